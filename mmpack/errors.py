@@ -1,0 +1,77 @@
+"""Every error that mmpack raises on purpose.
+
+A message says what, where, why and how to fix it, in one line. Commands turn each of these into one line on stderr
+and exit code 2 (`SchemaError`, a broken rule, into 1 where the design says so).
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmpack.schema.rules import Problem
+
+
+class MmpackError(Exception):
+    """Base of all errors below."""
+
+
+class ArgumentError(MmpackError, ValueError):
+    """An argument has the wrong shape, type or value."""
+
+
+class TraceError(MmpackError, ValueError):
+    """A file is not a trace, or a record in it has the wrong structure."""
+
+
+class SchemaError(MmpackError, ValueError):
+    """Samples break rules of the schema. `problems` holds all of them."""
+
+    def __init__(self, problems: list[Problem], what: str = "check"):
+        self.problems = problems
+        shown = "; ".join(str(p) for p in problems[:3])
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        super().__init__(f"{what}: {shown}{more}")
+
+
+class LayoutError(MmpackError, ValueError):
+    """Token ids, grids and spans of one sample contradict each other. `code` is a rule of `mmpack.schema.rules`."""
+
+    def __init__(self, message: str, code: str, span: tuple[int, int] | None = None):
+        self.code = code
+        self.span = span
+        super().__init__(f"{message} ({code})")
+
+
+class PlanError(MmpackError, ValueError):
+    """A sample that fits into no bin, or budgets that contradict each other."""
+
+
+class ModelError(MmpackError, RuntimeError):
+    """A model cannot obey the layout it is given (wrong attention, a KV cache left on, an unsupported family)."""
+
+
+class BackendError(MmpackError, RuntimeError):
+    """A backend was asked for by name and can't run here."""
+
+
+class MissingExtraError(MmpackError, ImportError):
+    """An optional package is not installed."""
+
+
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional module, or say which extra brings it.
+
+    Args: `module`: dotted name. `extra`: the extra of mmpack's wheel that installs it. `purpose`: what needs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        package = module.split(".")[0]
+        raise MissingExtraError(
+            f"{purpose} needs the package {package!r}, which is not installed. Fix: pip install 'mmpack[{extra}]'"
+        ) from None

@@ -1,0 +1,34 @@
+"""Model families, by name and by transformers' `model_type`."""
+
+from __future__ import annotations
+
+from mmpack.errors import LayoutError
+from mmpack.families.base import Family
+from mmpack.families.qwen2_5_vl import QWEN2_5_VL
+from mmpack.families.qwen2_vl import QWEN2_VL
+
+__all__ = ["FAMILIES", "Family", "family_of_model_type", "get_family"]
+
+FAMILIES: dict[str, Family] = {f.name: f for f in (QWEN2_VL, QWEN2_5_VL)}
+
+
+def get_family(name: str | Family) -> Family:
+    """The family called `name`. Raises LayoutError (MM006) for a name that mmpack doesn't know."""
+    if isinstance(name, Family):
+        return name
+    if name not in FAMILIES:
+        raise LayoutError(
+            f"family {name!r} is unknown. Fix: use one of {', '.join(FAMILIES)}", "MM006"
+        )
+    return FAMILIES[name]
+
+
+def family_of_model_type(model_type: str) -> Family:
+    """The family of a transformers `config.model_type`. Raises LayoutError (MM006)."""
+    for family in FAMILIES.values():
+        if model_type in family.model_types:
+            return family
+    known = ", ".join(t for f in FAMILIES.values() for t in f.model_types)
+    raise LayoutError(
+        f"model_type {model_type!r} belongs to no family. Fix: use a model of type {known}", "MM006"
+    )

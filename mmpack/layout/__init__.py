@@ -1,0 +1,1 @@
+"""Grids to positions, settings to fingerprints, pixels to cache keys. numpy only."""

@@ -1,0 +1,33 @@
+"""Hashes that name a layout: of processor settings, of a medium's pixels, and the cache key of its embeddings."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from mmpack.schema.fields import canonical_json
+
+
+def fingerprint(processor: dict[str, Any]) -> str:
+    """`sha256:<64 hex>` of `processor` as canonical JSON (sorted keys, no spaces)."""
+    return "sha256:" + hashlib.sha256(canonical_json(processor).encode()).hexdigest()
+
+
+def content_hash(modality: str, pixels: np.ndarray) -> str:
+    """sha256 hex over modality, size and RGB8 pixels: `pixels` uint8 [h, w, 3], of a video [frames, h, w, 3]."""
+    size = "x".join(str(n) for n in pixels.shape[:-1])
+    digest = hashlib.sha256(f"{modality}\0{size}\0".encode())
+    digest.update(np.ascontiguousarray(pixels, dtype=np.uint8))
+    return digest.hexdigest()
+
+
+def cache_key(content: str, grid_thw: tuple[int, int, int], settings: dict[str, Any] | None) -> str:
+    """sha256 hex: equal keys give equal vision embeddings under one weights version.
+
+    Args: `content`: a content_hash. `grid_thw`: patches. `settings`: the image or video part of `processor`.
+    """
+    part = hashlib.sha256(canonical_json(settings).encode()).digest()
+    grid = np.asarray(grid_thw, dtype="<i8").tobytes()
+    return hashlib.sha256(b"mmpack.media.1\0" + bytes.fromhex(content) + grid + part).hexdigest()

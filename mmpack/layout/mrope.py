@@ -1,0 +1,184 @@
+"""Multimodal rotary positions (rows temporal, height, width) of one sample, vectorised over its placeholder runs.
+
+Two rules are in the wild for where text goes on after a medium that started at position s:
+`grid`: s + max(h, w) // merge (transformers from 5.3 on); `max`: the largest position so far + 1 (before it, and vLLM).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.families import Family, get_family
+from mmpack.layout.runs import Runs, placeholder_runs
+
+Grids = Sequence[Sequence[int]] | np.ndarray | None
+
+
+def mrope_positions(
+    input_ids: Sequence[int] | np.ndarray,
+    family: str | Family,
+    config: Any = None,
+    image_grid_thw: Grids = None,
+    video_grid_thw: Grids = None,
+    second_per_grid_ts: Sequence[float] | np.ndarray | None = None,
+    rule: str = "grid",
+    tokens_per_second: float | None = None,
+) -> tuple[np.ndarray, int]:
+    """Positions of one unpadded, expanded sample, equal to transformers' `get_rope_index` (rule `grid`).
+
+    Args:
+        input_ids: int [L], one id a vision token.
+        family: a name of `mmpack.families`, or a Family.
+        config: a transformers config; its `vision_config.tokens_per_second` is used if it has one.
+        image_grid_thw, video_grid_thw: [n, 3] patches before merging, in order of appearance.
+        second_per_grid_ts: [videos] seconds between temporal patches; 1.0 each if not given.
+        rule: `grid` or `max`.
+        tokens_per_second: temporal positions a second; else `config`'s, else that of released models.
+
+    Returns: int64 [3, L] and `rope_delta` = max(position) + 1 - L.
+    Raises: LayoutError naming the span, where runs and grids contradict each other; ArgumentError.
+    """
+    family = get_family(family)
+    if rule not in family.position_rules:
+        known = ", ".join(family.position_rules)
+        raise ArgumentError(f"mrope_positions: rule {rule!r} is unknown. Fix: use one of {known}")
+    ids = np.asarray(input_ids)
+    if ids.ndim != 1:
+        raise ArgumentError(
+            f"mrope_positions: input_ids has shape {list(ids.shape)}, expected [L]. "
+            "Fix: pass one unpadded sample"
+        )
+    runs = placeholder_runs(ids, family)
+    grids = _grids_of_runs(runs, image_grid_thw, video_grid_thw, family)
+    interval = _intervals(runs, second_per_grid_ts, config, tokens_per_second, family)
+    return _positions(len(ids), runs, grids, interval, family.spatial_merge_size, rule)
+
+
+def sample_positions(sample: Any, rule: str | None = None) -> tuple[np.ndarray, int]:
+    """`mrope_positions` of a Sample, from its media; rule and tokens_per_second from its `processor`."""
+    settings = sample.processor or {}
+    of = {"image": [], "video": []}  # type: dict[str, list[Any]]
+    seconds = []
+    for span in sample.modality_spans:
+        medium = sample.media[span.media_index]
+        of[span.modality].append(medium.grid_thw)
+        if span.modality == "video":
+            seconds.append(1.0 if medium.second_per_grid_ts is None else medium.second_per_grid_ts)
+    return mrope_positions(
+        sample.input_ids,
+        sample.family,
+        image_grid_thw=of["image"] or None,
+        video_grid_thw=of["video"] or None,
+        second_per_grid_ts=seconds or None,
+        rule=rule or settings.get("position_rule") or "grid",
+        tokens_per_second=settings.get("tokens_per_second"),
+    )
+
+
+def _positions(
+    length: int, runs: Runs, grids: np.ndarray, interval: np.ndarray, merge: int, rule: str
+) -> tuple[np.ndarray, int]:
+    t, h, w = grids[:, 0], grids[:, 1] // merge, grids[:, 2] // merge
+    last_t = ((t - 1).astype(np.float32) * interval).astype(np.int64)
+    if rule == "grid":
+        advance = np.maximum(grids[:, 1], grids[:, 2]) // merge
+    else:
+        advance = np.maximum(np.maximum(h, w), last_t + 1)
+    sizes = runs.stops - runs.starts
+    gained = np.concatenate([[0], np.cumsum(advance - sizes)])  # shift of text after each run
+    begin = runs.starts + gained[:-1]  # position at which each run starts
+
+    after = np.zeros(length + 1, dtype=np.int64)
+    np.add.at(after, runs.stops, advance - sizes)
+    text = np.arange(length) + np.cumsum(after)[:length]
+    positions = np.broadcast_to(text, (3, length)).copy()
+
+    run = np.repeat(np.arange(len(runs)), sizes)
+    rows = np.arange(len(run)) + np.repeat(runs.starts - (np.cumsum(sizes) - sizes), sizes)
+    k = rows - runs.starts[run]
+    frame, cell = k // (h * w)[run], k % (h * w)[run]
+    positions[0, rows] = begin[run] + (frame.astype(np.float32) * interval[run]).astype(np.int64)
+    positions[1, rows] = begin[run] + cell // w[run]
+    positions[2, rows] = begin[run] + cell % w[run]
+    return positions, (int(positions.max()) + 1 - length) if length else 0
+
+
+def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> np.ndarray:
+    """int64 [O, 3]: the grid of each run, checked against the run's length."""
+    out = np.zeros((len(runs), 3), dtype=np.int64)
+    for name, given, mine in (
+        ("image", images, ~runs.is_video),
+        ("video", videos, runs.is_video),
+    ):
+        grids = np.asarray([] if given is None else given, dtype=np.int64).reshape(-1, 3)
+        which = np.flatnonzero(mine)
+        if len(grids) != len(which):
+            span = None
+            where = ""
+            if len(which) > len(grids):
+                at = which[len(grids)]
+                span = (int(runs.starts[at]), int(runs.stops[at]))
+                where = f", the first without one is [{span[0]}, {span[1]})"
+            raise LayoutError(
+                f"mrope_positions: {len(which)} runs of {name} tokens, {len(grids)} grids{where}. "
+                f"Fix: pass the grid of each {name} in the ids, and no other",
+                "MM104" if len(which) > len(grids) else "MM107",
+                span,
+            )
+        out[which] = grids
+    merge = family.spatial_merge_size
+    bad = (out < 1).any(axis=1) | (out[:, 1:] % merge != 0).any(axis=1)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise LayoutError(
+            f"mrope_positions: grid {out[at].tolist()} of the run at token {runs.starts[at]} is empty "
+            f"or no multiple of the merge size {merge}. Fix: pass patches before merging",
+            "MM102",
+            (int(runs.starts[at]), int(runs.stops[at])),
+        )
+    # float64 first: a grid of 2^40 must not wrap around
+    exact = out[:, 0].astype(np.float64) * (out[:, 1] // merge) * (out[:, 2] // merge)
+    wrong = exact != (runs.stops - runs.starts)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        start, stop = int(runs.starts[at]), int(runs.stops[at])
+        raise LayoutError(
+            f"mrope_positions: the run [{start}, {stop}) has {stop - start} tokens, its grid "
+            f"{out[at].tolist()} gives {exact[at]:.0f} after merging. "
+            "Fix: expand one placeholder a merged patch",
+            "MM101",
+            (start, stop),
+        )
+    return out
+
+
+def _intervals(
+    runs: Runs,
+    second_per_grid_ts: Sequence[float] | np.ndarray | None,
+    config: Any,
+    tokens_per_second: float | None,
+    family: Family,
+) -> np.ndarray:
+    """float32 [O]: positions between temporal patches, rounded as upstream rounds them."""
+    out = np.ones(len(runs), dtype=np.float32)
+    if family.tokens_per_second is None:
+        return out
+    if tokens_per_second is None:
+        vision = getattr(config, "vision_config", config)
+        tokens_per_second = getattr(vision, "tokens_per_second", None) or family.tokens_per_second
+    videos = np.flatnonzero(runs.is_video)
+    if second_per_grid_ts is None:
+        seconds = np.ones(len(videos), dtype=np.float32)
+    else:
+        seconds = np.asarray(second_per_grid_ts, dtype=np.float32).reshape(-1)
+    if len(seconds) != len(videos) or not np.isfinite(seconds).all() or (seconds < 0).any():
+        raise ArgumentError(
+            f"mrope_positions: second_per_grid_ts has {len(seconds)} values for {len(videos)} videos, "
+            "or one that is negative or not finite. Fix: pass the seconds of each video"
+        )
+    out[videos] = np.float32(tokens_per_second) * seconds
+    return out

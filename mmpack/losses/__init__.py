@@ -1,0 +1,1 @@
+"""Advantages and losses over compact loss tokens [N], cut into samples by `cu_loss` [B+1]."""

@@ -1,0 +1,75 @@
+"""Advantages [B] from rewards [B], one a sample, compared within groups (the samples of one prompt)."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.ops.segments import keyed_sum
+
+AdvantageKind = Literal["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp"]
+
+
+def group_advantages(
+    rewards: Tensor, group_index: Tensor, kind: AdvantageKind = "grpo", eps: float = 1e-6
+) -> Tensor:
+    """Advantages [B] float32 over the whole batch, before it is planned into micro-batches and ranks.
+
+    With r a reward, mean and std of its group, n the group's size (std with n - 1):
+
+    - `grpo`: (r - mean) / (std + eps) (arXiv 2402.03300 section 4.1.2)
+    - `dr_grpo`: r - mean (arXiv 2503.20783)
+    - `rloo`: r - the mean of the others, = (r - mean) · n / (n - 1) (arXiv 2402.14740)
+    - `lite_ppo`: (r - mean) / (std of the batch's rewards + eps) (arXiv 2508.08221)
+    - `reinforce_pp`: a = r - mean, then (a - batch mean of a) / (batch std of a + eps) (REINFORCE++ with baseline,
+      arXiv 2501.03262 section 3.3). In a group of one a = r, as in its form for one sample a prompt.
+
+    A std of 0, or of a single value, gives the advantage 0. A group of one gives 0 for every kind but
+    `reinforce_pp`: it has nothing to be compared with (TRL does so too; verl's rloo passes the bare reward on).
+
+    Args: rewards: [B] float. group_index: [B] int, any numbers in any order. eps: TRL takes 1e-4, verl 1e-6.
+    Raises ArgumentError for shapes that don't fit and an unknown kind.
+    """
+    if kind not in get_args(AdvantageKind):
+        raise ArgumentError(
+            f"group_advantages: kind is {kind!r}. Fix: one of {', '.join(get_args(AdvantageKind))}"
+        )
+    if rewards.ndim != 1 or rewards.shape != group_index.shape or not rewards.is_floating_point():
+        raise ArgumentError(
+            f"group_advantages: rewards has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index has "
+            f"shape {list(group_index.shape)}, expected [B] floats and [B]. Fix: pass one reward a sample"
+        )
+    r = rewards.detach().double()
+    size = keyed_sum(torch.ones_like(r), group_index)
+    mean = keyed_sum(r, group_index) / size
+    centred = r - mean
+
+    if kind == "grpo":
+        variance = keyed_sum(centred.square(), group_index) / (size - 1).clamp(min=1.0)
+        advantages = _scaled(centred, variance, eps)
+    elif kind == "dr_grpo":
+        advantages = centred
+    elif kind == "rloo":
+        advantages = centred * size / (size - 1).clamp(min=1.0)
+    elif kind == "lite_ppo":
+        advantages = _scaled(centred, _batch_variance(r), eps)
+    else:
+        baselined = torch.where(size > 1, centred, r)
+        advantages = _scaled(_centred(baselined), _batch_variance(baselined), eps)
+    return advantages.float()
+
+
+def _centred(values: Tensor) -> Tensor:
+    return values - values.sum() / max(len(values), 1)
+
+
+def _batch_variance(values: Tensor) -> Tensor:
+    return _centred(values).square().sum() / max(len(values) - 1, 1)
+
+
+def _scaled(centred: Tensor, variance: Tensor, eps: float) -> Tensor:
+    std = variance.sqrt()
+    return torch.where(std == 0, 0.0, centred / (std + eps))

@@ -1,0 +1,76 @@
+"""From terms [N], one a loss token, to one number.
+
+Totals are of the global batch, so that the parts of micro-batches and ranks add up to the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.losses.samples import sample_mean
+
+Aggregation = Literal[
+    "token_mean",
+    "sequence_mean_token_mean",
+    "sequence_mean_token_sum",
+    "sequence_mean_token_sum_norm",
+    "token_sum",
+]
+Total = int | float | Tensor
+
+
+def aggregate(
+    terms: Tensor,
+    cu_loss: Tensor,
+    aggregation: Aggregation = "token_mean",
+    *,
+    total_tokens: Total | None = None,
+    total_samples: Total | None = None,
+    max_tokens: int | None = None,
+) -> Tensor:
+    """Sum terms [N] into a scalar float64.
+
+    - `token_mean`: sum / total_tokens (DAPO, arXiv 2503.14476 eq. 8; PPO)
+    - `sequence_mean_token_mean`: each sample's mean, their sum / total_samples (GRPO, arXiv 2402.03300 eq. 3; GSPO)
+    - `sequence_mean_token_sum`: sum / total_samples
+    - `sequence_mean_token_sum_norm`: sum / (total_samples · max_tokens) (Dr. GRPO, arXiv 2503.20783 app. A)
+    - `token_sum`: sum
+
+    Totals are of the global batch, over all micro-batches and ranks; None: this batch's. A sample without loss
+    tokens adds nothing and counts in total_samples. An empty batch gives 0. Raises ArgumentError for an unknown name
+    and for a missing max_tokens (the longest response that generation allows).
+    """
+    if aggregation not in get_args(Aggregation):
+        raise ArgumentError(
+            f"aggregate: aggregation is {aggregation!r}. Fix: one of {', '.join(get_args(Aggregation))}"
+        )
+    normed = aggregation == "sequence_mean_token_sum_norm"
+    if normed != (max_tokens is not None):
+        raise ArgumentError(
+            f"aggregate: aggregation is {aggregation!r} and max_tokens {max_tokens}. "
+            f"Fix: pass max_tokens with sequence_mean_token_sum_norm, and only there"
+        )
+    tokens = _divisor(len(terms) if total_tokens is None else total_tokens)
+    samples = _divisor(len(cu_loss) - 1 if total_samples is None else total_samples)
+
+    if aggregation == "sequence_mean_token_mean":
+        return sample_mean(terms, cu_loss).sum() / samples
+    total = terms.double().sum()
+    if aggregation == "token_mean":
+        return total / tokens
+    if aggregation == "sequence_mean_token_sum":
+        return total / samples
+    if max_tokens is not None:
+        return total / (samples * max_tokens)
+    return total
+
+
+def _divisor(total: Total) -> float | Tensor:
+    """At least 1: a batch without a loss token or sample has the loss 0."""
+    if isinstance(total, Tensor):
+        return total.to(torch.float64).clamp(min=1.0)
+    return float(max(total, 1))

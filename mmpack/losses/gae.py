@@ -1,0 +1,43 @@
+"""Generalised advantage estimation over compact loss tokens [N], each sample by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.losses.samples import check_columns
+from mmpack.ops.segments import segment_ids, suffix_scan
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    cu_loss: Tensor,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    bootstrap: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [N] float32, without gradient (arXiv 1506.02438 eq. 16).
+
+    A_t = sum over k of (gamma · lam)^k · δ_{t+k}, δ_t = rewards_t + gamma · values_{t+1} - values_t,
+    returns = A + values. The next token of a loss token is the sample's next loss token, past any observation
+    between them.
+
+    Args: rewards, values: [N] float. bootstrap: [B], the value after each sample's last loss token, for samples that
+    were cut off; None: 0, they ended. Raises ArgumentError for shapes that don't fit.
+    """
+    check_columns("gae", cu_loss, {"rewards": rewards, "values": values})
+    if bootstrap is not None and bootstrap.shape != (len(cu_loss) - 1,):
+        raise ArgumentError(
+            f"gae: bootstrap has shape {list(bootstrap.shape)}, expected [{len(cu_loss) - 1}]. Fix: one value a sample"
+        )
+    reward, value = rewards.detach().double(), values.detach().double()
+    segment = segment_ids(cu_loss, len(value))
+    stop = cu_loss.long()[1:][segment]
+    last = torch.arange(len(value), device=value.device) + 1 == stop
+
+    after = torch.zeros_like(value) if bootstrap is None else bootstrap.detach().double()[segment]
+    following = torch.where(last, after, value.roll(-1))
+    advantages = suffix_scan(reward + gamma * following - value, stop, decay=gamma * lam)
+    return advantages.float(), (advantages + value).float()

@@ -1,0 +1,196 @@
+"""The policy loss over compact loss tokens: logprobs [N], samples cut by cu_loss [B+1]; sums and terms in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.losses.aggregate import Aggregation, Total, aggregate
+from mmpack.losses.correction import Correction, CorrectionLevel, correction_weights
+from mmpack.losses.kl import LOG_RATIO_BOUND, KLKind, k3, kl_divergence
+from mmpack.losses.samples import check_columns, per_token, sample_mean
+
+Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]
+
+CLIPS: dict[str, tuple[float, float]] = {
+    "grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),  # arXiv 2503.14476 section 4.1
+    "dr_grpo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
+    "cispo": (
+        1.0,
+        4.0,
+    ),  # no lower bound, arXiv 2506.13585 section 3.1; weights up to 5, arXiv 2510.13786
+    "ppo": (0.2, 0.2),
+}
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A loss to call `.backward()` on, and what to log about it."""
+
+    loss: Tensor  # scalar float32
+    metrics: dict[
+        str, Tensor
+    ]  # scalars float32, detached: means over this batch's loss tokens, 0 where it has none
+
+
+def policy_loss(
+    logprobs: Tensor,
+    advantages: Tensor,
+    cu_loss: Tensor,
+    old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    rollout_logprobs: Tensor | None = None,
+    kind: Kind = "grpo",
+    aggregation: Aggregation = "token_mean",
+    total_tokens: Total | None = None,
+    total_samples: Total | None = None,
+    scale: float = 1.0,
+    *,
+    max_tokens: int | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    kl_coef: float = 0.0,
+    kl_kind: KLKind = "k3",
+    entropy: Tensor | None = None,
+    entropy_coef: float = 0.0,
+    correction: Correction | None = None,
+    correction_level: CorrectionLevel = "token",
+    correction_low: float = 0.0,
+    correction_high: float = 2.0,
+) -> PolicyLoss:
+    """scale · aggregate(w · surrogate + kl_coef · KL - entropy_coef · entropy).
+
+    With the ratio r = exp(logprobs - old_logprobs) and A the advantage, the surrogate of a token is
+
+    - `grpo`, `dr_grpo`, `ppo`, `dapo`: -min(r·A, clip(r, 1 - clip_low, 1 + clip_high)·A) (PPO, arXiv 1707.06347
+      eq. 7). They differ in clip, advantage and aggregation; `dapo` clips higher.
+    - `gspo`: the same with the sample's ratio s = exp(mean of logprobs - old_logprobs) for its value, and the
+      token's logprob for its gradient (arXiv 2507.18071 section 4.3).
+    - `cispo`: -clip(r, 1 - clip_low, 1 + clip_high)·A·logprobs, the clipped weight detached (arXiv 2506.13585
+      section 3.1).
+
+    What a kind decides is the surrogate and the clip. The aggregation is the one named here, whatever the kind; the
+    papers' own are `sequence_mean_token_mean` for grpo and gspo, `token_mean` for dapo, cispo and ppo,
+    `sequence_mean_token_sum_norm` for dr_grpo. See `aggregate` for names, totals and max_tokens.
+
+    Args:
+        logprobs: [N] float, of the policy in training, natural log.
+        advantages: [B], one a sample, or [N], one a loss token; where N = B it is read as one a sample.
+        cu_loss: [B+1] int32, `PackedBatch.cu_loss`.
+        old_logprobs: [N], of the policy that the ratio starts from; None: logprobs.detach(), a ratio of 1.
+        ref_logprobs: [N], needed by kl_coef; without it only logged.
+        rollout_logprobs: [N], of the engine that sampled, needed by correction.
+        total_tokens, total_samples: of the global batch, over all micro-batches and ranks; None: this batch's.
+        scale: undoes gradient averaging, e.g. the number of data-parallel ranks.
+        clip_low, clip_high: None: the kind's own, `CLIPS`.
+        kl_kind: `k1`, `k2`, `k3`, see `kl_divergence`.
+        entropy: [N] in nats, of the rows that the logprobs were read from; needed by entropy_coef.
+        correction: `tis` or `mis`: weight w of the surrogate, see `correction_weights`; None: w = 1.
+
+    Logarithms of ratios are cut to ±20 before exp; a cut ratio has no gradient. N = 0 gives a zero that is attached
+    to the graph.
+
+    Metrics: `tokens` (a count), `ratio` (of tokens; of samples for gspo), `clip_fraction` (share of tokens whose
+    ratio the clip cut), `kl_old` (KL(old ‖ policy), k3), `kl_ref`, `entropy`, `correction` and
+    `correction_fraction` (mean weight; share of tokens cut or masked), the last four where their input is given.
+
+    Raises ArgumentError for shapes that don't fit, unknown names, and inputs that a coefficient needs.
+    """
+    what = "policy_loss"
+    columns = {
+        "logprobs": logprobs,
+        "old_logprobs": old_logprobs,
+        "ref_logprobs": ref_logprobs,
+        "rollout_logprobs": rollout_logprobs,
+        "entropy": entropy,
+    }
+    check_columns(what, cu_loss, columns)
+    if kind not in get_args(Kind):
+        raise ArgumentError(f"{what}: kind is {kind!r}. Fix: one of {', '.join(get_args(Kind))}")
+    for option, value, needs in (
+        ("kl_coef", kl_coef, "ref_logprobs"),
+        ("entropy_coef", entropy_coef, "entropy"),
+        ("correction", correction, "rollout_logprobs"),
+    ):
+        if value and columns[needs] is None:
+            raise ArgumentError(
+                f"{what}: {option} is {value!r} and {needs} is None. Fix: pass {needs} [N], one a loss token"
+            )
+    count, num_samples = len(logprobs), len(cu_loss) - 1
+    lp = logprobs.double()
+    old = lp.detach() if old_logprobs is None else old_logprobs.detach().double()
+    adv = _advantages(advantages, cu_loss, count, num_samples)
+    low, high = CLIPS[kind]
+    low = 1 - (low if clip_low is None else clip_low)
+    high = 1 + (high if clip_high is None else clip_high)
+
+    log_ratio = lp - old
+    if kind == "gspo":
+        of_sample = per_token(sample_mean(log_ratio.detach(), cu_loss), cu_loss, count)
+        ratio = _ratio(of_sample + (lp - lp.detach()))
+    else:
+        ratio = _ratio(log_ratio)
+    if kind == "cispo":
+        clipped = (ratio < low) | (ratio > high)
+        terms = -ratio.detach().clamp(low, high) * adv * lp
+    else:
+        clipped = ((ratio < low) & (adv < 0)) | ((ratio > high) & (adv > 0))
+        terms = -torch.minimum(ratio * adv, ratio.clamp(low, high) * adv)
+
+    logged = {"ratio": ratio, "clip_fraction": clipped, "kl_old": k3(-log_ratio.detach())}
+    if correction is not None and rollout_logprobs is not None:
+        weights, cut = correction_weights(
+            old,
+            rollout_logprobs,
+            cu_loss,
+            correction,
+            correction_level,
+            correction_low,
+            correction_high,
+        )
+        terms = terms * weights
+        logged |= {"correction": weights, "correction_fraction": cut}
+    if ref_logprobs is not None:
+        kl = kl_divergence(lp, ref_logprobs, kl_kind)
+        logged["kl_ref"] = kl
+        if kl_coef:
+            terms = terms + kl_coef * kl
+    if entropy is not None:
+        logged["entropy"] = entropy
+        if entropy_coef:
+            terms = terms - entropy_coef * entropy.double()
+
+    total = scale * aggregate(
+        terms,
+        cu_loss,
+        aggregation,
+        total_tokens=total_tokens,
+        total_samples=total_samples,
+        max_tokens=max_tokens,
+    )
+    metrics = {
+        name: (x.detach().double().sum() / max(count, 1)).float() for name, x in logged.items()
+    }
+    metrics["tokens"] = torch.full_like(total.detach(), count, dtype=torch.float32)
+    return PolicyLoss(total.float(), metrics)
+
+
+def _advantages(advantages: Tensor, cu_loss: Tensor, count: int, num_samples: int) -> Tensor:
+    """[B] or [N] -> [N] float64."""
+    if tuple(advantages.shape) not in {(num_samples,), (count,)}:
+        raise ArgumentError(
+            f"policy_loss: advantages has shape {list(advantages.shape)}, expected [{num_samples}] (one a sample) or "
+            f"[{count}] (one a loss token). Fix: pass the advantages of this batch's samples, in its order"
+        )
+    adv = advantages.detach().double()
+    return per_token(adv, cu_loss, count) if len(adv) == num_samples else adv
+
+
+def _ratio(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()

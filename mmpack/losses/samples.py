@@ -1,0 +1,53 @@
+"""What all losses share: the offsets cu_loss [B+1] that cut [N] loss tokens into samples, and the checks on them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.ops.segments import segment_ids, segment_sum
+
+
+def check_columns(what: str, cu_loss: Tensor, columns: dict[str, Tensor | None]) -> None:
+    """Raise ArgumentError unless every column is a float [N] and cu_loss cuts N.
+
+    The values of cu_loss are read on the CPU only: on a GPU that would wait for it.
+    """
+    if cu_loss.ndim != 1 or len(cu_loss) == 0 or cu_loss.dtype not in (torch.int32, torch.int64):
+        raise ArgumentError(
+            f"{what}: cu_loss has shape {list(cu_loss.shape)} and dtype {cu_loss.dtype}, expected [B+1] int32. "
+            f"Fix: pass batch.cu_loss"
+        )
+    shape: torch.Size | None = None
+    for name, column in columns.items():
+        if column is None:
+            continue
+        shape = column.shape if shape is None else shape
+        if column.ndim != 1 or column.shape != shape or not column.is_floating_point():
+            raise ArgumentError(
+                f"{what}: {name} has shape {list(column.shape)} and dtype {column.dtype}, expected {list(shape)[:1]} "
+                f"floats, one a loss token. Fix: pass columns of the same batch, not padded rectangles"
+            )
+    if cu_loss.device.type == "cpu" and shape is not None:
+        first, last = int(cu_loss[0]), int(cu_loss[-1])
+        if first != 0 or last != shape[0] or not bool((cu_loss[1:] >= cu_loss[:-1]).all()):
+            raise ArgumentError(
+                f"{what}: cu_loss runs from {first} to {last} for {shape[0]} loss tokens, expected "
+                f"offsets that rise from 0 to {shape[0]}. Fix: pass the cu_loss of the batch that the columns are of"
+            )
+
+
+def per_token(per_sample: Tensor, cu_loss: Tensor, count: int) -> Tensor:
+    """[B] -> [N]: to each loss token its sample's value."""
+    return per_sample[segment_ids(cu_loss, count)]
+
+
+def sample_lengths(cu_loss: Tensor) -> Tensor:
+    """Loss tokens of each sample, [B] float64, at least 1 so that it can divide an empty sum."""
+    return (cu_loss[1:] - cu_loss[:-1]).double().clamp(min=1.0)
+
+
+def sample_mean(values: Tensor, cu_loss: Tensor) -> Tensor:
+    """Mean over each sample's loss tokens, [N] -> [B] float64; 0 for a sample without one."""
+    return segment_sum(values, cu_loss) / sample_lengths(cu_loss)

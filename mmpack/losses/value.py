@@ -1,0 +1,54 @@
+"""The critic's loss over compact loss tokens: values and returns [N], samples cut by cu_loss [B+1]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.losses.aggregate import Aggregation, Total, aggregate
+from mmpack.losses.samples import check_columns
+
+
+def value_loss(
+    values: Tensor,
+    returns: Tensor,
+    cu_loss: Tensor,
+    old_values: Tensor | None = None,
+    clip: float | None = None,
+    aggregation: Aggregation = "token_mean",
+    total_tokens: Total | None = None,
+    total_samples: Total | None = None,
+    scale: float = 1.0,
+    *,
+    max_tokens: int | None = None,
+) -> Tensor:
+    """scale · aggregate(½ (values - returns)²), a scalar float32.
+
+    With `clip` each term is ½ max((values - returns)², (old_values + clip(values - old_values, ±clip) - returns)²), the
+    clipped value loss of PPO's reference code. All columns are [N]; totals and names as in `aggregate`; N = 0 gives
+    a zero that is attached to the graph. Raises ArgumentError for shapes that don't fit, and unless old_values and
+    clip come together.
+    """
+    check_columns(
+        "value_loss", cu_loss, {"values": values, "returns": returns, "old_values": old_values}
+    )
+    if (old_values is None) != (clip is None):
+        raise ArgumentError(
+            "value_loss: old_values and clip go together. Fix: pass both, or none for no clipping"
+        )
+    v, target = values.double(), returns.detach().double()
+    terms = (v - target).square()
+    if old_values is not None and clip is not None:
+        old = old_values.detach().double()
+        near = old + (v - old).clamp(-clip, clip)
+        terms = torch.maximum(terms, (near - target).square())
+    total = aggregate(
+        terms / 2,
+        cu_loss,
+        aggregation,
+        total_tokens=total_tokens,
+        total_samples=total_samples,
+        max_tokens=max_tokens,
+    )
+    return (scale * total).float()

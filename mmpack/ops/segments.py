@@ -1,0 +1,73 @@
+"""Sums over runs of [N] values: fixed order, float64, no atomics, no host sync.
+
+A run's sum is the same binary tree whatever lies around it, so its bits don't depend on the rest of the batch, and
+a NaN stays in its run. Every function takes O(N log N) work and a number of steps that shapes alone decide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def suffix_scan(values: Tensor, stop: Tensor, decay: float = 1.0) -> Tensor:
+    """y[i] = sum over k of decay^k · values[i+k] for i+k < stop[i]; values [N] float64, stop [N] int64, non-decreasing.
+
+    Doubling (Hillis and Steele, 1986): after the step of reach r each y[i] holds 2r terms.
+    """
+    count = values.shape[0]
+    index = torch.arange(count, device=values.device)
+    reach = 1
+    while reach < count:
+        inside = index[reach:] < stop[:-reach]
+        ahead = torch.where(inside, values[reach:] * decay**reach, 0.0)
+        values = torch.cat([values[:-reach] + ahead, values[-reach:]])
+        reach *= 2
+    return values
+
+
+def segment_ids(cu: Tensor, count: int) -> Tensor:
+    """The segment of each of `count` elements, int64 [N]; cu [B+1] are the segments' offsets."""
+    index = torch.arange(count, device=cu.device, dtype=cu.dtype)
+    return torch.searchsorted(cu[1:].contiguous(), index, right=True)
+
+
+def segment_sum(values: Tensor, cu: Tensor) -> Tensor:
+    """Sum values [N] over the segments that cu [B+1] cuts: [B] float64, 0 for an empty segment. Differentiable."""
+    summed: Tensor = _SegmentSum.apply(values, cu)
+    return summed
+
+
+def keyed_sum(values: Tensor, keys: Tensor) -> Tensor:
+    """For each n the sum of values over all entries with the key of n, in the order of n; [N], [N] -> [N] float64."""
+    count = keys.shape[0]
+    keys, order = torch.sort(keys, stable=True)
+    start = torch.searchsorted(keys, keys)
+    stop = torch.searchsorted(keys, keys, right=True)
+    total = suffix_scan(values.to(torch.float64)[order], stop)[start]
+    return torch.empty(count, dtype=torch.float64, device=values.device).index_copy_(
+        0, order, total
+    )
+
+
+class _SegmentSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, cu: Tensor) -> Tensor:
+        cu = cu.long()
+        segment = segment_ids(cu, values.shape[0])
+        ctx.save_for_backward(segment)
+        ctx.dtype = values.dtype
+        sums = torch.cat([values.double(), values.new_zeros(1, dtype=torch.float64)])
+        # One element more than N, so that the start of an empty last segment can be read.
+        stop = torch.cat([cu[1:][segment], cu.new_zeros(1)])
+        sums = suffix_scan(sums, stop)
+        return torch.where(cu[1:] > cu[:-1], sums[cu[:-1]], 0.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (segment,) = ctx.saved_tensors
+        return grad[segment].to(ctx.dtype), None

@@ -1,0 +1,1 @@
+"""Samples to packed and padded batches of torch tensors, and back."""

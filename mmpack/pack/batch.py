@@ -1,0 +1,179 @@
+"""PackedBatch: what the trainer gets. T rows, B samples, N loss tokens, M distinct media, O placeholder runs.
+
+Rows of all samples lie one after the other; rows that samples share may lie there once (see plan/forest.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.errors import ArgumentError
+from mmpack.families import Family, get_family
+from mmpack.schema.media import Medium
+from mmpack.schema.rules import Problem
+from mmpack.schema.spans import LossSpan, ModalitySpan, Score
+
+
+@dataclass(kw_only=True)
+class LossIndex:
+    """Which rows are read for the loss, and what each is scored on."""
+
+    loss_rows: torch.Tensor  # [N] int32, the row that predicts the loss token
+    loss_targets: torch.Tensor  # [N] int64
+    cu_loss: torch.Tensor  # [B+1] int32, in the caller's order of samples
+    loss_rows_unique: torch.Tensor  # [R] int32
+    loss_row_inverse: torch.Tensor  # [N] int32 into loss_rows_unique
+    loss_turn: torch.Tensor  # [N] int32, -1 where the span has no turn
+    loss_token_index: torch.Tensor  # [N] int32, token of the sample
+    region_rows: torch.Tensor  # [regions, 3] int32: sample, start, stop on the loss axis
+
+
+@dataclass(kw_only=True)
+class Batch(LossIndex):
+    """What packed and padded batches have in common."""
+
+    family: str
+    sample_ids: list[str]
+    group_index: torch.Tensor  # [B] int64, numbered in order of first appearance
+    rewards: list[list[Score]]  # of each sample
+    costs: list[list[Score]]
+    media: list[Medium]  # [M]
+    vision_token_offsets: torch.Tensor  # [M+1] int64
+    patch_offsets: torch.Tensor  # [M+1] int64 into pixel_values
+    pixel_values: torch.Tensor | None  # [patches, patch_dim], each medium once
+    media_occurrence: torch.Tensor  # [O] int32: the medium of each placeholder run
+    loss_columns: dict[str, torch.Tensor]  # [N] each
+    token_columns: dict[str, torch.Tensor]  # [T, …] each
+    token_rows: (
+        torch.Tensor
+    )  # [sum of L] int64: the row of each sample's tokens, samples concatenated
+    token_counts: list[int]  # [B]
+    loss_counts: list[int]  # [B]
+    dropped: list[Problem]  # why samples were left out, with on_invalid="drop"
+    stats: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def media_ids(self) -> list[str]:
+        return [m.media_id for m in self.media]
+
+    @property
+    def media_cache_keys(self) -> list[str]:
+        return [m.cache_key for m in self.media]
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return sum(self.loss_counts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.loss_rows.device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
+        """The batch with every tensor on `device`; the layout that hosts need stays where it is."""
+        moved: dict[str, Any] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if torch.is_tensor(value):
+                moved[f.name] = value.to(device, non_blocking=non_blocking)
+            elif isinstance(value, dict) and value and all(map(torch.is_tensor, value.values())):
+                moved[f.name] = {
+                    k: v.to(device, non_blocking=non_blocking) for k, v in value.items()
+                }
+        return dataclasses.replace(self, **moved)
+
+    def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Cut x [T, …] into one [L, …] tensor a sample; shared rows go to every sample that has them."""
+        self._expect(x, self._num_rows, "unpack_tokens", "rows")
+        return list(x.index_select(0, self.token_rows).split(self.token_counts))
+
+    def unpack_loss(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Cut x [N, …] into one [n, …] tensor a sample."""
+        self._expect(x, self.num_loss_tokens, "unpack_loss", "loss tokens")
+        return list(x.split(self.loss_counts))
+
+    def model_inputs(self, model: Any, vision: str = "auto") -> dict[str, Any]:
+        """What goes into `model(**…)`: see `mmpack.adapters.transformers.model_inputs`."""
+        from mmpack.adapters.transformers import model_inputs
+
+        return model_inputs(self, model, vision=vision)
+
+    def family_of(self) -> Family:
+        return get_family(self.family)
+
+    @property
+    def _num_rows(self) -> int:
+        raise TypeError("a Batch is either packed or padded")
+
+    def _expect(self, x: torch.Tensor, rows: int, what: str, name: str) -> None:
+        if x.ndim == 0 or x.shape[0] != rows:
+            raise ArgumentError(
+                f"{what}: x has shape {list(x.shape)}, expected [{rows}, …] ({name}). "
+                f"Fix: pass one value for each of the batch's {name}"
+            )
+
+
+@dataclass(kw_only=True)
+class PackedBatch(Batch):
+    """One row of T tokens. The attention rule is `visible_until` alone; the rest of the fields: see the bases."""
+
+    input_ids: torch.Tensor  # [T] int64
+    position_ids: torch.Tensor  # [1 + rows, T] int64
+    visible_until: torch.Tensor  # [T] int32
+    segment_offsets: torch.Tensor  # [G+1] int32
+    segment_parent: torch.Tensor  # [G] int32, -1 for a root
+    sample_segment: torch.Tensor  # [B] int32
+    cu_seqlens: torch.Tensor | None = None  # [B+1] int32; absent where rows are shared
+    max_seqlen: int | None = None
+    modality_spans: list[ModalitySpan]  # in rows; media_index counts `media`
+    loss_spans: list[list[LossSpan]]  # of each sample, in rows
+    num_tokens: int  # rows without the padding at the end
+
+    @property
+    def _num_rows(self) -> int:
+        return len(self.input_ids)
+
+
+def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossIndex, list[int]]:
+    """Build the LossIndex from each sample's rows [L] (int64); also the loss tokens of each sample."""
+    rows, targets, turns, tokens, counts = [], [], [], [], []
+    regions: list[tuple[int, int, int]] = []
+    for b, (sample, where) in enumerate(zip(samples, sample_rows, strict=True)):
+        indices = sample.loss_indices
+        start = sum(counts)
+        rows.append(where[indices - 1])
+        targets.append(sample.input_ids[indices])
+        tokens.append(indices)
+        turns += [
+            np.full(s.stop - s.start, -1 if s.turn is None else s.turn, dtype=np.int64)
+            for s in sample.loss_spans
+        ]
+        for region in sample.region_spans or ():
+            inside = np.searchsorted(indices, (region.start, region.stop))
+            regions.append((b, start + int(inside[0]), start + int(inside[1])))
+        counts.append(len(indices))
+    all_rows = _joined(rows)
+    unique, inverse = np.unique(all_rows, return_inverse=True)
+    index = LossIndex(
+        loss_rows=_int32(all_rows),
+        loss_targets=torch.from_numpy(_joined(targets)),
+        cu_loss=_int32(np.cumsum([0, *counts])),
+        loss_rows_unique=_int32(unique),
+        loss_row_inverse=_int32(inverse),
+        loss_turn=_int32(_joined(turns)),
+        loss_token_index=_int32(_joined(tokens)),
+        region_rows=_int32(np.asarray(regions, dtype=np.int64).reshape(-1, 3)),
+    )
+    return index, counts
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def _int32(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

@@ -1,0 +1,77 @@
+"""Loss masks that differ over words that are the same on both sides."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mmpack.parity.causes.pair import Hit, Pair, intervals, possible
+from mmpack.parity.fixes import UNKNOWN
+
+EDGE = (
+    2  # tokens that a shift, or a turn's end (`<|im_end|>` and a newline), moves a span's edge by
+)
+
+
+def loss_hits(pair: Pair) -> list[Hit]:
+    """At most one hit: loss_mask_shift if every difference is an edge off by one or two, or takes in others' words."""
+    prefix, suffix = pair.common
+    n, m = (len(words) for words in pair.words)
+    text_differs = not prefix == n == m
+    if text_differs and _in_turn(pair):
+        return []
+    unlike = np.zeros(n, dtype=bool)
+    unlike[:prefix] = pair.word_loss[0][:prefix] != pair.word_loss[1][:prefix]
+    tail = suffix if text_differs else 0
+    unlike[n - tail :] = pair.word_loss[0][n - tail :] != pair.word_loss[1][m - tail :]
+    if not unlike.any():
+        return []
+    cuts = intervals(unlike)
+    reasons = [
+        _reason(pair, start, stop, m - n if text_differs and start >= n - tail else 0)
+        for start, stop in cuts
+    ]
+    first, last = (int(pair.words[0][k]) for k in (cuts[0][0], cuts[0][1] - 1))
+    shown = ["these tokens in the loss", "these tokens not in the loss"]
+    if not pair.left.loss[first]:
+        shown.reverse()
+    known = None not in reasons
+    evidence = "; ".join(dict.fromkeys(r for r in reasons if r)) or "a whole span differs"
+    return [
+        Hit(
+            cause="loss_mask_shift" if known else UNKNOWN,
+            field="loss_spans",
+            evidence=evidence if known else f"{evidence}; {possible('loss_mask_shift')}",
+            left=shown[0],
+            right=shown[1],
+            index=first,
+            span=(first, last + 1),
+        )
+    ]
+
+
+def _in_turn(pair: Pair) -> bool:
+    """Whether text and responses both differ, so that spans can only be compared turn by turn."""
+    prefix, suffix = pair.common
+    inside = [loss[prefix : len(loss) - suffix] for loss in pair.word_loss]
+    both = np.concatenate(inside)
+    return bool(both.any() and not both.all())
+
+
+def _reason(pair: Pair, start: int, stop: int, offset: int) -> str | None:
+    """Why words [start, stop) of the rollout are in one loss mask alone; None if it can't be told."""
+    right = (start + offset, stop + offset)
+    extra = 0 if pair.word_loss[0][start] else 1
+    holder = ("rollout", "train")[extra]
+    for side, words, (a, b) in zip(pair.sides, pair.words, ((start, stop), right), strict=True):
+        if side.observed[words[a:b]].any():
+            return f"{holder}'s loss covers words of an observation"
+    a, b = ((start, stop), right)[extra]
+    mask = pair.word_loss[extra]
+    before, after = a > 0 and bool(mask[a - 1]), b < len(mask) and bool(mask[b])
+    if before and after:
+        return f"{holder}'s loss covers the words between two responses"
+    if b - a <= EDGE and before:
+        return f"{holder}'s loss ends {b - a} later"
+    if b - a <= EDGE and after:
+        return f"{holder}'s loss starts {b - a} earlier"
+    return None

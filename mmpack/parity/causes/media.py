@@ -1,0 +1,309 @@
+"""Media that differ: which are missing, and why the same picture or video has another grid or other pixels.
+
+Grids are (t, h, w) in patches; sizes are (width, height) in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mmpack.parity.causes.pair import Hit, Pair, possible, show
+from mmpack.parity.causes.settings import pixel_settings
+from mmpack.parity.fixes import UNKNOWN
+from mmpack.schema.media import Medium
+
+ALPHA_MODES = ("LA", "La", "RGBA", "RGBa", "PA")
+ASSUMED_FPS = 24.0  # what transformers assumes where a video says nothing
+
+Cause = tuple[str, str]  # cause, evidence
+
+
+def media_hits(pair: Pair) -> list[Hit]:
+    """One hit for each cause, at the first medium that shows it."""
+    hits: dict[str, Hit] = {}
+    matches = matched_media(pair.left.sample.media, pair.right.sample.media)
+    for hit in [*_missing(pair, matches), *_unlike(pair, matches), *_cache_keys(pair)]:
+        hits.setdefault(hit.cause, hit)
+    return list(hits.values())
+
+
+def matched_media(left: list[Medium], right: list[Medium]) -> list[tuple[int, int]] | None:
+    """Pairs of indices of what is the same medium; None if one list can't be the other with some dropped."""
+    if len(left) == len(right):
+        return [(i, i) for i in range(len(left))]
+    hashed = all(m.content_hash for m in left + right)
+    a, b = ([m.content_hash if hashed else m.cache_key for m in side] for side in (left, right))
+    out: list[tuple[int, int]] = []
+    j = 0
+    few, many = (a, b) if len(a) < len(b) else (b, a)
+    for i, key in enumerate(few):
+        while j < len(many) and many[j] != key:
+            j += 1
+        if j == len(many):
+            return None
+        out.append((i, j) if few is a else (j, i))
+        j += 1
+    return out
+
+
+def same_medium(a: Medium, b: Medium) -> bool:
+    """Whether nothing that both sides recorded of a medium differs; names and where it came from don't count."""
+    return (
+        a.cache_key == b.cache_key
+        and tuple(a.grid_thw) == tuple(b.grid_thw)
+        and a.modality == b.modality
+        and a.num_tokens == b.num_tokens
+        and not _differ(a.content_hash, b.content_hash)
+        and not _differ(a.size, b.size)
+        and (a.modality != "video" or same_video(a, b))
+    )
+
+
+def same_video(a: Medium, b: Medium) -> bool:
+    names = ("fps", "frame_indices", "frame_timestamps", "second_per_grid_ts", "total_frames")
+    return not any(_differ(getattr(a, name), getattr(b, name)) for name in names)
+
+
+def _differ(a: object, b: object) -> bool:
+    """Both recorded, and not equal."""
+    return a is not None and b is not None and not np.array_equal(a, b)  # type: ignore[arg-type]
+
+
+def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
+    left, right = pair.left.sample.media, pair.right.sample.media
+    counts = f"{len(left)} media against {len(right)}"
+    if matches is None:
+        at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if _other(a, b)), 0)
+        start = pair.left.start_of(at) or 0
+        yield Hit(
+            cause=UNKNOWN,
+            field="media",
+            evidence=f"{counts}, and neither list is the other with some left out; "
+            + possible("dropped_image", "cache_key"),
+            left=f"{len(left)} media",
+            right=f"{len(right)} media",
+            index=at,
+            at=start,
+        )
+        return
+    for k, (side, other) in enumerate((pair.sides, pair.sides[::-1])):
+        kept = {match[k] for match in matches}
+        lost = [i for i in range(len(side.sample.media)) if i not in kept]
+        if lost:
+            medium = side.sample.media[lost[0]]
+            names = ", ".join(f"media[{i}]" for i in lost[:4])
+            picture = _picture(medium)
+            opened = side.start_of(lost[0])
+            yield Hit(
+                cause="dropped_image",
+                field="media",
+                evidence=f"{counts}: {other.name} lacks {names} of {side.name}",
+                left=picture if k == 0 else "no such medium",
+                right="no such medium" if k == 0 else picture,
+                index=lost[0],
+                at=max((opened or 0) - 1, 0),  # with the token that opens the medium
+            )
+
+
+def _other(a: Medium, b: Medium) -> bool:
+    return _differ(a.content_hash, b.content_hash) or a.cache_key != b.cache_key
+
+
+def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
+    for i, j in matches or ():
+        a, b = pair.left.sample.media[i], pair.right.sample.media[j]
+        if same_medium(a, b):
+            continue
+        if a.modality != b.modality:
+            causes = [(UNKNOWN, f"media[{i}] is {a.modality} in rollout, {b.modality} in train")]
+        elif a.modality == "video":
+            causes = list(_video_causes(pair, a, b))
+        else:
+            causes = [_image_cause(pair, a, b)]
+        resized = tuple(a.grid_thw) != tuple(b.grid_thw)
+        start = pair.left.start_of(i)
+        for cause, evidence in causes:
+            yield Hit(
+                cause=cause,
+                field="media",
+                evidence=evidence,
+                left=_picture(a),
+                right=_picture(b),
+                index=i,
+                at=(0 if start is None else start) if resized else None,
+            )
+
+
+def _image_cause(pair: Pair, a: Medium, b: Medium) -> Cause:
+    grids = (tuple(a.grid_thw), tuple(b.grid_thw))
+    turned = grids[0] != grids[1] and grids[0] == (grids[1][0], grids[1][2], grids[1][1])
+    if turned or (_differ(a.size, b.size) and _sides(a) == _sides(b)):
+        return _swapped(a, b)
+    if _differ(a.decoded_size, b.decoded_size):
+        return UNKNOWN, f"decoded sizes differ, {_both(a, b, 'decoded_size')}: another picture"
+    if _differ(a.size, b.size):
+        return _resized(pair, a, b)
+    if grids[0] != grids[1]:
+        return _limits(pair, a, b)
+    if _differ(a.content_hash, b.content_hash):
+        return _pixels(a, b)
+    return _keys(pair, a, b)
+
+
+def _sides(medium: Medium) -> list[int]:
+    return sorted(medium.size or ())
+
+
+def _swapped(a: Medium, b: Medium) -> Cause:
+    turned = [m.exif_orientation for m in (a, b) if m.exif_orientation in (5, 6, 7, 8)]
+    if turned:
+        return "exif_rotation", f"height and width swap, exif_orientation is {turned[0]}"
+    evidence = f"height and width swap, {_both(a, b, 'exif_orientation')}"
+    return UNKNOWN, f"{evidence}; {possible('exif_rotation')}"
+
+
+def _resized(pair: Pair, a: Medium, b: Medium) -> Cause:
+    limits = pixel_settings(pair, "image")
+    evidence = f"{_both(a, b, 'size')}, the size handed to the processor"
+    if limits is None:
+        return UNKNOWN, f"{evidence}; no settings; {possible('resize_twice', 'max_pixels')}"
+    return "resize_twice", f"{evidence}; pixel limits {'differ too' if limits else 'are equal'}"
+
+
+def _limits(pair: Pair, a: Medium, b: Medium) -> Cause:
+    limits = pixel_settings(pair, "image")
+    other = _differ(a.content_hash, b.content_hash)
+    if limits and not other:
+        return "max_pixels", limits
+    causes = ["max_pixels"] if limits is None or other else []
+    causes += ["resize_twice"] if None in (a.size, b.size) else []
+    evidence = "grids differ; pixel limits " + (
+        "were not recorded" if limits is None else limits or "are equal"
+    )
+    if other:
+        evidence += "; content differs"
+    return UNKNOWN, f"{evidence}; {possible(*causes)}" if causes else evidence
+
+
+def _pixels(a: Medium, b: Medium) -> Cause:
+    """Same grid and size, other pixels: the causes whose evidence is there; `unknown` if it is not exactly one."""
+    causes = {}
+    if any((m.exif_orientation or 1) != 1 for m in (a, b)):
+        causes["exif_rotation"] = _both(a, b, "exif_orientation")
+    if any(m.mode in ALPHA_MODES for m in (a, b)):
+        causes["alpha"] = _both(a, b, "mode")
+    if _differ(a.file_hash, b.file_hash) and (
+        a.media_id == b.media_id or (a.source is not None and a.source == b.source)
+    ):
+        causes["jpeg_reencode"] = _both(a, b, "file_hash")
+    if len(causes) == 1:
+        cause, evidence = next(iter(causes.items()))
+        return cause, f"same grid, other pixels; {evidence}"
+    named = causes or ["exif_rotation", "alpha", "jpeg_reencode"]
+    seen = "".join(f"; {evidence}" for evidence in causes.values())
+    return UNKNOWN, f"same grid, other content_hash{seen}; {possible(*named)}"
+
+
+def _keys(pair: Pair, a: Medium, b: Medium) -> Cause:
+    if a.cache_key == b.cache_key:
+        return UNKNOWN, f"{_both(a, b, 'num_tokens')} under one grid"
+    limits = pixel_settings(pair, a.modality)
+    if limits:
+        return "max_pixels", f"same grid, other cache_key; {limits}"
+    if None in (a.content_hash, b.content_hash):
+        causes = possible("exif_rotation", "alpha", "jpeg_reencode", "cache_key")
+        return UNKNOWN, f"same grid, other cache_key, no content_hash on both sides; {causes}"
+    return UNKNOWN, "same content and grid, other cache_key: other settings, or another key rule"
+
+
+def _video_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
+    (ta, *plane_a), (tb, *plane_b) = a.grid_thw, b.grid_thw
+    seen = False
+    if assumed := _assumed_fps(a, b):
+        yield "fps_missing", assumed
+        seen = True
+    elif _differ(a.frame_indices, b.frame_indices):
+        evidence = f"{_frames(a)} against {_frames(b)}"
+        yield "frame_sampling", evidence
+        seen = True
+    elif ta != tb:
+        causes = possible("frame_sampling", "fps_missing")
+        yield (
+            UNKNOWN,
+            f"{ta} against {tb} temporal patches, no frame_indices on both sides; {causes}",
+        )
+        seen = True
+    if plane_a != plane_b:
+        limits = pixel_settings(pair, "video")
+        grid = f"h, w of the grid: {plane_a} against {plane_b}"
+        if limits:
+            yield "max_pixels", limits
+        elif limits is None:
+            yield UNKNOWN, f"{grid}; no settings; {possible('video_budget', 'max_pixels')}"
+        else:
+            yield "video_budget", f"{grid}, under equal pixel limits"
+        seen = True
+    if not seen and _differ(a.second_per_grid_ts, b.second_per_grid_ts):
+        yield "second_per_grid_ts", _both(a, b, "second_per_grid_ts")
+        seen = True
+    if not seen:
+        names = ("fps", "frame_timestamps", "total_frames", "size", "content_hash", "num_tokens")
+        unlike = [name for name in names if _differ(getattr(a, name), getattr(b, name))]
+        if unlike:
+            yield UNKNOWN, "; ".join(_both(a, b, name) for name in unlike)
+        else:
+            yield _keys(pair, a, b)
+
+
+def _assumed_fps(a: Medium, b: Medium) -> str | None:
+    """One side's timestamps are its frame indices over 24, the other side knows another fps."""
+    for m, other in ((a, b), (b, a)):
+        if m.fps not in (None, ASSUMED_FPS) or other.fps in (None, ASSUMED_FPS):
+            continue
+        if m.frame_indices is None or m.frame_timestamps is None:
+            continue
+        counted = np.asarray(m.frame_indices) / ASSUMED_FPS
+        stamps = np.asarray(m.frame_timestamps)
+        if len(stamps) and len(stamps) == len(counted) and np.allclose(stamps, counted, atol=1e-3):
+            return f"{_both(a, b, 'fps')}; one side's timestamps are its frames over 24"
+    return None
+
+
+def _cache_keys(pair: Pair) -> Iterator[Hit]:
+    """One key for two contents or grids, across the two sides."""
+    mine = {m.cache_key: (i, m) for i, m in reversed(list(enumerate(pair.left.sample.media)))}
+    for j, b in enumerate(pair.right.sample.media):
+        if b.cache_key not in mine:
+            continue
+        i, a = mine[b.cache_key]
+        unlike = [
+            name
+            for name in ("content_hash", "grid_thw")
+            if _differ(getattr(a, name), getattr(b, name))
+        ]
+        if unlike:
+            yield Hit(
+                cause="cache_key",
+                field="media",
+                evidence=f"rollout media[{i}] and train media[{j}] have one cache_key, "
+                + "; ".join(_both(a, b, name) for name in unlike),
+                left=_picture(a),
+                right=_picture(b),
+                index=i,
+            )
+
+
+def _both(a: Medium, b: Medium, name: str) -> str:
+    return f"{name}: rollout {show(getattr(a, name))}, train {show(getattr(b, name))}"
+
+
+def _frames(medium: Medium) -> str:
+    indices = np.asarray(medium.frame_indices)
+    return f"{len(indices)} frames [{', '.join(str(i) for i in indices[:4])}, ...]"
+
+
+def _picture(medium: Medium) -> str:
+    size = "" if medium.size is None else f" of {medium.size[0]} x {medium.size[1]} px"
+    return f"{medium.modality}{size}, grid {list(medium.grid_thw)}, key {medium.cache_key[:12]}"

@@ -1,0 +1,174 @@
+"""Two samples of one id, seen so that causes can be told: runs of placeholders, words (all other tokens), loss masks.
+
+Masks and indices are over the tokens [L] of each side. Nothing is allocated by what a record claims, only by L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mmpack.families import Family, get_family
+from mmpack.layout.runs import Runs, placeholder_runs
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A cause, where it shows, and why it is this one.
+
+    `at`: the rollout's token from which ids differ by it; None if they don't.
+    """
+
+    cause: str
+    field: str
+    evidence: str
+    left: str
+    right: str
+    index: int | None = None
+    span: tuple[int, int] | None = None
+    at: int | None = None
+
+
+class Side:
+    """One of the two samples."""
+
+    def __init__(self, sample: Sample, name: str) -> None:
+        self.sample = sample
+        self.name = name
+        self.family: Family = get_family(sample.family)
+        self.ids = sample.input_ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def runs(self) -> Runs:
+        return placeholder_runs(self.ids, self.family)
+
+    @cached_property
+    def placeholder(self) -> np.ndarray:
+        return np.isin(self.ids, list(self.family.placeholder_ids.values()))
+
+    @cached_property
+    def loss(self) -> np.ndarray:
+        """bool [L]: covered by a loss span."""
+        return covered(self.sample.loss_spans, len(self))
+
+    @cached_property
+    def observed(self) -> np.ndarray:
+        """bool [L]: covered by an observation span."""
+        return covered(self.sample.observation_spans or [], len(self))
+
+    @cached_property
+    def claimed(self) -> np.ndarray:
+        """bool [L]: covered by a modality span."""
+        return covered(self.sample.modality_spans, len(self))
+
+    def setting(self, *path: str) -> Any:
+        """A setting of `processor`, None where it was not recorded."""
+        value: Any = self.sample.processor
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def start_of(self, media_index: int) -> int | None:
+        """First token of a medium."""
+        starts = (s.start for s in self.sample.modality_spans if s.media_index == media_index)
+        start = next(starts, None)
+        return None if start is None else min(start, len(self))
+
+    def tokens_of(self, medium: Medium) -> int:
+        return self.family.vision_tokens(medium.grid_thw)
+
+
+class Pair:
+    """The rollout's sample (left) and the trainer's (right)."""
+
+    def __init__(self, left: Sample, right: Sample) -> None:
+        self.left = Side(left, "rollout")
+        self.right = Side(right, "train")
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.left, self.right
+
+    @cached_property
+    def words(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each side, the indices of its words: all but placeholders.
+
+        If a side has fewer runs of them, the tokens that open and close media are left out as well.
+        """
+        same_runs = len(self.left.runs) == len(self.right.runs)
+        out = []
+        for side in self.sides:
+            drop = side.placeholder
+            if not same_runs:
+                family = side.family
+                drop = drop | np.isin(side.ids, (family.vision_start_id, family.vision_end_id))
+            out.append(np.flatnonzero(~drop))
+        return out[0], out[1]
+
+    @cached_property
+    def word_ids(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.left.ids[self.words[0]], self.right.ids[self.words[1]]
+
+    @cached_property
+    def word_loss(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.left.loss[self.words[0]], self.right.loss[self.words[1]]
+
+    @cached_property
+    def common(self) -> tuple[int, int]:
+        """How many words at the beginning and at the end are the same on both sides."""
+        a, b = self.word_ids
+        prefix = common_prefix(a, b)
+        rest = min(len(a), len(b)) - prefix
+        suffix = common_prefix(a[len(a) - rest :][::-1], b[len(b) - rest :][::-1])
+        return prefix, suffix
+
+
+def covered(spans: Sequence[Any], length: int) -> np.ndarray:
+    """bool [length]: which tokens any of `spans` covers, spans cut at `length`."""
+    edges = np.zeros(length + 1, dtype=np.int64)
+    if spans:
+        bounds = np.array([(s.start, max(s.start, s.stop)) for s in spans], dtype=np.int64)
+        np.minimum(bounds, length, out=bounds)
+        np.add.at(edges, bounds[:, 0], 1)
+        np.add.at(edges, bounds[:, 1], -1)
+    return np.cumsum(edges)[:length] > 0
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    shorter = min(len(a), len(b))
+    unlike = np.flatnonzero(a[:shorter] != b[:shorter])
+    return int(unlike[0]) if len(unlike) else shorter
+
+
+def intervals(mask: np.ndarray) -> list[tuple[int, int]]:
+    """The half-open runs of True in `mask`."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def possible(*causes: str) -> str:
+    return "possible: " + ", ".join(causes)
+
+
+def show_ids(ids: np.ndarray) -> str:
+    head = ", ".join(str(i) for i in ids[:6])
+    return f"ids [{head}{', ...' if len(ids) > 6 else ''}] ({len(ids)})" if len(ids) else "no ids"
+
+
+def show(value: Any) -> str:
+    """A short picture of a recorded value."""
+    if value is None:
+        return "none"
+    text = str(list(value)) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= 48 else f"{text[:45]}..."

@@ -1,0 +1,143 @@
+"""Positions that differ: each side is fitted by rule, temporal step and offset, and what is unlike names the cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from mmpack.errors import MmpackError
+from mmpack.layout.mrope import mrope_positions
+from mmpack.parity.causes.pair import Hit, Pair, Side
+from mmpack.parity.fixes import UNKNOWN
+
+
+@dataclass(frozen=True)
+class Fit:
+    rule: str
+    steps: tuple[float, ...]  # positions between temporal patches, of each video
+    offset: int
+
+
+def position_hits(pair: Pair) -> list[Hit]:
+    """Hits for every part of the fits that differs; none if positions were not recorded or follow the ids alone."""
+    left, right = pair.left.sample.position_ids, pair.right.sample.position_ids
+    if left is None or right is None or np.array_equal(left, right):
+        return []
+    fits = [_fits(pair, side) for side in pair.sides]
+    if all(fits):
+        a, b = min(product(*fits), key=lambda fit: _unlike(*fit))
+        return _fit_hits(pair, a, b)
+    if np.array_equal(pair.left.ids, pair.right.ids) and left.shape == right.shape:
+        return _plain(pair, fits)
+    return []
+
+
+def _unlike(a: Fit, b: Fit) -> int:
+    return (a.rule != b.rule) + (a.steps != b.steps) + (a.offset != b.offset)
+
+
+def _fit_hits(pair: Pair, a: Fit, b: Fit) -> list[Hit]:
+    hits = []
+    if a.rule != b.rule:
+        evidence = f"rollout's positions fit rule {a.rule}, train's rule {b.rule}"
+        hits.append(_hit("position_rule", evidence, f"rule {a.rule}", f"rule {b.rule}"))
+    if a.steps != b.steps:
+        steps = [", ".join(f"{s:g}" for s in fit.steps[:4]) for fit in (a, b)]
+        evidence = f"temporal steps that fit: rollout {steps[0]}, train {steps[1]}"
+        hits.append(_hit("second_per_grid_ts", evidence, f"steps {steps[0]}", f"steps {steps[1]}"))
+    if a.offset != b.offset:
+        hits.append(_shifted(pair, a.offset, b.offset))
+    return hits
+
+
+def _plain(pair: Pair, fits: list[list[Fit]]) -> list[Hit]:
+    """Equal ids, but positions of at least one side fit no rule: an offset of all tokens, or a padded rectangle's."""
+    left, right = pair.left.sample.position_ids, pair.right.sample.position_ids
+    assert left is not None and right is not None
+    offset = np.unique(right - left)
+    if len(offset) == 1:
+        return [_shifted(pair, 0, int(offset[0]))]
+    for k, side in enumerate(pair.sides):
+        pad, counted = _padding(side), (left, right)[k]
+        if pad and fits[1 - k] and (counted == np.arange(pad, pad + len(side))).all():
+            return [_shifted(pair, *((pad, 0) if k == 0 else (0, pad)))]
+    evidence = "positions fit no known rule in " + " and ".join(
+        side.name for side, found in zip(pair.sides, fits, strict=True) if not found
+    )
+    return [_hit(UNKNOWN, evidence, "other positions", "other positions")]
+
+
+def _shifted(pair: Pair, a: int, b: int) -> Hit:
+    evidence = f"positions are {abs(b - a)} {'higher' if b > a else 'lower'} in train throughout"
+    pads = [
+        f"{side.name} {side.sample.metadata['padding']}" for side in pair.sides if _padded(side)
+    ]
+    if pads:
+        evidence += f"; padding [left, right]: {', '.join(pads)}"
+    return _hit("padding_positions", evidence, f"offset {a}", f"offset {b}")
+
+
+def _padded(side: Side) -> bool:
+    return isinstance(side.sample.metadata.get("padding"), list)
+
+
+def _padding(side: Side) -> int:
+    """Padding that reading cut off the left."""
+    padding = side.sample.metadata.get("padding")
+    return padding[0] if isinstance(padding, list) and padding and type(padding[0]) is int else 0
+
+
+def _fits(pair: Pair, side: Side) -> list[Fit]:
+    """Every rule, temporal step and offset under which the side's positions come out."""
+    recorded = side.sample.position_ids
+    if recorded is None or recorded.size == 0:
+        return []
+    grids: dict[str, list[tuple[int, int, int]]] = {"image": [], "video": []}
+    seconds: list[list[float]] = [[], [], []]  # recorded here, recorded there, not passed on
+    for span in side.sample.modality_spans:
+        if span.media_index >= len(side.sample.media):
+            return []
+        grids[span.modality].append(side.sample.media[span.media_index].grid_thw)
+        if span.modality == "video":
+            for option, owner in zip(seconds, (side, *_others(pair, side)), strict=False):
+                media = owner.sample.media
+                medium = media[span.media_index] if span.media_index < len(media) else None
+                known = medium.second_per_grid_ts if medium else None
+                option.append(1.0 if known is None else known)
+            seconds[2].append(1.0)
+    rates = [s.setting("tokens_per_second") for s in pair.sides]
+    rates += [side.family.tokens_per_second, 2.0, 4.0]
+    rates = list(dict.fromkeys(float(r) for r in rates if type(r) in (int, float) and r > 0))
+    if side.family.tokens_per_second is None or not grids["video"]:
+        rates, seconds = rates[:1], [[]]
+    out = []
+    for rule, rate, option in product(
+        side.family.position_rules, rates, dict.fromkeys(tuple(s) for s in seconds)
+    ):
+        try:
+            wanted, _ = mrope_positions(
+                side.ids,
+                side.family,
+                image_grid_thw=grids["image"] or None,
+                video_grid_thw=grids["video"] or None,
+                second_per_grid_ts=option or None,
+                rule=rule,
+                tokens_per_second=rate,
+            )
+        except MmpackError:
+            return []  # runs and grids contradict each other: a rule names it
+        offset = int(recorded[0, 0] - wanted[0, 0])
+        if np.array_equal(recorded - offset, wanted):
+            steps = tuple(float(np.float32(rate) * np.float32(s)) for s in option)
+            out.append(Fit(rule, steps, offset))
+    return out
+
+
+def _others(pair: Pair, side: Side) -> tuple[Side]:
+    return (pair.right,) if side is pair.left else (pair.left,)
+
+
+def _hit(cause: str, evidence: str, left: str, right: str) -> Hit:
+    return Hit(cause, "position_ids", evidence, left, right)

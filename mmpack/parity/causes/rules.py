@@ -1,0 +1,118 @@
+"""Rules of the schema that a sample breaks, as hits: parity reads such a sample and names the break."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mmpack.parity.causes.pair import Hit, Pair, Side
+from mmpack.parity.causes.runs import sampled_runs
+from mmpack.parity.fixes import UNKNOWN
+from mmpack.schema.rules import Problem, problems_of
+from mmpack.schema.sample import Sample
+
+_CAUSES = {"MM107": "dropped_image", "MM109": "cache_key", "MM204": "loss_mask_shift"}
+_COLUMNS = (  # what rules read and parity does not compare
+    "observation_spans",
+    "action_spans",
+    "region_spans",
+    "bbox_targets",
+    "point_targets",
+    "rewards",
+    "costs",
+    "verifiers",
+    "rollout_logprobs",
+    "policy_versions",
+    "prefix_cached_tokens",
+)
+_RUN_CODES = ("MM101", "MM103", "MM104", "MM105")
+_RUN_CAUSES = (
+    "double_expansion",
+    "not_expanded",
+    "truncated_medium",
+    "sampled_placeholder",
+    "dropped_image",
+)
+
+
+Broken = tuple[dict[str, Problem], dict[str, Problem]]
+
+
+def broken_rules(pair: Pair, fields_equal: bool) -> Broken:
+    """The first break of each rule, by code, of each side. `fields_equal`: all that parity compares is equal."""
+    left, right = pair.left.sample, pair.right.sample
+    broken = _first_breaks(left)
+    if fields_equal and not broken and _adds_nothing(left, right):
+        return {}, {}
+    return broken, _first_breaks(right)
+
+
+def _first_breaks(sample: Sample) -> dict[str, Problem]:
+    found: dict[str, Problem] = {}
+    for problem in problems_of(sample):
+        found.setdefault(problem.code, problem)
+    return found
+
+
+def _adds_nothing(left: Sample, right: Sample) -> bool:
+    """Whether the right side, of equal fields, holds nothing that a rule could find broken on it alone."""
+    return (
+        left.loss_spans == right.loss_spans
+        and all(
+            b.content_hash in (None, a.content_hash)
+            for a, b in zip(left.media, right.media, strict=True)
+        )
+        and (right.position_ids is None) >= (left.position_ids is None)
+        and (right.attention_mask is None) >= (left.attention_mask is None)
+        and left.coordinate_system == right.coordinate_system
+        and all(
+            (b := getattr(right, name)) is None or np.array_equal(b, getattr(left, name))
+            for name in _COLUMNS
+        )
+    )
+
+
+def rule_hits(pair: Pair, first: Broken, known: list[Hit]) -> list[Hit]:
+    """One hit for each broken rule of each side; one for both sides where they break it alike.
+
+    Breaks that follow from a cause among `known` are left out.
+    """
+    follow = _RUN_CODES if any(hit.cause in _RUN_CAUSES for hit in known) else ()
+    hits = []
+    for code in dict.fromkeys([*first[0], *first[1]]):
+        if code in follow:
+            continue
+        left, right = (found.get(code) for found in first)
+        if left == right and left is not None:
+            hits.append(_hit(pair.left, left, "both sides", (left.message, left.message)))
+            continue
+        if left is not None:
+            hits.append(_hit(pair.left, left, "rollout", (left.message, "see evidence")))
+        if right is not None:
+            hits.append(_hit(pair.right, right, "train", ("see evidence", right.message)))
+    return hits
+
+
+def _hit(side: Side, problem: Problem, where: str, shown: tuple[str, str]) -> Hit:
+    start = problem.span[0] if problem.span else None
+    return Hit(
+        cause=_cause(side, problem),
+        field=problem.field.partition("[")[0],
+        evidence=f"{problem.code} in {where}: {problem.field} {problem.message}",
+        left=shown[0],
+        right=shown[1],
+        index=start,
+        span=problem.span,
+    )
+
+
+def _cause(side: Side, problem: Problem) -> str:
+    sample = side.sample
+    if problem.code == "MM106":
+        beyond = any(s.media_index >= len(sample.media) for s in sample.modality_spans)
+        return "dropped_image" if beyond else UNKNOWN
+    if problem.code == "MM203":
+        return "sampled_placeholder" if sampled_runs(side).any() else "loss_mask_shift"
+    if problem.code == "MM305":
+        empty = [s.start == s.stop for s in sample.loss_spans]
+        return "empty_response" if any(empty) or not empty else UNKNOWN
+    return _CAUSES.get(problem.code, UNKNOWN)

@@ -1,0 +1,108 @@
+"""Runs of placeholders that don't fit their grids, on either side, and placeholders that the policy wrote itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mmpack.parity.causes.pair import Hit, Pair, Side
+from mmpack.parity.fixes import UNKNOWN
+
+
+def run_hits(pair: Pair) -> list[Hit]:
+    """One hit for each cause; `unknown` if runs differ though both sides' grids are equal and nothing tells why."""
+    hits: dict[str, Hit] = {}
+    for side in pair.sides:
+        for hit in [*_sampled(pair, side), *_expansion(pair, side)]:
+            hits.setdefault(hit.cause, hit)
+    if not hits:
+        return list(_unexplained(pair))
+    return list(hits.values())
+
+
+def _sampled(pair: Pair, side: Side) -> Iterator[Hit]:
+    """A placeholder inside a loss span, or one without a medium directly beside loss tokens."""
+    mine = sampled_runs(side)
+    if not mine.any():
+        return
+    starts, stops = side.runs.starts, side.runs.stops
+    k = int(np.argmax(mine))
+    inside = side.loss[starts[k] : stops[k]]
+    start = int(starts[k]) + (int(np.argmax(inside)) if inside.any() else 0)
+    where = "inside a loss span" if inside.any() else "beside loss tokens, of no medium"
+    evidence = f"placeholder {side.ids[start]} at token {start} of {side.name}, {where}"
+    yield _hit(pair, side, "sampled_placeholder", evidence, start, int(stops[k]))
+
+
+def sampled_runs(side: Side) -> np.ndarray:
+    """bool [O]: runs that the policy wrote: in or beside the loss, and neither observed nor a whole medium's."""
+    starts, stops = side.runs.starts, side.runs.stops
+    if not len(starts):
+        return np.zeros(0, dtype=bool)
+    whole = np.array([stop - start == wanted for start, stop, wanted in _expected(side)])
+    beside = np.append(side.loss, False)
+    mine = side.loss[starts] | side.loss[stops - 1]
+    mine |= ~side.claimed[starts] & (beside[starts - 1] | beside[stops])
+    return mine & ~whole & ~side.observed[starts]
+
+
+def _expansion(pair: Pair, side: Side) -> Iterator[Hit]:
+    for start, stop, wanted in _expected(side):
+        count = stop - start
+        if wanted == count or wanted == 0 or side.loss[start]:
+            continue
+        evidence = f"a run of {count} placeholders in {side.name}, its grid gives {wanted}"
+        if count < wanted and stop == len(side):
+            yield _hit(pair, side, "truncated_medium", f"{evidence}: it ends the ids", start, stop)
+        elif count == 1:
+            yield _hit(pair, side, "not_expanded", evidence, start, stop)
+        elif count % wanted == 0:
+            times = "squared" if count == wanted**2 else f"times {count // wanted}"
+            yield _hit(pair, side, "double_expansion", f"{evidence} ({times})", start, stop)
+
+
+def _expected(side: Side) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, placeholders that the grids give) of each run whose media are known."""
+    starts, stops = side.runs.starts, side.runs.stops
+    media, spans = side.sample.media, side.sample.modality_spans
+    wanted = [0] * len(starts)
+    if spans:
+        of = np.searchsorted(starts, [s.start for s in spans], side="right") - 1
+        for span, k in zip(spans, of.tolist(), strict=True):
+            if k < 0 or span.start >= stops[k] or span.media_index >= len(media):
+                continue
+            medium = media[span.media_index]
+            patches = 1
+            if side.family.video_layout == "frames" and medium.modality == "video":
+                patches = max(medium.grid_thw[0], 1)
+            wanted[k] += side.tokens_of(medium) // patches
+    elif len(media) == len(starts):
+        wanted = [side.tokens_of(medium) for medium in media]
+    yield from zip(starts.tolist(), stops.tolist(), wanted, strict=True)
+
+
+def _unexplained(pair: Pair) -> Iterator[Hit]:
+    """Runs of other lengths on both sides, though the media say the same."""
+    sizes = [side.runs.stops - side.runs.starts for side in pair.sides]
+    if np.array_equal(*sizes):
+        return
+    grids = [[tuple(m.grid_thw) for m in side.sample.media] for side in pair.sides]
+    if grids[0] != grids[1]:
+        return
+    shorter = min(len(s) for s in sizes)
+    unlike = np.flatnonzero(sizes[0][:shorter] != sizes[1][:shorter])
+    k = int(unlike[0]) if len(unlike) else shorter
+    counts = [f"{s[k]} placeholders" if k < len(s) else "no such run" for s in sizes]
+    side = pair.sides[0] if k < len(sizes[0]) else pair.sides[1]
+    start, stop = int(side.runs.starts[k]), int(side.runs.stops[k])
+    seen = f"run {k} of placeholders: rollout {counts[0]}, train {counts[1]}, grids are equal"
+    yield Hit(UNKNOWN, "input_ids", seen, counts[0], counts[1], start, (start, stop), start)
+
+
+def _hit(pair: Pair, side: Side, cause: str, evidence: str, start: int, stop: int) -> Hit:
+    shown = f"{stop - start} placeholders at {start}"
+    other = "see evidence"
+    left, right = (shown, other) if side is pair.left else (other, shown)
+    field = "loss_spans" if cause == "sampled_placeholder" else "modality_spans"
+    return Hit(cause, field, evidence, left, right, start, (start, stop), start)

@@ -1,0 +1,96 @@
+"""Processor settings that differ, by dotted path; which of them decide a grid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmpack.parity.causes.pair import Hit, Pair, show
+from mmpack.parity.fixes import UNKNOWN
+
+PIXEL_LIMITS = ("min_pixels", "max_pixels", "total_pixels", "size")
+SHOWN = 8  # settings named in one finding
+
+
+def setting_hits(pair: Pair) -> list[Hit]:
+    """One hit for each cause that the settings speak of, naming every setting that differs."""
+    of: dict[str, list[str]] = {}
+    left, right = pair.left.sample.processor, pair.right.sample.processor
+    if left is None or right is None:
+        return _fingerprints(pair)
+    unlike, _ = compare_settings(left, right)
+    for path in unlike:
+        of.setdefault(_cause(path), []).append(path)
+    return [
+        Hit(
+            cause=cause,
+            field="processor",
+            evidence=_evidence(paths, unlike),
+            left=f"{paths[0]} {show(unlike[paths[0]][0])}",
+            right=f"{paths[0]} {show(unlike[paths[0]][1])}",
+        )
+        for cause, paths in of.items()
+    ]
+
+
+def compare_settings(
+    left: dict[str, Any], right: dict[str, Any]
+) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
+    """Settings that differ (path to both values), and those that one side did not record (path to that side)."""
+    a, b = _flat(left), _flat(right)
+    unlike = {path: (a[path], b[path]) for path in a if path in b and a[path] != b[path]}
+    lacking = {path: "train" for path in a if path not in b}
+    lacking |= {path: "rollout" for path in b if path not in a}
+    return unlike, lacking
+
+
+def pixel_settings(pair: Pair, modality: str) -> str | None:
+    """The pixel limits that differ, as text; empty if they are equal; None if they were not recorded alike."""
+    parts = [side.setting(modality) for side in pair.sides]
+    limits = [
+        {k: v for k, v in part.items() if k in PIXEL_LIMITS} if isinstance(part, dict) else {}
+        for part in parts
+    ]
+    if not all(limits):
+        return None
+    unlike, lacking = compare_settings({modality: limits[0]}, {modality: limits[1]})
+    if lacking and not unlike:
+        return None
+    return _evidence(list(unlike), unlike)
+
+
+def _fingerprints(pair: Pair) -> list[Hit]:
+    a, b = (side.sample.processor_fingerprint for side in pair.sides)
+    if a is None or b is None or a == b:
+        return []
+    evidence = "processor_fingerprint differs, settings were not recorded on both sides"
+    return [Hit(UNKNOWN, "processor", evidence, show(a), show(b))]
+
+
+def _cause(path: str) -> str:
+    part, _, rest = path.partition(".")
+    if part in ("image", "video") and rest.split(".")[0] in PIXEL_LIMITS:
+        return "max_pixels"
+    known = {"tokens_per_second": "second_per_grid_ts"}
+    return known.get(part, part if part in ("chat_template", "position_rule") else UNKNOWN)
+
+
+def _evidence(paths: list[str], unlike: dict[str, tuple[Any, Any]]) -> str:
+    told = [
+        f"processor.{path}: rollout {show(unlike[path][0])}, train {show(unlike[path][1])}"
+        for path in paths[:SHOWN]
+    ]
+    more = len(paths) - SHOWN
+    return "; ".join(told) + (f"; and {more} settings more" if more > 0 else "")
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Leaves by dotted path; a setting that is null was not recorded."""
+    out: dict[str, Any] = {}
+    stack: list[tuple[str, Any]] = [("", settings)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, dict):
+            stack.extend((f"{path}.{key}" if path else str(key), v) for key, v in value.items())
+        elif value is not None:
+            out[path] = list(value) if isinstance(value, tuple) else value
+    return dict(sorted(out.items()))

@@ -1,0 +1,183 @@
+"""Words that differ: prompts and observations (chat_template), responses (retokenized_response, stop_token).
+
+Words are compared with placeholders taken out, so that pictures of other sizes don't count as other text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mmpack.parity.causes.pair import (
+    Decode,
+    Hit,
+    Pair,
+    common_prefix,
+    intervals,
+    possible,
+    show_ids,
+)
+from mmpack.parity.fixes import UNKNOWN
+from mmpack.schema.sample import RESPONSE_TEXT_KEY
+
+Cut = tuple[int, int]  # a half-open run of words
+
+
+def text_hits(pair: Pair, decode: Decode | None) -> list[Hit]:
+    """One hit for each kind of text that differs; none if all words are equal."""
+    prefix, suffix = pair.common
+    n, m = (len(ids) for ids in pair.word_ids)
+    if prefix == n == m:
+        return []
+    left, right = (prefix, n - suffix), (prefix, m - suffix)
+    inside = np.concatenate([pair.word_loss[0][slice(*left)], pair.word_loss[1][slice(*right)]])
+    if not inside.any():
+        return [_prompt(pair, left, right)]
+    if inside.all():
+        return [_response(pair, left, right, decode)]
+    return _by_turn(pair, decode)
+
+
+def _by_turn(pair: Pair, decode: Decode | None) -> list[Hit]:
+    """Text and responses differ: compare them in turn, words between loss spans and words in them."""
+    turns = [intervals(mask) for mask in pair.word_loss]
+    if len(turns[0]) != len(turns[1]):
+        prefix, suffix = pair.common
+        left, right = (prefix, len(pair.words[0]) - suffix), (prefix, len(pair.words[1]) - suffix)
+        seen = f"text and loss spans differ: {len(turns[0])} against {len(turns[1])} loss spans; "
+        causes = possible("chat_template", "retokenized_response", "stop_token", "loss_mask_shift")
+        return [_hit(pair, UNKNOWN, left, right, seen + causes)]
+    prompts: list[Hit] = []
+    responses: list[Hit] = []
+    ends = [0, 0]
+    for k in range(len(turns[0]) + 1):
+        spans = [
+            t[k] if k < len(t) else (len(w), len(w)) for t, w in zip(turns, pair.words, strict=True)
+        ]
+        if cut := _cut(pair, [(end, span[0]) for end, span in zip(ends, spans, strict=True)]):
+            prompts.append(_prompt(pair, *cut))
+        if cut := _cut(pair, spans):
+            responses.append(_response(pair, *cut, decode))
+        ends = [span[1] for span in spans]
+    return _first_of_each(prompts) + _first_of_each(responses)
+
+
+def _first_of_each(hits: list[Hit]) -> list[Hit]:
+    first: dict[str, Hit] = {}
+    for hit in hits:
+        first.setdefault(hit.cause, hit)
+    return list(first.values())
+
+
+def _cut(pair: Pair, spans: list[Cut]) -> tuple[Cut, Cut] | None:
+    """The part of two runs of words in which they differ; None if they are equal."""
+    a, b = (ids[slice(*span)] for ids, span in zip(pair.word_ids, spans, strict=True))
+    prefix = common_prefix(a, b)
+    if prefix == len(a) == len(b):
+        return None
+    rest = min(len(a), len(b)) - prefix
+    suffix = common_prefix(a[len(a) - rest :][::-1], b[len(b) - rest :][::-1])
+    (left, _), (right, _) = spans
+    return (left + prefix, spans[0][1] - suffix), (right + prefix, spans[1][1] - suffix)
+
+
+def _prompt(pair: Pair, left: Cut, right: Cut) -> Hit:
+    hashes = [side.setting("chat_template") for side in pair.sides]
+    if None not in hashes and hashes[0] != hashes[1]:
+        evidence = f"processor.chat_template: rollout {hashes[0]}, train {hashes[1]}"
+        return _hit(pair, "chat_template", left, right, evidence)
+    if None in hashes:
+        evidence = (
+            f"text outside the loss spans differs; no template hash; {possible('chat_template')}"
+        )
+        return _hit(pair, UNKNOWN, left, right, evidence)
+    if _before_media(pair, left, right) or _before_response(pair, left, right):
+        evidence = (
+            "one template hash on both sides, text before the first medium or the response "
+            "differs: the system prompt, tools or generation prompt handed to it do"
+        )
+        return _hit(pair, "chat_template", left, right, evidence)
+    evidence = (
+        f"text outside the loss spans differs under one template; {possible('chat_template')}"
+    )
+    return _hit(pair, UNKNOWN, left, right, evidence)
+
+
+def _before_media(pair: Pair, left: Cut, right: Cut) -> bool:
+    """Whether the difference ends before the first medium of both sides."""
+    for side, words, cut in zip(pair.sides, pair.words, (left, right), strict=True):
+        if not len(side.runs) or (cut[1] and words[cut[1] - 1] >= side.runs.starts[0]):
+            return False
+    return True
+
+
+def _before_response(pair: Pair, left: Cut, right: Cut) -> bool:
+    """Whether one side alone has more words, directly before a response: a generation prompt."""
+    cuts = (left, right)
+    if all(a < b for a, b in cuts):
+        return False
+    return all(b < len(loss) and loss[b] for loss, (_, b) in zip(pair.word_loss, cuts, strict=True))
+
+
+def _response(pair: Pair, left: Cut, right: Cut, decode: Decode | None) -> Hit:
+    if same_text(pair, decode):
+        evidence = "other ids, same text: " + (
+            "decoded and compared" if decode else f"equal metadata.{RESPONSE_TEXT_KEY}"
+        )
+        return _hit(pair, "retokenized_response", left, right, evidence)
+    if stop := _stop_token(pair, left, right):
+        return stop
+    hashes = [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
+    if decode or None not in hashes:
+        evidence = "response ids and their text differ: this is another response"
+    else:
+        causes = possible("retokenized_response", "stop_token")
+        evidence = (
+            f"response ids differ, no text to compare: no metadata.{RESPONSE_TEXT_KEY}; {causes}"
+        )
+    return _hit(pair, UNKNOWN, left, right, evidence)
+
+
+def same_text(pair: Pair, decode: Decode | None) -> bool:
+    """Whether the loss tokens of both sides are known to decode to one text."""
+    if decode:
+        texts = [decode(side.ids[side.loss].tolist()) for side in pair.sides]
+        return texts[0] == texts[1]
+    hashes = [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
+    return isinstance(hashes[0], str) and hashes[0] == hashes[1]
+
+
+def _stop_token(pair: Pair, left: Cut, right: Cut) -> Hit | None:
+    """One side has one id more at the end of a response."""
+    sizes = (left[1] - left[0], right[1] - right[0])
+    if sorted(sizes) != [0, 1]:
+        return None
+    longer = sizes.index(1)
+    start, stop = (left, right)[longer]
+    loss = pair.word_loss[longer]
+    if stop < len(loss) and loss[stop]:
+        return None
+    token = int(pair.word_ids[longer][start])
+    reasons = [side.sample.finish_reason for side in pair.sides]
+    evidence = (
+        f"id {token} ends the response in {pair.sides[longer].name} alone; "
+        f"finish_reason: rollout {reasons[0]}, train {reasons[1]}"
+    )
+    if "stop" in reasons:
+        return _hit(pair, "stop_token", left, right, evidence)
+    return _hit(pair, UNKNOWN, left, right, f"{evidence}; {possible('stop_token')}")
+
+
+def _hit(pair: Pair, cause: str, left: Cut, right: Cut, evidence: str) -> Hit:
+    words = pair.words[0]
+    start = int(words[left[0]]) if left[0] < len(words) else len(pair.left)
+    stop = int(words[left[1] - 1]) + 1 if left[0] < left[1] else start
+    return Hit(
+        cause=cause,
+        field="input_ids",
+        evidence=evidence,
+        left=show_ids(pair.word_ids[0][slice(*left)]),
+        right=show_ids(pair.word_ids[1][slice(*right)]),
+        index=start,
+        span=(start, stop),
+        at=start,
+    )

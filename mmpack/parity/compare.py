@@ -1,0 +1,238 @@
+"""Compare what the rollout engine saw with what the trainer sees, sample by sample, in bounded memory.
+
+Layouts alone, never logprobs: token ids, placeholders, positions, masks, media, loss spans, settings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from mmpack.errors import ArgumentError
+from mmpack.parity.causes import Decode, Hit, Pair, broken_rules, hits_of, rule_hits
+from mmpack.parity.fields import (
+    FIELDS,
+    MEDIA_FIELDS,
+    VIDEO_FIELDS,
+    Difference,
+    difference,
+    lacking,
+    unlike_fields,
+)
+from mmpack.parity.fixes import RANK, UNKNOWN
+from mmpack.parity.join import Missing, Source, paired
+from mmpack.parity.report import Finding, ParityReport
+from mmpack.schema.sample import Sample
+
+_REQUIRABLE = (*FIELDS, *(f"media.{name}" for name in MEDIA_FIELDS + VIDEO_FIELDS))
+_NAMED = 256  # fields that `not_compared` tells apart; parts of a field beyond that count as the whole field
+
+
+def compare(
+    rollout: Source,
+    train: Source,
+    require: Sequence[str] = ("input_ids", "media", "loss_spans"),
+    decode: Decode | None = None,
+    max_findings: int = 1000,
+) -> ParityReport:
+    """Compare two traces; samples are paired by sample_id, in any order.
+
+    Args:
+        rollout, train: samples, or the path of a trace.
+        require: fields that must have been compared in every sample for the report to be ok
+            (`media.content_hash` names a part of one).
+        decode: ids -> text, to tell a response that was encoded again from another response; without it
+            `metadata.response_text_sha256` of both sides is used.
+        max_findings: how many findings the report keeps, and how many samples without a partner; all are counted.
+
+    Returns: a ParityReport.
+    Raises: TraceError for a file that is no trace and for a duplicate sample_id; ArgumentError.
+    """
+    if isinstance(require, str):
+        require = (require,)
+    for name in require:
+        if name not in _REQUIRABLE:
+            raise ArgumentError(
+                f"compare: require names {name!r}. Fix: use fields of {', '.join(_REQUIRABLE)}"
+            )
+    tally = _Tally(max_findings)
+    for item in paired(rollout, train):
+        if isinstance(item, Missing):
+            tally.unpaired(item)
+        else:
+            tally.pair(item.ordinal, item.left, item.right, decode)
+    return tally.report(tuple(require))
+
+
+def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> list[Finding]:
+    """All findings of one pair of samples, root cause first."""
+    fields = unlike_fields(left, right)
+    pair = Pair(left, right)
+    broken = broken_rules(pair, fields_equal=not fields)
+    if not fields and not any(broken):
+        return []
+    if any(code.startswith("MM0") for side in broken for code in side):
+        return [_finding(left, hit, hit) for hit in rule_hits(pair, broken, [])]  # not arrays
+    hits = hits_of(pair, decode)
+    hits += rule_hits(pair, broken, hits)
+    if "sampling" in fields:
+        hits.append(_logprob_kind(left, right))
+    findings = []
+    for field in fields:
+        shown: Difference | Hit = difference(field, left, right)
+        hit = _explain(shown, hits, same_ids="input_ids" not in fields)
+        if field == "processor" and hit:
+            shown = hit  # the setting that the cause was told from
+        findings.append(_finding(left, shown, hit))
+    told = {_key(f) for f in findings}
+    for hit in hits:
+        if _key(hit) not in told:
+            told.add(_key(hit))
+            findings.append(_finding(left, hit, hit))
+    earliest = {f.cause: _field_rank(f) for f in sorted(findings, key=_field_rank, reverse=True)}
+    return sorted(
+        findings,
+        key=lambda f: (f.cause == UNKNOWN, earliest[f.cause], RANK[f.cause], _field_rank(f)),
+    )
+
+
+def _explain(shown: Difference | Hit, hits: list[Hit], same_ids: bool) -> Hit | None:
+    """The hit that a field's first difference comes from; None if there is none."""
+    own = [hit for hit in hits if hit.field == shown.field and hit.at is None]
+    of_media = [hit for hit in hits if hit.field == "media"]
+    start, stop = shown.span or (shown.index, shown.index)
+    match shown.field:
+        case "input_ids":
+            return _nearest(shown.index, hits)
+        case "modality_spans":
+            return _nearest(start, hits) or min(own, key=_rank, default=None)
+        case "media":
+            here = [hit for hit in of_media if hit.index == shown.index]
+            return min(here or of_media, key=_rank, default=None)
+        case "position_ids":
+            return min(own, key=_rank, default=None) or _nearest(start, hits)
+        case "loss_spans" if not own and not same_ids:
+            return _nearest(stop, hits)
+        case _:
+            return min(own, key=_rank, default=None)
+
+
+def _nearest(token: int | None, hits: list[Hit]) -> Hit | None:
+    """Of the hits that move ids, the last one that begins no later than `token`."""
+    before = [h for h in hits if h.at is not None and (token is None or h.at <= token)]
+    return max(before, key=lambda hit: (hit.at or 0, -_rank(hit)), default=None)
+
+
+def _logprob_kind(left: Sample, right: Sample) -> Hit:
+    shown = difference("sampling", left, right)
+    evidence = f"sampling.{shown.left} in rollout, {shown.right} in train"
+    return Hit("logprob_kind", "sampling", evidence, shown.left, shown.right)
+
+
+def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None) -> Finding:
+    return Finding(
+        sample_id=sample.sample_id,
+        field=shown.field,
+        index=shown.index,
+        span=shown.span,
+        left=shown.left,
+        right=shown.right,
+        cause=hit.cause if hit else UNKNOWN,
+        evidence=hit.evidence if hit else "nothing recorded tells why",
+    )
+
+
+def _key(item: Finding | Hit) -> tuple[str, str]:
+    """A known cause is told once a sample, after its fields; each unknown one is its own."""
+    return item.cause, f"{item.field} {item.evidence}" if item.cause == UNKNOWN else ""
+
+
+def _rank(hit: Hit) -> int:
+    return RANK[hit.cause]
+
+
+def _field_rank(finding: Finding) -> int:
+    return FIELDS.index(finding.field) if finding.field in FIELDS else len(FIELDS)
+
+
+class _Tally:
+    """Counts everything, keeps a bounded part of it."""
+
+    def __init__(self, kept: int) -> None:
+        self.kept = kept
+        self.compared = 0
+        self.total = 0
+        self.findings: list[tuple[int, Finding]] = []
+        self.unmatched: list[tuple[int, Finding]] = []
+        self.first: tuple[int, Finding] | None = None
+        self.causes: Counter[str] = Counter()
+        self.lacking: Counter[tuple[str, str]] = Counter()
+        self.missing = {"rollout": 0, "train": 0}
+
+    def pair(self, ordinal: int, left: Sample, right: Sample, decode: Decode | None) -> None:
+        self.compared += 1
+        for name, who in set(lacking(left, right)):
+            if (name, who) not in self.lacking and len(self.lacking) >= _NAMED:
+                name = name.partition(".")[0]
+            self.lacking[name, who] += 1
+        findings = findings_of(left, right, decode)
+        if findings:
+            self.causes.update({finding.cause for finding in findings})
+            self._keep(self.findings, ordinal, findings)
+
+    def unpaired(self, item: Missing) -> None:
+        self.missing[item.side] += 1
+        there = {"rollout": ("no such sample", "a sample"), "train": ("a sample", "no such sample")}
+        finding = Finding(
+            sample_id=item.sample_id,
+            field="sample_id",
+            index=None,
+            span=None,
+            left=there[item.side][0],
+            right=there[item.side][1],
+            cause=UNKNOWN,
+            evidence=f"{item.side} has no sample of this id",
+            fix="Compare traces of the same samples, under the same sample_id on both sides.",
+        )
+        self.causes[UNKNOWN] += 1
+        self._keep(self.unmatched, item.ordinal, [finding])
+
+    def _keep(self, kept: list[tuple[int, Finding]], ordinal: int, found: list[Finding]) -> None:
+        self.total += len(found)
+        kept.extend((ordinal, finding) for finding in found[: self.kept - len(kept)])
+        if self.first is None or ordinal < self.first[0]:
+            self.first = (ordinal, found[0])
+
+    def report(self, require: tuple[str, ...]) -> ParityReport:
+        lacks = self._not_compared()
+        parts = {name.partition(".")[0] for name in lacks if name.startswith("processor.")}
+        unmet = [name for name in require if name in lacks or name in parts]
+        kept = sorted(self.findings + self.unmatched, key=lambda item: item[0])
+        return ParityReport(
+            ok=self.compared > 0 and not self.total and not unmet,
+            compared=self.compared,
+            require=require,
+            not_compared=lacks,
+            first=self.first and self.first[1],
+            findings=[finding for _, finding in kept],
+            total_findings=self.total,
+            causes=dict(sorted(self.causes.items(), key=lambda item: (-item[1], RANK[item[0]]))),
+            missing=self.missing,
+        )
+
+    def _not_compared(self) -> dict[str, str]:
+        why: dict[str, list[str]] = {}
+        if not self.compared:
+            why["sample_id"] = ["no sample is on both sides"]
+        for (name, who), count in sorted(self.lacking.items()):
+            of = f"({count} of {self.compared} samples)"
+            if who == "never":
+                text = f"its values are not compared, only what they mean {of}"
+            else:
+                text = f"{'neither side' if who == 'both' else who} has {_none(who)}{name} {of}"
+            why.setdefault(name, []).append(text)
+        return {name: "; ".join(texts) for name, texts in why.items()}
+
+
+def _none(who: str) -> str:
+    return "" if who == "both" else "no "

@@ -1,0 +1,280 @@
+"""The fields that parity compares, in order: what is equal at once, the first mismatched span of what isn't.
+
+A field that a side did not record is neither equal nor different: it is `lacking`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmpack.families import get_family
+from mmpack.layout.runs import placeholder_runs
+from mmpack.parity.causes.media import same_medium
+from mmpack.parity.causes.pair import common_prefix, show, show_ids
+from mmpack.parity.causes.settings import compare_settings
+from mmpack.schema.sample import Sample
+
+FIELDS = (
+    "family",
+    "input_ids",
+    "modality_spans",
+    "position_ids",
+    "attention_mask",
+    "media",
+    "loss_spans",
+    "processor",
+    "sampling",
+)
+MEDIA_FIELDS = ("content_hash", "size")
+VIDEO_FIELDS = ("fps", "frame_indices", "frame_timestamps", "second_per_grid_ts", "total_frames")
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class Difference:
+    field: str
+    left: str
+    right: str
+    index: int | None = None
+    span: tuple[int, int] | None = None
+
+
+def unlike_fields(left: Sample, right: Sample) -> list[str]:
+    """Fields that both sides recorded and that differ. Cheap where they are equal."""
+    out = []
+    if left.family != right.family:
+        out.append("family")
+    if not np.array_equal(left.input_ids, right.input_ids):
+        out.append("input_ids")
+    if not _same_spans(left.modality_spans, right.modality_spans, _modality_key):
+        out.append("modality_spans")
+    if _unlike_arrays(left.position_ids, right.position_ids):
+        out.append("position_ids")
+    if _unlike_masks(left.attention_mask, right.attention_mask):
+        out.append("attention_mask")
+    if len(left.media) != len(right.media) or not all(map(same_medium, left.media, right.media)):
+        out.append("media")
+    if _loss_mask(left) != _loss_mask(right) or _unlike_turns(left, right):
+        out.append("loss_spans")
+    if _unlike_settings(left, right):
+        out.append("processor")
+    if _unlike_sampling(left, right):
+        out.append("sampling")
+    return out
+
+
+def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
+    """(field, who lacks it) of everything that was not compared; who: rollout, train, both, or never."""
+    for name in ("position_ids", "attention_mask", "rollout_logprobs"):
+        a, b = getattr(left, name), getattr(right, name)
+        if a is None or b is None:
+            yield name, _who(a, b)
+    if left.rollout_logprobs is not None and right.rollout_logprobs is not None:
+        kinds = [(s.sampling or {}).get("logprobs") for s in (left, right)]
+        if None in kinds:
+            yield "sampling", _who(*kinds)
+        yield "rollout_logprobs", "never"
+    if left.processor is None or right.processor is None:
+        a, b = left.processor_fingerprint, right.processor_fingerprint
+        if a is None or b is None:
+            yield "processor", _who(left.processor or a, right.processor or b)
+    elif left.processor is not right.processor and left.processor != right.processor:
+        for path, who in compare_settings(left.processor, right.processor)[1].items():
+            yield f"processor.{path}", who
+    for medium, other in zip(left.media, right.media, strict=False):
+        names = MEDIA_FIELDS + (VIDEO_FIELDS if medium.modality == "video" else ())
+        for name in names:
+            a, b = getattr(medium, name), getattr(other, name)
+            if a is None or b is None:
+                yield f"media.{name}", _who(a, b)
+
+
+def difference(field: str, left: Sample, right: Sample) -> Difference:
+    """The first mismatched span of a field that differs."""
+    return _FIRST[field](left, right)
+
+
+def _who(a: Any, b: Any) -> str:
+    return "both" if a is None and b is None else "rollout" if a is None else "train"
+
+
+def _unlike_arrays(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    return a is not None and b is not None and not np.array_equal(a, b)
+
+
+def _unlike_masks(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    """Masks without holes are equal: their length is that of the ids."""
+    return _unlike_arrays(a, b) and not (np.all(a) and np.all(b))  # type: ignore[arg-type]
+
+
+def _modality_key(span: Any) -> tuple[Any, ...]:
+    return span.start, span.stop, span.modality, span.media_index, span.frame
+
+
+def _same_spans(a: list[Any], b: list[Any], key: Any) -> bool:
+    return len(a) == len(b) and all(key(x) == key(y) for x, y in zip(a, b, strict=True))
+
+
+def _loss_mask(sample: Sample) -> list[tuple[int, int, str]]:
+    """The loss spans, empty ones left out, touching ones of one kind joined: what the loss reads."""
+    out: list[tuple[int, int, str]] = []
+    for s in sample.loss_spans:
+        if s.start == s.stop:
+            continue
+        if out and out[-1][1] == s.start and out[-1][2] == s.kind:
+            out[-1] = (out[-1][0], s.stop, s.kind)
+        else:
+            out.append((s.start, s.stop, s.kind))
+    return out
+
+
+def _unlike_turns(left: Sample, right: Sample) -> bool:
+    a, b = left.loss_spans, right.loss_spans
+    return len(a) == len(b) and any(
+        None not in (x.turn, y.turn) and x.turn != y.turn for x, y in zip(a, b, strict=True)
+    )
+
+
+def _unlike_settings(left: Sample, right: Sample) -> bool:
+    a, b = left.processor, right.processor
+    if a is not None and b is not None:
+        return a is not b and a != b and bool(compare_settings(a, b)[0])
+    marks = (left.processor_fingerprint, right.processor_fingerprint)
+    return None not in marks and marks[0] != marks[1]
+
+
+def _unlike_sampling(left: Sample, right: Sample) -> bool:
+    """Logprobs of unlike kinds: processed against raw, or processed under other settings."""
+    if left.rollout_logprobs is None or right.rollout_logprobs is None:
+        return False
+    return bool(unlike_sampling(left, right))
+
+
+def unlike_sampling(left: Sample, right: Sample) -> list[str]:
+    """The settings by which two sets of logprobs mean different things."""
+    a, b = left.sampling or {}, right.sampling or {}
+    kinds = a.get("logprobs"), b.get("logprobs")
+    if None in kinds:
+        return []
+    if kinds[0] != kinds[1]:
+        return ["logprobs"]
+    if kinds[0] != "processed":
+        return []
+    both = [name for name in SAMPLING_FIELDS if None not in (a.get(name), b.get(name))]
+    return [name for name in both if a[name] != b[name]]
+
+
+def _first_ids(left: Sample, right: Sample) -> Difference:
+    a, b = left.input_ids, right.input_ids
+    at = common_prefix(a, b)
+    runs = [_run_at(sample, at) for sample in (left, right)]
+    if any(runs):
+        shown = [
+            f"{run[1] - run[0]} placeholders [{run[0]}, {run[1]})" if run else show_ids(ids[at:])
+            for run, ids in zip(runs, (a, b), strict=True)
+        ]
+        return Difference("input_ids", shown[0], shown[1], at, runs[0] or (at, at))
+    if len(a) == len(b):
+        alike = np.flatnonzero(a[at:] == b[at:])
+        stops = [at + (int(alike[0]) if len(alike) else len(a) - at)] * 2
+    else:
+        rest = min(len(a), len(b)) - at
+        suffix = common_prefix(a[len(a) - rest :][::-1], b[len(b) - rest :][::-1])
+        stops = [len(a) - suffix, len(b) - suffix]
+    shown = [show_ids(ids[at:stop]) for ids, stop in zip((a, b), stops, strict=True)]
+    return Difference("input_ids", shown[0], shown[1], at, (at, stops[0]))
+
+
+def _run_at(sample: Sample, at: int) -> tuple[int, int] | None:
+    """The run of placeholders that holds token `at` or ends there."""
+    runs = placeholder_runs(sample.input_ids, get_family(sample.family))
+    k = int(np.searchsorted(runs.starts, at, side="right")) - 1
+    if k < 0 or runs.stops[k] < at:
+        return None
+    return int(runs.starts[k]), int(runs.stops[k])
+
+
+def _first_span(left: Sample, right: Sample) -> Difference:
+    return _of_list("modality_spans", left.modality_spans, right.modality_spans, _modality_key)
+
+
+def _first_loss(left: Sample, right: Sample) -> Difference:
+    keys = [_loss_mask(s) for s in (left, right)]
+    if keys[0] == keys[1]:
+        keys = [[(s.start, s.stop, s.turn) for s in x.loss_spans] for x in (left, right)]  # type: ignore[misc]
+    return _of_list("loss_spans", keys[0], keys[1], lambda key: key)
+
+
+def _of_list(field: str, a: list[Any], b: list[Any], key: Any) -> Difference:
+    both = zip(a, b, strict=False)
+    at = next((i for i, (x, y) in enumerate(both) if key(x) != key(y)), min(len(a), len(b)))
+    shown = [f"{field}[{at}] {key(x[at])}" if at < len(x) else f"{len(x)} {field}" for x in (a, b)]
+    spans = [key(x[at])[:2] for x in (a, b) if at < len(x)]
+    return Difference(field, shown[0], shown[1], at, spans[0] if spans else None)
+
+
+def _first_positions(left: Sample, right: Sample) -> Difference:
+    a, b = left.position_ids, right.position_ids
+    assert a is not None and b is not None
+    if a.shape[0] != b.shape[0]:
+        shown = [f"{len(x)} rows" for x in (a, b)]
+        return Difference("position_ids", shown[0], shown[1])
+    shorter = min(a.shape[1], b.shape[1])
+    unlike = np.append((a[:, :shorter] != b[:, :shorter]).any(axis=0), a.shape[1] != b.shape[1])
+    start = int(np.argmax(unlike))
+    alike = np.flatnonzero(~unlike[start:])
+    stop = min(start + int(alike[0]), a.shape[1]) if len(alike) else a.shape[1]
+    shown = [f"{x[:, start].tolist()}" if start < x.shape[1] else "no token" for x in (a, b)]
+    return Difference("position_ids", shown[0], shown[1], start, (start, stop))
+
+
+def _first_mask(left: Sample, right: Sample) -> Difference:
+    a, b = left.attention_mask, right.attention_mask
+    assert a is not None and b is not None
+    at = common_prefix(a, b)
+    shown = [f"{x[at]}" if at < len(x) else f"{len(x)} values" for x in (a, b)]
+    return Difference("attention_mask", shown[0], shown[1], at, (at, at + 1))
+
+
+def _first_medium(left: Sample, right: Sample) -> Difference:
+    a, b = left.media, right.media
+    both = enumerate(zip(a, b, strict=False))
+    at = next((i for i, (x, y) in both if not same_medium(x, y)), min(len(a), len(b)))
+    shown = [
+        f"{x[at].modality} grid {list(x[at].grid_thw)}, key {x[at].cache_key[:12]}"
+        if at < len(x)
+        else f"{len(x)} media"
+        for x in (a, b)
+    ]
+    return Difference("media", shown[0], shown[1], at)
+
+
+def _first_setting(left: Sample, right: Sample) -> Difference:
+    if left.processor is None or right.processor is None:
+        marks = (left.processor_fingerprint, right.processor_fingerprint)
+        return Difference("processor", show(marks[0]), show(marks[1]))
+    path, (a, b) = next(iter(compare_settings(left.processor, right.processor)[0].items()))
+    return Difference("processor", f"{path} {show(a)}", f"{path} {show(b)}")
+
+
+def _first_sampling(left: Sample, right: Sample) -> Difference:
+    name = unlike_sampling(left, right)[0]
+    shown = [f"{name} {show((s.sampling or {}).get(name))}" for s in (left, right)]
+    return Difference("sampling", shown[0], shown[1])
+
+
+_FIRST = {
+    "family": lambda left, right: Difference("family", left.family, right.family),
+    "input_ids": _first_ids,
+    "modality_spans": _first_span,
+    "position_ids": _first_positions,
+    "attention_mask": _first_mask,
+    "media": _first_medium,
+    "loss_spans": _first_loss,
+    "processor": _first_setting,
+    "sampling": _first_sampling,
+}

@@ -1,0 +1,36 @@
+"""The causes that parity can name, in the order in which a pipeline runs into them, and what to do about each.
+
+A cause that stands earlier here is the root of those after it: `first` of a report follows this order.
+"""
+
+from __future__ import annotations
+
+UNKNOWN = "unknown"
+
+FIXES: dict[str, str] = {
+    "exif_rotation": "Apply EXIF rotation on both sides, or hand the rotated pixels to both.",
+    "alpha": "Flatten transparent pictures once, on one background, and hand RGB to both sides.",
+    "jpeg_reencode": "Send the engine the original file, not one that was encoded again.",
+    "cache_key": "Build the cache key over content, grid and settings, and never shorten it.",
+    "fps_missing": "Pass the video's real fps to the side that assumed 24.",
+    "frame_sampling": "Sample frames once, and hand the same frame indices to both sides.",
+    "resize_twice": "Resize once: hand both sides the picture that the other was handed.",
+    "max_pixels": "Set the same min_pixels and max_pixels on both sides.",
+    "video_budget": "Limit a video's pixels by one rule: per frame, or of the whole video.",
+    "dropped_image": "Keep each sample with its own media: drop the whole sample or nothing.",
+    "double_expansion": "Pass expanded ids with expanded=True, or hand the processor raw text.",
+    "not_expanded": "Expand each placeholder to one id per merged patch before training.",
+    "truncated_medium": "Truncate between media, or drop the sample; never cut through a medium.",
+    "chat_template": "Use one chat template, system prompt and tool text, or pass the ids on.",
+    "sampled_placeholder": "Ban the placeholder ids in the sampler, or drop such responses.",
+    "retokenized_response": "Train on the ids that the engine returned; never encode the text again.",
+    "stop_token": "Keep the sampled stop token on both sides, or strip it on both.",
+    "position_rule": "Use one position rule on both sides (grid: transformers 5.3 and later).",
+    "second_per_grid_ts": "Pass second_per_grid_ts, and one tokens_per_second, to both sides.",
+    "padding_positions": "Compute position_ids from the attention mask, so that padding adds none.",
+    "loss_mask_shift": "Take loss_spans from the engine's turns: each turn's ids, its end included.",
+    "empty_response": "Drop samples without a response token before rewards are scattered.",
+    "logprob_kind": "Record logprobs of one kind: both raw, or both under the same sampling settings.",
+    UNKNOWN: "Compare what each side was handed; record processor settings and content hashes on both.",
+}
+RANK = {cause: rank for rank, cause in enumerate(FIXES)}

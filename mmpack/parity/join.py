@@ -1,0 +1,162 @@
+"""Two streams of samples, paired by sample_id in bounded memory.
+
+Streams in the same order run in lockstep. A sample whose partner has not come yet waits: the first WINDOW in memory,
+the others in a temporary database on disk (`sqlite3.connect("")`: private, deleted when closed).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmpack.errors import ArgumentError
+from mmpack.schema.fields import fail
+from mmpack.schema.sample import Sample
+from mmpack.schema.trace import read_trace
+
+WINDOW = 64
+Source = str | os.PathLike[str] | Iterable[Sample]
+
+
+@dataclass(frozen=True)
+class Matched:
+    ordinal: int  # of the rollout's sample
+    left: Sample
+    right: Sample
+
+
+@dataclass(frozen=True)
+class Missing:
+    ordinal: int
+    sample_id: str
+    side: str  # the side that lacks it
+
+
+def paired(rollout: Source, train: Source) -> Iterator[Matched | Missing]:
+    """Every pair as soon as both have come, then the samples without a partner. Raises TraceError (MM007)."""
+    left_side, right_side = _Waiting("rollout"), _Waiting("train")
+    lefts = enumerate(_samples(rollout, "rollout"))
+    rights = enumerate(_samples(train, "train"))
+    matched: set[bytes] = set()  # 16 bytes a sample
+    try:
+        while True:
+            left, right = next(lefts, None), next(rights, None)
+            if left is None and right is None:
+                break
+            if left and right and left[1].sample_id == right[1].sample_id:
+                for side in (left_side, right_side):
+                    side.refuse_duplicate(left[1].sample_id, matched)
+                matched.add(_digest(left[1].sample_id))
+                yield Matched(left[0], left[1], right[1])
+                continue
+            for came, mine, others in (
+                (left, left_side, right_side),
+                (right, right_side, left_side),
+            ):
+                if came is None:
+                    continue
+                mine.refuse_duplicate(came[1].sample_id, matched)
+                partner = others.take(came[1].sample_id)
+                if partner is None:
+                    mine.put(*came)
+                    continue
+                matched.add(_digest(came[1].sample_id))
+                first, second = (came, partner) if mine is left_side else (partner, came)
+                yield Matched(first[0], first[1], second[1])
+        for waiting, lacks in ((left_side, "train"), (right_side, "rollout")):
+            for ordinal, sample_id in waiting.rest():
+                yield Missing(ordinal, sample_id, lacks)
+    finally:
+        left_side.close()
+        right_side.close()
+
+
+def _samples(source: Source, name: str) -> Iterator[Sample]:
+    if isinstance(source, (str, os.PathLike)):
+        source = read_trace(source)
+    elif isinstance(source, Sample):
+        source = [source]
+    for i, sample in enumerate(source):
+        if not isinstance(sample, Sample):
+            raise ArgumentError(
+                f"compare: {name}[{i}] is a {type(sample).__name__}, expected a Sample. "
+                "Fix: pass samples, or the path of a trace"
+            )
+        yield sample
+
+
+class _Waiting:
+    """Samples of one side whose partner has not come yet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.memory: dict[str, tuple[int, Sample]] = {}
+        self.disk: sqlite3.Connection | None = None
+
+    def put(self, ordinal: int, sample: Sample) -> None:
+        if len(self.memory) < WINDOW:
+            self.memory[sample.sample_id] = (ordinal, sample)
+            return
+        if self.disk is None:
+            self.disk = sqlite3.connect("", isolation_level=None)
+            self.disk.execute("PRAGMA journal_mode = OFF")
+            self.disk.execute("PRAGMA synchronous = OFF")
+            self.disk.execute(
+                "CREATE TABLE waiting (id TEXT PRIMARY KEY, ordinal INT, sample TEXT)"
+            )
+        row = (
+            _key(sample.sample_id),
+            ordinal,
+            json.dumps(sample.write(), default=np.ndarray.tolist),
+        )
+        self.disk.execute("INSERT INTO waiting VALUES (?, ?, ?)", row)
+
+    def refuse_duplicate(self, sample_id: str, matched: set[bytes]) -> None:
+        if _digest(sample_id) in matched or self._holds(sample_id):
+            raise fail(f"{self.name}: sample_id {sample_id!r:.60}", "occurs twice", "MM007")
+
+    def _holds(self, sample_id: str) -> bool:
+        if sample_id in self.memory or self.disk is None:
+            return sample_id in self.memory
+        query = "SELECT 1 FROM waiting WHERE id = ?"
+        return self.disk.execute(query, (_key(sample_id),)).fetchone() is not None
+
+    def take(self, sample_id: str) -> tuple[int, Sample] | None:
+        if sample_id in self.memory:
+            return self.memory.pop(sample_id)
+        if self.disk is None:
+            return None
+        key = _key(sample_id)
+        query = "SELECT ordinal, sample FROM waiting WHERE id = ?"
+        row = self.disk.execute(query, (key,)).fetchone()
+        if row is None:
+            return None
+        self.disk.execute("DELETE FROM waiting WHERE id = ?", (key,))
+        return row[0], Sample.read(json.loads(row[1]), f"compare: sample {sample_id!r:.60}")
+
+    def rest(self) -> Iterator[tuple[int, str]]:
+        for sample_id, (ordinal, _) in self.memory.items():
+            yield ordinal, sample_id
+        if self.disk is not None:
+            for key, ordinal in self.disk.execute(
+                "SELECT id, ordinal FROM waiting ORDER BY ordinal"
+            ):
+                yield ordinal, json.loads(key)
+
+    def close(self) -> None:
+        if self.disk is not None:
+            self.disk.close()
+
+
+def _digest(sample_id: str) -> bytes:
+    return hashlib.blake2b(_key(sample_id).encode(), digest_size=16).digest()
+
+
+def _key(sample_id: str) -> str:
+    return json.dumps(sample_id)  # ASCII: an id may hold a lone surrogate, which UTF-8 can't

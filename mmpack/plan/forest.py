@@ -1,0 +1,148 @@
+"""The prefix forest of a set of samples: rows that several samples share are laid out once.
+
+A segment is a run of rows shared by the same samples; segments come in depth-first order, so that the rows
+that see row k are one interval. Two samples share a token if its id, position and medium agree, and all before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmpack.layout.mrope import sample_positions
+from mmpack.schema.sample import Sample
+
+
+@dataclass(frozen=True)
+class Forest:
+    """G segments over `num_tokens` rows; B samples. All arrays int64."""
+
+    segment_offsets: np.ndarray  # [G+1] rows
+    segment_parent: np.ndarray  # [G], -1 for a root
+    segment_sample: np.ndarray  # [G] a sample that has the segment
+    segment_depth: (
+        np.ndarray
+    )  # [G] token index of the segment's first row, in any sample that has it
+    sample_segment: np.ndarray  # [B] each sample's last segment
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.segment_offsets[-1])
+
+    @property
+    def shared(self) -> bool:
+        """Whether any row belongs to two samples."""
+        return len(self.segment_parent) != len(self.sample_segment) or bool(
+            (self.segment_parent >= 0).any()
+        )
+
+    def path(self, sample: int) -> list[int]:
+        """The segments of a sample, root first."""
+        out, segment = [], int(self.sample_segment[sample])
+        while segment >= 0:
+            out.append(segment)
+            segment = int(self.segment_parent[segment])
+        return out[::-1]
+
+    def rows(self, sample: int) -> np.ndarray:
+        """int64 [L]: the row of each token of a sample."""
+        offsets = self.segment_offsets
+        return np.concatenate(
+            [np.arange(offsets[g], offsets[g + 1], dtype=np.int64) for g in self.path(sample)]
+        )
+
+    def visible_until(self) -> np.ndarray:
+        """int32 [T]: row q sees row k exactly if k <= q < visible_until[k]."""
+        end = self.segment_offsets[1:].copy()
+        for g in range(len(end) - 1, -1, -1):
+            parent = self.segment_parent[g]
+            if parent >= 0:
+                end[parent] = max(end[parent], end[g])
+        return np.repeat(end, np.diff(self.segment_offsets)).astype(np.int32)
+
+
+def build_forest(
+    samples: Sequence[Sample],
+    share: bool = True,
+    positions: Sequence[np.ndarray] | None = None,
+) -> Forest:
+    """The forest of `samples`, in their order; `share=False` gives each sample a root of its own.
+
+    Args: `positions`: int64 [rows, L] of each sample; computed from the samples if not given.
+    """
+    if not share:
+        count = len(samples)
+        lengths = [len(s) for s in samples]
+        return Forest(
+            np.cumsum([0, *lengths], dtype=np.int64),
+            np.full(count, -1, dtype=np.int64),
+            np.arange(count, dtype=np.int64),
+            np.zeros(count, dtype=np.int64),
+            np.arange(count, dtype=np.int64),
+        )
+    if positions is None:
+        positions = [positions_of(s) for s in samples]
+    return _grow(_token_keys(samples, positions))
+
+
+def positions_of(sample: Sample) -> np.ndarray:
+    """int64 [rows, L]: as the producer used them, or by the family's rule where it recorded none."""
+    return sample.position_ids if sample.position_ids is not None else sample_positions(sample)[0]
+
+
+def _token_keys(samples: Sequence[Sample], positions: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """int64 [L, 2 + rows] a sample: id, number of the medium (-1: text), positions. Equal rows, equal tokens."""
+    media: dict[str, int] = {}
+    keys = []
+    for sample, position in zip(samples, positions, strict=True):
+        medium = np.full(len(sample), -1, dtype=np.int64)
+        for s in sample.modality_spans:
+            key = sample.media[s.media_index].cache_key
+            medium[s.start : s.stop] = media.setdefault(key, len(media))
+        keys.append(np.column_stack([sample.input_ids, medium, position.T]))
+    return keys
+
+
+def _grow(keys: list[np.ndarray]) -> Forest:
+    offsets, parents, owners, depths = [0], [], [], []
+    last = np.full(len(keys), -1, dtype=np.int64)
+    roots = _branches(keys, list(range(len(keys))), 0)
+    todo = [(-1, 0, branch) for branch in reversed(roots)]  # parent, depth, samples that have it
+    while todo:
+        parent, depth, members = todo.pop()
+        stop = _common(keys, members, depth)
+        segment = len(parents)
+        offsets.append(offsets[-1] + stop - depth)
+        parents.append(parent)
+        owners.append(members[0])
+        depths.append(depth)
+        going_on = [m for m in members if len(keys[m]) > stop]
+        for m in members:
+            if len(keys[m]) == stop:
+                last[m] = segment
+        todo += [(segment, stop, branch) for branch in reversed(_branches(keys, going_on, stop))]
+    as_array = [np.asarray(x, dtype=np.int64) for x in (offsets, parents, owners, depths)]
+    return Forest(*as_array, last)
+
+
+def _branches(keys: list[np.ndarray], members: list[int], depth: int) -> list[list[int]]:
+    """`members` by their token at `depth`, in order of first appearance; one without a token stands alone."""
+    groups: dict[bytes, list[int]] = {}
+    for m in members:
+        token = keys[m][depth].tobytes() if len(keys[m]) > depth else b"end" + str(m).encode()
+        groups.setdefault(token, []).append(m)
+    return list(groups.values())
+
+
+def _common(keys: list[np.ndarray], members: list[int], depth: int) -> int:
+    """How far all `members` agree, from `depth` on."""
+    first = keys[members[0]]
+    stop = len(first)
+    for m in members[1:]:
+        stop = min(stop, len(keys[m]))
+        differs = (first[depth:stop] != keys[m][depth:stop]).any(axis=1)
+        if differs.any():
+            stop = depth + int(np.argmax(differs))
+    return stop

@@ -1,0 +1,1 @@
+"""Hugging Face processors, wrapped: messages, media and response ids become samples."""

@@ -1,0 +1,134 @@
+"""Scores of samples to rewards of loss tokens: [N] float32. Where each score lands is decided on the host, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.schema.spans import Score
+
+At = Literal["last", "all", "mean"]
+
+
+class LossBatch(Protocol):
+    """The fields of a packed or padded batch that are read here."""
+
+    sample_ids: list[str]
+    cu_loss: Tensor  # [B+1]
+    loss_turn: Tensor  # [N]
+    loss_token_index: Tensor  # [N]
+    region_rows: Tensor  # [regions, 3]: sample, start, stop on the loss axis
+    rewards: list[list[Score]]  # of each sample
+    costs: list[list[Score]]
+
+
+def scatter_rewards(
+    batch: LossBatch,
+    rewards: Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[Score]] | None = None,
+    *,
+    weights: Mapping[str, float] | None = None,
+    costs: bool = False,
+    at: At = "last",
+) -> Tensor:
+    """The reward of each loss token, [N] float32 on the batch's device; scores that meet on a token add up.
+
+    Args:
+        batch: a PackedBatch or PaddedBatch; one on a GPU makes this wait for it, so scatter before `batch.to`.
+        rewards: instead of `Sample.rewards`: [B] numbers (scope "sequence", name "reward"), or B lists of Score.
+        weights: name of a score to its factor; scores that are not named are left out. None: all, with factor 1.
+        costs: also subtract `Sample.costs`, which `weights` names and scales like rewards.
+        at: where a score goes within its scope: to its `last` loss token, in full to `all`, or evenly spread (`mean`).
+
+    Scopes: "sequence", the sample's loss tokens; {turn: k}, those of loss spans with that turn; {region: k}, those of
+    the sample's k-th region span; {span: [start, stop]}, those among these tokens of the sample.
+
+    Raises ArgumentError where a score that is not 0 has no loss token to go to (a reward never lands on another
+    sample's token), for a value that is not finite, and for overrides that don't fit the batch.
+    """
+    if at not in get_args(At):
+        raise ArgumentError(f"scatter_rewards: at is {at!r}. Fix: one of {', '.join(get_args(At))}")
+    host = _Host(batch)
+    out = np.zeros(host.cu[-1], dtype=np.float64)
+    scores = batch.rewards if rewards is None else _overrides(rewards, len(batch.sample_ids))
+    _scatter(out, host, scores, weights, 1.0, at)
+    if costs:
+        _scatter(out, host, batch.costs, weights, -1.0, at)
+    return torch.from_numpy(out.astype(np.float32)).to(batch.cu_loss.device)
+
+
+class _Host:
+    """The batch's loss axis in numpy."""
+
+    def __init__(self, batch: LossBatch):
+        self.sample_ids = batch.sample_ids
+        self.cu = batch.cu_loss.cpu().numpy()
+        self.turn = batch.loss_turn.cpu().numpy()
+        self.token = batch.loss_token_index.cpu().numpy()
+        self.regions = batch.region_rows.cpu().numpy()
+
+    def places(self, sample: int, scope: str | dict[str, Any]) -> np.ndarray:
+        """Loss tokens of a score's scope, as places on the loss axis; empty where it has none."""
+        start, stop = self.cu[sample], self.cu[sample + 1]
+        if scope == "sequence":
+            return np.arange(start, stop)
+        if isinstance(scope, dict) and len(scope) == 1:
+            ((kind, value),) = scope.items()
+            if kind == "turn":
+                return start + np.flatnonzero(self.turn[start:stop] == value)
+            if kind == "span":
+                token = self.token[start:stop]
+                return start + np.flatnonzero((token >= value[0]) & (token < value[1]))
+            if kind == "region":
+                mine = self.regions[self.regions[:, 0] == sample]
+                return np.arange(*mine[value, 1:]) if value < len(mine) else np.arange(0)
+        raise ArgumentError(
+            f"scatter_rewards: scope {scope!r} of sample {self.sample_ids[sample]!r} is unknown. "
+            f'Fix: "sequence", {{"turn": k}}, {{"region": k}} or {{"span": [start, stop]}}'
+        )
+
+
+def _scatter(
+    out: np.ndarray,
+    host: _Host,
+    scores: Sequence[Iterable[Score]],
+    weights: Mapping[str, float] | None,
+    sign: float,
+    at: At,
+) -> None:
+    for sample, of_sample in enumerate(scores):
+        for score in of_sample:
+            if weights is not None and score.name not in weights:
+                continue
+            value = sign * float(score.value) * (1.0 if weights is None else weights[score.name])
+            name = f"{score.name!r} of sample {host.sample_ids[sample]!r}"
+            if not np.isfinite(value):
+                raise ArgumentError(
+                    f"scatter_rewards: {name} is {value}. Fix: pass a finite number, or leave the score out"
+                )
+            places = host.places(sample, score.scope)
+            if len(places) == 0:
+                if value != 0:
+                    raise ArgumentError(
+                        f"scatter_rewards: {name} is {score.value} for {score.scope!r}, which has no loss token. "
+                        f"Fix: leave the sample out of the batch, or give the score 0"
+                    )
+                continue
+            if at == "last":
+                places = places[-1:]
+            out[places] += value / len(places) if at == "mean" else value
+
+
+def _overrides(rewards: Any, num_samples: int) -> list[list[Score]]:
+    if isinstance(rewards, Tensor):
+        rewards = rewards.detach().cpu().numpy()
+    if len(rewards) != num_samples or (isinstance(rewards, np.ndarray) and rewards.ndim != 1):
+        raise ArgumentError(
+            f"scatter_rewards: rewards has {len(rewards)} entries for {num_samples} samples, expected one a sample. "
+            f"Fix: pass [B] numbers or B lists of Score"
+        )
+    return [[Score(name="reward", value=float(r))] if np.ndim(r) == 0 else list(r) for r in rewards]

@@ -1,0 +1,405 @@
+"""How a field of a record is declared: one spec reads it, writes it and describes it.
+
+A spec never trusts its input: it allocates no more than what it was handed, and its error names
+file, record and field (`where`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mmpack.errors import TraceError
+from mmpack.schema.codes import RULES
+
+INT_MAX = 2**53 - 1  # what JSON carries exactly
+COUNT_MAX = 2**31 - 1
+MAX_DEPTH = 32
+UNSET: Any = object()
+
+
+def fail(where: str, message: str, code: str = "MM003") -> TraceError:
+    """The error of a record that breaks rule `code` at `where`: one line, with the rule's fix."""
+    return TraceError(f"{where}: {message} ({code}). Fix: {RULES[code].fix}")
+
+
+def named(text: str) -> str:
+    """A name out of a file, safe to print: escaped and cut where it would break a line."""
+    return text if text.isprintable() and len(text) <= 80 else ascii(text[:60])
+
+
+def shown(value: Any) -> str:
+    """A short, single-line picture of a value, for error messages."""
+    if isinstance(value, (list, dict)):
+        return f"{'an array' if isinstance(value, list) else 'an object'} of {len(value)}"
+    if isinstance(value, int) and abs(value) > 2**128:
+        return "a huge integer"
+    text = ascii(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Spec:
+    """Base: `read` turns JSON into the value, `write` turns it back, `schema` describes it."""
+
+    def read(self, value: Any, where: str) -> Any:
+        raise TypeError(f"{type(self).__name__} has no read")
+
+    def write(self, value: Any) -> Any:
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Int(Spec):
+    low: int = 0
+    high: int = COUNT_MAX
+
+    def read(self, value: Any, where: str) -> int:
+        if isinstance(value, np.integer):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise fail(where, f"expected an integer, found {shown(value)}")
+        if not self.low <= value <= self.high:
+            raise fail(where, f"{shown(value)} is outside [{self.low}, {self.high}]")
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True)
+class Float(Spec):
+    def read(self, value: Any, where: str) -> float:
+        if isinstance(value, (np.floating, np.integer)):
+            value = value.item()
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise fail(where, f"expected a number, found {shown(value)}")
+        if isinstance(value, int) and abs(value) > INT_MAX:
+            raise fail(where, f"{shown(value)} is too large for a number")
+        if not math.isfinite(value):
+            raise fail(where, f"{value} is not a finite number", "MM009")
+        return float(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number"}
+
+
+@dataclass(frozen=True)
+class Str(Spec):
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+
+    def read(self, value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            raise fail(where, f"expected a string, found {shown(value)}")
+        if self.choices and value not in self.choices:
+            raise fail(where, f"{shown(value)} is none of {', '.join(self.choices)}")
+        if self.pattern and not re.search(self.pattern, value):
+            raise fail(where, f"{shown(value)} does not match {self.pattern}")
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"type": "string"}
+        if self.choices:
+            out["enum"] = list(self.choices)
+        if self.pattern:
+            out["pattern"] = self.pattern
+        return out
+
+
+@dataclass(frozen=True)
+class Ints(Spec):
+    """A tuple of integers, of a fixed length if `length` is given."""
+
+    length: int | None = None
+    low: int = 0
+    high: int = COUNT_MAX
+
+    def read(self, value: Any, where: str) -> tuple[int, ...]:
+        return _tuple(value, where, Int(self.low, self.high), self.length)
+
+    def write(self, value: Any) -> list[int]:
+        return [int(v) for v in value]
+
+    def schema(self) -> dict[str, Any]:
+        return _array_schema(Int(self.low, self.high), self.length)
+
+
+@dataclass(frozen=True)
+class Floats(Spec):
+    """A tuple of finite numbers, of a fixed length if `length` is given."""
+
+    length: int | None = None
+
+    def read(self, value: Any, where: str) -> tuple[float, ...]:
+        return _tuple(value, where, Float(), self.length)
+
+    def write(self, value: Any) -> list[float]:
+        return [float(v) for v in value]
+
+    def schema(self) -> dict[str, Any]:
+        return _array_schema(Float(), self.length)
+
+
+@dataclass(frozen=True)
+class Array(Spec):
+    """A numpy array of `dtype`: [n], or [rows, n] if `rows` is given (0: any number of rows)."""
+
+    dtype: str
+    rows: int | None = None
+    low: int | None = 0
+    high: int | None = INT_MAX
+
+    def read(self, value: Any, where: str) -> np.ndarray:
+        array = value if isinstance(value, np.ndarray) else self._from_list(value, where)
+        if array.ndim != (1 if self.rows is None else 2):
+            raise fail(where, f"expected {self._shape()}, found shape {list(array.shape)}", "MM008")
+        if self.rows and array.shape[0] != self.rows:
+            raise fail(where, f"expected {self.rows} rows, found {array.shape[0]}", "MM008")
+        if array.size == 0:
+            return np.ascontiguousarray(array, dtype=self.dtype)
+        if self.dtype.startswith("int"):
+            if array.dtype.kind not in "iu":
+                raise fail(where, f"expected integers, found values of type {array.dtype}")
+            low, high = array.min(), array.max()
+            if (self.low is not None and low < self.low) or (
+                self.high is not None and high > self.high
+            ):
+                bad = low if self.low is not None and low < self.low else high
+                raise fail(where, f"{bad} is outside [{self.low}, {self.high}]")
+        else:
+            if array.dtype.kind not in "iuf":
+                raise fail(where, f"expected numbers, found values of type {array.dtype}")
+            finite = np.isfinite(array)
+            if not finite.all():
+                at = int(np.flatnonzero(~finite.reshape(-1))[0])
+                raise fail(
+                    f"{where}[{at}]", f"{array.reshape(-1)[at]} is not a finite number", "MM009"
+                )
+            if np.finfo(self.dtype).max < max(array.max(), -array.min()):
+                raise fail(where, f"holds a number too large for {self.dtype}")
+        return np.ascontiguousarray(array, dtype=self.dtype)
+
+    def _from_list(self, value: Any, where: str) -> np.ndarray:
+        if not isinstance(value, (list, tuple)):
+            raise fail(where, f"expected {self._shape()}, found {shown(value)}")
+        rows = [value] if self.rows is None else value
+        for i, row in enumerate(rows):
+            at = where if self.rows is None else f"{where}[{i}]"
+            if not isinstance(row, (list, tuple, np.ndarray)):
+                raise fail(at, f"expected an array, found {shown(row)}")
+            if len(row) != len(rows[0]):
+                raise fail(at, f"has {len(row)} values, row 0 has {len(rows[0])}", "MM008")
+            if not isinstance(row, np.ndarray):
+                wanted = {int} if self.dtype.startswith("int") else {int, float}
+                if not set(map(type, row)) <= wanted:
+                    kind = "an integer" if wanted == {int} else "a number"
+                    j, odd = next((j, v) for j, v in enumerate(row) if type(v) not in wanted)
+                    raise fail(f"{at}[{j}]", f"expected {kind}, found {shown(odd)}")
+        try:
+            array = np.asarray(value, dtype="int64" if self.dtype.startswith("int") else "float64")
+        except OverflowError:
+            raise fail(where, "holds an integer beyond 64 bits") from None
+        return array.reshape(0, 0) if self.rows is not None and not rows else array
+
+    def _shape(self) -> str:
+        return "an array [n]" if self.rows is None else f"an array [{self.rows or 'rows'}, n]"
+
+    def write(self, value: Any) -> Any:
+        return value if isinstance(value, (list, tuple)) else np.asarray(value)
+
+    def schema(self) -> dict[str, Any]:
+        item: dict[str, Any] = {"type": "integer" if self.dtype.startswith("int") else "number"}
+        if item["type"] == "integer":
+            if self.low is not None:
+                item["minimum"] = self.low
+            if self.high is not None:
+                item["maximum"] = self.high
+        row = {"type": "array", "items": item}
+        if self.rows is None:
+            return row
+        return {"type": "array", "items": row} | (
+            {"minItems": self.rows, "maxItems": self.rows} if self.rows else {}
+        )
+
+
+@dataclass(frozen=True)
+class Json(Spec):
+    """A free object: any JSON, of bounded depth, numbers finite."""
+
+    def read(self, value: Any, where: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise fail(where, f"expected an object, found {shown(value)}")
+        check_json(value, where)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object"}
+
+
+@dataclass(frozen=True)
+class Records(Spec):
+    """A list of records of one dataclass."""
+
+    cls: type[Record]
+
+    def read(self, value: Any, where: str) -> list[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise fail(where, f"expected an array of objects, found {shown(value)}")
+        return [self.cls.read(item, f"{where}[{i}]") for i, item in enumerate(value)]
+
+    def write(self, value: Any) -> list[dict[str, Any]]:
+        return [item.write() for item in value]
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {"$ref": f"#/$defs/{self.cls.__name__}"}}
+
+
+def column(spec: Spec, doc: str, default: Any = UNSET, factory: Any = UNSET) -> Any:
+    """A dataclass field: its spec and its meaning; required unless it has a default."""
+    metadata = {"spec": spec, "doc": doc}
+    if factory is not UNSET:
+        return field(default_factory=factory, metadata=metadata)
+    return (
+        field(metadata=metadata) if default is UNSET else field(default=default, metadata=metadata)
+    )
+
+
+class Record:
+    """Base of the schema's dataclasses: reads, writes and compares itself by its fields' specs."""
+
+    _columns: ClassVar[dict[str, Column]]
+
+    @classmethod
+    def columns(cls) -> dict[str, Column]:
+        """The declared fields by name, in order of declaration."""
+        if "_columns" not in cls.__dict__:
+            declared = [f for f in dataclasses.fields(cls) if "spec" in f.metadata]  # type: ignore[arg-type]
+            cls._columns = {f.name: Column.of(f) for f in declared}
+        return cls._columns
+
+    @classmethod
+    def read(cls, value: Any, where: str) -> Any:
+        """Build the record from parsed JSON (arrays may be numpy); unknown keys go to `metadata`.
+
+        A null is an absent field. Raises TraceError.
+        """
+        if not isinstance(value, dict):
+            raise fail(where, f"expected an object, found {shown(value)}")
+        columns = cls.columns()
+        known: dict[str, Any] = {}
+        for name, declared in columns.items():
+            given = value.get(name)
+            if given is not None:
+                known[name] = declared.spec.read(given, f"{where}.{name}")
+            elif declared.required:
+                raise fail(f"{where}.{name}", "is missing", "MM004")
+        if not value.keys() <= columns.keys():
+            unknown = {k: v for k, v in value.items() if k not in columns}
+            for key, item in unknown.items():
+                check_json(item, f"{where}.{named(str(key))}")
+            known["metadata"] = keep_unknown(known.get("metadata", {}), unknown)
+        return cls(**known)
+
+    def write(self) -> dict[str, Any]:
+        """The record as JSON values (arrays as numpy), absent fields left out."""
+        out: dict[str, Any] = {}
+        for name, declared in self.columns().items():
+            value = getattr(self, name)
+            if value is not None and (name != "metadata" or value):
+                out[name] = declared.spec.write(value)
+        return out
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every declared field, arrays in dtype and shape too; pixels are not compared."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(_same(getattr(self, name), getattr(other, name)) for name in self.columns())
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A declared field of a record."""
+
+    spec: Spec
+    doc: str
+    required: bool
+
+    @classmethod
+    def of(cls, f: dataclasses.Field[Any]) -> Column:
+        missing = dataclasses.MISSING
+        required = f.default is missing and f.default_factory is missing
+        return cls(f.metadata["spec"], f.metadata["doc"], required)
+
+
+def keep_unknown(metadata: dict[str, Any], unknown: dict[str, Any]) -> dict[str, Any]:
+    """Unknown fields join `metadata` under their names, with a `_` more where a name is taken."""
+    out = dict(metadata)
+    for name, value in unknown.items():
+        while name in out and out[name] != value:
+            name += "_"
+        out[name] = value
+    return out
+
+
+def check_json(value: Any, where: str) -> None:
+    """Refuse what JSON can't carry: other types, NaN, integers beyond 64 bits, deep nesting.
+
+    Iterative: depth can't overflow the stack.
+    """
+    stack = [(value, 0)]
+    while stack:
+        item, depth = stack.pop()
+        kind = type(item)
+        if depth > MAX_DEPTH:
+            raise fail(where, f"is nested deeper than {MAX_DEPTH} levels", "MM010")
+        if kind is dict:
+            if not all(type(key) is str for key in item):
+                raise fail(where, "holds an object with a key that is not a string")
+            stack.extend((v, depth + 1) for v in item.values() if type(v) is not str)
+        elif kind is list or kind is tuple:
+            stack.extend((v, depth + 1) for v in item if type(v) is not str)
+        elif kind is float:
+            if not math.isfinite(item):
+                raise fail(where, f"holds {item}, which is not a finite number", "MM009")
+        elif kind is int:
+            if not -(2**63) <= item < 2**64:
+                raise fail(where, f"holds {shown(item)}, which is beyond 64 bits")
+        elif kind not in (bool, str, type(None)):
+            raise fail(where, f"holds a value of type {kind.__name__}, which JSON does not have")
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+
+
+def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        raise fail(where, f"expected an array, found {shown(value)}")
+    if length is not None and len(value) != length:
+        raise fail(where, f"expected {length} values, found {len(value)}", "MM008")
+    return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(value))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _array_schema(item: Spec, length: int | None) -> dict[str, Any]:
+    bounds = {} if length is None else {"minItems": length, "maxItems": length}
+    return {"type": "array", "items": item.schema()} | bounds

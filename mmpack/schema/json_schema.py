@@ -1,0 +1,44 @@
+"""The JSON schema of one record of a trace, from the dataclasses' own declarations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmpack.families import FAMILIES
+from mmpack.schema.codes import RULES
+from mmpack.schema.fields import Record, Records
+from mmpack.schema.sample import Sample
+
+
+def sample_schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a record; `x-rules` holds the rules that it can't express."""
+    records: dict[str, type[Record]] = {}
+    _collect(Sample, records)
+    top = _object(Sample)
+    top["properties"]["family"]["enum"] = list(FAMILIES)
+    top["required"] = ["schema_version", *top["required"]]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mmpack sample",
+        **top,
+        "$defs": {name: _object(cls) for name, cls in records.items()},
+        "x-rules": {r.code: {"says": r.says, "fix": r.fix} for r in RULES.values()},
+    }
+
+
+def _collect(cls: type[Record], into: dict[str, type[Record]]) -> None:
+    for declared in cls.columns().values():
+        if isinstance(declared.spec, Records):
+            inner = declared.spec.cls
+            into[inner.__name__] = inner
+            _collect(inner, into)
+
+
+def _object(cls: type[Record]) -> dict[str, Any]:
+    columns = cls.columns()
+    return {
+        "description": " ".join((cls.__doc__ or "").split("\n\n")[0].split()),
+        "type": "object",
+        "properties": {n: {"description": c.doc} | c.spec.schema() for n, c in columns.items()},
+        "required": [n for n, c in columns.items() if c.required],
+    }

@@ -1,0 +1,41 @@
+"""A medium: one image or one video, known by its content. Grids count patches before merging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Record, Str, column
+from mmpack.schema.spans import MODALITIES
+
+
+@dataclass(eq=False)
+class Medium(Record):
+    """One image or video as the processor saw it. Traces never hold `pixel_values`."""
+
+    media_id: str = column(Str(), "the caller's name")
+    modality: str = column(Str(MODALITIES), "image or video")
+    cache_key: str = column(
+        Str(), "sha256 of content, grid and settings: equal keys, equal embeddings"
+    )
+    grid_thw: tuple[int, int, int] = column(Ints(3), "patches: time, height, width")
+    num_tokens: int = column(Int(), "vision tokens after merging")
+    content_hash: str | None = column(Str(), "sha256 of modality, size and RGB pixels", None)
+    size: tuple[int, int] | None = column(Ints(2), "width, height handed to the processor", None)
+    decoded_size: tuple[int, int] | None = column(
+        Ints(2), "width, height of the decoded file", None
+    )
+    mode: str | None = column(Str(), "Pillow's mode before conversion to RGB", None)
+    exif_orientation: int | None = column(Int(0, 255), "EXIF orientation of the file", None)
+    file_hash: str | None = column(Str(), "sha256 of the encoded file", None)
+    source: str | None = column(Str(), "path below a root that the reader gives", None)
+    fps: float | None = column(Float(), "frames per second of the file", None)
+    frame_indices: np.ndarray | None = column(Array("int64"), "sampled frames", None)
+    frame_timestamps: tuple[float, ...] | None = column(Floats(), "seconds of the frames", None)
+    second_per_grid_ts: float | None = column(Float(), "seconds between temporal patches", None)
+    total_frames: int | None = column(Int(), "frames of the file", None)
+    metadata: dict[str, Any] = column(Json(), "unknown fields, carried through", factory=dict)
+
+    pixel_values: Any = None  # [t·h·w, patch_dim]

@@ -1,0 +1,265 @@
+"""Parquet traces: arrays as list columns, free objects and lists of records as JSON text.
+
+Arrays go from Arrow's buffers to numpy without a Python object per token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+import numpy as np
+
+from mmpack.errors import require
+from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Records, fail, shown
+from mmpack.schema.jsonl import dump_json, parse_json
+from mmpack.schema.parquet_pages import Chunk, read_row_groups
+from mmpack.schema.sample import Sample
+
+GROUP_BYTES, GROUP_ROWS = 32 * 2**20, 1024  # of a row group that is written
+BATCH_BYTES, BATCH_ROWS = 16 * 2**20, 512  # of rows that are decoded at a time
+MAX_GROUP_RECORDS = 64  # a row group may decode to so many records of the largest size
+BUFFER_BYTES = 2**20
+LEVEL_BYTES = 16  # a decoded value (8) with its levels and offsets
+
+
+def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (record number from 1, record), arrays as numpy, absent fields left out.
+
+    Raises TraceError: MM001 not Parquet or corrupt, MM003 a column of another type, MM004 a missing
+    column, MM010 a record larger than `max_record_bytes` or a row group that would decode to more
+    than 64 of them.
+    """
+    pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
+    parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
+    with path.open("rb") as file:
+        groups = [
+            _batch_rows(rows, chunks, max_record_bytes, f"{path}: row group {i}")
+            for i, (rows, chunks) in enumerate(read_row_groups(file, f"{path}"))
+        ]
+    number = 0
+    try:
+        with parquet.ParquetFile(
+            path,
+            buffer_size=BUFFER_BYTES,
+            pre_buffer=False,
+            page_checksum_verification=True,
+            arrow_extensions_enabled=False,
+        ) as reader:
+            names = reader.schema_arrow.names
+            _check_names(names, f"{path}")
+            for group, rows in enumerate(groups):
+                for batch in reader.iter_batches(rows, row_groups=[group]):
+                    for record in _records(batch, names, f"{path}", number, pyarrow):
+                        number += 1
+                        _check_size(record, max_record_bytes, f"{path}: record {number}")
+                        yield number, _parsed(record, f"{path}: record {number}")
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise fail(f"{path}", f"can't be read as Parquet: {why}", "MM001") from None
+
+
+def write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]]) -> None:
+    """Write `records` to `file`, in row groups of about 32 MiB."""
+    pyarrow = require("pyarrow", "parquet", "write_trace of a .parquet file")
+    parquet = require("pyarrow.parquet", "parquet", "write_trace of a .parquet file")
+    schema = pyarrow.schema([(n, _arrow_type(c.spec, pyarrow)) for n, c in _columns()])
+    with parquet.ParquetWriter(
+        file, schema, compression="zstd", write_page_checksum=True, store_schema=False
+    ) as writer:
+        for rows in _row_groups(records):
+            columns = [
+                _to_arrow(name, [r.get(name) for r in rows], pyarrow) for name in schema.names
+            ]
+            writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
+
+
+def _columns() -> list[tuple[str, Any]]:
+    return list(Sample.columns().items())
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def _check_names(names: list[str], where: str) -> None:
+    wanted = [n for n, c in _columns() if c.required or n == "schema_version"]
+    missing = [n for n in wanted if n not in names]
+    if len(missing) == len(wanted):
+        raise fail(where, f"has no column of a trace, but {len(names)} others", "MM001")
+    if missing:
+        raise fail(f"{where}: {missing[0]}", "has no column", "MM004")
+    if len(set(names)) != len(names):
+        raise fail(where, "has two columns of one name")
+
+
+def _batch_rows(rows: int, chunks: list[Chunk], max_record_bytes: int, where: str) -> int:
+    """How many rows of a row group to decode at a time."""
+    total = row_bytes = 0
+    for chunk in chunks:
+        total += chunk.page_bytes + chunk.values * LEVEL_BYTES
+        if chunk.is_text and chunk.is_nested:
+            total += chunk.values * chunk.repeated_bytes
+        elif chunk.is_text:
+            row_bytes += chunk.repeated_bytes
+    limit = MAX_GROUP_RECORDS * max_record_bytes
+    if total > limit:
+        raise fail(where, f"decodes to {total} bytes, more than {limit}", "MM010")
+    row_bytes += total // max(rows, 1) + 1
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
+
+
+def _records(
+    batch: Any, names: list[str], path: str, before: int, pyarrow: ModuleType
+) -> Iterator[dict[str, Any]]:
+    specs = Sample.columns()
+    columns = {}
+    for name, column in zip(names, batch.columns, strict=True):
+        if name in specs and isinstance(specs[name].spec, Array):
+            columns[name] = _arrays(column, name, path, before + 1, pyarrow)
+        else:
+            columns[name] = column.to_pylist()
+    for values in zip(*columns.values(), strict=True):
+        yield {  # arrays are copied: one must not keep its whole batch alive
+            name: value.copy() if isinstance(value, np.ndarray) else value
+            for name, value in zip(columns, values, strict=True)
+            if value is not None
+        }
+
+
+def _arrays(
+    column: Any, name: str, path: str, first: int, pyarrow: ModuleType
+) -> list[np.ndarray | None]:
+    """The rows of a list column as views into it; of a list of lists, as 2-D ones."""
+    where, types = f"{path}: {name}", pyarrow.types
+    values, bounds = _flat(column, where, pyarrow)
+    inner = None
+    if types.is_nested(values.type):
+        _refuse_nulls(values, [bounds], f"{path}: record", name, first)
+        values, inner = _flat(values, where, pyarrow)
+    if not (types.is_integer(values.type) or types.is_floating(values.type)):
+        raise fail(where, f"is a column of {column.type}, expected lists of numbers")
+    _refuse_nulls(
+        values, [bounds] if inner is None else [inner, bounds], f"{path}: record", name, first
+    )
+    flat = values.to_numpy(zero_copy_only=True)
+    out: list[np.ndarray | None] = []
+    present = column.is_valid().to_numpy(zero_copy_only=False).tolist()
+    for i, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        if not present[i]:
+            out.append(None)
+        elif inner is None:
+            out.append(flat[start:stop])
+        else:
+            widths = np.diff(inner[start : stop + 1])
+            if (widths != widths[:1]).any():
+                raise fail(
+                    f"{path}: record {first + i}.{name}", "has rows of unlike length", "MM008"
+                )
+            row = flat[inner[start] : inner[stop]]
+            out.append(row.reshape(len(widths), -1 if len(row) else 0))
+    return out
+
+
+def _flat(column: Any, where: str, pyarrow: ModuleType) -> tuple[Any, np.ndarray]:
+    """A list array's values and its offsets into them."""
+    if pyarrow.types.is_fixed_size_list(column.type):
+        column = column.cast(pyarrow.list_(column.type.value_type))
+    if not (pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type)):
+        raise fail(where, f"is a column of {column.type}, expected lists of numbers")
+    return column.values, column.offsets.to_numpy(zero_copy_only=True)
+
+
+def _refuse_nulls(values: Any, levels: list[np.ndarray], where: str, name: str, first: int) -> None:
+    if values.null_count:
+        at = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+        for offsets in levels:
+            at = int(np.searchsorted(offsets, at, "right")) - 1
+        raise fail(f"{where} {first + at}.{name}", "has a null among its values")
+
+
+def _check_size(record: dict[str, Any], limit: int, where: str) -> None:
+    size = sum(
+        v.nbytes if isinstance(v, np.ndarray) else len(v)
+        for v in record.values()
+        if isinstance(v, (np.ndarray, str))
+    )
+    if size > limit:
+        raise fail(where, f"is larger than {limit} bytes", "MM010")
+
+
+def _parsed(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """The record with its JSON text columns parsed."""
+    for name, column in _columns():
+        if name in record and isinstance(column.spec, (Json, Records)):
+            text = record[name]
+            if not isinstance(text, str):
+                raise fail(f"{where}.{name}", f"expected JSON text, found {shown(text)}")
+            try:
+                record[name] = parse_json(text, f"{where}.{name}")
+            except json.JSONDecodeError as error:
+                why = f"is not JSON at column {error.colno}: {error.msg}"
+                raise fail(f"{where}.{name}", why) from None
+    return record
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def _row_groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for record in records:
+        for name, column in _columns():
+            if name in record and isinstance(column.spec, (Json, Records)):
+                record[name] = dump_json(record[name])
+        rows.append(record)
+        size += sum(v.nbytes if isinstance(v, np.ndarray) else len(str(v)) for v in record.values())
+        if size >= GROUP_BYTES or len(rows) == GROUP_ROWS:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _arrow_type(spec: Any, pyarrow: ModuleType) -> Any:
+    if isinstance(spec, Array):
+        row = pyarrow.list_(pyarrow.type_for_alias(spec.dtype))
+        return row if spec.rows is None else pyarrow.list_(row)
+    scalars = {Int: "int64", Float: "float64", Ints: "int64", Floats: "float64"}
+    if type(spec) not in scalars:
+        return pyarrow.string()
+    scalar = pyarrow.type_for_alias(scalars[type(spec)])
+    return pyarrow.list_(scalar) if isinstance(spec, (Ints, Floats)) else scalar
+
+
+def _to_arrow(name: str, values: list[Any], pyarrow: ModuleType) -> Any:
+    spec = Sample.columns()[name].spec
+    kind = _arrow_type(spec, pyarrow)
+    if not isinstance(spec, Array):
+        try:
+            return pyarrow.array(values, kind)
+        except UnicodeEncodeError:
+            bad = next(v for v in values if isinstance(v, str) and not _is_utf8(v))
+            why = f"{shown(bad)} has half a surrogate pair, Parquet can't hold it"
+            raise fail(f"write_trace: {name}", why) from None
+    missing = pyarrow.array([v is None for v in values])
+    rows = [
+        np.zeros((0,) * (1 if spec.rows is None else 2), spec.dtype) if v is None else v
+        for v in values
+    ]
+    flat = pyarrow.array(np.concatenate([row.reshape(-1) for row in rows]).astype(spec.dtype))
+    if spec.rows is not None:
+        widths = [row.shape[1] for row in rows for _ in range(row.shape[0])]
+        flat = pyarrow.ListArray.from_arrays(_offsets(widths), flat)
+    return pyarrow.ListArray.from_arrays(_offsets([len(r) for r in rows]), flat, mask=missing)
+
+
+def _offsets(lengths: list[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths], dtype=np.int32)
+
+
+def _is_utf8(text: str) -> bool:
+    return not any(0xD800 <= ord(c) < 0xE000 for c in text)

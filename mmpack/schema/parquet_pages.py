@@ -1,0 +1,161 @@
+"""How much a Parquet file really holds, found before anything is decoded.
+
+A footer may lie and a page may declare 2^31 values in ten bytes; pyarrow believes both and allocates
+first, and a footer that contradicts itself can end the process. So footer and page headers are read
+here: Thrift compact structs, fields by their ids in Parquet's parquet.thrift.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from operator import index
+from typing import IO, Any
+
+from mmpack.schema.fields import fail, named
+
+MAGIC = b"PAR1"
+FOOTER_BYTES = 2**24  # some thousands of row groups
+HEADER_BYTES = 2**16
+BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY = 6, 7
+DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
+OWN_HEADER = {DATA_PAGE: 5, DICTIONARY_PAGE: 7, DATA_PAGE_V2: 8}  # kind of page -> field
+ENCODING = {DATA_PAGE: 2, DICTIONARY_PAGE: 2, DATA_PAGE_V2: 4}  # kind of page -> field of that
+DELTA_BYTE_ARRAY = 7
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One column of one row group: its values, and the bytes of its pages once decompressed.
+
+    A value may take `repeated_bytes`: all of a dictionary, or of a page of shared prefixes.
+    """
+
+    name: str
+    is_text: bool
+    is_nested: bool
+    values: int
+    page_bytes: int
+    repeated_bytes: int
+
+
+def read_row_groups(file: IO[bytes], where: str) -> list[tuple[int, list[Chunk]]]:
+    """Rows and column chunks of each row group of `file`, after a look at every page header.
+
+    Raises TraceError: MM001 if file, footer and pages contradict each other, MM010 for a footer
+    beyond 16 MiB.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - 8, 0))
+    tail = file.read(8)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != MAGIC or length > size - 8:
+        raise fail(where, "is not a whole Parquet file", "MM001")
+    if length > FOOTER_BYTES:
+        raise fail(where, f"has a footer of {length} bytes, more than {FOOTER_BYTES}", "MM010")
+    file.seek(size - 8 - length)
+    try:
+        footer = _Thrift(file.read(length)).struct()
+        groups = [
+            (index(group[3]), [column[3] for column in group[1]]) for group in footer.get(4, [])
+        ]
+        return [
+            (rows, [_chunk(file, size, c, f"{where}: row group {i}") for c in columns])
+            for i, (rows, columns) in enumerate(groups)
+        ]
+    except (IndexError, KeyError, TypeError, AttributeError):  # cut off, or another type in a field
+        raise fail(where, "has a broken Parquet footer or page header", "MM001") from None
+
+
+def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Chunk:
+    path = [step.decode("utf-8", "replace") for step in column[3]]
+    where = f"{where}, {named(path[0])}"
+    start = min(column[9], column.get(11) or column[9])  # first data page, dictionary page
+    stop = start + column[7]
+    if not 0 <= start <= stop <= size:
+        raise fail(where, f"has its pages at [{start}, {stop}) of {size} bytes", "MM001")
+    values = page_bytes = repeated_bytes = 0
+    while start < stop:
+        file.seek(start)
+        reader = _Thrift(file.read(min(HEADER_BYTES, stop - start)))
+        header = reader.struct()
+        kind, unpacked, packed = header[1], header[2], header[3]
+        own = header[OWN_HEADER[kind]]
+        count = own[1]
+        if not all(0 <= n < 2**31 for n in (unpacked, packed, count)):
+            raise fail(where, f"has a page of {unpacked} bytes and {count} values", "MM001")
+        if kind != DICTIONARY_PAGE:
+            values += count
+        elif count * 4 > unpacked:  # each of its values has four bytes or more
+            raise fail(where, f"has {count} values in a page of {unpacked} bytes", "MM001")
+        if kind == DICTIONARY_PAGE or own[ENCODING[kind]] == DELTA_BYTE_ARRAY:
+            repeated_bytes = max(repeated_bytes, unpacked)
+        page_bytes += unpacked
+        start += reader.at + packed
+    if start != stop or values != column[5]:
+        raise fail(where, f"has {values} values, its footer says {column[5]}", "MM001")
+    is_text = column[1] in (BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY)
+    return Chunk(path[0], is_text, len(path) > 1, values, page_bytes, repeated_bytes)
+
+
+class _Thrift:
+    """The compact protocol, read into dicts by field id. IndexError: cut off, or not Thrift."""
+
+    MAX_DEPTH = 12
+
+    def __init__(self, data: bytes):
+        self.data = data
+        self.at = 0
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        out: dict[int, Any] = {}
+        field = 0
+        while byte := self._byte():
+            field = field + (byte >> 4) if byte >> 4 else self._zigzag()
+            kind = byte & 15
+            out[field] = (
+                None if kind in (1, 2) else self._value(kind, depth)
+            )  # booleans lie in kind
+        return out
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if depth > self.MAX_DEPTH:
+            raise IndexError
+        if kind in (4, 5, 6):  # i16, i32, i64
+            return self._zigzag()
+        if kind == 8:  # binary
+            return self._bytes(self._varint())
+        if kind in (9, 10):  # list, set
+            head = self._byte()
+            count = head >> 4 if head >> 4 < 15 else self._varint()
+            return [self._value(head & 15, depth + 1) for _ in range(count)]
+        if kind == 12:
+            return self.struct(depth + 1)
+        if kind in (1, 2, 3):  # boolean in a list, byte
+            return self._byte()
+        if kind == 7:  # double
+            return self._bytes(8)
+        raise IndexError  # maps: Parquet has none
+
+    def _byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def _bytes(self, length: int) -> bytes:
+        self.at += length
+        if self.at > len(self.data):
+            raise IndexError
+        return self.data[self.at - length : self.at]
+
+    def _varint(self) -> int:
+        out = shift = 0
+        while (byte := self._byte()) & 128:
+            out |= (byte & 127) << shift
+            shift += 7
+            if shift > 63:
+                raise IndexError
+        return out | byte << shift
+
+    def _zigzag(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)

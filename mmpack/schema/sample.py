@@ -1,0 +1,212 @@
+"""One sample of a trace: token ids [L], their media, spans that say what each token is, columns.
+
+Ids are expanded (one per vision token) and never padded; spans are half-open token indices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmpack.families import FAMILIES
+from mmpack.schema.fields import (
+    Array,
+    Int,
+    Ints,
+    Json,
+    Record,
+    Records,
+    Str,
+    column,
+    fail,
+    keep_unknown,
+    shown,
+)
+from mmpack.schema.media import Medium
+from mmpack.schema.spans import (
+    ActionSpan,
+    BboxTarget,
+    LossSpan,
+    ModalitySpan,
+    ObservationSpan,
+    PointTarget,
+    PolicyVersion,
+    RegionSpan,
+    Score,
+)
+
+SCHEMA_VERSION = "1"
+# in `metadata`: sha256:<64 hex> of the decoded loss tokens (special tokens kept), all loss spans at once
+RESPONSE_TEXT_KEY = "response_text_sha256"
+COORDINATE_SYSTEMS = ("absolute_pixels", "normalized_1", "normalized_1000")
+FINISH_REASONS = ("stop", "length", "tool", "abort")
+
+
+@dataclass(eq=False)
+class Sample(Record):
+    """What a rollout engine returned and a trainer must see.
+
+    Arrays are numpy: `input_ids` int64 [L], `position_ids` int64 [rows, L], `attention_mask`
+    int8 [L], `rollout_logprobs` float32 [n]. An optional field is None where the producer
+    recorded nothing.
+    """
+
+    sample_id: str = column(Str(), "unique in a trace")
+    group_id: str = column(Str(), "the prompt's id")
+    family: str = column(Str(), "model family")
+    input_ids: np.ndarray = column(
+        Array("int64"), "expanded ids, one per vision token, never padded"
+    )
+    media: list[Medium] = column(Records(Medium), "in order of first appearance")
+    modality_spans: list[ModalitySpan] = column(
+        Records(ModalitySpan), "placeholders, sorted, disjoint; all else is text"
+    )
+    loss_spans: list[LossSpan] = column(Records(LossSpan), "tokens of the loss, sorted, disjoint")
+    schema_version: str = column(Str((SCHEMA_VERSION,)), "version of this schema", SCHEMA_VERSION)
+    position_ids: np.ndarray | None = column(
+        Array("int64", rows=0, low=None), "as the producer used them; rows t, h, w", None
+    )
+    attention_mask: np.ndarray | None = column(
+        Array("int8", low=0, high=1),
+        "1 where a token is attended; may be of the padded length",
+        None,
+    )
+    processor: dict[str, Any] | None = column(
+        Json(), "every resolved setting that decides the layout", None
+    )
+    processor_fingerprint: str | None = column(
+        Str(pattern="^sha256:[0-9a-f]{64}$"), "sha256 of `processor` as canonical JSON", None
+    )
+    observation_spans: list[ObservationSpan] | None = column(
+        Records(ObservationSpan), "context that no policy wrote", None
+    )
+    action_spans: list[ActionSpan] | None = column(Records(ActionSpan), "decoded actions", None)
+    region_spans: list[RegionSpan] | None = column(
+        Records(RegionSpan), "tokens about a place", None
+    )
+    bbox_targets: list[BboxTarget] | None = column(Records(BboxTarget), "reference boxes", None)
+    point_targets: list[PointTarget] | None = column(Records(PointTarget), "reference points", None)
+    coordinate_system: str | None = column(Str(COORDINATE_SYSTEMS), "of boxes and points", None)
+    screen_size: tuple[int, int] | None = column(Ints(2), "width, height in pixels", None)
+    rewards: list[Score] | None = column(Records(Score), "what the policy is paid", None)
+    costs: list[Score] | None = column(Records(Score), "what it is charged", None)
+    verifiers: list[Score] | None = column(Records(Score), "verdicts that are not paid", None)
+    rollout_logprobs: np.ndarray | None = column(
+        Array("float32", low=None), "natural log, of the loss tokens, spans concatenated", None
+    )
+    sampling: dict[str, Any] | None = column(
+        Json(), "temperature, top_p, …, and what `rollout_logprobs` mean: processed or raw", None
+    )
+    finish_reason: str | None = column(Str(FINISH_REASONS), "why generation ended", None)
+    policy_versions: list[PolicyVersion] | None = column(
+        Records(PolicyVersion), "which weights produced which tokens", None
+    )
+    trajectory_id: str | None = column(Str(), "ties the per-turn samples of an episode", None)
+    turn: int | None = column(Int(), "turn of this sample in its trajectory", None)
+    prefix_cached_tokens: int | None = column(
+        Int(), "leading tokens that the engine took from its cache", None
+    )
+    metadata: dict[str, Any] = column(
+        Json(), "anything else, carried through untouched", factory=dict
+    )
+
+    @classmethod
+    def read(cls, value: Any, where: str) -> Sample:
+        """Build a sample from parsed JSON (arrays may be numpy); padding is cut off.
+
+        Raises TraceError.
+        """
+        if isinstance(value, dict):
+            version = value.get("schema_version")
+            if version is None:
+                raise fail(f"{where}.schema_version", "is missing", "MM004")
+            if version != SCHEMA_VERSION:
+                raise fail(
+                    f"{where}.schema_version",
+                    f"{shown(version)} is unknown, this mmpack reads {SCHEMA_VERSION!r}",
+                    "MM005",
+                )
+        sample: Sample = super().read(value, where)
+        if sample.family not in FAMILIES:
+            raise fail(
+                f"{where}.family",
+                f"{shown(sample.family)} is unknown. Known: {', '.join(FAMILIES)}",
+                "MM006",
+            )
+        _unpad(sample, where)
+        rows = FAMILIES[sample.family].position_rows
+        if sample.position_ids is not None and sample.position_ids.shape != (rows, len(sample)):
+            raise fail(
+                f"{where}.position_ids",
+                f"has shape {list(sample.position_ids.shape)}, expected [{rows}, {len(sample)}]",
+                "MM008",
+            )
+        return sample
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def media_ids(self) -> list[str]:
+        return [m.media_id for m in self.media]
+
+    @property
+    def media_cache_keys(self) -> list[str]:
+        return [m.cache_key for m in self.media]
+
+    @property
+    def vision_token_offsets(self) -> np.ndarray:
+        """int64 [M+1]: where each medium's rows start in the concatenated vision embeddings."""
+        return np.cumsum([0] + [m.num_tokens for m in self.media], dtype=np.int64)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return sum(s.stop - s.start for s in self.loss_spans)
+
+    @property
+    def num_patches(self) -> int:
+        """Patches before merging that the vision tower reads for this sample, each medium once."""
+        return sum(t * h * w for t, h, w in {m.cache_key: m.grid_thw for m in self.media}.values())
+
+    @property
+    def loss_indices(self) -> np.ndarray:
+        """int64 [n]: token index of each loss token, spans concatenated (and cut at L)."""
+        length = len(self)
+        return concatenated_ranges([(s.start, min(s.stop, length)) for s in self.loss_spans])
+
+
+def concatenated_ranges(spans: list[tuple[int, int]]) -> np.ndarray:
+    """int64: the indices of all spans, one after the other."""
+    if not spans:
+        return np.zeros(0, dtype=np.int64)
+    return np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in spans])
+
+
+def _unpad(sample: Sample, where: str) -> None:
+    """Cut off the padding that `attention_mask` shows. Holes inside stay: a rule names them."""
+    mask = sample.attention_mask
+    if mask is None:
+        return
+    if len(mask) != len(sample.input_ids):
+        raise fail(
+            f"{where}.attention_mask",
+            f"has {len(mask)} values, input_ids has {len(sample.input_ids)}",
+            "MM008",
+        )
+    if sample.position_ids is not None and sample.position_ids.shape[1] != len(mask):
+        raise fail(
+            f"{where}.position_ids",
+            f"has {sample.position_ids.shape[1]} columns, attention_mask has {len(mask)}",
+            "MM008",
+        )
+    kept = np.flatnonzero(mask)
+    start, stop = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
+    if (start, stop) == (0, len(mask)):
+        return
+    sample.metadata = keep_unknown(sample.metadata, {"padding": [start, len(mask) - stop]})
+    sample.input_ids = sample.input_ids[start:stop].copy()
+    sample.attention_mask = mask[start:stop].copy()
+    if sample.position_ids is not None:
+        sample.position_ids = np.ascontiguousarray(sample.position_ids[:, start:stop])

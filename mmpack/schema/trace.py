@@ -1,0 +1,164 @@
+"""Trace files: one sample a record, as .jsonl, .jsonl.zst or .parquet. Streamed both ways.
+
+Reading holds one record (of JSON Lines) or a few row batches (of Parquet) at a time. Nothing in a
+file is ever unpickled or opened.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any
+
+from mmpack.errors import ArgumentError, TraceError
+from mmpack.schema.fields import fail, named
+from mmpack.schema.jsonl import read_jsonl, write_jsonl
+from mmpack.schema.parquet import read_parquet, write_parquet
+from mmpack.schema.sample import Sample
+
+MAX_RECORD_BYTES = 32 * 2**20
+FORMATS = (".jsonl", ".jsonl.zst", ".parquet")
+
+
+def read_trace(
+    path: str | os.PathLike[str],
+    media: Mapping[str, Any] | None = None,
+    max_record_bytes: int = MAX_RECORD_BYTES,
+) -> TraceReader:
+    """Open a trace; its samples are read as they are asked for, each time anew.
+
+    Args: `path`: a .jsonl, .jsonl.zst or .parquet file. `media`: cache key -> pixel_values
+    [t·h·w, patch_dim]; media whose key it lacks keep None. `max_record_bytes`: the largest record
+    to accept; memory stays within a small multiple of it (64 times, of a Parquet row group).
+
+    Raises TraceError with file, record, field and a code (MM001 to MM010): here for a path that is
+    no trace, while iterating for a record whose structure is wrong. Broken rules (MM1xx and up)
+    are not looked for: see `validate`.
+    """
+    source = Path(path)
+    _format_of(source)
+    if not source.is_file():
+        why = "is not a file" if source.exists() else "does not exist"
+        raise fail(f"{source}", why, "MM001")
+    if not os.access(source, os.R_OK):
+        raise fail(f"{source}", "may not be read by this user", "MM001")
+    return TraceReader(source, media, max_record_bytes)
+
+
+def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
+    """Write `samples` as a trace and return how many: a failure leaves the old file or none.
+
+    The format follows from the name: .jsonl, .jsonl.zst or .parquet. Equal samples give equal
+    bytes. Samples may come from a generator, also one that reads `path`, and are checked as
+    `read_trace` would. Raises TraceError (with the sample's number from 0, the field and a code),
+    ArgumentError for what is not a sample.
+    """
+    target = Path(path)
+    kind = _format_of(target)
+    count = 0
+
+    def records() -> Iterator[dict[str, Any]]:
+        nonlocal count
+        seen = _Ids()
+        for sample in samples:
+            where = f"write_trace: samples[{count}]"
+            if not isinstance(sample, Sample):
+                raise ArgumentError(f"{where} is a {type(sample).__name__}. Fix: pass Samples")
+            checked = Sample.read(sample.write(), where)
+            seen.add(checked.sample_id, where)
+            count += 1
+            yield checked.write()
+
+    def write(file: IO[bytes]) -> None:
+        if kind == ".parquet":
+            write_parquet(file, records())
+        else:
+            write_jsonl(file, records(), zstd=kind == ".jsonl.zst")
+
+    _replace(target, write)
+    return count
+
+
+class TraceReader:
+    """The samples of a trace, in order, as often as asked; no file stays open in between."""
+
+    def __init__(self, path: Path, media: Mapping[str, Any] | None, max_record_bytes: int):
+        self.path = path
+        self.media = media
+        self.max_record_bytes = max_record_bytes
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the samples. Raises TraceError."""
+        seen = _Ids()
+        for number, record in self._records():
+            where = f"{self.path}: record {number}"
+            sample = Sample.read(record, where)
+            seen.add(sample.sample_id, where)
+            if self.media is not None:
+                for medium in sample.media:
+                    medium.pixel_values = self.media.get(medium.cache_key)
+            yield sample
+
+    def _records(self) -> Iterator[tuple[int, Any]]:
+        kind = _format_of(self.path)
+        if kind == ".parquet":
+            return read_parquet(self.path, self.max_record_bytes)
+        return read_jsonl(self.path, self.max_record_bytes, zstd=kind == ".jsonl.zst")
+
+    def __repr__(self) -> str:
+        return f"TraceReader({str(self.path)!r})"
+
+
+class _Ids:
+    """The sample ids seen so far, 16 bytes each."""
+
+    def __init__(self) -> None:
+        self._digests: set[bytes] = set()
+
+    def add(self, sample_id: str, where: str) -> None:
+        digest = blake2b(sample_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if digest in self._digests:
+            raise fail(f"{where}.sample_id", f"{named(sample_id)} occurs before", "MM007")
+        self._digests.add(digest)
+
+
+def _format_of(path: Path) -> str:
+    for kind in FORMATS:
+        if path.name.endswith(kind):
+            return kind
+    raise fail(f"{path}", f"has no name of a trace ({', '.join(FORMATS)})", "MM001")
+
+
+def _replace(target: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Let `write` fill a new file beside `target`, then put it in `target`'s place in one step."""
+    if target.is_dir():
+        raise TraceError(f"write_trace: {target} is a folder. Fix: name a file")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        file = temporary.open("xb")
+    except OSError as error:
+        why = f"can't be written ({error.strerror}). Fix: name a folder that can be written to"
+        raise TraceError(f"write_trace: {target} {why}") from None
+    try:
+        with file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name durable, where folders can be opened (not on Windows)."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,382 @@
+"""policy_loss against TRL's own GRPO loss on padded rectangles, and against formulas of the papers, in float64."""
+
+import math
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from mmpack.errors import ArgumentError
+from mmpack.losses.policy import policy_loss
+
+LENGTHS = [3, 0, 7, 1, 12]
+CU = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+N, B, WIDTH = sum(LENGTHS), len(LENGTHS), max(LENGTHS)
+
+
+def columns(spread=0.3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    old = -2 * torch.rand(N, generator=g)
+    lp, ref, rollout = (old + spread * torch.randn(N, generator=g) for _ in range(3))
+    return SimpleNamespace(
+        lp=lp, old=old, ref=ref, rollout=rollout, adv=torch.randn(B, generator=g)
+    )
+
+
+def padded(column, lengths=LENGTHS):
+    """[N] -> [B, WIDTH] float64; what lies in the padding must not matter."""
+    rows = [
+        torch.cat([x, x.new_full((max(lengths) - len(x),), -3.0)]) for x in column.split(lengths)
+    ]
+    return torch.stack(rows).double()
+
+
+def trl_loss(
+    c,
+    loss_type,
+    level="token",
+    low=0.2,
+    high=0.2,
+    beta=0.0,
+    max_tokens=WIDTH,
+    weights=None,
+    total=N,
+):
+    """(loss, gradient to the logprobs [N], metrics) of TRL's GRPOTrainer, in float64."""
+    lp = padded(c.lp).requires_grad_()
+    mask = torch.tensor(
+        [[float(t < n) for t in range(WIDTH)] for n in LENGTHS], dtype=torch.float64
+    )
+    metrics = defaultdict(list)
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (lp, torch.zeros_like(lp), None),
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        accelerator=SimpleNamespace(
+            num_processes=1, reduce=lambda x, reduction: x, gather=lambda x: x
+        ),
+        model=SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1,
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        _entropy_bonus_enabled=False,
+        importance_sampling_level=level,
+        loss_type=loss_type,
+        epsilon_low=low,
+        epsilon_high=high,
+        beta=beta,
+        max_completion_length=max_tokens,
+        use_vllm=weights is not None,
+        vllm_importance_sampling_correction=True,
+        _metrics={"train": metrics},
+    )
+    ids = torch.zeros(B, WIDTH, dtype=torch.int64)
+    inputs = {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": ids[:, :1],
+        "completion_ids": ids,
+        "completion_mask": mask,
+        "advantages": c.adv.double(),
+        "old_per_token_logps": padded(c.old),
+        "ref_per_token_logps": padded(c.ref),
+        "num_items_in_batch": torch.tensor(float(total)),
+        "importance_sampling_ratio": weights,
+    }
+    loss = GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+    loss.backward()
+    assert torch.equal(lp.grad[mask == 0], torch.zeros_like(lp.grad[mask == 0]))
+    return loss.detach(), lp.grad[mask == 1], metrics
+
+
+def run(c, **keywords):
+    leaf = c.lp.clone().requires_grad_()
+    out = policy_loss(leaf, c.adv, CU, c.old, **keywords)
+    out.loss.backward()
+    return out.loss.detach(), leaf.grad, out.metrics
+
+
+CASES = {
+    "grpo": ({"aggregation": "sequence_mean_token_mean"}, {"loss_type": "grpo"}),
+    "ppo": ({"clip_low": 0.1, "clip_high": 0.3}, {"loss_type": "bnpo", "low": 0.1, "high": 0.3}),
+    "dapo": ({"total_tokens": 100}, {"loss_type": "dapo", "high": 0.28, "total": 100}),
+    "dr_grpo": (
+        {"aggregation": "sequence_mean_token_sum_norm", "max_tokens": 20},
+        {"loss_type": "dr_grpo", "max_tokens": 20},
+    ),
+    "gspo": (
+        {"aggregation": "sequence_mean_token_mean"},
+        {"loss_type": "grpo", "level": "sequence", "low": 3e-4, "high": 4e-4},
+    ),
+    "cispo": ({"clip_high": 0.2}, {"loss_type": "cispo", "high": 1.2}),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("spread", [1e-4, 0.3, 2.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_kinds_against_trl(kind, spread, seed):
+    ours, theirs = CASES[kind]
+    c = columns(spread, seed)
+    loss, grad, metrics = run(c, kind=kind, **ours)
+    want, want_grad, want_metrics = trl_loss(c, **theirs)
+    # Well within the contract: the terms and their sum are float64, only the loss is rounded.
+    assert float(loss) == pytest.approx(float(want), rel=1e-7)
+    torch.testing.assert_close(grad.double(), want_grad, rtol=2e-6, atol=1e-9)
+    if kind not in ("cispo", "gspo"):
+        share = want_metrics["clip_ratio/region_mean"][0]
+        assert float(metrics["clip_fraction"]) == pytest.approx(share, abs=1e-6)
+
+
+@pytest.mark.parametrize("kl_kind", ["k1", "k2", "k3"])
+def test_kl_term(kl_kind):
+    c = columns()
+    with_kl, grad, metrics = run(c, ref_logprobs=c.ref, kl_coef=0.7, kl_kind=kl_kind)
+    without, grad_without, _ = run(c)
+    d = c.lp.double() - c.ref.double()
+    values = {"k1": d, "k2": d**2 / 2, "k3": torch.exp(-d) - 1 + d}[kl_kind]
+    assert float(with_kl - without) == pytest.approx(0.7 * float(values.mean()), abs=1e-6)
+    assert float(metrics["kl_ref"]) == pytest.approx(float(values.mean()), abs=1e-7)
+    torch.testing.assert_close((grad - grad_without).double(), 0.7 * d / N, rtol=1e-4, atol=1e-8)
+    if kl_kind == "k3":
+        want, _, want_metrics = trl_loss(c, "bnpo", beta=0.7)
+        assert float(with_kl) == pytest.approx(float(want), abs=2e-6)
+        assert float(metrics["kl_ref"]) == pytest.approx(want_metrics["kl"][0], abs=1e-7)
+
+
+def test_entropy_bonus():
+    c = columns()
+    entropy = torch.rand(N, requires_grad=True)
+    out = policy_loss(c.lp, c.adv, CU, entropy=entropy, entropy_coef=0.01)
+    without = policy_loss(c.lp, c.adv, CU)
+    out.loss.backward()
+    assert float(out.loss.detach() - without.loss) == pytest.approx(
+        -0.01 * float(entropy.detach().mean()), abs=1e-7
+    )
+    torch.testing.assert_close(entropy.grad, torch.full((N,), -0.01 / N))
+    assert float(out.metrics["entropy"]) == pytest.approx(float(entropy.detach().mean()))
+
+
+def correction_oracle(c, kind, level, low, high):
+    """Weights on the padded rectangle, in float64."""
+    mask = torch.tensor([[t < n for t in range(WIDTH)] for n in LENGTHS])
+    gap = (padded(c.old) - padded(c.rollout)) * mask
+    if level != "token":
+        gap = gap.sum(1, keepdim=True)
+        if level == "geometric":
+            gap = gap / mask.sum(1, keepdim=True).clamp(min=1)
+        gap = gap.expand(B, WIDTH)
+    w = gap.exp()
+    outside = (w < low) | (w > high)
+    return (w.clamp(low, high) if kind == "tis" else w.masked_fill(outside, 0.0)), outside, mask
+
+
+@pytest.mark.parametrize("kind", ["tis", "mis"])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.2), (0.8, 1.3)])
+def test_correction_against_trl(kind, level, low, high):
+    c = columns(spread=0.6, seed=2)  # some weights within the bounds, some outside
+    weights, outside, mask = correction_oracle(c, kind, level, low, high)
+    loss, grad, metrics = run(
+        c,
+        rollout_logprobs=c.rollout,
+        correction=kind,
+        correction_level=level,
+        correction_low=low,
+        correction_high=high,
+    )
+    want, want_grad, _ = trl_loss(c, "bnpo", weights=weights)
+    assert float(loss) == pytest.approx(float(want), rel=1e-7)
+    torch.testing.assert_close(grad.double(), want_grad, rtol=2e-6, atol=1e-9)
+    assert float(metrics["correction"]) == pytest.approx(float(weights[mask].mean()), rel=1e-6)
+    assert 0 < float(outside[mask].double().mean()) < 1
+    share = float(outside[mask].double().mean())
+    assert float(metrics["correction_fraction"]) == pytest.approx(share, abs=1e-7)
+
+
+def test_defaults_are_the_old_policy_and_an_all_token_mean():
+    c = columns()
+    leaf = c.lp.clone().requires_grad_()
+    out = policy_loss(leaf, c.adv, CU)
+    out.loss.backward()
+    per_token = c.adv.double().repeat_interleave(torch.tensor(LENGTHS))
+    assert float(out.loss.detach()) == pytest.approx(-float(per_token.mean()), abs=1e-7)
+    torch.testing.assert_close(leaf.grad.double(), -per_token / N, rtol=1e-6, atol=0)
+    assert float(out.metrics["ratio"]) == 1.0
+    assert float(out.metrics["clip_fraction"]) == float(out.metrics["kl_old"]) == 0.0
+    assert float(out.metrics["tokens"]) == N
+    assert not any(m.requires_grad for m in out.metrics.values())
+
+
+def test_kl_old_estimates_the_divergence_from_the_old_policy():
+    c = columns()
+    d = c.lp.double() - c.old.double()
+    expected = float((d.exp() - 1 - d).mean())
+    assert float(run(c)[2]["kl_old"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_advantages_of_tokens():
+    c = columns()
+    c.adv = c.adv.repeat_interleave(torch.tensor(LENGTHS))
+    per_token = run(c)
+    assert c.adv.shape == (N,)
+    c.adv = columns().adv
+    per_sample = run(c)
+    assert torch.equal(per_token[0], per_sample[0])
+    assert torch.equal(per_token[1], per_sample[1])
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=7),
+    st.sampled_from(["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]),
+    st.sampled_from(
+        [
+            "token_mean",
+            "sequence_mean_token_mean",
+            "sequence_mean_token_sum",
+            "sequence_mean_token_sum_norm",
+            "token_sum",
+        ]
+    ),
+    st.integers(0, 2**31),
+)
+def test_micro_batches_add_up(lengths, kind, aggregation, seed):
+    g = torch.Generator().manual_seed(seed)
+    count, samples = sum(lengths), len(lengths)
+    lp, old, ref, rollout = torch.randn(4, count, generator=g)
+    adv = torch.randn(samples, generator=g)
+    options = {
+        "kind": kind,
+        "aggregation": aggregation,
+        "total_tokens": count,
+        "total_samples": torch.tensor(samples),
+        "max_tokens": 8 if aggregation == "sequence_mean_token_sum_norm" else None,
+        "kl_coef": 0.1,
+        "correction": "tis",
+        "correction_level": "sequence",
+        "scale": 2.0,
+    }
+
+    def part(first, last):
+        cu = torch.tensor([0, *lengths]).cumsum(0)[first : last + 1]
+        tokens = slice(int(cu[0]), int(cu[-1]))
+        leaf = lp[tokens].clone().requires_grad_()
+        out = policy_loss(
+            leaf,
+            adv[first:last],
+            (cu - cu[0]).int(),
+            old[tokens],
+            ref[tokens],
+            rollout[tokens],
+            **options,
+        )
+        out.loss.backward()
+        return out.loss.detach(), leaf.grad
+
+    whole, grad = part(0, samples)
+    parts = [part(b, b + 1) for b in range(samples)]
+    magnitude = max(1.0, max(float(x.abs()) for x, _ in parts)) * samples
+    assert abs(sum(x for x, _ in parts) - whole) <= 1e-6 * magnitude
+    torch.testing.assert_close(torch.cat([g for _, g in parts]), grad, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("gap", [-100.0, 100.0])
+def test_extreme_ratios_stay_finite(kind, gap):
+    c = columns()
+    c.old = c.lp - gap
+    loss, grad, metrics = run(
+        c,
+        kind=kind,
+        ref_logprobs=c.old,
+        kl_coef=0.1,
+        rollout_logprobs=c.old + 90,
+        correction="tis",
+        correction_level="sequence",
+    )
+    assert loss.isfinite()
+    assert grad.isfinite().all()
+    assert all(m.isfinite() for m in metrics.values())
+
+
+def test_a_ratio_beyond_the_bound_has_no_gradient():
+    c = columns()
+    c.old, c.adv = c.lp - 100, -torch.ones(B)
+    loss, grad, metrics = run(c)
+    assert float(metrics["ratio"]) == pytest.approx(math.exp(20), rel=1e-6)
+    assert float(loss) == pytest.approx(math.exp(20), rel=1e-6)
+    assert torch.equal(grad, torch.zeros(N))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "gspo", "cispo"])
+def test_no_loss_token_gives_a_zero_on_the_graph(kind):
+    lp = torch.zeros(0, requires_grad=True)
+    out = policy_loss(lp, torch.ones(2), torch.zeros(3, dtype=torch.int32), kind=kind)
+    assert float(out.loss.detach()) == 0.0
+    assert out.loss.requires_grad
+    out.loss.backward()
+    assert lp.grad.shape == (0,)
+    assert all(float(m) == 0.0 for m in out.metrics.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", CASES)
+def test_gpu_agrees_and_never_waits(kind):
+    c = columns()
+    options = {
+        "kind": kind,
+        "aggregation": "sequence_mean_token_mean",
+        "kl_coef": 0.1,
+        "correction": "mis",
+        "correction_level": "geometric",
+        "correction_low": 0.9,
+    }
+    inputs = (c.lp, c.adv, CU, c.old, c.ref, c.rollout)
+    want = policy_loss(*inputs, **options)
+    leaf, *rest = (x.cuda() for x in inputs)
+    leaf.requires_grad_()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = policy_loss(leaf, *rest, **options)
+        out.loss.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert float(out.loss.detach()) == pytest.approx(float(want.loss), rel=1e-6)
+    for name, metric in want.metrics.items():
+        assert float(out.metrics[name]) == pytest.approx(float(metric), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        (
+            {"advantages": torch.zeros(3)},
+            f"advantages has shape [3], expected [{B}] (one a sample)",
+        ),
+        ({"old_logprobs": torch.zeros(N, 1)}, f"old_logprobs has shape [{N}, 1]"),
+        ({"ref_logprobs": torch.zeros(N - 1)}, f"ref_logprobs has shape [{N - 1}]"),
+        ({"cu_loss": CU[:-1]}, f"cu_loss runs from 0 to 11 for {N} loss tokens"),
+        ({"cu_loss": CU.float()}, "dtype torch.float32, expected [B+1] int32"),
+        ({"kind": "reinforce"}, "kind is 'reinforce'. Fix: one of grpo"),
+        ({"aggregation": "mean"}, "aggregation is 'mean'. Fix: one of token_mean"),
+        ({"aggregation": "sequence_mean_token_sum_norm"}, "max_tokens None"),
+        ({"max_tokens": 5}, "aggregation is 'token_mean' and max_tokens 5"),
+        ({"kl_coef": 0.1}, "kl_coef is 0.1 and ref_logprobs is None"),
+        ({"entropy_coef": 0.1}, "entropy_coef is 0.1 and entropy is None"),
+        ({"correction": "tis"}, "correction is 'tis' and rollout_logprobs is None"),
+        ({"correction": "is", "rollout_logprobs": torch.zeros(N)}, "kind is 'is', level 'token'"),
+        (
+            {"correction": "tis", "rollout_logprobs": torch.zeros(N), "correction_low": 3.0},
+            "low is 3.0, high is 2.0",
+        ),
+        ({"ref_logprobs": torch.zeros(N), "kl_kind": "k4"}, "kind is 'k4'. Fix: one of k1, k2, k3"),
+    ],
+)
+def test_wrong_arguments_are_named(keywords, says):
+    arguments = {"logprobs": torch.zeros(N), "advantages": torch.zeros(B), "cu_loss": CU}
+    with pytest.raises(ArgumentError) as error:
+        policy_loss(**(arguments | keywords))
+    assert says in str(error.value)

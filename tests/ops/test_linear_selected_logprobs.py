@@ -1,0 +1,200 @@
+"""linear_selected_logprobs against float64 logits and torch.log_softmax, value and gradients, and its bits."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmpack.contracts import TOLERANCES, gradient_fp32_bound, linear_logprob_bound
+from mmpack.errors import ArgumentError
+from mmpack.ops import linear_selected_logprobs as module
+from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
+
+
+def problem(num_rows=80, width=48, vocab=1003, count=150, dtype=torch.float32, scale=0.5):
+    hidden = torch.randn(num_rows, width)
+    rows = torch.randint(0, num_rows - 10, (count,))
+    unread = torch.ones(num_rows, dtype=torch.bool).index_fill(0, rows, False)
+    hidden[unread] = torch.nan
+    weight, bias = torch.randn(vocab, width) * scale, torch.randn(vocab)
+    targets = torch.randint(0, vocab, (count,))
+    return hidden.to(dtype), weight.to(dtype), bias.to(dtype), targets, rows, unread
+
+
+def oracle(hidden, weight, bias, targets, rows, temperature):
+    leaves = [x.detach().double().requires_grad_() for x in (hidden, weight, bias)]
+    z = (leaves[0][rows] @ leaves[1].T + leaves[2]) / temperature
+    full = torch.log_softmax(z, -1)
+    entropy = -(full.exp() * full).sum(-1)
+    return full.gather(1, targets[:, None])[:, 0], entropy, leaves, float(z.detach().abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.5, 20.0])
+@pytest.mark.parametrize("unique", [False, True])
+def test_values_and_gradients_hold_the_contract(dtype, scale, unique, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_COLUMNS", 384)  # three blocks, the last one short
+    *factors, targets, rows, unread = problem(dtype=dtype, scale=scale)
+    leaves = [x.clone().requires_grad_() for x in factors]
+    keywords = {}
+    if unique:
+        distinct, inverse = rows.unique(return_inverse=True)
+        keywords = {"rows_unique": distinct, "row_inverse": inverse}
+    lp, h = linear_selected_logprobs(
+        leaves[0], leaves[1], targets, rows, leaves[2], 0.8, entropy=True, **keywords
+    )
+    expected, entropy, wide, peak = oracle(*factors, targets, rows, 0.8)
+    assert lp.dtype == h.dtype == torch.float32
+    assert (lp - expected).abs().max() <= linear_logprob_bound(peak)
+    assert (h - entropy).abs().max() <= linear_logprob_bound(peak)
+
+    up, up_entropy = torch.randn(2, len(rows))
+    (lp @ up + h @ up_entropy).backward()
+    (expected @ up.double() + entropy @ up_entropy.double()).backward()
+    assert torch.equal(leaves[0].grad[unread], torch.zeros_like(factors[0][unread]))
+    for got, want in zip(leaves, wide, strict=True):
+        assert got.grad.dtype == dtype
+        keep = ~unread if got is leaves[0] else slice(None)
+        difference, want_grad = got.grad.double()[keep] - want.grad[keep], want.grad[keep]
+        if dtype == torch.float32:
+            tolerance = gradient_fp32_bound(want_grad.abs().max())
+            # At logits of some hundred the products' own rounding moves every probability.
+            assert difference.abs().max() <= tolerance * max(1.0, peak / 50)
+        else:
+            assert difference.norm() <= TOLERANCES["gradient_bf16"].value * want_grad.norm()
+
+
+def test_gradcheck_in_float64():
+    hidden = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 3, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(11, dtype=torch.float64, requires_grad=True)
+    targets, rows = torch.tensor([1, 3, 3, 10, 0]), torch.tensor([3, 0, 0, 0, 2])
+    assert torch.autograd.gradcheck(
+        lambda h, w, b: linear_selected_logprobs(h, w, targets, rows, b, 1.3, entropy=True),
+        (hidden, weight, bias),
+    )
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 200), st.sampled_from([1, 3, 7, 11, 17, 64, 130]), st.integers(0, 2**31))
+def test_bits_do_not_depend_on_the_batch(count, width, seed):
+    g = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, width, generator=g)
+    weight = torch.randn(517, width, generator=g)
+    targets = torch.randint(0, 517, (count,), generator=g)
+    up, up_entropy = torch.randn(2, count, generator=g)
+
+    def run(order):
+        leaf = hidden.clone().requires_grad_()
+        lp, h = linear_selected_logprobs(leaf, weight, targets[order], order, entropy=True)
+        (lp @ up[order] + h @ up_entropy[order]).backward()
+        return lp.detach(), h.detach(), leaf.grad
+
+    lp, h, grad = run(torch.arange(count))
+    order = torch.randperm(count, generator=g)
+    shuffled = run(order)
+    assert torch.equal(shuffled[0], lp[order])
+    assert torch.equal(shuffled[1], h[order])
+    assert torch.equal(shuffled[2], grad)
+    one = order[:1]
+    alone = run(one)
+    assert torch.equal(alone[0], lp[one])
+    assert torch.equal(alone[1], h[one])
+    assert torch.equal(alone[2][one], grad[one])
+
+
+def test_rows_without_gradient_are_not_read_in_backward():
+    hidden = torch.randn(5, 8)
+    hidden[1] = torch.nan
+    hidden.requires_grad_()
+    weight = torch.randn(30, 8, requires_grad=True)
+    lp = linear_selected_logprobs(hidden, weight, torch.arange(5))
+    assert lp.isnan().tolist() == [False, True, False, False, False]
+    lp.backward(torch.tensor([1.0, 0.0, 0.0, 2.0, 1.0]))
+    assert torch.equal(hidden.grad[1:3], torch.zeros(2, 8))
+    assert hidden.grad.isfinite().all()
+    assert weight.grad.isfinite().all()
+    assert (hidden.grad[[0, 3, 4]] != 0).any(1).all()
+
+
+def test_autocast_does_not_lower_the_products():
+    hidden, weight, bias, targets, rows, _ = problem()
+    expected = linear_selected_logprobs(hidden, weight, targets, rows, bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = linear_selected_logprobs(hidden, weight, targets, rows, bias)
+    assert torch.equal(got, expected)
+
+
+def test_no_loss_token_gives_an_empty_result_on_the_graph():
+    hidden = torch.full((3, 4), torch.nan, requires_grad=True)
+    weight = torch.randn(9, 4, requires_grad=True)
+    empty = torch.zeros(0, dtype=torch.int64)
+    lp = linear_selected_logprobs(hidden, weight, empty, empty)
+    assert lp.shape == (0,)
+    lp.sum().backward()
+    assert torch.equal(hidden.grad, torch.zeros(3, 4))
+    assert torch.equal(weight.grad, torch.zeros(9, 4))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"hidden": torch.zeros(1, 4, 3)}, "hidden has shape [1, 4, 3]"),
+        ({"weight": torch.zeros(9, 5)}, "and weight [9, 5]"),
+        ({"weight": torch.zeros(9, 3, dtype=torch.int8)}, "weight torch.int8"),
+        ({"bias": torch.zeros(3)}, "bias has shape [3], expected [9]"),
+        ({"targets": torch.tensor([0, 9])}, "targets runs from 0 to 9, expected [0, 9)"),
+        ({"rows": torch.tensor([0, 4])}, "rows runs from 0 to 4, expected [0, 4)"),
+    ],
+)
+def test_wrong_arguments_are_named(keywords, says):
+    arguments = {
+        "hidden": torch.zeros(4, 3),
+        "weight": torch.zeros(9, 3),
+        "targets": torch.tensor([0, 8]),
+        "rows": torch.tensor([0, 3]),
+    }
+    with pytest.raises(ArgumentError) as error:
+        linear_selected_logprobs(**(arguments | keywords))
+    assert says in str(error.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gpu_holds_the_contract(dtype):
+    *factors, targets, rows, unread = problem(
+        num_rows=700, width=256, vocab=32_003, count=900, dtype=dtype, scale=0.1
+    )
+    leaves = [x.cuda().requires_grad_() for x in factors]
+    up = torch.randn(len(rows))
+    lp = linear_selected_logprobs(leaves[0], leaves[1], targets.cuda(), rows.cuda(), leaves[2])
+    lp.backward(up.cuda())
+    expected, _, wide, peak = oracle(*factors, targets, rows, 1.0)
+    expected.backward(up.double())
+    assert (lp.cpu() - expected).abs().max() <= linear_logprob_bound(peak)
+    for got, want in zip(leaves, wide, strict=True):
+        keep = ~unread if got is leaves[0] else slice(None)
+        difference, want_grad = got.grad.cpu().double()[keep] - want.grad[keep], want.grad[keep]
+        if dtype == torch.float32:
+            assert difference.abs().max() <= gradient_fp32_bound(want_grad.abs().max())
+        else:
+            assert difference.norm() <= TOLERANCES["gradient_bf16"].value * want_grad.norm()
+    order = torch.randperm(len(rows))[:5]
+    again = leaves[0].detach().requires_grad_()
+    alone = linear_selected_logprobs(
+        again, leaves[1].detach(), targets[order].cuda(), rows[order].cuda(), leaves[2].detach()
+    )
+    assert torch.equal(alone, lp.detach()[order.cuda()])
+
+
+@pytest.mark.gpu
+def test_gpu_never_waits():
+    *factors, targets, rows, _ = problem(dtype=torch.bfloat16)
+    hidden, weight, bias = (x.cuda().requires_grad_() for x in factors)
+    targets, rows, up = targets.cuda(), rows.cuda(), torch.randn(len(rows), device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        lp, h = linear_selected_logprobs(hidden, weight, targets, rows, bias, entropy=True)
+        (lp @ up + h @ up).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

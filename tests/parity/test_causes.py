@@ -1,0 +1,571 @@
+"""Each cause, in pairs of samples to one of which its mechanism, and nothing else, was applied."""
+
+import copy
+
+import numpy as np
+import pytest
+from drift import END, IMAGE, PROCESSOR, decode, episode, finish, other, settings
+
+import mmpack as mp
+from mmpack.parity.compare import compare
+from mmpack.parity.fixes import FIXES
+from mmpack.schema.sample import RESPONSE_TEXT_KEY
+
+
+def causes(left, right, **keywords):
+    """All causes of a pair, first one first; checks that both directions name the same ones."""
+    report = compare([left], [right], **keywords)
+    assert not report.ok
+    assert report.first == report.findings[0]
+    back = compare([right], [left], **keywords)
+    assert {f.cause for f in back.findings} == {f.cause for f in report.findings}
+    return list(dict.fromkeys(f.cause for f in report.findings))
+
+
+def finding(left, right, field, **keywords):
+    return next(f for f in compare([left], [right], **keywords).findings if f.field == field)
+
+
+def runs(sample):
+    ids = sample.input_ids == IMAGE
+    edges = np.flatnonzero(np.diff(ids.astype(int), prepend=0, append=0))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+# ---- media -------------------------------------------------------------------------------------
+
+
+def test_max_pixels():
+    left = episode()
+    right = episode(grid=(1, 4, 4), processor=settings(image={"max_pixels": 50176}))
+    report = compare([left], [right])
+    assert {f.cause for f in report.findings} == {"max_pixels"}
+    assert [f.field for f in report.findings] == [
+        "input_ids",
+        "modality_spans",
+        "position_ids",
+        "media",
+        "loss_spans",
+        "processor",
+    ]
+    first = report.first
+    assert (first.index, first.span) == (8, (4, 16))  # 12 image tokens against 4, from token 4
+    assert "processor.image.max_pixels: rollout 1003520, train 50176" in first.evidence
+    assert "12 placeholders" in first.left and "4 placeholders" in first.right
+    assert causes(left, right) == ["max_pixels"]
+
+
+@pytest.mark.adapter
+def test_max_pixels_of_the_real_image_processor():
+    from PIL import Image
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (430, 610, 3), np.uint8))
+
+    def side(max_pixels):
+        size = {"shortest_edge": 3136, "longest_edge": max_pixels}
+        out = Qwen2VLImageProcessorPil(size=size)(images=[picture], return_tensors="np")
+        grid = tuple(int(n) for n in out["image_grid_thw"][0])
+        return episode(grid=grid, processor=settings(image={"max_pixels": max_pixels}))
+
+    assert causes(side(12845056), side(100352)) == ["max_pixels"]
+
+
+def test_grids_differ_without_settings():
+    left, right = episode(), episode(grid=(1, 4, 4))
+    left.processor = right.processor = None
+    left.processor_fingerprint = right.processor_fingerprint = None
+    assert causes(left, right) == ["unknown"]
+    assert "possible: max_pixels" in finding(left, right, "input_ids").evidence
+
+
+def test_grids_differ_under_equal_settings():
+    assert causes(episode(), episode(grid=(1, 4, 4))) == ["unknown"]
+
+
+def test_resize_twice():
+    left, right = episode(grid=(1, 2, 50)), episode(grid=(1, 4, 72))
+    right.media[0].size, right.media[0].content_hash = (13, 2000), "0" * 64
+    assert causes(left, right) == ["resize_twice"]
+    assert "size: rollout [640, 480], train [13, 2000]" in finding(left, right, "media").evidence
+
+
+def test_another_picture_is_unknown():
+    left, right = episode(), episode(grid=(1, 4, 4))
+    right.media[0].size = right.media[0].decoded_size = (99, 77)
+    right.media[0].content_hash = "0" * 64
+    assert causes(left, right) == ["unknown"]
+
+
+def test_exif_rotation():
+    left, right = episode(grid=(1, 8, 6)), episode(grid=(1, 6, 8))
+    right.media[0].content_hash, right.media[0].size = "0" * 64, (480, 640)
+    assert causes(left, right) == ["unknown"]
+    assert "possible: exif_rotation" in finding(left, right, "media").evidence
+    left.media[0].exif_orientation = right.media[0].exif_orientation = 6
+    assert causes(left, right) == ["exif_rotation"]
+    square = other(left)
+    square.media[0].content_hash, square.media[0].size = "0" * 64, (480, 640)
+    square.media[0].cache_key = "1" * 64
+    assert causes(left, square) == ["exif_rotation"]
+
+
+def other_pixels(**fields):
+    sample = episode()
+    sample.media[0].content_hash, sample.media[0].cache_key = "0" * 64, "1" * 64
+    for name, value in fields.items():
+        setattr(sample.media[0], name, value)
+    return sample
+
+
+def test_alpha():
+    left = episode()
+    left.media[0].mode = "RGBA"
+    assert causes(left, other_pixels(mode="RGBA")) == ["alpha"]
+
+
+def test_jpeg_reencode():
+    assert causes(episode(), other_pixels(file_hash="e" * 64)) == ["jpeg_reencode"]
+
+
+def test_other_pixels_with_two_possible_causes_or_none():
+    left = episode()
+    left.media[0].mode = "RGBA"
+    right = other_pixels(mode="RGBA", file_hash="e" * 64)
+    assert causes(left, right) == ["unknown"]
+    assert "possible: alpha, jpeg_reencode" in finding(left, right, "media").evidence
+    assert causes(episode(), other_pixels()) == ["unknown"]
+
+
+def test_cache_key():
+    left, right = episode(), episode()
+    right.media[0].content_hash = "0" * 64
+    assert "cache_key" in causes(left, right)
+    within = episode(grid=(1, 4, 4))
+    within.media[1].cache_key = within.media[0].cache_key
+    assert "cache_key" in causes(within, other(within))
+
+
+def drop(sample, keep_placeholders=False):
+    """Lose media[0], with or without its tokens."""
+    start, stop = runs(sample)[0]
+    del sample.media[0]
+    lost = 0
+    if not keep_placeholders:
+        lost = stop - start + 2
+        sample.input_ids = np.delete(sample.input_ids, np.arange(start - 1, stop + 1))
+    sample.modality_spans = sample.modality_spans[1:]
+    for span in sample.modality_spans:
+        span.media_index -= 1
+    for span in [*sample.modality_spans, *sample.loss_spans, *sample.observation_spans]:
+        span.start, span.stop = span.start - lost, span.stop - lost
+    sample.attention_mask = np.ones(len(sample), dtype=np.int8)
+    return sample if keep_placeholders else finish(sample)
+
+
+def test_dropped_image():
+    assert causes(episode(), drop(episode())) == ["dropped_image"]
+    assert "train lacks media[0]" in compare([episode()], [drop(episode())]).first.evidence
+
+
+def test_dropped_image_whose_tokens_stay():
+    assert causes(episode(), drop(episode(), keep_placeholders=True))[0] == "dropped_image"
+
+
+def test_dropped_tokens_whose_image_stays():
+    right = drop(episode())
+    right.media.insert(0, copy.deepcopy(episode().media[0]))
+    for span in right.modality_spans:
+        span.media_index += 1
+    assert causes(episode(), right)[0] == "dropped_image"
+
+
+def test_other_media_are_no_dropped_image():
+    right = drop(episode())
+    right.media[0].content_hash, right.media[0].cache_key = "0" * 64, "1" * 64
+    assert causes(episode(), right)[0] == "unknown"
+
+
+# ---- video -------------------------------------------------------------------------------------
+
+
+def clip(grid=(3, 4, 4), **fields):
+    sample = episode(video=grid)
+    for name, value in fields.items():
+        setattr(sample.media[0], name, value)
+    return finish(sample)
+
+
+def test_frame_sampling():
+    assert causes(clip(), clip(grid=(4, 4, 4)))[0] == "frame_sampling"
+    shifted = clip(frame_indices=np.arange(6) * 5 + 1)
+    assert causes(clip(), shifted) == ["frame_sampling"]
+    unrecorded = clip(grid=(4, 4, 4), frame_indices=None)
+    assert causes(clip(), unrecorded) == ["unknown"]
+    assert "possible: frame_sampling" in finding(clip(), unrecorded, "media").evidence
+
+
+def test_video_budget():
+    assert causes(clip(), clip(grid=(3, 8, 6))) == ["video_budget"]
+    right = clip(grid=(3, 8, 6))
+    right.processor = settings(video={"max_pixels": 2 * 602112})
+    assert "max_pixels" in causes(clip(), right)
+
+
+def test_fps_missing():
+    indices = np.arange(6) * 5
+    right = clip(fps=None, frame_timestamps=tuple((indices / 24).tolist()))
+    assert causes(clip(), other(right)) == ["fps_missing"]
+    right.media[0].fps = 24.0
+    assert causes(clip(), other(right)) == ["fps_missing"]
+    right.media[0].frame_timestamps = tuple((indices / 30).tolist())
+    assert causes(clip(), right) == ["unknown"]
+
+
+def test_second_per_grid_ts():
+    assert causes(clip(), clip(second_per_grid_ts=1.0)) == ["second_per_grid_ts"]
+    left = clip(second_per_grid_ts=1.6)
+    not_passed_on = finish(other(left), second_per_grid_ts=None)
+    assert causes(left, not_passed_on) == ["second_per_grid_ts"]
+    code_default = finish(other(left), tokens_per_second=4.0)
+    assert causes(left, code_default) == ["second_per_grid_ts"]
+    assert "rollout 3.2, train 6.4" in finding(left, code_default, "position_ids").evidence
+
+
+def test_position_rule():
+    left = clip(second_per_grid_ts=3.0)
+    right = finish(other(left), rule="max")
+    assert causes(left, right) == ["position_rule"]
+    both = finish(other(left), rule="max", second_per_grid_ts=None)
+    assert set(causes(left, both)) == {"position_rule", "second_per_grid_ts"}
+
+
+# ---- expansion ---------------------------------------------------------------------------------
+
+
+def stretch(sample, count, start=None):
+    """Media[0]'s run cut or grown to `count` placeholders, spans counted along, positions as they were."""
+    start, stop = runs(sample)[0]
+    ids = sample.input_ids
+    more = count - (stop - start)
+    sample.input_ids = np.concatenate([ids[:start], np.full(count, IMAGE), ids[stop:]])
+    sample.modality_spans[0].stop += more
+    for span in [*sample.modality_spans[1:], *sample.loss_spans, *sample.observation_spans]:
+        span.start, span.stop = span.start + more, span.stop + more
+    sample.attention_mask = np.ones(len(sample), dtype=np.int8)
+    sample.position_ids = None
+    return sample
+
+
+@pytest.mark.parametrize("count", [144, 24])
+def test_double_expansion(count):
+    right = stretch(episode(), count)
+    assert causes(episode(), right) == ["double_expansion"]
+    assert f"a run of {count} placeholders in train" in compare([episode()], [right]).first.evidence
+
+
+def test_double_expansion_on_both_sides():
+    broken = stretch(episode(), 144)
+    assert causes(broken, other(broken))[0] == "double_expansion"
+
+
+def test_run_that_is_no_multiple_is_unknown():
+    assert causes(episode(), stretch(episode(), 13)) == ["unknown"]
+
+
+def test_not_expanded():
+    assert causes(episode(), stretch(episode(), 1)) == ["not_expanded"]
+
+
+def test_truncated_medium():
+    left = episode()
+    cut = runs(left)[1][0] + 2
+    right = other(
+        left,
+        input_ids=left.input_ids[:cut],
+        position_ids=left.position_ids[:, :cut],
+        attention_mask=left.attention_mask[:cut],
+        loss_spans=left.loss_spans[:1],
+    )
+    right.modality_spans[1].stop = cut
+    assert "truncated_medium" in causes(left, right)
+
+
+# ---- text --------------------------------------------------------------------------------------
+
+
+def test_chat_template_by_its_hash():
+    right = episode(system=(11, 99, 98, 13), processor=settings(chat_template="sha256:" + "2" * 64))
+    report = compare([episode()], [right])
+    assert {f.cause for f in report.findings} == {"chat_template"}
+    assert (report.first.field, report.first.index, report.first.span) == ("input_ids", 1, (1, 2))
+
+
+def test_system_prompt_under_one_template():
+    assert causes(episode(), episode(system=(13,))) == ["chat_template"]
+
+
+def test_text_that_differs_after_the_media_is_unknown():
+    right = episode(tool=(31, 99, 33))
+    assert causes(episode(), right) == ["unknown"]
+    assert "possible: chat_template" in compare([episode()], [right]).first.evidence
+
+
+def test_text_without_template_hash_is_unknown():
+    right = episode(system=(13,))
+    right.processor["chat_template"] = None
+    assert causes(episode(), right) == ["unknown"]
+
+
+def test_retokenized_response():
+    right = episode(response=(701, 704, END))
+    report = compare([episode()], [right])
+    assert {f.cause for f in report.findings} == {"retokenized_response"}
+    assert report.first.span == (21, 23)
+    longer = episode(response=(701, 702, 703, END))
+    assert causes(episode(), longer) == ["retokenized_response"]
+
+
+def test_retokenized_response_by_decoding():
+    left, right = episode(), episode(response=(701, 702, 703, END))
+    for sample in (left, right):
+        sample.metadata = {}
+    assert causes(left, right) == ["unknown"]
+    assert "possible: retokenized_response" in compare([left], [right]).first.evidence
+    assert causes(left, right, decode=decode) == ["retokenized_response"]
+    another = episode(response=(701, 703, END))
+    assert causes(left, another, decode=decode) == ["unknown"]
+
+
+def test_another_response_is_unknown():
+    report = compare([episode()], [episode(response=(703, 703, END))])
+    assert report.first.cause == "unknown"
+    assert "possible" not in report.first.evidence
+
+
+def test_stop_token():
+    left, right = episode(), episode(second=(710, 711, 712))
+    assert causes(left, right) == ["stop_token"]
+    between_turns = episode(response=(700, 703))
+    assert causes(left, between_turns) == ["stop_token"]
+    left.finish_reason = right.finish_reason = "length"
+    assert causes(left, right) == ["unknown"]
+
+
+def test_sampled_placeholder():
+    left = episode(response=(700, IMAGE, 703, END))
+    assert causes(left, other(left)) == ["sampled_placeholder"]
+    stripped = episode(response=(700, 703, END))
+    assert causes(left, stripped) == ["sampled_placeholder"]
+    assert "token 22 of rollout" in compare([left], [stripped]).first.evidence
+
+
+def test_sampled_placeholder_that_was_expanded():
+    """Re-processing gave the sampled placeholder a picture's tokens."""
+    left = episode(response=(700, IMAGE, 703, END))
+    right = episode(response=(700, *[IMAGE] * 12, 703, END))
+    assert causes(left, right)[0] == "sampled_placeholder"
+
+
+def test_sampled_placeholder_that_was_cut_out_of_the_loss():
+    left = episode(response=(700, IMAGE, 703, END))
+    right = other(left)
+    first = right.loss_spans[0]
+    head, tail = copy.deepcopy(first), copy.deepcopy(first)
+    head.stop, tail.start = first.start + 1, first.start + 2
+    right.loss_spans = [head, tail, right.loss_spans[1]]
+    assert causes(left, right)[0] == "sampled_placeholder"
+    assert causes(right, other(right))[0] == "sampled_placeholder"
+
+
+# ---- positions ---------------------------------------------------------------------------------
+
+
+def test_padding_positions():
+    left = episode()
+    report = compare([left], [other(left, position_ids=left.position_ids + 7)])
+    assert [f.cause for f in report.findings] == ["padding_positions"]
+    assert (report.first.index, report.first.span) == (0, (0, len(left)))
+    assert causes(left, other(left, position_ids=left.position_ids + 7)) == ["padding_positions"]
+
+
+def padded(sample, positions, pad):
+    """The sample as a left-padded record is read."""
+    record = sample.write() | {
+        "input_ids": [0] * pad + sample.input_ids.tolist(),
+        "attention_mask": [0] * pad + [1] * len(sample),
+        "position_ids": positions.tolist(),
+    }
+    return mp.Sample.read(record, "record")
+
+
+def test_padding_positions_of_a_rectangle():
+    left = episode()
+    whole = np.concatenate([np.ones((3, 5), dtype=int), left.position_ids + 5], axis=1)
+    right = padded(left, whole, 5)
+    assert causes(left, right) == ["padding_positions"]
+    assert "train [5, 0]" in finding(left, right, "position_ids").evidence
+    counted = np.broadcast_to(np.arange(len(left) + 5), (3, len(left) + 5))
+    assert causes(left, padded(left, counted, 5)) == ["padding_positions"]
+
+
+@pytest.mark.adapter
+def test_padding_positions_of_get_rope_index_without_a_mask():
+    import torch
+    from transformers import Qwen2_5_VLConfig
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+
+    model = Qwen2_5_VLModel.__new__(Qwen2_5_VLModel)
+    torch.nn.Module.__init__(model)
+    model.config = Qwen2_5_VLConfig()
+    left, pad = episode(), 9
+    ids = torch.tensor([[0] * pad + left.input_ids.tolist()])
+    grids = torch.tensor([m.grid_thw for m in left.media])
+    positions, _ = model.get_rope_index(
+        ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=grids
+    )
+    right = padded(left, positions[:, 0].numpy(), pad)
+    assert causes(left, right) == ["padding_positions"]
+
+
+def test_positions_without_a_rule_are_unknown():
+    left = episode()
+    right = other(left, position_ids=np.broadcast_to(np.arange(len(left)), (3, len(left))))
+    assert causes(left, right) == ["unknown"]
+
+
+# ---- loss, rewards, settings -------------------------------------------------------------------
+
+
+def spans(sample, *bounds):
+    out = other(sample)
+    for span, (start, stop) in zip(out.loss_spans, bounds, strict=False):
+        span.start, span.stop = start, stop
+    out.loss_spans = out.loss_spans[: len(bounds)]
+    return out
+
+
+def test_loss_mask_shift():
+    left = episode()
+    (a, b), (c, d) = [(s.start, s.stop) for s in left.loss_spans]
+    for moved in (
+        spans(left, (a - 1, b - 1), (c, d)),
+        spans(left, (a + 1, b + 1), (c, d)),
+        spans(left, (a, b - 1), (c, d - 1)),  # misses the end of each turn
+        spans(left, (a, b + 1), (c, d)),
+        spans(left, (a, b + 3), (c, d)),  # covers the tool's words
+        spans(left, (a, d)),  # covers the tool's words and its picture
+    ):
+        assert "loss_mask_shift" in causes(left, moved)
+        assert compare([left], [moved]).first.cause == "loss_mask_shift"
+
+
+def test_a_turn_missing_from_the_loss_is_unknown():
+    left = episode()
+    right = other(left, loss_spans=left.loss_spans[1:])
+    assert causes(left, right) == ["unknown"]
+    assert "possible: loss_mask_shift" in compare([left], [right]).first.evidence
+
+
+def test_loss_spans_cut_otherwise_are_equal():
+    left, right = episode(), episode()
+    whole = right.loss_spans[0]
+    head = copy.deepcopy(whole)
+    head.stop = whole.start = whole.start + 1
+    right.loss_spans.insert(0, head)
+    assert compare([left], [right]).ok
+
+
+def test_empty_response():
+    left = episode()
+    left.loss_spans[1].stop = left.loss_spans[1].start
+    left.rewards = [mp.Score("exact", 1.0, {"turn": 1})]
+    assert causes(left, other(left)) == ["empty_response"]
+
+
+def test_logprob_kind():
+    logprobs = np.full(episode().num_loss_tokens, -0.5, dtype=np.float32)
+    sampling = {"temperature": 0.5, "top_p": 1.0, "logprobs": "processed"}
+    left = other(episode(), rollout_logprobs=logprobs, sampling=sampling)
+    raw = other(left, sampling={**sampling, "logprobs": "raw"})
+    hotter = other(left, sampling={**sampling, "temperature": 1.0})
+    assert compare([left], [other(left)]).ok
+    assert causes(left, raw) == ["logprob_kind"]
+    assert causes(left, hotter) == ["logprob_kind"]
+    assert "temperature 0.5 in rollout" in finding(left, hotter, "sampling").evidence
+    both_raw = {**sampling, "logprobs": "raw", "temperature": 1.0}
+    assert compare([raw], [other(left, sampling=both_raw)]).ok
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause", "path"),
+    [
+        ({"image": {"max_pixels": 1}}, "max_pixels", "processor.image.max_pixels"),
+        ({"chat_template": "sha256:0"}, "chat_template", "processor.chat_template"),
+        ({"position_rule": "max"}, "position_rule", "processor.position_rule"),
+        ({"tokens_per_second": 4.0}, "second_per_grid_ts", "processor.tokens_per_second"),
+        ({"image": {"merge_size": 3}}, "unknown", "processor.image.merge_size"),
+        ({"tokenizer": {"vocab_sha256": "0"}}, "unknown", "processor.tokenizer.vocab_sha256"),
+    ],
+)
+def test_settings(changed, cause, path):
+    right = other(episode(), processor=settings(**changed))
+    assert causes(episode(), right) == [cause]
+    assert path in finding(episode(), right, "processor").evidence
+
+
+def test_settings_that_one_side_did_not_record():
+    right = episode()
+    del right.processor["image"]["max_pixels"]
+    right.processor["video"] = None
+    report = compare([episode()], [right])
+    assert report.ok
+    assert set(report.not_compared) >= {"processor.image.max_pixels", "processor.video.merge_size"}
+    assert not compare([episode()], [right], require=("processor",)).ok
+
+
+def test_fingerprints_without_settings():
+    left, right = episode(), episode()
+    left.processor = right.processor = None
+    assert compare([left], [right], require=("processor",)).ok
+    right.processor_fingerprint = "sha256:" + "0" * 64
+    assert causes(left, right) == ["unknown"]
+
+
+# ---- several -----------------------------------------------------------------------------------
+
+
+def test_two_causes_in_one_sample():
+    smaller = settings(image={"max_pixels": 50176}, chat_template="sha256:" + "2" * 64)
+    right = episode(system=(99,), grid=(1, 4, 4), processor=smaller)
+    assert causes(episode(), right) == ["chat_template", "max_pixels"]
+    right = finish(other(clip(second_per_grid_ts=3.0)), rule="max")
+    right.position_ids = right.position_ids + 4
+    assert set(causes(clip(second_per_grid_ts=3.0), right)) == {
+        "position_rule",
+        "padding_positions",
+    }
+    moved = episode(system=(99,))
+    moved.loss_spans[0].start += 1
+    assert set(causes(episode(), moved)) == {"chat_template", "loss_mask_shift"}
+    encoded = episode(system=(99,), response=(701, 704, END))
+    assert set(causes(episode(), encoded)) == {"chat_template", "retokenized_response"}
+
+
+def test_known_and_unknown_in_one_sample():
+    right = episode(
+        grid=(1, 4, 4), tool=(31, 99, 33), processor=settings(image={"max_pixels": 50176})
+    )
+    assert causes(episode(), right) == ["max_pixels", "unknown"]
+
+
+def test_every_broken_rule_is_a_finding():
+    left = episode()
+    left.media[0].num_tokens = 5
+    report = compare([left], [other(left)])
+    assert any("MM108 in both sides" in f.evidence for f in report.findings)
+
+
+def test_every_cause_has_a_fix():
+    assert all(fix.endswith(".") and len(fix) < 100 for fix in FIXES.values())
+    assert RESPONSE_TEXT_KEY in episode().metadata and PROCESSOR["position_rule"] == "grid"

@@ -1,0 +1,145 @@
+"""scatter_rewards on a batch written by hand: three samples, the second without a loss token."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from mmpack.errors import ArgumentError
+from mmpack.rewards.scatter import scatter_rewards
+from mmpack.schema.spans import Score
+
+
+@dataclass
+class HandBatch:
+    """Sample a: tokens 3-5 in turn 0 and 9-10 in turn 1; b: none; c: tokens 2-3, no turn."""
+
+    sample_ids: list[str] = field(default_factory=lambda: ["a", "b", "c"])
+    cu_loss: torch.Tensor = field(default_factory=lambda: torch.tensor([0, 5, 5, 7]).int())
+    loss_turn: torch.Tensor = field(default_factory=lambda: torch.tensor([0, 0, 0, 1, 1, -1, -1]))
+    loss_token_index: torch.Tensor = field(
+        default_factory=lambda: torch.tensor([3, 4, 5, 9, 10, 2, 3])
+    )
+    # Two regions of a: its loss tokens [1, 3), and one over no loss token; one of c.
+    region_rows: torch.Tensor = field(
+        default_factory=lambda: torch.tensor([[0, 1, 3], [2, 5, 6], [0, 5, 5]])
+    )
+    rewards: list[list[Score]] = field(default_factory=lambda: [[], [], []])
+    costs: list[list[Score]] = field(default_factory=lambda: [[], [], []])
+
+
+def score(value, scope="sequence", name="r"):
+    return Score(name=name, value=value, scope=scope)
+
+
+@pytest.mark.parametrize(
+    ("scope", "last", "everywhere"),
+    [
+        ("sequence", [4], [0, 1, 2, 3, 4]),
+        ({"turn": 0}, [2], [0, 1, 2]),
+        ({"turn": 1}, [4], [3, 4]),
+        ({"region": 0}, [2], [1, 2]),
+        ({"span": [0, 5]}, [1], [0, 1]),
+        ({"span": [5, 10]}, [3], [2, 3]),
+    ],
+)
+def test_scopes(scope, last, everywhere):
+    batch = HandBatch(rewards=[[score(6.0, scope)], [], []])
+    for at, places, value in (
+        ("last", last, 6.0),
+        ("all", everywhere, 6.0),
+        ("mean", everywhere, 6.0 / len(everywhere)),
+    ):
+        expected = torch.zeros(7)
+        expected[places] = value
+        got = scatter_rewards(batch, at=at)
+        assert got.dtype == torch.float32
+        assert torch.equal(got, expected)
+
+
+def test_each_sample_keeps_its_own():
+    batch = HandBatch(
+        rewards=[
+            [score(1.0)],
+            [score(0.0)],
+            [score(2.0, {"region": 0}), score(4.0, {"span": [3, 4]})],
+        ]
+    )
+    assert scatter_rewards(batch).tolist() == [0, 0, 0, 0, 1, 2, 4]
+
+
+def test_scores_that_meet_add_up_and_costs_are_kept_apart():
+    batch = HandBatch(
+        rewards=[[score(1.0, name="exact"), score(0.25, {"turn": 1}, "format")], [], []],
+        costs=[[score(0.5, name="length")], [], [score(3.0, name="tool")]],
+    )
+    assert scatter_rewards(batch).tolist() == [0, 0, 0, 0, 1.25, 0, 0]
+    assert scatter_rewards(batch, costs=True).tolist() == [0, 0, 0, 0, 0.75, 0, -3]
+    weighted = scatter_rewards(batch, weights={"format": 2.0, "length": 4.0}, costs=True)
+    assert weighted.tolist() == [0, 0, 0, 0, 0.5 - 2.0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "rewards", [[1.0, 0.0, 2.0], torch.tensor([1.0, 0.0, 2.0]), np.array([1, 0, 2])]
+)
+def test_numbers_override_the_samples_own(rewards):
+    batch = HandBatch(rewards=[[score(100.0)], [], []])
+    assert scatter_rewards(batch, rewards).tolist() == [0, 0, 0, 0, 1, 0, 2]
+
+
+def test_scores_override_the_samples_own():
+    batch = HandBatch(rewards=[[score(100.0)], [], []])
+    got = scatter_rewards(batch, [[score(1.0, {"turn": 0}), score(2.0)], [], []])
+    assert got.tolist() == [0, 0, 1, 0, 2, 0, 0]
+
+
+def test_the_sum_of_token_rewards_is_the_sum_of_the_scores():
+    batch = HandBatch(rewards=[[score(0.3), score(-1.1, {"turn": 0})], [], [score(0.7)]])
+    for at in ("last", "mean"):
+        total = float(scatter_rewards(batch, at=at).double().sum())
+        assert total == pytest.approx(0.3 - 1.1 + 0.7, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sample", "scope"),
+    [
+        (1, "sequence"),
+        (0, {"turn": 2}),
+        (2, {"turn": 0}),
+        (0, {"region": 1}),
+        (2, {"region": 1}),
+        (0, {"span": [6, 9]}),
+        (0, {"span": [11, 99]}),
+    ],
+)
+def test_a_score_without_a_loss_token_is_an_error_unless_it_is_zero(sample, scope):
+    batch = HandBatch()
+    batch.rewards[sample] = [score(1.0, scope)]
+    with pytest.raises(ArgumentError) as error:
+        scatter_rewards(batch)
+    name = "abc"[sample]
+    assert f"'r' of sample '{name}' is 1.0 for {scope!r}, which has no loss token" in str(
+        error.value
+    )
+    batch.rewards[sample] = [score(0.0, scope)]
+    assert torch.equal(scatter_rewards(batch), torch.zeros(7))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        ({"rewards": [1.0, 2.0]}, "rewards has 2 entries for 3 samples"),
+        ({"rewards": np.zeros((3, 1))}, "rewards has 3 entries for 3 samples"),
+        ({"rewards": [1.0, 0.0, float("nan")]}, "'reward' of sample 'c' is nan"),
+        (
+            {"rewards": [[score(1.0, "episode")], [], []]},
+            "scope 'episode' of sample 'a' is unknown",
+        ),
+        ({"at": "first"}, "at is 'first'. Fix: one of last, all, mean"),
+    ],
+)
+def test_wrong_arguments_are_named(keywords, says):
+    with pytest.raises(ArgumentError) as error:
+        scatter_rewards(HandBatch(), **keywords)
+    assert says in str(error.value)

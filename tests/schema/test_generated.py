@@ -1,0 +1,104 @@
+"""The JSON schema is fresh, is a schema, takes what `write_trace` writes and refuses broken records."""
+
+import copy
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from support.samples import full_sample, samples
+
+from mmpack.schema.codes import RULES
+from mmpack.schema.generated import check_generated, write_generated
+from mmpack.schema.json_schema import sample_schema
+from mmpack.schema.trace import read_trace, write_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+VALIDATOR = jsonschema.Draft202012Validator(sample_schema())
+
+
+def test_generated_files_are_fresh():
+    assert check_generated(ROOT) == []
+
+
+def test_stale_files_are_named(tmp_path):
+    paths = write_generated(tmp_path)
+    assert check_generated(tmp_path) == [] and len(paths) == 2
+    paths[0].write_text(paths[0].read_text() + " ")
+    paths[1].unlink()
+    assert check_generated(tmp_path) == paths
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(sample_schema())
+    assert list(sample_schema()["x-rules"]) == list(RULES)
+
+
+@settings(max_examples=40)
+@given(sample=samples())
+def test_written_records_fit(tmp_path_factory, sample):
+    path = tmp_path_factory.mktemp("t") / "t.jsonl"
+    write_trace(path, [sample])
+    VALIDATOR.validate(json.loads(path.read_text()))
+
+
+@pytest.fixture
+def record(tmp_path):
+    write_trace(tmp_path / "t.jsonl", [full_sample()])
+    return json.loads((tmp_path / "t.jsonl").read_text())
+
+
+def test_unknown_fields_fit(record):
+    record["engine"] = record["media"][0]["engine"] = {"a": 1}
+    VALIDATOR.validate(record)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (["schema_version"], "2"),
+        (["sample_id"], 3),
+        (["family"], "llama"),
+        (["input_ids", 0], -1),
+        (["input_ids", 0], "1"),
+        (["attention_mask", 0], 2),
+        (["position_ids", 0], 5),
+        (["rollout_logprobs", 0], "x"),
+        (["processor_fingerprint"], "md5:00"),
+        (["media", 0, "modality"], "smell"),
+        (["media", 0, "grid_thw"], [1, 2]),
+        (["media", 0, "grid_thw", 0], 2**40),
+        (["loss_spans", 0, "start"], 1.5),
+        (["rewards", 0, "scope"], {"turn": 0, "region": 0}),
+        (["rewards", 0, "scope"], "token"),
+        (["finish_reason"], "tired"),
+        (["metadata"], []),
+    ],
+)
+def test_broken_records_fit_neither_schema_nor_reader(tmp_path, record, place, value):
+    holder = record = copy.deepcopy(record)
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    assert not VALIDATOR.is_valid(record)
+    (tmp_path / "bad.jsonl").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="MM0"):
+        list(read_trace(tmp_path / "bad.jsonl"))
+
+
+def test_required_fields_are_required_by_both(tmp_path, record):
+    required = sample_schema()["required"]
+    assert set(required) == {
+        *("schema_version", "sample_id", "group_id", "family", "input_ids", "media"),
+        *("modality_spans", "loss_spans"),
+    }
+    for name in record:
+        less = {k: v for k, v in record.items() if k != name}
+        (tmp_path / "less.jsonl").write_text(json.dumps(less))
+        assert VALIDATOR.is_valid(less) == (name not in required)
+        if name in required:
+            with pytest.raises(ValueError, match="MM004"):
+                list(read_trace(tmp_path / "less.jsonl"))
+        else:
+            assert len(list(read_trace(tmp_path / "less.jsonl"))) == 1

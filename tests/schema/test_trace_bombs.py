@@ -1,0 +1,274 @@
+"""Small files that would decode to much are refused or stream in little memory; page walks are right."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from support.samples import full_sample, make_sample
+
+from mmpack.errors import TraceError
+from mmpack.schema.jsonl import dump_json
+from mmpack.schema.parquet_pages import read_row_groups
+from mmpack.schema.trace import read_trace, write_trace
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def refuse(path, code, **options) -> str:
+    with pytest.raises(TraceError, match=rf"\({code}\)") as caught:
+        list(read_trace(path, **options))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("filler", [b"\n", b"\0", b'{"a":1}, ', b"[" * 100])
+def test_zst_bomb(tmp_path, filler):
+    path = tmp_path / "t.jsonl.zst"
+    compressor = zstandard.ZstdCompressor()
+    block = filler * (2**20 // len(filler))
+    with path.open("wb") as file, compressor.stream_writer(file) as out:
+        for _ in range(512):
+            out.write(block)
+    assert path.stat().st_size < 2**20
+    refuse(path, "MM010")
+    count, peak = peak_of_reading(path)
+    assert count == 0 and peak < 250
+
+
+def test_zst_window_of_a_gigabyte(tmp_path):
+    path = tmp_path / "t.jsonl.zst"
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=30)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters)
+    with path.open("wb") as file, compressor.stream_writer(file) as out:
+        out.write(b"{}\n")
+    assert "memory" in refuse(path, "MM001")
+
+
+@pytest.mark.parametrize("at", [3, 100, -5, -1])
+def test_cut_zst(tmp_path, at):
+    path = tmp_path / "t.jsonl.zst"
+    write_trace(path, [full_sample(f"s{i}") for i in range(200)])
+    path.write_bytes(path.read_bytes()[:at])
+    refuse(path, "MM002")
+    path.write_bytes(b"")
+    refuse(path, "MM002")
+
+
+def test_parquet_that_is_none(tmp_path):
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"")
+    refuse(path, "MM001")
+    path.write_bytes(b"PAR1" + b"\0" * 50 + b"\xff\xff\xff\x7fPAR1")
+    refuse(path, "MM001")
+    pq.write_table(pa.table({"problem": ["x"], "answer": ["y"]}), path)
+    assert "no column of a trace" in refuse(path, "MM001")
+    write_trace(path, [full_sample()])
+    pq.write_table(pq.read_table(path).drop_columns(["media"]), path)
+    refuse(path, "MM004")
+    write_trace(path, [full_sample()])
+    path.write_bytes(path.read_bytes()[:-20])
+    refuse(path, "MM001")
+
+
+def test_flipped_bits_are_found(tmp_path):
+    path = tmp_path / "t.parquet"
+    write_trace(path, [full_sample()])
+    data = bytearray(path.read_bytes())
+    column = pq.ParquetFile(path).metadata.row_group(0).column(3)
+    assert column.path_in_schema.startswith("input_ids")
+    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(data)
+    refuse(path, "MM001")
+
+
+def altered(tmp_path, name: str, column: pa.Array) -> str:
+    path = tmp_path / "t.parquet"
+    write_trace(path, [make_sample([("text", [1, 2])], f"s{i}") for i in range(len(column))])
+    table = pq.read_table(path)
+    table = table.drop_columns([name]) if name in table.column_names else table
+    pq.write_table(table.append_column(name, column), path)
+    return path
+
+
+def test_parquet_values(tmp_path):
+    for name, column, code, place in [
+        ("input_ids", pa.array([[1], [1, None]]), "MM003", "record 2.input_ids"),
+        ("input_ids", pa.array([[1], [-1]]), "MM003", "record 2.input_ids"),
+        ("input_ids", pa.array([[1.0], [2.0]]), "MM003", "record 1.input_ids"),
+        ("input_ids", pa.array(["1", "2"]), "MM003", "input_ids"),
+        ("input_ids", pa.array([["1"], ["2"]]), "MM003", "input_ids"),
+        ("input_ids", pa.array([[1], None]), "MM004", "record 2.input_ids"),
+        (
+            "position_ids",
+            pa.array([None, [[1, 1], None, [1, 1]]]),
+            "MM003",
+            "record 2.position_ids",
+        ),
+        ("position_ids", pa.array([None, [[1, 1], [1], [1, 1]]]), "MM008", "record 2.position_ids"),
+        ("position_ids", pa.array([None, [[1], [1], [None]]]), "MM003", "record 2.position_ids"),
+        (
+            "rollout_logprobs",
+            pa.array([[], [float("nan")]]),
+            "MM009",
+            "record 2.rollout_logprobs[0]",
+        ),
+        ("media", pa.array(["[]", "["]), "MM003", "record 2.media"),
+        ("media", pa.array([[], []], pa.list_(pa.int8())), "MM003", "record 1.media"),
+        ("metadata", pa.array([None, '{"a": NaN}']), "MM009", "record 2.metadata"),
+        ("sample_id", pa.array(["a", "a"]), "MM007", "record 2.sample_id"),
+        ("turn", pa.array([1.5, 2.0]), "MM003", "record 1.turn"),
+        ("when", pa.array([0, 1], pa.timestamp("s")), "MM003", "record 1.when"),
+        ("raw", pa.array([b"\x80\x04", b""]), "MM003", "record 1.raw"),
+    ]:
+        assert f": {place}" in refuse(altered(tmp_path, name, column), code), name
+
+
+def test_parquet_bomb_of_one_long_list(tmp_path):
+    values = pa.array(np.zeros(2**22, np.int64))
+    offsets = pa.array([0, 0, 2**22], pa.int32())
+    path = altered(tmp_path, "input_ids", pa.ListArray.from_arrays(offsets, values))
+    assert path.stat().st_size < 2**15
+    assert "row group 0: decodes to" in refuse(path, "MM010", max_record_bytes=2**20)
+    assert "record 2" in refuse(path, "MM010", max_record_bytes=2**24)
+    assert len(list(read_trace(path, max_record_bytes=2**26))[1]) == 2**22
+
+
+STREAMED = """
+import sys
+from support.trace_fuzz import peak_mib
+from mmpack.errors import TraceError
+from mmpack.schema.trace import read_trace
+import pyarrow.parquet, zstandard
+before, count = peak_mib(), 0
+try:
+    for _ in read_trace(sys.argv[1]):
+        count += 1
+except TraceError:
+    pass
+print(count, peak_mib() - before)
+"""
+
+
+def peak_of_reading(path) -> tuple[int, float]:
+    """How many samples were read, and by how many MiB the process grew."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMED, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=env,
+    )
+    count, peak = done.stdout.split()
+    return int(count), float(peak)
+
+
+@pytest.mark.parametrize("encoding", ["dictionary", "DELTA_BYTE_ARRAY"])
+def test_parquet_bomb_of_one_long_string(tmp_path, encoding):
+    column = pa.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["x" * 2**20])
+    path = altered(tmp_path, "group_id", column)
+    if encoding == "DELTA_BYTE_ARRAY":
+        delta = {
+            "store_schema": False,
+            "use_dictionary": False,
+            "column_encoding": {"group_id": encoding},
+        }
+        pq.write_table(pq.read_table(path), path, data_page_size=2**30, **delta)
+    assert path.stat().st_size < 2**20  # decodes to a gigabyte
+    count, peak = peak_of_reading(path)
+    assert count == 1000 and peak < 200
+
+
+@pytest.mark.parametrize(
+    ("suffix", "number", "bound"),
+    [(".jsonl", 400, 30), (".jsonl.zst", 400, 30), (".parquet", 1500, 120)],
+)
+def test_memory_of_many_samples(tmp_path, suffix, number, bound):
+    path = tmp_path / f"trace{suffix}"
+    rng = np.random.default_rng(0)
+    sample = make_sample([("text", rng.integers(0, 1000, 3000)), ("response", [1] * 1000)])
+    sample.position_ids = np.zeros((3, 4000), np.int64)
+
+    def stream():
+        for i in range(number):  # 51 and 192 MB of arrays
+            sample.sample_id = f"s{i}"
+            yield sample
+
+    write_trace(path, stream())
+    count, peak = peak_of_reading(path)
+    assert count == number and peak < bound
+
+
+@pytest.mark.parametrize(
+    ("compression", "version", "dictionary", "checksum"),
+    list(itertools.product(["none", "zstd"], ["1.0", "2.0"], [True, False], [True, False])),
+)
+def test_page_walk_agrees_with_pyarrow(tmp_path, compression, version, dictionary, checksum):
+    path = tmp_path / "t.parquet"
+    rng = np.random.default_rng(0)
+    rows = [
+        make_sample([("text", rng.integers(0, 10**5, 300))], f"s{i}").write() for i in range(50)
+    ]
+    table = pa.table(
+        {
+            "input_ids": [r["input_ids"] for r in rows],
+            "sample_id": [r["sample_id"] for r in rows],
+            "media": [dump_json(r["media"]) for r in rows],
+            "tags": [["a", None]] * 49 + [None],
+        }
+    )
+    pq.write_table(
+        table,
+        path,
+        row_group_size=20,
+        compression=compression,
+        data_page_version=version,
+        use_dictionary=dictionary,
+        write_page_checksum=checksum,
+        data_page_size=1000,
+        write_batch_size=10,
+    )
+    theirs = pq.ParquetFile(path).metadata
+    with path.open("rb") as file:
+        ours = read_row_groups(file, "t")
+    assert [rows for rows, _ in ours] == [20, 20, 10]
+    for i, (_, chunks) in enumerate(ours):
+        for j, chunk in enumerate(chunks):
+            column = theirs.row_group(i).column(j)
+            assert chunk.values == column.num_values
+            assert chunk.is_nested == ("." in column.path_in_schema)
+            assert chunk.is_text == (column.physical_type == "BYTE_ARRAY")
+            assert (chunk.repeated_bytes > 0) == column.has_dictionary_page
+            assert 0 < chunk.page_bytes < column.total_uncompressed_size  # theirs counts headers
+
+
+def test_a_lying_page_is_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    write_trace(path, [full_sample()])
+    data = bytearray(path.read_bytes())
+    count = len(full_sample().input_ids)
+    column = pq.ParquetFile(path).metadata.row_group(0).column(3)
+    at = data.index(bytes([0x15, 2 * count]), column.data_page_offset)  # field 1 of the header
+    data[at + 1] += 2
+    path.write_bytes(data)
+    assert f"has {count + 1} values, its footer says {count}" in refuse(path, "MM001")
+
+
+def test_a_line_of_json_that_is_no_object(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps([1]) + "\n")
+    assert "expected an object, found an array of 1" in refuse(path, "MM003")
+
+
+def test_paths_that_are_no_traces(tmp_path):
+    for path in (tmp_path / "no.jsonl", tmp_path, tmp_path / "trace.json"):
+        with pytest.raises(TraceError, match=r"\(MM001\)"):
+            read_trace(path)

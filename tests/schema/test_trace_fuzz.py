@@ -1,0 +1,47 @@
+"""Broken files give samples or a TraceError of one line: never a crash, another error, or much memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def run_fuzz(suffix: str, count: int, seed: int, folder: Path) -> dict[str, int]:
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    script = TESTS / "support" / "trace_fuzz.py"
+    done = subprocess.run(
+        [sys.executable, str(script), suffix, str(count), str(seed), str(folder)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
+    return json.loads(done.stdout)
+
+
+def check(result: dict[str, int], count: int) -> None:
+    assert result["read"] + result["refused"] == count
+    assert result["read"] > count // 1000 and result["refused"] > count // 4, result
+    assert result["peak_mib"] < 1024, result
+
+
+@pytest.mark.parametrize(
+    ("suffix", "count"), [(".jsonl", 5000), (".jsonl.zst", 1000), (".parquet", 800)]
+)
+def test_fuzz(tmp_path, suffix, count):
+    check(run_fuzz(suffix, count, 0, tmp_path), count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suffix", "count"), [(".jsonl", 100_000), (".jsonl.zst", 20_000), (".parquet", 20_000)]
+)
+def test_fuzz_long(tmp_path, suffix, count):
+    check(run_fuzz(suffix, count, 1, tmp_path), count)

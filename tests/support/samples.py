@@ -1,0 +1,274 @@
+"""Samples for tests: `make_sample` from parts, `full_sample` with every field, random `samples`.
+
+Ids, grids and spans are those of Qwen2-VL and Qwen2.5-VL; hashes follow from made-up names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from mmpack.families import FAMILIES, get_family
+from mmpack.layout.fingerprint import cache_key, fingerprint
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import COORDINATE_SYSTEMS, FINISH_REASONS, Sample
+from mmpack.schema.spans import (
+    LOSS_KINDS,
+    OBSERVATION_SOURCES,
+    ActionSpan,
+    BboxTarget,
+    LossSpan,
+    ModalitySpan,
+    ObservationSpan,
+    PointTarget,
+    PolicyVersion,
+    RegionSpan,
+    Score,
+)
+
+TEXT_IDS = 151643  # ids below it are text
+PROCESSOR = {
+    "tokenizer": {"vocab": "ab" * 32, "special": {"<|image_pad|>": 151655}},
+    "image": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "mean": [0.48, 0.46]},
+    "position_rule": "grid",
+}
+
+
+def make_medium(
+    name: str, grid: tuple[int, int, int], modality: str = "image", **fields: Any
+) -> Medium:
+    """A medium of Qwen's patch and merge sizes; equal names and grids give equal keys."""
+    family = get_family("qwen2_5_vl")
+    content = hashlib.sha256(name.encode()).hexdigest()
+    key = cache_key(content, grid, PROCESSOR["image"])
+    size = (grid[2] * family.patch_size, grid[1] * family.patch_size)
+    return Medium(
+        media_id=name,
+        modality=modality,
+        cache_key=key,
+        grid_thw=grid,
+        num_tokens=family.vision_tokens(grid),
+        content_hash=content,
+        **{"size": size, **fields},
+    )
+
+
+def make_sample(
+    parts: list[tuple[Any, ...]],
+    sample_id: str = "s0",
+    group_id: str = "g0",
+    family: str = "qwen2_5_vl",
+    **fields: Any,
+) -> Sample:
+    """A valid sample out of parts, in order; `fields` are set on it as they are.
+
+    Parts: `("text", ids)`, `("response", ids[, turn[, kind]])` (a loss span),
+    `("observation", ids[, turn[, source]])`, `("image", grid[, name])`, `("video", grid[, name])`.
+    A name that returns is the same medium. A response must not come first.
+    """
+    about = get_family(family)
+    ids: list[int] = []
+    media: dict[str, Medium] = {}
+    spans: dict[str, list[Any]] = {"modality": [], "loss": [], "observation": []}
+    for kind, what, *more in parts:
+        start = len(ids)
+        if kind in ("image", "video"):
+            name = more[0] if more else f"{kind}-{len(media)}"
+            medium = media.setdefault(name, make_medium(name, tuple(what), kind))
+            run = [about.placeholder_ids[kind]] * medium.num_tokens
+            ids += [about.vision_start_id, *run, about.vision_end_id]
+            index = list(media).index(name)
+            spans["modality"].append(ModalitySpan(start + 1, len(ids) - 1, kind, index))
+            continue
+        ids += [int(i) for i in what]
+        if kind == "response":
+            loss_kind = more[1] if len(more) > 1 else "response"
+            spans["loss"].append(LossSpan(start, len(ids), loss_kind, more[0] if more else None))
+        elif kind == "observation":
+            source = more[1] if len(more) > 1 else "tool"
+            spans["observation"].append(
+                ObservationSpan(start, len(ids), source, more[0] if more else None)
+            )
+    sample = Sample(
+        sample_id=sample_id,
+        group_id=group_id,
+        family=family,
+        input_ids=np.asarray(ids, dtype=np.int64),
+        media=list(media.values()),
+        modality_spans=spans["modality"],
+        loss_spans=spans["loss"],
+        observation_spans=spans["observation"] or None,
+    )
+    for name, value in fields.items():
+        setattr(sample, name, value)
+    return sample
+
+
+def full_sample(sample_id: str = "s0", seed: int = 0) -> Sample:
+    """A valid sample of two turns, an image and a video, with every field of the schema set."""
+    rng = np.random.default_rng(seed)
+
+    def text(n: int) -> list[int]:
+        return rng.integers(0, TEXT_IDS, n).tolist()
+
+    sample = make_sample(
+        [
+            ("text", text(3)),
+            ("image", (1, 4, 6), "plan"),
+            ("text", text(4)),
+            ("response", text(5), 0, "action"),
+            ("observation", text(3), 0, "tool"),
+            ("video", (2, 4, 4), "clip"),
+            ("image", (1, 4, 6), "plan"),
+            ("response", text(6), 1),
+        ],
+        sample_id=sample_id,
+    )
+    length, loss = len(sample), sample.num_loss_tokens
+    first, second = sample.loss_spans
+    image, video = sample.media
+    image.decoded_size, image.mode, image.exif_orientation = (84, 57), "RGBA", 6
+    image.file_hash, image.source = hashlib.sha256(b"file").hexdigest(), "images/plan.png"
+    image.metadata = {"camera": "A"}
+    video.fps, video.frame_indices = 25.0, np.asarray([0, 12, 25, 37])
+    video.frame_timestamps, video.second_per_grid_ts = (0.0, 0.48, 1.0, 1.48), 1.0
+    video.total_frames = 50
+    for span in sample.modality_spans:
+        span.frame = 0
+    sample.position_ids = rng.integers(0, length, (3, length))
+    sample.attention_mask = np.ones(length, dtype=np.int8)
+    sample.processor, sample.processor_fingerprint = dict(PROCESSOR), fingerprint(PROCESSOR)
+    sample.action_spans = [ActionSpan(first.start, first.stop, {"click": [3, 4.5]}, 0)]
+    box = (1.0, 2.0, 30.5, 40.25)
+    sample.region_spans = [RegionSpan(second.start, second.stop, 0, box, (3.0, 4.0), "Ω angle")]
+    sample.bbox_targets = [BboxTarget(box, 0, "angle")]
+    sample.point_targets = [PointTarget((3.0, 4.0), 0, "vertex")]
+    sample.coordinate_system, sample.screen_size = "absolute_pixels", (1280, 720)
+    sample.rewards = [Score("exact", 1.0), Score("box", 0.5, {"region": 0})]
+    sample.costs = [Score("length", 0.1, {"turn": 1})]
+    sample.verifiers = [Score("format", 1.0, {"span": [second.start, second.stop]})]
+    sample.rollout_logprobs = -rng.exponential(size=loss).astype(np.float32)
+    sample.sampling = {"temperature": 0.7, "top_p": 1.0, "top_k": None, "logprobs": "processed"}
+    sample.finish_reason = "stop"
+    sample.policy_versions = [
+        PolicyVersion(0, first.stop, "w7"),
+        PolicyVersion(first.stop, length, "w8"),
+    ]
+    sample.trajectory_id, sample.turn, sample.prefix_cached_tokens = "episode", 1, 4
+    sample.metadata = {"dataset": "geo", "nested": {"a": [1, 2.5, None, True, "é\ud800\n"]}}
+    return sample
+
+
+def _optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+FREE_JSON = st.dictionaries(
+    TEXT,
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**64 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=4),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+        max_leaves=5,
+    ),
+    max_size=3,
+)
+TOKENS = st.lists(st.integers(0, TEXT_IDS - 1), max_size=8)
+GRIDS = st.tuples(st.just(1), st.sampled_from([2, 4, 6]), st.sampled_from([2, 4, 8]))
+VIDEO_GRIDS = st.tuples(st.integers(1, 3), st.sampled_from([2, 4]), st.sampled_from([2, 6]))
+NAMES = st.sampled_from(["a", "b", "c"])
+TURNS = _optional(st.integers(0, 3))
+NUMBERS = st.floats(-1e6, 1e6)
+
+
+@st.composite
+def samples(draw: st.DrawFn, sample_id: str | None = None) -> Sample:
+    """Random samples without a broken rule, with images, videos and at times any optional field."""
+    parts = draw(
+        st.lists(
+            st.tuples(st.just("text"), TOKENS)
+            | st.tuples(st.just("response"), TOKENS, TURNS, st.sampled_from(LOSS_KINDS))
+            | st.tuples(st.just("observation"), TOKENS, TURNS, st.sampled_from(OBSERVATION_SOURCES))
+            | st.tuples(st.just("image"), GRIDS, NAMES)
+            | st.tuples(st.just("video"), VIDEO_GRIDS, NAMES.map(lambda name: name + " film")),
+            max_size=6,
+        )
+    )
+    sample = make_sample(
+        [("text", [draw(st.integers(0, TEXT_IDS - 1))]), *parts],
+        sample_id=draw(TEXT) if sample_id is None else sample_id,
+        group_id=draw(TEXT),
+        family=draw(st.sampled_from(sorted(FAMILIES))),
+    )
+    length, loss = len(sample), sample.num_loss_tokens
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    span = st.tuples(st.integers(0, length), st.integers(0, length)).map(sorted)
+    media_index = st.integers(0, len(sample.media) - 1) if sample.media else st.nothing()
+    boxes, points = st.tuples(*[NUMBERS] * 4), st.tuples(*[NUMBERS] * 2)
+
+    def records(strategy: st.SearchStrategy[Any]) -> list[Any] | None:
+        return draw(_optional(st.lists(strategy, max_size=2)))
+
+    for medium in sample.media:
+        medium.decoded_size = draw(_optional(st.tuples(st.integers(1, 4000), st.integers(1, 4000))))
+        medium.mode, medium.source = draw(_optional(TEXT)), draw(_optional(TEXT))
+        medium.metadata = draw(FREE_JSON)
+        if medium.modality == "video" and draw(st.booleans()):
+            frames = 2 * medium.grid_thw[0]
+            medium.frame_indices = np.sort(rng.integers(0, 100, frames))
+            medium.frame_timestamps = tuple((medium.frame_indices / 25).tolist())
+            medium.fps, medium.second_per_grid_ts, medium.total_frames = 25.0, draw(NUMBERS), 100
+    if draw(st.booleans()):
+        sample.position_ids = rng.integers(0, length, (3, length))
+    if draw(st.booleans()):
+        sample.attention_mask = np.ones(length, dtype=np.int8)
+    if draw(st.booleans()):
+        sample.rollout_logprobs = -rng.exponential(size=loss).astype(np.float32)
+    if draw(st.booleans()):
+        sample.processor = draw(FREE_JSON)
+        sample.processor_fingerprint = fingerprint(sample.processor)
+    sample.action_spans = records(
+        st.builds(lambda s, a, t: ActionSpan(*s, a, t), span, FREE_JSON, TURNS)
+    )
+    sample.region_spans = records(
+        st.builds(
+            lambda s, m, b, p: RegionSpan(*s, m, b, p),
+            span,
+            media_index,
+            _optional(boxes),
+            _optional(points),
+        )
+    )
+    sample.bbox_targets = records(st.builds(BboxTarget, boxes, _optional(media_index), TEXT))
+    sample.point_targets = records(st.builds(PointTarget, points, _optional(media_index)))
+    sample.coordinate_system = draw(st.sampled_from(COORDINATE_SYSTEMS))
+    sample.screen_size = draw(_optional(st.tuples(st.integers(1, 9999), st.integers(1, 9999))))
+    value = NUMBERS if loss else st.just(0.0)
+    sample.rewards = records(st.builds(Score, TEXT, value))
+    sample.costs = records(st.builds(Score, TEXT, value))
+    sample.verifiers = records(
+        st.builds(Score, TEXT, NUMBERS, st.builds(lambda k: {"turn": k}, st.integers(0, 5)))
+    )
+    sample.sampling, sample.finish_reason = (
+        draw(_optional(FREE_JSON)),
+        draw(_optional(st.sampled_from(FINISH_REASONS))),
+    )
+    cut = draw(st.integers(0, length))
+    versions = [PolicyVersion(0, cut, "w1"), PolicyVersion(cut, length, "w2")]
+    sample.policy_versions = draw(_optional(st.just(versions)))
+    sample.trajectory_id, sample.turn = draw(_optional(TEXT)), draw(TURNS)
+    sample.prefix_cached_tokens = draw(_optional(st.integers(0, length)))
+    sample.metadata = draw(FREE_JSON)
+    return sample
+
+
+def traces(max_size: int = 4) -> st.SearchStrategy[list[Sample]]:
+    """Lists of samples with unlike ids."""
+    return st.lists(samples(), max_size=max_size, unique_by=lambda s: s.sample_id)

@@ -1,0 +1,120 @@
+"""Build the wheel, compare it with the tree, and use it where nothing but numpy is installed.
+
+Then once more with the extra [cli]. Prints a line for each check; the first that fails ends it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CORE = """
+import importlib.util
+import sys
+
+import numpy as np
+
+import mmpack as mp
+
+for name in ("torch", "transformers", "triton", "typer", "rich"):
+    assert importlib.util.find_spec(name) is None, f"{name} is installed"
+
+sample = mp.Sample(
+    sample_id="s",
+    group_id="g",
+    family="qwen2_5_vl",
+    input_ids=np.array([5, 6, 7, 8]),
+    media=[],
+    modality_spans=[],
+    loss_spans=[mp.LossSpan(2, 4)],
+    rollout_logprobs=np.array([-0.5, -0.25], dtype=np.float32),
+)
+assert mp.validate([sample]) == []
+mp.write_trace("trace.jsonl", [sample])
+(back,) = mp.read_trace("trace.jsonl")
+assert back.input_ids.tolist() == [5, 6, 7, 8] and back.rollout_logprobs.tolist() == [-0.5, -0.25]
+assert mp.__version__ == sys.argv[1], mp.__version__
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="mmpack-wheel-") as folder:
+        work = Path(folder)
+        wheel = build_wheel(work)
+        version = wheel.name.split("-")[1]
+        check_contents(wheel)
+
+        venv.create(work / "env", with_pip=True)
+        python = work / "env" / "bin" / "python"
+        command = work / "env" / "bin" / "mmpack"
+
+        install(python, f"{wheel}")
+        packages = json.loads(run(python, "-m", "pip", "list", "--format=json", cwd=work).stdout)
+        names = {package["name"].lower() for package in packages} - {"pip", "setuptools"}
+        assert names == {"mmpack", "numpy"}, names
+        run(python, "-c", CORE, version, cwd=work)
+        print("core: imports, validates, writes and reads a trace with numpy alone")
+
+        result = run(command, "--help", cwd=work, exit_code=2)
+        assert result.stdout == "" and result.stderr.count("\n") == 1, result
+        assert "mmpack[cli]" in result.stderr, result.stderr
+        print(f"command without [cli]: exit 2, {result.stderr.strip()!r}")
+
+        install(python, f"{wheel}[cli]")
+        assert "smoke" in run(command, "--help", cwd=work).stdout
+        json.loads(run(command, "schema", cwd=work).stdout)
+        print("command with [cli]: --help and schema run")
+
+
+def build_wheel(work: Path) -> Path:
+    """The wheel, built the long way round: the tree to an sdist, and that to the wheel."""
+    run(sys.executable, "-m", "build", "--outdir", str(work / "dist"), str(ROOT), cwd=work)
+    (wheel,) = (work / "dist").glob("*.whl")
+    return wheel
+
+
+def check_contents(wheel: Path) -> None:
+    """The files of mmpack/ and no others are in the wheel, byte for byte (of a link, its target)."""
+    tree = {
+        path.relative_to(ROOT).as_posix(): path.read_bytes()
+        for path in (ROOT / "mmpack").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {
+            name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name
+        }
+        licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
+    assert packed.keys() == tree.keys(), f"differ: {sorted(packed.keys() ^ tree.keys())}"
+    assert packed == tree, [name for name in tree if packed[name] != tree[name]]
+    assert "mmpack/py.typed" in packed
+    assert len(licences) == 1, "the licence is not in the wheel"
+    print(f"{wheel.name}: {len(packed)} files, those of mmpack/")
+
+
+def install(python: Path, requirement: str) -> None:
+    constraints = str(ROOT / "constraints.txt")
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    run(*pip, "-c", constraints, requirement, cwd=python.parent)
+
+
+def run(*command: str | Path, cwd: Path, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
+    shown = " ".join(map(str, command))[:200]
+    assert result.returncode == exit_code, (
+        f"exit {result.returncode}, expected {exit_code}: {shown}\n{result.stdout}{result.stderr}"
+    )
+    return result
+
+
+if __name__ == "__main__":
+    main()

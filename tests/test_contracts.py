@@ -1,0 +1,64 @@
+"""The table of tolerances: its figures are the published ones, and its functions take floats, numpy and torch."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from mmpack import contracts
+
+
+def test_figures_are_the_published_ones():
+    values = {name: row.value for name, row in contracts.TOLERANCES.items()}
+    assert values == {
+        "layout": 0.0,
+        "selected_logprob": 1e-5,
+        "linear_logprob": 1e-4,
+        "loss": 1e-6,
+        "gradient_fp32": 1e-5,
+        "gradient_bf16": 5e-3,
+        "gradient_vs_torch": 1.1,
+        "advantage": 1e-6,
+        "same_sample": 0.0,
+        "parameter_gradient_fp32": 1e-6,
+        "parameter_gradient_bf16": 5e-3,
+        "layouts": 1e-5,
+        "generate": 1e-4,
+        "engines_mean": 1e-5,
+        "engines_max": 1e-3,
+        "engines_k3": 1e-6,
+    }
+
+
+@pytest.mark.parametrize(
+    "make", [float, np.float64, lambda x: torch.tensor(x, dtype=torch.float64)]
+)
+def test_selected_logprob_bound(make):
+    assert float(contracts.selected_logprob_bound(make(-1e4))) == pytest.approx(1e-5 + 1e4 / 2**22)
+    assert float(contracts.selected_logprob_bound(make(0.0))) == 1e-5
+
+
+@pytest.mark.parametrize(("peak", "bound"), [(0.0, 1e-4), (50.0, 1e-4), (100.0, 2e-4), (1e4, 2e-2)])
+def test_linear_logprob_bound(peak, bound):
+    assert contracts.linear_logprob_bound(peak) == pytest.approx(bound)
+
+
+def test_loss_and_gradient_bounds():
+    assert contracts.loss_bound(30.0, 10) == pytest.approx(3e-6)
+    assert contracts.gradient_fp32_bound(-2.0) == pytest.approx(2e-5)
+
+
+def test_rows_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        contracts.TOLERANCES["loss"].value = 1.0
+
+
+def test_needs_neither_torch_nor_numpy():
+    code = (
+        "import mmpack.contracts, sys; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
