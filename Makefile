@@ -50,6 +50,7 @@ types: $(STAMP)  ## mypy
 .PHONY: generated
 generated: $(STAMP)  ## are the JSON schema and the fixtures what their generators make?
 	$(BIN)/mmpack schema --check schemas/sample.schema.json
+	$(BIN)/mmpack schema --rules --check docs/rules.md
 	$(BIN)/python fixtures/regenerate.py --check
 
 .PHONY: wheel-check

@@ -5,10 +5,8 @@ They come in order of ids or rows; every picture is decoded here, and a bad one 
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from mmpack.adapters.geometry import draw_problems
 from mmpack.adapters.problems import Problem
 from mmpack.errors import ArgumentError, TraceError, require
+from mmpack.processors.images import decode
 
 if TYPE_CHECKING:
     from PIL import Image
 
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP")  # Pillow reads many more, some by running other programs
 LETTERS = "ABCDEFGHIJ"
 COLUMNS = ("images", "problem", "answer")
 
@@ -247,21 +245,7 @@ def _file_below(root: Path, folder: Path, name: str, where: str) -> bytes:
 
 
 def _decoded(data: bytes, where: str) -> Image.Image:
-    image = require("PIL.Image", "hf", "load_problems")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", image.DecompressionBombWarning)
-            picture: Image.Image = image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
-            picture.load()
-    except (image.DecompressionBombError, image.DecompressionBombWarning):
-        raise TraceError(
-            f"load_problems: {where} has more than {image.MAX_IMAGE_PIXELS} pixels. Fix: a smaller picture"
-        ) from None
-    except (OSError, SyntaxError, ValueError) as error:
-        raise TraceError(
-            f"load_problems: {where} can't be decoded ({_line(error)}). Fix: a whole {', '.join(IMAGE_FORMATS)} file"
-        ) from None
-    return picture
+    return decode(data, f"load_problems: {where}", TraceError)
 
 
 def _string(record: dict[str, Any], name: str, where: str) -> str:

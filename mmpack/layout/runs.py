@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmpack.families import Family
+from mmpack.families import Family, get_family
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,9 @@ class Runs:
         return len(self.starts)
 
 
-def placeholder_runs(input_ids: np.ndarray, family: Family) -> Runs:
+def placeholder_runs(input_ids: np.ndarray, family: str | Family) -> Runs:
     """Maximal runs of one placeholder id in `input_ids` [L], in order."""
+    family = get_family(family)
     ids = np.asarray(input_ids)
     kind = (ids == family.image_token_id) + 2 * (ids == family.video_token_id).astype(np.int8)
     edges = np.flatnonzero(np.diff(kind, prepend=0, append=0))

@@ -140,7 +140,7 @@ class PackedBatch(Batch):
 
 def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossIndex, list[int]]:
     """Build the LossIndex from each sample's rows [L] (int64); also the loss tokens of each sample."""
-    rows, targets, turns, tokens, counts = [], [], [], [], []
+    rows, targets, turns, tokens, counts = [], [], [], [], list[int]()
     regions: list[tuple[int, int, int]] = []
     for b, (sample, where) in enumerate(zip(samples, sample_rows, strict=True)):
         indices = sample.loss_indices

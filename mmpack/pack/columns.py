@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from mmpack.errors import SchemaError
+from mmpack.pack.media import as_tensor
 from mmpack.plan.forest import Forest
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
@@ -19,16 +20,21 @@ Column = Sequence[Any] | np.ndarray | torch.Tensor
 def loss_columns(
     samples: Sequence[Sample], given: Mapping[str, Column] | None, what: str
 ) -> dict[str, torch.Tensor]:
-    """[N] tensors: `given` per sample or already concatenated; `rollout_logprobs` comes from the samples."""
-    out: dict[str, torch.Tensor] = {}
+    """[N] tensors: `given` per sample or already concatenated; `rollout_logprobs` comes from the samples.
+
+    It does if every sample with a loss token has some, and the caller gives none.
+    """
     counts = [s.num_loss_tokens for s in samples]
     columns: dict[str, Column] = dict(given or {})
-    if "rollout_logprobs" not in columns and all(s.rollout_logprobs is not None for s in samples):
-        columns["rollout_logprobs"] = [s.rollout_logprobs for s in samples]
-    for name, column in columns.items():
-        pieces = _per_sample(samples, name, column, counts, what)
-        out[name] = torch.cat(pieces) if pieces else torch.zeros(0)
-    return out
+    if "rollout_logprobs" not in columns:
+        scored = [s for s in samples if s.num_loss_tokens]
+        recorded = [s.rollout_logprobs for s in scored if s.rollout_logprobs is not None]
+        if recorded and len(recorded) == len(scored):
+            columns["rollout_logprobs"] = np.concatenate(recorded)
+    return {
+        name: torch.cat(_pieces(samples, name, column, counts, what))
+        for name, column in columns.items()
+    }
 
 
 def token_columns(
@@ -37,14 +43,12 @@ def token_columns(
     """[T, …] tensors; the rows that samples share must agree bit for bit."""
     out: dict[str, torch.Tensor] = {}
     for name, column in (given or {}).items():
-        pieces = _per_sample(samples, name, column, [len(s) for s in samples], what)
-        first = pieces[0] if pieces else torch.zeros(0)
-        packed = first.new_zeros((forest.num_tokens, *first.shape[1:]))
+        pieces = _pieces(samples, name, column, [len(s) for s in samples], what)
+        packed = pieces[0].new_zeros((forest.num_tokens, *pieces[0].shape[1:]))
         written = torch.zeros(forest.num_tokens, dtype=torch.bool)
         for b, piece in enumerate(pieces):
             rows = torch.from_numpy(forest.rows(b))
-            old = written[rows]
-            unlike = old & ~_same_bits(packed[rows], piece)
+            unlike = written[rows] & ~_same_bits(packed[rows], piece)
             if unlike.any():
                 at = int(unlike.int().argmax())
                 message = f"differs at token {at} from the sample that shares the row"
@@ -58,27 +62,42 @@ def token_columns(
     return out
 
 
+def split_column(name: str, column: Column, counts: list[int], what: str) -> list[Any]:
+    """One piece a sample: `column` has one entry each, or is one array of sum(counts) values."""
+    total = sum(counts)
+    if isinstance(column, (np.ndarray, torch.Tensor)) and column.ndim == 0:
+        raise SchemaError([Problem("MM403", "batch", name, "is a single number")], what)
+    flat = isinstance(column, torch.Tensor) or (
+        isinstance(column, np.ndarray) and column.dtype != np.dtype(object)
+    )
+    if flat and len(column) == total:
+        return list(as_tensor(column).split(counts))
+    if len(column) != len(counts):
+        message = f"has {len(column)} entries for {len(counts)} samples and {total} values"
+        raise SchemaError([Problem("MM403", "batch", name, message)], what)
+    return list(column)
+
+
+def _pieces(
+    samples: Sequence[Sample], name: str, column: Column, counts: list[int], what: str
+) -> list[torch.Tensor]:
+    """CPU tensors [count, …] of one dtype and one trailing shape. An empty piece takes those of the others."""
+    pieces = [as_tensor(c) for c in split_column(name, column, counts, what)]
+    full = [p for p, count in zip(pieces, counts, strict=True) if count]
+    trailing = full[0].shape[1:] if full else torch.Size()
+    for sample, piece, count in zip(samples, pieces, counts, strict=True):
+        if piece.ndim == 0 or len(piece) != count or (count and piece.shape[1:] != trailing):
+            message = f"has shape {list(piece.shape)}, expected {[count, *trailing]}"
+            raise SchemaError([Problem("MM403", sample.sample_id, name, message)], what)
+    dtype = full[0].dtype if full else torch.float32
+    for piece in full:
+        dtype = torch.promote_types(dtype, piece.dtype)
+    return [p.to(dtype) if len(p) else torch.zeros(0, *trailing, dtype=dtype) for p in pieces]
+
+
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """bool [n]: rows with the same bytes (so NaN equals NaN, and -0.0 differs from 0.0)."""
-    if len(a) == 0 or a[0].numel() == 0:
+    if a.numel() == 0:
         return torch.ones(len(a), dtype=torch.bool)
     as_bytes = [x.contiguous().reshape(len(x), -1).view(torch.uint8) for x in (a, b)]
     return (as_bytes[0] == as_bytes[1]).all(dim=1)
-
-
-def _per_sample(
-    samples: Sequence[Sample], name: str, column: Column, counts: list[int], what: str
-) -> list[torch.Tensor]:
-    total = sum(counts)
-    flat = isinstance(column, (np.ndarray, torch.Tensor)) and column.ndim >= 1
-    if flat and column.dtype != np.dtype(object) and len(column) == total:
-        return list(torch.as_tensor(column).split(counts)) if counts else []
-    if len(column) != len(samples):
-        message = f"has {len(column)} entries for {len(samples)} samples and {total} tokens"
-        raise SchemaError([Problem("MM403", "batch", name, message)], what)
-    pieces = [torch.as_tensor(c) for c in column]
-    for sample, piece, count in zip(samples, pieces, counts, strict=True):
-        if piece.ndim == 0 or len(piece) != count:
-            message = f"has shape {list(piece.shape)}, the sample has {count}"
-            raise SchemaError([Problem("MM403", sample.sample_id, name, message)], what)
-    return pieces

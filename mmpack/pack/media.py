@@ -2,59 +2,67 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from mmpack.errors import SchemaError
+from mmpack.families import Family
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
-from mmpack.schema.sample import Sample
 
 
-@dataclass
 class MediaTable:
-    """Distinct media by cache key; `index` maps a key to its place."""
+    """Distinct media by cache key; `index` maps a key to its place. `store`: cache key -> pixels."""
 
-    media: list[Medium] = field(default_factory=list)
-    index: dict[str, int] = field(default_factory=dict)
+    def __init__(self, family: Family, store: Mapping[str, Any] | None, what: str):
+        self.media: list[Medium] = []
+        self.index: dict[str, int] = {}
+        self.patch_dim = 3 * family.temporal_patch_size * family.patch_size**2
+        self.store = {} if store is None else store
+        self.what = what
 
-    def add(self, medium: Medium, store: Mapping[str, Any] | None) -> int:
+    def add(self, medium: Medium) -> int:
+        """The medium's place. Pixels come from the first that has some, else from the store. Raises SchemaError."""
         at = self.index.setdefault(medium.cache_key, len(self.media))
         if at == len(self.media):
-            self.media.append(medium)
-        if self.media[at].pixel_values is None:
+            self.media.append(dataclasses.replace(medium, pixel_values=None))
+        known = self.media[at]
+        if known.pixel_values is None:
             pixels = medium.pixel_values
-            if pixels is None and store is not None:
-                pixels = store.get(medium.cache_key)
+            if pixels is None:
+                pixels = self.store.get(medium.cache_key)
             if pixels is not None:
-                self.media[at] = with_pixels(medium, pixels)
+                known.pixel_values = self._checked(medium, pixels)
         return at
 
+    def stacked(self) -> torch.Tensor | None:
+        """All patches, medium after medium; None if a medium has none (or there are no media)."""
+        pixels = [m.pixel_values for m in self.media]
+        return None if not pixels or any(p is None for p in pixels) else torch.cat(pixels)
 
-def with_pixels(medium: Medium, pixels: Any) -> Medium:
-    """`medium` holding `pixels` [t·h·w, patch_dim] as a tensor; the caller's object stays as it was."""
-    t, h, w = medium.grid_thw
-    tensor = torch.as_tensor(np.asarray(pixels) if not torch.is_tensor(pixels) else pixels)
-    if tensor.ndim != 2 or tensor.shape[0] != t * h * w:
-        message = f"has pixel_values of shape {list(tensor.shape)}, its grid {[t, h, w]}"
-        problem = Problem(
-            "MM404", medium.media_id, "pixel_values", f"{message} needs {t * h * w} rows"
-        )
-        raise SchemaError([problem], "pack")
-    out = Medium(**{f.name: getattr(medium, f.name) for f in Medium.columns()})
-    out.pixel_values = tensor
-    return out
+    def _checked(self, medium: Medium, pixels: Any) -> torch.Tensor:
+        tensor = as_tensor(pixels)
+        t, h, w = medium.grid_thw
+        if tensor.shape != (t * h * w, self.patch_dim):
+            message = (
+                f"has shape {list(tensor.shape)}, the grid {[t, h, w]} needs "
+                f"{[t * h * w, self.patch_dim]}"
+            )
+            raise SchemaError(
+                [Problem("MM404", medium.media_id, "pixel_values", message)], self.what
+            )
+        return tensor
 
 
-def stack_pixels(media: Sequence[Medium]) -> torch.Tensor | None:
-    """All patches, medium after medium; None if a medium has none (or there are no media)."""
-    if not media or any(m.pixel_values is None for m in media):
-        return None
-    return torch.cat([torch.as_tensor(m.pixel_values) for m in media])
+def as_tensor(values: Any) -> torch.Tensor:
+    """A CPU tensor of an array, a tensor or a list, without a copy where torch allows it."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        return torch.tensor(values)
+    return torch.as_tensor(values).cpu()
 
 
 def patch_offsets(media: Sequence[Medium]) -> list[int]:
@@ -63,15 +71,4 @@ def patch_offsets(media: Sequence[Medium]) -> list[int]:
     for m in media:
         t, h, w = m.grid_thw
         out.append(out[-1] + t * h * w)
-    return out
-
-
-def occurrences(sample: Sample) -> list[tuple[int, int, int]]:
-    """(start, stop, media_index) of each run of placeholders: frames of one video are one occurrence."""
-    out: list[tuple[int, int, int]] = []
-    for s in sample.modality_spans:
-        if s.frame and out and out[-1][2] == s.media_index:
-            out[-1] = (out[-1][0], s.stop, s.media_index)
-        else:
-            out.append((s.start, s.stop, s.media_index))
     return out

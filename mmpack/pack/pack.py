@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, SchemaError
 from mmpack.families import get_family
 from mmpack.pack.batch import PackedBatch
 from mmpack.pack.columns import Column
 from mmpack.pack.columns import token_columns as pack_token_columns
-from mmpack.pack.media import occurrences
 from mmpack.pack.prepare import common_fields, keep_valid, kept_columns
-from mmpack.plan.forest import Forest, build_forest, positions_of
+from mmpack.plan.forest import Forest, build_forest, occurrences, positions_of
+from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
 
@@ -41,12 +41,21 @@ def pack(
 
     Returns: PackedBatch on the CPU. Raises: SchemaError with all broken rules; ArgumentError.
     """
+    if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
+        raise ArgumentError(
+            f"pack: pad_to_multiple_of is {pad_to_multiple_of}. Fix: pass 1 or more"
+        )
     samples = list(samples)
     keep, dropped = keep_valid(samples, "pack", on_invalid)
     if dropped:
-        loss_columns = kept_columns(loss_columns, [s.num_loss_tokens for s in samples], keep)
-        token_columns = kept_columns(token_columns, [len(s) for s in samples], keep)
+        loss_columns = kept_columns(
+            loss_columns, [s.num_loss_tokens for s in samples], keep, "pack"
+        )
+        token_columns = kept_columns(token_columns, [len(s) for s in samples], keep, "pack")
         samples = [samples[i] for i in keep]
+    if share_prefix and get_family(samples[0].family).sharing != "tree":
+        message = f"is {samples[0].family}, whose rows can't be shared"
+        raise SchemaError([Problem("MM401", samples[0].sample_id, "family", message)], "pack")
     positions = [positions_of(s) for s in samples]
     forest = build_forest(samples, share_prefix, positions)
     rows = [forest.rows(b) for b in range(len(samples))]
@@ -55,7 +64,7 @@ def pack(
         samples, rows, [(b, m) for _, _, b, m in runs], media, loss_columns, "pack"
     )
     total = forest.num_tokens
-    padding = _padding(total, pad_to_multiple_of)
+    padding = -total % (pad_to_multiple_of or 1)
     batch = PackedBatch(
         **common,
         **_rows(samples, positions, forest, padding),
@@ -90,7 +99,7 @@ def pack(
 
 def _rows(
     samples: list[Sample], positions: list[np.ndarray], forest: Forest, padding: int
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """ids, positions and the attention rule of every row, each segment from a sample that has it."""
     family = get_family(samples[0].family)
     ids, places, counted = [], [], []
@@ -129,7 +138,7 @@ def _runs(
     samples: list[Sample], forest: Forest, rows: list[np.ndarray]
 ) -> list[tuple[int, int, int, int]]:
     """(first row, one past the last, sample, media_index) of each placeholder run, in row order, shared ones once."""
-    out = {}
+    out: dict[int, tuple[int, int, int, int]] = {}
     for b, sample in enumerate(samples):
         for start, stop, m in occurrences(sample):
             first = int(rows[b][start])
@@ -146,14 +155,6 @@ def _spans_in_rows(sample: Sample, rows: np.ndarray) -> list[LossSpan]:
         for piece in np.split(where, cuts) if len(where) else []:
             out.append(LossSpan(int(piece[0]), int(piece[-1]) + 1, s.kind, s.turn))
     return out
-
-
-def _padding(total: int, multiple: int | None) -> int:
-    if multiple is None:
-        return 0
-    if multiple < 1:
-        raise ArgumentError(f"pack: pad_to_multiple_of is {multiple}. Fix: pass 1 or more")
-    return -total % multiple
 
 
 def _int32(array: np.ndarray) -> torch.Tensor:

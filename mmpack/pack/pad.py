@@ -14,9 +14,8 @@ from mmpack.families import get_family
 from mmpack.pack.batch import Batch
 from mmpack.pack.columns import Column
 from mmpack.pack.columns import token_columns as pack_token_columns
-from mmpack.pack.media import occurrences
 from mmpack.pack.prepare import common_fields, keep_valid, kept_columns
-from mmpack.plan.forest import build_forest, positions_of
+from mmpack.plan.forest import build_forest, occurrences, positions_of
 from mmpack.schema.sample import Sample
 
 
@@ -38,6 +37,8 @@ class PaddedBatch(Batch):
     def rectangle(self, x: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
         """Put x [N] at the loss tokens of a [B, S] rectangle, `fill` everywhere else."""
         self._expect(x, self.num_loss_tokens, "rectangle", "loss tokens")
+        if x.ndim != 1:
+            raise ArgumentError(f"rectangle: x has shape {list(x.shape)}. Fix: pass one column [N]")
         out = x.new_full((self.input_ids.numel(),), fill)
         return out.index_copy(0, self.loss_rows.long() + 1, x).view_as(self.input_ids)
 
@@ -62,8 +63,8 @@ def pad(
     samples = list(samples)
     keep, dropped = keep_valid(samples, "pad", on_invalid)
     if dropped:
-        loss_columns = kept_columns(loss_columns, [s.num_loss_tokens for s in samples], keep)
-        token_columns = kept_columns(token_columns, [len(s) for s in samples], keep)
+        loss_columns = kept_columns(loss_columns, [s.num_loss_tokens for s in samples], keep, "pad")
+        token_columns = kept_columns(token_columns, [len(s) for s in samples], keep, "pad")
         samples = [samples[i] for i in keep]
     family = get_family(samples[0].family)
     width = max(len(s) for s in samples)
@@ -81,12 +82,11 @@ def pad(
     seen[flat] = np.concatenate(
         [np.full(len(s), a % width + len(s)) for a, s in zip(starts, samples, strict=True)]
     )
-    along = np.zeros((1, size), dtype=np.int64)
-    along[0, flat] = np.concatenate([np.arange(len(s)) for s in samples])
-    if family.position_rows > 1:
-        places = np.zeros((family.position_rows, size), dtype=np.int64)
-        places[:, flat] = np.concatenate([positions_of(s) for s in samples], axis=1)
-        along = np.concatenate([along, places])
+    rowed = family.position_rows > 1
+    places = np.zeros((1 + rowed * family.position_rows, size), dtype=np.int64)
+    places[0, flat] = np.concatenate([np.arange(len(s)) for s in samples])
+    if rowed:
+        places[1:, flat] = np.concatenate([positions_of(s) for s in samples], axis=1)
     order = [(b, m) for b, s in enumerate(samples) for _, _, m in occurrences(s)]
     common = common_fields(samples, rows, order, media, loss_columns, "pad")
     scored = torch.zeros(size, dtype=torch.bool)
@@ -97,7 +97,7 @@ def pad(
         side=side,
         input_ids=torch.from_numpy(ids).view(-1, width),
         attention_mask=torch.from_numpy(mask).view(-1, width),
-        position_ids=torch.from_numpy(along).view(len(along), -1, width),
+        position_ids=torch.from_numpy(places).view(len(places), -1, width),
         loss_mask=scored.view(-1, width),
         visible_until=torch.from_numpy(seen.astype(np.int32)).view(-1, width),
         token_columns={

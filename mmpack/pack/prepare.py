@@ -11,8 +11,9 @@ import torch
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.families import get_family
 from mmpack.pack.batch import loss_index
-from mmpack.pack.columns import Column, loss_columns
-from mmpack.pack.media import MediaTable, patch_offsets, stack_pixels
+from mmpack.pack.columns import Column, loss_columns, split_column
+from mmpack.pack.media import MediaTable, patch_offsets
+from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem, problems_of
 from mmpack.schema.sample import Sample
 
@@ -20,41 +21,52 @@ from mmpack.schema.sample import Sample
 def keep_valid(
     samples: Sequence[Sample], what: str, on_invalid: str
 ) -> tuple[list[int], list[Problem]]:
-    """Indices of the samples to use, and the broken rules of the others. Raises SchemaError, ArgumentError."""
+    """Indices of the samples to use, and the broken rules of the others. Raises SchemaError, ArgumentError.
+
+    The first valid sample decides on the family, and the first use of a cache key on its content.
+    """
     if on_invalid not in ("raise", "drop"):
         raise ArgumentError(f"{what}: on_invalid is {on_invalid!r}. Fix: use 'raise' or 'drop'")
     if not samples:
         raise ArgumentError(f"{what}: no samples. Fix: pass at least one")
     broken: list[Problem] = []
-    keep = []
-    family = samples[0].family
+    keep: list[int] = []
+    contents: dict[str, Medium] = {}
     for i, sample in enumerate(samples):
         problems = list(problems_of(sample))
-        if sample.family != family:
-            message = f"is {sample.family}, the first sample is {family}"
+        if keep and sample.family != samples[keep[0]].family:
+            message = f"is {sample.family}, the first sample's is {samples[keep[0]].family}"
             problems.append(Problem("MM406", sample.sample_id, "family", message))
-        if get_family(sample.family).packing != "yes":
-            message = f"{sample.family} can't be packed"
+        if what == "pack" and get_family(sample.family).packing != "yes":
+            message = f"is {sample.family}, which can't be packed"
             problems.append(Problem("MM401", sample.sample_id, "family", message))
+        for m, medium in enumerate(sample.media):
+            first = contents.get(medium.cache_key, medium)
+            if _unlike(first, medium):
+                message = f"has the cache key of {first.media_id!r:.60} but other content"
+                problems.append(Problem("MM109", sample.sample_id, f"media[{m}]", message))
         broken += problems
         if not problems:
             keep.append(i)
+            contents = {medium.cache_key: medium for medium in sample.media} | contents
     if broken and on_invalid == "raise":
         raise SchemaError(broken, what)
     if not keep:
         raise SchemaError(broken, f"{what}: no valid sample is left")
+    if not any(len(samples[i]) for i in keep):
+        raise ArgumentError(f"{what}: no sample has a token. Fix: leave empty samples out")
     return keep, broken
 
 
 def kept_columns(
-    given: Mapping[str, Column] | None, counts: list[int], keep: list[int]
+    given: Mapping[str, Column] | None, counts: list[int], keep: list[int], what: str
 ) -> dict[str, Column]:
     """The columns of the kept samples, where some were dropped. `counts`: values of each sample."""
+    counts = [max(count, 0) for count in counts]  # spans of an invalid sample may run backwards
     out: dict[str, Column] = {}
     for name, column in (given or {}).items():
-        flat = isinstance(column, (np.ndarray, torch.Tensor)) and len(column) == sum(counts)
-        pieces: Sequence[Any] = torch.as_tensor(column).split(counts) if flat else column
-        out[name] = [pieces[i] for i in keep] if len(pieces) == len(counts) else column
+        pieces = split_column(name, column, counts, what)
+        out[name] = [pieces[i] for i in keep]
     return out
 
 
@@ -67,8 +79,13 @@ def common_fields(
     what: str,
 ) -> dict[str, Any]:
     """The fields of `Batch`. `order`: (sample, media_index) of each placeholder run, in row order."""
-    table = MediaTable()
-    occurrence = [table.add(samples[b].media[m], media) for b, m in order]
+    table = MediaTable(get_family(samples[0].family), media, what)
+    occurrence = [table.add(samples[b].media[m]) for b, m in order]
+    for (
+        sample
+    ) in samples:  # where a run is shared, another sample than its first may hold the pixels
+        for medium in sample.media:
+            table.add(medium)
     index, counts = loss_index(sample_rows, list(samples))
     groups: dict[str, int] = {}
     numbered = [groups.setdefault(s.group_id, len(groups)) for s in samples]
@@ -82,10 +99,16 @@ def common_fields(
         "media": table.media,
         "vision_token_offsets": torch.from_numpy(vision),
         "patch_offsets": torch.tensor(patch_offsets(table.media), dtype=torch.int64),
-        "pixel_values": stack_pixels(table.media),
+        "pixel_values": table.stacked(),
         "media_occurrence": torch.tensor(occurrence, dtype=torch.int32),
         "loss_columns": loss_columns(samples, columns, what),
         "token_rows": torch.from_numpy(np.concatenate(sample_rows)),
         "token_counts": [len(s) for s in samples],
         "loss_counts": counts,
     }
+
+
+def _unlike(a: Medium, b: Medium) -> bool:
+    """Whether two media of one cache key contradict each other."""
+    hashes = {a.content_hash, b.content_hash} - {None}
+    return (a.modality, tuple(a.grid_thw)) != (b.modality, tuple(b.grid_thw)) or len(hashes) > 1

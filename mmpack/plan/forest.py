@@ -1,7 +1,8 @@
 """The prefix forest of a set of samples: rows that several samples share are laid out once.
 
 A segment is a run of rows shared by the same samples; segments come in depth-first order, so that the rows
-that see row k are one interval. Two samples share a token if its id, position and medium agree, and all before it.
+that see row k are one interval. Two samples share a token if its id, position and medium agree, and all before it;
+a run of placeholders is shared as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -87,26 +88,41 @@ def build_forest(
     return _grow(_token_keys(samples, positions))
 
 
+def occurrences(sample: Sample) -> list[tuple[int, int, int]]:
+    """(start, stop, media_index) of each run of placeholders: frames of one video are one occurrence."""
+    out: list[tuple[int, int, int]] = []
+    for s in sample.modality_spans:
+        if s.frame and out and out[-1][2] == s.media_index:
+            out[-1] = (out[-1][0], s.stop, s.media_index)
+        else:
+            out.append((s.start, s.stop, s.media_index))
+    return out
+
+
 def positions_of(sample: Sample) -> np.ndarray:
     """int64 [rows, L]: as the producer used them, or by the family's rule where it recorded none."""
     return sample.position_ids if sample.position_ids is not None else sample_positions(sample)[0]
 
 
 def _token_keys(samples: Sequence[Sample], positions: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """int64 [L, 2 + rows] a sample: id, number of the medium (-1: text), positions. Equal rows, equal tokens."""
-    media: dict[str, int] = {}
+    """int64 [L, 2 + rows] a sample: id, number of the run (-1: text), positions. Equal rows, equal tokens.
+
+    Runs have one number if medium, ids and positions agree in all of their tokens.
+    """
+    runs: dict[tuple[str, bytes, bytes], int] = {}
     keys = []
     for sample, position in zip(samples, positions, strict=True):
-        medium = np.full(len(sample), -1, dtype=np.int64)
-        for s in sample.modality_spans:
-            key = sample.media[s.media_index].cache_key
-            medium[s.start : s.stop] = media.setdefault(key, len(media))
-        keys.append(np.column_stack([sample.input_ids, medium, position.T]))
+        run = np.full(len(sample), -1, dtype=np.int64)
+        for start, stop, m in occurrences(sample):
+            ids, places = sample.input_ids[start:stop], position[:, start:stop]
+            key = (sample.media[m].cache_key, ids.tobytes(), places.tobytes())
+            run[start:stop] = runs.setdefault(key, len(runs))
+        keys.append(np.column_stack([sample.input_ids, run, position.T]))
     return keys
 
 
 def _grow(keys: list[np.ndarray]) -> Forest:
-    offsets, parents, owners, depths = [0], [], [], []
+    offsets, parents, owners, depths = [0], list[int](), list[int](), list[int]()
     last = np.full(len(keys), -1, dtype=np.int64)
     roots = _branches(keys, list(range(len(keys))), 0)
     todo = [(-1, 0, branch) for branch in reversed(roots)]  # parent, depth, samples that have it
@@ -123,8 +139,13 @@ def _grow(keys: list[np.ndarray]) -> Forest:
             if len(keys[m]) == stop:
                 last[m] = segment
         todo += [(segment, stop, branch) for branch in reversed(_branches(keys, going_on, stop))]
-    as_array = [np.asarray(x, dtype=np.int64) for x in (offsets, parents, owners, depths)]
-    return Forest(*as_array, last)
+    return Forest(
+        segment_offsets=np.asarray(offsets, dtype=np.int64),
+        segment_parent=np.asarray(parents, dtype=np.int64),
+        segment_sample=np.asarray(owners, dtype=np.int64),
+        segment_depth=np.asarray(depths, dtype=np.int64),
+        sample_segment=last,
+    )
 
 
 def _branches(keys: list[np.ndarray], members: list[int], depth: int) -> list[list[int]]:

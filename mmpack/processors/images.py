@@ -1,73 +1,130 @@
-"""An image as the caller hands it in (Pillow, array, bytes or path) to RGB8 pixels [h, w, 3] and what is known of it."""
+"""An image as the caller has it (Pillow, array, bytes or path) to RGB8 pixels [h, w, 3] and what is known of it."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, MmpackError, require
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Pillow reads many more, some by running other programs
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 ORIENTATION = 0x0112  # EXIF tag
 
 
-def rgb_pixels(image: Any, root: Path | None, where: str) -> tuple[np.ndarray, dict[str, Any]]:
+def rgb_pixels(
+    image: Any,
+    root: Path | None,
+    where: str,
+    convert: Callable[[Image], np.ndarray] | None = None,
+) -> tuple[np.ndarray, dict[str, Any]]:
     """uint8 [h, w, 3], and the Medium fields that describe the origin.
 
-    A path is opened only below `root` and turned upright by its EXIF tag, as transformers' own loader does;
-    an image in memory is taken as it is. Raises: ArgumentError.
+    Bytes and paths (opened only below `root`) are turned upright by their EXIF tag, as transformers' own loader does;
+    an image in memory is taken as it is. `convert` makes RGB of a Pillow image; if not given, Pillow does.
+    Raises: ArgumentError, MissingExtraError without Pillow.
     """
+    pillow = require("PIL.Image", "hf", where)
     known: dict[str, Any] = {}
     if isinstance(image, (str, Path)):
-        path = _below(Path(image), root, where)
-        known["source"] = str(image)
-        image = path.read_bytes()
+        image, known["source"] = _file_below(image, root, where)
     if isinstance(image, (bytes, bytearray)):
         known["file_hash"] = hashlib.sha256(image).hexdigest()
-        opened = _decode(bytes(image), where)
-        known |= {"decoded_size": opened.size, "mode": opened.mode}
-        known["exif_orientation"] = opened.getexif().get(ORIENTATION)
-        image = ImageOps.exif_transpose(opened)
-    if isinstance(image, Image.Image):
-        known.setdefault("decoded_size", image.size)
-        known.setdefault("mode", image.mode)
-        known.setdefault("exif_orientation", image.getexif().get(ORIENTATION))
-        pixels = np.asarray(image.convert("RGB"))
-    else:
+        opened = decode(bytes(image), where)
+        with _decoding(where, ArgumentError):
+            known |= _origin(opened)
+            image = require("PIL.ImageOps", "hf", where).exif_transpose(opened)
+    if isinstance(image, pillow.Image):
+        with _decoding(where, ArgumentError):
+            known = _origin(image) | known
+            pixels = np.asarray(image.convert("RGB")) if convert is None else convert(image)
+    elif hasattr(image, "__array__"):
         pixels = np.asarray(image)
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-            raise ArgumentError(
-                f"{where}: an image array has dtype {pixels.dtype} and shape {list(pixels.shape)}, "
-                "expected uint8 [h, w, 3]. Fix: pass RGB pixels, or a Pillow image"
-            )
+    else:
+        raise ArgumentError(
+            f"{where}: {type(image).__name__} is no image. "
+            "Fix: pass a Pillow image, uint8 [h, w, 3], bytes, or a path below media_root"
+        )
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise ArgumentError(
+            f"{where}: an image of dtype {pixels.dtype} and shape {list(pixels.shape)}, "
+            "expected uint8 [h, w, 3]. Fix: pass RGB pixels, or a Pillow image"
+        )
     known["size"] = (pixels.shape[1], pixels.shape[0])
     return pixels, {k: v for k, v in known.items() if v is not None}
 
 
-def _decode(data: bytes, where: str) -> Image.Image:
+def decode(data: bytes, where: str, error: type[MmpackError] = ArgumentError) -> Image:
+    """The first picture of an encoded file, in its own mode, as it lies in the file.
+
+    Raises: `error`, one line that begins with `where`; MissingExtraError without Pillow.
+    """
+    pillow = require("PIL.Image", "hf", where)
+    with _decoding(where, error):
+        picture: Image = pillow.open(io.BytesIO(data), formats=IMAGE_FORMATS)
+        picture.load()
+    return picture
+
+
+@contextmanager
+def _decoding(where: str, error: type[MmpackError]) -> Iterator[None]:
+    """Whatever Pillow raises over a broken or huge file becomes `error`."""
+    pillow = require("PIL.Image", "hf", where)
     try:
-        opened = Image.open(io.BytesIO(data))
-        opened.load()
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise ArgumentError(
-            f"{where}: the image can't be decoded ({error}). Fix: check the file"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            yield
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
+        raise error(
+            f"{where} has more than {pillow.MAX_IMAGE_PIXELS} pixels. Fix: a smaller picture"
         ) from None
-    return opened
+    except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error) as e:
+        why = " ".join(str(e).split())[:200]
+        raise error(
+            f"{where} can't be decoded ({why}). Fix: a whole {', '.join(IMAGE_FORMATS)} file"
+        ) from None
 
 
-def _below(path: Path, root: Path | None, where: str) -> Path:
+def _origin(image: Image) -> dict[str, Any]:
+    turned = image.getexif().get(ORIENTATION)
+    return {
+        "decoded_size": image.size,
+        "mode": image.mode,
+        "exif_orientation": turned if isinstance(turned, int) and 0 <= turned < 256 else None,
+    }
+
+
+def _file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes, str]:
+    """The bytes of `root / path`, and that path from the root on, links resolved."""
+    told = ascii(str(path)[:80])
     if root is None:
         raise ArgumentError(
-            f"{where}: {str(path)!r} is a path, and no media_root was given. "
+            f"{where}: {told} is a path, and no media_root was given. "
             "Fix: wrap_processor(…, media_root=DIR), or pass the image itself"
         )
-    whole = (root / path).resolve()
-    if not whole.is_relative_to(root.resolve()):
-        raise ArgumentError(f"{where}: {str(path)!r} lies outside media_root. Fix: move it below")
-    if not whole.is_file():
-        raise ArgumentError(f"{where}: {str(path)!r} is no file below media_root. Fix: check the path")
-    return whole
+    try:
+        top = root.resolve()
+        whole = (top / path).resolve()
+        inside = not Path(path).is_absolute() and whole.is_relative_to(top)
+        data = whole.read_bytes() if inside and whole.is_file() else None
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the name; links in a circle
+        why = " ".join(str(error).split())[:200]
+        raise ArgumentError(f"{where}: {told} can't be read ({why}). Fix: check the path") from None
+    if not inside:
+        raise ArgumentError(
+            f"{where}: {told} is not below media_root. Fix: a path relative to media_root, inside it"
+        )
+    if data is None:
+        raise ArgumentError(f"{where}: {told} is no file below media_root. Fix: check the path")
+    return data, whole.relative_to(top).as_posix()

@@ -6,7 +6,10 @@ Settings that change no token, grid or pixel (padding side, return types, length
 from __future__ import annotations
 
 import hashlib
+from enum import Enum
 from typing import Any
+
+import numpy as np
 
 from mmpack.families import Family
 from mmpack.schema.fields import canonical_json
@@ -17,7 +20,7 @@ _SWITCHED = {  # a setting counts only while its switch is on
     "do_normalize": ("image_mean", "image_std"),
     "do_sample_frames": ("fps", "num_frames", "min_frames", "max_frames"),
 }
-_ALWAYS = ("do_convert_rgb", "patch_size", "temporal_patch_size", "merge_size")
+_ALWAYS = ("patch_size", "temporal_patch_size", "merge_size")
 
 
 def describe(
@@ -58,11 +61,12 @@ def vision_settings(processor: Any) -> dict[str, Any] | None:
     }
     for switch, names in _SWITCHED.items():
         on = bool(raw.get(switch, False))
-        if switch in raw:
+        if on or switch != "do_sample_frames":
             out[switch] = on
         if on:
-            out |= {name: _plain(raw[name]) for name in names if raw.get(name) is not None}
-    return out | {name: _plain(raw[name]) for name in _ALWAYS if name in raw}
+            out |= {name: _plain(name, raw[name]) for name in names if raw.get(name) is not None}
+    out["do_convert_rgb"] = bool(raw.get("do_convert_rgb", False))
+    return out | {name: int(raw[name]) for name in _ALWAYS}
 
 
 def special_ids(tokenizer: Any) -> dict[str, int]:
@@ -80,9 +84,12 @@ def text_hash(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, (bool, float, str)) or value is None:
-        return value
-    return int(value)
+def _plain(name: str, value: Any) -> Any:
+    """JSON alone, one spelling a value: no enums, no numpy, lists for tuples, floats where a float is meant."""
+    if isinstance(value, Enum):
+        value = value.value
+    if name in ("image_mean", "image_std"):
+        return np.broadcast_to(np.asarray(value, dtype=np.float64), 3).tolist()
+    if name in ("rescale_factor", "fps"):
+        return float(value)
+    return value if isinstance(value, str) else int(value)

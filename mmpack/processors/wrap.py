@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError
-from mmpack.families import Family, get_family
+from mmpack.errors import ArgumentError, LayoutError, require
+from mmpack.families import FAMILIES, Family, get_family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.mrope import mrope_positions
 from mmpack.layout.runs import placeholder_runs
@@ -23,7 +24,12 @@ from mmpack.processors.images import rgb_pixels
 from mmpack.processors.settings import describe, text_hash, vocabulary_hash
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
-from mmpack.schema.spans import LossSpan, ModalitySpan, ObservationSpan
+from mmpack.schema.spans import (
+    OBSERVATION_SOURCES,
+    LossSpan,
+    ModalitySpan,
+    ObservationSpan,
+)
 
 _FAMILY_OF_CLASS = {"Qwen2VLProcessor": "qwen2_vl", "Qwen2_5_VLProcessor": "qwen2_5_vl"}
 MEDIA_CACHE_BYTES = 1 << 30
@@ -51,12 +57,17 @@ def wrap_processor(
         media_root: directory below which paths in messages may be opened.
         cache_bytes: pixels kept for media that come again.
 
-    Raises: ArgumentError where tokenizer or family are unknown.
+    Raises: ArgumentError without a tokenizer or a family, and for settings that the family does not have;
+    LayoutError (MM006) for a family that mmpack doesn't know.
     """
+    given = {
+        "tokenizer": tokenizer,
+        "image_processor": image_processor,
+        "video_processor": video_processor,
+    }
     parts = {
-        "tokenizer": tokenizer or getattr(hf_processor, "tokenizer", None),
-        "image_processor": image_processor or getattr(hf_processor, "image_processor", None),
-        "video_processor": video_processor or getattr(hf_processor, "video_processor", None),
+        name: getattr(hf_processor, name, None) if part is None else part
+        for name, part in given.items()
     }
     if parts["tokenizer"] is None:
         raise ArgumentError(
@@ -64,19 +75,55 @@ def wrap_processor(
         )
     name = family or _FAMILY_OF_CLASS.get(type(hf_processor).__name__)
     if name is None:
+        what = "parts alone" if hf_processor is None else type(hf_processor).__name__
         raise ArgumentError(
-            f"wrap_processor: the family of {type(hf_processor).__name__} is unknown. Fix: family="
+            f"wrap_processor: the family of {what} is unknown. "
+            f"Fix: family=, one of {', '.join(FAMILIES)}"
         )
-    template = chat_template or getattr(hf_processor, "chat_template", None)
+    about = get_family(name)
+    _check_settings(about, parts["image_processor"], position_rule, tokens_per_second)
+    if chat_template is None:
+        chat_template = getattr(hf_processor, "chat_template", None)
+    if chat_template is None:
+        chat_template = getattr(parts["tokenizer"], "chat_template", None)
+    if not isinstance(chat_template, str | None):
+        raise ArgumentError(
+            f"wrap_processor: chat_template is {type(chat_template).__name__}, expected a text. "
+            "Fix: pass the one to use as chat_template="
+        )
     return Processor(
         **parts,
-        family=get_family(name),
-        chat_template=template or getattr(parts["tokenizer"], "chat_template", None),
+        family=about,
+        chat_template=chat_template,
         position_rule=position_rule,
         tokens_per_second=tokens_per_second,
         media_root=None if media_root is None else Path(media_root),
         cache_bytes=cache_bytes,
     )
+
+
+def _check_settings(
+    family: Family, image_processor: Any, rule: str, tokens_per_second: float | None
+) -> None:
+    if rule not in family.position_rules:
+        known = ", ".join(family.position_rules)
+        raise ArgumentError(
+            f"wrap_processor: position_rule {rule!r} is unknown. Fix: use one of {known}"
+        )
+    if tokens_per_second is not None and family.tokens_per_second is None:
+        raise ArgumentError(
+            f"wrap_processor: {family.name} does not count tokens a second. Fix: drop tokens_per_second"
+        )
+    if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
+        raise ArgumentError(
+            f"wrap_processor: tokens_per_second={tokens_per_second}. Fix: a positive number"
+        )
+    merge = family.spatial_merge_size
+    if image_processor is not None and image_processor.merge_size != merge:
+        raise ArgumentError(
+            f"wrap_processor: image_processor.merge_size is {image_processor.merge_size}, "
+            f"{family.name} merges {merge}. Fix: the image processor of this family"
+        )
 
 
 class Processor:
@@ -100,7 +147,8 @@ class Processor:
         self.family = family
         self.chat_template = chat_template
         self.position_rule = position_rule
-        self.tokens_per_second = tokens_per_second or family.tokens_per_second
+        seconds = family.tokens_per_second if tokens_per_second is None else tokens_per_second
+        self.tokens_per_second = None if seconds is None else float(seconds)
         self.media_root = media_root
         self.cache = MediaCache(cache_bytes)
         self._vocab_sha256 = vocabulary_hash(tokenizer)
@@ -143,8 +191,9 @@ class Processor:
         """Messages (chat template, generation prompt) and what was sampled to a Sample.
 
         Args:
-            messages: chat messages; media in content parts `{"type": "image", "image": …}` (Pillow, uint8 [h, w, 3],
-                bytes or a path below `media_root`), or bare `{"type": "image"}` with `media` in order.
+            messages: chat messages; images in content parts `{"type": "image", "image": …}` (Pillow, uint8 [h, w, 3],
+                bytes or a path below `media_root`), `{"type": "image", "path": …}`, or bare `{"type": "image"}` with
+                `media` in order. Videos come as `Medium`s, already laid out.
             response_ids: the sampled ids, never decoded and encoded again; all of them are loss tokens.
             rollout_logprobs: float [n], of `response_ids`.
             fields: any other field of Sample, as it is.
@@ -152,9 +201,10 @@ class Processor:
         Raises: ArgumentError, LayoutError.
         """
         text = self.render(messages, **(template_kwargs or {}))
-        ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
-        given = media_of(messages, media)
-        items = [self.medium(item, f"media[{i}]") for i, item in enumerate(given)]
+        ids = np.asarray(
+            self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64
+        )
+        items = self._media(media_of(messages, media))
         prompt = self._expand(ids, items)
         response = _ids(() if response_ids is None else response_ids)
         spans = [] if response_ids is None else [(len(prompt), len(prompt) + len(response))]
@@ -184,20 +234,26 @@ class Processor:
         Args:
             input_ids: int [L]; `expanded` says whether a picture has one id a vision token, or one in all.
             media: Pillow, arrays, bytes, paths or `Medium`s, one for each run of placeholders outside the loss spans.
-            loss_spans: LossSpan or (start, stop), counted in `input_ids` as given.
+            loss_spans: LossSpan or (start, stop), counted in `input_ids` as given. A placeholder inside of them was
+                sampled: it stands for no medium, and `validate` names it.
+            fields: any other field of Sample, as it is (spans counted in expanded ids).
 
         Raises: ArgumentError, LayoutError where runs and media contradict each other.
         """
         ids = _ids(input_ids)
-        items = [self.medium(item, f"media[{i}]") for i, item in enumerate(media)]
+        items = self._media(media)
         spans = [s if isinstance(s, LossSpan) else LossSpan(*s, turn=0) for s in loss_spans]
+        _check_spans(spans, len(ids))
         if not expanded:
-            moved = self._moved(ids, items)
+            repeats = self._repeats(
+                np.where(_mask(spans, len(ids)), self.family.pad_token_id, ids), items
+            )
+            moved = np.concatenate([[0], np.cumsum(repeats)])
             spans = [
                 dataclasses.replace(s, start=int(moved[s.start]), stop=int(moved[s.stop]))
                 for s in spans
             ]
-            ids = self._expand(ids, items)
+            ids = np.repeat(ids, repeats)
         return self._sample(ids, items, spans, sample_id=sample_id, group_id=group_id, **fields)
 
     def append(
@@ -214,9 +270,21 @@ class Processor:
         """One more turn: what the environment said (with its pictures), then what the policy answered.
 
         `observation_ids` and `response_ids` are ids as the engine saw them; `sample` stays as it was.
-        `source`: `tool`, `environment`, `screenshot` or `user`. Raises: ArgumentError, LayoutError.
+        `source`: `tool`, `environment`, `screenshot` or `user`. `rollout_logprobs` are of `response_ids`; they are
+        kept if every turn has them. `finish_reason` was the last turn's: a new response drops it.
+        Raises: ArgumentError, LayoutError.
         """
-        items = [self.medium(item, f"media[{i}]") for i, item in enumerate(media)]
+        if source not in OBSERVATION_SOURCES:
+            raise ArgumentError(
+                f"processor.append: source {source!r} is unknown. Fix: use one of {', '.join(OBSERVATION_SOURCES)}"
+            )
+        made_by = sample.processor_fingerprint or self.fingerprint
+        if (sample.family, made_by) != (self.family.name, self.fingerprint):
+            raise ArgumentError(
+                f"processor.append: {sample.sample_id!r:.60} was made by a processor of other settings. "
+                "Fix: append with the one that made it"
+            )
+        items = self._media(media)
         observed = _ids(observation_ids)
         observed = observed if expanded else self._expand(observed, items)
         response = _ids(response_ids)
@@ -235,6 +303,8 @@ class Processor:
             if f.name not in _DERIVED
         }
         kept["observation_spans"] = observations or None
+        if len(response):
+            kept["finish_reason"] = None
         kept["rollout_logprobs"] = _joined_logprobs(sample, rollout_logprobs, len(response))
         runs = [sample.media[s.media_index] for s in sample.modality_spans if not s.frame]
         return self._sample(
@@ -253,19 +323,17 @@ class Processor:
         )
         return text
 
-    def medium(self, item: Any, where: str = "media") -> Medium:
+    def medium(self, item: Any, where: str = "processor: media") -> Medium:
         """An image (or a Medium, taken as it is) to a Medium with pixels, grid, content hash and cache key."""
         if isinstance(item, Medium):
             return item
-        if self.image_processor is None:
-            raise ArgumentError(f"{where}: there is no image_processor. Fix: pass one")
-        pixels, known = rgb_pixels(item, self.media_root, where)
+        pixels, known = self.rgb_pixels(item, where)
         content = content_hash("image", pixels)
         part = self.settings["image"]
         seen = cache_key(content, (0, 0, 0), part)  # the grid follows from content and settings
         done = self.cache.get(seen)
         if done is None:
-            done = self._process(pixels, part["backend"])
+            done = self._process(pixels, part["backend"], where)
             self.cache.put(seen, done)
         medium = Medium(
             media_id=f"image:{content[:16]}",
@@ -279,23 +347,45 @@ class Processor:
         medium.pixel_values = done.pixel_values
         return medium
 
-    def _process(self, pixels: np.ndarray, backend: str) -> Processed:
-        from PIL import Image
+    def rgb_pixels(
+        self, image: Any, where: str = "processor: media"
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """uint8 [h, w, 3] as the image processor sees `image`, and Medium fields; see `images.rgb_pixels`.
 
+        What becomes of transparency is the image processor's choice (transformers: dropped, from 5.23 on over white).
+        """
+        if self.image_processor is None:
+            raise ArgumentError(f"{where}: there is no image_processor. Fix: pass one")
+        return rgb_pixels(image, self.media_root, where, self._to_rgb)
+
+    def _to_rgb(self, image: Any) -> np.ndarray:
+        part = self.image_processor
+        channels_first = part.process_image(image, do_convert_rgb=part.do_convert_rgb)
+        return np.ascontiguousarray(np.moveaxis(np.asarray(channels_first), 0, -1))
+
+    def _process(self, pixels: np.ndarray, backend: str, where: str) -> Processed:
+        image = require("PIL.Image", "hf", where).fromarray(pixels)
         kind = "np" if backend == "pil" else "pt"
-        out = self.image_processor(images=[Image.fromarray(pixels)], return_tensors=kind)
+        try:
+            out = self.image_processor(images=[image], return_tensors=kind)
+        except ValueError as error:  # a shape that it can't resize
+            why = " ".join(str(error).split())[:200]
+            raise ArgumentError(
+                f"{where}: the image processor refuses an image of {image.width}×{image.height} ({why}). "
+                "Fix: another image"
+            ) from None
         t, h, w = (int(n) for n in out["image_grid_thw"][0])
         return Processed((t, h, w), np.asarray(out["pixel_values"]))
+
+    def _media(self, items: Sequence[Any]) -> list[Medium]:
+        return [self.medium(item, f"processor: media[{i}]") for i, item in enumerate(items)]
 
     def _expand(self, ids: np.ndarray, items: Sequence[Medium]) -> np.ndarray:
         """Repeat the one placeholder of each medium once a vision token."""
         return np.repeat(ids, self._repeats(ids, items))
 
-    def _moved(self, ids: np.ndarray, items: Sequence[Medium]) -> np.ndarray:
-        """int64 [L+1]: where each index of unexpanded ids lies after expansion."""
-        return np.concatenate([[0], np.cumsum(self._repeats(ids, items))])
-
     def _repeats(self, ids: np.ndarray, items: Sequence[Medium]) -> np.ndarray:
+        """int64 [L]: how often each of the unexpanded ids comes after expansion."""
         kinds = {v: k for k, v in self.family.placeholder_ids.items()}
         at = np.flatnonzero(np.isin(ids, list(kinds)))
         found = [kinds[int(ids[i])] for i in at]
@@ -321,9 +411,12 @@ class Processor:
         **fields: Any,
     ) -> Sample:
         """Check runs against their media (one for each run outside the loss), and derive all the rest."""
-        policy = np.zeros(len(ids), dtype=bool)
-        for s in loss_spans:
-            policy[s.start : s.stop] = True
+        unknown = [name for name in fields if name not in Sample.columns() or name in _COMPUTED]
+        if unknown:
+            raise ArgumentError(
+                f"processor: {unknown[0]!r} is no field of Sample, or one that follows from the ids. Fix: drop it"
+            )
+        policy = _mask(loss_spans, len(ids))
         # a placeholder that the policy sampled stands for nothing: to the engine it was a word
         context = np.where(policy, self.family.pad_token_id, ids)
         positions, _ = mrope_positions(
@@ -340,6 +433,13 @@ class Processor:
             tokens_per_second=self.tokens_per_second,
         )
         found = placeholder_runs(context, self.family)
+        kinds = ["video" if video else "image" for video in found.is_video]
+        if kinds != [m.modality for m in runs]:
+            raise LayoutError(
+                f"processor: the ids have runs of {kinds}, the media are {[m.modality for m in runs]}. "
+                "Fix: media in the order of their placeholders",
+                "MM106",
+            )
         media, index = _distinct(runs)
         spans = [
             ModalitySpan(int(a), int(b), media[i].modality, i)
@@ -367,7 +467,7 @@ class Processor:
         )
 
 
-_DERIVED = {
+_COMPUTED = {
     "schema_version",
     "family",
     "input_ids",
@@ -375,40 +475,64 @@ _DERIVED = {
     "modality_spans",
     "loss_spans",
     "position_ids",
-    "attention_mask",
     "processor",
     "processor_fingerprint",
-    "rollout_logprobs",
-    "observation_spans",
 }
+_DERIVED = _COMPUTED | {"attention_mask", "rollout_logprobs", "observation_spans"}
 
 
 def media_of(messages: Sequence[dict[str, Any]], media: Sequence[Any] | None) -> list[Any]:
-    """The media of chat messages in order: from the content parts, or from `media` where the parts are bare."""
-    extra = iter(media or ())
+    """The media of chat messages in order: from the content parts, or from `media` where the parts are bare.
+
+    Raises: ArgumentError, also for a video that is no Medium yet: videos are not decoded here.
+    """
+    extra = iter(() if media is None else media)
     out = []
     for m, message in enumerate(messages):
         content = message.get("content")
-        for part in content if isinstance(content, (list, tuple)) else ():
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("image", "video"):
+        for p, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
+            where = f"processor: messages[{m}].content[{p}]"
+            kind = _kind_of(part, where)
+            if kind is None:
                 continue
-            item = part.get(kind)
+            item = part.get(kind, part.get("path"))
             if item is None:
                 item = next(extra, None)
             if item is None:
                 raise ArgumentError(
-                    f"processor: messages[{m}] has an {kind} part without an {kind}. "
-                    "Fix: put it into the part, or pass media="
+                    f"{where} is of type {kind} and has none. Fix: put it into the part, or pass media="
+                )
+            if kind != (item.modality if isinstance(item, Medium) else "image"):
+                raise ArgumentError(
+                    f"{where} is of type {kind}, what it holds is not. "
+                    "Fix: images in image parts; videos as Medium, with their grid"
                 )
             out.append(item)
-    left = list(extra)
+    left = len(list(extra))
     if left:
         raise ArgumentError(
-            f"processor: {len(left)} of media= have no part in the messages. "
+            f"processor: {left} of media= have no part in the messages. "
             'Fix: one {"type": "image"} part each'
         )
     return out
+
+
+def _kind_of(part: Any, where: str) -> str | None:
+    """`image`, `video`, or None for text."""
+    if not isinstance(part, dict):
+        raise ArgumentError(
+            f'{where} is {type(part).__name__}. Fix: an object such as {{"type": "text", …}}'
+        )
+    remote = [name for name in ("url", "image_url", "video_url", "base64") if name in part]
+    if remote or part.get("type") in ("image_url", "video_url"):
+        raise ArgumentError(
+            f"{where} has a {(remote or [part['type']])[0]!r}, mmpack fetches nothing. "
+            'Fix: {"type": "image", "image": …} with the picture, its bytes or a path below media_root'
+        )
+    for kind in ("image", "video"):
+        if part.get("type") == kind or kind in part:
+            return kind
+    return None
 
 
 def _distinct(runs: Sequence[Medium]) -> tuple[list[Medium], list[int]]:
@@ -422,6 +546,25 @@ def _distinct(runs: Sequence[Medium]) -> tuple[list[Medium], list[int]]:
             media.append(m)
         index.append(at)
     return media, index
+
+
+def _mask(spans: Sequence[LossSpan], length: int) -> np.ndarray:
+    """bool [L]: is the token in a loss span?"""
+    inside = np.zeros(length, dtype=bool)
+    for s in spans:
+        inside[s.start : s.stop] = True
+    return inside
+
+
+def _check_spans(spans: Sequence[LossSpan], length: int) -> None:
+    for i, s in enumerate(spans):
+        if not 0 <= s.start <= s.stop <= length:
+            raise LayoutError(
+                f"processor: loss_spans[{i}] [{s.start}, {s.stop}) is out of range, there are {length} ids. "
+                "Fix: count in the ids as given",
+                "MM201",
+                (s.start, s.stop),
+            )
 
 
 def _ids(ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -448,8 +591,9 @@ def _logprobs(values: Any, count: int) -> np.ndarray | None:
 
 def _joined_logprobs(sample: Sample, more: Any, count: int) -> np.ndarray | None:
     """The logprobs of all turns, or None if a turn has none."""
-    new = _logprobs(more, count) if count else np.zeros(0, dtype=np.float32)
-    old = sample.rollout_logprobs if sample.num_loss_tokens else np.zeros(0, dtype=np.float32)
-    if new is None or old is None:
-        return None
-    return np.concatenate([old, new])
+    new, old = _logprobs(more, count), sample.rollout_logprobs
+    if new is None and not count:
+        return old
+    if old is None and not sample.num_loss_tokens:
+        return new
+    return None if new is None or old is None else np.concatenate([old, new])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,17 +20,23 @@ from mmpack.families import family_of_model_type
 
 NAME = "mmpack"
 BLOCK = 1024  # query rows whose mask is held at a time
+_ORIGINAL: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # what attached models had
 
 
 class Attached:
-    """A model whose text attention is mmpack's; leaving the `with` block restores what it had."""
+    """A model whose text attention is mmpack's.
 
-    def __init__(self, model: Any, previous: str):
+    `detach` gives it back its own; leaving a `with` block does too, but not inside another that is still open.
+    """
+
+    def __init__(self, model: Any, nested: bool):
         self.model = model
-        self.previous = previous
+        self.nested = nested
 
     def detach(self) -> None:
-        self.model.set_attn_implementation({"text_config": self.previous})
+        original = _ORIGINAL.pop(self.model, None)
+        if original is not None:
+            self.model.set_attn_implementation({"text_config": original})
 
     def __enter__(self) -> Any:
         return self.model
@@ -40,7 +47,8 @@ class Attached:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.detach()
+        if not self.nested:
+            self.detach()
 
 
 def attach(model: Any) -> Attached:
@@ -62,9 +70,11 @@ def attach(model: Any) -> Attached:
         )
     AttentionInterface.register(NAME, visible_attention)
     AttentionMaskInterface.register(NAME, no_mask)
-    previous = text._attn_implementation
-    model.set_attn_implementation({"text_config": NAME})
-    return Attached(model, previous)
+    nested = is_attached(model)
+    if not nested:
+        _ORIGINAL[model] = text._attn_implementation
+        model.set_attn_implementation({"text_config": NAME})
+    return Attached(model, nested)
 
 
 def is_attached(model: Any) -> bool:
@@ -87,7 +97,8 @@ def visible_attention(
 
     query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d].
     """
-    if not getattr(module, "is_causal", True):
+    causal = kwargs.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )

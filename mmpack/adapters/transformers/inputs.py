@@ -19,8 +19,8 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
     """Keyword arguments of a transformers VLM's forward, always with `use_cache=False`.
 
     A packed batch needs `attach(model)`. A padded one goes either way: attached by `visible_until`, else by
-    `attention_mask`; it encodes a medium once for each time it occurs, as frameworks do. `batch.stats["patches_encoded"]` says what
-    the tower really ran.
+    `attention_mask`; it encodes a medium once for each time it occurs, as frameworks do.
+    `batch.stats["patches_encoded"]` says what the tower really ran.
 
     Args: `vision`: `auto`, or `always`: a batch without media runs the smallest medium with weight exactly 0.
     Raises: ModelError for a model that would ignore the rule; SchemaError (MM404) for missing pixels.

@@ -19,7 +19,7 @@ def packed_logprobs(
     Args: `temperature`: logits are divided by it. `vision`: see `model_inputs`.
     """
     hidden = model.model(**model_inputs(batch, model, vision)).last_hidden_state
-    return linear_selected_logprobs(
+    logprobs = linear_selected_logprobs(
         hidden.reshape(-1, hidden.shape[-1]),
         model.lm_head.weight,
         batch.loss_targets,
@@ -29,3 +29,5 @@ def packed_logprobs(
         rows_unique=batch.loss_rows_unique,
         row_inverse=batch.loss_row_inverse,
     )
+    assert isinstance(logprobs, torch.Tensor)  # no entropy was asked for
+    return logprobs

@@ -43,6 +43,6 @@ def tiny_qwen2_5_vl(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     )
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    model = Qwen2_5_VLForConditionalGeneration(config).to(dtype).eval()
+    model: Any = Qwen2_5_VLForConditionalGeneration(config)
     torch.random.set_rng_state(state)
-    return model
+    return model.to(dtype).eval()

@@ -1,0 +1,104 @@
+"""The train side broken on purpose, one cause of drift at a time, by the mechanism that breaks it in the wild."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError
+from mmpack.processors.wrap import Processor, wrap_processor
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import LossSpan, ModalitySpan
+
+CAUSES = (
+    "max_pixels",
+    "double_expansion",
+    "sampled_placeholder",
+    "retokenized_response",
+    "padding_positions",
+    "loss_mask_shift",
+    "dropped_image",
+    "chat_template",
+)
+
+
+def broken_processor(cause: str, hf_processor: Any) -> Processor:
+    """A wrapped processor whose settings differ, for the causes that are settings; else the right one."""
+    if cause not in CAUSES:
+        raise ArgumentError(f"inject: {cause!r} is unknown. Fix: use one of {', '.join(CAUSES)}")
+    if cause == "chat_template":
+        template = "{%- set unused = 0 -%}" + hf_processor.chat_template
+        return wrap_processor(
+            hf_processor, chat_template=template.replace("assistant", "expert", 1)
+        )
+    right = wrap_processor(hf_processor)
+    if cause == "max_pixels":
+        settings = right.settings["image"]
+        image_processor = type(hf_processor.image_processor)(
+            min_pixels=settings["min_pixels"],
+            max_pixels=max(settings["min_pixels"], settings["max_pixels"] // 4),
+        )
+        right.image_processor = image_processor
+    return right
+
+
+def broken_messages(cause: str, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`dropped_image`: the last picture of the conversation is lost."""
+    out = copy.copy(list(messages))
+    if cause == "dropped_image":
+        for m in range(len(out) - 1, -1, -1):
+            parts = out[m]["content"]
+            pictures = [i for i, part in enumerate(parts) if part["type"] == "image"]
+            if pictures:
+                kept = [part for i, part in enumerate(parts) if i != pictures[-1]]
+                out[m] = out[m] | {"content": kept}
+                break
+    return out
+
+
+def sampled_placeholder(rollouts: Sequence[Sample]) -> None:
+    """The policy emits a placeholder: the first response that is long enough gets one, in place."""
+    for sample in rollouts:
+        span = sample.loss_spans[0]
+        if span.stop - span.start > 1:
+            sample.input_ids[span.start] = 151655
+            return
+
+
+def broken_response(cause: str, ids: np.ndarray, tokenizer: Any) -> np.ndarray:
+    """`retokenized_response`: text decoded and encoded again."""
+    if cause != "retokenized_response":
+        return ids
+    text = tokenizer.decode(ids.tolist())
+    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+
+
+def broken_sample(cause: str, sample: Sample, width: int) -> Sample:
+    """Breaks that happen after processing. `width`: tokens of the rectangle that the sample was padded to."""
+    if cause == "loss_mask_shift":
+        sample.loss_spans = [LossSpan(s.start - 1, s.stop - 1, s.kind, s.turn) for s in sample.loss_spans]
+    elif cause == "padding_positions" and sample.position_ids is not None:
+        sample.position_ids = sample.position_ids + (width - len(sample))
+    elif cause == "double_expansion" and sample.modality_spans:
+        _expand_again(sample)
+    return sample
+
+
+def _expand_again(sample: Sample) -> None:
+    """Each id of an expanded run is taken for a whole picture: n ids become n · n."""
+    repeats = np.ones(len(sample), dtype=np.int64)
+    for s in sample.modality_spans:
+        repeats[s.start : s.stop] = sample.media[s.media_index].num_tokens
+    moved = np.concatenate([[0], np.cumsum(repeats)])
+    sample.input_ids = np.repeat(sample.input_ids, repeats)
+    sample.position_ids = sample.attention_mask = None
+    sample.modality_spans = [
+        ModalitySpan(int(moved[s.start]), int(moved[s.stop]), s.modality, s.media_index)
+        for s in sample.modality_spans
+    ]
+    sample.loss_spans = [
+        LossSpan(int(moved[s.start]), int(moved[s.stop]), s.kind, s.turn) for s in sample.loss_spans
+    ]

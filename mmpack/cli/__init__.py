@@ -1,0 +1,1 @@
+"""The `mmpack` command: one file a subcommand; exit codes and error lines in main.py."""

@@ -1,0 +1,81 @@
+"""`mmpack doctor`: which versions and devices are here. It says what is missing and never fails."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from mmpack._version import __version__
+from mmpack.cli.output import JsonOption, OutOption, emit, table
+
+EXTRAS = {  # package -> the extra of mmpack that installs it
+    "numpy": None,
+    "torch": "torch",
+    "transformers": "hf",
+    "tokenizers": "hf",
+    "pillow": "hf",
+    "triton": "triton",
+    "typer": "cli",
+    "rich": "cli",
+    "pyarrow": "parquet",
+    "zstandard": "zstd",
+    "datasets": "data",
+    "av": "video",
+    "dashscope": "smoke",
+}
+
+
+def command(as_json: JsonOption = False, out: OutOption = None) -> int:
+    """Show the versions of mmpack, Python and packages, and the accelerators that torch finds."""
+    packages = {name: _version(name) for name in EXTRAS}
+    document: dict[str, Any] = {
+        "mmpack": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "devices": _devices(packages["torch"]),
+    }
+    rows = [(name, document[name]) for name in ("mmpack", "python", "platform")]
+    rows += [(name, found or _missing(name)) for name, found in packages.items()]
+    rows += [(key, value) for key, value in _device_rows(document["devices"])]
+    emit(document, [table(("what", "here"), rows)], as_json, out)
+    return 0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _missing(package: str) -> str:
+    extra = EXTRAS[package]
+    return "not installed" + (f": pip install 'mmpack[{extra}]'" if extra else "")
+
+
+def _devices(torch_version: str | None) -> dict[str, Any]:
+    """`kind` (cuda, rocm or null), `names`, and `error` if torch can't be asked."""
+    found: dict[str, Any] = {"kind": None, "names": [], "error": None}
+    if torch_version is None:
+        return found
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            found["kind"] = "rocm" if torch.version.hip else "cuda"
+            found["names"] = [
+                torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
+            ]
+    except Exception as error:  # a broken torch is what a doctor is asked about
+        found["error"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _device_rows(devices: dict[str, Any]) -> list[tuple[str, str]]:
+    if devices["error"]:
+        return [("devices", f"torch fails: {devices['error']}")]
+    if not devices["names"]:
+        return [("devices", "no CUDA or ROCm device")]
+    return [(f"{devices['kind']}:{i}", name) for i, name in enumerate(devices["names"])]

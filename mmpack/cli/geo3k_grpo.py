@@ -1,0 +1,1 @@
+../../examples/geo3k_grpo.py

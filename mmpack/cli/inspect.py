@@ -1,0 +1,148 @@
+"""`mmpack inspect TRACE`: what a trace holds, or the spans of one of its samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table, watched
+from mmpack.cli.problems import problem_document
+from mmpack.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from mmpack.schema.sample import Sample
+
+SPANS = (
+    "modality_spans",
+    "loss_spans",
+    "observation_spans",
+    "action_spans",
+    "region_spans",
+    "policy_versions",
+)
+
+
+def command(
+    trace: TraceArgument,
+    sample: Annotated[
+        str | None, typer.Option(metavar="ID", help="List the media and spans of this sample.")
+    ] = None,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+) -> int:
+    """Count what a trace holds; broken rules are counted too and change no exit code."""
+    from mmpack.schema.trace import read_trace
+
+    samples = watched(read_trace(trace), "reading")
+    if sample is None:
+        counts = _counts(samples)
+        emit(counts, [_counts_table(counts)], as_json, out)
+        return 0
+    for found in samples:
+        if found.sample_id == sample:
+            document = _one(found)
+            emit(document, _one_for_people(document), as_json, out)
+            return 0
+    raise ArgumentError(f"inspect: {trace} has no sample {sample!r}. Fix: pass a sample_id of it")
+
+
+def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
+    from mmpack.schema.rules import problems_of
+
+    totals = dict.fromkeys(("samples", "tokens", "loss_tokens", "media", "patches"), 0)
+    groups: set[str] = set()
+    patches_of: dict[str, int] = {}
+    families: Counter[str] = Counter()
+    fingerprints: Counter[str] = Counter()
+    broken: Counter[str] = Counter()
+    for sample in samples:
+        totals["samples"] += 1
+        totals["tokens"] += len(sample)
+        totals["loss_tokens"] += sample.num_loss_tokens
+        totals["media"] += len(sample.media)
+        totals["patches"] += sample.num_patches
+        groups.add(sample.group_id)
+        for medium in sample.media:
+            t, h, w = medium.grid_thw
+            patches_of[medium.cache_key] = t * h * w
+        families[sample.family] += 1
+        fingerprints[sample.processor_fingerprint or "not recorded"] += 1
+        broken.update(problem.code for problem in problems_of(sample))
+    return {
+        **totals,
+        "groups": len(groups),
+        "distinct_media": len(patches_of),
+        "distinct_patches": sum(patches_of.values()),
+        "families": dict(families.most_common()),
+        "processor_fingerprints": dict(fingerprints.most_common()),
+        "broken_rules": dict(sorted(broken.items())),
+    }
+
+
+def _counts_table(counts: dict[str, Any]) -> Table:
+    rows: list[tuple[str, Any]] = []
+    for name, value in counts.items():
+        if isinstance(value, dict):
+            rows += [(f"{name}: {key}", count) for key, count in value.items()] or [(name, 0)]
+        else:
+            rows.append((name, value))
+    return table(("what", "count"), rows)
+
+
+def _one(sample: Sample) -> dict[str, Any]:
+    from mmpack.schema.rules import problems_of
+
+    spans = [
+        {"field": f"{name}[{i}]", **span.write()}
+        for name in SPANS
+        for i, span in enumerate(getattr(sample, name) or ())
+    ]
+    return {
+        "sample_id": sample.sample_id,
+        "group_id": sample.group_id,
+        "family": sample.family,
+        "tokens": len(sample),
+        "loss_tokens": sample.num_loss_tokens,
+        "patches": sample.num_patches,
+        "processor_fingerprint": sample.processor_fingerprint,
+        "media": [
+            {
+                "media_id": m.media_id,
+                "modality": m.modality,
+                "grid_thw": list(m.grid_thw),
+                "num_tokens": m.num_tokens,
+                "cache_key": m.cache_key,
+            }
+            for m in sample.media
+        ],
+        "spans": sorted(spans, key=lambda s: (s["start"], s["stop"])),
+        "problems": [problem_document(p) for p in problems_of(sample)],
+    }
+
+
+def _one_for_people(document: dict[str, Any]) -> list[str | Table]:
+    out: list[str | Table] = [
+        f"sample {document['sample_id']} of group {document['group_id']} ({document['family']}): "
+        f"{document['tokens']} tokens, {document['loss_tokens']} loss tokens, {document['patches']} patches"
+    ]
+    if document["media"]:
+        media = [
+            (i, m["media_id"], m["modality"], m["grid_thw"], m["num_tokens"])
+            for i, m in enumerate(document["media"])
+        ]
+        out += ["", table(("media", "id", "modality", "grid", "tokens"), media)]
+    if document["spans"]:
+        spans = []
+        for span in document["spans"]:
+            what = {k: v for k, v in span.items() if k not in ("field", "start", "stop")}
+            about = ", ".join(f"{k}={v}" for k, v in what.items())
+            spans.append((span["start"], span["stop"], span["field"], about))
+        out += ["", table(("start", "stop", "span", "about"), spans)]
+    out += [
+        f"{p['code']} {p['field']} {p['message']}. Fix: {p['fix']}" for p in document["problems"]
+    ]
+    return out

@@ -1,0 +1,74 @@
+"""`mmpack`: finds the subcommand, and is the one place that turns errors into a line and an exit code.
+
+0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage; 130 interrupted.
+Each subcommand is the function `command` of the module of its name. It returns its exit code, and imports
+the rooms that it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from mmpack.errors import MmpackError, require
+from mmpack.parity.report import one_line
+
+COMMANDS = ("smoke", "parity", "validate", "inspect", "plan", "doctor", "schema")
+INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line `args` (by default the process's own) and return its exit code."""
+    try:
+        code = _run(list(sys.argv[1:] if args is None else args))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return PIPE_CLOSED
+    except MmpackError as error:
+        return _fail(str(error))
+    except OSError as error:
+        _discard_stdout()
+        return _fail(str(error))
+
+
+def _run(args: list[str]) -> int:
+    typer = require("typer", "cli", "the command mmpack")
+    require("rich", "cli", "the command mmpack")
+    app = typer.Typer(
+        help="The data layer of multimodal RL.",
+        epilog="Exit codes: 0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage.",
+        add_completion=False,
+    )
+    for name in COMMANDS:
+        app.command(name)(importlib.import_module(f"mmpack.cli.{name}").command)
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    command = typer.main.get_command(app)
+    usage_error = typer.BadParameter.__mro__[1]  # click's, or the copy of it inside typer
+    try:
+        # not command.main(): it prints errors over several lines, and a closed pipe exits 1
+        with command.make_context("mmpack", args) as context:
+            return int(command.invoke(context))
+    except typer.Exit as error:  # --help
+        return int(error.exit_code)
+    except usage_error as error:
+        path = error.ctx.command_path if error.ctx else "mmpack"
+        return _fail(f"{error.format_message().rstrip('.')}. Fix: see `{path} --help`")
+
+
+def _fail(message: str) -> int:
+    print(f"mmpack: {one_line(message)}", file=sys.stderr)
+    return 2
+
+
+def _discard_stdout() -> None:
+    """What is still buffered can't be written: keep the interpreter from trying it again at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,118 @@
+"""What the commands share: --json and --out, lines and tables for people, progress on a terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mmpack.parity.report import one_line
+
+T = TypeVar("T")
+
+
+def _writable(path: Path | None) -> Path | None:
+    """Refuse a path that can't be written before the work is done, not after."""
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder.")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"the folder of {path} does not exist.")
+    return path
+
+
+TraceArgument = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A .jsonl, .jsonl.zst or .parquet trace.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout instead.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", callback=_writable, help="Write the JSON document to FILE too."
+    ),
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", callback=_writable, help="Write a page to FILE too."),
+]
+
+
+def emit(
+    document: dict[str, Any], human: Iterable[str | Table], as_json: bool, out: Path | None
+) -> None:
+    """Write `document` to `out` if it is given, and print it or what is for people."""
+    text = json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
+    if out is not None:
+        write_text(out, text)
+    if as_json:
+        print(text, end="")
+        return
+    console = Console(markup=False, highlight=False, emoji=False)
+    for part in human:
+        if isinstance(part, Table):
+            console.print(part)
+        else:
+            print(one_line(part))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table whose numbers stand to the right; texts are escaped and folded, never cut."""
+    cells = [list(row) for row in rows]
+    out = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(columns):
+        number = bool(cells) and all(isinstance(row[i], int | float) for row in cells)
+        out.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in cells:
+        out.add_row(*map(_cell, row))
+    return out
+
+
+def watched(samples: Iterable[T], what: str) -> Iterable[T]:
+    """`samples`, counted on stderr while they are read if that is a terminal."""
+    if not sys.stderr.isatty():
+        return samples
+    from rich.progress import track
+
+    return track(samples, what, console=Console(stderr=True), transient=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step: whole, or the old one stays. Devices and pipes are written to."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return
+    target = path.resolve()  # the file that a link leads to, not the link
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else one_line(str(value))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinities: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,79 @@
+"""`mmpack smoke`: one GRPO step on geometry problems, from pictures to the optimizer, every check printed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from mmpack.cli.output import JsonOption, OutOption, emit
+from mmpack.errors import require
+
+Cause = Literal[
+    "max_pixels",
+    "double_expansion",
+    "sampled_placeholder",
+    "retokenized_response",
+    "padding_positions",
+    "loss_mask_shift",
+    "dropped_image",
+    "chat_template",
+]
+
+
+def command(
+    data: Annotated[
+        str | None,
+        typer.Option(help="Geometry3K: a folder, a parquet file or a hub name. Default: drawn."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A checkpoint's name or path. Default: tiny and random.")
+    ] = None,
+    n: Annotated[int, typer.Option(min=1, help="Responses a prompt.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, sampling and order.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")] = 24,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Of the sampler.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first problems alone.")] = None,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="Keep rollout.jsonl and train.jsonl here. Default: a temporary folder, removed.",
+        ),
+    ] = None,
+    inject: Annotated[
+        Cause | None, typer.Option(help="Break one side on purpose; the run must name the cause.")
+    ] = None,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Then take steps, and check that the reward rises.")
+    ] = False,
+    negate_advantages: Annotated[bool, typer.Option("--negate-advantages", hidden=True)] = False,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+) -> int:
+    """Take one GRPO step on geometry problems and check every stage of it. Exits 1 if a check fails."""
+    for package in ("torch", "transformers", "PIL"):
+        require(package, "smoke", "mmpack smoke")
+    from mmpack.cli.geo3k_grpo import SmokeOptions, run
+
+    options = SmokeOptions(
+        data=data,
+        model=model,
+        n=n,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        limit=limit,
+        workdir=workdir,
+        inject=inject,
+        learn=learn,
+        negate_advantages=negate_advantages,
+    )
+    # with --json, stdout is the document alone
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        report = run(options)
+    emit(report.to_dict(), [], as_json, out)
+    return int(report.exit_code)

@@ -1,0 +1,269 @@
+"""Every command as a process: what it prints, its JSON document, its exit code."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.process import run_mmpack, run_python
+from support.samples import full_sample, make_sample
+
+import mmpack as mp
+from mmpack.schema.codes import RULES
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "\x1b[31m[red]s\n"  # a sample id that must not reach a terminal as it is
+
+
+def write(path, samples):
+    mp.write_trace(path, samples)
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path):
+    samples = [full_sample(f"s{i}", seed=i) for i in range(3)]
+    samples[2].group_id = "g1"
+    return write(tmp_path / "a.jsonl", samples)
+
+
+@pytest.fixture
+def broken(tmp_path):
+    sample = full_sample("bad")
+    sample.loss_spans[0].start = 0  # over the image, and more logprobs are missing
+    return write(tmp_path / "broken.jsonl", [full_sample("good"), sample])
+
+
+def document(result, code=0):
+    assert result.returncode == code, result.stderr
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def test_help_names_every_command():
+    result = run_mmpack("--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    for name in ("smoke", "parity", "validate", "inspect", "plan", "doctor", "schema"):
+        assert f" {name} " in result.stdout
+        assert run_mmpack(name, "--help").returncode == 0
+
+
+def test_parity_of_equal_traces(trace):
+    result = run_mmpack("parity", trace, trace)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("OK: 3 samples compared, 0 findings\n")
+    assert document(run_mmpack("parity", trace, trace, "--json"))["ok"] is True
+
+
+def test_parity_of_unlike_traces(tmp_path, trace):
+    samples = list(mp.read_trace(trace))
+    for sample in samples:
+        sample.input_ids[0] += 1
+    other, page = write(tmp_path / "b.parquet", samples), tmp_path / "page.html"
+    result = run_mmpack("parity", trace, other, "--html", page, "--max-findings", 2)
+    assert (result.returncode, result.stderr) == (1, "")
+    first, *lines = result.stdout.splitlines()
+    assert first.startswith("DIFFERENT: 3 samples compared, 3 findings")
+    assert sum(line.startswith("sample s") for line in lines) == 2
+    assert lines[-1] == "and 1 findings more"
+    assert "Layouts differ" in page.read_text()
+    report = document(run_mmpack("parity", trace, other, "--json"), code=1)
+    assert report["first"]["field"] == "input_ids" and report["first"]["index"] == 0
+
+
+def test_parity_requires_fields(tmp_path):
+    sample = make_sample([("text", [1, 2]), ("response", [3])])
+    path = write(tmp_path / "a.jsonl", [sample])
+    assert run_mmpack("parity", path, path).returncode == 0
+    result = run_mmpack("parity", path, path, "--require", "input_ids, position_ids")
+    assert result.returncode == 1 and result.stdout.startswith("NOT COMPARED: 1 samples compared")
+    assert "not compared: position_ids" in result.stdout
+
+
+def test_validate(trace, broken):
+    result = run_mmpack("validate", trace)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "OK: 3 samples, 0 broken rules\n"
+    assert document(run_mmpack("validate", trace, "--json"))["ok"] is True
+
+    problems = mp.validate(mp.read_trace(broken))
+    assert {"MM202", "MM203", "MM301"} <= {p.code for p in problems}
+    result = run_mmpack("validate", broken)
+    assert (result.returncode, result.stderr) == (1, "")
+    first, *lines = result.stdout.splitlines()
+    assert first == f"BROKEN: 2 samples, {len(problems)} broken rules"
+    for line, problem in zip(lines, problems, strict=True):
+        for part in (problem.code, "bad", problem.field, problem.message, problem.fix):
+            assert part in line
+    found = document(run_mmpack("validate", broken, "--json"), code=1)
+    assert found["total_problems"] == len(problems)
+    assert found["problems"][0]["fix"] == RULES[problems[0].code].fix
+
+
+def test_validate_shows_a_hundred_and_counts_the_rest(tmp_path):
+    samples = []
+    for i in range(103):
+        sample = make_sample([("text", [1]), ("response", [2])], sample_id=f"s{i}")
+        sample.loss_spans[0].start = 0
+        samples.append(sample)
+    path = write(tmp_path / "many.jsonl", samples)
+    lines = run_mmpack("validate", path).stdout.splitlines()
+    assert len(lines) == 102 and lines[-1] == "and 3 more"
+    found = document(run_mmpack("validate", path, "--json"), code=1)
+    assert (len(found["problems"]), found["codes"]) == (100, {"MM202": 103})
+
+
+def test_inspect_counts(trace, broken):
+    samples = list(mp.read_trace(trace))
+    media = {m.cache_key: m for s in samples for m in s.media}
+    patches = {key: m.grid_thw[0] * m.grid_thw[1] * m.grid_thw[2] for key, m in media.items()}
+    assert document(run_mmpack("inspect", trace, "--json")) == {
+        "samples": 3,
+        "tokens": sum(len(s.input_ids) for s in samples),
+        "loss_tokens": 3 * 11,
+        "media": 6,
+        "patches": 3 * (24 + 32),
+        "groups": 2,
+        "distinct_media": 2,
+        "distinct_patches": sum(patches.values()),
+        "families": {"qwen2_5_vl": 3},
+        "processor_fingerprints": {samples[0].processor_fingerprint: 3},
+        "broken_rules": {},
+    }
+    result = run_mmpack("inspect", broken)
+    assert result.returncode == 0 and "broken_rules: MM203" in result.stdout
+
+
+def test_inspect_lists_one_sample(trace):
+    found = document(run_mmpack("inspect", trace, "--sample", "s1", "--json"))
+    sample = list(mp.read_trace(trace))[1]
+    loss = [s for s in found["spans"] if s["field"].startswith("loss_spans")]
+    assert [(s["start"], s["stop"]) for s in loss] == [(s.start, s.stop) for s in sample.loss_spans]
+    assert [s["start"] for s in found["spans"]] == sorted(s["start"] for s in found["spans"])
+    assert [m["media_id"] for m in found["media"]] == ["plan", "clip"]
+    text = run_mmpack("inspect", trace, "--sample", "s1").stdout
+    assert "observation_spans[0]" in text and "source=tool" in text and "[1, 4, 6]" in text
+
+
+def test_ids_are_escaped_for_people(tmp_path):
+    sample = full_sample(SECRET)
+    sample.media[0].media_id = SECRET
+    path = write(tmp_path / "a.jsonl", [sample])
+    result = run_mmpack("inspect", path, "--sample", SECRET)
+    assert result.returncode == 0 and "\x1b" not in result.stdout
+    assert result.stdout.count("\\x1b[31m[red]s\\n") == 2
+    missing = run_mmpack("inspect", path, "--sample", "\udcff\n")
+    assert missing.returncode == 2 and missing.stderr.count("\n") == 1
+
+
+def test_plan(trace):
+    options = ("--max-tokens", 100, "--max-patches", 200, "--max-samples", 2, "--share-prefix")
+    found = document(run_mmpack("plan", trace, *options, "--json"))
+    samples = list(mp.read_trace(trace))
+    plan = mp.plan(samples, max_tokens=100, max_patches=200, max_samples=2, share_prefix=True)
+    assert [b["samples"] for b in found["bins"]] == [
+        [samples[i].sample_id for i in members] for members in plan.bins
+    ]
+    assert (found["stats"], found["ranks"]) == (plan.stats, plan.ranks)
+    assert (found["total_samples"], found["total_tokens"]) == (3, 33)
+    text = run_mmpack("plan", trace, "--max-tokens", 48, "--ranks", 3).stdout
+    assert "balance" in text and len(text.partition("loss_tokens\n")[2].splitlines()) == 3
+
+
+def test_plan_shows_fifty_bins(tmp_path):
+    samples = [
+        make_sample([("text", [1]), ("response", [2])], sample_id=f"s{i}", group_id=f"g{i}")
+        for i in range(52)
+    ]
+    path = write(tmp_path / "a.jsonl", samples)
+    assert run_mmpack("plan", path, "--max-tokens", 2).stdout.endswith("and 2 bins more\n")
+
+
+def test_schema():
+    result = run_mmpack("schema")
+    assert (result.returncode, result.stderr) == (0, "")
+    file = ROOT / "schemas" / "sample.schema.json"
+    assert result.stdout == file.read_text(encoding="utf-8")
+    assert run_mmpack("schema", "--rules").stdout == (ROOT / "docs" / "rules.md").read_text()
+
+
+def test_schema_check(tmp_path):
+    for options, name in (((), "schemas/sample.schema.json"), (("--rules",), "docs/rules.md")):
+        assert run_mmpack("schema", *options, "--check", ROOT / name).returncode == 0
+        stale = tmp_path / "stale"
+        stale.write_text((ROOT / name).read_text() + "\n")
+        result = run_mmpack("schema", *options, "--check", stale)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr.count("\n") == 1 and "stale" in result.stderr
+
+
+def test_doctor():
+    import numpy as np
+
+    found = document(run_mmpack("doctor", "--json"))
+    assert found["mmpack"] == mp.__version__ and found["packages"]["numpy"] == np.__version__
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_doctor_without_torch_and_with_a_broken_one():
+    missing = """
+import importlib.metadata as metadata, sys
+real = metadata.version
+def version(name):
+    if name == "torch":
+        raise metadata.PackageNotFoundError(name)
+    return real(name)
+metadata.version = version
+from mmpack.cli.main import main
+sys.exit(main(["doctor"]))
+"""
+    result = run_python(missing)
+    assert result.returncode == 0 and "not installed: pip install 'mmpack[torch]'" in result.stdout
+    broken = "import sys; sys.modules['torch'] = None; from mmpack.cli.main import main; main(['doctor'])"
+    result = run_python(broken)
+    assert result.returncode == 0 and "torch fails: ModuleNotFoundError" in result.stdout
+
+
+def test_out_writes_what_json_prints(tmp_path, trace):
+    for args in (["validate", trace], ["inspect", trace], ["plan", trace, "--max-tokens", 99]):
+        out = tmp_path / "out.json"
+        result = run_mmpack(*args, "--out", out)
+        assert result.returncode == 0 and not result.stdout.startswith("{")
+        assert out.read_text() == run_mmpack(*args, "--json").stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "out.json"]
+
+
+def test_out_follows_links_and_spares_devices(tmp_path, trace):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    assert run_mmpack("validate", trace, "--out", tmp_path / "link").returncode == 0
+    assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "target").read_text())["ok"]
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert run_mmpack("validate", trace, "--out", tmp_path / "pipe").returncode == 0
+    assert json.loads(os.read(reader, 1 << 16))["ok"] and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
+def test_progress_is_for_terminals_and_leaves_stdout_alone(trace):
+    code = "import sys; from mmpack.cli.main import main; sys.exit(main(['validate', sys.argv[1], '--json']))"
+    leader, follower = pty.openpty()
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(trace)],
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm"},
+        check=True,
+    )
+    os.close(follower)
+    assert json.loads(result.stdout)["ok"] and b"validating" in os.read(leader, 1 << 16)
+    os.close(leader)
+
+
+def test_output_to_an_ascii_terminal(tmp_path):
+    path = write(tmp_path / "a.jsonl", [full_sample("Ω")])
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = run_mmpack("inspect", path, "--sample", "Ω", env=env)
+    assert result.returncode == 0 and "sample \\u03a9" in result.stdout

@@ -1,0 +1,143 @@
+"""What goes wrong ends in one line on stderr and an exit code, never in a traceback."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from support.process import run_mmpack, run_python
+from support.samples import full_sample
+
+import mmpack as mp
+
+MAIN = "import sys; from mmpack.cli.main import main; sys.exit(main())"
+
+
+def fails(result, *parts, code=2):
+    assert result.returncode == code, result
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("mmpack: "), result.stderr
+    for part in (*parts, "Fix: "):
+        assert part in result.stderr
+    return result
+
+
+@pytest.fixture
+def lines(tmp_path):
+    mp.write_trace(tmp_path / "good.jsonl", [full_sample("s0"), full_sample("s1")])
+    return (tmp_path / "good.jsonl").read_text().splitlines()
+
+
+def damaged(lines, how):
+    record = json.loads(lines[1])
+    match how:
+        case "not a trace":
+            return "hello\n", "MM001", "record 1"
+        case "truncated":
+            return lines[0] + "\n" + lines[1][:-40], "MM002", "record 2"
+        case "wrong type":
+            record["input_ids"] = "abc"
+            return lines[0] + "\n" + json.dumps(record), "MM003", "record 2.input_ids"
+        case "NaN":
+            record["rollout_logprobs"][3] = float("nan")
+            return lines[0] + "\n" + json.dumps(record), "MM009", "record 2.rollout_logprobs[3]"
+        case "huge number":
+            text = lines[1].replace('"start":', '"start":1' + "0" * 5000, 1)
+            return lines[0] + "\n" + text, "MM003", "record 2.modality_spans[0].start"
+        case "duplicate id":
+            return lines[0] + "\n" + lines[0], "MM007", "record 2.sample_id"
+
+
+@pytest.mark.parametrize(
+    "how", ["not a trace", "truncated", "wrong type", "NaN", "huge number", "duplicate id"]
+)
+def test_damaged_traces(tmp_path, lines, how):
+    text, *parts = damaged(lines, how)
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    fails(run_mmpack("validate", path, "--json"), "bad.jsonl", *parts)
+    if how != "duplicate id":  # parity names ids, not records
+        fails(run_mmpack("parity", tmp_path / "good.jsonl", path), "bad.jsonl", *parts)
+    fails(run_mmpack("inspect", path), "bad.jsonl", *parts)
+    fails(run_mmpack("plan", path, "--max-tokens", 99), "bad.jsonl", *parts)
+
+
+def test_missing_files(tmp_path):
+    gone = tmp_path / "no\nne.jsonl"
+    for args in (["validate"], ["inspect"], ["parity", gone], ["plan", "--max-tokens", 9]):
+        fails(run_mmpack(*args, gone), "MM001", "does not exist")
+    fails(run_mmpack("schema", "--check", gone), "--check")
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        ([], "Missing command"),
+        (["nonsense"], "'nonsense'"),
+        (["validate"], "'TRACE'"),
+        (["validate", "--fast"], "--fast"),
+        (["plan", "good.jsonl"], "--max-tokens"),
+        (["plan", "good.jsonl", "--max-tokens", "0"], "--max-tokens"),
+        (["plan", "good.jsonl", "--max-tokens", "many"], "--max-tokens"),
+        (["plan", "good.jsonl", "--max-tokens", "5"], "MM405"),
+        (["parity", "good.jsonl", "good.jsonl", "--require", "colour"], "'colour'"),
+        (["inspect", "good.jsonl", "--sample", "s9"], "'s9'"),
+        (["validate", "good.jsonl", "--out", "nowhere/out.json"], "--out"),
+        (["parity", "good.jsonl", "good.jsonl", "--html", "."], "--html"),
+        (["smoke", "--inject", "gremlins"], "--inject"),
+        (["smoke", "--n", "0"], "--n"),
+        (["smoke", "--temperature", "nan"], "--temperature"),
+    ],
+)
+def test_bad_usage(tmp_path, lines, args, part):
+    fails(run_mmpack(*args, cwd=tmp_path), part)
+
+
+def test_broken_rules_are_bad_input_to_plan(tmp_path):
+    sample = full_sample()
+    sample.loss_spans[0].start = 0
+    mp.write_trace(tmp_path / "broken.jsonl", [sample])
+    fails(run_mmpack("plan", tmp_path / "broken.jsonl", "--max-tokens", 99), "MM202")
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_the_cli_extra(package):
+    code = f"import sys; sys.modules[{package!r}] = None; {MAIN}"
+    fails(run_python(code, "--help"), package, "mmpack[cli]")
+
+
+def test_smoke_without_torch():
+    code = f"import sys; sys.modules['torch'] = None; {MAIN}"
+    fails(run_python(code, "smoke"), "torch", "mmpack[smoke]")
+
+
+def test_interrupted(tmp_path, lines):
+    code = f"""
+import os, signal
+import mmpack.schema.trace
+mmpack.schema.trace.read_trace = lambda path: os.kill(os.getpid(), signal.{signal.SIGINT.name})
+{MAIN}
+"""
+    result = run_python(code, "validate", str(tmp_path / "good.jsonl"))
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_closed_pipe_is_quiet():
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 141
+    process.stderr.close()
+
+
+def test_full_disk(tmp_path, lines):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", MAIN, "schema"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "No space left" in result.stderr
+    unwritable = run_mmpack("validate", tmp_path / "good.jsonl", "--out", "/dev/full")
+    assert unwritable.returncode == 2 and unwritable.stderr.count("\n") == 1

@@ -1,0 +1,78 @@
+"""What an import and a command load, and that every public name is where it says."""
+
+import inspect
+import json
+
+import pytest
+from support.process import run_python
+from support.samples import full_sample
+
+import mmpack as mp
+
+HEAVY = ("torch", "transformers", "triton", "pyarrow", "typer", "rich")
+LOADED = f"import json; print(json.dumps([n for n in {HEAVY!r} if n in sys.modules]))"
+
+
+def loaded(code, *args):
+    result = run_python(f"import sys\n{code}\n{LOADED}", *args)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_import_is_light():
+    assert loaded("import mmpack; dir(mmpack)") == []
+    assert loaded("import mmpack.cli.main") == []
+    assert loaded("import torch") != []  # so the lists above could have been longer
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["schema"], ["validate"], ["inspect"], ["parity"], ["plan"]]
+)
+def test_commands_load_no_torch(tmp_path, args):
+    path = str(tmp_path / "a.jsonl")
+    mp.write_trace(path, [full_sample()])
+    more = {"parity": [path, path], "plan": [path, "--max-tokens", "99"]}
+    args += more.get(args[0], [path] if args[0] in ("validate", "inspect") else [])
+    code = "from mmpack.cli.main import main; assert main() == 0"
+    assert loaded(code, *args) == ["typer", "rich"]
+
+
+def test_the_schema_side_loads_no_torch(tmp_path):
+    path = tmp_path / "a.jsonl"
+    mp.write_trace(path, [full_sample()])
+    code = """
+import mmpack as mp
+samples = list(mp.read_trace(sys.argv[1]))
+assert mp.validate(samples) == [] and mp.plan(samples, max_tokens=99).total_samples == 1
+assert mp.compare(samples, samples).compared == 1
+mp.mrope_positions, mp.wrap_processor
+"""
+    assert loaded(code, str(path)) == []
+
+
+@pytest.mark.parametrize("name", mp.__all__)
+def test_every_public_name_resolves(name):
+    value = getattr(mp, name)
+    assert name == "__version__" or callable(value)
+
+
+@pytest.mark.parametrize("first", ["mmpack.plan.forest", "mmpack.pack.pack", "mmpack.plan.plan"])
+def test_plan_and_pack_stay_functions(first):
+    code = f"""
+import importlib, inspect
+import mmpack as mp
+importlib.import_module({first!r})
+assert inspect.isfunction(mp.plan) and inspect.isfunction(mp.pack)
+import mmpack.pack.pack, mmpack.plan.forest
+assert inspect.isfunction(mp.plan) and inspect.isfunction(mp.pack)
+from mmpack import pack, plan
+assert inspect.isfunction(plan) and inspect.isfunction(pack)
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'repack'"):
+        _ = mp.repack
+    assert inspect.isfunction(mp.check)

@@ -1,0 +1,174 @@
+"""Modes, orientation, paths and broken files, against transformers given the same picture."""
+
+import io
+import os
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from transformers.image_utils import load_image
+
+import mmpack as mp
+from mmpack.errors import ArgumentError
+from mmpack.processors.images import IMAGE_FORMATS, decode
+
+pytestmark = pytest.mark.adapter
+
+
+def encoded(image, kind="PNG", **options):
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+def in_mode(mode):
+    """A picture with transparent and opaque parts, of 120×90."""
+    ramp = Image.linear_gradient("L").resize((120, 90))
+    rgba = Image.merge("RGBA", (ramp, ramp.rotate(180), ramp.transpose(0), ramp))
+    if mode == "P+transparency":
+        image = rgba.convert("RGB").convert("P")
+        image.info["transparency"] = 3
+        return image
+    return rgba.convert("L").convert("LA") if mode == "LA" else rgba.convert(mode)
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "P+transparency", "RGB", "RGBA", "CMYK", "YCbCr"]
+)
+def test_modes(processor, hf, mode):
+    image = in_mode(mode)
+    medium = processor.medium(image)
+    expected = hf.image_processor(images=[image], return_tensors="np")
+    assert np.array_equal(medium.pixel_values, expected["pixel_values"])
+    assert medium.grid_thw == tuple(expected["image_grid_thw"][0])
+    assert (medium.mode, medium.size, medium.decoded_size) == (
+        mode[:5].split("+")[0],
+        (120, 90),
+        (120, 90),
+    )
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_files_are_turned_upright(processor, hf, tmp_path, orientation):
+    image = in_mode("RGB")
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    data = encoded(image, "JPEG", exif=exif)
+    (tmp_path / "a.jpg").write_bytes(data)
+    upright = load_image(str(tmp_path / "a.jpg"))
+    below = mp.wrap_processor(hf, media_root=tmp_path)
+    for medium in (processor.medium(data), below.medium("a.jpg")):
+        assert medium.size == upright.size == ((120, 90) if orientation < 5 else (90, 120))
+        assert medium.decoded_size == (120, 90)
+        assert medium.exif_orientation == orientation
+        expected = hf.image_processor(images=[upright], return_tensors="np")["pixel_values"]
+        assert np.array_equal(medium.pixel_values, expected)
+    in_memory = processor.medium(Image.open(io.BytesIO(data)))
+    assert (in_memory.size, in_memory.exif_orientation) == ((120, 90), orientation)
+    as_it_lies = hf.image_processor(images=[Image.open(io.BytesIO(data))], return_tensors="np")
+    assert np.array_equal(in_memory.pixel_values, as_it_lies["pixel_values"])
+
+
+@pytest.mark.parametrize("kind", IMAGE_FORMATS)
+def test_formats(processor, kind):
+    data = encoded(in_mode("RGB"), kind)
+    pixels, known = processor.rgb_pixels(data)
+    assert np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+    assert len(known["file_hash"]) == 64
+
+
+def test_file_and_picture_agree_on_transparency(processor):
+    image = in_mode("RGBA")
+    assert processor.medium(encoded(image)).content_hash == processor.medium(image).content_hash
+
+
+def refuses(processor, item, match):
+    with pytest.raises(ArgumentError, match=match) as caught:
+        processor.medium(item, "processor: media[0]")
+    text = str(caught.value)
+    assert text.startswith("processor: media[0]") and "Fix: " in text and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("item", "match"),
+    [
+        (b"", "can't be decoded"),
+        (b"GIF89a", "can't be decoded"),
+        (encoded(in_mode("RGB"))[:300], "can't be decoded"),
+        (encoded(in_mode("RGB"), "PPM"), "can't be decoded"),
+        (encoded(in_mode("RGB"), "ICO"), "can't be decoded"),
+        (np.zeros((4, 4), np.uint8), r"shape \[4, 4\]"),
+        (np.zeros((3, 40, 40), np.uint8), r"shape \[3, 40, 40\]"),
+        (np.zeros((2, 40, 40, 3), np.uint8), r"shape \[2, 40, 40, 3\]"),
+        (np.zeros((40, 40, 3), np.float32), "dtype float32"),
+        (np.zeros((0, 40, 3), np.uint8), r"shape \[0, 40, 3\]"),
+        (Image.new("RGB", (0, 9)), r"shape \[9, 0, 3\]"),
+        (np.zeros((2, 1000, 3), np.uint8), "refuses an image of 1000×2"),
+        (7, "int is no image"),
+        ([Image.new("RGB", (9, 9))], "list is no image"),
+        ("a.png", "no media_root was given"),
+        ("https://a.example/a.png", "no media_root was given"),
+    ],
+)
+def test_what_is_no_picture(processor, item, match):
+    refuses(processor, item, match)
+
+
+def test_truncated_in_memory(processor):
+    refuses(processor, Image.open(io.BytesIO(encoded(in_mode("RGB"))[:3000])), "can't be decoded")
+
+
+@pytest.mark.parametrize(
+    "factor", [1.5, 3]
+)  # Pillow warns above its limit, and refuses above twice
+def test_bombs(processor, monkeypatch, factor):
+    data = encoded(Image.new("RGB", (100, 100)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(10_000 / factor))
+    refuses(processor, data, "more than .* pixels")
+
+
+@pytest.mark.parametrize("kind", IMAGE_FORMATS)
+def test_damaged_files(kind):
+    image = in_mode("RGB")
+    exif = image.getexif()
+    exif[0x0112] = 6
+    whole = encoded(image, kind, **({"exif": exif} if kind in ("PNG", "JPEG", "WEBP") else {}))
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        data = bytearray(whole)
+        for at in rng.integers(0, min(len(data), 400), 3):
+            data[at] = rng.integers(256)
+        try:
+            decode(bytes(data), "here")
+        except ArgumentError as error:
+            assert str(error).startswith("here ") and "\n" not in str(error)
+
+
+def test_paths(hf, tmp_path):
+    root = tmp_path / "root"
+    (root / "sub").mkdir(parents=True)
+    data = encoded(in_mode("RGB"))
+    (root / "sub" / "a.png").write_bytes(data)
+    (tmp_path / "out.png").write_bytes(data)
+    os.symlink(tmp_path / "out.png", root / "escape.png")
+    os.symlink(root / "sub" / "a.png", root / "link.png")
+    os.symlink(root / "loop.png", root / "loop.png")
+    processor = mp.wrap_processor(hf, media_root=root)
+    for good in ("sub/a.png", "sub/../sub/a.png", "link.png"):
+        assert processor.medium(good).source == "sub/a.png"
+    for bad in ("escape.png", "../out.png", str(root / "sub" / "a.png"), str(tmp_path / "out.png")):
+        refuses(processor, bad, "not below media_root")
+    for bad in ("none.png", "sub", "", "https://a.example/a.png"):
+        refuses(processor, bad, "no file below media_root")
+    for bad in ("a\0b.png", "loop.png", "x" * 5000, "a\nb.png"):
+        refuses(processor, bad, "can't be read|no file below")
+
+
+def test_turning_is_pillows(processor):
+    image = in_mode("P")
+    exif = image.getexif()
+    exif[0x0112] = 6
+    data = encoded(image, "PNG", exif=exif)
+    pixels, known = processor.rgb_pixels(data)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    assert np.array_equal(pixels, np.asarray(expected)) and known["mode"] == "P"

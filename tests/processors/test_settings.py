@@ -1,0 +1,179 @@
+"""The fingerprint changes with what decides tokens, grids, pixels or positions, and with nothing else."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+
+import mmpack as mp
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.processors.settings import vision_settings
+
+pytestmark = pytest.mark.adapter
+
+
+def pil(**settings):
+    return transformers.Qwen2VLImageProcessorPil(**settings)
+
+
+# sha256 of the chat template and of the vocabulary are computed by other means below
+GOLDEN = {
+    "backend": "pil",
+    "do_resize": True,
+    "resample": 3,
+    "min_pixels": 3136,
+    "max_pixels": 50176,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "do_convert_rgb": True,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+
+
+def test_golden(processor, hf):
+    """The same under every transformers version."""
+    settings = processor.settings
+    assert settings["image"] == GOLDEN
+    assert (settings["family"], settings["position_rule"]) == ("qwen2_5_vl", "grid")
+    assert settings["tokens_per_second"] == 2.0
+    assert settings["tokenizer"]["special_ids"]["<|image_pad|>"] == 151655
+    assert len(settings["tokenizer"]["special_ids"]) == 22
+    assert settings["tokenizer"]["vocab_sha256"] == (
+        "3b15706f4d44a6e9298fb9659de247fc7a1afb59c6989b184fbb354e8332dd60"
+    )
+    assert hf.tokenizer.get_vocab()["<|im_end|>"] == 151645
+
+
+def test_json_alone(processor):
+    def walk(value):
+        assert type(value) in (dict, list, str, int, float, bool, type(None)), type(value)
+        for inner in (
+            value.values() if type(value) is dict else value if type(value) is list else ()
+        ):
+            walk(inner)
+
+    walk(processor.settings)
+    assert json.loads(json.dumps(processor.settings)) == processor.settings
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"min_pixels": 3137},
+        {"max_pixels": 50177},
+        {"patch_size": 16},
+        {"merge_size": 4},
+        {"temporal_patch_size": 1},
+        {"image_mean": [0.5, 0.5, 0.5]},
+        {"image_std": [0.26862954, 0.26130258, 0.27577712]},
+        {"resample": Image.Resampling.BILINEAR},
+        {"rescale_factor": 1 / 127.5},
+        {"do_resize": False},
+        {"do_rescale": False},
+        {"do_normalize": False},
+        {"do_convert_rgb": False},
+    ],
+    ids=lambda c: next(iter(c)),
+)
+def test_image_settings_that_matter(processor, changed):
+    before = processor.fingerprint
+    processor.image_processor = pil(**{"min_pixels": 3136, "max_pixels": 50176} | changed)
+    assert processor.fingerprint != before
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"size": {"shortest_edge": 3136, "longest_edge": 50176}},
+        {"image_mean": (0.48145466, 0.4578275, 0.40821073)},
+        {"image_mean": np.array([0.48145466, 0.4578275, 0.40821073])},
+        {"resample": Image.Resampling.BICUBIC},
+        {"resample": 3},
+        {"rescale_factor": np.float64(1 / 255)},
+        {"min_pixels": np.int64(3136)},
+        {"return_tensors": "np"},
+        {"data_format": "channels_first"},
+    ],
+    ids=str,
+)
+def test_image_settings_that_do_not(processor, same):
+    before = processor.fingerprint
+    bounds = {} if "size" in same else {"min_pixels": 3136, "max_pixels": 50176}
+    processor.image_processor = pil(**bounds | same)
+    assert processor.fingerprint == before
+
+
+@pytest.mark.parametrize(
+    ("switch", "setting"),
+    [
+        ("do_resize", {"min_pixels": 9999}),
+        ("do_resize", {"resample": 2}),
+        ("do_rescale", {"rescale_factor": 1.0}),
+        ("do_normalize", {"image_mean": [0.1, 0.2, 0.3]}),
+    ],
+)
+def test_switched_off_settings_do_not_count(switch, setting):
+    assert vision_settings(pil(**{switch: False})) == vision_settings(
+        pil(**{switch: False} | setting)
+    )
+    assert vision_settings(pil()) != vision_settings(pil(**setting))
+
+
+def test_one_number_for_three_channels():
+    three = vision_settings(pil(image_mean=[0.5] * 3, image_std=[1, 1, 1]))
+    assert vision_settings(pil(image_mean=0.5, image_std=1)) == three
+    assert json.dumps(three) == json.dumps(vision_settings(pil(image_mean=0.5, image_std=1.0)))
+
+
+def test_other_settings_that_matter(hf, make_hf):
+    one = mp.wrap_processor(hf).fingerprint
+    others = [
+        mp.wrap_processor(hf, chat_template=hf.chat_template + " ").fingerprint,
+        mp.wrap_processor(hf, position_rule="max").fingerprint,
+        mp.wrap_processor(hf, tokens_per_second=4).fingerprint,
+        mp.wrap_processor(make_hf("qwen2_vl")).fingerprint,
+    ]
+    assert len({one, *others}) == 5
+    assert mp.wrap_processor(hf, tokens_per_second=2).fingerprint == one
+    assert mp.wrap_processor(hf, cache_bytes=1, media_root="x").fingerprint == one
+
+
+def test_tokenizer_settings(hf):
+    one = mp.wrap_processor(hf).fingerprint
+    tokenizer = copy.deepcopy(hf.tokenizer)
+    tokenizer.padding_side = "right"
+    tokenizer.truncation_side = "left"
+    tokenizer.model_max_length = 77
+    same = mp.wrap_processor(hf, tokenizer=tokenizer)
+    assert same.fingerprint == one
+    tokenizer.add_tokens(["<|box_9|>"], special_tokens=True)
+    more = mp.wrap_processor(hf, tokenizer=tokenizer)
+    assert more.settings["tokenizer"]["special_ids"]["<|box_9|>"] == 151665
+    assert same.fingerprint != one  # added after it was wrapped
+    assert more.settings["tokenizer"]["vocab_sha256"] != same.settings["tokenizer"]["vocab_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"position_rule": "rows"}, ArgumentError, "position_rule 'rows'"),
+        ({"tokens_per_second": 0}, ArgumentError, "tokens_per_second=0"),
+        ({"tokens_per_second": float("nan")}, ArgumentError, "tokens_per_second=nan"),
+        ({"family": "qwen2_vl", "tokens_per_second": 2}, ArgumentError, "does not count"),
+        ({"family": "qwen9"}, LayoutError, "MM006"),
+        ({"image_processor": pil(merge_size=4)}, ArgumentError, "merges 2"),
+        ({"chat_template": {"default": "x"}}, ArgumentError, "is dict"),
+    ],
+)
+def test_wrong_settings(hf, options, error, match):
+    with pytest.raises(error, match=match) as caught:
+        mp.wrap_processor(hf, **options)
+    assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)

@@ -1,0 +1,54 @@
+"""Tiny models and made-up pixels for the adapter's tests; values and gradients of a batch's logprobs."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.adapters.transformers import packed_logprobs
+from mmpack.schema.sample import Sample
+
+PATCH_DIM = 1176  # 3 channels · 2 frames · 14 · 14
+
+
+def with_pixels(samples: list[Sample]) -> list[Sample]:
+    """Give each medium random pixels that follow from its cache key."""
+    for sample in samples:
+        for medium in sample.media:
+            seed = int(hashlib.sha256(medium.cache_key.encode()).hexdigest()[:8], 16)
+            shape = (int(np.prod(medium.grid_thw)), PATCH_DIM)
+            pixels = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+            medium.pixel_values = pixels
+    return samples
+
+
+def spread_out(model: Any) -> Any:
+    """Larger weights, so that attention is far from uniform and a wrong row shows in the logprobs."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "layers" in name:
+                parameter.mul_(4)
+    return model
+
+
+def logprobs_and_gradients(
+    model: Any, batch: Any, **kwargs: Any
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """float32 [N], and the gradient of their sum, each weighted by its token and its index, by parameter."""
+    model.zero_grad(set_to_none=True)
+    logprobs = packed_logprobs(model, batch, **kwargs)
+    weight = 1 + (batch.loss_targets % 7 + batch.loss_token_index % 5).to(logprobs.dtype)
+    (logprobs * weight / 10).sum().backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return logprobs.detach(), gradients
+
+
+def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Frobenius norm of the difference of two sets of gradients, over that of the second."""
+    assert a.keys() == b.keys()
+    off = sum((a[n].double() - b[n].double()).square().sum() for n in a)
+    return float((off / sum(g.double().square().sum() for g in b.values())).sqrt())
