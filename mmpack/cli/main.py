@@ -8,6 +8,7 @@ the rooms that it needs when it runs.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -48,8 +49,8 @@ def _run(args: list[str]) -> int:
     )
     for name in COMMANDS:
         app.command(name)(importlib.import_module(f"mmpack.cli.{name}").command)
-    if sys.stdout is not None:
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else there is none, or a caller's own
+        sys.stdout.reconfigure(errors="backslashreplace")
     command = typer.main.get_command(app)
     usage_error = typer.BadParameter.__mro__[1]  # click's, or the copy of it inside typer
     try:
@@ -70,5 +71,5 @@ def _fail(message: str) -> int:
 
 def _discard_stdout() -> None:
     """What is still buffered can't be written: keep the interpreter from trying it again at exit."""
-    if sys.stdout is not None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,7 +19,7 @@ def content_hash(modality: str, pixels: np.ndarray) -> str:
     """sha256 hex over modality, size and RGB8 pixels: `pixels` uint8 [h, w, 3], of a video [frames, h, w, 3]."""
     size = "x".join(str(n) for n in pixels.shape[:-1])
     digest = hashlib.sha256(f"{modality}\0{size}\0".encode())
-    digest.update(np.ascontiguousarray(pixels, dtype=np.uint8))
+    digest.update(np.ascontiguousarray(pixels, dtype=np.uint8).data)
     return digest.hexdigest()
 
 

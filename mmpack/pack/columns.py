@@ -65,7 +65,7 @@ def token_columns(
 def split_column(name: str, column: Column, counts: list[int], what: str) -> list[Any]:
     """One piece a sample: `column` has one entry each, or is one array of sum(counts) values."""
     total = sum(counts)
-    if isinstance(column, (np.ndarray, torch.Tensor)) and column.ndim == 0:
+    if not hasattr(column, "__len__") or getattr(column, "ndim", 1) == 0:
         raise SchemaError([Problem("MM403", "batch", name, "is a single number")], what)
     flat = isinstance(column, torch.Tensor) or (
         isinstance(column, np.ndarray) and column.dtype != np.dtype(object)

@@ -90,8 +90,8 @@ class Bins:
         self.capacities = capacities
         self.scale = np.maximum(capacities, 1).astype(np.float64)
         self.items: list[list[int]] = []
-        self.free = np.zeros((len(capacities), 8), dtype=np.int64)
-        self.free_share = np.zeros(8)
+        self.free: np.ndarray = np.zeros((len(capacities), 8), dtype=np.int64)
+        self.free_share: np.ndarray = np.zeros(8)
         count = Counter(key for item in parts or () for key, _, _ in item)
         self.parts = [[p for p in item if count[p[0]] > 1] for item in parts or [()] * len(sizes)]
         self.holders: dict[Hashable, list[int]] = defaultdict(list)

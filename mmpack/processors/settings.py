@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from enum import Enum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -20,6 +21,7 @@ _SWITCHED = {  # a setting counts only while its switch is on
     "do_normalize": ("image_mean", "image_std"),
     "do_sample_frames": ("fps", "num_frames", "min_frames", "max_frames"),
 }
+_HASHED: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()  # size, hash
 _ALWAYS = ("patch_size", "temporal_patch_size", "merge_size")
 
 
@@ -75,8 +77,13 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
 
 
 def vocabulary_hash(tokenizer: Any) -> str:
-    """sha256 hex over every token and its id."""
-    return hashlib.sha256(canonical_json(tokenizer.get_vocab()).encode()).hexdigest()
+    """sha256 hex over every token and its id; once a tokenizer, since it takes seconds."""
+    size, digest = _HASHED.get(tokenizer, (-1, ""))
+    if size != len(tokenizer):
+        vocabulary = canonical_json(tokenizer.get_vocab())
+        size, digest = len(tokenizer), hashlib.sha256(vocabulary.encode()).hexdigest()
+        _HASHED[tokenizer] = size, digest
+    return digest
 
 
 def text_hash(text: str) -> str:

@@ -298,9 +298,9 @@ class Processor:
         if len(response):
             spans.append(LossSpan(middle, stop, turn=turn))
         kept = {
-            f.name: copy.copy(getattr(sample, f.name))
-            for f in Sample.columns()
-            if f.name not in _DERIVED
+            name: copy.copy(getattr(sample, name))
+            for name in Sample.columns()
+            if name not in _DERIVED
         }
         kept["observation_spans"] = observations or None
         if len(response):

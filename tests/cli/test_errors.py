@@ -57,8 +57,13 @@ def test_damaged_traces(tmp_path, lines, how):
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     fails(run_mmpack("validate", path, "--json"), "bad.jsonl", *parts)
-    if how != "duplicate id":  # parity names ids, not records
-        fails(run_mmpack("parity", tmp_path / "good.jsonl", path), "bad.jsonl", *parts)
+
+
+def test_every_command_refuses_a_damaged_trace(tmp_path, lines):
+    text, *parts = damaged(lines, "truncated")
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    fails(run_mmpack("parity", tmp_path / "good.jsonl", path), "bad.jsonl", *parts)
     fails(run_mmpack("inspect", path), "bad.jsonl", *parts)
     fails(run_mmpack("plan", path, "--max-tokens", 99), "bad.jsonl", *parts)
 

@@ -18,6 +18,7 @@ def pair():
 
 
 VALUES = [[0.5, -1.0], [2.0, 3.0, 4.5]]
+FLAT = [*VALUES[0], *VALUES[1]]
 
 
 @pytest.mark.parametrize(
@@ -26,15 +27,15 @@ VALUES = [[0.5, -1.0], [2.0, 3.0, 4.5]]
         VALUES,
         [np.asarray(v, dtype=np.float32) for v in VALUES],
         [torch.tensor(v) for v in VALUES],
-        np.asarray(sum(VALUES, []), dtype=np.float32),
-        torch.tensor(sum(VALUES, [])),
+        np.asarray(FLAT, dtype=np.float32),
+        torch.tensor(FLAT),
         np.asarray([np.asarray(v) for v in VALUES], dtype=object),
     ],
 )
 @pytest.mark.parametrize("make", [mp.pack, mp.pad])
 def test_loss_columns_in_every_form(make, column):
     batch = make(pair(), loss_columns={"old_logprobs": column})
-    assert batch.loss_columns["old_logprobs"].tolist() == sum(VALUES, [])
+    assert batch.loss_columns["old_logprobs"].tolist() == FLAT
     pieces = batch.unpack_loss(batch.loss_columns["old_logprobs"])
     assert [p.tolist() for p in pieces] == VALUES
 
@@ -141,7 +142,7 @@ def test_shared_rows_agree_bit_for_bit(first, second, equal):
         bits = [v.view(torch.int32) for v in batch.unpack_tokens(batch.token_columns["x"])]
         assert all(torch.equal(x, v.view(torch.int32)) for x, v in zip(bits, values, strict=True))
     else:
-        with pytest.raises(mp.SchemaError, match="'x'.* differs at token 4 .*MM402"):
+        with pytest.raises(mp.SchemaError, match=r"'x'.* differs at token 4 .*MM402"):
             mp.pack(**call, share_prefix=True)
 
 
@@ -153,11 +154,11 @@ def test_dropped_samples_take_their_columns_with_them(flat):
     loss = [[9.0] * wrong, *VALUES]
     tokens = [np.full(len(bad), 9), np.arange(len(a)), np.arange(len(b))]
     if flat:
-        loss, tokens = np.asarray(sum(loss, [])), np.concatenate(tokens)
+        loss, tokens = np.concatenate(loss), np.concatenate(tokens)
     batch = mp.pack(
         [bad, a, b], on_invalid="drop", loss_columns={"x": loss}, token_columns={"t": tokens}
     )
-    assert batch.loss_columns["x"].tolist() == sum(VALUES, [])
+    assert batch.loss_columns["x"].tolist() == FLAT
     assert batch.token_columns["t"].tolist() == [*range(len(a)), *range(len(b))]
     with pytest.raises(mp.SchemaError, match="MM403"):  # a column of the kept ones alone
         mp.pack([bad, a, b], on_invalid="drop", loss_columns={"x": VALUES})

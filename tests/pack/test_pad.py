@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.samples import full_sample, make_sample, samples
 
@@ -20,6 +20,7 @@ SIDES = pytest.mark.parametrize("side", ["left", "right"])
 
 
 @SIDES
+@settings(max_examples=20)
 @given(batch_samples=BATCHES, multiple=st.none() | st.integers(1, 9))
 def test_rectangles(side, batch_samples, multiple):
     batch = mp.pad(batch_samples, side=side, pad_to_multiple_of=multiple)
@@ -54,6 +55,7 @@ def test_rectangles(side, batch_samples, multiple):
 
 
 @SIDES
+@settings(max_examples=20)
 @given(batch_samples=BATCHES)
 def test_loss_columns_are_those_of_a_pack(side, batch_samples):
     padded, packed = mp.pad(batch_samples, side=side), mp.pack(batch_samples)

@@ -14,7 +14,6 @@ import torch
 
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.runs import placeholder_runs
-from mmpack.processors.images import rgb_pixels
 from mmpack.processors.settings import text_hash
 from mmpack.processors.wrap import media_of, wrap_processor
 from mmpack.schema.media import Medium
@@ -38,7 +37,8 @@ def rollout(
     `rollout_logprobs` are of the distribution that was sampled from: `temperature` applied, nothing cut off.
     Samples are called `<group_id>/<k>`. The model must be detached: `generate` needs its own attention.
     """
-    settings = wrap_processor(hf_processor).settings
+    wrapped = wrap_processor(hf_processor)  # names settings and pictures, processes nothing
+    settings = wrapped.settings
     out: list[Sample] = []
     for start in range(0, len(prompts), prompts_per_batch):
         part = slice(start, start + prompts_per_batch)
@@ -57,7 +57,10 @@ def rollout(
             )
         logprobs = _sampled_logprobs(generated, inputs["input_ids"].shape[1])
         positions = _positions(model, inputs, generated.sequences.shape[1])
-        media = [_media(messages, settings) for messages in prompts[part]]
+        media = [
+            [wrapped.rgb_pixels(item, "rollout") for item in media_of(messages, None)]
+            for messages in prompts[part]
+        ]
         grids = iter(inputs.get("image_grid_thw", torch.zeros(0, 3)).tolist())
         for p, group_id in enumerate(group_ids[part]):
             own = [_with_grid(pixels, next(grids), settings) for pixels in media[p]]
@@ -90,7 +93,7 @@ def _inputs(hf_processor: Any, prompts: Sequence[Any], device: Any) -> Any:
         )
         for messages in prompts
     ]
-    images = [image.convert("RGB") for messages in prompts for image in media_of(messages, None)]
+    images = [image for messages in prompts for image in media_of(messages, None)]
     return hf_processor(
         text=texts,
         images=images or None,
@@ -125,10 +128,6 @@ def _positions(model: Any, inputs: Any, length: int) -> np.ndarray:
     decoded = mask.sum(dim=1, keepdim=True) + delta + steps
     whole = torch.cat([prompt, decoded.expand(3, *decoded.shape)], dim=2)
     return whole.cpu().numpy()
-
-
-def _media(messages: Any, settings: dict[str, Any]) -> list[tuple[np.ndarray, dict[str, Any]]]:
-    return [rgb_pixels(item, None, "rollout") for item in media_of(messages, None)]
 
 
 def _with_grid(

@@ -79,7 +79,9 @@ def broken_response(cause: str, ids: np.ndarray, tokenizer: Any) -> np.ndarray:
 def broken_sample(cause: str, sample: Sample, width: int) -> Sample:
     """Breaks that happen after processing. `width`: tokens of the rectangle that the sample was padded to."""
     if cause == "loss_mask_shift":
-        sample.loss_spans = [LossSpan(s.start - 1, s.stop - 1, s.kind, s.turn) for s in sample.loss_spans]
+        sample.loss_spans = [
+            LossSpan(s.start - 1, s.stop - 1, s.kind, s.turn) for s in sample.loss_spans
+        ]
     elif cause == "padding_positions" and sample.position_ids is not None:
         sample.position_ids = sample.position_ids + (width - len(sample))
     elif cause == "double_expansion" and sample.modality_spans:

@@ -1,0 +1,141 @@
+"""model_inputs: what the tower encodes, an idle tower, and what is refused."""
+
+import pytest
+import torch
+from support.models import logprobs_and_gradients, with_pixels
+from support.samples import make_sample
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers.inputs import encodes_apart
+from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
+
+pytestmark = pytest.mark.adapter
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_qwen2_5_vl()
+
+
+@pytest.fixture
+def attached(model):
+    with attach(model):
+        yield model
+
+
+@pytest.fixture
+def patches(model):
+    """Patches of each call of the tower."""
+    seen = []
+    hook = model.model.visual.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(len(args[0] if args else kwargs["hidden_states"])),
+        with_kwargs=True,
+    )
+    yield seen
+    hook.remove()
+
+
+def two_media():
+    """Three samples, two of one prompt: an image of 24 patches three times, a film of 32 twice."""
+    image, film = ("image", (1, 4, 6), "x"), ("video", (2, 4, 4), "f")
+    parts = [
+        [("text", [1]), image, ("response", [2, 3])],
+        [("text", [1]), image, film, ("response", [4])],
+        [film, ("text", [9]), image, ("response", [5, 6])],
+    ]
+    return with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
+
+
+@pytest.mark.parametrize(("share", "images", "films"), [(False, 3, 2), (True, 2, 2)])
+def test_each_medium_is_encoded_once_where_the_forward_allows_it(
+    attached, patches, share, images, films
+):
+    batch = mp.pack(two_media(), share_prefix=share)
+    with torch.no_grad():
+        packed_logprobs(attached, batch)
+    once = encodes_apart(attached)
+    assert sorted(patches) == sorted([24, 32] if once else [24 * images, 32 * films])
+    assert batch.stats["patches_encoded"] == sum(patches)
+    assert batch.stats["patches"] == 56
+
+
+def test_padded_batches_encode_each_occurrence(model, patches):
+    batch = mp.pad(two_media())
+    with torch.no_grad():
+        packed_logprobs(model, batch)
+    assert sorted(patches) == [64, 72]
+    assert batch.stats["patches_encoded"] == batch.stats["patches"] == 136
+
+
+def test_repeated_pixels_give_what_repeated_features_give(attached, monkeypatch):
+    batch = mp.pack(two_media(), share_prefix=True)
+    values = packed_logprobs(attached, batch)
+    monkeypatch.setattr("mmpack.adapters.transformers.inputs.encodes_apart", lambda model: False)
+    again = packed_logprobs(attached, batch)
+    assert batch.stats["patches_encoded"] == 24 * 2 + 32 * 2
+    assert (values - again).abs().max() <= 1e-5
+
+
+def test_text_runs_no_tower_unless_asked_for(attached, patches):
+    batch = mp.pack([make_sample([("text", [1, 2]), ("response", [3, 4])])])
+    values, gradients = logprobs_and_gradients(attached, batch)
+    assert patches == [] and batch.stats["patches_encoded"] == 0
+    assert not any("visual" in name for name in gradients)
+
+    idle, with_tower = logprobs_and_gradients(attached, batch, vision="always")
+    assert patches == [4] and batch.stats["patches_encoded"] == 4
+    assert torch.equal(idle, values)
+    tower = [name for name, _ in attached.named_parameters() if "visual" in name]
+    assert tower and all((with_tower[name] == 0).all() for name in tower)
+    for name, gradient in gradients.items():
+        assert torch.equal(with_tower[name], gradient), name
+
+
+def test_an_idle_tower_of_a_padded_batch(model, patches):
+    batch = mp.pad([make_sample([("text", [1, 2]), ("response", [3, 4])])])
+    with torch.no_grad():
+        values = packed_logprobs(model, batch)
+        assert torch.equal(packed_logprobs(model, batch, vision="always"), values)
+    assert patches == [4]
+
+
+def test_always_changes_nothing_where_there_are_media(attached, patches):
+    with torch.no_grad():
+        packed_logprobs(attached, mp.pack(two_media()[:1]), vision="always")
+    assert patches == [24]
+
+
+def test_packed_rows_need_an_attached_model(model):
+    batch = mp.pack(two_media())
+    with pytest.raises(mp.ModelError, match="ignores visible_until"):
+        batch.model_inputs(model)
+    inputs = mp.pad(two_media()).model_inputs(model)
+    assert "attention_mask" in inputs and "visible_until" not in inputs
+    assert inputs["use_cache"] is False
+    with attach(model):
+        inputs = mp.pad(two_media()).model_inputs(model)
+        assert "attention_mask" not in inputs and inputs["use_cache"] is False
+        assert batch.model_inputs(model)["use_cache"] is False
+
+
+def test_what_is_refused(attached):
+    batch = mp.pack([make_sample([("text", [1])], family="qwen2_vl")])
+    with pytest.raises(mp.ModelError, match="batch is of qwen2_vl, the model of qwen2_5_vl"):
+        batch.model_inputs(attached)
+    bare = two_media()
+    bare[2].media[0].pixel_values = bare[1].media[1].pixel_values = None
+    with pytest.raises(mp.SchemaError, match=r"f.pixel_values is missing .MM404"):
+        mp.pack(bare).model_inputs(attached)
+    with pytest.raises(mp.ArgumentError, match="vision is 'never'"):
+        mp.pack(two_media()).model_inputs(attached, vision="never")
+
+
+def test_temperature_divides_the_logits(attached):
+    batch = mp.pack(two_media())
+    with torch.no_grad():
+        logits = attached(**batch.model_inputs(attached)).logits[0]
+        values = packed_logprobs(attached, batch, temperature=0.5)
+    full = torch.log_softmax(logits[batch.loss_rows.long()].double() / 0.5, -1)
+    expected = full.gather(1, batch.loss_targets[:, None])[:, 0]
+    assert (values - expected).abs().max() <= 1e-4
