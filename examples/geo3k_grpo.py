@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +101,24 @@ def run(options: SmokeOptions, console: Console | None = None) -> Report:
 
 class Job:
     def __init__(self, options: SmokeOptions, console: Console):
+        if options.learn:  # eight problems, small pictures, eight responses each: quick steps
+            options = replace(options, n=8, limit=min(options.limit or 8, 8), max_new_tokens=3)
         self.options, self.console, self.report = options, console, Report()
         torch.manual_seed(options.seed)
         self.problems = load_problems(options.data, limit=options.limit)
         if options.model is None:
-            self.hf_processor = qwen_vl_processor(max_pixels=MAX_PIXELS)
+            pixels = MAX_PIXELS // 8 if options.learn else MAX_PIXELS
+            self.hf_processor = qwen_vl_processor(max_pixels=pixels)
             self.model = tiny_qwen2_5_vl(options.seed)
         else:
             self.model, self.hf_processor = load_checkpoint(options.model)
         self.messages = [as_messages(p) for p in self.problems]
+        cause = options.inject
+        self.processor = (
+            broken.broken_processor(cause, self.hf_processor)
+            if cause
+            else mp.wrap_processor(self.hf_processor)
+        )
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         console.print(f"{len(self.problems)} problems, a model of {size:.1f} M parameters")
 
@@ -127,7 +136,7 @@ class Job:
 
     def sample_responses(self) -> None:
         start = time.perf_counter()
-        self.rollouts = self.roll(self.options.max_new_tokens)
+        self.rollouts = self.roll()
         if self.options.inject == "sampled_placeholder":
             broken.sampled_placeholder(self.rollouts)
         mp.write_trace(self.path / "rollout.jsonl", self.rollouts)
@@ -137,14 +146,14 @@ class Job:
             f"rollout: {len(self.rollouts)} responses, {tokens} tokens, {took:.1f} s"
         )
 
-    def roll(self, max_new_tokens: int) -> list[mp.Sample]:
+    def roll(self) -> list[mp.Sample]:
         return rollout(
             self.model,
             self.hf_processor,
             self.messages,
             [p.problem_id for p in self.problems],
             n=self.options.n,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=self.options.max_new_tokens,
             temperature=self.options.temperature,
         )
 
@@ -152,11 +161,6 @@ class Job:
 
     def build_train_side(self) -> None:
         cause = self.options.inject
-        processor = (
-            broken.broken_processor(cause, self.hf_processor)
-            if cause
-            else mp.wrap_processor(self.hf_processor)
-        )
         width = max(len(s) for s in self.rollouts)
         self.train = []
         for b, rolled in enumerate(self.rollouts):
@@ -168,7 +172,7 @@ class Job:
                 messages = broken.broken_messages(cause, messages)
                 response = broken.broken_response(cause, response, self.hf_processor.tokenizer)
                 logprobs = logprobs if len(response) == rolled.num_loss_tokens else None
-            sample = processor(
+            sample = self.processor(
                 messages,
                 response,
                 sample_id=rolled.sample_id,
@@ -433,43 +437,53 @@ class Job:
 
     # -- --learn: the sign of everything ------------------------------------------------------------------------------
 
-    def learn(self, supervised: int = 12, steps: int = 14) -> None:
-        """Supervised steps that teach the format with letters at random, then GRPO that must find the right ones."""
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.0)
-        processor = mp.wrap_processor(self.hf_processor)
-        tokenizer = self.hf_processor.tokenizer
+    def learn(self, supervised: int = 40, steps: int = 25) -> None:
+        """Supervised steps that teach the format with letters at random, then GRPO, which must find the right ones."""
+        optimizer = torch.optim.AdamW(self.model.parameters(), 3e-3, (0.9, 0.95), weight_decay=0.0)
         draw = torch.Generator().manual_seed(self.options.seed)
         for _ in range(supervised):
-            targets = []
-            for problem, messages in zip(self.problems, self.messages, strict=True):
-                letter = "ABCD"[int(torch.randint(4, (1,), generator=draw))]
-                ids = tokenizer(f"\\boxed{{{letter}}}<|im_end|>")["input_ids"]
-                targets.append(processor(messages, ids, sample_id=problem.problem_id))
-            batch = mp.pack(targets)
-            with attach(self.model):
-                loss = -packed_logprobs(self.model, batch).mean()
-                optimizer.zero_grad()
-                loss.backward()
-            optimizer.step()
+            loss = self.supervised_loss(draw)
+            self.update(optimizer)
         before = self.mean_reward()
-        self.console.print(f"supervised: loss {loss.item():.3f}, mean reward {before:.3f}")
+        self.console.print(f"supervised: loss {loss:.3f}, mean reward {before:.3f}")
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-3
         for k in range(steps):
-            self.rollouts = self.roll(8)
+            self.rollouts = self.roll()
             self.build_train_side()
             self.set_advantages()
             plan = mp.plan(self.train, max_tokens=self.budget(), share_prefix=True)
-            self.gradients(plan)
-            optimizer.step()
+            self.model.zero_grad()
+            for members in plan.bins:
+                self.backward(members, plan)
+            self.update(optimizer)
             self.console.print(f"GRPO step {k + 1}: mean reward {self.rewards.mean():.3f}")
         after = self.mean_reward()
         self.report.values["learn"] = {"before": before, "after": after, "gain": after - before}
         self.say("learn", after - before >= 0.2, f"mean reward {before:.3f} -> {after:.3f}")
 
+    def supervised_loss(self, draw: torch.Generator) -> float:
+        """One backward over all problems, each with a letter at random as its answer."""
+        samples = []
+        for problem, messages in zip(self.problems, self.messages, strict=True):
+            letter = "ABCD"[int(torch.randint(4, (1,), generator=draw))]
+            ids = self.hf_processor.tokenizer(f"{letter}<|im_end|>")["input_ids"]
+            samples.append(self.processor(messages, ids, sample_id=problem.problem_id))
+        self.model.zero_grad()
+        with attach(self.model):
+            loss = -packed_logprobs(self.model, mp.pack(samples)).mean()
+            loss.backward()
+        return loss.item()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        optimizer.step()
+
     def mean_reward(self) -> float:
         """Over all prompts, n responses each, from a seed of its own."""
         state = torch.random.get_rng_state()
         torch.manual_seed(1234)
-        rolled = self.roll(8)
+        rolled = self.roll()
         torch.random.set_rng_state(state)
         totals = []
         for b, s in enumerate(rolled):

@@ -8,25 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batches import batches
 from support.models import PATCH_DIM, with_pixels
-from support.samples import full_sample, make_sample, samples
+from support.samples import full_sample, make_sample
 
 import mmpack as mp
 from mmpack.families import FAMILIES, get_family
 from mmpack.pack.batch import PackedBatch
 from mmpack.plan.forest import positions_of
 from mmpack.schema.rules import RULES
-
-
-@st.composite
-def batches(draw, max_size=4):
-    """Random samples of one family; some are begun anew from another's first tokens."""
-    out = draw(st.lists(samples(), min_size=1, max_size=max_size))
-    family = out[0].family
-    out = [s for s in out if s.family == family]
-    if draw(st.booleans()):
-        out.append(draw(st.sampled_from(out)))
-    return out
 
 
 def row_lists(batch, given_samples):
@@ -63,7 +53,7 @@ def check_loss_index(batch, given_samples, rows):
     assert torch.equal(back, batch.loss_rows)
 
 
-@settings(max_examples=12)
+@settings(max_examples=30)
 @given(batches(), st.booleans(), st.none() | st.integers(1, 9))
 def test_rows_are_those_of_the_samples(batch_samples, share, multiple):
     batch = mp.pack(batch_samples, share_prefix=share, pad_to_multiple_of=multiple)
@@ -111,7 +101,7 @@ def test_rows_are_those_of_the_samples(batch_samples, share, multiple):
         ]
 
 
-@settings(max_examples=12)
+@settings(max_examples=30)
 @given(batches(), st.booleans(), st.integers(1, 9))
 def test_padding_rows(batch_samples, share, multiple):
     plain = mp.pack(batch_samples, share_prefix=share)
@@ -136,7 +126,7 @@ def test_padding_rows(batch_samples, share, multiple):
     assert torch.equal(batch.loss_rows, plain.loss_rows)
 
 
-@settings(max_examples=12)
+@settings(max_examples=30)
 @given(batches(), st.booleans())
 def test_unpacking_inverts_packing(batch_samples, share):
     values = [torch.randn(len(s), 2) for s in batch_samples]
@@ -153,7 +143,7 @@ def test_unpacking_inverts_packing(batch_samples, share):
     assert torch.equal(torch.cat(pieces), per_token)
 
 
-@settings(max_examples=12)
+@settings(max_examples=30)
 @given(batches(max_size=3), st.booleans())
 def test_a_sample_is_the_same_alone_and_in_a_pack(batch_samples, share):
     batch = mp.pack(batch_samples, share_prefix=share)
@@ -220,7 +210,7 @@ def test_what_describes_the_samples():
     assert batch.stats["tokens_unshared"] == len(a) + len(b) + 1
 
 
-@settings(max_examples=12)
+@settings(max_examples=30)
 @given(batches(), st.booleans())
 def test_samples_stay_as_they_were(batch_samples, share):
     before = [s.to_dict() if hasattr(s, "to_dict") else repr(s) for s in batch_samples]
@@ -285,7 +275,9 @@ def break_mm404(monkeypatch):
 
 
 def break_mm405(monkeypatch):
-    plan = mp.plan([full_sample("a"), make_sample([("text", [1])], "b")], 5, on_invalid="drop")
+    plan = mp.plan(
+        [full_sample("a"), make_sample([("text", [1])], "b")], max_tokens=5, on_invalid="drop"
+    )
     raise mp.SchemaError([p for d in plan.dropped for p in d.problems])
 
 

@@ -7,21 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.samples import full_sample, make_sample, samples
+from support.batches import batches
+from support.samples import full_sample, make_sample
 
 import mmpack as mp
 from mmpack.families import FAMILIES, get_family
 from mmpack.plan.forest import positions_of
 
-BATCHES = st.lists(samples(), min_size=1, max_size=4).map(
-    lambda batch: [s for s in batch if s.family == batch[0].family]
-)
 SIDES = pytest.mark.parametrize("side", ["left", "right"])
 
 
 @SIDES
 @settings(max_examples=20)
-@given(batch_samples=BATCHES, multiple=st.none() | st.integers(1, 9))
+@given(batch_samples=batches(), multiple=st.none() | st.integers(1, 9))
 def test_rectangles(side, batch_samples, multiple):
     batch = mp.pad(batch_samples, side=side, pad_to_multiple_of=multiple)
     longest = max(map(len, batch_samples))
@@ -56,7 +54,7 @@ def test_rectangles(side, batch_samples, multiple):
 
 @SIDES
 @settings(max_examples=20)
-@given(batch_samples=BATCHES)
+@given(batch_samples=batches())
 def test_loss_columns_are_those_of_a_pack(side, batch_samples):
     padded, packed = mp.pad(batch_samples, side=side), mp.pack(batch_samples)
     names = "loss_targets cu_loss loss_turn loss_token_index region_rows group_index"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.samples import make_sample, samples
+from support.batches import batches
+from support.samples import make_sample
 
 from mmpack.plan.forest import build_forest, positions_of
 
@@ -88,7 +89,7 @@ def test_rows_are_distinct_paths_and_see_their_own_path(batch):
     assert forest.shared == (len(rows) != len(set(rows.tolist())))
 
 
-@given(st.lists(samples(), max_size=5).filter(lambda batch: len({s.family for s in batch}) == 1))
+@given(batches())
 def test_without_sharing_samples_lie_in_order(batch):
     forest = build_forest(batch, share=False)
     np.testing.assert_array_equal(

@@ -141,7 +141,7 @@ def no_mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Non
         )
 
 
-def _refuse_cache(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+def _refuse_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Before the text model's forward: not every transformers tells attention of an empty cache."""
     if kwargs.get("use_cache") or (kwargs.get("use_cache") is None and module.config.use_cache):
         raise ModelError(

@@ -1,0 +1,22 @@
+"""Random samples that may lie in one batch: of one family, their films running forward."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from support.samples import samples
+
+from mmpack.schema.sample import Sample
+
+
+@st.composite
+def batches(draw: st.DrawFn, max_size: int = 4) -> list[Sample]:
+    """One sample or more; at times one comes twice."""
+    out = draw(st.lists(samples(), min_size=1, max_size=max_size))
+    out = [s for s in out if s.family == out[0].family]
+    for sample in out:
+        for medium in sample.media:
+            if medium.second_per_grid_ts is not None:
+                medium.second_per_grid_ts = abs(medium.second_per_grid_ts) % 100
+    if draw(st.booleans()):
+        out.append(draw(st.sampled_from(out)))
+    return out

@@ -1,0 +1,45 @@
+"""What the pages name must exist: links, public names, commands, make targets, causes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import mmpack as mp
+from mmpack.cli.main import COMMANDS
+from mmpack.parity.fixes import FIXES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+LINK = re.compile(r"""\]\(([^)\s]+)\)|src="([^"]+)\"""")
+
+
+def found(pattern: str, page: Path) -> set[str]:
+    return set(re.findall(pattern, page.read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_pages_name_what_exists(page):
+    targets = {a or b for a, b in LINK.findall(page.read_text(encoding="utf-8"))}
+    local = {t.partition("#")[0] for t in targets if "://" not in t} - {""}
+    assert [t for t in sorted(local) if not (page.parent / t).exists()] == []
+    assert found(r"\bmp\.([A-Za-z_]\w*)", page) - set(mp.__all__) == set()
+    assert found(r"(?:`|^)mmpack ([a-z]\w*)", page) - set(COMMANDS) == set()
+    make_targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert found(r"(?:`|^)make ([a-z-]+)", page) - make_targets == set()
+
+
+def test_the_patterns_find_something():
+    readme = ROOT / "README.md"
+    assert len(LINK.findall(readme.read_text(encoding="utf-8"))) > 5
+    assert "policy_loss" in found(r"\bmp\.([A-Za-z_]\w*)", readme)
+    assert found(r"(?:`|^)mmpack ([a-z]\w*)", ROOT / "docs/cli.md") == set(COMMANDS)
+
+
+def test_parity_lists_every_cause_with_its_fix():
+    rows = re.findall(
+        r"^\| `(\w+)` \| .+ \| (.+) \|$",
+        (ROOT / "docs/parity.md").read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
+    )
+    assert rows == list(FIXES.items())
