@@ -57,7 +57,7 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["__version__", *sorted(_MODULE_OF)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
 class _Package(ModuleType):

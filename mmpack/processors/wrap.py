@@ -459,6 +459,7 @@ class Processor:
             modality_spans=spans,
             loss_spans=loss_spans,
             position_ids=positions,
+            attention_mask=np.ones(len(ids), dtype=np.int8),
             processor=settings,
             processor_fingerprint=fingerprint(settings),
             rollout_logprobs=_logprobs(logprobs, int(policy.sum())),
