@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from mmpack.errors import ArgumentError
 from mmpack.losses.policy import policy_loss
@@ -47,6 +46,8 @@ def trl_loss(
     total=N,
 ):
     """(loss, gradient to the logprobs [N], metrics) of TRL's GRPOTrainer, in float64."""
+    from trl.trainer.grpo_trainer import GRPOTrainer  # not on every GPU machine
+
     lp = padded(c.lp).requires_grad_()
     mask = torch.tensor(
         [[float(t < n) for t in range(WIDTH)] for n in LENGTHS], dtype=torch.float64
