@@ -333,11 +333,17 @@ class Job:
     def check_micro_batches(self) -> None:
         whole = sum(len(s) for s in self.train)
         one = mp.plan(self.train, max_tokens=whole, share_prefix=True)
-        five = mp.plan(self.train, max_tokens=whole, share_prefix=True, ranks=5)
+        ranks = min(5, len(self.train))
+        five = mp.plan(self.train, max_tokens=whole, share_prefix=True, ranks=ranks)
         (loss1, grads1), (loss5, grads5) = self.gradients(one), self.gradients(five)
         off = relative_gap(grads1, grads5)
-        self.model.double()  # once more where rounding can't hide a wrong total
-        exact = relative_gap(self.gradients(one)[1], self.gradients(five)[1])
+        self.model.double()  # a few samples once more, where rounding can't hide a wrong total
+        few = self.train[: max(5, 2 * self.options.n)]
+        plans = [
+            mp.plan(few, max_tokens=whole, share_prefix=True, ranks=r)
+            for r in (1, min(5, len(few)))
+        ]
+        exact = relative_gap(*(self.gradients(plan)[1] for plan in plans))
         self.model.float()
         scale = loss_bound(self.advantages.abs().sum().item(), len(self.train))
         self.loss, self.grad_norm = loss1, norm(grads1)
