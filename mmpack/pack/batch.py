@@ -47,6 +47,7 @@ class Batch(LossIndex):
     patch_offsets: torch.Tensor  # [M+1] int64 into pixel_values
     pixel_values: torch.Tensor | None  # [patches, patch_dim], each medium once
     media_occurrence: torch.Tensor  # [O] int32: the medium of each placeholder run
+    media_order: list[int]  # the same on the host, where the forward is planned
     loss_columns: dict[str, torch.Tensor]  # [N] each
     token_columns: dict[str, torch.Tensor]  # [T, …] each
     token_rows: (
@@ -176,4 +177,8 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _int32(array: np.ndarray) -> torch.Tensor:
+    if array.size and max(-int(array.min()), int(array.max())) >= 2**31:
+        raise ArgumentError(
+            f"pack: {int(array.max())} does not fit 32 bits. Fix: smaller turn numbers, or smaller packs"
+        )
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

@@ -29,8 +29,9 @@ def loss_columns(
     if "rollout_logprobs" not in columns:
         scored = [s for s in samples if s.num_loss_tokens]
         recorded = [s.rollout_logprobs for s in scored if s.rollout_logprobs is not None]
-        if recorded and len(recorded) == len(scored):
-            columns["rollout_logprobs"] = np.concatenate(recorded)
+        known = any(s.rollout_logprobs is not None for s in samples)
+        if known and len(recorded) == len(scored):
+            columns["rollout_logprobs"] = np.concatenate([np.zeros(0, np.float32), *recorded])
     return {
         name: torch.cat(_pieces(samples, name, column, counts, what))
         for name, column in columns.items()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError, SchemaError
-from mmpack.families import get_family
+from mmpack.families import FAMILIES, get_family
 from mmpack.pack.batch import loss_index
 from mmpack.pack.columns import Column, loss_columns, split_column
 from mmpack.pack.media import MediaTable, patch_offsets
@@ -33,6 +33,9 @@ def keep_valid(
     keep: list[int] = []
     contents: dict[str, Medium] = {}
     for i, sample in enumerate(samples):
+        if sample.family not in FAMILIES:
+            broken.append(Problem("MM006", sample.sample_id, "family", f"is {sample.family!r:.60}"))
+            continue
         problems = list(problems_of(sample))
         if keep and sample.family != samples[keep[0]].family:
             message = f"is {sample.family}, the first sample's is {samples[keep[0]].family}"
@@ -101,6 +104,7 @@ def common_fields(
         "patch_offsets": torch.tensor(patch_offsets(table.media), dtype=torch.int64),
         "pixel_values": table.stacked(),
         "media_occurrence": torch.tensor(occurrence, dtype=torch.int32),
+        "media_order": occurrence,
         "loss_columns": loss_columns(samples, columns, what),
         "token_rows": torch.from_numpy(np.concatenate(sample_rows)),
         "token_counts": [len(s) for s in samples],

@@ -85,3 +85,19 @@ def test_learning_goes_up_and_with_negated_advantages_down():
     assert up.values["learn"]["gain"] >= 0.2 and up.exit_code == 0
     down = smoke(learn=True, negate_advantages=True)
     assert down.values["learn"]["gain"] < 0 and down.exit_code == 1
+
+
+def test_a_layout_that_gives_nan_fails(monkeypatch):
+    import torch
+
+    import mmpack.cli.geo3k_grpo as job
+
+    whole = job.packed_logprobs
+
+    def broken(model, batch, temperature=1.0):
+        out = whole(model, batch, temperature)
+        right = getattr(batch, "side", None) == "right"
+        return torch.full_like(out, float("nan")) if right else out
+
+    monkeypatch.setattr(job, "packed_logprobs", broken)
+    assert "logprobs" in smoke(**SMALL).failed

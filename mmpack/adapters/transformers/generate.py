@@ -6,11 +6,13 @@ scores. None of it comes from mmpack's layout code, so that parity compares two 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import GenerationConfig
 
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.runs import placeholder_runs
@@ -39,22 +41,25 @@ def rollout(
     """
     wrapped = wrap_processor(hf_processor)  # names settings and pictures, processes nothing
     settings = wrapped.settings
+    stops = _stop_ids(model, hf_processor.tokenizer)
+    config = GenerationConfig(  # nothing of the checkpoint's own: a penalty would change the scores
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
+        num_return_sequences=n,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=stops,
+        pad_token_id=hf_processor.tokenizer.pad_token_id,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
     out: list[Sample] = []
     for start in range(0, len(prompts), prompts_per_batch):
         part = slice(start, start + prompts_per_batch)
         inputs = _inputs(hf_processor, prompts[part], model.device)
-        with torch.no_grad():
-            generated = model.generate(
-                **inputs,
-                do_sample=True,
-                temperature=temperature,
-                top_k=0,
-                top_p=1.0,
-                num_return_sequences=n,
-                max_new_tokens=max_new_tokens,
-                return_dict_in_generate=True,
-                output_scores=True,
-            )
+        with torch.no_grad(), _own_config(model, config):
+            generated = model.generate(**inputs)
         logprobs = _sampled_logprobs(generated, inputs["input_ids"].shape[1])
         positions = _positions(model, inputs, generated.sequences.shape[1])
         media = [
@@ -76,11 +81,29 @@ def rollout(
                         logprobs[b],
                         own,
                         hf_processor.tokenizer,
+                        stops,
                         settings,
                         {"temperature": temperature, "top_p": 1.0, "top_k": 0},
                     )
                 )
     return out
+
+
+@contextmanager
+def _own_config(model: Any, config: GenerationConfig) -> Iterator[None]:
+    kept, model.generation_config = model.generation_config, config
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> list[int]:
+    """Every id that ends a response: the checkpoint's, else the tokenizer's."""
+    stops = model.generation_config.eos_token_id
+    if stops is None:
+        stops = tokenizer.eos_token_id
+    return [int(i) for i in stops] if isinstance(stops, (list, tuple)) else [int(stops)]
 
 
 def _inputs(hf_processor: Any, prompts: Sequence[Any], device: Any) -> Any:
@@ -156,13 +179,14 @@ def _sample(
     logprobs: np.ndarray,
     runs: list[Medium],
     tokenizer: Any,
+    stops: list[int],
     settings: dict[str, Any],
     sampling: dict[str, Any],
 ) -> Sample:
     """One row of the rectangle: cut the padding on the left, and what follows the end of the response."""
     left = int(len(prompt_mask) - prompt_mask.sum())
     response = sequence[len(prompt_mask) :]
-    ends = np.flatnonzero(response == tokenizer.eos_token_id)
+    ends = np.flatnonzero(np.isin(response, stops))
     count = int(ends[0]) + 1 if len(ends) else len(response)
     prompt_length = len(prompt_mask) - left
     whole = slice(left, len(prompt_mask) + count)

@@ -11,6 +11,7 @@ from mmpack.adapters.transformers.attention import is_attached
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import family_of_model_type
 from mmpack.pack.batch import Batch, PackedBatch
+from mmpack.pack.media import patch_offsets
 from mmpack.pack.pad import PaddedBatch
 from mmpack.schema.rules import Problem
 
@@ -65,7 +66,7 @@ def _vision_inputs(batch: Batch, model: Any) -> dict[str, Any]:
             problem = Problem("MM404", m.media_id, "pixel_values", "is missing")
             raise SchemaError([problem], "model_inputs")
     once = isinstance(batch, PackedBatch) and encodes_apart(model)
-    order = batch.media_occurrence.tolist()
+    order = batch.media_order
     out: dict[str, Any] = {}
     embeddings: dict[str, Any] = {}
     encoded = 0
@@ -104,7 +105,7 @@ def encode(model: Any, modality: str, pixels: torch.Tensor, grids: torch.Tensor)
 
 def _pixels(batch: Batch, media: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     grids = torch.tensor([batch.media[i].grid_thw for i in media], device=batch.device)
-    ends = batch.patch_offsets.tolist()
+    ends = patch_offsets(batch.media)
     whole = batch.pixel_values
     assert whole is not None  # checked by the caller, medium by medium
     if media == list(range(len(batch.media))):

@@ -24,7 +24,7 @@ def load_checkpoint(name: str) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         if isinstance(error, ArgumentError) or type(error).__module__.startswith("mmpack"):
             raise
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArgumentError(
             f"--model: {name!r} can't be loaded ({reason}). Fix: a folder with a checkpoint, or a hub name"
         ) from None

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.inputs import model_inputs
+from mmpack.errors import ModelError
 from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
 from mmpack.pack.batch import Batch
 
@@ -18,13 +19,19 @@ def packed_logprobs(
 
     Args: `temperature`: logits are divided by it. `vision`: see `model_inputs`.
     """
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        raise ModelError(
+            f"packed_logprobs: the head is a {type(head).__name__}, and only a plain Linear can be read "
+            "by its weight. Fix: merge the adapter, or make logits and use mp.selected_logprobs"
+        )
     hidden = model.model(**model_inputs(batch, model, vision)).last_hidden_state
     logprobs = linear_selected_logprobs(
         hidden.reshape(-1, hidden.shape[-1]),
-        model.lm_head.weight,
+        head.weight,
         batch.loss_targets,
         rows=batch.loss_rows,
-        bias=model.lm_head.bias,
+        bias=head.bias,
         temperature=temperature,
         rows_unique=batch.loss_rows_unique,
         row_inverse=batch.loss_row_inverse,
