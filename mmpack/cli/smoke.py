@@ -5,23 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from mmpack.cli.output import JsonOption, OutOption, emit
 from mmpack.errors import require
-
-Cause = Literal[
-    "max_pixels",
-    "double_expansion",
-    "sampled_placeholder",
-    "retokenized_response",
-    "padding_positions",
-    "loss_mask_shift",
-    "dropped_image",
-    "chat_template",
-]
+from mmpack.parity.fixes import Injected
 
 
 def command(
@@ -45,7 +35,8 @@ def command(
         ),
     ] = None,
     inject: Annotated[
-        Cause | None, typer.Option(help="Break one side on purpose; the run must name the cause.")
+        Injected | None,
+        typer.Option(help="Break one side on purpose; the run must name the cause."),
     ] = None,
     learn: Annotated[
         bool, typer.Option("--learn", help="Then take steps, and check that the reward rises.")

@@ -5,6 +5,8 @@ A cause that stands earlier here is the root of those after it: `first` of a rep
 
 from __future__ import annotations
 
+from typing import Literal
+
 UNKNOWN = "unknown"
 
 FIXES: dict[str, str] = {
@@ -34,3 +36,15 @@ FIXES: dict[str, str] = {
     UNKNOWN: "Compare what each side was handed; record processor settings and content hashes on both.",
 }
 RANK = {cause: rank for rank, cause in enumerate(FIXES)}
+
+# causes that the smoke test can put into a train side on purpose
+Injected = Literal[
+    "max_pixels",
+    "double_expansion",
+    "sampled_placeholder",
+    "retokenized_response",
+    "padding_positions",
+    "loss_mask_shift",
+    "dropped_image",
+    "chat_template",
+]

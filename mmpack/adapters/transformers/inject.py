@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.parity.fixes import Injected
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
 
-CAUSES = (
-    "max_pixels",
-    "double_expansion",
-    "sampled_placeholder",
-    "retokenized_response",
-    "padding_positions",
-    "loss_mask_shift",
-    "dropped_image",
-    "chat_template",
-)
+CAUSES: tuple[str, ...] = get_args(Injected)
 
 
 def broken_processor(cause: str, hf_processor: Any) -> Processor:
