@@ -73,7 +73,8 @@ def qwen_vl_processor(
             f"qwen_vl_processor: min_pixels={min_pixels}, max_pixels={max_pixels}. "
             "Fix: 0 < min_pixels <= max_pixels"
         )
-    bounds: Any = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    # as `size`: transformers before 5.19 writes min_pixels and max_pixels into the class's own size
+    bounds: Any = {"size": {"shortest_edge": min_pixels, "longest_edge": max_pixels}}
     with_videos, images_only = _CLASSES[family]
     parts = {
         "image_processor": transformers.Qwen2VLImageProcessorPil(**bounds),

@@ -23,9 +23,7 @@ class Family:
     temporal_patch_size: int
     spatial_merge_size: int
     video_layout: str  # "single": one span a video; "frames": one span a temporal patch
-    position_rules: tuple[
-        str, ...
-    ]  # names of rules in layout/mrope.py; the first is transformers' own
+    position_rules: tuple[str, ...]  # of layout/mrope.py; the first is the newest transformers'
     position_rows: int  # rows of Sample.position_ids
     tokens_per_second: (
         float | None

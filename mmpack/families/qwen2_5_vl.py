@@ -8,5 +8,9 @@ from dataclasses import replace
 from mmpack.families.qwen2_vl import QWEN2_VL
 
 QWEN2_5_VL = replace(
-    QWEN2_VL, name="qwen2_5_vl", model_types=("qwen2_5_vl",), tokens_per_second=2.0
+    QWEN2_VL,
+    name="qwen2_5_vl",
+    model_types=("qwen2_5_vl",),
+    position_rules=("grid", "max", "grid_int"),
+    tokens_per_second=2.0,
 )

@@ -1,7 +1,8 @@
 """Multimodal rotary positions (rows temporal, height, width) of one sample, vectorised over its placeholder runs.
 
-Two rules are in the wild for where text goes on after a medium that started at position s:
-`grid`: s + max(h, w) // merge (transformers from 5.3 on); `max`: the largest position so far + 1 (before it, and vLLM).
+Rules in the wild for where text goes on after a medium that started at position s:
+`grid`: s + max(h, w) // merge (transformers from 5.3 on); `max`: the largest position so far + 1 (before it, and vLLM);
+`grid_int`: as `grid`, and a video's seconds are cut to whole ones first (transformers 5.3 to 5.18, Qwen2.5-VL).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def mrope_positions(
         config: a transformers config; its `vision_config.tokens_per_second` is used if it has one.
         image_grid_thw, video_grid_thw: [n, 3] patches before merging, in order of appearance.
         second_per_grid_ts: [videos] seconds between temporal patches; 1.0 each if not given.
-        rule: `grid` or `max`.
+        rule: `grid`, `grid_int` (Qwen2.5-VL alone) or `max`.
         tokens_per_second: temporal positions a second; else `config`'s, else that of released models.
 
     Returns: int64 [3, L] and `rope_delta` = max(position) + 1 - L.
@@ -54,7 +55,7 @@ def mrope_positions(
         )
     runs = placeholder_runs(ids, family)
     grids = _grids_of_runs(runs, image_grid_thw, video_grid_thw, family)
-    interval = _intervals(runs, second_per_grid_ts, config, tokens_per_second, family)
+    interval = _intervals(runs, second_per_grid_ts, config, tokens_per_second, family, rule)
     return _positions(len(ids), runs, grids, interval, family.spatial_merge_size, rule)
 
 
@@ -84,7 +85,7 @@ def _positions(
 ) -> tuple[np.ndarray, int]:
     t, h, w = grids[:, 0], grids[:, 1] // merge, grids[:, 2] // merge
     last_t = ((t - 1).astype(np.float32) * interval).astype(np.int64)
-    if rule == "grid":
+    if rule != "max":
         advance = np.maximum(grids[:, 1], grids[:, 2]) // merge
     else:
         advance = np.maximum(np.maximum(h, w), last_t + 1)
@@ -162,6 +163,7 @@ def _intervals(
     config: Any,
     tokens_per_second: float | None,
     family: Family,
+    rule: str,
 ) -> np.ndarray:
     """float32 [O]: positions between temporal patches, rounded as upstream rounds them."""
     out = np.ones(len(runs), dtype=np.float32)
@@ -180,5 +182,7 @@ def _intervals(
             f"mrope_positions: second_per_grid_ts has {len(seconds)} values for {len(videos)} videos, "
             "or one that is negative or not finite. Fix: pass the seconds of each video"
         )
-    out[videos] = np.float32(tokens_per_second) * seconds
+    out[videos] = np.float32(tokens_per_second) * (
+        np.trunc(seconds) if rule == "grid_int" else seconds
+    )
     return out

@@ -343,3 +343,8 @@ def test_videos_need_torchvision(processor):
 def test_arguments(call):
     with pytest.raises(ArgumentError, match="qwen_vl_processor"):
         qwen_vl_processor(**call)
+
+
+def test_bounds_of_one_processor_are_not_those_of_the_next():
+    kind = type(qwen_vl_processor(max_pixels=56 * 56 * 4).image_processor)
+    assert kind.size == {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}

@@ -240,6 +240,21 @@ def test_position_rule():
     assert set(causes(left, both)) == {"position_rule", "second_per_grid_ts"}
 
 
+def test_position_rule_of_whole_seconds():
+    left = clip(second_per_grid_ts=3.5)
+    right = finish(other(left), rule="grid_int")
+    assert causes(left, right) == ["position_rule"]
+    assert "rule grid, train's rule grid_int" in finding(left, right, "position_ids").evidence
+    # 1.6 cut to 1 is what a train side without the seconds has, too
+    left = clip(second_per_grid_ts=1.6)
+    right = finish(other(left), rule="grid_int")
+    told = finding(left, right, "position_ids")
+    assert told.cause == "second_per_grid_ts"
+    assert (
+        "position_rule is possible too: rollout's positions fit rule grid, train's" in told.evidence
+    )
+
+
 # ---- expansion ---------------------------------------------------------------------------------
 
 

@@ -29,11 +29,11 @@ def broken_processor(cause: str, hf_processor: Any) -> Processor:
     right = wrap_processor(hf_processor)
     if cause == "max_pixels":
         settings = right.settings["image"]
-        image_processor = type(hf_processor.image_processor)(
-            min_pixels=settings["min_pixels"],
-            max_pixels=max(settings["min_pixels"], settings["max_pixels"] // 4),
-        )
-        right.image_processor = image_processor
+        size = {
+            "shortest_edge": settings["min_pixels"],
+            "longest_edge": max(settings["min_pixels"], settings["max_pixels"] // 4),
+        }
+        right.image_processor = type(hf_processor.image_processor)(size=size)
     return right
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -16,7 +16,7 @@ from mmpack.parity.fixes import UNKNOWN
 @dataclass(frozen=True)
 class Fit:
     rule: str
-    steps: tuple[float, ...]  # positions between temporal patches, of each video
+    steps: tuple[float, ...]  # positions between temporal patches, of each video, uncut
     offset: int
 
 
@@ -27,8 +27,10 @@ def position_hits(pair: Pair) -> list[Hit]:
         return []
     fits = [_fits(pair, side) for side in pair.sides]
     if all(fits):
-        a, b = min(product(*fits), key=lambda fit: _unlike(*fit))
-        return _fit_hits(pair, a, b)
+        pairs = list(product(*fits))
+        least = min(_unlike(*fit) for fit in pairs)
+        readings = [_fit_hits(pair, *fit) for fit in pairs if _unlike(*fit) == least]
+        return _with_alternatives(readings[0], [hit for hits in readings[1:] for hit in hits])
     if np.array_equal(pair.left.ids, pair.right.ids) and left.shape == right.shape:
         return _plain(pair, fits)
     return []
@@ -50,6 +52,16 @@ def _fit_hits(pair: Pair, a: Fit, b: Fit) -> list[Hit]:
     if a.offset != b.offset:
         hits.append(_shifted(pair, a.offset, b.offset))
     return hits
+
+
+def _with_alternatives(hits: list[Hit], others: list[Hit]) -> list[Hit]:
+    """The hits, the first of which also tells other causes that fit the positions as well."""
+    named = {hit.cause for hit in hits}
+    extra = {hit.cause: hit.evidence for hit in others if hit.cause not in named}
+    if not extra:
+        return hits
+    told = "; ".join(f"{cause} is possible too: {why}" for cause, why in extra.items())
+    return [replace(hits[0], evidence=f"{hits[0].evidence}; {told}"), *hits[1:]]
 
 
 def _plain(pair: Pair, fits: list[list[Fit]]) -> list[Hit]:
