@@ -62,7 +62,7 @@ venv: $(STAMP)  ## .venv alone
 
 .PHONY: clean
 clean:  ## remove environments, builds and caches
-	rm -rf $(VENV) .venv-tf-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first: what depends on it must find the pinned build and not choose one of its own.
@@ -81,9 +81,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# An environment with another transformers holds only what differs, and finds the rest in .venv.
-TRANSFORMERS_STAMPS := $(TRANSFORMERS:%=.venv-tf-%/.stamp)
-$(TRANSFORMERS_STAMPS): .venv-tf-%/.stamp: constraints/transformers-%.txt $(STAMP)
+# An environment of constraints/NAME.txt holds only what differs, and finds the rest in .venv.
+ENVIRONMENTS := $(patsubst constraints/%.txt,%,$(wildcard constraints/*.txt))
+ENVIRONMENT_STAMPS := $(ENVIRONMENTS:%=.venv-%/.stamp)
+$(ENVIRONMENT_STAMPS): .venv-%/.stamp: constraints/%.txt $(STAMP)
 	$(BIN)/python -m venv --clear --without-pip $(@D)
 	$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install -qq --no-deps -r $<
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
@@ -92,6 +93,6 @@ $(TRANSFORMERS_STAMPS): .venv-tf-%/.stamp: constraints/transformers-%.txt $(STAM
 
 TRANSFORMERS_TESTS := $(TRANSFORMERS:%=test-transformers-%)
 .PHONY: $(TRANSFORMERS_TESTS)
-$(TRANSFORMERS_TESTS): test-transformers-%: .venv-tf-%/.stamp
+$(TRANSFORMERS_TESTS): test-transformers-%: .venv-transformers-%/.stamp
 	$(<D)/bin/python -c 'import sys, transformers as t; t.__version__.startswith("$*.") or sys.exit("found transformers " + t.__version__)'
 	$(<D)/bin/python -m pytest -m "adapter and not gpu" $(call marked,adapter)
