@@ -83,7 +83,10 @@ def _pieces(
     samples: Sequence[Sample], name: str, column: Column, counts: list[int], what: str
 ) -> list[torch.Tensor]:
     """CPU tensors [count, …] of one dtype and one trailing shape. An empty piece takes those of the others."""
-    pieces = [as_tensor(c) for c in split_column(name, column, counts, what)]
+    pieces = [
+        _numbers(c, name, sample, what)
+        for c, sample in zip(split_column(name, column, counts, what), samples, strict=True)
+    ]
     full = [p for p, count in zip(pieces, counts, strict=True) if count]
     trailing = full[0].shape[1:] if full else torch.Size()
     for sample, piece, count in zip(samples, pieces, counts, strict=True):
@@ -94,6 +97,14 @@ def _pieces(
     for piece in full:
         dtype = torch.promote_types(dtype, piece.dtype)
     return [p.to(dtype) if len(p) else torch.zeros(0, *trailing, dtype=dtype) for p in pieces]
+
+
+def _numbers(values: Any, name: str, sample: Sample, what: str) -> torch.Tensor:
+    try:
+        return as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        problem = Problem("MM403", sample.sample_id, name, f"is no array of numbers ({error})")
+        raise SchemaError([problem], what) from None
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.errors import ArgumentError, SchemaError
+from mmpack.errors import SchemaError
 from mmpack.families import get_family
 from mmpack.pack.batch import PackedBatch
 from mmpack.pack.columns import Column
 from mmpack.pack.columns import token_columns as pack_token_columns
-from mmpack.pack.prepare import common_fields, keep_valid, kept_columns
+from mmpack.pack.prepare import common_fields, keep_valid, kept_columns, row_multiple
 from mmpack.plan.forest import Forest, build_forest, occurrences, positions_of
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
@@ -29,7 +29,7 @@ def pack(
     token_columns: Mapping[str, Column] | None = None,
     on_invalid: str = "raise",
 ) -> PackedBatch:
-    """Pack `samples` of one family into one row.
+    """Pack `samples` of one family into one row. A sample may occur twice (frameworks fill ranks so).
 
     Args:
         media: cache key -> pixels [t·h·w, patch_dim], for media that hold none themselves.
@@ -41,10 +41,7 @@ def pack(
 
     Returns: PackedBatch on the CPU. Raises: SchemaError with all broken rules; ArgumentError.
     """
-    if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
-        raise ArgumentError(
-            f"pack: pad_to_multiple_of is {pad_to_multiple_of}. Fix: pass 1 or more"
-        )
+    multiple = row_multiple(pad_to_multiple_of, "pack")
     samples = list(samples)
     keep, dropped = keep_valid(samples, "pack", on_invalid)
     if dropped:
@@ -64,7 +61,7 @@ def pack(
         samples, rows, [(b, m) for _, _, b, m in runs], media, loss_columns, "pack"
     )
     total = forest.num_tokens
-    padding = -total % (pad_to_multiple_of or 1)
+    padding = -total % multiple
     batch = PackedBatch(
         **common,
         **_rows(samples, positions, forest, padding),

@@ -14,7 +14,7 @@ from mmpack.families import get_family
 from mmpack.pack.batch import Batch
 from mmpack.pack.columns import Column
 from mmpack.pack.columns import token_columns as pack_token_columns
-from mmpack.pack.prepare import common_fields, keep_valid, kept_columns
+from mmpack.pack.prepare import common_fields, keep_valid, kept_columns, row_multiple
 from mmpack.plan.forest import build_forest, occurrences, positions_of
 from mmpack.schema.sample import Sample
 
@@ -58,8 +58,7 @@ def pad(
     """
     if side not in ("left", "right"):
         raise ArgumentError(f"pad: side is {side!r}. Fix: use 'left' or 'right'")
-    if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
-        raise ArgumentError(f"pad: pad_to_multiple_of is {pad_to_multiple_of}. Fix: pass 1 or more")
+    multiple = row_multiple(pad_to_multiple_of, "pad")
     samples = list(samples)
     keep, dropped = keep_valid(samples, "pad", on_invalid)
     if dropped:
@@ -68,7 +67,7 @@ def pad(
         samples = [samples[i] for i in keep]
     family = get_family(samples[0].family)
     width = max(len(s) for s in samples)
-    width += -width % (pad_to_multiple_of or 1)
+    width += -width % multiple
     starts = [b * width + (width - len(s) if side == "left" else 0) for b, s in enumerate(samples)]
     rows = [np.arange(a, a + len(s)) for a, s in zip(starts, samples, strict=True)]
     flat = np.concatenate(rows)

@@ -18,6 +18,16 @@ from mmpack.schema.rules import Problem, problems_of
 from mmpack.schema.sample import Sample
 
 
+def row_multiple(pad_to_multiple_of: int | None, what: str) -> int:
+    """The multiple that rows are padded to; 1 if none is asked for. Raises ArgumentError."""
+    multiple = 1 if pad_to_multiple_of is None else pad_to_multiple_of
+    if not isinstance(multiple, int) or multiple < 1:
+        raise ArgumentError(
+            f"{what}: pad_to_multiple_of is {multiple!r}. Fix: pass a whole number, 1 or more"
+        )
+    return multiple
+
+
 def keep_valid(
     samples: Sequence[Sample], what: str, on_invalid: str
 ) -> tuple[list[int], list[Problem]]:
@@ -92,6 +102,10 @@ def common_fields(
     index, counts = loss_index(sample_rows, list(samples))
     groups: dict[str, int] = {}
     numbered = [groups.setdefault(s.group_id, len(groups)) for s in samples]
+    pixels, offsets = table.stacked(), patch_offsets(table.media)
+    if pixels is not None:  # held once: each medium's are a view of all
+        for medium, start, stop in zip(table.media, offsets, offsets[1:], strict=False):
+            medium.pixel_values = pixels[start:stop]
     vision = np.cumsum([0] + [m.num_tokens for m in table.media], dtype=np.int64)
     return vars(index) | {
         "family": samples[0].family,
@@ -101,8 +115,8 @@ def common_fields(
         "costs": [s.costs or [] for s in samples],
         "media": table.media,
         "vision_token_offsets": torch.from_numpy(vision),
-        "patch_offsets": torch.tensor(patch_offsets(table.media), dtype=torch.int64),
-        "pixel_values": table.stacked(),
+        "patch_offsets": torch.tensor(offsets, dtype=torch.int64),
+        "pixel_values": pixels,
         "media_occurrence": torch.tensor(occurrence, dtype=torch.int32),
         "media_order": occurrence,
         "loss_columns": loss_columns(samples, columns, what),

@@ -58,6 +58,7 @@ RULES: dict[str, Rule] = {
         Rule(
             "MM111", "video frames do not fit the grid", "one frame span a temporal patch, in order"
         ),
+        Rule("MM112", "a video's rate or seconds below 0", "record the video's real times"),
         Rule("MM201", "loss spans out of range, unsorted or overlapping", "sort and cut them"),
         Rule(
             "MM202", "loss span starts at token 0", "start at 1: a loss token needs a row before it"

@@ -88,6 +88,9 @@ def _arrays(sample: Sample, family: Family) -> Found:
         elif not np.isfinite(array).all():
             at = int(np.argmin(np.isfinite(array)))
             yield "MM009", f"{field}[{at}]", f"is {array[at]}", None
+        elif array.size and spec.low is not None and array.min() < spec.low:
+            at = int(np.argmin(array))
+            yield "MM003", f"{field}[{at}]", f"is {array[at]}, expected {spec.low} or more", None
 
 
 def _media(sample: Sample, family: Family) -> Found:
@@ -111,6 +114,10 @@ def _media(sample: Sample, family: Family) -> Found:
             None not in (first[1], content[1]) and first[1] != content[1]
         ):
             yield "MM109", field, f"has the cache key of media[{first[0]}] but other content", None
+        for name in ("fps", "second_per_grid_ts"):
+            value = getattr(medium, name)
+            if value is not None and value < 0:
+                yield "MM112", field, f"has {name} {value:g}", None
         if medium.modality == "video" and medium.frame_indices is not None:
             frames, patch = len(medium.frame_indices), family.temporal_patch_size
             if -(-frames // patch) != t:

@@ -64,6 +64,9 @@ def test_dtypes_are_promoted_and_empty_pieces_have_none():
         torch.tensor(3.0),
         [np.zeros((2, 1)), np.zeros(3)],  # of two shapes
         [np.zeros((2, 3)), np.zeros((3, 2))],
+        ["ab", "abc"],  # no numbers
+        [[1.0, None], [1.0, 2.0, 3.0]],
+        [[[1.0], [1.0, 2.0]], [1.0, 2.0, 3.0]],
     ],
 )
 def test_columns_of_the_wrong_length(column):

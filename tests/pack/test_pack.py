@@ -243,6 +243,7 @@ def test_an_empty_sample_has_no_rows(share):
         (lambda s: mp.pack([]), "no samples"),
         (lambda s: mp.pack([s], on_invalid="keep"), "on_invalid is 'keep'"),
         (lambda s: mp.pack([s], pad_to_multiple_of=0), "pad_to_multiple_of is 0"),
+        (lambda s: mp.pack([s], pad_to_multiple_of=2.5), "pad_to_multiple_of is 2.5"),
         (lambda s: mp.pack([s]).unpack_tokens(torch.zeros(3)), r"unpack_tokens: .* \[3\]"),
         (lambda s: mp.pack([s]).unpack_loss(torch.tensor(1.0)), r"unpack_loss: .* \[\]"),
     ],
@@ -353,6 +354,8 @@ def test_pixels_come_from_any_sample_that_has_them_or_the_store(share):
     store = {bare.media[0].cache_key: pixels, other.media[0].cache_key: torch.from_numpy(-pixels)}
     batch = mp.pack([other, bare], media=store, share_prefix=share)
     np.testing.assert_array_equal(batch.pixel_values, np.concatenate([-pixels, pixels]))
+    for medium, start in zip(batch.media, (0, 16), strict=True):  # held once
+        assert medium.pixel_values.data_ptr() == batch.pixel_values[start:].data_ptr()
     assert bare.media[0].pixel_values is None
     assert mp.pack([full, other]).pixel_values is None
 

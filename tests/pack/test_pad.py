@@ -101,7 +101,11 @@ def test_an_empty_sample_is_a_row_of_padding(side):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"side": "top"}, "side is 'top'"), ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0")],
+    [
+        ({"side": "top"}, "side is 'top'"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0"),
+        ({"pad_to_multiple_of": 2.5}, "pad_to_multiple_of is 2.5"),
+    ],
 )
 def test_wrong_arguments(options, message):
     with pytest.raises(mp.ArgumentError, match=message):

@@ -177,6 +177,7 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     "MM109": ("media[1]", [_same_key]),
     "MM110": ("modality_spans[0]", [_two_first]),
     "MM111": ("media[0]", [_video]),
+    "MM112": ("media[0]", [_medium(fps=-1.0), _medium(second_per_grid_ts=-0.5)]),
     "MM201": (
         "loss_spans[1]",
         [
@@ -293,6 +294,7 @@ def test_samples_built_by_hand_are_checked_too():
     for name, value, code in [
         ("input_ids", [1, 2, 3], "MM003"),
         ("input_ids", np.arange(19, dtype=np.int32), "MM003"),
+        ("input_ids", np.full(19, -1), "MM003"),
         ("position_ids", np.zeros((2, 19), np.int64), "MM008"),
         ("attention_mask", np.ones(5, np.int8), "MM008"),
         ("rollout_logprobs", np.full(6, np.nan, np.float32), "MM009"),
