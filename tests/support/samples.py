@@ -1,6 +1,6 @@
 """Samples for tests: `make_sample` from parts, `full_sample` with every field, random `samples`.
 
-Ids, grids and spans are those of Qwen2-VL and Qwen2.5-VL; hashes follow from made-up names.
+Ids and spans are those of the family; grids are small; hashes follow from made-up names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROCESSOR = {
 def make_medium(
     name: str, grid: tuple[int, int, int], modality: str = "image", **fields: Any
 ) -> Medium:
-    """A medium of Qwen's patch and merge sizes; equal names and grids give equal keys."""
+    """A medium of Qwen2.5-VL's patch and merge sizes; equal names and grids give equal keys."""
     family = get_family("qwen2_5_vl")
     content = hashlib.sha256(name.encode()).hexdigest()
     key = cache_key(content, grid, PROCESSOR["image"])
@@ -78,10 +78,17 @@ def make_sample(
         if kind in ("image", "video"):
             name = more[0] if more else f"{kind}-{len(media)}"
             medium = media.setdefault(name, make_medium(name, tuple(what), kind))
-            run = [about.placeholder_ids[kind]] * medium.num_tokens
-            ids += [about.vision_start_id, *run, about.vision_end_id]
             index = list(media).index(name)
-            spans["modality"].append(ModalitySpan(start + 1, len(ids) - 1, kind, index))
+            count = about.spans_of(kind, medium.grid_thw)
+            for frame in range(count):
+                if about.video_layout == "frames" and kind == "video":
+                    ids += [27, 15 + frame, 13, 20, 6486, 29]  # <k.5 seconds>
+                run = [about.placeholder_ids[kind]] * (medium.num_tokens // count)
+                ids += [about.vision_start_id, *run, about.vision_end_id]
+                where = (len(ids) - 1 - len(run), len(ids) - 1)
+                spans["modality"].append(
+                    ModalitySpan(*where, kind, index, frame if count > 1 else None)
+                )
             continue
         ids += [int(i) for i in what]
         if kind == "response":
@@ -191,13 +198,15 @@ NUMBERS = st.floats(-1e6, 1e6)
 @st.composite
 def samples(draw: st.DrawFn, sample_id: str | None = None) -> Sample:
     """Random samples without a broken rule, with images, videos and at times any optional field."""
+    family = get_family(draw(st.sampled_from(sorted(FAMILIES))))
+    videos = st.tuples(st.just("video"), VIDEO_GRIDS, NAMES.map(lambda name: name + " film"))
     parts = draw(
         st.lists(
             st.tuples(st.just("text"), TOKENS)
             | st.tuples(st.just("response"), TOKENS, TURNS, st.sampled_from(LOSS_KINDS))
             | st.tuples(st.just("observation"), TOKENS, TURNS, st.sampled_from(OBSERVATION_SOURCES))
             | st.tuples(st.just("image"), GRIDS, NAMES)
-            | st.tuples(st.just("video"), VIDEO_GRIDS, NAMES.map(lambda name: name + " film")),
+            | (videos if "video" in family.placeholder_ids else st.nothing()),
             max_size=6,
         )
     )
@@ -205,7 +214,7 @@ def samples(draw: st.DrawFn, sample_id: str | None = None) -> Sample:
         [("text", [draw(st.integers(0, TEXT_IDS - 1))]), *parts],
         sample_id=draw(TEXT) if sample_id is None else sample_id,
         group_id=draw(TEXT),
-        family=draw(st.sampled_from(sorted(FAMILIES))),
+        family=family.name,
     )
     length, loss = len(sample), sample.num_loss_tokens
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -221,12 +230,12 @@ def samples(draw: st.DrawFn, sample_id: str | None = None) -> Sample:
         medium.mode, medium.source = draw(_optional(TEXT)), draw(_optional(TEXT))
         medium.metadata = draw(FREE_JSON)
         if medium.modality == "video" and draw(st.booleans()):
-            frames = 2 * medium.grid_thw[0]
+            frames = family.temporal_patch_size * medium.grid_thw[0]
             medium.frame_indices = np.sort(rng.integers(0, 100, frames))
             medium.frame_timestamps = tuple((medium.frame_indices / 25).tolist())
-            medium.fps, medium.second_per_grid_ts, medium.total_frames = 25.0, draw(NUMBERS), 100
+            medium.fps, medium.second_per_grid_ts, medium.total_frames = 25.0, draw(st.floats(0, 1e6)), 100
     if draw(st.booleans()):
-        sample.position_ids = rng.integers(0, length, (3, length))
+        sample.position_ids = rng.integers(0, length, (family.position_rows, length))
     if draw(st.booleans()):
         sample.attention_mask = np.ones(length, dtype=np.int8)
     if draw(st.booleans()):
