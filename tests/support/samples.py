@@ -233,7 +233,8 @@ def samples(draw: st.DrawFn, sample_id: str | None = None) -> Sample:
             frames = family.temporal_patch_size * medium.grid_thw[0]
             medium.frame_indices = np.sort(rng.integers(0, 100, frames))
             medium.frame_timestamps = tuple((medium.frame_indices / 25).tolist())
-            medium.fps, medium.second_per_grid_ts, medium.total_frames = 25.0, draw(st.floats(0, 1e6)), 100
+            medium.fps, medium.total_frames = 25.0, 100
+            medium.second_per_grid_ts = draw(st.floats(0, 1e6))
     if draw(st.booleans()):
         sample.position_ids = rng.integers(0, length, (family.position_rows, length))
     if draw(st.booleans()):
