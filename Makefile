@@ -8,6 +8,11 @@ PYTEST := $(BIN)/python -m pytest
 # For each version but the newest, which is the one of .venv, a file of pins.
 TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
 
+# Frameworks whose pins need environments of their own, and markers that leave their tests out of the others.
+FRAMEWORKS := verl openrlhf sglang
+APART := $(FRAMEWORKS:%=and not %)
+MATRIX := vllm verl openrlhf sglang
+
 # Files with tests of one marker. Only those are collected where packages that the others import may be missing or old.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
@@ -21,15 +26,33 @@ smoke: $(STAMP)  ## one GRPO step on geometry problems, every check printed with
 
 .PHONY: test
 test: $(STAMP)  ## the tests, without those marked slow or gpu
-	$(PYTEST) -m "not slow and not gpu" -n auto --maxprocesses 4
+	$(PYTEST) -m "not slow and not gpu and not engine $(APART)" -n auto --maxprocesses 4
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the tests marked slow
-	$(PYTEST) -m "slow and not gpu" || [ $$? -eq 5 ]  # 5: there is none
+	$(PYTEST) -m "slow and not gpu and not engine $(APART)" || [ $$? -eq 5 ]  # 5: there is none
 
 .PHONY: test-transformers
 test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests under each supported transformers
-	$(PYTEST) -m "adapter and not gpu" $(call marked,adapter)
+	$(PYTEST) -m "adapter and not gpu and not engine" $(call marked,adapter)
+
+.PHONY: test-engines
+test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a whole step with it, causes put in
+	.venv-vllm/bin/python -m pytest -m engine $(call marked,engine)
+
+.PHONY: test-frameworks
+test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
+	rm -rf build/matrix && mkdir -p build/matrix
+	for name in $(MATRIX); do \
+	  .venv-$$name/bin/python -c 'import sys; from mmpack.cli.main import main; sys.exit(main())' \
+	    parity --matrix build/matrix >/dev/null || [ $$? -eq 1 ] || exit 1; \
+	done
+	$(BIN)/mmpack parity --matrix build/matrix || [ $$? -eq 1 ]
+	MMPACK_MATRIX=build/matrix $(PYTEST) tests/adapters/test_matrix.py
+
+.PHONY: $(FRAMEWORKS:%=test-framework-%)
+$(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.stamp
+	.venv-$*/bin/python -m pytest -m "$* and not gpu" $(call marked,$*)
 
 .PHONY: test-gpu
 test-gpu: PYTHON := $(or $(PYTHON),python3)
@@ -48,10 +71,11 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy mmpack
 
 .PHONY: generated
-generated: $(STAMP)  ## are the JSON schema and the fixtures what their generators make?
+generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures and the pages of causes what their generators make?
 	$(BIN)/mmpack schema --check schemas/sample.schema.json
 	$(BIN)/mmpack schema --rules --check docs/rules.md
 	$(BIN)/python fixtures/regenerate.py --check
+	.venv-upstream/bin/python fixtures/causes/regenerate.py --check
 
 .PHONY: wheel-check
 wheel-check: $(STAMP)  ## does the built wheel install and run in an empty environment?
@@ -81,7 +105,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# An environment of constraints/NAME.txt holds only what differs, and finds the rest in .venv.
+# An environment of constraints/NAME.txt holds only what differs, and finds the rest in .venv. NAME.py runs when it starts.
 ENVIRONMENTS := $(patsubst constraints/%.txt,%,$(wildcard constraints/*.txt))
 ENVIRONMENT_STAMPS := $(ENVIRONMENTS:%=.venv-%/.stamp)
 $(ENVIRONMENT_STAMPS): .venv-%/.stamp: constraints/%.txt $(STAMP)
@@ -89,10 +113,15 @@ $(ENVIRONMENT_STAMPS): .venv-%/.stamp: constraints/%.txt $(STAMP)
 	$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install -qq --no-deps -r $<
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
+	if [ -f constraints/$*.py ]; then \
+	  site="$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	  cp constraints/$*.py "$$site/_environment.py" && echo "import _environment" > "$$site/environment.pth"; \
+	fi
 	@touch $@
+$(foreach hook,$(wildcard constraints/*.py),$(eval $(hook:constraints/%.py=.venv-%/.stamp): $(hook)))
 
 TRANSFORMERS_TESTS := $(TRANSFORMERS:%=test-transformers-%)
 .PHONY: $(TRANSFORMERS_TESTS)
 $(TRANSFORMERS_TESTS): test-transformers-%: .venv-transformers-%/.stamp
 	$(<D)/bin/python -c 'import sys, transformers as t; t.__version__.startswith("$*.") or sys.exit("found transformers " + t.__version__)'
-	$(<D)/bin/python -m pytest -m "adapter and not gpu" $(call marked,adapter)
+	$(<D)/bin/python -m pytest -m "adapter and not gpu and not engine" $(call marked,adapter)

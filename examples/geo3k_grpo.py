@@ -1,41 +1,42 @@
 """One GRPO step on Geometry3K: from real pictures to an optimizer step, with every check on the way.
 
-Read it top to bottom: it is a tutorial, and it is what `mmpack smoke` runs. The five parts of a step are
+Read it top to bottom: it is a tutorial, and it is what `mmpack smoke` runs. The parts of a step are
 
     rollout   an engine samples responses and says what it saw          -> rollout.jsonl
     train     the trainer's side of the same samples, from the same ids -> train.jsonl
     parity    both sides are compared before any number is
-    pack      no padding, shared prompts and pictures once
-    loss      log-probabilities of the sampled tokens alone, advantages, GRPO, AdamW
+    logprobs  of the sampled tokens alone: packed, with shared prompts, padded; each against the engine's
+    loss      advantages over the whole batch, GRPO by micro-batches, AdamW
+
+Run it: python examples/geo3k_grpo.py --help
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
 import re
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import mmpack as mp
 from mmpack.adapters.datasets import load_problems
 from mmpack.adapters.problems import Problem
 from mmpack.adapters.qwen_processor import qwen_vl_processor
-from mmpack.adapters.transformers import attach, packed_logprobs, rollout, tiny_qwen2_5_vl
-from mmpack.adapters.transformers import inject as broken
-from mmpack.adapters.transformers.load import load_checkpoint
+from mmpack.adapters.transformers import (
+    attach,
+    load_checkpoint,
+    packed_logprobs,
+    rollout,
+    tiny_qwen2_5_vl,
+)
 from mmpack.contracts import TOLERANCES, loss_bound
 
 MAX_PIXELS = 256 * 28 * 28  # at most 256 vision tokens a picture: quick on two cores
@@ -47,105 +48,81 @@ LAYOUTS = ("packed", "shared_prefix", "padded_left", "padded_right")
 class SmokeOptions:
     data: str | None = None  # folder, parquet or hub name; None: problems that mmpack draws
     model: str | None = None  # checkpoint; None: 20 M parameters, seeded, random
+    engine: str = "transformers"  # what samples: transformers' generate, or vllm
     n: int = 4  # responses a prompt
     seed: int = 0
     max_new_tokens: int = 24
     temperature: float = 1.0
+    top_p: float = 1.0
     limit: int | None = None  # problems
     workdir: Path | None = None  # keeps the traces; None: a temporary folder
-    inject: str | None = None  # a cause of drift, put into the train side
+    inject: str | None = None  # a cause of drift, put into one side
     learn: bool = False
     negate_advantages: bool = False
 
 
-@dataclass
-class Report:
-    """What `--json` prints; `failed` names the checks that did not hold."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.failed
-
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.ok else 1
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, "failed": self.failed} | self.values
-
-
-def run(options: SmokeOptions, console: Console | None = None) -> Report:
-    """The whole job. Every check prints its figure; the first that fails ends it before a step is taken."""
-    job = Job(options, console or Console())
-    with job.folder():
-        if options.learn:
-            job.learn()
-            return job.report
-        for part in (job.sample_responses, job.build_train_side, job.check_parity):
-            part()
-        if job.report.ok:
-            for check in (
-                job.check_logprobs,
-                job.check_loss_mask,
-                job.check_advantages,
-                job.check_micro_batches,
-            ):
-                check()
-        if job.report.ok:
-            job.step()
-            job.table()
-    return job.report
-
-
 class Job:
-    def __init__(self, options: SmokeOptions, console: Console):
-        if options.learn:  # eight problems, small pictures, eight responses each: quick steps
-            options = replace(options, n=8, limit=min(options.limit or 8, 8), max_new_tokens=3)
-        self.options, self.console, self.report = options, console, Report()
-        torch.manual_seed(options.seed)
-        self.problems = load_problems(options.data, limit=options.limit)
-        if options.model is None:
-            pixels = MAX_PIXELS // 8 if options.learn else MAX_PIXELS
-            self.hf_processor = qwen_vl_processor(max_pixels=pixels)
-            self.model = tiny_qwen2_5_vl(options.seed)
-        else:
-            self.model, self.hf_processor = load_checkpoint(options.model)
-        self.messages = [as_messages(p) for p in self.problems]
-        cause = options.inject
-        self.processor = (
-            broken.broken_processor(cause, self.hf_processor)
-            if cause
-            else mp.wrap_processor(self.hf_processor)
-        )
-        size = sum(p.numel() for p in self.model.parameters()) / 1e6
-        console.print(f"{len(self.problems)} problems, a model of {size:.1f} M parameters")
+    """`with Job(options, report) as job: job.run()`. Every check goes to the report with its figure."""
 
-    @contextmanager
-    def folder(self) -> Iterator[None]:
-        """Where the traces lie: kept if the caller named it."""
-        kept = self.options.workdir
-        if kept is not None:
-            kept.mkdir(parents=True, exist_ok=True)
-        with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as path:
-            self.path = Path(path)
-            yield
+    bound = TOLERANCES["generate"].value  # of logprobs against the rollout's
+
+    def __init__(self, options: SmokeOptions, report: Any):
+        self.options, self.report = options, report
+
+    def __enter__(self) -> Job:
+        torch.manual_seed(self.options.seed)
+        kept = self.options.workdir  # else the traces lie in a temporary folder
+        self.folder: Any = nullcontext(kept) if kept else tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.__enter__())
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.problems = load_problems(self.options.data, limit=self.options.limit)
+        self.messages = [as_messages(problem) for problem in self.problems]
+        self.model, self.hf_processor = self.load()
+        self.processor = self.wrap(self.hf_processor)
+        size = sum(p.numel() for p in self.model.parameters()) / 1e6
+        self.report.say(f"{len(self.problems)} problems, a model of {size:.1f} M parameters")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.folder.__exit__(*error)
+
+    def run(self) -> None:
+        """The whole step. Layouts that differ end it, and so do numbers: no step is taken on either."""
+        self.sample_responses()
+        self.build_train_side()
+        self.check_parity()
+        if not self.report.ok:
+            return
+        self.check_logprobs()
+        self.check_loss_mask()
+        self.check_advantages()
+        self.check_micro_batches()
+        if not self.report.ok:
+            return
+        self.step()
+        self.table()
+
+    # -- model and processor ------------------------------------------------------------------------------------------
+
+    def load(self) -> tuple[Any, Any]:
+        if self.options.model is not None:
+            return load_checkpoint(self.options.model)
+        pixels = MAX_PIXELS // 8 if self.options.learn else MAX_PIXELS
+        return tiny_qwen2_5_vl(self.options.seed), qwen_vl_processor(max_pixels=pixels)
+
+    def wrap(self, hf_processor: Any) -> Any:
+        """The trainer's processor: messages and response ids in, a Sample out."""
+        return mp.wrap_processor(hf_processor)
 
     # -- rollout: what the engine sampled, and what it saw ------------------------------------------------------------
 
     def sample_responses(self) -> None:
         start = time.perf_counter()
         self.rollouts = self.roll()
-        if self.options.inject == "sampled_placeholder":
-            broken.sampled_placeholder(self.rollouts)
         mp.write_trace(self.path / "rollout.jsonl", self.rollouts)
         tokens = sum(s.num_loss_tokens for s in self.rollouts)
         took = time.perf_counter() - start
-        self.console.print(
-            f"rollout: {len(self.rollouts)} responses, {tokens} tokens, {took:.1f} s"
-        )
+        self.report.say(f"rollout: {len(self.rollouts)} responses, {tokens} tokens, {took:.1f} s")
 
     def roll(self) -> list[mp.Sample]:
         return rollout(
@@ -158,33 +135,38 @@ class Job:
             temperature=self.options.temperature,
         )
 
+    @property
+    def temperature(self) -> float:
+        """Of the logprobs that are compared and trained on: raw ones are the model's own, whatever the sampler did."""
+        raw = (self.rollouts[0].sampling or {}).get("logprobs") == "raw"
+        return 1.0 if raw else self.options.temperature
+
     # -- train: the same samples, from messages and response *ids* ----------------------------------------------------
 
     def build_train_side(self) -> None:
-        cause = self.options.inject
-        width = max(len(s) for s in self.rollouts)
-        self.train = []
-        for b, rolled in enumerate(self.rollouts):
-            problem = self.problems[b // self.options.n]
-            messages = self.messages[b // self.options.n]
-            response = rolled.input_ids[rolled.loss_indices]
-            logprobs = rolled.rollout_logprobs
-            if cause:
-                messages = broken.broken_messages(cause, messages)
-                response = broken.broken_response(cause, response, self.hf_processor.tokenizer)
-                logprobs = logprobs if len(response) == rolled.num_loss_tokens else None
-            sample = self.processor(
-                messages,
-                response,
-                sample_id=rolled.sample_id,
-                group_id=rolled.group_id,
-                rollout_logprobs=logprobs,
-                sampling=rolled.sampling,
-                finish_reason=rolled.finish_reason,
-                rewards=self.score(problem, response),
-            )
-            self.train.append(broken.broken_sample(cause, sample, width) if cause else sample)
+        self.train = [self.train_sample(b) for b in range(len(self.rollouts))]
         mp.write_trace(self.path / "train.jsonl", self.train)
+
+    def train_sample(self, b: int) -> mp.Sample:
+        rolled = self.rollouts[b]
+        return self.trained(
+            b, self.messages[b // self.options.n], rolled.input_ids[rolled.loss_indices]
+        )
+
+    def trained(self, b: int, messages: Any, response: np.ndarray) -> mp.Sample:
+        """What the trainer makes of the messages, and of the ids that were sampled, with their rewards."""
+        rolled = self.rollouts[b]
+        told = len(response) == rolled.num_loss_tokens
+        return self.processor(
+            messages,
+            response,
+            sample_id=rolled.sample_id,
+            group_id=rolled.group_id,
+            rollout_logprobs=rolled.rollout_logprobs if told else None,
+            sampling=rolled.sampling,
+            finish_reason=rolled.finish_reason,
+            rewards=self.score(self.problems[b // self.options.n], response),
+        )
 
     def score(self, problem: Problem, response: Any) -> list[mp.Score]:
         """An exact answer, a format part (a letter or a number, boxed or bare), and a small price for length."""
@@ -211,9 +193,9 @@ class Job:
                 "field": report.first.field,
                 "message": str(report.first),
             }
-        self.say("parity", report.ok, report.summary())
+        self.report.check("parity", report.ok, report.summary())
         for finding in report.findings[:3]:
-            self.console.print(f"  {finding}", markup=False, soft_wrap=True)
+            self.report.say(f"  {finding}")
 
     # -- log-probabilities: four layouts of one batch, each against the rollout's -------------------------------------
 
@@ -235,13 +217,13 @@ class Job:
         self.costs: dict[str, dict[str, Any]] = {}
         found = {}
         for name, (bins, make) in makers.items():
-            with torch.no_grad(), PeakMemory() as peak, self.attention(name):
+            with torch.no_grad(), self.report.memory() as peak, self.attention(name):
                 start = time.perf_counter()
                 pieces: list[Any] = [None] * len(self.train)
                 tokens = patches = 0
                 for members in bins:
                     batch = make([self.train[i] for i in members])
-                    lp = packed_logprobs(self.model, batch, self.options.temperature)
+                    lp = packed_logprobs(self.model, batch, self.temperature)
                     for i, piece in zip(members, batch.unpack_loss(lp), strict=True):
                         pieces[i] = piece
                     tokens += batch.stats["tokens"]
@@ -265,10 +247,12 @@ class Job:
                 "packed": self.costs["packed"][key],
                 "shared_prefix": self.costs["shared_prefix"][key],
             }
-        fine = all(v <= TOLERANCES["generate"].value for v in worst.values())  # NaN is not <=
+        fine = all(v <= self.bound for v in worst.values())  # NaN is not <=
         fine &= apart <= TOLERANCES["layouts"].value
         figures = ", ".join(f"{k} {v:.1e}" for k, v in worst.items())
-        self.say("logprobs", fine, f"against the rollout's: {figures}; between layouts {apart:.1e}")
+        self.report.check(
+            "logprobs", fine, f"against the rollout's: {figures}; between layouts {apart:.1e}"
+        )
 
     def attention(self, layout: str) -> Any:
         """Packed rows need mmpack's attention; rectangles run with the model's own."""
@@ -307,11 +291,13 @@ class Job:
         leak = max(outside, 0.0 if torch.equal(loss, again) else 1.0)
         self.report.values["loss_mask"] = {"leak": leak, "rows": len(logits)}
         read = len(logits) - int(others.sum())
-        self.say("loss mask", leak == 0.0, f"leak {leak}, {read} of {len(logits)} rows are read")
+        self.report.check(
+            "loss mask", leak == 0.0, f"leak {leak}, {read} of {len(logits)} rows are read"
+        )
 
     def loss_from_logits(self, logits: torch.Tensor, batch: Any, members: list[int]) -> Any:
         lp: Any = mp.selected_logprobs(
-            logits, batch.loss_targets, batch.loss_rows, temperature=self.options.temperature
+            logits, batch.loss_targets, batch.loss_rows, temperature=self.temperature
         )
         return mp.policy_loss(lp, self.advantages[members], batch.cu_loss).loss
 
@@ -331,7 +317,9 @@ class Job:
         self.report.values["advantages"] = {"max_abs_diff": worst}
         self.report.values["rewards"] = {"mean": statistics.fmean(wanted), "max_abs_diff": apart}
         fine = worst <= TOLERANCES["advantage"].value and apart <= TOLERANCES["advantage"].value
-        self.say("advantages", fine, f"off by {worst:.1e}; scattered rewards off by {apart:.1e}")
+        self.report.check(
+            "advantages", fine, f"off by {worst:.1e}; scattered rewards off by {apart:.1e}"
+        )
 
     # -- micro-batches: one or five, the same loss and gradients ------------------------------------------------------
 
@@ -365,7 +353,7 @@ class Job:
         fine = abs(loss1 - loss5) <= max(scale, 1e-9)
         fine &= exact <= TOLERANCES["parameter_gradient_fp32"].value
         counts = f"{len(one.bins)} and {len(five.bins)} micro-batches"
-        self.say(
+        self.report.check(
             "micro-batches",
             fine,
             f"{counts}: loss {abs(loss1 - loss5):.1e} apart, gradients {off:.1e} ({exact:.1e} in float64)",
@@ -381,7 +369,7 @@ class Job:
         samples = [self.train[i] for i in members]
         batch = mp.pack(samples, share_prefix=True)
         with attach(self.model):
-            lp = packed_logprobs(self.model, batch, self.options.temperature)
+            lp = packed_logprobs(self.model, batch, self.temperature)
             out = mp.policy_loss(
                 lp,
                 self.advantages[members],
@@ -405,7 +393,7 @@ class Job:
         with torch.no_grad(), attach(self.model):
             for members in plan.bins:
                 batch = mp.pack([self.train[i] for i in members], share_prefix=True)
-                lp = packed_logprobs(self.model, batch, self.options.temperature)
+                lp = packed_logprobs(self.model, batch, self.temperature)
                 for i, piece in zip(members, batch.unpack_loss(lp), strict=True):
                     new[i] = piece
         ratio = torch.exp(torch.cat(new) - self.old_logprobs)
@@ -418,7 +406,7 @@ class Job:
             "gain": gain,
         }
         fine = gain > 0 or self.grad_norm == 0
-        self.say(
+        self.report.check(
             "step",
             fine,
             f"loss {self.loss:.2e}, gradient norm {self.grad_norm:.4f}, ratio "
@@ -426,87 +414,20 @@ class Job:
         )
 
     def table(self) -> None:
-        table = Table("", "tokens", "patches", "seconds", "peak MB", "largest logprob difference")
         worst = self.report.values["logprobs"]["max_abs_diff"]
+        rows = []
         for name in LAYOUTS:
             cost = self.costs[name]
             memory = "n/a" if cost["peak_mb"] is None else f"{cost['peak_mb']:.0f}"
-            table.add_row(
-                name,
-                f"{cost['tokens']:,}",
-                f"{cost['patches']:,}",
-                f"{cost['seconds']:.2f}",
-                memory,
-                f"{worst[name]:.1e}",
-            )
+            figures = [f"{cost['tokens']:,}", f"{cost['patches']:,}", f"{cost['seconds']:.2f}"]
+            rows.append([name, *figures, memory, f"{worst[name]:.1e}"])
         self.report.values["cost"] = self.costs
-        self.console.print(table)
-        self.console.print(
+        columns = ["", "tokens", "patches", "seconds", "peak MB", "largest logprob difference"]
+        self.report.table(columns, rows)
+        self.report.say(
             f"parity ok over {self.report.values['parity']['compared']} samples, loss {self.loss:.2e}, "
             f"gradient norm {self.grad_norm:.4f}"
         )
-
-    # -- --learn: the sign of everything ------------------------------------------------------------------------------
-
-    def learn(self, supervised: int = 40, steps: int = 25) -> None:
-        """Supervised steps that teach the format with letters at random, then GRPO, which must find the right ones."""
-        optimizer = torch.optim.AdamW(self.model.parameters(), 3e-3, (0.9, 0.95), weight_decay=0.0)
-        draw = torch.Generator().manual_seed(self.options.seed)
-        for _ in range(supervised):
-            loss = self.supervised_loss(draw)
-            self.update(optimizer)
-        before = self.mean_reward()
-        self.console.print(f"supervised: loss {loss:.3f}, mean reward {before:.3f}")
-        for group in optimizer.param_groups:
-            group["lr"] = 2e-3
-        for k in range(steps):
-            self.rollouts = self.roll()
-            self.build_train_side()
-            self.set_advantages()
-            plan = mp.plan(self.train, max_tokens=self.budget(), share_prefix=True)
-            self.model.zero_grad()
-            for members in plan.bins:
-                self.backward(members, plan)
-            self.update(optimizer)
-            self.console.print(f"GRPO step {k + 1}: mean reward {self.rewards.mean():.3f}")
-        after = self.mean_reward()
-        self.report.values["learn"] = {"before": before, "after": after, "gain": after - before}
-        self.say("learn", after - before >= 0.2, f"mean reward {before:.3f} -> {after:.3f}")
-
-    def supervised_loss(self, draw: torch.Generator) -> float:
-        """One backward over all problems, each with a letter at random as its answer."""
-        samples = []
-        for problem, messages in zip(self.problems, self.messages, strict=True):
-            letter = "ABCD"[int(torch.randint(4, (1,), generator=draw))]
-            ids = self.hf_processor.tokenizer(f"{letter}<|im_end|>")["input_ids"]
-            samples.append(self.processor(messages, ids, sample_id=problem.problem_id))
-        self.model.zero_grad()
-        with attach(self.model):
-            loss = -packed_logprobs(self.model, mp.pack(samples)).mean()
-            loss.backward()
-        return loss.item()
-
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        optimizer.step()
-
-    def mean_reward(self) -> float:
-        """Over all prompts, n responses each, from a seed of its own."""
-        state = torch.random.get_rng_state()
-        torch.manual_seed(1234)
-        rolled = self.roll()
-        torch.random.set_rng_state(state)
-        totals = []
-        for b, s in enumerate(rolled):
-            scores = self.score(self.problems[b // self.options.n], s.input_ids[s.loss_indices])
-            totals.append(sum(r.value for r in scores))
-        return statistics.fmean(totals)
-
-    def say(self, name: str, fine: bool, figure: str) -> None:
-        mark = "[green]ok[/]" if fine else "[red]FAILED[/]"
-        self.console.print(f"{mark} {name}: {figure}", soft_wrap=True)
-        if not fine:
-            self.report.failed.append(name)
 
 
 def as_messages(problem: Problem) -> list[dict[str, Any]]:
@@ -540,36 +461,9 @@ def relative_gap(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
     return gap / norm(a) if norm(a) > 0 else gap
 
 
-class PeakMemory:
-    """The process's largest resident memory inside the block, above what it had before; Linux alone."""
+if __name__ == "__main__":  # the command line of `mmpack smoke`
+    import sys
 
-    megabytes: float | None = None
+    from mmpack.cli.main import main
 
-    def __enter__(self) -> PeakMemory:
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)  # memory kept from before would hide what this block takes
-        self.stop = threading.Event()
-        self.before = self.peak = resident()
-        self.thread = threading.Thread(target=self.watch, daemon=True)
-        self.thread.start()
-        return self
-
-    def watch(self) -> None:
-        while not self.stop.wait(0.005):
-            self.peak = max(self.peak, resident())
-
-    def __exit__(self, *error: object) -> None:
-        self.stop.set()
-        self.thread.join()
-        self.megabytes = (self.peak - self.before) / 1e6 if self.before else None
-
-
-def resident() -> int:
-    """Bytes; 0 where /proc does not tell."""
-    statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(run(SmokeOptions()).exit_code)
+    raise SystemExit(main(["smoke", *sys.argv[1:]]))

@@ -1,22 +1,25 @@
-"""A transformers processor of Qwen2-VL or Qwen2.5-VL without a model hub: Qwen's tokenizer, Pillow's image processor.
-
-transformers' own classes insist on a video processor, which needs torchvision; where that is missing, the classes here
-take none, and refuse videos.
-"""
+"""A transformers processor of a Qwen-VL without a model hub: Qwen's tokenizer, Pillow's image processor."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import transformers
 from transformers.utils.import_utils import is_torchvision_available
 
+from mmpack.adapters.images_only import IMAGES_ONLY
 from mmpack.adapters.qwen_vocab import qwen_tokenizer
-from mmpack.errors import ArgumentError, BackendError
+from mmpack.errors import ArgumentError
+from mmpack.families import get_family
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
 
+_DEFAULT_SYSTEM = r"""
+  {%- if loop.first and message["role"] != "system" -%}
+    {{- "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" -}}
+  {%- endif -%}"""
 # Renders what the template released with Qwen2.5-VL renders. All whitespace outside of strings is marked to be dropped,
 # so that no setting of the Jinja environment matters.
 CHAT_TEMPLATE = r"""
@@ -49,72 +52,70 @@ CHAT_TEMPLATE = r"""
   {{- "<|im_start|>assistant\n" -}}
 {%- endif -%}
 """
+_TEMPLATE_3 = CHAT_TEMPLATE.replace(_DEFAULT_SYSTEM, "")  # Qwen3-VL's: no system prompt of its own
 
 
 def qwen_vl_processor(
     family: str = "qwen2_5_vl",
     *,
-    min_pixels: int = 56 * 56,
-    max_pixels: int = 16384 * 28 * 28,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
     tokenizer: Qwen2Tokenizer | None = None,
-) -> transformers.Qwen2VLProcessor | transformers.Qwen2_5_VLProcessor:
-    """The processor of a released checkpoint of `family` (`qwen2_vl` or `qwen2_5_vl`), with its chat template.
+) -> Any:
+    """The processor of a released checkpoint of `family`, with its chat template.
 
-    `min_pixels`, `max_pixels`: bounds of a resized medium's area in pixels, by default those of released checkpoints.
-    `tokenizer`: `qwen_tokenizer()` if not given, which takes some seconds.
+    `family`: `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl` or `qwen3_vl_moe`, whose vocabulary is one. `min_pixels`,
+    `max_pixels`: bounds of a resized medium's area in pixels, by default those of released checkpoints. `tokenizer`:
+    `qwen_tokenizer()` if not given, which takes some seconds.
     Raises: ArgumentError for another family or bounds; MissingExtraError without dashscope.
     """
-    if family not in _CLASSES:
+    if family not in _RELEASED:
         raise ArgumentError(
-            f"qwen_vl_processor: family is {family!r}. Fix: use one of {', '.join(_CLASSES)}"
+            f"qwen_vl_processor: family is {family!r}. Fix: use one of {', '.join(_RELEASED)}"
         )
-    if not 0 < min_pixels <= max_pixels:
+    released = _RELEASED[family]
+    least = released.min_pixels if min_pixels is None else min_pixels
+    most = released.max_pixels if max_pixels is None else max_pixels
+    if not 0 < least <= most:
         raise ArgumentError(
-            f"qwen_vl_processor: min_pixels={min_pixels}, max_pixels={max_pixels}. "
+            f"qwen_vl_processor: min_pixels={least}, max_pixels={most}. "
             "Fix: 0 < min_pixels <= max_pixels"
         )
     # as `size`: transformers before 5.19 writes min_pixels and max_pixels into the class's own size
-    bounds: Any = {"size": {"shortest_edge": min_pixels, "longest_edge": max_pixels}}
-    with_videos, images_only = _CLASSES[family]
+    settings: Any = {"size": {"shortest_edge": least, "longest_edge": most}, **released.settings}
     parts = {
-        "image_processor": transformers.Qwen2VLImageProcessorPil(**bounds),
+        "image_processor": transformers.Qwen2VLImageProcessorPil(**settings),
         "tokenizer": qwen_tokenizer() if tokenizer is None else tokenizer,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": released.chat_template,
     }
+    name = get_family(family).processors[0]
     if is_torchvision_available():
-        return with_videos(video_processor=transformers.Qwen2VLVideoProcessor(**bounds), **parts)
-    return images_only(**parts)
+        videos = getattr(transformers, released.video_processor)(**settings)
+        return getattr(transformers, name)(video_processor=videos, **parts)
+    return IMAGES_ONLY[name](**parts)
 
 
-class _ImagesOnly(transformers.ProcessorMixin):
-    """Goes before a processor class of transformers, which reads off `__init__` what parts it has."""
-
-    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None):
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
-
-    def __call__(
-        self, images: Any = None, text: Any = None, videos: Any = None, **kwargs: Any
-    ) -> Any:
-        if videos is not None:
-            raise BackendError("processor: videos need torchvision. Fix: pip install torchvision")
-        return super().__call__(images=images, text=text, **kwargs)
-
-    @property
-    def model_input_names(self) -> list[str]:
-        parts = (self.tokenizer, self.image_processor)
-        return [name for part in parts for name in part.model_input_names] + ["mm_token_type_ids"]
+@dataclass(frozen=True)
+class _Released:
+    min_pixels: int
+    max_pixels: int
+    settings: dict[str, Any]
+    chat_template: str
+    video_processor: str
 
 
-# Of the same names as their bases: processors are told apart by them.
-class Qwen2VLProcessor(_ImagesOnly, transformers.Qwen2VLProcessor):
-    pass
-
-
-class Qwen2_5_VLProcessor(_ImagesOnly, transformers.Qwen2_5_VLProcessor):
-    pass
-
-
-_CLASSES: dict[str, tuple[Any, Any]] = {
-    "qwen2_vl": (transformers.Qwen2VLProcessor, Qwen2VLProcessor),
-    "qwen2_5_vl": (transformers.Qwen2_5_VLProcessor, Qwen2_5_VLProcessor),
+_QWEN2 = _Released(56 * 56, 16384 * 28 * 28, {}, CHAT_TEMPLATE, "Qwen2VLVideoProcessor")
+_HALF = [0.5, 0.5, 0.5]
+_QWEN3 = _Released(
+    256 * 256,
+    4096 * 4096,
+    {"patch_size": 16, "image_mean": _HALF, "image_std": _HALF},
+    _TEMPLATE_3,
+    "Qwen3VLVideoProcessor",
+)
+_RELEASED = {
+    "qwen2_vl": _QWEN2,
+    "qwen2_5_vl": _QWEN2,
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
 }

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from mmpack.cli.output import JsonOption, OutOption, emit
 from mmpack.errors import require
 from mmpack.parity.fixes import Injected
+
+# those of an engine are put into the rollout's side, or need one whose positions are its own
+Cause = Literal[Injected, "dtype", "position_rule", "stale_weights"]
 
 
 def command(
@@ -22,10 +25,15 @@ def command(
     model: Annotated[
         str | None, typer.Option(help="A checkpoint's name or path. Default: tiny and random.")
     ] = None,
+    engine: Annotated[
+        Literal["transformers", "vllm"],
+        typer.Option(help="What samples: generate, or a real vLLM engine on this machine."),
+    ] = "transformers",
     n: Annotated[int, typer.Option(min=1, help="Responses a prompt.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, sampling and order.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response, in tokens.")] = 24,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the sampler.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Of the engine's sampler.")] = 1.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first problems alone.")] = None,
     workdir: Annotated[
         Path | None,
@@ -35,7 +43,7 @@ def command(
         ),
     ] = None,
     inject: Annotated[
-        Injected | None,
+        Cause | None,
         typer.Option(help="Break one side on purpose; the run must name the cause."),
     ] = None,
     learn: Annotated[
@@ -48,15 +56,18 @@ def command(
     """Take one GRPO step on geometry problems and check every stage of it. Exits 1 if a check fails."""
     for package in ("torch", "transformers", "PIL"):
         require(package, "smoke", "mmpack smoke")
-    from mmpack.cli.geo3k_grpo import SmokeOptions, run
+    from mmpack.cli.geo3k_grpo import SmokeOptions
+    from mmpack.cli.smoke_run import run
 
     options = SmokeOptions(
         data=data,
         model=model,
+        engine=engine,
         n=n,
         seed=seed,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
+        top_p=top_p,
         limit=limit,
         workdir=workdir,
         inject=inject,

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from mmpack.errors import LayoutError
 from mmpack.families.base import Family
+from mmpack.families.internvl import INTERNVL
 from mmpack.families.qwen2_5_vl import QWEN2_5_VL
 from mmpack.families.qwen2_vl import QWEN2_VL
+from mmpack.families.qwen3_5 import QWEN3_5
+from mmpack.families.qwen3_5_moe import QWEN3_5_MOE
+from mmpack.families.qwen3_vl import QWEN3_VL
+from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
 
 __all__ = ["FAMILIES", "Family", "family_of_model_type", "get_family"]
 
-FAMILIES: dict[str, Family] = {f.name: f for f in (QWEN2_VL, QWEN2_5_VL)}
+FAMILIES: dict[str, Family] = {
+    f.name: f
+    for f in (QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_MOE, INTERNVL)
+}
 
 
 def get_family(name: str | Family) -> Family:

@@ -5,7 +5,7 @@ One file per family beside this one; everything else asks the `Family` and never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,30 +14,51 @@ class Family:
 
     name: str
     model_types: tuple[str, ...]  # transformers' `config.model_type` of the whole model
+    processors: tuple[str, ...]  # transformers' class names
     image_token_id: int
-    video_token_id: int
+    video_token_id: int | None  # None: a video is a series of images
     vision_start_id: int
     vision_end_id: int
     pad_token_id: int
     patch_size: int
     temporal_patch_size: int
     spatial_merge_size: int
-    video_layout: str  # "single": one span a video; "frames": one span a temporal patch
+    video_layout: str  # "single": one span a video; "frames": one span a temporal patch; "images"
     position_rules: tuple[str, ...]  # of layout/mrope.py; the first is the newest transformers'
     position_rows: int  # rows of Sample.position_ids
     tokens_per_second: (
         float | None
     )  # temporal step of released models; None: one position a temporal patch
+    pixel_layout: str = (
+        "patches"  # "patches": merged ones lie together; "tiles": row by row, t of them
+    )
+    writes_markers: bool = (
+        False  # expanding an image sets vision start and end too, not the chat template
+    )
     vision_levels: int = 1  # embeddings a vision token has (deepstack families have more)
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
 
     @property
     def placeholder_ids(self) -> dict[str, int]:
-        """Modality name to placeholder id."""
-        return {"image": self.image_token_id, "video": self.video_token_id}
+        """Modality name to placeholder id, of the modalities that the family has."""
+        ids = {"image": self.image_token_id, "video": self.video_token_id}
+        return {modality: i for modality, i in ids.items() if i is not None}
+
+    @property
+    def patch_dim(self) -> int:
+        """Values of a patch: channels, frames, height, width."""
+        return 3 * self.temporal_patch_size * self.patch_size**2
 
     def vision_tokens(self, grid: tuple[int, int, int]) -> int:
         """Tokens of a medium of `grid` = (t, h, w) patches, after merging."""
         t, h, w = grid
         return t * (h // self.spatial_merge_size) * (w // self.spatial_merge_size)
+
+    def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
+        """Runs of placeholders that one medium of `grid` has."""
+        return grid[0] if modality == "video" and self.video_layout == "frames" else 1
+
+    def same_layout(self, other: Family) -> bool:
+        """Whether samples of one are samples of the other: they differ in the model behind the ids alone."""
+        return replace(self, name=other.name, model_types=other.model_types) == other

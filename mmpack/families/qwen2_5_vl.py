@@ -11,6 +11,7 @@ QWEN2_5_VL = replace(
     QWEN2_VL,
     name="qwen2_5_vl",
     model_types=("qwen2_5_vl",),
+    processors=("Qwen2_5_VLProcessor",),
     position_rules=("grid", "max", "grid_int"),
     tokens_per_second=2.0,
 )

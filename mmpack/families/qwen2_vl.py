@@ -5,6 +5,7 @@ from mmpack.families.base import Family
 QWEN2_VL = Family(
     name="qwen2_vl",
     model_types=("qwen2_vl",),
+    processors=("Qwen2VLProcessor",),
     image_token_id=151655,
     video_token_id=151656,
     vision_start_id=151652,

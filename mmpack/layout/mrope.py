@@ -1,8 +1,10 @@
 """Multimodal rotary positions (rows temporal, height, width) of one sample, vectorised over its placeholder runs.
 
 Rules in the wild for where text goes on after a medium that started at position s:
-`grid`: s + max(h, w) // merge (transformers from 5.3 on); `max`: the largest position so far + 1 (before it, and vLLM);
-`grid_int`: as `grid`, and a video's seconds are cut to whole ones first (transformers 5.3 to 5.18, Qwen2.5-VL).
+`grid`: s + max(h, w) // merge (transformers from 5.3 on); `max`: the largest position so far + 1 (before it, and vLLM,
+which multiplies seconds in float64, all others in float32);
+`grid_int`: as `grid`, and a video's seconds are cut to whole ones first (transformers 5.3 to 5.18, Qwen2.5-VL);
+`count`: every token one further (families with one row).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def mrope_positions(
     image_grid_thw: Grids = None,
     video_grid_thw: Grids = None,
     second_per_grid_ts: Sequence[float] | np.ndarray | None = None,
-    rule: str = "grid",
+    rule: str | None = None,
     tokens_per_second: float | None = None,
 ) -> tuple[np.ndarray, int]:
     """Positions of one unpadded, expanded sample, equal to transformers' `get_rope_index` (rule `grid`).
@@ -35,15 +37,17 @@ def mrope_positions(
         input_ids: int [L], one id a vision token.
         family: a name of `mmpack.families`, or a Family.
         config: a transformers config; its `vision_config.tokens_per_second` is used if it has one.
-        image_grid_thw, video_grid_thw: [n, 3] patches before merging, in order of appearance.
+        image_grid_thw, video_grid_thw: [n, 3] patches before merging, in order of appearance; one a video, also where
+            each of its temporal patches is a run of its own.
         second_per_grid_ts: [videos] seconds between temporal patches; 1.0 each if not given.
-        rule: `grid`, `grid_int` (Qwen2.5-VL alone) or `max`.
+        rule: one of the family's `position_rules`; by default its first (`grid` of every Qwen-VL).
         tokens_per_second: temporal positions a second; else `config`'s, else that of released models.
 
-    Returns: int64 [3, L] and `rope_delta` = max(position) + 1 - L.
+    Returns: int64 [3, L] ([1, L] where the family has one row) and `rope_delta` = max(position) + 1 - L.
     Raises: LayoutError naming the span, where runs and grids contradict each other; ArgumentError.
     """
     family = get_family(family)
+    rule = family.position_rules[0] if rule is None else rule
     if rule not in family.position_rules:
         known = ", ".join(family.position_rules)
         raise ArgumentError(f"mrope_positions: rule {rule!r} is unknown. Fix: use one of {known}")
@@ -55,6 +59,8 @@ def mrope_positions(
         )
     runs = placeholder_runs(ids, family)
     grids = _grids_of_runs(runs, image_grid_thw, video_grid_thw, family)
+    if rule == "count":
+        return np.arange(len(ids), dtype=np.int64)[None], 0
     interval = _intervals(runs, second_per_grid_ts, config, tokens_per_second, family, rule)
     return _positions(len(ids), runs, grids, interval, family.spatial_merge_size, rule)
 
@@ -62,29 +68,38 @@ def mrope_positions(
 def sample_positions(sample: Any, rule: str | None = None) -> tuple[np.ndarray, int]:
     """`mrope_positions` of a Sample, from its media; rule and tokens_per_second from its `processor`."""
     settings = sample.processor or {}
-    of = {"image": [], "video": []}  # type: dict[str, list[Any]]
-    seconds = []
-    for span in sample.modality_spans:
-        medium = sample.media[span.media_index]
-        of[span.modality].append(medium.grid_thw)
-        if span.modality == "video":
-            seconds.append(1.0 if medium.second_per_grid_ts is None else medium.second_per_grid_ts)
+    images, videos, seconds = grids_of(sample)
     return mrope_positions(
         sample.input_ids,
         sample.family,
-        image_grid_thw=of["image"] or None,
-        video_grid_thw=of["video"] or None,
-        second_per_grid_ts=seconds or None,
-        rule=rule or settings.get("position_rule") or "grid",
+        image_grid_thw=images,
+        video_grid_thw=videos,
+        second_per_grid_ts=seconds,
+        rule=rule or settings.get("position_rule"),
         tokens_per_second=settings.get("tokens_per_second"),
     )
+
+
+def grids_of(sample: Any) -> tuple[list[Any] | None, list[Any] | None, list[float] | None]:
+    """What `mrope_positions` takes, from a Sample: grids of images, of videos, and seconds of these, by occurrence."""
+    frames = get_family(sample.family).video_layout == "frames"
+    images, videos, seconds = [], [], []
+    for span in sample.modality_spans:
+        medium = sample.media[span.media_index]
+        if span.modality == "image":
+            images.append(medium.grid_thw)
+        elif not (frames and span.frame):
+            videos.append(medium.grid_thw)
+            step = medium.second_per_grid_ts
+            seconds.append(1.0 if step is None else step)
+    return images or None, videos or None, seconds or None
 
 
 def _positions(
     length: int, runs: Runs, grids: np.ndarray, interval: np.ndarray, merge: int, rule: str
 ) -> tuple[np.ndarray, int]:
     t, h, w = grids[:, 0], grids[:, 1] // merge, grids[:, 2] // merge
-    last_t = ((t - 1).astype(np.float32) * interval).astype(np.int64)
+    last_t = ((t - 1).astype(interval.dtype) * interval).astype(np.int64)
     if rule != "max":
         advance = np.maximum(grids[:, 1], grids[:, 2]) // merge
     else:
@@ -102,7 +117,9 @@ def _positions(
     rows = np.arange(len(run)) + np.repeat(runs.starts - (np.cumsum(sizes) - sizes), sizes)
     k = rows - runs.starts[run]
     frame, cell = k // (h * w)[run], k % (h * w)[run]
-    positions[0, rows] = begin[run] + (frame.astype(np.float32) * interval[run]).astype(np.int64)
+    positions[0, rows] = begin[run] + (frame.astype(interval.dtype) * interval[run]).astype(
+        np.int64
+    )
     positions[1, rows] = begin[run] + cell // w[run]
     positions[2, rows] = begin[run] + cell % w[run]
     return positions, (int(positions.max()) + 1 - length) if length else 0
@@ -116,6 +133,8 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
         ("video", videos, runs.is_video),
     ):
         grids = np.asarray([] if given is None else given, dtype=np.int64).reshape(-1, 3)
+        if name == "video" and family.video_layout == "frames":
+            grids = _frames(grids, int(mine.sum()))
         which = np.flatnonzero(mine)
         if len(grids) != len(which):
             span = None
@@ -157,6 +176,13 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
     return out
 
 
+def _frames(videos: np.ndarray, most: int) -> np.ndarray:
+    """Grids [n, 3] of videos as grids of t = 1, one a temporal patch; `most` + 1 a video, however many it claims."""
+    frames = np.repeat(videos, np.clip(videos[:, 0], 1, most + 1), axis=0)
+    frames[:, 0] = np.minimum(frames[:, 0], 1)  # an empty grid stays one
+    return frames
+
+
 def _intervals(
     runs: Runs,
     second_per_grid_ts: Sequence[float] | np.ndarray | None,
@@ -165,8 +191,8 @@ def _intervals(
     family: Family,
     rule: str,
 ) -> np.ndarray:
-    """float32 [O]: positions between temporal patches, rounded as upstream rounds them."""
-    out = np.ones(len(runs), dtype=np.float32)
+    """float [O]: positions between temporal patches, rounded as upstream rounds them."""
+    out = np.ones(len(runs), dtype=np.float64 if rule == "max" else np.float32)
     if family.tokens_per_second is None:
         return out
     if tokens_per_second is None:
@@ -182,7 +208,6 @@ def _intervals(
             f"mrope_positions: second_per_grid_ts has {len(seconds)} values for {len(videos)} videos, "
             "or one that is negative or not finite. Fix: pass the seconds of each video"
         )
-    out[videos] = np.float32(tokens_per_second) * (
-        np.trunc(seconds) if rule == "grid_int" else seconds
-    )
+    steps: np.ndarray = np.trunc(seconds) if rule == "grid_int" else seconds
+    out[videos] = steps.astype(out.dtype) * float(tokens_per_second)
     return out

@@ -23,7 +23,9 @@ def placeholder_runs(input_ids: np.ndarray, family: str | Family) -> Runs:
     """Maximal runs of one placeholder id in `input_ids` [L], in order."""
     family = get_family(family)
     ids = np.asarray(input_ids)
-    kind = (ids == family.image_token_id) + 2 * (ids == family.video_token_id).astype(np.int8)
+    kind = (ids == family.image_token_id).astype(np.int8)
+    if family.video_token_id is not None:
+        kind += 2 * (ids == family.video_token_id).astype(np.int8)
     edges = np.flatnonzero(np.diff(kind, prepend=0, append=0))
     starts, stops = edges[:-1], edges[1:]
     keep = kind[starts] > 0

@@ -38,6 +38,7 @@ class Batch(LossIndex):
     """What packed and padded batches have in common."""
 
     family: str
+    input_ids: torch.Tensor  # int64, [T] or [B, S]
     sample_ids: list[str]
     group_index: torch.Tensor  # [B] int64, numbered in order of first appearance
     rewards: list[list[Score]]  # of each sample
@@ -57,6 +58,12 @@ class Batch(LossIndex):
     loss_counts: list[int]  # [B]
     dropped: list[Problem]  # why samples were left out, with on_invalid="drop"
     stats: dict[str, int] = field(default_factory=dict)
+    id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
+
+    def __post_init__(self) -> None:
+        if self.id_range is None:  # of a batch that was moved it is known
+            low, high = self.input_ids.aminmax()
+            self.id_range = int(low), int(high)
 
     @property
     def media_ids(self) -> list[str]:
@@ -130,7 +137,8 @@ class PackedBatch(Batch):
     sample_segment: torch.Tensor  # [B] int32
     cu_seqlens: torch.Tensor | None = None  # [B+1] int32; absent where rows are shared
     max_seqlen: int | None = None
-    modality_spans: list[ModalitySpan]  # in rows; media_index counts `media`
+    # in rows, one for each of `media_occurrence` (frames of a video with the text between); media_index counts `media`
+    modality_spans: list[ModalitySpan]
     loss_spans: list[list[LossSpan]]  # of each sample, in rows
     num_tokens: int  # rows without the padding at the end
 

@@ -21,7 +21,7 @@ class MediaTable:
     def __init__(self, family: Family, store: Mapping[str, Any] | None, what: str):
         self.media: list[Medium] = []
         self.index: dict[str, int] = {}
-        self.patch_dim = 3 * family.temporal_patch_size * family.patch_size**2
+        self.patch_dim = family.patch_dim
         self.store = {} if store is None else store
         self.what = what
 
@@ -63,6 +63,16 @@ def as_tensor(values: Any) -> torch.Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         return torch.tensor(values)
     return torch.as_tensor(values).cpu()
+
+
+def tiles_of(pixels: torch.Tensor, size: Sequence[int], family: Family) -> torch.Tensor:
+    """[tiles, 3, height, width] of patches [tiles·h·w, patch_dim], whose tiles are `size` = (h, w) patches each.
+
+    For families of `pixel_layout` "tiles": a patch is channels, height, width; patches lie row by row.
+    """
+    h, w, patch = *size, family.patch_size
+    cells = pixels.reshape(-1, h, w, 3, patch, patch)
+    return cells.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, h * patch, w * patch)
 
 
 def patch_offsets(media: Sequence[Medium]) -> list[int]:

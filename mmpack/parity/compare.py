@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from mmpack.errors import ArgumentError
 from mmpack.parity.causes import Decode, Hit, Pair, broken_rules, hits_of, rule_hits
+from mmpack.parity.columnar import Alike
 from mmpack.parity.fields import (
     FIELDS,
     MEDIA_FIELDS,
@@ -25,6 +26,7 @@ from mmpack.parity.report import Finding, ParityReport
 from mmpack.schema.sample import Sample
 
 _REQUIRABLE = (*FIELDS, *(f"media.{name}" for name in MEDIA_FIELDS + VIDEO_FIELDS))
+_DRAWN = 20  # samples whose two sides the report keeps
 _NAMED = 256  # fields that `not_compared` tells apart; parts of a field beyond that count as the whole field
 
 
@@ -56,8 +58,10 @@ def compare(
                 f"compare: require names {name!r}. Fix: use fields of {', '.join(_REQUIRABLE)}"
             )
     tally = _Tally(max_findings)
-    for item in paired(rollout, train):
-        if isinstance(item, Missing):
+    for item in paired(rollout, train, scored=_DRAWN):
+        if isinstance(item, Alike):
+            tally.alike(item)
+        elif isinstance(item, Missing):
             tally.unpaired(item)
         else:
             tally.pair(item.ordinal, item.left, item.right, decode)
@@ -168,17 +172,26 @@ class _Tally:
         self.causes: Counter[str] = Counter()
         self.lacking: Counter[tuple[str, str]] = Counter()
         self.missing = {"rollout": 0, "train": 0}
+        self.unlike: list[tuple[Sample, Sample]] = []  # to draw
+        self.scored: list[tuple[Sample, Sample]] = []
 
-    def pair(self, ordinal: int, left: Sample, right: Sample, decode: Decode | None) -> None:
-        self.compared += 1
-        for name, who in set(lacking(left, right)):
+    def alike(self, item: Alike) -> None:
+        self.compared += item.count
+        for name, who in item.lacks:
             if (name, who) not in self.lacking and len(self.lacking) >= _NAMED:
                 name = name.partition(".")[0]
-            self.lacking[name, who] += 1
+            self.lacking[name, who] += item.count
+
+    def pair(self, ordinal: int, left: Sample, right: Sample, decode: Decode | None) -> None:
+        self.alike(Alike(1, frozenset(lacking(left, right))))
         findings = findings_of(left, right, decode)
         if findings:
             self.causes.update({finding.cause for finding in findings})
             self._keep(self.findings, ordinal, findings)
+            if len(self.unlike) < _DRAWN:
+                self.unlike.append((left, right))
+        elif len(self.scored) < _DRAWN and left.rollout_logprobs is not None:
+            self.scored.append((left, right))
 
     def unpaired(self, item: Missing) -> None:
         self.missing[item.side] += 1
@@ -218,6 +231,7 @@ class _Tally:
             total_findings=self.total,
             causes=dict(sorted(self.causes.items(), key=lambda item: (-item[1], RANK[item[0]]))),
             missing=self.missing,
+            pairs=(self.unlike + self.scored)[:_DRAWN],
         )
 
     def _not_compared(self) -> dict[str, str]:

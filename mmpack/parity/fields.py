@@ -72,16 +72,16 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
     for name in ("position_ids", "attention_mask", "rollout_logprobs"):
         a, b = getattr(left, name), getattr(right, name)
         if a is None or b is None:
-            yield name, _who(a, b)
+            yield name, who_lacks(a, b)
     if left.rollout_logprobs is not None and right.rollout_logprobs is not None:
         kinds = [(s.sampling or {}).get("logprobs") for s in (left, right)]
         if None in kinds:
-            yield "sampling", _who(*kinds)
+            yield "sampling", who_lacks(*kinds)
         yield "rollout_logprobs", "never"
     if left.processor is None or right.processor is None:
         a, b = left.processor_fingerprint, right.processor_fingerprint
         if a is None or b is None:
-            yield "processor", _who(left.processor or a, right.processor or b)
+            yield "processor", who_lacks(left.processor or a, right.processor or b)
     elif left.processor is not right.processor and left.processor != right.processor:
         for path, who in compare_settings(left.processor, right.processor)[1].items():
             yield f"processor.{path}", who
@@ -90,7 +90,7 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
         for name in names:
             a, b = getattr(medium, name), getattr(other, name)
             if a is None or b is None:
-                yield f"media.{name}", _who(a, b)
+                yield f"media.{name}", who_lacks(a, b)
 
 
 def difference(field: str, left: Sample, right: Sample) -> Difference:
@@ -98,7 +98,8 @@ def difference(field: str, left: Sample, right: Sample) -> Difference:
     return _FIRST[field](left, right)
 
 
-def _who(a: Any, b: Any) -> str:
+def who_lacks(a: Any, b: Any) -> str:
+    """Which side has None, where one has."""
     return "both" if a is None and b is None else "rollout" if a is None else "train"
 
 
@@ -151,12 +152,12 @@ def _unlike_sampling(left: Sample, right: Sample) -> bool:
     """Logprobs of unlike kinds: processed against raw, or processed under other settings."""
     if left.rollout_logprobs is None or right.rollout_logprobs is None:
         return False
-    return bool(unlike_sampling(left, right))
+    return bool(unlike_sampling(left.sampling, right.sampling))
 
 
-def unlike_sampling(left: Sample, right: Sample) -> list[str]:
+def unlike_sampling(left: dict[str, Any] | None, right: dict[str, Any] | None) -> list[str]:
     """The settings by which two sets of logprobs mean different things."""
-    a, b = left.sampling or {}, right.sampling or {}
+    a, b = left or {}, right or {}
     kinds = a.get("logprobs"), b.get("logprobs")
     if None in kinds:
         return []
@@ -262,7 +263,7 @@ def _first_setting(left: Sample, right: Sample) -> Difference:
 
 
 def _first_sampling(left: Sample, right: Sample) -> Difference:
-    name = unlike_sampling(left, right)[0]
+    name = unlike_sampling(left.sampling, right.sampling)[0]
     shown = [f"{name} {show((s.sampling or {}).get(name))}" for s in (left, right)]
     return Difference("sampling", shown[0], shown[1])
 

@@ -12,13 +12,16 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.parity.columnar import Alike, Step, steps
 from mmpack.schema.fields import fail
 from mmpack.schema.sample import Sample
-from mmpack.schema.trace import read_trace
+from mmpack.schema.trace import TraceReader, read_trace
 
 WINDOW = 64
 Source = str | os.PathLike[str] | Iterable[Sample]
@@ -38,17 +41,20 @@ class Missing:
     side: str  # the side that lacks it
 
 
-def paired(rollout: Source, train: Source) -> Iterator[Matched | Missing]:
-    """Every pair as soon as both have come, then the samples without a partner. Raises TraceError (MM007)."""
+def paired(rollout: Source, train: Source, scored: int = 0) -> Iterator[Matched | Missing | Alike]:
+    """Every pair as soon as both have come, then the samples without a partner.
+
+    Of two Parquet traces, pairs that are equal at sight come as `Alike`, but for the first `scored` ones
+    with logprobs. Raises TraceError (MM007).
+    """
     left_side, right_side = _Waiting("rollout"), _Waiting("train")
-    lefts = enumerate(_samples(rollout, "rollout"))
-    rights = enumerate(_samples(train, "train"))
     matched: set[bytes] = set()  # 16 bytes a sample
     try:
-        while True:
-            left, right = next(lefts, None), next(rights, None)
-            if left is None and right is None:
-                break
+        for step in _steps(rollout, train, scored):
+            if isinstance(step, Alike):
+                yield step
+                continue
+            left, right = step
             if left and right and left[1].sample_id == right[1].sample_id:
                 for side in (left_side, right_side):
                     side.refuse_duplicate(left[1].sample_id, matched)
@@ -77,10 +83,19 @@ def paired(rollout: Source, train: Source) -> Iterator[Matched | Missing]:
         right_side.close()
 
 
-def _samples(source: Source, name: str) -> Iterator[Sample]:
-    if isinstance(source, (str, os.PathLike)):
-        source = read_trace(source)
-    elif isinstance(source, Sample):
+def _steps(rollout: Source, train: Source, scored: int) -> Iterator[Step | Alike]:
+    sources: list[Any] = [
+        read_trace(s) if isinstance(s, (str, os.PathLike)) else s for s in (rollout, train)
+    ]
+    left, right = sources
+    if all(isinstance(source, TraceReader) and source.is_parquet for source in sources):
+        return steps(left, right, scored)
+    lefts, rights = enumerate(_samples(left, "rollout")), enumerate(_samples(right, "train"))
+    return zip_longest(lefts, rights)
+
+
+def _samples(source: Iterable[Sample], name: str) -> Iterator[Sample]:
+    if isinstance(source, Sample):
         source = [source]
     for i, sample in enumerate(source):
         if not isinstance(sample, Sample):

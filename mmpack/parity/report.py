@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from html import escape
-from typing import Any
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from mmpack.parity.fixes import FIXES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mmpack.schema.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class ParityReport:
     `ok`: samples were compared, all of `require` in each of them, and all that was compared is equal.
     `compared` counts pairs of samples; `not_compared` maps a field to why; `first` is the first finding
     in sample order, root cause first; `findings` are those kept of `total_findings`; `causes` counts
-    samples by cause; `missing` counts the samples that the rollout or the train side lacks.
+    samples by cause; `missing` counts the samples that the rollout or the train side lacks. `pairs` holds
+    the first samples of each side to draw: those that differ, then those with logprobs on both sides.
     """
 
     ok: bool
@@ -60,10 +67,16 @@ class ParityReport:
     total_findings: int = 0
     causes: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=lambda: {"rollout": 0, "train": 0})
+    pairs: list[tuple[Sample, Sample]] = field(default_factory=list, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values, keys in a fixed order."""
-        return asdict(self)
+        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "pairs"}
+        return out | {
+            "require": list(self.require),
+            "first": self.first and asdict(self.first),
+            "findings": [asdict(finding) for finding in self.findings],
+        }
 
     def to_json(self) -> str:
         """The report as JSON text: equal reports give equal text."""
@@ -87,44 +100,38 @@ class ParityReport:
             out.append(f"and {self.total_findings - limit} findings more")
         return out
 
-    def to_html(self) -> str:
-        """The report as one self-contained page; everything that came from a trace is escaped."""
-        color = "#0a7d33" if self.ok else "#b3261e"
-        lacking = _table(("field", "not compared because"), list(self.not_compared.items()))
-        columns = ("sample", "field", "index", "span", "rollout", "train", "cause", "evidence")
-        rows = [
-            (f.sample_id, f.field, f.index, f.span and list(f.span), f.left, f.right)
-            + (f.cause, f.evidence, f.fix)
-            for f in self.findings
-        ]
-        return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>mmpack parity</title>'
-            "<style>body{font:14px/1.5 sans-serif;margin:2em;color:#222}table{border-collapse:"
-            "collapse;margin:1em 0}td,th{border:1px solid #ccc;padding:.3em .6em;text-align:left;"
-            f"vertical-align:top;overflow-wrap:anywhere}}h1{{color:{color}}}</style></head><body>"
-            f"<h1>{'Same layout' if self.ok else 'Layouts differ, or were not compared'}</h1>"
-            f"<p>{_cell(self.summary())}</p>"
-            + (f"<h2>Not compared</h2>{lacking}" if self.not_compared else "")
-            + (f"<h2>Findings</h2>{_table((*columns, 'fix'), rows)}" if rows else "")
-            + (
-                f"<p>{self.total_findings - len(rows)} findings more are not shown.</p>"
-                if self.total_findings > len(rows)
-                else ""
-            )
-            + "</body></html>\n"
+    def to_html(
+        self,
+        media_root: str | os.PathLike[str] | None = None,
+        pictures: Mapping[str, np.ndarray] | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        train_logprobs: Mapping[str, np.ndarray] | None = None,
+    ) -> str:
+        """The report as one self-contained page; everything that came from a trace is escaped.
+
+        Args:
+            media_root: folder below which the pictures that `Medium.source` names are opened.
+            pictures: content_hash -> uint8 [h, w, 3], of pictures that are at hand.
+            decode: ids -> text, for the tokens around a difference.
+            train_logprobs: sample_id -> the trainer's logprobs [n] (natural log), where its trace doesn't hold them.
+        """
+        from mmpack.parity.html import page
+
+        return page(
+            self,
+            media_root=media_root,
+            known=pictures,
+            decode=decode,
+            train_logprobs=train_logprobs,
         )
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook."""
+        from mmpack.parity.html import fragment
+
+        return fragment(self)
 
 
 def one_line(text: str) -> str:
     """`text` with every control or unprintable character escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _table(head: tuple[str, ...], rows: list[Any]) -> str:
-    top = "".join(f"<th>{_cell(name)}</th>" for name in head)
-    body = "".join(f"<tr>{''.join(f'<td>{_cell(v)}</td>' for v in row)}</tr>" for row in rows)
-    return f"<table><tr>{top}</tr>{body}</table>"
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else escape(one_line(str(value)))

@@ -6,6 +6,7 @@ Settings that change no token, grid or pixel (padding side, return types, length
 from __future__ import annotations
 
 import hashlib
+import json
 from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,16 +14,45 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from mmpack.families import Family
+from mmpack.processors.pixels import image_options
 from mmpack.schema.fields import canonical_json
 
 _SWITCHED = {  # a setting counts only while its switch is on
-    "do_resize": ("resample", "min_pixels", "max_pixels"),
+    "do_resize": ("resample", "min_pixels", "max_pixels", "height", "width"),
     "do_rescale": ("rescale_factor",),
     "do_normalize": ("image_mean", "image_std"),
     "do_sample_frames": ("fps", "num_frames", "min_frames", "max_frames"),
+    "crop_to_patches": ("min_patches", "max_patches"),
 }
-_HASHED: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()  # size, hash
+_NOT_EVERYWHERE = ("do_sample_frames", "crop_to_patches")  # switches told only where they are on
 _ALWAYS = ("patch_size", "temporal_patch_size", "merge_size")
+
+
+class TokenizerHash:
+    """sha256 of a tokenizer's vocabulary and merges: once, since it takes seconds, and again when tokens were added."""
+
+    def __init__(self) -> None:
+        self.added = -1  # tokens added to the vocabulary when it was hashed
+        self.settings: dict[str, str | None] = {}
+
+    def of(self, tokenizer: Any) -> dict[str, str | None]:
+        """`vocab_sha256`, over every token and its id; `merges_sha256`, over the merges in order (None: has none)."""
+        added = len(tokenizer.added_tokens_decoder)
+        if self.added != added:
+            known = _HASHED.get(tokenizer)
+            if known is None or known.added != added:
+                known = TokenizerHash()
+                known.added = added
+                known.settings = {
+                    "vocab_sha256": vocabulary_hash(tokenizer),
+                    "merges_sha256": merges_hash(tokenizer),
+                }
+                _HASHED[tokenizer] = known
+            self.added, self.settings = known.added, known.settings
+        return self.settings
+
+
+_HASHED: WeakKeyDictionary[Any, TokenizerHash] = WeakKeyDictionary()  # of this process
 
 
 def describe(
@@ -33,42 +63,45 @@ def describe(
     chat_template: str | None,
     position_rule: str,
     tokens_per_second: float | None,
-    vocab_sha256: str,
+    video_markers: str,
+    tokenizer_hash: TokenizerHash,
 ) -> dict[str, Any]:
     """The `processor` object of a sample."""
-    return {
+    out = {
         "family": family.name,
-        "tokenizer": {
-            "vocab_sha256": vocab_sha256,
-            "special_ids": special_ids(tokenizer),
-        },
+        "tokenizer": tokenizer_hash.of(tokenizer) | {"special_ids": special_ids(tokenizer)},
         "chat_template": None if chat_template is None else text_hash(chat_template),
-        "image": vision_settings(image_processor),
+        "image": vision_settings(image_processor, image_options(family)),
         "video": vision_settings(video_processor),
         "position_rule": position_rule,
         "tokens_per_second": tokens_per_second,
     }
+    return out | ({"video_markers": video_markers} if family.video_layout == "frames" else {})
 
 
-def vision_settings(processor: Any) -> dict[str, Any] | None:
-    """The image or video part: sizes in pixels, patches and merges, normalisation, and which library resizes."""
+def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """The image or video part: sizes in pixels, patches and merges, normalisation, and which library resizes.
+
+    `options`: what is handed to the processor at each call, and counts instead of its own.
+    """
     if processor is None:
         return None
-    raw = processor.to_dict()
+    raw = processor.to_dict() | (options or {})
     size = raw.get("size") or {}
     raw["min_pixels"] = size.get("shortest_edge", raw.get("min_pixels"))
     raw["max_pixels"] = size.get("longest_edge", raw.get("max_pixels"))
+    raw |= {side: size.get(side) for side in ("height", "width")}
     out: dict[str, Any] = {
         "backend": "pil" if type(processor).__name__.endswith("Pil") else "torchvision"
     }
     for switch, names in _SWITCHED.items():
         on = bool(raw.get(switch, False))
-        if on or switch != "do_sample_frames":
+        if on or switch not in _NOT_EVERYWHERE:
             out[switch] = on
         if on:
             out |= {name: _plain(name, raw[name]) for name in names if raw.get(name) is not None}
     out["do_convert_rgb"] = bool(raw.get("do_convert_rgb", False))
-    return out | {name: int(raw[name]) for name in _ALWAYS}
+    return out | {name: int(raw[name]) for name in _ALWAYS if name in raw}
 
 
 def special_ids(tokenizer: Any) -> dict[str, int]:
@@ -77,13 +110,19 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
 
 
 def vocabulary_hash(tokenizer: Any) -> str:
-    """sha256 hex over every token and its id; once a tokenizer, since it takes seconds."""
-    size, digest = _HASHED.get(tokenizer, (-1, ""))
-    if size != len(tokenizer):
-        vocabulary = canonical_json(tokenizer.get_vocab())
-        size, digest = len(tokenizer), hashlib.sha256(vocabulary.encode()).hexdigest()
-        _HASHED[tokenizer] = size, digest
-    return digest
+    """sha256 hex over every token and its id."""
+    return hashlib.sha256(canonical_json(tokenizer.get_vocab()).encode()).hexdigest()
+
+
+def merges_hash(tokenizer: Any) -> str | None:
+    """sha256 hex over the merges of a byte-pair tokenizer, in order; None for one that has none."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    merges = None if backend is None else json.loads(backend.to_str())["model"].get("merges")
+    if not merges:
+        return None
+    # pairs, or in older files one text with a space between
+    lines = (pair if isinstance(pair, str) else " ".join(pair) for pair in merges)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def text_hash(text: str) -> str:

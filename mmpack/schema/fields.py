@@ -353,30 +353,35 @@ def keep_unknown(metadata: dict[str, Any], unknown: dict[str, Any]) -> dict[str,
 
 
 def check_json(value: Any, where: str) -> None:
-    """Refuse what JSON can't carry: other types, NaN, integers beyond 64 bits, deep nesting.
+    """Refuse what JSON can't carry: other types, NaN, integers beyond 64 bits, deep nesting."""
+    fault = json_fault(value)
+    if fault is not None:
+        raise fail(where, *fault)
 
-    Iterative: depth can't overflow the stack.
-    """
+
+def json_fault(value: Any) -> tuple[str, str] | None:
+    """Why JSON can't carry `value`, and the code; None if it can. Iterative: depth can't overflow the stack."""
     stack = [(value, 0)]
     while stack:
         item, depth = stack.pop()
         kind = type(item)
         if depth > MAX_DEPTH:
-            raise fail(where, f"is nested deeper than {MAX_DEPTH} levels", "MM010")
+            return f"is nested deeper than {MAX_DEPTH} levels", "MM010"
         if kind is dict:
             if not all(type(key) is str for key in item):
-                raise fail(where, "holds an object with a key that is not a string")
+                return "holds an object with a key that is not a string", "MM003"
             stack.extend((v, depth + 1) for v in item.values() if type(v) is not str)
         elif kind is list or kind is tuple:
             stack.extend((v, depth + 1) for v in item if type(v) is not str)
         elif kind is float:
             if not math.isfinite(item):
-                raise fail(where, f"holds {item}, which is not a finite number", "MM009")
+                return f"holds {item}, which is not a finite number", "MM009"
         elif kind is int:
             if not -(2**63) <= item < 2**64:
-                raise fail(where, f"holds {shown(item)}, which is beyond 64 bits")
+                return f"holds {shown(item)}, which is beyond 64 bits", "MM003"
         elif kind not in (bool, str, type(None)):
-            raise fail(where, f"holds a value of type {kind.__name__}, which JSON does not have")
+            return f"holds a value of type {kind.__name__}, which JSON does not have", "MM003"
+    return None
 
 
 def canonical_json(value: Any) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -20,46 +22,92 @@ from mmpack.schema.parquet_pages import Chunk, read_row_groups
 from mmpack.schema.sample import Sample
 
 GROUP_BYTES, GROUP_ROWS = 32 * 2**20, 1024  # of a row group that is written
-BATCH_BYTES, BATCH_ROWS = 16 * 2**20, 512  # of rows that are decoded at a time
+BATCH_BYTES, BATCH_ROWS = 8 * 2**20, 512  # of rows that are decoded at a time
 MAX_GROUP_RECORDS = 64  # a row group may decode to so many records of the largest size
 BUFFER_BYTES = 2**20
 LEVEL_BYTES = 16  # a decoded value (8) with its levels and offsets
 
 
-def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (record number from 1, record), arrays as numpy, absent fields left out.
+@dataclass(frozen=True)
+class Block:
+    """Some rows of a trace as Arrow arrays by column, texts decoded; columns without a value are left out."""
 
-    Raises TraceError: MM001 not Parquet or corrupt, MM003 a column of another type, MM004 a missing
-    column, MM010 a record larger than `max_record_bytes` or a row group that would decode to more
-    than 64 of them.
+    path: str
+    first: int  # number of the first record
+    rows: int
+    columns: dict[str, Any]
+    max_record_bytes: int
+
+    def slice(self, start: int, stop: int) -> Block:
+        """The rows [start, stop), without a copy."""
+        columns = {name: c.slice(start, stop - start) for name, c in self.columns.items()}
+        return Block(self.path, self.first + start, stop - start, columns, self.max_record_bytes)
+
+    def values(self, name: str) -> list[Any]:
+        """A column as Python has it."""
+        return self.columns[name].to_pylist() if name in self.columns else [None] * self.rows
+
+    def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield (record number from 1, record), arrays as numpy, absent fields left out. Raises TraceError."""
+        for number, record in enumerate(_records(self), self.first):
+            _check_size(record, self.max_record_bytes, f"{self.path}: record {number}")
+            yield number, _parsed(record, f"{self.path}: record {number}")
+
+
+def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
+    """Yield the rows of a Parquet trace, some at a time.
+
+    Raises TraceError: MM001 not Parquet or corrupt, MM004 a missing column, MM010 a row group that
+    would decode to more than 64 records of `max_record_bytes`.
     """
     pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
     parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
+    require("pyarrow.compute", "parquet", "read_trace of a .parquet file")
     with path.open("rb") as file:
-        groups = [
-            _batch_rows(rows, chunks, max_record_bytes, f"{path}: row group {i}")
-            for i, (rows, chunks) in enumerate(read_row_groups(file, f"{path}"))
-        ]
-    number = 0
+        groups = read_row_groups(file, f"{path}")
+    first = 1
     try:
+        metadata = parquet.read_metadata(path)
+        names = {metadata.schema.column(i).path for i in range(metadata.num_columns)}
+        texts = _texts(names, [chunks for _, chunks in groups])
+        rows_of = [
+            _batch_rows(rows, chunks, texts, max_record_bytes, f"{path}: row group {i}")
+            for i, (rows, chunks) in enumerate(groups)
+        ]
         with parquet.ParquetFile(
             path,
+            metadata=metadata,
             buffer_size=BUFFER_BYTES,
             pre_buffer=False,
             page_checksum_verification=True,
             arrow_extensions_enabled=False,
+            read_dictionary=texts,
         ) as reader:
-            names = reader.schema_arrow.names
-            _check_names(names, f"{path}")
-            for group, rows in enumerate(groups):
+            _check_names(reader.schema_arrow.names, f"{path}")
+            for group, rows in enumerate(rows_of):
                 for batch in reader.iter_batches(rows, row_groups=[group]):
-                    for record in _records(batch, names, f"{path}", number, pyarrow):
-                        number += 1
-                        _check_size(record, max_record_bytes, f"{path}: record {number}")
-                        yield number, _parsed(record, f"{path}: record {number}")
+                    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+                    columns = {n: c for n, c in columns.items() if c.null_count < len(c)}
+                    for start, stop in _parts(columns, batch.num_rows, pyarrow):
+                        part = {
+                            name: _decoded(column.slice(start, stop - start), pyarrow)
+                            for name, column in columns.items()
+                        }
+                        yield Block(f"{path}", first, stop - start, part, max_record_bytes)
+                        first += stop - start
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())[:200]
         raise fail(f"{path}", f"can't be read as Parquet: {why}", "MM001") from None
+
+
+def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (record number from 1, record), arrays as numpy, absent fields left out.
+
+    Raises TraceError as `read_blocks` does, and MM003 for a column of another type, MM010 for a
+    record larger than `max_record_bytes`.
+    """
+    for block in read_blocks(path, max_record_bytes):
+        yield from block.records()
 
 
 def write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]]) -> None:
@@ -95,14 +143,22 @@ def _check_names(names: list[str], where: str) -> None:
         raise fail(where, "has two columns of one name")
 
 
-def _batch_rows(rows: int, chunks: list[Chunk], max_record_bytes: int, where: str) -> int:
+def _texts(names: set[str], groups: list[list[Chunk]]) -> list[str]:
+    """The columns to leave as dictionaries: then a long text that returns is held once."""
+    refused = {c.name for chunks in groups for c in chunks if not c.as_dictionary}
+    return sorted(names & {c.name for chunks in groups for c in chunks} - refused)
+
+
+def _batch_rows(
+    rows: int, chunks: list[Chunk], texts: list[str], max_record_bytes: int, where: str
+) -> int:
     """How many rows of a row group to decode at a time."""
     total = row_bytes = 0
     for chunk in chunks:
         total += chunk.page_bytes + chunk.values * LEVEL_BYTES
         if chunk.is_text and chunk.is_nested:
             total += chunk.values * chunk.repeated_bytes
-        elif chunk.is_text:
+        elif chunk.is_text and chunk.name not in texts:
             row_bytes += chunk.repeated_bytes
     limit = MAX_GROUP_RECORDS * max_record_bytes
     if total > limit:
@@ -111,28 +167,48 @@ def _batch_rows(rows: int, chunks: list[Chunk], max_record_bytes: int, where: st
     return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
 
 
-def _records(
-    batch: Any, names: list[str], path: str, before: int, pyarrow: ModuleType
-) -> Iterator[dict[str, Any]]:
+def _parts(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> Iterable[tuple[int, int]]:
+    """Cuts a batch into parts [start, stop) whose texts take about BATCH_BYTES (or one row) each.
+
+    Raises ArrowInvalid for what is not UTF-8, or points beyond its dictionary.
+    """
+    sizes = np.zeros(rows, np.int64)
+    for column in columns.values():
+        if pyarrow.types.is_dictionary(column.type):
+            column.validate(full=True)
+            indices = column.indices.fill_null(0) if column.null_count else column.indices
+            lengths = pyarrow.compute.binary_length(column.dictionary).to_numpy()
+            sizes += lengths[indices.to_numpy()]
+        elif pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+            column.validate(full=True)
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_BYTES)) + 1
+    return pairwise([0, *cuts.tolist(), rows])
+
+
+def _decoded(column: Any, pyarrow: ModuleType) -> Any:
+    return column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column
+
+
+def _records(block: Block) -> Iterator[dict[str, Any]]:
     specs = Sample.columns()
-    columns = {}
-    for name, column in zip(names, batch.columns, strict=True):
+    columns: dict[str, list[Any]] = {}
+    for name, column in block.columns.items():
         if name in specs and isinstance(specs[name].spec, Array):
-            columns[name] = _arrays(column, name, path, before + 1, pyarrow)
+            columns[name] = _arrays(column, name, block.path, block.first)
         else:
             columns[name] = column.to_pylist()
-    for values in zip(*columns.values(), strict=True):
+    for i in range(block.rows):
+        row = ((name, values[i]) for name, values in columns.items())
         yield {  # arrays are copied: one must not keep its whole batch alive
             name: value.copy() if isinstance(value, np.ndarray) else value
-            for name, value in zip(columns, values, strict=True)
+            for name, value in row
             if value is not None
         }
 
 
-def _arrays(
-    column: Any, name: str, path: str, first: int, pyarrow: ModuleType
-) -> list[np.ndarray | None]:
+def _arrays(column: Any, name: str, path: str, first: int) -> list[np.ndarray | None]:
     """The rows of a list column as views into it; of a list of lists, as 2-D ones."""
+    pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
     where, types = f"{path}: {name}", pyarrow.types
     values, bounds = _flat(column, where, pyarrow)
     inner = None
@@ -164,12 +240,14 @@ def _arrays(
 
 
 def _flat(column: Any, where: str, pyarrow: ModuleType) -> tuple[Any, np.ndarray]:
-    """A list array's values and its offsets into them."""
+    """A list array's values and its offsets into them; of a slice, those of the slice alone."""
     if pyarrow.types.is_fixed_size_list(column.type):
         column = column.cast(pyarrow.list_(column.type.value_type))
     if not (pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type)):
         raise fail(where, f"is a column of {column.type}, expected lists of numbers")
-    return column.values, column.offsets.to_numpy(zero_copy_only=True)
+    bounds = column.offsets.to_numpy(zero_copy_only=True)
+    start, stop = int(bounds[0]), int(bounds[-1])
+    return column.values.slice(start, stop - start), bounds - start
 
 
 def _refuse_nulls(values: Any, levels: list[np.ndarray], where: str, name: str, first: int) -> None:

@@ -21,7 +21,7 @@ BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY = 6, 7
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 OWN_HEADER = {DATA_PAGE: 5, DICTIONARY_PAGE: 7, DATA_PAGE_V2: 8}  # kind of page -> field
 ENCODING = {DATA_PAGE: 2, DICTIONARY_PAGE: 2, DATA_PAGE_V2: 4}  # kind of page -> field of that
-DELTA_BYTE_ARRAY = 7
+PLAIN, PLAIN_DICTIONARY, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 0, 2, 7, 8
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Chunk:
     """One column of one row group: its values, and the bytes of its pages once decompressed.
 
     A value may take `repeated_bytes`: all of a dictionary, or of a page of shared prefixes.
+    `as_dictionary`: texts that pyarrow can leave as a dictionary and indices.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Chunk:
     values: int
     page_bytes: int
     repeated_bytes: int
+    as_dictionary: bool
 
 
 def read_row_groups(file: IO[bytes], where: str) -> list[tuple[int, list[Chunk]]]:
@@ -75,6 +77,7 @@ def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Ch
     if not 0 <= start <= stop <= size:
         raise fail(where, f"has its pages at [{start}, {stop}) of {size} bytes", "MM001")
     values = page_bytes = repeated_bytes = 0
+    encodings = set()
     while start < stop:
         file.seek(start)
         reader = _Thrift(file.read(min(HEADER_BYTES, stop - start)))
@@ -86,6 +89,7 @@ def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Ch
             raise fail(where, f"has a page of {unpacked} bytes and {count} values", "MM001")
         if kind != DICTIONARY_PAGE:
             values += count
+            encodings.add(own[ENCODING[kind]])
         elif count * 4 > unpacked:  # each of its values has four bytes or more
             raise fail(where, f"has {count} values in a page of {unpacked} bytes", "MM001")
         if kind == DICTIONARY_PAGE or own[ENCODING[kind]] == DELTA_BYTE_ARRAY:
@@ -95,7 +99,13 @@ def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Ch
     if start != stop or values != column[5]:
         raise fail(where, f"has {values} values, its footer says {column[5]}", "MM001")
     is_text = column[1] in (BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY)
-    return Chunk(path[0], is_text, len(path) > 1, values, page_bytes, repeated_bytes)
+    is_nested = len(path) > 1
+    as_dictionary = (
+        column[1] == BYTE_ARRAY
+        and not is_nested
+        and encodings <= {PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY}
+    )
+    return Chunk(path[0], is_text, is_nested, values, page_bytes, repeated_bytes, as_dictionary)
 
 
 class _Thrift:
@@ -113,9 +123,10 @@ class _Thrift:
         while byte := self._byte():
             field = field + (byte >> 4) if byte >> 4 else self._zigzag()
             kind = byte & 15
-            out[field] = (
-                None if kind in (1, 2) else self._value(kind, depth)
-            )  # booleans lie in kind
+            if 4 <= kind <= 6:
+                out[field] = self._zigzag()
+            else:  # booleans lie in kind
+                out[field] = None if kind in (1, 2) else self._value(kind, depth)
         return out
 
     def _value(self, kind: int, depth: int) -> Any:
@@ -138,8 +149,9 @@ class _Thrift:
         raise IndexError  # maps: Parquet has none
 
     def _byte(self) -> int:
-        self.at += 1
-        return self.data[self.at - 1]
+        at = self.at
+        self.at = at + 1
+        return self.data[at]
 
     def _bytes(self, length: int) -> bytes:
         self.at += length
@@ -148,12 +160,20 @@ class _Thrift:
         return self.data[self.at - length : self.at]
 
     def _varint(self) -> int:
-        out = shift = 0
-        while (byte := self._byte()) & 128:
+        at = self.at
+        byte = out = self.data[at]
+        if byte < 128:
+            self.at = at + 1
+            return out
+        out, shift = 0, 0
+        while byte & 128:
             out |= (byte & 127) << shift
             shift += 7
             if shift > 63:
                 raise IndexError
+            at += 1
+            byte = self.data[at]
+        self.at = at + 1
         return out | byte << shift
 
     def _zigzag(self) -> int:

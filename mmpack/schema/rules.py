@@ -138,7 +138,8 @@ def _modality_spans(sample: Sample, family: Family) -> Found:
             continue
         end = s.stop
         covered[s.start : s.stop] = True
-        wrong = np.flatnonzero(ids[s.start : s.stop] != family.placeholder_ids[s.modality])
+        pad = family.placeholder_ids.get(s.modality, -1)  # -1: the family has no such placeholders
+        wrong = np.flatnonzero(ids[s.start : s.stop] != pad)
         if len(wrong):
             token = s.start + int(wrong[0])
             yield "MM105", field, f"has id {ids[token]} at token {token}", at

@@ -16,7 +16,7 @@ from typing import IO, Any
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.schema.fields import fail, named
 from mmpack.schema.jsonl import read_jsonl, write_jsonl
-from mmpack.schema.parquet import read_parquet, write_parquet
+from mmpack.schema.parquet import Block, read_blocks, read_parquet, write_parquet
 from mmpack.schema.sample import Sample
 
 MAX_RECORD_BYTES = 32 * 2**20
@@ -62,7 +62,7 @@ def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
 
     def records() -> Iterator[dict[str, Any]]:
         nonlocal count
-        seen = _Ids()
+        seen = Ids()
         for sample in samples:
             where = f"write_trace: samples[{count}]"
             if not isinstance(sample, Sample):
@@ -92,7 +92,7 @@ class TraceReader:
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield the samples. Raises TraceError."""
-        seen = _Ids()
+        seen = Ids()
         for number, record in self._records():
             where = f"{self.path}: record {number}"
             sample = Sample.read(record, where)
@@ -102,27 +102,46 @@ class TraceReader:
                     medium.pixel_values = self.media.get(medium.cache_key)
             yield sample
 
+    @property
+    def is_parquet(self) -> bool:
+        return _format_of(self.path) == ".parquet"
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows of a Parquet trace, some at a time. Raises TraceError."""
+        return read_blocks(self.path, self.max_record_bytes)
+
     def _records(self) -> Iterator[tuple[int, Any]]:
-        kind = _format_of(self.path)
-        if kind == ".parquet":
+        if self.is_parquet:
             return read_parquet(self.path, self.max_record_bytes)
-        return read_jsonl(self.path, self.max_record_bytes, zstd=kind == ".jsonl.zst")
+        zstd = _format_of(self.path) == ".jsonl.zst"
+        return read_jsonl(self.path, self.max_record_bytes, zstd)
 
     def __repr__(self) -> str:
         return f"TraceReader({str(self.path)!r})"
 
 
-class _Ids:
+class Ids:
     """The sample ids seen so far, 16 bytes each."""
 
     def __init__(self) -> None:
         self._digests: set[bytes] = set()
 
     def add(self, sample_id: str, where: str) -> None:
+        """Raises TraceError (MM007) for an id that was seen before."""
+        if not self.is_new(sample_id):
+            raise repeated_id(sample_id, where)
+
+    def is_new(self, sample_id: str) -> bool:
+        """Whether an id was not seen before; it is from now on."""
         digest = blake2b(sample_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if digest in self._digests:
-            raise fail(f"{where}.sample_id", f"{named(sample_id)} occurs before", "MM007")
+            return False
         self._digests.add(digest)
+        return True
+
+
+def repeated_id(sample_id: str, where: str) -> TraceError:
+    return fail(f"{where}.sample_id", f"{named(sample_id)} occurs before", "MM007")
 
 
 def _format_of(path: Path) -> str:

@@ -338,7 +338,7 @@ def test_videos_need_torchvision(processor):
 
 
 @pytest.mark.parametrize(
-    "call", [{"family": "qwen3_vl"}, {"min_pixels": 0}, {"min_pixels": 900, "max_pixels": 800}]
+    "call", [{"family": "qwen3_5"}, {"min_pixels": 0}, {"min_pixels": 900, "max_pixels": 800}]
 )
 def test_arguments(call):
     with pytest.raises(ArgumentError, match="qwen_vl_processor"):

@@ -1,14 +1,21 @@
 """The main job end to end: its figures, its injected causes, real data, and that learning goes the right way."""
 
+import importlib.util
 import io
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from support.process import run_mmpack
 
 from mmpack.adapters.transformers.inject import CAUSES
-from mmpack.cli.geo3k_grpo import Report, SmokeOptions, run
+from mmpack.cli.geo3k_grpo import SmokeOptions
+from mmpack.cli.smoke_report import Report
+from mmpack.cli.smoke_run import run
+from mmpack.errors import ArgumentError
 
 SMALL = {"limit": 2, "n": 3, "max_new_tokens": 6}
 
@@ -101,3 +108,24 @@ def test_a_layout_that_gives_nan_fails(monkeypatch):
 
     monkeypatch.setattr(job, "packed_logprobs", broken)
     assert "logprobs" in smoke(**SMALL).failed
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"inject": "dtype"}])
+def test_what_needs_a_real_engine_says_so(options):
+    with pytest.raises(ArgumentError, match="--engine vllm"):
+        smoke(**SMALL, **options)
+
+
+def test_the_example_has_the_command_line_of_the_command():
+    example = Path(__file__).parents[2] / "examples" / "geo3k_grpo.py"
+    shown = subprocess.run([sys.executable, example, "--help"], capture_output=True, text=True)
+    assert shown.returncode == 0 and "--engine" in shown.stdout
+    wrong = subprocess.run([sys.executable, example, "--n", "0"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_an_engine_that_is_not_installed_is_one_line():
+    done = run_mmpack("smoke", "--engine", "vllm", "--limit", "1")
+    assert done.returncode == 2 and "mmpack[vllm]" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

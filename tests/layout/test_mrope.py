@@ -5,22 +5,25 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import Qwen2_5_VLConfig, Qwen2VLConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
+from support.layouts import random_layout
+from transformers import Qwen2_5_VLConfig
 
 import mmpack as mp
-from mmpack.families import get_family
+from mmpack.families import FAMILIES, get_family
 
 MODELS = {
-    "qwen2_vl": (Qwen2VLModel, Qwen2VLConfig),
-    "qwen2_5_vl": (Qwen2_5_VLModel, Qwen2_5_VLConfig),
+    "qwen2_vl": "Qwen2VL",
+    "qwen2_5_vl": "Qwen2_5_VL",
+    "qwen3_vl": "Qwen3VL",
+    "qwen3_vl_moe": "Qwen3VLMoe",
+    "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
 }
 
 
 def upstream(name: str):
-    cls, config_cls = MODELS[name]
-    config = config_cls()
+    cls = getattr(transformers, MODELS[name] + "Model")
+    config = getattr(transformers, MODELS[name] + "Config")()
     if name == "qwen2_5_vl":
         config.vision_config.tokens_per_second = 2  # as released
     with torch.device("meta"):
@@ -30,37 +33,21 @@ def upstream(name: str):
     return model
 
 
-def random_layout(rng: np.random.Generator, videos: bool = True):
-    """ids, image grids, video grids, seconds: text, media and text again, media always fenced."""
-    ids, images, video_grids, seconds = [], [], [], []
-    for _ in range(rng.integers(0, 6)):
-        ids += rng.integers(0, 1000, rng.integers(0, 9)).tolist()
-        is_video = videos and rng.random() < 0.4
-        grid = [
-            int(rng.integers(1, 7)) if is_video else int(rng.integers(1, 3)),
-            2 * int(rng.integers(1, 9)),
-            2 * int(rng.integers(1, 9)),
-        ]
-        count = grid[0] * grid[1] * grid[2] // 4
-        ids += [151652] + [151656 if is_video else 151655] * count + [151653]
-        if is_video:
-            video_grids.append(grid)
-            seconds.append(float(rng.choice([0.5, 1.0, 0.08, 0.3333, 2.7, 1 / 3])))
-        else:
-            images.append(grid)
-    ids += rng.integers(0, 1000, rng.integers(1, 9)).tolist()
-    return np.array(ids), images, video_grids, seconds
-
-
 @pytest.mark.adapter
 @pytest.mark.parametrize("name", MODELS)
 def test_equal_to_get_rope_index(name):
     rng = np.random.default_rng(0)
-    model = upstream(name)
+    model, family = upstream(name), get_family(name)
+    assert model.config.image_token_id == family.image_token_id
+    assert model.config.video_token_id == family.video_token_id
+    assert model.config.vision_config.patch_size == family.patch_size
+    assert model.config.vision_config.spatial_merge_size == family.spatial_merge_size
     cuts = name == "qwen2_5_vl" and Version(transformers.__version__) < Version("5.19")
     for _ in range(2000):
-        ids, images, videos, seconds = random_layout(rng)
-        kinds = torch.tensor((ids == 151655) + 2 * (ids == 151656)).int()
+        ids, images, videos, seconds = random_layout(rng, family)
+        kinds = torch.tensor(
+            (ids == family.image_token_id) + 2 * (ids == family.video_token_id)
+        ).int()
         extra = {"second_per_grid_ts": torch.tensor(seconds)} if name == "qwen2_5_vl" else {}
         wanted, delta = model.get_rope_index(
             torch.tensor(ids)[None],
@@ -75,11 +62,47 @@ def test_equal_to_get_rope_index(name):
             image_grid_thw=images,
             video_grid_thw=videos,
             second_per_grid_ts=seconds,
-            rule="grid_int" if cuts else "grid",
+            rule="grid_int" if cuts else None,
         )
         assert found.dtype == np.int64
         assert np.array_equal(found, wanted[:, 0].numpy())
         assert found_delta == delta.item()
+
+
+@pytest.mark.adapter
+def test_one_row_equals_what_the_model_counts():
+    """InternVL leaves positions to its text model: they are read where that rotates by them."""
+    from mmpack.adapters.transformers.tiny import tiny_model
+
+    rng = np.random.default_rng(0)
+    family, model = get_family("internvl"), tiny_model("internvl")
+    rotary = model.model.language_model.rotary_emb
+    seen = []
+    hook = rotary.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(
+            kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+        ),
+        with_kwargs=True,
+    )
+    for _ in range(5):
+        ids, images, _, _ = random_layout(rng, family)
+        embeds = model.get_input_embeddings()(torch.tensor(ids)[None])
+        with torch.no_grad():
+            model.model(inputs_embeds=embeds, use_cache=False)
+        found, delta = mp.mrope_positions(ids, "internvl", image_grid_thw=images)
+        assert found.shape == (1, len(ids)) and delta == 0
+        assert np.array_equal(found, seen[-1].numpy())
+    hook.remove()
+
+
+def test_default_rule_is_the_first():
+    ids = np.array([1, 151652] + [151656] * (20 * 14 * 14) + [151653, 7])
+    given = {"video_grid_thw": [[20, 28, 28]], "second_per_grid_ts": [2.0]}
+    default, _ = mp.mrope_positions(ids, "qwen2_5_vl", **given)
+    assert np.array_equal(default, mp.mrope_positions(ids, "qwen2_5_vl", rule="grid", **given)[0])
+    for name, family in FAMILIES.items():
+        with pytest.raises(mp.ArgumentError, match=f"Fix: use one of {family.position_rules[0]}"):
+            mp.mrope_positions([1], name, rule="middle")
 
 
 def slow_max_rule(ids, images, videos, seconds, tokens_per_second):
@@ -94,13 +117,13 @@ def slow_max_rule(ids, images, videos, seconds, tokens_per_second):
             continue
         is_video = ids[at] == 151656
         t, h, w = next(videos if is_video else images)
-        step = np.float32(1.0)
+        step = 1.0
         if is_video and tokens_per_second:
-            step = np.float32(tokens_per_second) * np.float32(next(seconds))
+            step = tokens_per_second * float(np.float32(next(seconds)))
         for k in range(t):
             for y in range(h // 2):
                 for x in range(w // 2):
-                    offset = int(np.float32(k) * step)
+                    offset = int(k * step)
                     out.append((following + offset, following + y, following + x))
         at += t * h * w // 4
     return np.array(out).T
@@ -110,7 +133,7 @@ def slow_max_rule(ids, images, videos, seconds, tokens_per_second):
 def test_max_rule_token_by_token(name, tps):
     rng = np.random.default_rng(1)
     for _ in range(200):
-        ids, images, videos, seconds = random_layout(rng)
+        ids, images, videos, seconds = random_layout(rng, get_family(name))
         found, delta = mp.mrope_positions(
             ids,
             name,
@@ -169,6 +192,38 @@ def test_malformed_input_names_the_span(ids, grids, code, span):
     assert caught.value.code == code
     assert caught.value.span == span
     assert "\n" not in str(caught.value)
+
+
+FRAMES = [27, 151652, 151656, 151653, 28, 151652, 151656, 151653]
+
+
+@pytest.mark.parametrize(
+    ("ids", "grids", "code", "span"),
+    [
+        (FRAMES, [[1, 2, 2]], "MM104", (6, 7)),
+        (FRAMES, [[3, 2, 2]], "MM107", None),
+        (FRAMES, [[2, 2, 4]], "MM101", (2, 3)),
+        (FRAMES, [[2, 2, 2], [0, 2, 2]], "MM107", None),
+        (FRAMES, [[1, 2, 2], [0, 2, 2]], "MM102", (6, 7)),
+        (FRAMES, [[2**60, 2, 2]], "MM107", None),
+        (FRAMES, [[-5, 2, 2]], "MM104", (6, 7)),
+        ([151652, 151656, 151656, 151653], [[2, 2, 2]], "MM107", None),  # one run for two patches
+    ],
+)
+def test_frames_that_do_not_fit(ids, grids, code, span):
+    with pytest.raises(mp.LayoutError) as caught:
+        mp.mrope_positions(ids, "qwen3_vl", video_grid_thw=grids)
+    assert (caught.value.code, caught.value.span) == (code, span)
+
+
+def test_runs_are_checked_where_positions_count_tokens():
+    ids = [151665, *[151667] * 8, 151666]
+    found, delta = mp.mrope_positions(ids, "internvl", image_grid_thw=[[2, 4, 4]])
+    assert found.tolist() == [list(range(10))] and delta == 0
+    with pytest.raises(mp.LayoutError, match="MM101"):
+        mp.mrope_positions(ids, "internvl", image_grid_thw=[[1, 4, 4]])
+    with pytest.raises(mp.LayoutError, match="MM107"):
+        mp.mrope_positions(ids, "internvl", image_grid_thw=[[2, 4, 4]], video_grid_thw=[[1, 2, 2]])
 
 
 def test_wrong_arguments():

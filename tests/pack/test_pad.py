@@ -39,7 +39,8 @@ def test_rectangles(side, batch_samples, multiple):
             assert batch.attention_mask[b, s] == here
             assert batch.visible_until[b, s] == (inside.stop if here else s + 1)
             assert batch.loss_mask[b, s] == (here and t in loss)
-            expected = [t, *places[:, t]] if here else [0] * 4
+            rows = places if len(places) > 1 else places[:0]
+            expected = [t, *rows[:, t]] if here else [0] * (1 + len(rows))
             assert batch.position_ids[:, b, s].tolist() == expected
         for t in sorted(loss):
             assert batch.loss_rows[n] == b * width + start + t - 1

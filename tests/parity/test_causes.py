@@ -183,6 +183,7 @@ def test_dropped_tokens_whose_image_stays():
 def test_other_media_are_no_dropped_image():
     right = drop(episode())
     right.media[0].content_hash, right.media[0].cache_key = "0" * 64, "1" * 64
+    right.media[0].media_id = "another"
     assert causes(episode(), right)[0] == "unknown"
 
 
@@ -244,14 +245,17 @@ def test_position_rule_of_whole_seconds():
     left = clip(second_per_grid_ts=3.5)
     right = finish(other(left), rule="grid_int")
     assert causes(left, right) == ["position_rule"]
-    assert "rule grid, train's rule grid_int" in finding(left, right, "position_ids").evidence
+    told = finding(left, right, "position_ids")
+    sentence = f"positions differ from token {told.index} on: rollout follows `grid`, train follows"
+    assert told.evidence == f"{sentence} `grid_int`"
     # 1.6 cut to 1 is what a train side without the seconds has, too
     left = clip(second_per_grid_ts=1.6)
     right = finish(other(left), rule="grid_int")
     told = finding(left, right, "position_ids")
     assert told.cause == "second_per_grid_ts"
     assert (
-        "position_rule is possible too: rollout's positions fit rule grid, train's" in told.evidence
+        f"position_rule is possible too: positions differ from token {told.index} on: rollout follows"
+        in told.evidence
     )
 
 

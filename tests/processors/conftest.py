@@ -5,7 +5,6 @@ import pytest
 from PIL import Image
 
 import mmpack as mp
-from mmpack.processors import settings, wrap
 
 
 @pytest.fixture(scope="session")
@@ -13,23 +12,6 @@ def qwen_tok():
     from mmpack.adapters.qwen_vocab import qwen_tokenizer
 
     return qwen_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def qwen_vocab_hash(qwen_tok):
-    return settings.vocabulary_hash(qwen_tok)
-
-
-@pytest.fixture(autouse=True)
-def hash_a_vocabulary_once(qwen_tok, qwen_vocab_hash, monkeypatch):
-    """Qwen's vocabulary takes a good part of a second."""
-    monkeypatch.setattr(
-        wrap,
-        "vocabulary_hash",
-        lambda tokenizer: (
-            qwen_vocab_hash if tokenizer is qwen_tok else settings.vocabulary_hash(tokenizer)
-        ),
-    )
 
 
 @pytest.fixture

@@ -1,16 +1,19 @@
 """The fingerprint changes with what decides tokens, grids, pixels or positions, and with nothing else."""
 
 import copy
+import hashlib
 import json
+import pickle
 
 import numpy as np
 import pytest
+import tokenizers
 import transformers
 from PIL import Image
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError
-from mmpack.processors.settings import vision_settings
+from mmpack.processors.settings import merges_hash, vision_settings
 
 pytestmark = pytest.mark.adapter
 
@@ -52,6 +55,7 @@ def test_golden(processor, hf):
         "3b15706f4d44a6e9298fb9659de247fc7a1afb59c6989b184fbb354e8332dd60"
     )
     assert hf.tokenizer.get_vocab()["<|im_end|>"] == 151645
+    assert "video_markers" not in settings
 
 
 def test_json_alone(processor):
@@ -155,12 +159,55 @@ def test_tokenizer_settings(hf):
     tokenizer.truncation_side = "left"
     tokenizer.model_max_length = 77
     same = mp.wrap_processor(hf, tokenizer=tokenizer)
+    before = same.settings["tokenizer"]
     assert same.fingerprint == one
     tokenizer.add_tokens(["<|box_9|>"], special_tokens=True)
-    more = mp.wrap_processor(hf, tokenizer=tokenizer)
-    assert more.settings["tokenizer"]["special_ids"]["<|box_9|>"] == 151665
-    assert same.fingerprint != one  # added after it was wrapped
-    assert more.settings["tokenizer"]["vocab_sha256"] != same.settings["tokenizer"]["vocab_sha256"]
+    after = same.settings["tokenizer"]  # added after it was wrapped
+    assert after["special_ids"]["<|box_9|>"] == 151665
+    assert after["vocab_sha256"] != before["vocab_sha256"]
+    assert after["merges_sha256"] == before["merges_sha256"]
+    assert same.fingerprint == mp.wrap_processor(hf, tokenizer=tokenizer).fingerprint != one
+
+
+def small_tokenizer(merges):
+    """Byte pairs over a, b and c; the vocabulary is always the same."""
+    vocab = {token: i for i, token in enumerate(["a", "b", "c", "ab", "bc", "abc"])}
+    model = tokenizers.models.BPE(vocab=vocab, merges=merges)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model))
+
+
+def test_merges_count():
+    """One vocabulary, one text, other ids: the merges' order decides."""
+    orders = [[("a", "b"), ("b", "c"), ("ab", "c")], [("b", "c"), ("a", "b"), ("ab", "c")]]
+    first, second = (
+        mp.wrap_processor(tokenizer=small_tokenizer(m), family="qwen2_vl") for m in orders
+    )
+    assert first.tokenizer("abc")["input_ids"] != second.tokenizer("abc")["input_ids"]
+    one, other = (p.settings["tokenizer"] for p in (first, second))
+    assert one["vocab_sha256"] == other["vocab_sha256"]
+    lines = "\n".join(" ".join(pair) for pair in orders[0])
+    assert one["merges_sha256"] == hashlib.sha256(lines.encode()).hexdigest()
+    assert one["merges_sha256"] != other["merges_sha256"]
+    assert first.fingerprint != second.fingerprint
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    plain = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    assert merges_hash(plain) is None
+
+
+def test_a_vocabulary_is_hashed_once(hf, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "mmpack.processors.settings.vocabulary_hash", lambda tokenizer: calls.append(1) or "00"
+    )
+    tokenizer = copy.deepcopy(hf.tokenizer)
+    first, second = (mp.wrap_processor(hf, tokenizer=tokenizer) for _ in range(2))
+    for processor in (first, second, first, second):
+        assert processor.settings["tokenizer"]["vocab_sha256"] == "00"
+    assert len(calls) == 1
+    worker = pickle.loads(pickle.dumps(first))  # what was hashed travels
+    assert worker.settings == first.settings and len(calls) == 1
+    tokenizer.add_tokens(["<|box_9|>"])
+    assert first.fingerprint == second.fingerprint and len(calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -171,7 +218,12 @@ def test_tokenizer_settings(hf):
         ({"tokens_per_second": float("nan")}, ArgumentError, "tokens_per_second=nan"),
         ({"family": "qwen2_vl", "tokens_per_second": 2}, ArgumentError, "does not count"),
         ({"family": "qwen9"}, LayoutError, "MM006"),
-        ({"image_processor": pil(merge_size=4)}, ArgumentError, "merges 2"),
+        (
+            {"image_processor": pil(merge_size=4)},
+            ArgumentError,
+            "merge_size is 4, qwen2_5_vl has 2",
+        ),
+        ({"image_processor": pil(patch_size=16)}, ArgumentError, "patch_size is 16, .* has 14"),
         ({"chat_template": {"default": "x"}}, ArgumentError, "is dict"),
     ],
 )

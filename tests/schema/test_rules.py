@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from support.samples import full_sample, make_medium, make_sample
 
-import mmpack.families
 from mmpack.errors import LayoutError, SchemaError, TraceError
 from mmpack.schema.codes import RULES
 from mmpack.schema.rules import check, validate
@@ -17,7 +16,6 @@ from mmpack.schema.sample import Sample
 from mmpack.schema.spans import (
     BboxTarget,
     LossSpan,
-    ModalitySpan,
     ObservationSpan,
     PolicyVersion,
     Score,
@@ -265,25 +263,20 @@ def test_rule(code, i):
     assert caught.value.problems == problems and "\n" not in str(caught.value)
 
 
-def test_frames_of_a_family_with_a_span_a_temporal_patch(monkeypatch):
-    family = dataclasses.replace(
-        mmpack.families.get_family("qwen2_5_vl"), name="frames", video_layout="frames"
-    )
-    monkeypatch.setitem(mmpack.families.FAMILIES, "frames", family)
+def test_frames_of_a_family_with_a_span_a_temporal_patch():
     parts = [("text", [1]), ("video", (2, 2, 4), "clip"), ("text", [2])]
 
     def sample(frames: list[int]) -> Sample:
-        s = make_sample(parts, family="frames")
-        s.modality_spans = [
-            ModalitySpan(2, 4, "video", 0, frames[0]),
-            ModalitySpan(4, 6, "video", 0, frames[1]),
-        ]
+        s = make_sample(parts, family="qwen3_vl")
+        for span, frame in zip(s.modality_spans, frames, strict=True):
+            span.frame = frame
         return s
 
     assert validate(sample([0, 1])) == []
     assert [p.code for p in validate(sample([1, 0]))] == ["MM111"]
     short = sample([0, 1])
-    short.modality_spans[1].stop, short.input_ids[5] = 5, 2
+    short.modality_spans[1].stop -= 1
+    short.input_ids[short.modality_spans[1].stop] = 2
     assert [p.code for p in validate(short)] == ["MM101"]
     empty = sample([0, 1])
     empty.media[0].grid_thw = (0, 2, 4)

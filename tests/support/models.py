@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from mmpack.adapters.transformers import packed_logprobs
+from mmpack.families import get_family
 from mmpack.schema.sample import Sample
 
-PATCH_DIM = 1176  # 3 channels · 2 frames · 14 · 14
+PATCH_DIM = get_family("qwen2_5_vl").patch_dim  # 3 channels · 2 frames · 14 · 14
 
 
 def with_pixels(samples: list[Sample]) -> list[Sample]:
@@ -19,7 +20,8 @@ def with_pixels(samples: list[Sample]) -> list[Sample]:
     for sample in samples:
         for medium in sample.media:
             seed = int(hashlib.sha256(medium.cache_key.encode()).hexdigest()[:8], 16)
-            shape = (int(np.prod(medium.grid_thw)), PATCH_DIM)
+            patch_dim = get_family(sample.family).patch_dim
+            shape = (int(np.prod(medium.grid_thw)), patch_dim)
             pixels = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
             medium.pixel_values = pixels
     return samples

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import TraceError
+from mmpack.parity.compare import compare
 from mmpack.schema.jsonl import dump_json
 from mmpack.schema.rules import validate
 from mmpack.schema.sample import Sample
@@ -153,12 +154,25 @@ def read_all(path: Path) -> bool:
     except TraceError as error:
         message = str(error)
         assert "\n" not in message and "(MM0" in message and len(message) < 1000, message
+        if path.suffix == ".parquet":
+            assert message == by_columns(path)
         return False
+    if path.suffix == ".parquet":
+        assert compare(samples, samples).to_json() == by_columns(path)
     for sample in samples:
         assert sample == Sample.read(json.loads(dump_json(sample.write())), "again")
         for problem in validate(sample):
             assert "\n" not in str(problem)
     return True
+
+
+def by_columns(path: Path) -> str:
+    """The report of comparing a Parquet trace with itself, or the error."""
+    readers = [read_trace(path, max_record_bytes=2**20) for _ in range(2)]
+    try:
+        return compare(*readers).to_json()
+    except TraceError as error:
+        return str(error)
 
 
 def fuzz(suffix: str, count: int, seed: int, folder: Path) -> tuple[int, int]:

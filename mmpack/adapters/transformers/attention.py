@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.families import family_of_model_type
 
@@ -32,15 +33,16 @@ class Attached:
     """
 
     def __init__(self, model: Any, nested: bool):
-        self.model = model
+        self.model = model  # as it was handed in
         self.nested = nested
 
     def detach(self) -> None:
-        original = _ORIGINAL.pop(self.model, None)
+        model = unwrap(self.model, "detach")
+        original = _ORIGINAL.pop(model, None)
         if original is not None:
             implementation, hook = original
             hook.remove()
-            self.model.set_attn_implementation({"text_config": implementation})
+            model.set_attn_implementation({"text_config": implementation})
 
     def __enter__(self) -> Any:
         return self.model
@@ -56,16 +58,18 @@ class Attached:
 
 
 def attach(model: Any) -> Attached:
-    """Let the text model of a transformers VLM obey `visible_until`; the vision tower keeps its attention.
+    """Let the text model of a transformers VLM (or of one that PEFT wraps) obey `visible_until`.
 
-    Returns a handle: `attach(model)` for good, or `with attach(model): …`, or `handle.detach()`.
+    The vision tower keeps its attention. Returns a handle: `attach(model)` for good, or `with attach(model): …`, or
+    `handle.detach()`.
     Raises: LayoutError (MM006) for an unknown family, ModelError for one that can't obey the rule.
     """
-    family = family_of_model_type(model.config.model_type)
-    text = model.config.get_text_config()
+    whole = unwrap(model, "attach")
+    family = family_of_model_type(whole.config.model_type)
+    text = whole.config.get_text_config()
     if family.packing != "yes":
         raise ModelError(
-            f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches"
+            f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
         )
     if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
         raise ModelError(
@@ -74,17 +78,18 @@ def attach(model: Any) -> Attached:
         )
     AttentionInterface.register(NAME, visible_attention)
     AttentionMaskInterface.register(NAME, no_mask)
-    nested = is_attached(model)
+    nested = is_attached(whole)
     if not nested:
-        hook = model.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True)
-        _ORIGINAL[model] = text._attn_implementation, hook
-        model.set_attn_implementation({"text_config": NAME})
+        hook = whole.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True)
+        _ORIGINAL[whole] = text._attn_implementation, hook
+        whole.set_attn_implementation({"text_config": NAME})
     return Attached(model, nested)
 
 
 def is_attached(model: Any) -> bool:
     """Whether the model's text attention is mmpack's."""
-    return bool(model.config.get_text_config()._attn_implementation == NAME)
+    config = unwrap(model, "is_attached").config
+    return bool(config.get_text_config()._attn_implementation == NAME)
 
 
 def visible_attention(

@@ -17,16 +17,18 @@ from mmpack.schema.spans import LossSpan, ModalitySpan
 CAUSES: tuple[str, ...] = get_args(Injected)
 
 
-def broken_processor(cause: str, hf_processor: Any) -> Processor:
+def broken_processor(cause: str, hf_processor: Any, position_rule: str = "grid") -> Processor:
     """A wrapped processor whose settings differ, for the causes that are settings; else the right one."""
     if cause not in CAUSES:
         raise ArgumentError(f"inject: {cause!r} is unknown. Fix: use one of {', '.join(CAUSES)}")
     if cause == "chat_template":
         template = "{%- set unused = 0 -%}" + hf_processor.chat_template
         return wrap_processor(
-            hf_processor, chat_template=template.replace("assistant", "expert", 1)
+            hf_processor,
+            chat_template=template.replace("assistant", "expert", 1),
+            position_rule=position_rule,
         )
-    right = wrap_processor(hf_processor)
+    right = wrap_processor(hf_processor, position_rule=position_rule)
     if cause == "max_pixels":
         settings = right.settings["image"]
         size = {

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.attention import is_attached
+from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, SchemaError
-from mmpack.families import family_of_model_type
+from mmpack.families import Family, family_of_model_type
 from mmpack.pack.batch import Batch, PackedBatch
-from mmpack.pack.media import patch_offsets
+from mmpack.pack.media import patch_offsets, tiles_of
 from mmpack.pack.pad import PaddedBatch
 from mmpack.schema.rules import Problem
 
@@ -24,16 +25,16 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
     `batch.stats["patches_encoded"]` says what the tower really ran.
 
     Args: `vision`: `auto`, or `always`: a batch without media runs the smallest medium with weight exactly 0.
-    Raises: ModelError for a model that would ignore the rule; SchemaError (MM404) for missing pixels.
+    Raises: ModelError for a model that would ignore the rule, or has not the batch's ids; SchemaError (MM404) for
+    missing pixels.
     """
     if vision not in ("auto", "always"):
         raise ArgumentError(f"model_inputs: vision is {vision!r}. Fix: use 'auto' or 'always'")
+    if not isinstance(batch, Batch):
+        raise ArgumentError(f"model_inputs: {type(batch).__name__} is no batch. Fix: use mp.pack")
+    model = unwrap(model, "model_inputs")
     family = family_of_model_type(model.config.model_type)
-    if family.name != batch.family:
-        raise ModelError(
-            f"model_inputs: the batch is of {batch.family}, the model of {family.name}. "
-            "Fix: wrap the processor of this model"
-        )
+    _refuse_other_ids(batch, model.config, family)
     inputs: dict[str, Any] = {"use_cache": False}
     if isinstance(batch, PackedBatch):
         if not is_attached(model):
@@ -41,19 +42,38 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
                 "model_inputs: the model's attention ignores visible_until. "
                 "Fix: mmpack.adapters.transformers.attach(model)"
             )
-        inputs["position_ids"] = batch.position_ids[:, None]
-        inputs["visible_until"] = batch.visible_until
-        ids = batch.input_ids[None]
-    elif isinstance(batch, PaddedBatch):
-        inputs["position_ids"] = batch.position_ids
-        key = "visible_until" if is_attached(model) else "attention_mask"
-        inputs[key] = getattr(batch, key)
-        ids = batch.input_ids
+        ids, positions, key = batch.input_ids[None], batch.position_ids[:, None], "visible_until"
     else:
-        raise ArgumentError(f"model_inputs: {type(batch).__name__} is no batch. Fix: use mp.pack")
+        assert isinstance(batch, PaddedBatch)
+        ids, positions = batch.input_ids, batch.position_ids
+        key = "visible_until" if is_attached(model) else "attention_mask"
+    inputs["position_ids"] = positions if family.position_rows > 1 else positions[0]
+    inputs[key] = getattr(batch, key)
     if len(batch.media) == 0 and vision == "always":
         return inputs | {"inputs_embeds": _with_idle_tower(batch, model, ids)}
     return inputs | {"input_ids": ids} | _vision_inputs(batch, model)
+
+
+def _refuse_other_ids(batch: Batch, config: Any, family: Family) -> None:
+    """Ids that the model would look up in vain, or read as another thing than the batch means."""
+    if not batch.family_of().same_layout(family):
+        raise ModelError(
+            f"model_inputs: the batch is of {batch.family}, the model of {family.name}. "
+            "Fix: wrap the processor of this model"
+        )
+    if config.image_token_id != family.image_token_id:
+        raise ModelError(
+            f"model_inputs: the model's image token is {config.image_token_id}, {family.name}'s is "
+            f"{family.image_token_id}. Fix: use a checkpoint of this family's vocabulary"
+        )
+    assert batch.id_range is not None  # set when the batch was made
+    low, high = batch.id_range
+    size = config.get_text_config().vocab_size
+    if low < 0 or high >= size:
+        raise ModelError(
+            f"model_inputs: the batch has id {low if low < 0 else high}, the model's ids are 0 to {size - 1}. "
+            "Fix: wrap the processor of this model, or resize its embeddings"
+        )
 
 
 def _vision_inputs(batch: Batch, model: Any) -> dict[str, Any]:
@@ -65,66 +85,113 @@ def _vision_inputs(batch: Batch, model: Any) -> dict[str, Any]:
         if m.pixel_values is None:
             problem = Problem("MM404", m.media_id, "pixel_values", "is missing")
             raise SchemaError([problem], "model_inputs")
+    family = batch.family_of()
+    _refuse_other_tiles(batch, model.config, family)
     once = isinstance(batch, PackedBatch) and encodes_apart(model)
-    order = batch.media_order
     out: dict[str, Any] = {}
     embeddings: dict[str, Any] = {}
     encoded = 0
-    for modality, names in (
-        ("image", ("pixel_values", "image_grid_thw")),
-        ("video", ("pixel_values_videos", "video_grid_thw")),
-    ):
-        runs = [i for i in order if batch.media[i].modality == modality]
+    for modality in family.placeholder_ids:
+        runs = [i for i in batch.media_order if batch.media[i].modality == modality]
         if not runs:
             continue
         media = sorted(set(runs)) if once else runs
-        pixels, grids = _pixels(batch, media)
+        grids = [batch.media[i].grid_thw for i in media]
+        pixels = _pixels(batch, media)
         encoded += len(pixels)
+        arguments = _tower_arguments(family, modality, pixels, grids)
         if once:
-            features = encode(model, modality, pixels, grids)
             place = {m: k for k, m in enumerate(media)}
-            features.pooler_output = tuple(features.pooler_output[place[i]] for i in runs)
-            embeddings[modality] = features
+            features = _encode(model, modality, arguments)
+            embeddings[modality] = _repeated(features, [place[i] for i in runs], grids)
         else:
-            out |= dict(zip(names, (pixels, grids), strict=True))
+            out |= arguments
     batch.stats["patches_encoded"] = encoded
     return out | ({"mm_encoder_outputs": embeddings} if once else {})
 
 
+def _refuse_other_tiles(batch: Batch, config: Any, family: Family) -> None:
+    """A tower that reads tiles has one size of them."""
+    if family.pixel_layout != "tiles":
+        return
+    size = _tile(config, family)
+    for m in batch.media:
+        if tuple(m.grid_thw[1:]) != size:
+            raise ModelError(
+                f"model_inputs: {m.media_id!r:.60} has tiles of {list(m.grid_thw[1:])} patches, "
+                f"the model's tower reads {list(size)}. Fix: wrap the processor of this model"
+            )
+
+
+def _tile(config: Any, family: Family) -> tuple[int, int]:
+    """Patches (h, w) of a tile."""
+    height, width = config.vision_config.image_size
+    return height // family.patch_size, width // family.patch_size
+
+
 def encodes_apart(model: Any) -> bool:
     """Whether the forward takes embeddings that were made before (transformers from 5.19 on)."""
-    return "mm_encoder_outputs" in inspect.signature(_core(model).forward).parameters
+    return "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
 
 
-def encode(model: Any, modality: str, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
-    """The tower's output for `pixels` [patches, patch_dim] of `grids` [n, 3]; `pooler_output`: one [tokens, H] each."""
-    core = _core(model)
+def _tower_arguments(
+    family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
+) -> dict[str, torch.Tensor]:
+    """What forward and encoder call `pixels` [patches, patch_dim] of media of these grids."""
+    if family.pixel_layout == "tiles":
+        return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
+    on_device = torch.tensor(grids, device=pixels.device)
+    if modality == "image":
+        return {"pixel_values": pixels, "image_grid_thw": on_device}
+    return {"pixel_values_videos": pixels, "video_grid_thw": on_device}
+
+
+def _encode(model: Any, modality: str, arguments: dict[str, torch.Tensor]) -> Any:
+    """The tower's output. `pooler_output`: one [tokens, H] a medium, or [tiles, tokens, H] of all; see `_repeated`."""
+    core = model.model
     make = core.get_image_features if modality == "image" else core.get_video_features
-    return make(pixels, grids, return_dict=True)
+    return make(**arguments, return_dict=True)
 
 
-def _pixels(batch: Batch, media: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    grids = torch.tensor([batch.media[i].grid_thw for i in media], device=batch.device)
+def _repeated(features: Any, runs: list[int], grids: list[tuple[int, int, int]]) -> Any:
+    """`features` of media of these grids, each as often as `runs` names it: embeddings and all deepstack levels."""
+    made = features.pooler_output
+    if isinstance(made, torch.Tensor):  # tiles stacked
+        pieces = made.split([t for t, _, _ in grids])
+        features.pooler_output = torch.cat([pieces[k] for k in runs])
+    else:
+        features.pooler_output = tuple(made[k] for k in runs)
+    if getattr(features, "deepstack_features", None) is not None:
+        features.deepstack_features = [
+            tuple(level[k] for k in runs) for level in features.deepstack_features
+        ]
+    return features
+
+
+def _pixels(batch: Batch, media: list[int]) -> torch.Tensor:
+    """[patches, patch_dim] of `media`, one after the other."""
     ends = patch_offsets(batch.media)
     whole = batch.pixel_values
     assert whole is not None  # checked by the caller, medium by medium
     if media == list(range(len(batch.media))):
-        return whole, grids
-    return torch.cat([whole[ends[i] : ends[i + 1]] for i in media]), grids
+        return whole
+    return torch.cat([whole[ends[i] : ends[i + 1]] for i in media])
 
 
 def _with_idle_tower(batch: Batch, model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Token embeddings plus 0 × the tower's output of the smallest image: every rank runs the same collectives."""
     family = batch.family_of()
-    merge, temporal = family.spatial_merge_size, family.temporal_patch_size
+    tiles = family.pixel_layout == "tiles"
+    h, w = _tile(model.config, family) if tiles else (family.spatial_merge_size,) * 2
     embeds = model.get_input_embeddings()(ids)
-    pixels = embeds.new_zeros(merge * merge, 3 * temporal * family.patch_size**2)
-    grids = torch.tensor([[1, merge, merge]], device=ids.device)
-    features = encode(model, "image", pixels, grids)
+    pixels = embeds.new_zeros(h * w, family.patch_dim)
+    features = _encode(model, "image", _tower_arguments(family, "image", pixels, [(1, h, w)]))
     batch.stats["patches_encoded"] = len(pixels)
-    return embeds + 0 * sum(f.sum() for f in features.pooler_output).to(embeds.dtype)
+    outputs = [*features.pooler_output, *_levels(features)]
+    return embeds + 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
 
 
-def _core(model: Any) -> Any:
-    """The model without its language-model head."""
-    return model.model
+def _levels(features: Any) -> list[torch.Tensor]:
+    """Deepstack features of all levels, if there are any: a tensor a level, or (from 5.19 on) one a medium."""
+    levels = getattr(features, "deepstack_features", None) or []
+    return [f for level in levels for f in ([level] if torch.is_tensor(level) else level)]

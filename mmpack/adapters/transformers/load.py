@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers.utils.import_utils import is_torchvision_available
 
-from mmpack.adapters import qwen_processor
-from mmpack.errors import ArgumentError
+from mmpack.adapters.images_only import IMAGES_ONLY
+from mmpack.errors import ArgumentError, MmpackError
 from mmpack.families import family_of_model_type
-
-_PROCESSORS = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor"}
 
 
 def load_checkpoint(name: str) -> tuple[Any, Any]:
@@ -20,12 +20,17 @@ def load_checkpoint(name: str) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(name)
         family = family_of_model_type(config.model_type)
         model = AutoModelForImageTextToText.from_pretrained(name, dtype=torch.float32)
-        processor = getattr(qwen_processor, _PROCESSORS[family.name]).from_pretrained(name)
-    except (OSError, ValueError) as error:
-        if isinstance(error, ArgumentError) or type(error).__module__.startswith("mmpack"):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        processor = _processor_class(family.processors[0]).from_pretrained(name)
+    except MmpackError:
+        raise
+    except Exception as error:  # many libraries read a checkpoint, each with errors of its own
+        reason = (str(error).strip().splitlines() or [""])[0][:200]
         raise ArgumentError(
-            f"--model: {name!r} can't be loaded ({reason}). Fix: a folder with a checkpoint, or a hub name"
+            f"--model: {name!r:.200} can't be loaded ({type(error).__name__}: {reason}). "
+            "Fix: a folder with a checkpoint of an image-and-text model, or a hub name"
         ) from None
     return model.eval(), processor
+
+
+def _processor_class(name: str) -> Any:
+    return getattr(transformers, name) if is_torchvision_available() else IMAGES_ONLY[name]

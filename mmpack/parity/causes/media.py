@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mmpack.parity.causes.pair import Hit, Pair, possible, show
+from mmpack.parity.causes.pair import Hit, Pair, possible, show, stamp_of
 from mmpack.parity.causes.settings import pixel_settings
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.media import Medium
 
 ALPHA_MODES = ("LA", "La", "RGBA", "RGBa", "PA")
+TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 ASSUMED_FPS = 24.0  # what transformers assumes where a video says nothing
 
 Cause = tuple[str, str]  # cause, evidence
@@ -24,7 +25,12 @@ def media_hits(pair: Pair) -> list[Hit]:
     """One hit for each cause, at the first medium that shows it."""
     hits: dict[str, Hit] = {}
     matches = matched_media(pair.left.sample.media, pair.right.sample.media)
-    for hit in [*_missing(pair, matches), *_unlike(pair, matches), *_cache_keys(pair)]:
+    for hit in [
+        *_missing(pair, matches),
+        *_unlike(pair, matches),
+        *_stamps(pair, matches),
+        *_cache_keys(pair),
+    ]:
         hits.setdefault(hit.cause, hit)
     return list(hits.values())
 
@@ -34,10 +40,18 @@ def matched_media(left: list[Medium], right: list[Medium]) -> list[tuple[int, in
     if len(left) == len(right):
         return [(i, i) for i in range(len(left))]
     hashed = all(m.content_hash for m in left + right)
-    a, b = ([m.content_hash if hashed else m.cache_key for m in side] for side in (left, right))
+    for name in ("content_hash" if hashed else "cache_key", "media_id"):
+        keys = [[getattr(m, name) for m in side] for side in (left, right)]
+        if matches := _subsequence(*keys):
+            return matches
+    return None if left and right else []
+
+
+def _subsequence(a: list[str], b: list[str]) -> list[tuple[int, int]] | None:
+    """Pairs of indices if the shorter list is the longer one with some left out."""
+    few, many = (a, b) if len(a) < len(b) else (b, a)
     out: list[tuple[int, int]] = []
     j = 0
-    few, many = (a, b) if len(a) < len(b) else (b, a)
     for i, key in enumerate(few):
         while j < len(many) and many[j] != key:
             j += 1
@@ -116,14 +130,18 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
         if same_medium(a, b):
             continue
-        if a.modality != b.modality:
+        if _reused(a, b):
+            causes = [("cache_key", f"{_one_key(i, j)}, {_both(a, b, 'content_hash')}")]
+        elif a.modality != b.modality:
             causes = [(UNKNOWN, f"media[{i}] is {a.modality} in rollout, {b.modality} in train")]
         elif a.modality == "video":
             causes = list(_video_causes(pair, a, b))
         else:
-            causes = [_image_cause(pair, a, b)]
+            causes = list(_image_causes(pair, a, b))
         resized = tuple(a.grid_thw) != tuple(b.grid_thw)
         start = pair.left.start_of(i)
+        if i in pair.left.films:  # its timestamps are in the text
+            start, resized = stamp_of(pair.left.films[i][0]), True
         for cause, evidence in causes:
             yield Hit(
                 cause=cause,
@@ -136,20 +154,81 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
             )
 
 
-def _image_cause(pair: Pair, a: Medium, b: Medium) -> Cause:
+def _stamps(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
+    """Timestamps that differ in the text of a video that is the same by all that was recorded."""
+    for i, j in matches or ():
+        a, b = pair.left.sample.media[i], pair.right.sample.media[j]
+        if i not in pair.left.films or j not in pair.right.films or not same_medium(a, b):
+            continue
+        texts = []
+        for side, (start, stop) in zip(
+            pair.sides, (pair.left.films[i], pair.right.films[j]), strict=True
+        ):
+            texts.append(side.ids[start:stop][~side.placeholder[start:stop]])
+        if not np.array_equal(*texts):
+            yield Hit(
+                cause=UNKNOWN,
+                field="media",
+                evidence=f"timestamps in the text of media[{i}] differ; "
+                + possible("fps_missing", "frame_sampling"),
+                left=_picture(a),
+                right=_picture(b),
+                index=i,
+                at=stamp_of(pair.left.films[i][0]),
+            )
+
+
+def _reused(a: Medium, b: Medium) -> bool:
+    """One key for two contents: the key is the cause of whatever else differs."""
+    return a.cache_key == b.cache_key and _differ(a.content_hash, b.content_hash)
+
+
+def _image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     grids = (tuple(a.grid_thw), tuple(b.grid_thw))
-    turned = grids[0] != grids[1] and grids[0] == (grids[1][0], grids[1][2], grids[1][1])
+    regridded, repainted = grids[0] != grids[1], _differ(a.content_hash, b.content_hash)
+    turned = regridded and grids[0] == (grids[1][0], grids[1][2], grids[1][1])
     if turned or (_differ(a.size, b.size) and _sides(a) == _sides(b)):
-        return _swapped(a, b)
-    if _differ(a.decoded_size, b.decoded_size):
-        return UNKNOWN, f"decoded sizes differ, {_both(a, b, 'decoded_size')}: another picture"
-    if _differ(a.size, b.size):
-        return _resized(pair, a, b)
-    if grids[0] != grids[1]:
-        return _limits(pair, a, b)
-    if _differ(a.content_hash, b.content_hash):
-        return _pixels(a, b)
-    return _keys(pair, a, b)
+        yield _swapped(a, b)
+        yield from _other_file(a, b)
+    elif _differ(a.decoded_size, b.decoded_size) and not _one_picture(a, b):
+        yield UNKNOWN, f"decoded sizes differ, {_both(a, b, 'decoded_size')}: another picture"
+    elif _differ(a.size, b.size):
+        if _lying(a, b):
+            yield _swapped(a, b)
+        yield _resized(pair, a, b)
+        yield from _other_file(a, b)
+    elif repainted and ((a.size is not None and a.size == b.size) or not regridded):
+        yield _pixels(a, b)
+        if regridded:
+            yield _limits(pair, a, b)
+    elif regridded:
+        yield _limits(pair, a, b)
+    else:
+        yield _keys(pair, a, b)
+
+
+def _lying(a: Medium, b: Medium) -> bool:
+    """Whether one of two resized pictures lies on its side: their shapes are alike if one is turned, and only then."""
+    if min(_sides(a) + _sides(b)) == 0 or not any(m.exif_orientation in TURNED for m in (a, b)):
+        return False
+    one, two = (np.log(m.size[0] / m.size[1]) for m in (a, b) if m.size)
+    return bool(abs(one + two) < 0.1 < abs(one - two))
+
+
+def _other_file(a: Medium, b: Medium) -> Iterator[Cause]:
+    """The same picture from another file."""
+    if _differ(a.file_hash, b.file_hash) and _one_name(a, b):
+        yield "jpeg_reencode", _both(a, b, "file_hash")
+
+
+def _one_name(a: Medium, b: Medium) -> bool:
+    return a.media_id == b.media_id or (a.source is not None and a.source == b.source)
+
+
+def _one_picture(a: Medium, b: Medium) -> bool:
+    """Whether the caller says that it is, and no file says that it isn't: what came from memory may be resized."""
+    decoded = a.file_hash is not None and b.file_hash is not None
+    return not decoded and _one_name(a, b)
 
 
 def _sides(medium: Medium) -> list[int]:
@@ -157,7 +236,7 @@ def _sides(medium: Medium) -> list[int]:
 
 
 def _swapped(a: Medium, b: Medium) -> Cause:
-    turned = [m.exif_orientation for m in (a, b) if m.exif_orientation in (5, 6, 7, 8)]
+    turned = [m.exif_orientation for m in (a, b) if m.exif_orientation in TURNED]
     if turned:
         return "exif_rotation", f"height and width swap, exif_orientation is {turned[0]}"
     evidence = f"height and width swap, {_both(a, b, 'exif_orientation')}"
@@ -174,7 +253,7 @@ def _resized(pair: Pair, a: Medium, b: Medium) -> Cause:
 
 def _limits(pair: Pair, a: Medium, b: Medium) -> Cause:
     limits = pixel_settings(pair, "image")
-    other = _differ(a.content_hash, b.content_hash)
+    other = _differ(a.content_hash, b.content_hash) and a.size != b.size
     if limits and not other:
         return "max_pixels", limits
     causes = ["max_pixels"] if limits is None or other else []
@@ -188,22 +267,23 @@ def _limits(pair: Pair, a: Medium, b: Medium) -> Cause:
 
 
 def _pixels(a: Medium, b: Medium) -> Cause:
-    """Same grid and size, other pixels: the causes whose evidence is there; `unknown` if it is not exactly one."""
+    """Same size, other pixels: the causes whose evidence is there; `unknown` if it is not exactly one."""
     causes = {}
     if any((m.exif_orientation or 1) != 1 for m in (a, b)):
         causes["exif_rotation"] = _both(a, b, "exif_orientation")
     if any(m.mode in ALPHA_MODES for m in (a, b)):
         causes["alpha"] = _both(a, b, "mode")
-    if _differ(a.file_hash, b.file_hash) and (
-        a.media_id == b.media_id or (a.source is not None and a.source == b.source)
-    ):
-        causes["jpeg_reencode"] = _both(a, b, "file_hash")
+    causes |= dict(_other_file(a, b))
     if len(causes) == 1:
         cause, evidence = next(iter(causes.items()))
-        return cause, f"same grid, other pixels; {evidence}"
+        return cause, f"{_same(a, b)}, other pixels; {evidence}"
     named = causes or ["exif_rotation", "alpha", "jpeg_reencode"]
     seen = "".join(f"; {evidence}" for evidence in causes.values())
-    return UNKNOWN, f"same grid, other content_hash{seen}; {possible(*named)}"
+    return UNKNOWN, f"{_same(a, b)}, other content_hash{seen}; {possible(*named)}"
+
+
+def _same(a: Medium, b: Medium) -> str:
+    return "same grid" if tuple(a.grid_thw) == tuple(b.grid_thw) else "same size"
 
 
 def _keys(pair: Pair, a: Medium, b: Medium) -> Cause:
@@ -221,14 +301,14 @@ def _keys(pair: Pair, a: Medium, b: Medium) -> Cause:
 def _video_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     (ta, *plane_a), (tb, *plane_b) = a.grid_thw, b.grid_thw
     seen = False
-    if assumed := _assumed_fps(a, b):
+    if assumed := _assumed_fps(pair, a, b):
         yield "fps_missing", assumed
         seen = True
-    elif _differ(a.frame_indices, b.frame_indices):
+    if _differ(a.frame_indices, b.frame_indices):
         evidence = f"{_frames(a)} against {_frames(b)}"
         yield "frame_sampling", evidence
         seen = True
-    elif ta != tb:
+    elif ta != tb and not seen:
         causes = possible("frame_sampling", "fps_missing")
         yield (
             UNKNOWN,
@@ -257,11 +337,20 @@ def _video_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
             yield _keys(pair, a, b)
 
 
-def _assumed_fps(a: Medium, b: Medium) -> str | None:
-    """One side's timestamps are its frame indices over 24, the other side knows another fps."""
+def _assumed_fps(pair: Pair, a: Medium, b: Medium) -> str | None:
+    """One side's seconds are its frames over 24, the other side knows another fps.
+
+    By the timestamps, or by `second_per_grid_ts`: frames of a temporal patch over the assumed 24.
+    """
     for m, other in ((a, b), (b, a)):
         if m.fps not in (None, ASSUMED_FPS) or other.fps in (None, ASSUMED_FPS):
             continue
+        if m.second_per_grid_ts is not None and other.second_per_grid_ts is not None:
+            step = pair.left.family.temporal_patch_size / ASSUMED_FPS
+            assumed = np.isclose(m.second_per_grid_ts, step, rtol=1e-3)
+            if assumed and not np.isclose(other.second_per_grid_ts, step, rtol=1e-3):
+                seconds = _both(a, b, "second_per_grid_ts")
+                return f"{_both(a, b, 'fps')}; {seconds}: one side's are its frames over 24"
         if m.frame_indices is None or m.frame_timestamps is None:
             continue
         counted = np.asarray(m.frame_indices) / ASSUMED_FPS
@@ -287,12 +376,15 @@ def _cache_keys(pair: Pair) -> Iterator[Hit]:
             yield Hit(
                 cause="cache_key",
                 field="media",
-                evidence=f"rollout media[{i}] and train media[{j}] have one cache_key, "
-                + "; ".join(_both(a, b, name) for name in unlike),
+                evidence=f"{_one_key(i, j)}, " + "; ".join(_both(a, b, name) for name in unlike),
                 left=_picture(a),
                 right=_picture(b),
                 index=i,
             )
+
+
+def _one_key(i: int, j: int) -> str:
+    return f"rollout media[{i}] and train media[{j}] have one cache_key"
 
 
 def _both(a: Medium, b: Medium, name: str) -> str:

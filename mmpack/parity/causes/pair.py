@@ -5,6 +5,7 @@ Masks and indices are over the tokens [L] of each side. Nothing is allocated by 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,8 @@ from mmpack.layout.runs import Runs, placeholder_runs
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
+STAMP = 16  # tokens of a timestamp and of what opens a medium, at most
+_DIGEST = re.compile("((?:sha256:)?[0-9a-f]{12})[0-9a-f]{52}")
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -79,6 +82,25 @@ class Side:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
+    @cached_property
+    def showings(self) -> list[tuple[int, int, int]]:
+        """(start, stop, media_index) of each time that a video lies in the text frame by frame, timestamps between."""
+        out: list[tuple[int, int, int]] = []
+        if self.family.video_layout == "frames":
+            for span in self.sample.modality_spans:
+                if span.modality != "video":
+                    continue
+                start, stop = min(span.start, len(self)), min(span.stop, len(self))
+                if span.frame and out and out[-1][2] == span.media_index:
+                    start = out.pop()[0]
+                out.append((start, stop, span.media_index))
+        return out
+
+    @cached_property
+    def films(self) -> dict[int, tuple[int, int]]:
+        """[start, stop) of the first of the `showings` of each video, by media_index."""
+        return {index: (start, stop) for start, stop, index in reversed(self.showings)}
+
     def start_of(self, media_index: int) -> int | None:
         """First token of a medium."""
         starts = (s.start for s in self.sample.modality_spans if s.media_index == media_index)
@@ -102,19 +124,36 @@ class Pair:
 
     @cached_property
     def words(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each side, the indices of its words: all but placeholders.
+        """Of each side, the indices of its words: all but placeholders, and timestamps between frames of a video.
 
-        If a side has fewer runs of them, the tokens that open and close media are left out as well.
+        If a side has fewer runs of placeholders, the tokens that open and close media are left out as well. If one
+        was cut off within a medium, words count up to that medium on both sides.
         """
+        stops = self._cut or (len(self.left), len(self.right))
         same_runs = len(self.left.runs) == len(self.right.runs)
         out = []
-        for side in self.sides:
-            drop = side.placeholder
+        for side, stop in zip(self.sides, stops, strict=True):
+            drop = side.placeholder.copy()
             if not same_runs:
                 family = side.family
                 drop = drop | np.isin(side.ids, (family.vision_start_id, family.vision_end_id))
-            out.append(np.flatnonzero(~drop))
+            for first, last, _ in side.showings:
+                drop[first:last] = True
+            out.append(np.flatnonzero(~drop[:stop]))
         return out[0], out[1]
+
+    @cached_property
+    def _cut(self) -> tuple[int, int] | None:
+        """First token of the medium, on both sides, in which one side ends and the other doesn't."""
+        ends = [
+            bool(len(side)) and side.placeholder[-1] and not side.loss[-1] for side in self.sides
+        ]
+        if ends[0] == ends[1]:
+            return None
+        k = len(self.sides[ends.index(True)].runs) - 1
+        if any(k >= len(side.runs) for side in self.sides):
+            return None
+        return int(self.left.runs.starts[k]), int(self.right.runs.starts[k])
 
     @cached_property
     def word_ids(self) -> tuple[np.ndarray, np.ndarray]:
@@ -132,6 +171,11 @@ class Pair:
         rest = min(len(a), len(b)) - prefix
         suffix = common_prefix(a[len(a) - rest :][::-1], b[len(b) - rest :][::-1])
         return prefix, suffix
+
+
+def stamp_of(start: int) -> int:
+    """The first token that may belong to the timestamp before a video whose first placeholder is `start`."""
+    return max(start - STAMP, 0)
 
 
 def covered(spans: Sequence[Any], length: int) -> np.ndarray:
@@ -171,4 +215,6 @@ def show(value: Any) -> str:
     if value is None:
         return "none"
     text = str(list(value)) if isinstance(value, tuple) else str(value)
+    if digest := _DIGEST.fullmatch(text):
+        return f"{digest[1]}..."
     return text if len(text) <= 48 else f"{text[:45]}..."

@@ -18,10 +18,18 @@ class Fit:
     rule: str
     steps: tuple[float, ...]  # positions between temporal patches, of each video, uncut
     offset: int
+    rate: float  # positions a second
+    recorded: bool  # whether the steps are those of the seconds that the side recorded
 
 
-def position_hits(pair: Pair) -> list[Hit]:
-    """Hits for every part of the fits that differs; none if positions were not recorded or follow the ids alone."""
+_SECONDS = ("fps_missing", "frame_sampling")  # what makes the two sides record other seconds
+
+
+def position_hits(pair: Pair, media: list[Hit]) -> list[Hit]:
+    """Hits for every part of the fits that differs; none if positions were not recorded or follow the ids alone.
+
+    `media`: the hits of the media, from which other temporal steps may follow.
+    """
     left, right = pair.left.sample.position_ids, pair.right.sample.position_ids
     if left is None or right is None or np.array_equal(left, right):
         return []
@@ -29,7 +37,9 @@ def position_hits(pair: Pair) -> list[Hit]:
     if all(fits):
         pairs = list(product(*fits))
         least = min(_unlike(*fit) for fit in pairs)
-        readings = [_fit_hits(pair, *fit) for fit in pairs if _unlike(*fit) == least]
+        readings = [_fit_hits(pair, media, *fit) for fit in pairs if _unlike(*fit) == least]
+        told = [hits for hits in readings if any(hit.cause in _SECONDS for hit in hits)]
+        readings = told or readings  # what the media say goes before what fits as well
         return _with_alternatives(readings[0], [hit for hits in readings[1:] for hit in hits])
     if np.array_equal(pair.left.ids, pair.right.ids) and left.shape == right.shape:
         return _plain(pair, fits)
@@ -40,18 +50,31 @@ def _unlike(a: Fit, b: Fit) -> int:
     return (a.rule != b.rule) + (a.steps != b.steps) + (a.offset != b.offset)
 
 
-def _fit_hits(pair: Pair, a: Fit, b: Fit) -> list[Hit]:
+def _fit_hits(pair: Pair, media: list[Hit], a: Fit, b: Fit) -> list[Hit]:
     hits = []
     if a.rule != b.rule:
-        evidence = f"rollout's positions fit rule {a.rule}, train's rule {b.rule}"
+        evidence = f"{_where(pair)}rollout follows `{a.rule}`, train follows `{b.rule}`"
         hits.append(_hit("position_rule", evidence, f"rule {a.rule}", f"rule {b.rule}"))
     if a.steps != b.steps:
         steps = [", ".join(f"{s:g}" for s in fit.steps[:4]) for fit in (a, b)]
         evidence = f"temporal steps that fit: rollout {steps[0]}, train {steps[1]}"
-        hits.append(_hit("second_per_grid_ts", evidence, f"steps {steps[0]}", f"steps {steps[1]}"))
+        of_media = [h.cause for h in media if h.cause in _SECONDS]
+        follows = a.recorded and b.recorded and a.rate == b.rate and of_media
+        cause = of_media[0] if follows else "second_per_grid_ts"
+        hits.append(_hit(cause, evidence, f"steps {steps[0]}", f"steps {steps[1]}"))
     if a.offset != b.offset:
         hits.append(_shifted(pair, a.offset, b.offset))
     return hits
+
+
+def _where(pair: Pair) -> str:
+    """From which token on positions differ; nothing where the ids differ too."""
+    left, right = pair.left.sample.position_ids, pair.right.sample.position_ids
+    assert left is not None and right is not None
+    if not np.array_equal(pair.left.ids, pair.right.ids) or left.shape != right.shape:
+        return "by their own ids, "
+    start = int(np.argmax((left != right).any(axis=0)))
+    return f"positions differ from token {start} on: "
 
 
 def _with_alternatives(hits: list[Hit], others: list[Hit]) -> list[Hit]:
@@ -111,6 +134,8 @@ def _fits(pair: Pair, side: Side) -> list[Fit]:
     for span in side.sample.modality_spans:
         if span.media_index >= len(side.sample.media):
             return []
+        if span.frame:
+            continue  # one grid a video
         grids[span.modality].append(side.sample.media[span.media_index].grid_thw)
         if span.modality == "video":
             for option, owner in zip(seconds, (side, *_others(pair, side)), strict=False):
@@ -143,7 +168,7 @@ def _fits(pair: Pair, side: Side) -> list[Fit]:
         offset = int(recorded[0, 0] - wanted[0, 0])
         if np.array_equal(recorded - offset, wanted):
             steps = tuple(float(np.float32(rate) * np.float32(s)) for s in option)
-            out.append(Fit(rule, steps, offset))
+            out.append(Fit(rule, steps, offset, rate, option == tuple(seconds[0])))
     return out
 
 

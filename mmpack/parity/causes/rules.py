@@ -25,6 +25,8 @@ _COLUMNS = (  # what rules read and parity does not compare
     "prefix_cached_tokens",
 )
 _RUN_CODES = ("MM101", "MM103", "MM104", "MM105")
+_KEY_CODES = ("MM101", "MM108")  # a medium under another's key has the other's grid
+_CUT_CODES = ("MM205", "MM304")  # spans and turns that were cut off with the ids
 _RUN_CAUSES = (
     "double_expansion",
     "not_expanded",
@@ -76,7 +78,13 @@ def rule_hits(pair: Pair, first: Broken, known: list[Hit]) -> list[Hit]:
 
     Breaks that follow from a cause among `known` are left out.
     """
-    follow = _RUN_CODES if any(hit.cause in _RUN_CAUSES for hit in known) else ()
+    follow: tuple[str, ...] = ()
+    if any(hit.cause in _RUN_CAUSES for hit in known):
+        follow += _RUN_CODES
+    if any(hit.cause == "cache_key" for hit in known):
+        follow += _KEY_CODES
+    if any(hit.cause == "truncated_medium" for hit in known):
+        follow += _CUT_CODES
     hits = []
     for code in dict.fromkeys([*first[0], *first[1]]):
         if code in follow:

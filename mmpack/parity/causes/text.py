@@ -5,6 +5,8 @@ Words are compared with placeholders taken out, so that pictures of other sizes 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from mmpack.parity.causes.pair import (
@@ -14,27 +16,43 @@ from mmpack.parity.causes.pair import (
     common_prefix,
     intervals,
     possible,
+    show,
     show_ids,
+    stamp_of,
 )
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.sample import RESPONSE_TEXT_KEY
 
+_ANOTHER = "response ids and their text differ: this is another response"
 Cut = tuple[int, int]  # a half-open run of words
 
 
-def text_hits(pair: Pair, decode: Decode | None) -> list[Hit]:
-    """One hit for each kind of text that differs; none if all words are equal."""
+def text_hits(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
+    """One hit for each kind of text that differs; none if all words are equal, or follow from the hits of `media`."""
     prefix, suffix = pair.common
     n, m = (len(ids) for ids in pair.word_ids)
     if prefix == n == m:
         return []
     left, right = (prefix, n - suffix), (prefix, m - suffix)
     inside = np.concatenate([pair.word_loss[0][slice(*left)], pair.word_loss[1][slice(*right)]])
+    if not inside.any() and _timestamp(pair, media, left, right):
+        return []
     if not inside.any():
         return [_prompt(pair, left, right)]
     if inside.all():
         return [_response(pair, left, right, decode)]
     return _by_turn(pair, decode)
+
+
+def _timestamp(pair: Pair, media: list[Hit], left: Cut, right: Cut) -> bool:
+    """Whether the cuts lie in the timestamp before a video of which `media` says that its frames or seconds differ."""
+    if not any(hit.cause in ("fps_missing", "frame_sampling") for hit in media):
+        return False
+    for side, words, (a, b) in zip(pair.sides, pair.words, (left, right), strict=True):
+        start, stop = (int(words[k]) if k < len(words) else len(side) for k in (a, b))
+        if not any(stamp_of(f) <= start and stop < f for f, _, _ in side.showings):
+            return False
+    return True
 
 
 def _by_turn(pair: Pair, decode: Decode | None) -> list[Hit]:
@@ -58,7 +76,15 @@ def _by_turn(pair: Pair, decode: Decode | None) -> list[Hit]:
         if cut := _cut(pair, spans):
             responses.append(_response(pair, *cut, decode))
         ends = [span[1] for span in spans]
-    return _first_of_each(prompts) + _first_of_each(responses)
+    return _first_of_each(prompts) + _first_of_each(_one_of_many(responses))
+
+
+def _one_of_many(responses: list[Hit]) -> list[Hit]:
+    """One hash stands for the text of all responses: where several differ, it says nothing of each."""
+    if len(responses) == 1:
+        return responses
+    told = f"one of {len(responses)} responses whose ids differ; {possible('retokenized_response')}"
+    return [replace(h, evidence=told) if h.evidence == _ANOTHER else h for h in responses]
 
 
 def _first_of_each(hits: list[Hit]) -> list[Hit]:
@@ -83,7 +109,7 @@ def _cut(pair: Pair, spans: list[Cut]) -> tuple[Cut, Cut] | None:
 def _prompt(pair: Pair, left: Cut, right: Cut) -> Hit:
     hashes = [side.setting("chat_template") for side in pair.sides]
     if None not in hashes and hashes[0] != hashes[1]:
-        evidence = f"processor.chat_template: rollout {hashes[0]}, train {hashes[1]}"
+        evidence = f"processor.chat_template: rollout {show(hashes[0])}, train {show(hashes[1])}"
         return _hit(pair, "chat_template", left, right, evidence)
     if None in hashes:
         evidence = (
@@ -119,7 +145,7 @@ def _before_response(pair: Pair, left: Cut, right: Cut) -> bool:
 
 
 def _response(pair: Pair, left: Cut, right: Cut, decode: Decode | None) -> Hit:
-    if same_text(pair, decode):
+    if same_text(pair, decode, left, right):
         evidence = "other ids, same text: " + (
             "decoded and compared" if decode else f"equal metadata.{RESPONSE_TEXT_KEY}"
         )
@@ -128,7 +154,7 @@ def _response(pair: Pair, left: Cut, right: Cut, decode: Decode | None) -> Hit:
         return stop
     hashes = [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
     if decode or None not in hashes:
-        evidence = "response ids and their text differ: this is another response"
+        evidence = _ANOTHER
     else:
         causes = possible("retokenized_response", "stop_token")
         evidence = (
@@ -137,13 +163,24 @@ def _response(pair: Pair, left: Cut, right: Cut, decode: Decode | None) -> Hit:
     return _hit(pair, UNKNOWN, left, right, evidence)
 
 
-def same_text(pair: Pair, decode: Decode | None) -> bool:
-    """Whether the loss tokens of both sides are known to decode to one text."""
+def same_text(pair: Pair, decode: Decode | None, left: Cut, right: Cut) -> bool:
+    """Whether the responses that hold the cuts are known to decode to one text; by their hash, all of them."""
     if decode:
-        texts = [decode(side.ids[side.loss].tolist()) for side in pair.sides]
+        texts = [
+            decode(side.ids[words][slice(*_turn(loss, cut))].tolist())
+            for side, words, loss, cut in zip(
+                pair.sides, pair.words, pair.word_loss, (left, right), strict=True
+            )
+        ]
         return texts[0] == texts[1]
     hashes = [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
     return isinstance(hashes[0], str) and hashes[0] == hashes[1]
+
+
+def _turn(loss: np.ndarray, cut: Cut) -> Cut:
+    """The run of loss words that touches a cut."""
+    touching = [(a, b) for a, b in intervals(loss) if a <= cut[1] and cut[0] <= b]
+    return touching[0] if touching else cut
 
 
 def _stop_token(pair: Pair, left: Cut, right: Cut) -> Hit | None:

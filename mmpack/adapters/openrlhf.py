@@ -1,0 +1,371 @@
+"""OpenRLHF (0.11): its Experience (sequences [B, T] padded right, columns [B, A]) as samples and back.
+
+Column j of A speaks of token T - A + j; OpenRLHF's own experiences have A = T - 1. It records no positions: its model
+counts them in the forward. What a Sample has no field for goes through `metadata["openrlhf"]`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.adapters.rows import (
+    GRIDS,
+    PIXELS,
+    check_same,
+    decode,
+    encode,
+    inputs_of_media,
+    media_of_inputs,
+    name_pictures,
+    pixels_of,
+    response_start,
+    row_sample,
+)
+from mmpack.errors import ArgumentError, LayoutError, require
+from mmpack.families import get_family
+from mmpack.pack.batch import Batch
+from mmpack.processors.wrap import Processor
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import Score
+
+KEY = "openrlhf"  # in Sample.metadata
+TRAPS: dict[str, str] = {
+    "sampled_placeholder": "OpenRLHF marks every placeholder of a sequence as a vision token, sampled ones too: "
+    "features and tokens differ by one: here a sampled one stays a word, and `mp.validate` names it (MM203).",
+    "dropped_image": "A picture that can't be loaded is skipped with a warning, and the rest move up: `to_samples` "
+    "refuses rows whose grids, placeholders and pictures differ in number.",
+    "double_expansion": "vLLM expands ids that the processor has expanded already, unless they are collapsed to one "
+    "placeholder a run before: run and grid of the sample contradict each other (MM101).",
+    "padding_positions": "packing_samples counts positions along the row, in one dimension, also of VLMs: "
+    "samples record none from it, and pack by the family's rule.",
+    "empty_response": "A response without tokens has a reward and no action to put it on: `to_samples` refuses it.",
+    "logprob_kind": "rollout_log_probs are vLLM's, action_log_probs are divided by the actor's temperature: pass "
+    "`sampling`, so that parity compares what they mean.",
+}
+# OpenRLHF's names of columns [B, A] and those of `mp.policy_loss`
+COLUMNS = {
+    "rollout_log_probs": "rollout_logprobs",
+    "action_log_probs": "old_logprobs",
+    "base_action_log_probs": "ref_logprobs",
+    "advantages": "advantages",
+    "returns": "returns",
+    "values": "values",
+    "kl": "kl",
+}
+EPISODE = ("rewards", "scores", "response_length", "truncated", "total_length")  # [B]
+LISTS = ("index", "prompts", "labels", "images")  # one entry a row, or none
+RESTORED = {*PIXELS.values(), *GRIDS.values()}  # of mm_train_inputs, from the media
+
+
+def to_samples(
+    experience: Any,
+    processor: Processor,
+    *,
+    images: Sequence[Sequence[Any] | None] | None = None,
+    group_ids: Sequence[str] | None = None,
+    sampling: dict[str, Any] | None = None,
+) -> list[Sample]:
+    """The rows of an Experience, or of a replay buffer's items, as samples.
+
+    Loss spans are where `action_mask` is 1; `rollout_log_probs` there become `rollout_logprobs`, `rewards` a Score.
+
+    Args:
+        experience: an `Experience` of B rows, or a list of those of one row that a replay buffer holds.
+        processor: `mp.wrap_processor` of OpenRLHF's processor.
+        images: the pictures of each row, loaded: media get the content hashes and cache keys that other adapters give
+            them. Without, a medium is known by its processed pixels.
+        group_ids: [B]; None: rows of one prompt are a group. Samples are called `<group_id>/<k>`.
+        sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
+
+    Raises: ArgumentError for masks with holes; LayoutError where grids, placeholders and pictures of a row differ in
+    number, and for a reward of a row without actions (`empty_response`).
+    """
+    if not isinstance(experience, list | tuple):
+        rows = [_row_of(experience, b) for b in range(len(experience.sequences))]
+    else:
+        rows = [_row_of(item, None) for item in experience]
+    count: dict[str, int] = {}
+    out = []
+    for b, row in enumerate(rows):
+        pictures = None if images is None else images[b] or []
+        group = None if group_ids is None else group_ids[b]
+        sample = _sample(f"to_samples: row {b}", row, processor, pictures, group, sampling)
+        k = count[sample.group_id] = count.get(sample.group_id, -1) + 1
+        sample.sample_id = f"{sample.group_id}/{k}"
+        out.append(sample)
+    return out
+
+
+def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
+    """OpenRLHF's columns at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor a sample.
+
+    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`, `returns`, `values`, `kl`);
+    `rollout_logprobs` the samples bring themselves.
+    """
+    own = _own(samples)
+    return {
+        COLUMNS[name]: [
+            decode(o["columns"][name])[torch.from_numpy(s.loss_indices) + _shift(o)]
+            for o, s in zip(own, samples, strict=True)
+        ]
+        for name in (own[0]["columns"] if own else ())
+        if name != "rollout_log_probs"
+    }
+
+
+def from_batch(batch: Batch, samples: Sequence[Sample]) -> Any:
+    """The Experience of a batch of `samples`: `from_samples`, with the batch's `loss_columns` at the loss tokens.
+
+    Raises: ArgumentError if `samples` are not those of the batch, in its order.
+    """
+    check_same(batch, samples)
+    columns = {
+        name: [x.detach().cpu() for x in batch.unpack_loss(values)]
+        for name, values in batch.loss_columns.items()
+    }
+    return from_samples(samples, columns, pixels_of(batch))
+
+
+def from_samples(
+    samples: Sequence[Sample],
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    media: Mapping[str, Any] | None = None,
+) -> Any:
+    """An `Experience` of B rows, on the CPU: of samples that came from one, the same, of others, one made anew.
+
+    Args: `columns`: name -> one [n] array a sample, written at the loss tokens of a [B, A] column, over what was
+    recorded. `media`: cache key -> pixels, of samples that were read from a trace.
+    Raises: MissingExtraError without OpenRLHF; SchemaError (MM404) for missing pixels; ArgumentError for samples of
+    which only some come from OpenRLHF, or with other columns.
+    """
+    module = require("openrlhf.trainer.ppo_utils.experience", "openrlhf", "from_samples")
+    if not samples:
+        raise ArgumentError("from_samples: no samples. Fix: pass at least one")
+    own = _own(samples)
+    names = [{*o["columns"], *o["episode"], *o["lists"], *o["info"]} for o in own]
+    if any(n != names[0] for n in names):
+        raise ArgumentError(
+            "from_samples: the samples have unlike columns. Fix: pass samples of one Experience"
+        )
+    wide = max(max(o["width"], o["start"] + len(s)) for s, o in zip(samples, own, strict=True))
+    rows = [
+        _step_row(s, o, wide, {name: values[b] for name, values in (columns or {}).items()})
+        for b, (s, o) in enumerate(zip(samples, own, strict=True))
+    ]
+    made: dict[str, Any] = {name: torch.stack([r[name] for r in rows]) for name in rows[0]}
+    made |= {
+        name: torch.stack([decode(o["episode"][name]) for o in own]) for name in own[0]["episode"]
+    }
+    for name, kept in own[0]["lists"].items():
+        whole = "whole" in kept
+        made[name] = (
+            decode(kept["whole"]) if whole else [decode(o["lists"][name]["each"]) for o in own]
+        )
+    if own[0]["inputs"] is None:
+        made["mm_train_inputs"] = []
+    else:
+        made["mm_train_inputs"] = [
+            inputs_of_media(s, media) | decode(o["inputs"]) or None
+            for s, o in zip(samples, own, strict=True)
+        ]
+    made["info"] = {
+        name: _joined([decode(o["info"][name]["value"]) for o in own], kept["tensor"])
+        for name, kept in own[0]["info"].items()
+    }
+    return module.Experience(**made)
+
+
+def _row_of(experience: Any, b: int | None) -> dict[str, Any]:
+    """Row b of every field; None: the experience is a replay buffer's item, one row without the batch dimension."""
+    batch = 1 if b is None else len(experience.sequences)
+    at = 0 if b is None else b
+    row: dict[str, Any] = {"lists": {}, "info": {}}
+    for field in fields(experience):
+        name, value = field.name, getattr(experience, field.name)
+        if name == "mm_train_inputs":
+            row[name] = value[at] if value else None
+            row["has_inputs"] = bool(value)
+        elif name in LISTS:
+            each = value is not None and len(value) == batch
+            row["lists"][name] = {"each": encode(value[at])} if each else {"whole": encode(value)}
+        elif name == "info":
+            row["info"] = {
+                k: {
+                    "value": encode(v if b is None else v[b]),
+                    "tensor": isinstance(v, torch.Tensor if b is not None else int | float),
+                }
+                for k, v in value.items()
+            }
+        elif value is not None:
+            row[name] = value if b is None else value[b]
+    return row
+
+
+def _sample(
+    where: str,
+    row: dict[str, Any],
+    processor: Processor,
+    pictures: Sequence[Any] | None,
+    group: str | None,
+    sampling: dict[str, Any] | None,
+) -> Sample:
+    family = processor.family
+    ids, mask = row["sequences"].cpu(), row["attention_mask"].cpu().bool()
+    actions = row["action_mask"].cpu()
+    kept = torch.nonzero(mask)[:, 0]
+    start, stop = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
+    if stop - start != len(kept):
+        raise ArgumentError(f"{where}: attention_mask has a hole. Fix: pad at the end alone")
+    width, count = len(ids), len(actions)
+    scored = torch.zeros(width, dtype=torch.bool)
+    scored[width - count :] = actions.bool()
+    scored &= mask
+    rewards = row.get("rewards")
+    if rewards is not None and not scored.any() and float(rewards) != 0:
+        raise LayoutError(
+            f"{where} has a reward and no action (empty_response). "
+            "Fix: drop rows without a response before rewards are given",
+            "MM305",
+        )
+    inputs = row.get("mm_train_inputs")
+    media = media_of_inputs(inputs, family, where)
+    if pictures is not None:
+        name_pictures(media, pictures, processor, where)
+    own = ids[start:stop].numpy()
+    at = np.flatnonzero(scored[start:stop].numpy())
+    prompt = int(at[0]) if len(at) else len(own)
+    if group is None:
+        digest = hashlib.sha256(own[:prompt].astype(np.int64).tobytes())
+        digest.update("".join(m.cache_key for kind in media.values() for m in kind).encode())
+        group = f"prompt:{digest.hexdigest()[:16]}"
+    logprobs = row.get("rollout_log_probs")
+    known = {
+        "width": width,
+        "start": start,
+        "actions": count,
+        "dtypes": {
+            name: str(row[name].dtype).removeprefix("torch.")
+            for name in ("sequences", "attention_mask", "action_mask")
+        },
+        "padding": encode(ids[~mask]),
+        "action_padding": encode(actions[~scored[width - count :]]),
+        "columns": {name: encode(row[name]) for name in COLUMNS if name in row},
+        "episode": {name: encode(row[name]) for name in EPISODE if name in row},
+        "lists": row["lists"],
+        "info": row["info"],
+        "inputs": {k: encode(v) for k, v in (inputs or {}).items() if k not in RESTORED}
+        if row["has_inputs"]
+        else None,
+    }
+    return row_sample(
+        where,
+        own,
+        media,
+        scored[start:stop].numpy(),
+        family,
+        response_start=prompt,
+        processor=processor,
+        sample_id="",
+        group_id=group,
+        sampling=sampling,
+        rollout_logprobs=None
+        if logprobs is None
+        else logprobs.cpu()[scored[width - count :]].float().numpy(),
+        rewards=None if rewards is None else [Score("openrlhf", float(rewards))],
+        finish_reason=_finish(row.get("truncated")),
+        metadata={KEY: known},
+    )
+
+
+def _finish(truncated: torch.Tensor | None) -> str | None:
+    return None if truncated is None else "length" if bool(truncated) else "stop"
+
+
+def _own(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """What `to_samples` recorded, or what stands for it in samples that come from elsewhere."""
+    return [s.metadata[KEY] if KEY in s.metadata else _unrecorded(s) for s in samples]
+
+
+def _unrecorded(sample: Sample) -> dict[str, Any]:
+    length = len(sample)
+    episode = {
+        "response_length": torch.tensor(length - response_start(sample)),
+        "truncated": torch.tensor(sample.finish_reason == "length"),
+        "total_length": torch.tensor(float(length)),
+    }
+    if sample.rewards is not None:
+        whole = [s.value for s in sample.rewards if s.scope == "sequence"]
+        episode["rewards"] = torch.tensor(float(sum(whole)))
+    return {
+        "width": length,
+        "start": 0,
+        "actions": length - 1,
+        "dtypes": {"sequences": "int64", "attention_mask": "int64", "action_mask": "int64"},
+        "padding": None,
+        "action_padding": None,
+        "columns": {},
+        "episode": {name: encode(value) for name, value in episode.items()},
+        "lists": {},
+        "info": {},
+        "inputs": {},
+    }
+
+
+def _shift(known: dict[str, Any]) -> int:
+    """What to add to a token index to get its place in a column."""
+    return int(known["start"] - (known["width"] - known["actions"]))
+
+
+def _step_row(
+    sample: Sample, known: dict[str, Any], wide: int, given: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """One row of every [B, T] and [B, A] field, `wide` tokens long: padded at the end beyond what was recorded."""
+    more = wide - known["width"]
+    start, length = known["start"], len(sample)
+    dtypes = {k: getattr(torch, v) for k, v in known["dtypes"].items()}
+    mask = torch.zeros(wide, dtype=torch.bool)
+    mask[start : start + length] = True
+    ids = torch.full((wide,), get_family(sample.family).pad_token_id, dtype=torch.long)
+    ids[mask] = torch.from_numpy(sample.input_ids)
+    places = torch.from_numpy(sample.loss_indices) + _shift(known)
+    actions = torch.zeros(known["actions"] + more, dtype=dtypes["action_mask"])
+    at = torch.zeros(len(actions), dtype=torch.bool)
+    at[places] = True
+    actions[at] = 1
+    padding, beside = decode(known["padding"]), decode(known["action_padding"])
+    if padding is not None and len(padding) == wide - length:
+        ids[~mask] = padding
+    if beside is not None and len(beside) == int((~at).sum()):
+        actions[~at] = beside
+    out = {
+        "sequences": ids.to(dtypes["sequences"]),
+        "attention_mask": mask.to(dtypes["attention_mask"]),
+        "action_mask": actions,
+    }
+    columns = {k: decode(v) for k, v in known["columns"].items()}
+    columns = {k: torch.cat([v, v.new_zeros(more)]) for k, v in columns.items()}
+    theirs = {ours: name for name, ours in COLUMNS.items()}
+    unknown = sorted(given.keys() - theirs.keys())
+    if unknown:
+        raise ArgumentError(
+            f"from_samples: an Experience has no column {unknown[0]!r}. Fix: one of {', '.join(theirs)}"
+        )
+    written = {theirs[k]: torch.as_tensor(v) for k, v in given.items()}
+    if sample.rollout_logprobs is not None:
+        written.setdefault("rollout_log_probs", torch.from_numpy(sample.rollout_logprobs))
+    for name, values in written.items():
+        column = columns.get(name, values.new_zeros(len(actions)))
+        columns[name] = column.clone()
+        columns[name][places] = values.to(column.dtype)
+    return out | columns
+
+
+def _joined(values: list[Any], as_tensor: bool) -> Any:
+    """A key of info: one tensor [B, …], or the list that `make_experience_batch` makes of anything but numbers."""
+    return torch.stack([torch.as_tensor(v) for v in values]) if as_tensor else values

@@ -1,0 +1,322 @@
+"""sglang (0.5): responses of its native `/generate` with `return_logprob` as samples, and samples as its requests.
+
+A response is the dict of `/generate` and `Engine.generate`: text, output_ids, meta_info. It tells the engine's expanded
+prompt if the request had `return_prompt_token_ids`, or `logprob_start_len=0`; else that is what the processor makes of
+the request, checked against `prompt_tokens`. No sglang engine has run with this adapter: its tests build responses from
+the package's own classes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.adapters.rows import (
+    GRIDS,
+    check_same,
+    decode,
+    encode,
+    inputs_of_media,
+    pixels_of,
+    row_sample,
+)
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.pack.batch import Batch
+from mmpack.processors.wrap import Processor
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import PolicyVersion
+
+KEY = "sglang"  # in Sample.metadata
+FIRST_PAD_VALUE = 1_000_000  # sglang puts hashes from here on in the place of placeholders
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("frequency_penalty", "presence_penalty"),
+)
+KINDS = ("processed", "raw")
+TRAPS: dict[str, str] = {
+    "retokenized_response": "`text` encoded again gives other ids (sglang#26555, sglang#12383): `to_samples` reads "
+    "output_ids, and refuses a response without them.",
+    "chat_template": "sglang decodes and encodes the prompt's input_ids again where pictures come with it, unless "
+    "SGLANG_MM_AVOID_RETOKENIZE is set: ask for return_prompt_token_ids; `from_samples` hands over processed pictures, "
+    "with which ids stay as they are.",
+    "double_expansion": "A prompt longer than the processor makes it was expanded twice, or under other pixel bounds: "
+    "`to_samples` compares prompt_tokens.",
+    "cache_key": "In sglang's own ids a picture's placeholders are a hash of its features: `to_samples` puts the "
+    "family's placeholder back.",
+    "logprob_kind": "output_token_logprobs are of the tempered distribution, of the model's own only for greedy "
+    "sampling or with SGLANG_RETURN_ORIGINAL_LOGPROB: say which, with `logprobs`.",
+    "stop_token": "The stop token stays in output_ids and leaves `text`: `to_samples` takes output_ids.",
+}
+
+
+def to_samples(
+    responses: Sequence[Mapping[str, Any]],
+    requests: Sequence[Any],
+    processor: Processor,
+    *,
+    images: Sequence[Sequence[Any] | None] | None = None,
+    group_ids: Sequence[str] | None = None,
+    positions: Sequence[tuple[np.ndarray, int]] | None = None,
+    logprobs: str = "processed",
+) -> list[Sample]:
+    """One sample a response, called `<group_id>/<k>`.
+
+    Args:
+        responses: what `/generate` returned, one a sampled response.
+        requests: the `GenerateReqInput`, or its fields as a dict, of each response: text or input_ids, image_data
+            (Pillow, bytes, base64, a path below the processor's media_root), sampling_params.
+        processor: `mp.wrap_processor` of the engine's processor.
+        images: the pictures of each request, where image_data has none that can be opened here (URLs).
+        group_ids: one a response; None: the request's rid, or the response's id.
+        positions: int64 [rows, P] and rope delta of each expanded prompt, as sglang computes them; none are recorded
+            without.
+        logprobs: "processed" or "raw", see TRAPS.
+
+    Raises: ArgumentError for responses without ids or logprobs, for videos and URLs; LayoutError where the engine's
+    prompt and the processor's differ in length, or media and placeholders in number.
+    """
+    if logprobs not in KINDS:
+        raise ArgumentError(f"to_samples: logprobs is {logprobs!r}. Fix: one of {', '.join(KINDS)}")
+    if len(responses) != len(requests):
+        raise ArgumentError(
+            f"to_samples: {len(responses)} responses and {len(requests)} requests. "
+            "Fix: one request a response, also where it was sampled n times"
+        )
+    count: dict[str, int] = {}
+    out = []
+    for i, (response, request) in enumerate(zip(responses, requests, strict=True)):
+        where = f"to_samples: responses[{i}]"
+        given = _fields(request)
+        group = str(given.get("rid") or response["meta_info"].get("id", i))
+        group = group if group_ids is None else group_ids[i]
+        k = count[group] = count.get(group, -1) + 1
+        pictures = _pictures(where, given) if images is None else list(images[i] or [])
+        out.append(
+            _sample(
+                where,
+                response,
+                given,
+                [processor.medium(p, where) for p in pictures],
+                processor,
+                logprobs,
+                None if positions is None else positions[i],
+                sample_id=f"{group}/{k}",
+                group_id=group,
+            )
+        )
+    return out
+
+
+def from_batch(batch: Batch, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """`from_samples` of a batch's samples, with the batch's pixels: requests that score what was sampled.
+
+    Raises: ArgumentError if `samples` are not those of the batch, in its order.
+    """
+    check_same(batch, samples)
+    return from_samples(samples, responses=True, media=pixels_of(batch))
+
+
+def from_samples(
+    samples: Sequence[Sample],
+    responses: bool = False,
+    media: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Fields of a `GenerateReqInput` a sample, for `Engine.generate(**request)` or as the body of `/generate`.
+
+    Ids are the sample's own, expanded, and pictures go as what the processor made of them: sglang then tokenises and
+    resizes nothing. `responses`: with what was sampled, to be scored; False: up to the first loss token, to be
+    sampled anew, with the sampling parameters and fields of the request that the sample came from.
+    `media`: cache key -> pixels, of samples that were read from a trace. Raises: SchemaError (MM404).
+    """
+    out = []
+    for s in samples:
+        kept = decode(s.metadata.get(KEY, {}).get("request", {}))
+        stop = len(s) if responses or not s.loss_spans else s.loss_spans[0].start
+        request = kept | {"input_ids": s.input_ids[:stop].tolist(), "return_logprob": True}
+        request.pop("text", None)
+        inputs = inputs_of_media(s, media)
+        if inputs:
+            request["image_data"] = [{"format": "processor_output", **inputs}]
+        if responses:
+            first = s.loss_spans[0].start if s.loss_spans else stop
+            request |= {
+                "logprob_start_len": first - 1,
+                "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            }
+        elif "sampling_params" not in request and s.sampling is not None:
+            known = {k: v for k, v in s.sampling.items() if k in SAMPLING}
+            request["sampling_params"] = known
+        out.append(request)
+    return out
+
+
+def responses_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """The responses that samples of `to_samples` came from, whole."""
+    out = []
+    for s in samples:
+        response = decode(s.metadata[KEY]["response"])
+        start = s.loss_spans[0].start
+        response["output_ids"] = s.input_ids[start:].tolist()
+        out.append(response)
+    return out
+
+
+def _sample(
+    where: str,
+    response: Mapping[str, Any],
+    request: dict[str, Any],
+    media: list[Medium],
+    processor: Processor,
+    kind: str,
+    place: tuple[np.ndarray, int] | None,
+    **named: Any,
+) -> Sample:
+    about = response["meta_info"]
+    if "output_ids" not in response:
+        raise ArgumentError(
+            f"{where} has no output_ids, and its text encoded again is not what was sampled (retokenized_response). "
+            "Fix: the native /generate, not the OpenAI endpoint"
+        )
+    sampled = [int(i) for i in response["output_ids"]]
+    prompt = _prompt(where, response, request, media, processor)
+    ids = np.concatenate([prompt, np.asarray(sampled, dtype=np.int64)])
+    scored = np.arange(len(ids)) >= len(prompt)
+    params = request.get("sampling_params") or {}
+    finish = about.get("finish_reason") or {}
+    versions = [
+        PolicyVersion(len(prompt) + v["start"], len(prompt) + v["end"], str(v["version"]))
+        for v in about.get("weight_versions", ())
+    ]
+    if not versions and sampled and about.get("weight_version") is not None:
+        versions = [PolicyVersion(len(prompt), len(ids), str(about["weight_version"]))]
+    kept = {
+        k: v for k, v in request.items() if k not in ("image_data", "input_ids") and v is not None
+    }
+    return row_sample(
+        where,
+        ids,
+        {"image": media, "video": []},
+        scored,
+        processor.family,
+        response_start=len(prompt),
+        processor=processor,
+        position_ids=None if place is None else _positions(*place, len(ids)),
+        rollout_logprobs=_logprobs(where, about, sampled),
+        sampling={k: params[k] for k in SAMPLING if k in params} | {"logprobs": kind},
+        finish_reason=finish.get("type")
+        if finish.get("type") in ("stop", "length", "abort")
+        else None,
+        policy_versions=versions or None,
+        prefix_cached_tokens=about.get("cached_tokens"),
+        metadata={
+            KEY: {
+                "request": encode(kept),
+                "response": encode({k: v for k, v in response.items() if k != "output_ids"}),
+            }
+        },
+        **named,
+    )
+
+
+def _prompt(
+    where: str,
+    response: Mapping[str, Any],
+    request: dict[str, Any],
+    media: list[Medium],
+    processor: Processor,
+) -> np.ndarray:
+    """int64 [P]: the expanded prompt, as the engine tells it, else as the processor makes it."""
+    about = response["meta_info"]
+    scored = about.get("input_token_logprobs") or []
+    told = response.get("prompt_token_ids")
+    if told is None and scored and len(scored) == about.get("prompt_tokens"):
+        told = [entry[1] for entry in scored]
+    if told is not None:
+        ids = np.asarray(told, dtype=np.int64)
+        return np.where(ids >= FIRST_PAD_VALUE, processor.family.image_token_id, ids)
+    given = request.get("input_ids")
+    if given is None:
+        text = request.get("text")
+        if text is None:
+            raise ArgumentError(
+                f"{where}: its request has neither input_ids nor text. Fix: pass it whole"
+            )
+        given = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = np.asarray(given, dtype=np.int64)
+    single = int((ids == processor.family.image_token_id).sum()) == len(media)
+    made = processor.from_ids(ids, media, expanded=not single, sample_id=where).input_ids
+    seen = about.get("prompt_tokens")
+    if seen is not None and seen != len(made):
+        why = (
+            "expanded twice (double_expansion)"
+            if seen > len(made)
+            else "not expanded (not_expanded)"
+        )
+        raise LayoutError(
+            f"{where}: the engine saw {seen} prompt tokens, the processor makes {len(made)}: {why}, or pixel bounds "
+            "differ (max_pixels). Fix: return_prompt_token_ids=True in the request, and mp.compare",
+            "MM101",
+        )
+    return made
+
+
+def _logprobs(where: str, about: Mapping[str, Any], sampled: list[int]) -> np.ndarray | None:
+    """float32 [n] of the sampled ids."""
+    entries = about.get("output_token_logprobs")
+    if entries is None:
+        return None
+    if [int(entry[1]) for entry in entries] != sampled:
+        raise ArgumentError(
+            f"{where}: output_token_logprobs are of other ids than output_ids. "
+            "Fix: join the chunks of a stream before, or don't stream"
+        )
+    return np.array([entry[0] for entry in entries], dtype=np.float32)
+
+
+def _positions(prompt: np.ndarray, delta: int, length: int) -> np.ndarray:
+    """int64 [rows, length]: the prompt's, then one a step past the rope delta."""
+    places = np.asarray(prompt, dtype=np.int64)
+    steps = np.arange(places.shape[1], length) + int(delta)
+    return np.concatenate([places, np.broadcast_to(steps, (len(places), len(steps)))], axis=1)
+
+
+def _fields(request: Any) -> dict[str, Any]:
+    """The fields of a request that say something."""
+    given = dict(request) if isinstance(request, Mapping) else dict(vars(request))
+    return {k: v for k, v in given.items() if v is not None}
+
+
+def _pictures(where: str, request: dict[str, Any]) -> list[Any]:
+    if request.get("video_data"):
+        raise ArgumentError(
+            f"{where}: its request has a video, and videos are not decoded here. Fix: leave it out"
+        )
+    data = request.get("image_data")
+    items = data if isinstance(data, list | tuple) else [] if data is None else [data]
+    return [p for item in items for p in _opened(where, item)]
+
+
+def _opened(where: str, item: Any) -> list[Any]:
+    """Pictures of one entry of image_data, as the processor takes them."""
+    if isinstance(item, list | tuple):
+        return [p for inner in item for p in _opened(where, inner)]
+    item = getattr(item, "url", item)  # sglang's ImageData
+    if isinstance(item, Mapping):
+        raise ArgumentError(
+            f"{where}: image_data holds what a processor made ({GRIDS['image']}). Fix: pass images="
+        )
+    if not isinstance(item, str):
+        return [item]
+    if item.startswith(("http://", "https://")):
+        raise ArgumentError(f"{where}: image_data has a URL, mmpack fetches nothing. Fix: images=")
+    if item.startswith("data:"):
+        return [base64.b64decode(item.partition(",")[2])]
+    try:
+        return [base64.b64decode(item, validate=True)] if len(item) > 256 else [item]
+    except binascii.Error:
+        return [item]  # a path

@@ -1,0 +1,108 @@
+"""`Trainer(model, data_collator=SampleCollator(model), …)`: a data set of samples, trained by a stock Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mmpack.adapters.transformers.attention import attach, is_attached
+from mmpack.adapters.transformers.inputs import _pixels, _tower_arguments
+from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.errors import ArgumentError, ModelError, SchemaError
+from mmpack.families import family_of_model_type
+from mmpack.pack.batch import PackedBatch
+from mmpack.pack.pack import pack
+from mmpack.pack.pad import PaddedBatch, pad
+from mmpack.schema.rules import Problem
+from mmpack.schema.sample import Sample
+
+IGNORED = -100  # transformers' label of a token that is not scored
+
+
+class SampleCollator:
+    """Samples (with pixels) to keyword arguments of the model's forward: its loss is the mean over all loss tokens.
+
+    Packed, the default, the model is attached for good, and logits are made of loss rows alone. `padding="left"` or
+    `"right"` gives rectangles and leaves the model's own attention; families that can't be packed need it. It holds
+    no model, so workers may load with it. The tower encodes a medium once for each place in the batch that has it.
+
+    Args: `share_prefix`, `pad_to_multiple_of`: see `mp.pack`.
+    Raises: ArgumentError; ModelError and LayoutError as `attach` does, and ModelError for padding an attached model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        padding: str | None = None,
+        share_prefix: bool = False,
+        pad_to_multiple_of: int | None = None,
+    ):
+        if padding not in (None, "left", "right") or (padding and share_prefix):
+            raise ArgumentError(
+                f"SampleCollator: padding is {padding!r}, share_prefix {share_prefix}. "
+                "Fix: padding=None packs, and may share; 'left' or 'right' pads"
+            )
+        if padding is None:
+            attach(model)
+        elif is_attached(model):
+            raise ModelError("SampleCollator: the model is attached. Fix: detach it, or pack")
+        self.family = family_of_model_type(unwrap(model, "SampleCollator").config.model_type).name
+        self.padding = padding
+        self.share_prefix = share_prefix
+        self.pad_to_multiple_of = pad_to_multiple_of
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Raises: SchemaError for broken rules, and (MM404) for missing pixels; ModelError for another family."""
+        if self.padding is None:
+            batch = pack(samples, None, self.share_prefix, self.pad_to_multiple_of)
+            return _common(batch, self.family) | _packed(batch)
+        padded = pad(samples, self.padding, pad_to_multiple_of=self.pad_to_multiple_of)
+        return _common(padded, self.family) | _padded(padded)
+
+
+def _common(batch: PackedBatch | PaddedBatch, family: str) -> dict[str, Any]:
+    if batch.family != family:
+        raise ModelError(
+            f"SampleCollator: the samples are of {batch.family}, the model of {family}. "
+            "Fix: wrap the processor of this model"
+        )
+    out: dict[str, Any] = {"use_cache": False}
+    for m in batch.media:
+        if m.pixel_values is None:
+            raise SchemaError(
+                [Problem("MM404", m.media_id, "pixel_values", "is missing")], "SampleCollator"
+            )
+    for modality in batch.family_of().placeholder_ids:
+        runs = [i for i in batch.media_order if batch.media[i].modality == modality]
+        if runs:
+            grids = [batch.media[i].grid_thw for i in runs]
+            out |= _tower_arguments(batch.family_of(), modality, _pixels(batch, runs), grids)
+    return out
+
+
+def _packed(batch: PackedBatch) -> dict[str, Any]:
+    """Rows repeat in `logits_to_keep` where branches leave one prefix, so each has one label: its target."""
+    targets = batch.loss_targets[None]
+    positions = batch.position_ids[:, None]
+    return {
+        "input_ids": batch.input_ids[None],
+        "position_ids": positions if batch.family_of().position_rows > 1 else positions[0],
+        "visible_until": batch.visible_until,
+        "logits_to_keep": batch.loss_rows.long(),
+        "shift_labels": targets,  # what the loss reads
+        # one longer than the logits: whoever shifts them, as label smoothing does, gets an error
+        "labels": torch.nn.functional.pad(targets, (1, 0), value=IGNORED),
+    }
+
+
+def _padded(batch: PaddedBatch) -> dict[str, Any]:
+    rows = batch.family_of().position_rows
+    return {
+        "input_ids": batch.input_ids,
+        "attention_mask": batch.attention_mask,
+        "position_ids": batch.position_ids if rows > 1 else batch.position_ids[0],
+        "labels": batch.input_ids.masked_fill(~batch.loss_mask, IGNORED),
+    }

@@ -1,0 +1,43 @@
+"""The load-balancing loss of a model with experts over a batch: each row of tokens counts once, padding not at all."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.errors import ModelError
+from mmpack.pack.batch import Batch
+
+
+def router_loss(
+    model: Any, batch: Batch, router_logits: tuple[torch.Tensor, ...] | None
+) -> torch.Tensor:
+    """transformers' own `load_balancing_loss_func` (Switch Transformers, equations 4 to 6) over the rows of `batch`.
+
+    Rows of a shared prefix are routed once and count once. So the loss of a shared pack is that of a pack without
+    sharing in which a prefix's later copies have no weight; it is not that of the copies all counted. The model's own
+    `aux_loss` counts the rows that `pad_to_multiple_of` adds.
+
+    Args: `router_logits`: of a forward with `output_router_logits=True`, [rows, experts] a layer.
+    Returns: scalar, without the model's coefficient. Raises: ModelError for a model or an output without experts.
+    """
+    whole = unwrap(model, "router_loss")
+    loss = getattr(sys.modules[type(whole).__module__], "load_balancing_loss_func", None)
+    if loss is None:
+        raise ModelError(
+            f"router_loss: {type(whole).__name__} has no experts. Fix: leave the router's loss out"
+        )
+    if not router_logits:
+        raise ModelError(
+            "router_loss: there are no router logits. Fix: model(…, output_router_logits=True).router_logits"
+        )
+    text = whole.config.get_text_config()
+    rows = torch.zeros(batch.input_ids.numel(), dtype=torch.int64, device=batch.device)
+    rows[batch.token_rows] = 1
+    out: torch.Tensor = loss(
+        router_logits, text.num_experts, text.num_experts_per_tok, rows.view(1, -1)
+    )
+    return out

@@ -1,0 +1,8 @@
+"""TRL 1.16: a real `GRPOTrainer` on packed, prefix-shared batches, and its batches as samples and back."""
+
+from mmpack.adapters.trl.convert import from_batch, loss_columns, to_samples
+from mmpack.adapters.trl.grpo import MmpackGRPO
+from mmpack.adapters.trl.traps import TRAPS
+from mmpack.adapters.trl.work import Work
+
+__all__ = ["TRAPS", "MmpackGRPO", "Work", "from_batch", "loss_columns", "to_samples"]

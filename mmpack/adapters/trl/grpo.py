@@ -1,0 +1,252 @@
+"""`class Trainer(MmpackGRPO, GRPOTrainer)`: TRL's trainer, its logprob passes on packed, prefix-shared batches.
+
+Two methods are overridden: the one that every logprob and entropy [B, C] comes from (old, reference and loss passes),
+and the one that generates, for which the model gets its own attention back. Rewards, advantages, losses, corrections
+and metrics are TRL's own code.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mmpack.adapters.transformers.attention import attach
+from mmpack.adapters.transformers.logprobs import packed_logprobs
+from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.adapters.trl.rows import media_of_rows, rows_to_samples
+from mmpack.adapters.trl.work import Work
+from mmpack.errors import ArgumentError, BackendError, ModelError, require
+from mmpack.families import Family, family_of_model_type
+from mmpack.layout.runs import placeholder_runs
+from mmpack.pack.batch import PackedBatch
+from mmpack.pack.pack import pack
+from mmpack.parity.fixes import FIXES
+from mmpack.schema.sample import Sample
+
+if TYPE_CHECKING:
+    _Trainer = Any
+else:
+    _Trainer = object
+
+SUPPORTED = "1.16"  # the methods overridden here are private, so other versions may differ
+
+
+class MmpackGRPO(_Trainer):
+    """Mix in before `trl.GRPOTrainer`; takes its arguments. `mmpack_work` sums up what was computed.
+
+    Every `loss_type` and option of GRPOConfig works as in TRL: the loss is TRL's own code, fed with logprobs and
+    entropies that agree with stock ones within the contract ("one model, two layouts": 1e-5 in fp32). Tokens out of
+    the attention mask have logprob and entropy 0, as in TRL; so have placeholders inside a completion.
+
+    Raises, when built: MissingExtraError, BackendError for another TRL than 1.16; LayoutError (MM006) for a model of
+    no known family; ModelError for what the packed pass can't do (FSDP, ZeRO-3, the router's auxiliary loss).
+    """
+
+    mmpack_work: Work
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        before = cls.__mro__[: cls.__mro__.index(MmpackGRPO)]
+        if any(hasattr(c, "_compute_loss") and not issubclass(c, MmpackGRPO) for c in before):
+            raise ArgumentError(
+                f"MmpackGRPO: {cls.__name__} names it after the trainer, whose methods would win. "
+                f"Fix: class {cls.__name__}(MmpackGRPO, GRPOTrainer)"
+            )
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        trl = require("trl", "trl", "MmpackGRPO")
+        if not trl.__version__.startswith(SUPPORTED + "."):
+            raise BackendError(
+                f"MmpackGRPO: TRL {trl.__version__} is installed, {SUPPORTED} is what it fits. "
+                f"Fix: pip install 'trl=={SUPPORTED}.*'"
+            )
+        if not isinstance(self, trl.GRPOTrainer):
+            raise ArgumentError(
+                "MmpackGRPO: there is no GRPOTrainer beside it. "
+                "Fix: class Trainer(MmpackGRPO, GRPOTrainer)"
+            )
+        super().__init__(*args, **kwargs)
+        _refuse_unsupported(self)
+        self.mmpack_work = Work()
+        policy = unwrap(self.accelerator.unwrap_model(self.model), "MmpackGRPO")
+        self._mmpack_family = family_of_model_type(policy.config.model_type)
+        self._mmpack_attached = attach(policy)
+        add_packed_forward(policy, self.temperature)
+        if self.ref_model is not None:
+            reference = unwrap(self.accelerator.unwrap_model(self.ref_model), "MmpackGRPO")
+            attach(reference)
+            add_packed_forward(reference, self.temperature)
+        if self.use_vllm:
+            self.vllm_generation.generate = check_prompts(
+                self.vllm_generation.generate, self._mmpack_family
+            )
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, with the model's own attention: mmpack's has no KV cache."""
+        policy = self._mmpack_attached.model
+        self._mmpack_attached.detach()
+        try:
+            return super()._generate(*args, **kwargs)
+        finally:
+            self._mmpack_attached = attach(policy)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        pixel_values: torch.Tensor | None = None,
+        image_grid_thw: torch.Tensor | None = None,
+        num_images: Sequence[int] | None = None,
+        mm_token_type_ids: torch.Tensor | None = None,
+        **fields: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        """TRL's: logprobs and entropies [B, C] of the last C = `logits_to_keep` ids, 0 where nothing is attended.
+
+        `batch_size` rows go into one pack. `mm_token_type_ids` are not read: what a token is follows from its id.
+        """
+        unknown = [name for name, value in fields.items() if value is not None]
+        if unknown or compute_aux_loss:
+            raise ModelError(
+                f"MmpackGRPO: {(unknown or ['the auxiliary loss'])[0]} has no place in a packed batch. "
+                "Fix: train this model with GRPOTrainer alone"
+            )
+        from trl.extras.profiling import profiling_context
+
+        with profiling_context(self, "_get_per_token_logps_and_entropies"):
+            start, device = input_ids.shape[1] - logits_to_keep, input_ids.device
+            media = media_of_rows(pixel_values, image_grid_thw, num_images, self._mmpack_family)
+            mask = attention_mask.cpu()
+            samples = rows_to_samples(input_ids, mask, start, self._mmpack_family, media)
+            columns = mask.argmax(dim=1).tolist()  # of each row's first token
+            size = batch_size or len(samples)
+            logps, entropies = [], []
+            for first in range(0, len(samples), size):
+                part = samples[first : first + size]
+                place = np.concatenate(
+                    [
+                        b * logits_to_keep + columns[first + b] - start + s.loss_indices
+                        for b, s in enumerate(part)
+                    ]
+                )
+                values = self._packed_pass(model, part, device, compute_entropy, input_ids.shape[1])
+                index = torch.from_numpy(place).to(device)
+                shape = len(part), logits_to_keep
+                rectangles = [_rectangle(x, index, shape) for x in values]
+                logps.append(rectangles[0])
+                entropies += rectangles[1:]
+            return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+    def _packed_pass(
+        self, model: Any, samples: list[Sample], device: torch.device, entropy: bool, width: int
+    ) -> tuple[torch.Tensor, ...]:
+        """Logprobs [N] (and entropies [N]) of the samples' loss tokens, from one packed forward through `model`."""
+        batch = pack(samples, share_prefix=True).to(device)
+        with self.accelerator.autocast():
+            # through the wrapper, so that DDP sees the forward; a rank without a picture still runs the tower
+            vision = "always" if self.accelerator.num_processes > 1 else "auto"
+            values: tuple[torch.Tensor, ...] = model(
+                packed_batch=batch, entropy=entropy, vision=vision
+            )
+        work = Work(
+            passes=1,
+            samples=len(samples),
+            tokens=batch.num_tokens,
+            tokens_stock=len(samples) * width,
+            patches=batch.stats["patches_encoded"],
+            patches_stock=sum(_patches(s) for s in samples),
+        )
+        self.mmpack_work.add(work)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name in ("tokens", "tokens_stock", "patches", "patches_stock"):
+            metrics[f"mmpack/{name}"].append(getattr(work, name))
+        return values
+
+
+def add_packed_forward(model: Any, temperature: float) -> None:
+    """Let `model(packed_batch=…)` return (logprobs [N],) or (logprobs, entropies); all else as before.
+
+    In the forward, so that what wraps the model (DDP, autocast, PEFT) wraps the packed pass too.
+    """
+    original = model.forward
+
+    @functools.wraps(type(model).forward)  # generate reads its signature
+    def forward(
+        self: Any,
+        *args: Any,
+        packed_batch: PackedBatch | None = None,
+        entropy: bool = False,
+        vision: str = "auto",
+        **kwargs: Any,
+    ) -> Any:
+        if packed_batch is None:
+            return original(*args, **kwargs)
+        out = packed_logprobs(self, packed_batch, temperature, vision, entropy=entropy)
+        return out if isinstance(out, tuple) else (out,)
+
+    model.forward = types.MethodType(forward, model)
+
+
+def check_prompts(generate: Callable[..., Any], family: Family) -> Callable[..., Any]:
+    """vLLM's `generate` of TRL, which returns the engine's own prompt ids too, and TRL drops them unread.
+
+    The wrapped one raises ModelError where they are not the ids that TRL goes on to train on.
+    """
+
+    @functools.wraps(generate)
+    def checked(prompts: Sequence[Sequence[int]], *args: Any, **kwargs: Any) -> Any:
+        out = generate(prompts, *args, **kwargs)
+        for p, (sent, ran) in enumerate(zip(prompts, out[0], strict=True)):
+            if list(sent) != list(ran):
+                cause = _cause(np.asarray(sent), np.asarray(ran), family)
+                raise ModelError(
+                    f"MmpackGRPO: the engine ran prompt {p} with {len(ran)} ids, TRL trains on {len(sent)} others "
+                    f"({cause}). Fix: {FIXES[cause]}"
+                )
+        return out
+
+    return checked
+
+
+def _cause(sent: np.ndarray, ran: np.ndarray, family: Family) -> str:
+    """The cause that the two sides' ids fit."""
+    kinds = list(family.placeholder_ids.values())
+    if not np.array_equal(sent[~np.isin(sent, kinds)], ran[~np.isin(ran, kinds)]):
+        return "chat_template"
+    lengths = [r.stops - r.starts for r in (placeholder_runs(x, family) for x in (sent, ran))]
+    if len(lengths[0]) != len(lengths[1]):
+        return "dropped_image"
+    doubled = (lengths[1] >= 2 * lengths[0] - 1) & (lengths[1] > lengths[0])
+    return "double_expansion" if doubled.any() else "max_pixels"
+
+
+def _refuse_unsupported(trainer: Any) -> None:
+    plugin = trainer.args.deepspeed_plugin
+    for name, on in (
+        ("FSDP", trainer.is_fsdp_enabled),
+        ("DeepSpeed ZeRO-3", plugin is not None and plugin.zero_stage == 3),
+        ("the router's auxiliary loss", trainer.aux_loss_enabled),
+    ):
+        if on:
+            raise ModelError(
+                f"MmpackGRPO: {name} is on, and the packed pass does not do it. "
+                "Fix: turn it off, or train with GRPOTrainer alone"
+            )
+
+
+def _rectangle(values: torch.Tensor, index: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    return values.new_zeros(shape[0] * shape[1]).index_copy(0, index, values).view(shape)
+
+
+def _patches(sample: Sample) -> int:
+    """What a rectangle's tower encodes of a sample: each medium as often as it occurs."""
+    return sum(int(np.prod(sample.media[s.media_index].grid_thw)) for s in sample.modality_spans)

@@ -1,0 +1,20 @@
+"""verl (0.9): its DataProto as samples and back, and its actor's logprobs on packed, prefix-shared batches.
+
+One line of configuration, `actor_rollout_ref.model.external_lib=mmpack.adapters.verl.enable`, or one call,
+`use(engine)`.
+"""
+
+from typing import Any
+
+from mmpack.adapters.verl.data import from_batch, from_samples, loss_columns, to_samples
+from mmpack.adapters.verl.traps import TRAPS
+
+__all__ = ["TRAPS", "from_batch", "from_samples", "loss_columns", "to_samples", "use"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "use":  # imports transformers
+        from mmpack.adapters.verl.engine import use
+
+        return use
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

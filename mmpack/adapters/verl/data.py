@@ -1,0 +1,380 @@
+"""DataProto as samples and back: prompts [B, P] padded left, responses [B, R] padded right, positions [B, 4, P + R].
+
+Row 0 of verl's positions counts tokens, rows 1 to 3 are t, h, w. What a Sample has no field for goes through
+`metadata["verl"]`, padding included, so that a DataProto comes back bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.adapters.rows import (
+    GRIDS,
+    PIXELS,
+    check_same,
+    decode,
+    encode,
+    inputs_of_media,
+    media_of_inputs,
+    name_pictures,
+    pixels_of,
+    response_start,
+    row_sample,
+)
+from mmpack.errors import ArgumentError, LayoutError, require
+from mmpack.families import Family, get_family
+from mmpack.layout.mrope import sample_positions
+from mmpack.pack.batch import Batch
+from mmpack.processors.wrap import Processor
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import Score
+
+KEY = "verl"  # in Sample.metadata
+RESTORED = {*PIXELS.values(), *GRIDS.values()}  # of multi_modal_inputs, from the media
+LAYOUT = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask")
+SCORES = ("rm_scores", "token_level_scores")  # [B, R], a sequence's reward at its last token
+# verl's names of columns [B, R] and those of `mp.policy_loss`
+COLUMNS = {
+    "rollout_log_probs": "rollout_logprobs",
+    "old_log_probs": "old_logprobs",
+    "ref_log_prob": "ref_logprobs",
+    "advantages": "advantages",
+    "returns": "returns",
+    "values": "values",
+}
+
+
+def to_samples(
+    data: Any,
+    processor: Processor,
+    *,
+    images: Sequence[Sequence[Any] | None] | None = None,
+    sampling: dict[str, Any] | None = None,
+) -> list[Sample]:
+    """The rows of a DataProto as samples, called `<uid>/<k>`: ids, positions and grids as verl holds them.
+
+    Loss spans are where `response_mask` is 1; the rest of a response is an observation. `rollout_log_probs` of loss
+    tokens become `rollout_logprobs`. Columns, fields and meta_info that a Sample has no place for stay in
+    `metadata["verl"]`; see `loss_columns` and `from_samples`.
+
+    Args:
+        data: a `verl.DataProto` with prompts, responses, attention_mask, and mostly response_mask, position_ids
+            ([B, 4, S], or [B, 3, S], or [B, S]) and multi_modal_inputs.
+        processor: `mp.wrap_processor` of verl's processor.
+        images: the pictures of each row: its media get the content hashes and cache keys that other adapters give
+            them. Without, a medium is known by its processed pixels.
+        sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
+
+    Raises: ArgumentError for masks with holes and ids that contradict each other; LayoutError where grids and
+    placeholders of a row differ in number, and for a score of a response without tokens (`empty_response`).
+    """
+    tensors = dict(data.batch.items())
+    missing = [k for k in ("prompts", "responses", "attention_mask") if k not in tensors]
+    if missing:
+        raise ArgumentError(
+            f"to_samples: the DataProto has no {missing[0]!r}. Fix: pass one that was generated"
+        )
+    count: dict[str, int] = {}
+    meta_info = encode(data.meta_info)
+    out = []
+    for b in range(len(data)):
+        row = {k: v[b].detach().cpu() for k, v in tensors.items()}
+        fields = {k: v[b] for k, v in data.non_tensor_batch.items()}
+        kinds = {k: v.dtype.str for k, v in data.non_tensor_batch.items()}
+        group = str(fields.get("uid", b))
+        k = count[group] = count.get(group, -1) + 1
+        out.append(
+            _sample(
+                f"to_samples: row {b}",
+                row,
+                fields,
+                processor,
+                None if images is None else images[b] or [],
+                sample_id=f"{group}/{k}",
+                group_id=group,
+                sampling=sampling,
+            )
+        )
+        out[-1].metadata[KEY] |= {"field_types": kinds, "meta_info": meta_info}
+    return out
+
+
+def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
+    """verl's columns [B, R] at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor a sample.
+
+    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`), verl's own for all others;
+    `rollout_logprobs` the samples bring themselves.
+    """
+    own = _own(samples)
+    out: dict[str, list[torch.Tensor]] = {}
+    for name in own[0]["columns"] if own else ():
+        rows = [decode(o["columns"][name]) for o in own]
+        per_token = all(r.shape == (o["width"][1],) for r, o in zip(rows, own, strict=True))
+        if per_token and name != "rollout_log_probs":
+            out[COLUMNS.get(name, name)] = [
+                row[torch.from_numpy(s.loss_indices - o["prompt_tokens"])]
+                for row, s, o in zip(rows, samples, own, strict=True)
+            ]
+    return out
+
+
+def from_batch(batch: Batch, samples: Sequence[Sample]) -> Any:
+    """The DataProto of a batch of `samples`: `from_samples`, with the batch's `loss_columns` at the loss tokens.
+
+    Raises: ArgumentError if `samples` are not those of the batch, in its order.
+    """
+    check_same(batch, samples)
+    columns = {
+        name: [x.detach().cpu() for x in batch.unpack_loss(values)]
+        for name, values in batch.loss_columns.items()
+    }
+    return from_samples(samples, columns, pixels_of(batch))
+
+
+def from_samples(
+    samples: Sequence[Sample],
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    media: Mapping[str, Any] | None = None,
+) -> Any:
+    """A DataProto of samples, on the CPU: of those that came from one, the same, of others, one padded anew.
+
+    Args: `columns`: name -> one [n] array a sample, written at the loss tokens of a [B, R] column, over what was
+    recorded. `media`: cache key -> pixels, of samples that were read from a trace.
+    Raises: MissingExtraError without verl; SchemaError (MM404) for missing pixels; ArgumentError for samples of which
+    only some come from verl, or with unlike columns.
+    """
+    verl = require("verl", "verl", "from_samples")
+    if not samples:
+        raise ArgumentError("from_samples: no samples. Fix: pass at least one")
+    own = _own(samples)
+    wide = [
+        max(o["width"][0] for o in own),
+        max(
+            max(o["width"][1], len(s) - o["prompt_tokens"])
+            for s, o in zip(samples, own, strict=True)
+        ),
+    ]
+    rows = []
+    for b, (sample, known) in enumerate(zip(samples, own, strict=True)):
+        given = {name: values[b] for name, values in (columns or {}).items()}
+        rows.append(_row(sample, known, wide, given))
+    names = [r.keys() | o["fields"].keys() for r, o in zip(rows, own, strict=True)]
+    unlike = next((n ^ names[0] for n in names if n != names[0]), None)
+    if unlike is not None:
+        raise ArgumentError(
+            f"from_samples: only some samples have {min(unlike)!r}. Fix: pass samples of one DataProto"
+        )
+    tensors = {name: torch.stack([r[name] for r in rows]) for name in rows[0]}
+    fields: dict[str, np.ndarray] = {}
+    for name in own[0]["fields"]:
+        values = [decode(o["fields"][name]) for o in own]
+        fields[name] = _stacked(values, own[0]["field_types"][name])
+    if "multi_modal_inputs" in own[0]["field_types"] or any(s.media for s in samples):
+        inputs = [
+            None
+            if known["inputs"] is None and not sample.media
+            else inputs_of_media(sample, media) | decode(known["inputs"] or {})
+            for sample, known in zip(samples, own, strict=True)
+        ]
+        fields["multi_modal_inputs"] = _stacked(inputs, "|O")
+    return verl.DataProto.from_dict(tensors, fields, decode(own[0]["meta_info"]))
+
+
+def _sample(
+    where: str,
+    row: dict[str, torch.Tensor],
+    fields: dict[str, Any],
+    processor: Processor,
+    images: Sequence[Any] | None,
+    **named: Any,
+) -> Sample:
+    family = processor.family
+    both = torch.cat([row["prompts"], row["responses"]])
+    if not torch.equal(row.get("input_ids", both), both):
+        raise ArgumentError(
+            f"{where}: input_ids are not prompts and responses. Fix: pass the DataProto whole"
+        )
+    valid = row["attention_mask"].bool()
+    width = len(row["prompts"])
+    prompt_tokens = int(valid[:width].sum())
+    response_tokens = int(valid[width:].sum())
+    if not torch.equal(valid, _valid(prompt_tokens, response_tokens, width, len(valid))):
+        raise ArgumentError(
+            f"{where}: attention_mask has a hole. Fix: prompts padded left, responses right"
+        )
+    score = next((row[name] for name in SCORES if name in row), None)
+    if score is not None and not response_tokens and bool(score.any()):
+        raise LayoutError(
+            f"{where} has no response token, and its reward lies on padding (empty_response). "
+            "Fix: drop rows without a response before rewards are given",
+            "MM305",
+        )
+    scored = valid.clone()
+    scored[:width] = False
+    if "response_mask" in row:
+        scored[width:] &= row["response_mask"].bool()
+    inputs = fields.pop("multi_modal_inputs", None)
+    media = media_of_inputs(inputs, family, where)
+    if images is not None:
+        name_pictures(media, images, processor, where)
+    logprobs = row.get("rollout_log_probs")
+    places = row.get("position_ids")
+    known = {
+        "prompt_tokens": prompt_tokens,
+        "width": [width, len(row["responses"])],
+        "dtypes": {k: str(row[k].dtype).removeprefix("torch.") for k in LAYOUT if k in row},
+        "positions": None if places is None else len(places) if places.ndim > 1 else 1,
+        "text_positions": encode(places[0, valid])
+        if places is not None and len(places) == 4
+        else None,
+        "padding": {
+            "ids": encode(both[~valid]),
+            "position_ids": None if places is None else encode(places[..., ~valid]),
+            "response_mask": encode(row["response_mask"][~valid[width:]])
+            if "response_mask" in row
+            else None,
+        },
+        "columns": {k: encode(v) for k, v in row.items() if k not in LAYOUT},
+        "fields": {k: encode(v) for k, v in fields.items()},
+        "inputs": None
+        if inputs is None
+        else {k: encode(v) for k, v in inputs.items() if k not in RESTORED},
+    }
+    return row_sample(
+        where,
+        both[valid].numpy(),
+        media,
+        scored[valid].numpy(),
+        family,
+        response_start=prompt_tokens,
+        processor=processor,
+        position_ids=None if places is None else _positions(where, places, valid, family),
+        rollout_logprobs=None if logprobs is None else logprobs[scored[width:]].float().numpy(),
+        rewards=None if score is None else [Score("verl", float(score.sum()))],
+        metadata={KEY: known},
+        **named,
+    )
+
+
+def _positions(where: str, places: torch.Tensor, valid: torch.Tensor, family: Family) -> np.ndarray:
+    """int64 [rows, L] of the family, from verl's [4, S], [3, S] or [S]."""
+    own = places[..., valid].long()
+    if own.ndim == 1:
+        own = own.expand(family.position_rows, -1)
+    elif len(own) == 1 + family.position_rows:
+        own = own[1:]
+    if len(own) != family.position_rows:
+        raise ArgumentError(
+            f"{where}: position_ids have {len(own)} rows, {family.name} has {family.position_rows}. "
+            "Fix: wrap the processor of this model"
+        )
+    return np.ascontiguousarray(own.numpy())
+
+
+def _valid(prompt: int, response: int, width: int, length: int) -> torch.Tensor:
+    """bool [length]: tokens around the border between the rectangles of prompts and responses."""
+    at = torch.arange(length)
+    return (at >= width - prompt) & (at < width + response)
+
+
+def _own(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """What `to_samples` recorded, or what stands for it in samples that come from elsewhere."""
+    return [s.metadata[KEY] if KEY in s.metadata else _unrecorded(s) for s in samples]
+
+
+def _unrecorded(sample: Sample) -> dict[str, Any]:
+    start = response_start(sample)
+    return {
+        "prompt_tokens": start,
+        "width": [start, len(sample) - start],
+        "dtypes": dict.fromkeys(LAYOUT, "int64"),
+        "positions": 4 if get_family(sample.family).position_rows == 3 else 1,
+        "text_positions": None,
+        "padding": {},
+        "columns": {},
+        "fields": {"uid": sample.group_id},
+        "field_types": {"uid": "|O"},
+        "inputs": None,
+        "meta_info": {},
+    }
+
+
+def _row(
+    sample: Sample, known: dict[str, Any], wide: list[int], given: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """One row of every tensor of the DataProto."""
+    start, length = known["prompt_tokens"], len(sample)
+    width = wide[0]
+    valid = _valid(start, length - start, width, sum(wide))
+    dtypes = {k: getattr(torch, v) for k, v in known["dtypes"].items()}
+    padding = {k: decode(v) for k, v in known["padding"].items() if v is not None}
+
+    def padded(name: str, own: torch.Tensor, keep: torch.Tensor, fill: int) -> torch.Tensor:
+        out = own.new_full((*own.shape[:-1], len(keep)), fill)
+        out[..., keep] = own
+        if name in padding and padding[name].shape[-1] == int((~keep).sum()):
+            out[..., ~keep] = padding[name].to(own.dtype)
+        return out
+
+    ids = padded(
+        "ids", torch.from_numpy(sample.input_ids), valid, get_family(sample.family).pad_token_id
+    )
+    out = {"prompts": ids[:width], "responses": ids[width:], "input_ids": ids}
+    out["attention_mask"] = valid
+    if known["positions"] is not None:
+        own = _verl_positions(sample, known)
+        out["position_ids"] = padded("position_ids", own, valid, 0)
+    places = torch.from_numpy(sample.loss_indices) - start
+    mask = torch.zeros(length - start, dtype=torch.long)
+    mask[places] = 1
+    out["response_mask"] = padded("response_mask", mask, valid[width:], 0)
+    out = {k: v.to(dtypes[k]) for k, v in out.items() if k in dtypes}
+
+    columns = {k: _widened(decode(v), known["width"], wide) for k, v in known["columns"].items()}
+    theirs = {ours: name for name, ours in COLUMNS.items()}
+    written = {theirs.get(k, k): torch.as_tensor(v) for k, v in given.items()}
+    if sample.rollout_logprobs is not None:
+        written.setdefault("rollout_log_probs", torch.from_numpy(sample.rollout_logprobs))
+    for name, values in written.items():
+        column = columns[name] if name in columns else values.new_zeros(wide[1])
+        columns[name] = column.clone()
+        columns[name][places] = values.to(column.dtype)
+    return out | columns
+
+
+def _verl_positions(sample: Sample, known: dict[str, Any]) -> torch.Tensor:
+    """int64 [4, L], [3, L] or [L]."""
+    own = sample.position_ids if sample.position_ids is not None else sample_positions(sample)[0]
+    rows = torch.from_numpy(own)
+    if known["positions"] == 1:
+        return rows[0]
+    if known["positions"] == 3:
+        return rows
+    text = decode(known["text_positions"])
+    if text is None or len(text) != len(sample):
+        text = torch.arange(len(sample))
+    return torch.cat([text[None].long(), rows])
+
+
+def _widened(row: torch.Tensor, width: list[int], wide: list[int]) -> torch.Tensor:
+    """A recorded row in wider rectangles: [R, …] grows on the right, [P + R, …] on both sides."""
+    left, right = wide[0] - width[0], wide[1] - width[1]
+    if not (left or right) or not row.ndim or len(row) not in (width[1], sum(width)):
+        return row
+    left = left if len(row) == sum(width) else 0
+    zeros = [row.new_zeros(n, *row.shape[1:]) for n in (left, right)]
+    return torch.cat([zeros[0], row, zeros[1]])
+
+
+def _stacked(values: list[Any], kind: str) -> np.ndarray:
+    """[B] of objects, or one array of `kind`."""
+    if np.dtype(kind) != np.dtype(object):
+        return np.array(values, dtype=np.dtype(kind))
+    out = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):  # at once, lists of one length would become a rectangle
+        out[i] = value
+    return out

@@ -1,0 +1,242 @@
+"""verl's training engine on mmpack's packed, prefix-shared batches: `FSDPEngineWithLMHead.forward_step`, done anew.
+
+A micro-batch comes as nested tensors (input_ids [B, j], position_ids [B, 4, j]); what goes to verl's loss are nested
+log_probs and entropy [B, j], at the row before each response token as verl has them, 0 everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import pairwise
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from mmpack.adapters.rows import media_of_inputs, row_sample
+from mmpack.adapters.transformers import attach, model_inputs
+from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.errors import ModelError
+from mmpack.families import Family, family_of_model_type
+from mmpack.ops.selected_logprobs import selected_logprobs
+from mmpack.pack.batch import PackedBatch
+from mmpack.pack.pack import pack
+from mmpack.schema.sample import Sample
+
+REFUSED = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
+
+
+class Used:
+    """An engine whose forward is mmpack's. `stop` gives it back its own; so does leaving a `with` block.
+
+    `stats`: those of the packed batches so far, added up: tokens, tokens_unshared, patches_encoded, ….
+    """
+
+    def __init__(self, engine: Any):
+        self.engine = engine
+        self.stats: Counter[str] = Counter()
+        self.attached = attach(_model(engine))
+        engine.forward_step = self.forward_step
+
+    def forward_step(
+        self, micro_batch: Any, loss_function: Callable[..., Any] | None, forward_only: bool
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """See `forward_step`."""
+        return forward_step(self.engine, micro_batch, loss_function, self.stats)
+
+    def stop(self) -> None:
+        self.engine.__dict__.pop("forward_step", None)
+        self.attached.detach()
+
+    def __enter__(self) -> Any:
+        return self.engine
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def use(engine: Any) -> Used:
+    """Let an initialized verl FSDP engine compute logprobs, losses and gradients through mmpack, from now on.
+
+    `use(engine)` for good, `with use(engine): …`, or `handle.stop()`. In a configuration:
+    `actor_rollout_ref.model.external_lib=mmpack.adapters.verl.enable`. verl's own functions are not replaced.
+    Raises: ModelError where verl would go round mmpack's attention (use_remove_padding of Qwen2-VL and Qwen2.5-VL,
+    Ulysses, fused kernels); LayoutError (MM006) for an unknown family.
+    """
+    refuse_unsupported(engine)
+    return Used(engine)
+
+
+def refuse_unsupported(engine: Any) -> None:
+    """Raises ModelError for settings of an engine that mmpack's forward can't obey."""
+    if getattr(engine, "module", None) is None:
+        raise ModelError("verl engine: it has no model yet. Fix: engine.initialize() before")
+    model = _model(engine)
+    why = None
+    if engine.engine_config.ulysses_sequence_parallel_size > 1:
+        why = "ulysses_sequence_parallel_size is above 1", "set it to 1"
+    elif engine.model_config.use_fused_kernels:
+        why = "use_fused_kernels is on, and makes logprobs of every row", "turn it off"
+    elif any(
+        type(m).forward.__module__.startswith("verl.") for n, m in _named(model, ".self_attn")
+    ):
+        why = (
+            "verl replaced the model's attention, which ignores mmpack's rule",
+            "set actor_rollout_ref.model.use_remove_padding=False, mmpack packs by itself",
+        )
+    if why is not None:
+        raise ModelError(f"verl engine: {why[0]}. Fix: {why[1]}")
+
+
+def forward_step(
+    engine: Any, micro_batch: Any, loss_function: Callable[..., Any] | None, stats: Counter[str]
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """One forward of a micro-batch (a TensorDict of verl's workers) and its loss, as verl's own `forward_step`.
+
+    Args: `stats` counts what the packed batch has.
+    Returns: the loss, and `model_output` (log_probs, entropy: nested [B, j]), `loss`, `metrics`.
+    """
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.device import get_device_id, get_device_name
+    from verl.workers.engine.utils import detach_tree
+
+    def flag(name: str) -> Any:
+        return tu.get_non_tensor_data(data=micro_batch, key=name, default=False)
+
+    wanted = [name for name in REFUSED if flag(name)]
+    if wanted:
+        raise ModelError(f"verl engine: {wanted[0]} needs logits of every row. Fix: turn it off")
+    samples = samples_of(micro_batch, family_of_model_type(_model(engine).config.model_type))
+    micro_batch = micro_batch.to(get_device_id())
+    batch = pack(samples, share_prefix=True).to(micro_batch["input_ids"].device)
+    dtype = getattr(engine, "_autocast_dtype", torch.bfloat16)
+    full = dtype == torch.float32
+    with nullcontext() if full else torch.autocast(get_device_name(), dtype=dtype):
+        values = _logprobs(
+            engine, batch, _temperature(micro_batch["temperature"]), flag("calculate_entropy")
+        )
+        output = _nested(micro_batch["input_ids"], batch, values)
+        if loss_function is None:
+            loss, metrics = torch.tensor(1.0, device=batch.device), {}
+        else:
+            group = engine.get_data_parallel_group()
+            loss, metrics = loss_function(model_output=output, data=micro_batch, dp_group=group)
+    stats.update(batch.stats)
+    about = {"model_output": detach_tree(output), "loss": loss.detach().item(), "metrics": metrics}
+    return loss, about
+
+
+def samples_of(micro_batch: Any, family: Family) -> list[Sample]:
+    """The rows of a worker's TensorDict: nested ids and positions, every response token scored, as verl does.
+
+    (response_mask and the loss are verl's.) Raises: ModelError without responses.
+    """
+    if "responses" not in micro_batch:
+        raise ModelError(
+            "verl engine: the batch has no responses. Fix: use mmpack for actor and reference alone"
+        )
+    inputs = micro_batch.get("multi_modal_inputs", None)
+    positions = micro_batch["position_ids"]
+    ends = micro_batch["input_ids"].offsets().tolist()
+    ids = micro_batch["input_ids"].values().cpu().numpy()
+    places = positions.values().cpu().numpy()  # [4, sum of j], or [sum of j]
+    counts = _response_lengths(micro_batch)
+    out = []
+    for b, (start, stop) in enumerate(pairwise(ends)):
+        own = places[..., start:stop]
+        scored = np.arange(start, stop) >= stop - counts[b]
+        given = None if inputs is None else getattr(inputs[b], "data", inputs[b])
+        out.append(
+            row_sample(
+                f"verl engine: row {b}",
+                ids[start:stop],
+                media_of_inputs(given, family, f"verl engine: row {b}"),
+                scored,
+                family,
+                response_start=stop - start - counts[b],
+                sample_id=str(b),
+                group_id=str(b),
+                position_ids=np.broadcast_to(
+                    own[-family.position_rows :] if own.ndim > 1 else own,
+                    (family.position_rows, stop - start),
+                ).astype(np.int64),
+            )
+        )
+    return out
+
+
+def _response_lengths(micro_batch: Any) -> list[int]:
+    prompts, responses = micro_batch["prompts"], micro_batch["responses"]
+    if responses.is_nested:
+        return [int(n) for n in responses.offsets().diff().tolist()]
+    mask = micro_batch["attention_mask"][:, prompts.shape[1] :]
+    return [int(n) for n in mask.sum(dim=1).tolist()]
+
+
+def _logprobs(
+    engine: Any, batch: PackedBatch, temperature: float, entropy: bool
+) -> dict[str, torch.Tensor]:
+    """log_probs [N], and entropy [N] if asked for. Logits are made of the rows that are read, and of no other."""
+    model = _model(engine)
+    head = model.get_output_embeddings()
+    rows = batch.loss_rows_unique.long()
+    hook = head.register_forward_pre_hook(lambda _, args: (args[0][:, rows],))
+    try:  # the outermost module is called: FSDP gathers what it needs there
+        logits = engine.module(**model_inputs(batch, model)).logits[0]
+    finally:
+        hook.remove()
+    values = selected_logprobs(
+        logits,
+        batch.loss_targets,
+        rows=batch.loss_row_inverse,
+        temperature=temperature,
+        entropy=entropy,
+    )
+    if isinstance(values, tuple):
+        return dict(zip(("log_probs", "entropy"), values, strict=True))
+    return {"log_probs": values}
+
+
+def _nested(
+    input_ids: Any, batch: PackedBatch, values: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Values [N] as nested [B, j]: that of token t stands at t - 1."""
+    ends = input_ids.offsets()
+    counts = torch.tensor(batch.loss_counts, device=ends.device)
+    at = torch.repeat_interleave(ends[:-1], counts) + batch.loss_token_index.long() - 1
+    out = {}
+    for name, own in values.items():
+        flat = own.new_zeros(input_ids.values().shape[0]).index_copy(0, at, own)
+        out[name] = torch.nested.nested_tensor_from_jagged(flat, ends)
+    return out
+
+
+def _temperature(given: Any) -> float:
+    values = (
+        {float(t) for t in given.tolist()} if isinstance(given, torch.Tensor) else {float(given)}
+    )
+    if len(values) > 1:
+        raise ModelError(
+            "verl engine: the rows of a micro-batch have several temperatures. Fix: use one"
+        )
+    return values.pop()
+
+
+def _named(model: Any, ending: str) -> list[tuple[str, Any]]:
+    decoder = model.get_decoder()
+    return [(name, m) for name, m in decoder.named_modules() if name.endswith(ending)]
+
+
+def _model(engine: Any) -> Any:
+    module = engine.module
+    wrapped = isinstance(module, FullyShardedDataParallel)  # FSDP1; FSDP2 keeps the model's class
+    return unwrap(module.module if wrapped else module, "verl engine")

@@ -1,0 +1,246 @@
+"""vime and slime: their Sample (tokens, response_length, loss_mask, rollout_log_probs) as samples and back.
+
+Neither is on the package index, so this adapter goes by the fields that their sources and docs name, and its tests by a
+class of those fields. It takes their objects, or the dicts of `to_dict`, and gives what `from_dict` takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.adapters.rows import (
+    GRIDS,
+    PIXELS,
+    check_same,
+    decode,
+    encode,
+    inputs_of_media,
+    media_of_inputs,
+    name_pictures,
+    pixels_of,
+    response_start,
+    row_sample,
+)
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.pack.batch import Batch
+from mmpack.processors.wrap import Processor
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import PolicyVersion, Score
+
+KEY = "vime"  # in Sample.metadata
+FINISHED = {"completed": "stop", "truncated": "length", "aborted": "abort"}
+RESTORED = {*PIXELS.values(), *GRIDS.values()}  # of multimodal_train_inputs, from the media
+# one value a response token: their name -> that of `mp.policy_loss`
+COLUMNS = {
+    "rollout_log_probs": "rollout_logprobs",
+    "teacher_log_probs": "teacher_logprobs",
+    "log_probs": "old_logprobs",
+    "ref_log_probs": "ref_logprobs",
+    "advantages": "advantages",
+    "returns": "returns",
+    "values": "values",
+}
+TRAPS: dict[str, str] = {
+    "logprob_kind": "The engine's logprobs are raw or tempered by its own setting (vime#64): pass `sampling`, so that "
+    "parity compares what they mean.",
+    "loss_mask_shift": "loss_mask counts from the end of the prompt, response_length tokens before the end of tokens: "
+    "`to_samples` refuses a mask of another length.",
+    "not_expanded": "tokens of one placeholder a picture beside multimodal_train_inputs of many patches: run and grid "
+    "of the sample contradict each other (MM101).",
+    "dropped_image": "multimodal_train_inputs of fewer pictures than tokens have: `to_samples` refuses the sample.",
+    "empty_response": "A response without tokens has a reward and no token to put it on: `to_samples` refuses it.",
+}
+
+
+def to_samples(
+    items: Sequence[Any],
+    processor: Processor,
+    *,
+    images: Sequence[Sequence[Any] | None] | None = None,
+    sampling: dict[str, Any] | None = None,
+) -> list[Sample]:
+    """vime's or slime's samples as mmpack's, called `<group_index>/<k>`.
+
+    Loss spans are where loss_mask is 1 (None: all of the response), `rollout_log_probs` there become
+    `rollout_logprobs`; what a Sample has no field for stays in `metadata["vime"]`.
+
+    Args:
+        items: their Sample objects, or the dicts of `to_dict`.
+        processor: `mp.wrap_processor` of their processor.
+        images: the pictures of each; None: those of `multimodal_inputs["images"]`, where all can be opened. Media
+            without pictures are known by their processed pixels.
+        sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
+
+    Raises: ArgumentError for columns of another length than the response; LayoutError where grids, placeholders and
+    pictures differ in number, and for a reward of an empty response (`empty_response`).
+    """
+    count: dict[str, int] = {}
+    out = []
+    for i, item in enumerate(items):
+        given = dict(item) if isinstance(item, Mapping) else dict(item.to_dict())
+        pictures = _pictures(given) if images is None else images[i] or []
+        sample = _sample(f"to_samples: items[{i}]", given, processor, pictures, sampling)
+        k = count[sample.group_id] = count.get(sample.group_id, -1) + 1
+        sample.sample_id = f"{sample.group_id}/{k}"
+        out.append(sample)
+    return out
+
+
+def from_batch(batch: Batch, samples: Sequence[Sample], sample_class: Any = None) -> list[Any]:
+    """`from_samples` of a batch of `samples`, with the batch's `loss_columns` at the loss tokens.
+
+    Raises: ArgumentError if `samples` are not those of the batch, in its order.
+    """
+    check_same(batch, samples)
+    columns = {
+        name: [x.detach().cpu() for x in batch.unpack_loss(values)]
+        for name, values in batch.loss_columns.items()
+    }
+    return from_samples(samples, columns, pixels_of(batch), sample_class)
+
+
+def from_samples(
+    samples: Sequence[Sample],
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    media: Mapping[str, Any] | None = None,
+    sample_class: Any = None,
+) -> list[Any]:
+    """What `Sample.from_dict` of vime and slime takes, one dict a sample; with `sample_class`, what it makes of it.
+
+    Args: `columns`: name -> one [n] array a sample, written at the loss tokens of a list over the response, under their
+    names (`old_logprobs` as log_probs, `ref_logprobs` as ref_log_probs). `media`: cache key -> pixels, of samples that
+    were read from a trace. Raises: SchemaError (MM404) for missing pixels.
+    """
+    out = []
+    for b, sample in enumerate(samples):
+        given = {name: values[b] for name, values in (columns or {}).items()}
+        made = _dict(sample, given, media)
+        out.append(made if sample_class is None else sample_class.from_dict(made))
+    return out
+
+
+def _sample(
+    where: str,
+    given: dict[str, Any],
+    processor: Processor,
+    pictures: Sequence[Any] | None,
+    sampling: dict[str, Any] | None,
+) -> Sample:
+    ids = np.asarray(given["tokens"], dtype=np.int64)
+    length = int(given.get("response_length") or 0)
+    mask = given.get("loss_mask")
+    logprobs = given.get("rollout_log_probs")
+    for name, values in (("loss_mask", mask), ("rollout_log_probs", logprobs)):
+        if values is not None and len(values) != length:
+            raise ArgumentError(
+                f"{where}: {name} has {len(values)} values for {length} response tokens (loss_mask_shift). "
+                "Fix: one value a response token, tool tokens included"
+            )
+    start = len(ids) - length
+    scored = np.zeros(len(ids), dtype=bool)
+    scored[start:] = True if mask is None else np.asarray(mask, dtype=bool)
+    reward = given.get("reward")
+    if reward is not None and not length:
+        raise LayoutError(
+            f"{where} has a reward and no response token (empty_response). Fix: drop it before rewards are given",
+            "MM305",
+        )
+    inputs = given.get("multimodal_train_inputs")
+    media = media_of_inputs(inputs, processor.family, where)
+    if pictures is not None and media["image"]:
+        name_pictures(media, pictures, processor, where)
+    group = given.get("group_index")
+    group = given.get("index") if group is None else group
+    versions = given.get("weight_versions") or []
+    cached = (given.get("prefix_cache_info") or {}).get("cached_tokens")
+    kept = {k: v for k, v in given.items() if k not in ("tokens", "multimodal_train_inputs")}
+    others = None if inputs is None else {k: v for k, v in inputs.items() if k not in RESTORED}
+    return row_sample(
+        where,
+        ids,
+        media,
+        scored,
+        processor.family,
+        response_start=start,
+        processor=processor,
+        sample_id="",
+        group_id=str(group),
+        sampling=sampling,
+        rollout_logprobs=None
+        if logprobs is None
+        else np.asarray(logprobs, dtype=np.float32)[scored[start:]],
+        rewards=None if reward is None else _scores(reward),
+        finish_reason=FINISHED.get(str(given.get("status"))),
+        policy_versions=[PolicyVersion(start, len(ids), str(versions[0]))]
+        if len(set(versions)) == 1
+        else None,
+        prefix_cached_tokens=cached,
+        metadata={KEY: {"fields": encode(kept), "inputs": encode(others)}},
+    )
+
+
+def _scores(reward: Any) -> list[Score]:
+    """A reward is a number, or several by name."""
+    if isinstance(reward, Mapping):
+        return [
+            Score(str(k), float(v))
+            for k, v in reward.items()
+            if isinstance(v, int | float) and not isinstance(v, bool)
+        ]
+    return [Score("reward", float(reward))]
+
+
+def _pictures(given: dict[str, Any]) -> list[Any] | None:
+    """The raw pictures that a sample carries; None without."""
+    raw = (given.get("multimodal_inputs") or {}).get("images")
+    return None if not raw or any(isinstance(p, str) for p in raw) else list(raw)
+
+
+def _dict(
+    sample: Sample, columns: Mapping[str, Any], media: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    known = sample.metadata.get(KEY) or _unrecorded(sample)
+    out: dict[str, Any] = decode(known["fields"])
+    start = len(sample) - int(out["response_length"])
+    out["tokens"] = sample.input_ids.tolist()
+    inputs = inputs_of_media(sample, media)
+    others = decode(known["inputs"])
+    out["multimodal_train_inputs"] = (
+        inputs | (others or {}) if inputs or others is not None else None
+    )
+    places = sample.loss_indices - start
+    theirs = {ours: name for name, ours in COLUMNS.items()}
+    written = {theirs.get(k, k): v for k, v in columns.items()}
+    if sample.rollout_logprobs is not None:
+        written.setdefault("rollout_log_probs", sample.rollout_logprobs)
+    for name, values in written.items():
+        column = list(out.get(name) or [0.0] * int(out["response_length"]))
+        for at, value in zip(places.tolist(), torch.as_tensor(values).tolist(), strict=True):
+            # a double that rounds to the recorded float32 is that value, in full
+            column[at] = column[at] if np.float32(column[at]) == np.float32(value) else value
+        out[name] = column
+    return out
+
+
+def _unrecorded(sample: Sample) -> dict[str, Any]:
+    start = response_start(sample)
+    mask = np.zeros(len(sample) - start, dtype=int)
+    mask[sample.loss_indices - start] = 1
+    status = {v: k for k, v in FINISHED.items()}.get(sample.finish_reason or "", "pending")
+    fields = {
+        "group_index": None,
+        "index": None,
+        "prompt": "",
+        "response": "",
+        "response_length": len(mask),
+        "label": None,
+        "reward": sum(s.value for s in sample.rewards) if sample.rewards else None,
+        "loss_mask": mask.tolist(),
+        "status": status,
+        "metadata": {"sample_id": sample.sample_id, "group_id": sample.group_id},
+    }
+    return {"fields": fields, "inputs": None}

@@ -1,0 +1,18 @@
+"""vLLM: a running engine as the rollout side, its outputs as samples, samples and batches as its inputs."""
+
+from mmpack.adapters.vllm.engine import VllmEngine, load_vllm
+from mmpack.adapters.vllm.samples import from_batch, from_samples, to_samples
+from mmpack.adapters.vllm.traps import TRAPS
+from mmpack.adapters.vllm.weights import engine_checksums, unlike_weights, weight_checksums
+
+__all__ = [
+    "TRAPS",
+    "VllmEngine",
+    "engine_checksums",
+    "from_batch",
+    "from_samples",
+    "load_vllm",
+    "to_samples",
+    "unlike_weights",
+    "weight_checksums",
+]

@@ -1,0 +1,271 @@
+"""A vLLM engine in this process: rollouts as samples, scores of samples, weights in and checked.
+
+Its processor is the one that vLLM loads from the checkpoint, its positions are those of the model's own function.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.adapters.vllm.samples import from_samples, to_samples
+from mmpack.adapters.vllm.weights import engine_checksums
+from mmpack.errors import ArgumentError, BackendError, require
+from mmpack.processors.wrap import wrap_processor
+from mmpack.schema.sample import Sample
+
+POSITION_RULE = "max"  # of vLLM's get_mrope_input_positions
+LOGPROBS_MODE = "raw_logprobs"
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights and positions are asked of the model itself
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a trainer shares the process
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VllmEngine:
+    """`with VllmEngine(checkpoint) as engine: samples = engine.rollout(prompts, group_ids)`.
+
+    Args:
+        checkpoint: a folder or a hub name.
+        dtype: `float32`, `bfloat16`, … or `auto`.
+        prefix_caching: keys and values of shared prompts are computed once.
+        chunked_prefill: prompts are cut into pieces of at most this many tokens; None: each in one piece.
+        max_model_len: longest prompt and response together, in tokens.
+        options: further arguments of `vllm.LLM`.
+
+    Raises: MissingExtraError without vLLM; BackendError if vLLM is set to run its engine in another process.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        *,
+        dtype: str = "float32",
+        prefix_caching: bool = True,
+        chunked_prefill: int | None = None,
+        max_model_len: int = 4096,
+        **options: Any,
+    ):
+        vllm = load_vllm()
+        defaults = {
+            "block_size": 32,
+            "enforce_eager": True,
+            "limit_mm_per_prompt": {"image": 8, "video": 1},
+            "max_num_seqs": 64,
+            "mm_device_do_normalize": False,  # pixels are normalised once, by the processor
+            "mm_processor_cache_gb": 0,  # so that every input has its pixels
+            "skip_mm_profiling": True,
+        }
+        self.llm = vllm.LLM(
+            model=str(checkpoint),
+            dtype=dtype,
+            enable_prefix_caching=prefix_caching,
+            enable_chunked_prefill=chunked_prefill is not None,
+            max_num_batched_tokens=chunked_prefill or max_model_len,
+            max_model_len=max_model_len,
+            logprobs_mode=LOGPROBS_MODE,
+            **(defaults | options),
+        )
+        self.hf_processor = self.llm.renderer.get_mm_processor().info.get_hf_processor()
+        self.processor = wrap_processor(self.hf_processor, position_rule=POSITION_RULE)
+        self.about = {
+            "name": "vllm",
+            "version": vllm.__version__,
+            "dtype": str(self.llm.model_config.dtype).removeprefix("torch."),
+            "prefix_caching": prefix_caching,
+            "chunked_prefill": chunked_prefill,
+        }
+
+    def __enter__(self) -> VllmEngine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the weights and the KV cache back."""
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        gc.collect()
+
+    def rollout(
+        self,
+        prompts: Sequence[Sequence[dict[str, Any]]],
+        group_ids: Sequence[str],
+        *,
+        n: int = 4,
+        max_new_tokens: int = 32,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        together: bool = True,
+        read_cache: bool = True,
+    ) -> list[Sample]:
+        """Sample `n` responses of each prompt; torch's global seed decides them.
+
+        Args:
+            prompts: chat messages; images in parts `{"type": "image", "image": …}`, videos in
+                `{"type": "video", "video": (uint8 [frames, h, w, 3], {"fps": …})}`.
+            together: all requests in one batch, or one after the other.
+            read_cache: False: no request takes tokens from the prefix cache.
+
+        `rollout_logprobs` are raw: of the model, whatever `temperature` and `top_p` are.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_new_tokens,
+            logprobs=1,
+            skip_reading_prefix_cache=not read_cache,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        handed = [self.prompt(messages) for messages in prompts]
+        inputs = self.llm.renderer.render_cmpl(handed)
+        places = [self.positions(given) for given in inputs]
+        order = [p for p in range(len(prompts)) for _ in range(n)]
+        outputs = self._generate([inputs[p] for p in order], params, together)
+        return to_samples(
+            outputs,
+            [inputs[p] for p in order],
+            [handed[p] for p in order],
+            params,
+            self.processor,
+            group_ids=[group_ids[p] for p in order],
+            positions=[places[p] for p in order],
+            logprobs_mode=LOGPROBS_MODE,
+            engine=self.about,
+        )
+
+    def score(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """float32 [n] of each sample: raw logprobs of its loss tokens under the engine's weights, by one prefill."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        kind = RequestOutputKind.FINAL_ONLY
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, output_kind=kind)
+        outputs = self._generate(from_samples(samples), params, True)
+        return [
+            np.array(
+                [output.prompt_logprobs[i][int(s.input_ids[i])].logprob for i in s.loss_indices],
+                dtype=np.float32,
+            )
+            for output, s in zip(outputs, samples, strict=True)
+        ]
+
+    def prompt(self, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What `LLM.generate` takes: ids of the rendered messages, one placeholder a medium, and the media."""
+        media: dict[str, list[Any]] = {}
+        for message in messages:
+            content = message["content"]
+            for part in () if isinstance(content, str) else content:
+                if part["type"] in ("image", "video"):
+                    media.setdefault(part["type"], []).append(part[part["type"]])
+        bare = [_without_media(message) for message in messages]
+        ids = self.processor.tokenizer(self.processor.render(bare), add_special_tokens=False)
+        out = {"prompt_token_ids": ids["input_ids"]}
+        if "video" in media:  # frames are sampled already
+            media["video"] = [
+                (frames, _video_metadata(len(frames), about)) for frames, about in media["video"]
+            ]
+            out["mm_processor_kwargs"] = {"do_sample_frames": False}
+        return out | ({"multi_modal_data": media} if media else {})
+
+    def positions(self, given: Any) -> tuple[np.ndarray, int]:
+        """int64 [3, P] and rope delta of an engine input's prompt, by the model's own function."""
+        from vllm.multimodal.inputs import MultiModalFeatureSpec
+
+        features = []
+        for modality, ranges in given.get("mm_placeholders", {}).items():
+            for k, where in enumerate(ranges):
+                digest = given["mm_hashes"][modality][k]
+                item = given["mm_kwargs"][modality][k]
+                features.append(MultiModalFeatureSpec(item, modality, digest, where, digest))
+        ask = partial(_ask_positions, ids=given["prompt_token_ids"], features=features)
+        [(positions, delta)] = self.llm.apply_model(ask)
+        return positions.numpy().astype(np.int64), int(delta)
+
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: str) -> None:
+        """Put a state dict of the trainer's into the running engine; what came of the old weights is forgotten."""
+        self.llm.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(tensors.items())}
+        )
+        self.llm.llm_engine.reset_encoder_cache()
+        if not self.llm.reset_prefix_cache():
+            raise BackendError(
+                "VllmEngine.load_weights: requests are running, their old keys and values stay. "
+                "Fix: finish or abort them first"
+            )
+        self.llm.llm_engine.set_weight_version(version)
+
+    def weight_checksums(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+        """Of what the engine multiplies by, under the trainer's names; see `engine_checksums`."""
+        [found] = self.llm.apply_model(partial(engine_checksums, shapes=shapes))
+        return dict(found)
+
+    def reset_prefix_cache(self) -> None:
+        self.llm.reset_prefix_cache()
+
+    def _generate(self, inputs: Sequence[Any], params: Any, together: bool) -> list[Any]:
+        """RequestOutputs in order. Not by `LLM.generate`, which drops the media of an engine input without a word."""
+        outputs: list[Any] = []
+        for batch in [inputs] if together else [[one] for one in inputs]:
+            for one in batch:
+                request_id = str(next(self.llm.request_counter))
+                self.llm.llm_engine.add_request(request_id, one, params)
+            outputs += self.llm.wait_for_completion(use_tqdm=False)
+        return outputs
+
+
+def load_vllm() -> Any:
+    """The package, its environment variables set before it reads them; those that are set already stay.
+
+    Raises: MissingExtraError without it; BackendError if it is set to run engines in processes of their own.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
+        raise BackendError(
+            "VllmEngine: VLLM_ENABLE_V1_MULTIPROCESSING is on, and the engine is not in this process. "
+            "Fix: set it to 0"
+        )
+    return require("vllm", "vllm", "VllmEngine")
+
+
+def _ask_positions(model: Any, ids: list[int], features: list[Any]) -> Any:
+    return model.get_mrope_input_positions(ids, features)
+
+
+def _without_media(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    bare = [{"type": p["type"]} if p["type"] in ("image", "video") else p for p in content]
+    return message | {"content": bare}
+
+
+def _video_metadata(frames: int, about: dict[str, Any]) -> dict[str, Any]:
+    """What vLLM's processor wants to know of frames that are sampled already."""
+    if "fps" not in about:
+        raise ArgumentError(
+            'VllmEngine: a video has no fps. Fix: {"type": "video", "video": (frames, {"fps": …})}'
+        )
+    whole = {
+        "total_num_frames": frames,
+        "duration": frames / about["fps"],
+        "frames_indices": list(range(frames)),
+        "video_backend": "opencv",
+        "do_sample_frames": False,
+    }
+    return whole | about

@@ -1,0 +1,26 @@
+"""InternVL3: an image is t tiles of one size (with a thumbnail last, where there are several), positions count tokens.
+
+A tile of 448 pixels is a grid of 32 × 32 patches, 2 × 2 of which are one token. A video is images of one tile each.
+"""
+
+from mmpack.families.base import Family
+
+INTERNVL = Family(
+    name="internvl",
+    model_types=("internvl",),
+    processors=("InternVLProcessor",),
+    image_token_id=151667,
+    video_token_id=None,
+    vision_start_id=151665,
+    vision_end_id=151666,
+    pad_token_id=151643,
+    patch_size=14,
+    temporal_patch_size=1,
+    spatial_merge_size=2,
+    video_layout="images",
+    position_rules=("count",),
+    position_rows=1,
+    tokens_per_second=None,
+    pixel_layout="tiles",
+    writes_markers=True,
+)

@@ -1,0 +1,337 @@
+"""Two Parquet traces compared by columns: pairs that are surely equal are counted, only the others become samples.
+
+Rows come in windows, the next n of both files. What a window holds comes as `Alike`, pairs that are equal and break no
+rule, and as steps, the samples of all other rows, in the order in which reading both files one by one gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from mmpack.families import FAMILIES
+from mmpack.parity.causes.settings import compare_settings
+from mmpack.parity.fields import MEDIA_FIELDS, VIDEO_FIELDS, unlike_sampling, who_lacks
+from mmpack.schema.columnar import DOUBTED, Rows, sound, take
+from mmpack.schema.fields import Array
+from mmpack.schema.parquet import Block
+from mmpack.schema.sample import Sample
+from mmpack.schema.trace import Ids, TraceReader, repeated_id
+
+Lacks = frozenset[tuple[str, str]]  # what `fields.lacking` gives
+Numbered = tuple[int, Sample]  # with its number in the trace, from 0
+Step = tuple[Numbered | None, Numbered | None]
+ARRAYS = [name for name, c in Sample.columns().items() if isinstance(c.spec, Array)]
+SPAN = ("start", "stop", "modality", "media_index", "frame")
+MEDIUM = ("cache_key", "grid_thw", "modality", "num_tokens")
+LOSS_SPAN = ("start", "stop", "kind")
+
+
+@dataclass(frozen=True)
+class Alike:
+    """`count` pairs, one after the other, that lack the same."""
+
+    count: int
+    lacks: Lacks
+
+
+def steps(rollout: TraceReader, train: TraceReader, scored: int) -> Iterator[Alike | Step]:
+    """All that two Parquet traces hold; the first `scored` pairs with logprobs come as samples anyway.
+
+    Raises TraceError.
+    """
+    with ThreadPoolExecutor(2) as pool:  # both files are decoded while rows are compared
+        sides = _Side(rollout, pool), _Side(train, pool)
+        while rows := [side.rows_left() for side in sides if side.rows_left()]:
+            left, right = (side.next(min(rows)) for side in sides)
+            alike = _alike(left, right)
+            kept = [pair for pair in sorted(alike, key=_arrival) if _has_logprobs(alike[pair])]
+            for pair in kept[:scored]:
+                del alike[pair]
+            scored -= min(scored, len(kept))
+            yield from _merged(_events(left, right, alike))
+
+
+class _Side:
+    """One file, read a block ahead."""
+
+    def __init__(self, reader: TraceReader, pool: Executor) -> None:
+        self.pool = pool
+        self.max_record_bytes = reader.max_record_bytes
+        self.blocks = reader.blocks()
+        self.coming: Future[Block | None] = pool.submit(next, self.blocks, None)
+        self.block: Block | None = None
+        self.at = 0
+        self.seen = Ids()
+
+    def rows_left(self) -> int:
+        """Rows of the block that is being read; 0 at the end of the file."""
+        if self.block is None or self.at == self.block.rows:
+            self.block, self.at = self.coming.result(), 0
+            if self.block is not None:
+                self.coming = self.pool.submit(next, self.blocks, None)
+        return 0 if self.block is None else self.block.rows - self.at
+
+    def next(self, rows: int) -> _Part:
+        """The next rows; none at the end of the file."""
+        if self.block is None:
+            return _Part(None, [], set(), self.max_record_bytes)
+        block = self.block.slice(self.at, self.at + rows)
+        self.at += rows
+        ids = block.values("sample_id")
+        named = [(k, name) for k, name in enumerate(ids) if type(name) is str]
+        repeated = {k for k, name in named if not self.seen.is_new(name)}
+        return _Part(block, ids, repeated, self.max_record_bytes)
+
+
+@dataclass
+class _Part:
+    """Rows of one file, and which of them have an id that came before."""
+
+    block: Block | None
+    ids: list[Any]
+    repeated: set[int]
+    max_record_bytes: int
+
+    def places(self) -> dict[str, int]:
+        """The row of each id."""
+        ids = enumerate(self.ids)
+        return {name: k for k, name in ids if type(name) is str and k not in self.repeated}
+
+    def take(self, rows: list[int], family: str) -> Rows:
+        assert self.block is not None
+        columns = self.block.columns
+        if rows != [*range(len(self.ids))]:
+            columns = take(columns, rows)
+        return Rows(columns, len(rows), FAMILIES[family])
+
+    def samples(self, but: set[int]) -> Iterator[Numbered]:
+        """The samples of all rows but some."""
+        rows = [k for k in range(len(self.ids)) if k not in but]
+        for _, together in groupby(enumerate(rows), lambda item: item[1] - item[0]):
+            run = [k for _, k in together]
+            assert self.block is not None
+            block = self.block.slice(run[0], run[-1] + 1)
+            for k, (number, record) in zip(run, block.records(), strict=True):
+                where = f"{block.path}: record {number}"
+                sample = Sample.read(record, where)
+                if k in self.repeated:
+                    raise repeated_id(sample.sample_id, where)
+                yield number - 1, sample
+
+
+def _arrival(pair: tuple[int, int]) -> tuple[int, bool]:
+    """When the second row of a pair comes: at a row, the left one first."""
+    return max(pair), pair[0] < pair[1]
+
+
+def _has_logprobs(lacks: Lacks) -> bool:
+    return not any(name == "rollout_logprobs" and who in ("rollout", "both") for name, who in lacks)
+
+
+def _merged(events: Iterator[Lacks | Step]) -> Iterator[Alike | Step]:
+    """Equal pairs that lack the same, one after the other, as one."""
+    held: Alike | None = None
+    for event in events:
+        if held is not None and event == held.lacks:
+            held = Alike(held.count + 1, held.lacks)
+            continue
+        if held is not None:
+            yield held
+        held = Alike(1, event) if isinstance(event, frozenset) else None
+        if not isinstance(event, frozenset):
+            yield event
+    if held is not None:
+        yield held
+
+
+def _events(
+    left: _Part, right: _Part, alike: dict[tuple[int, int], Lacks]
+) -> Iterator[Lacks | Step]:
+    """What comes with each row k: its samples, and an equal pair with the second of its rows."""
+    equal = [{i for i, _ in alike}, {j for _, j in alike}]
+    came = {_arrival(pair): lacks for pair, lacks in alike.items()}
+    lefts, rights = left.samples(equal[0]), right.samples(equal[1])
+    for k in range(max(len(left.ids), len(right.ids))):
+        if (k, False) in came:
+            yield came[k, False]
+        a = next(lefts) if k < len(left.ids) and k not in equal[0] else None
+        b = next(rights) if k < len(right.ids) and k not in equal[1] else None
+        if a is not None or b is not None:
+            yield a, b
+        if (k, True) in came:
+            yield came[k, True]
+
+
+def _alike(left: _Part, right: _Part) -> dict[tuple[int, int], Lacks]:
+    """The pairs (left row, right row) of one id that are equal and break no rule, with what they lack."""
+    there = right.places()
+    pairs = [(i, there[name]) for name, i in left.places().items() if name in there]
+    if not pairs:
+        return {}
+    assert left.block is not None and right.block is not None
+    families = left.block.values("family"), right.block.values("family")
+    out: dict[tuple[int, int], Lacks] = {}
+    for family in FAMILIES:
+        of = [(i, j) for i, j in pairs if families[0][i] == family == families[1][j]]
+        if of:
+            rows = left.take([i for i, _ in of], family), right.take([j for _, j in of], family)
+            found = _compared(*rows, left.max_record_bytes, right.max_record_bytes)
+            out |= {pair: lacks for pair, lacks in zip(of, found, strict=True) if lacks is not None}
+    return out
+
+
+# ---- rows that are paired already ----------------------------------------------------------------
+
+
+def _compared(left: Rows, right: Rows, *max_record_bytes: int) -> list[Lacks | None]:
+    """What each pair lacks; None for a pair that may differ or break a rule."""
+    right.adopt(left)
+    ok = sound(left, max_record_bytes[0])
+    if ok.any():
+        ok &= _same_layout(left, right)
+    if (ok & ~_identical(left, right)).any():
+        ok &= sound(right, max_record_bytes[1])
+    if not ok.any():
+        return [None] * left.rows
+    unlike = [_settings(left, right), _sampling(left, right)]
+    return [
+        frozenset().union(arrays, settings, sampling)
+        if good and settings is not None and sampling is not None
+        else None
+        for good, arrays, settings, sampling in zip(
+            ok.tolist(), _lacking(left, right, ok), *unlike, strict=True
+        )
+    ]
+
+
+def _identical(left: Rows, right: Rows) -> np.ndarray:
+    """bool [n]: nothing differs that a rule could read."""
+    same = np.ones(right.rows, bool)
+    for name in (left.columns.keys() | right.columns.keys()) - right.shared:
+        if name not in Sample.columns():
+            same &= ~right.present(name)
+            continue
+        if name in left.columns and name in right.columns and name not in ARRAYS:
+            same &= [a == b for a, b in zip(left.values(name), right.values(name), strict=True)]
+        elif name in left.columns and name in right.columns:
+            same &= _same_numbers(left, right, name)
+        same &= left.present(name) == right.present(name)
+    return same
+
+
+def _same_layout(left: Rows, right: Rows) -> np.ndarray:
+    """bool [n]: equal in what both recorded, but settings. Masks are equal if both have no holes: see `sound`."""
+    same = _same_items(left, right, "modality_spans", SPAN)
+    same &= _same_items(left, right, "media", MEDIUM, MEDIA_FIELDS + VIDEO_FIELDS)
+    same &= _same_items(left, right, "loss_spans", LOSS_SPAN, ("turn",))
+    same &= _same_numbers(left, right, "input_ids")
+    both = left.present("position_ids") & right.present("position_ids")
+    if both.any():
+        same &= _same_numbers(left, right, "position_ids") | ~both
+    return same
+
+
+def _same_numbers(left: Rows, right: Rows, name: str) -> np.ndarray:
+    if name in right.shared:
+        return np.ones(right.rows, bool)
+    a, b = left.numbers(name), right.numbers(name)
+    return np.zeros(right.rows, bool) if a is None or b is None else a.same(b)
+
+
+def _same_items(
+    left: Rows, right: Rows, name: str, fields: Sequence[str], if_both: Sequence[str] = ()
+) -> np.ndarray:
+    """bool [n]: as many records, of equal `fields`, and of equal `if_both` where both have them."""
+    if name in right.shared:
+        return np.ones(right.rows, bool)
+    a, b = left.items(name), right.items(name)
+    ok = a.good & b.good & (a.counts == b.counts)
+    row = a.row[ok[a.row]]
+    places, others = (np.flatnonzero(ok[side.row]).tolist() for side in (a, b))
+    for field in (*fields, *if_both):
+        mine, theirs = a.field(field), b.field(field)
+        pairs = [(mine[i], theirs[j]) for i, j in zip(places, others, strict=True)]
+        unlike = [x != y and not (field in if_both and None in (x, y)) for x, y in pairs]
+        ok[row[unlike]] = False
+    return ok
+
+
+# ---- what a pair lacks: `fields.lacking`, by columns ----------------------------------------------
+
+
+def _lacking(left: Rows, right: Rows, ok: np.ndarray) -> list[Lacks]:
+    """Of arrays and media of the rows that are `ok`."""
+    out: list[set[tuple[str, str]]] = [set() for _ in range(left.rows)]
+    for name in ("position_ids", "attention_mask", "rollout_logprobs"):
+        _note(out, name, np.arange(left.rows), left.present(name), right.present(name))
+    a, b = left.items("media"), right.items("media")
+    mine, theirs = (ok[side.row] for side in (a, b))
+    video = np.array([v == "video" for v in a.field("modality")], bool)[mine]
+    for name in MEDIA_FIELDS + (VIDEO_FIELDS if video.any() else ()):
+        left_has, right_has = a.has(name)[mine], b.has(name)[theirs]
+        if name in VIDEO_FIELDS:
+            left_has, right_has = left_has | ~video, right_has | ~video
+        _note(out, f"media.{name}", a.row[mine], left_has, right_has)
+    return [frozenset(lacks) for lacks in out]
+
+
+def _note(
+    out: list[set[tuple[str, str]]], name: str, row: np.ndarray, left: np.ndarray, right: np.ndarray
+) -> None:
+    for who, where in (
+        ("both", ~left & ~right),
+        ("rollout", ~left & right),
+        ("train", left & ~right),
+    ):
+        for k in row[where].tolist():
+            out[k].add((name, who))
+
+
+def _settings(left: Rows, right: Rows) -> list[Lacks | None]:
+    """Of `processor`; None where settings differ."""
+    seen: dict[Any, Lacks | None] = {}
+    columns = [side.objects("processor") for side in (left, right)]
+    columns += [side.values("processor_fingerprint") for side in (left, right)]
+    out = []
+    for a, b, mark, other in zip(*columns, strict=True):
+        key = id(a), id(b), mark, other
+        if key not in seen:
+            seen[key] = _lacking_settings(a, b, mark, other)
+        out.append(seen[key])
+    return out
+
+
+def _lacking_settings(a: Any, b: Any, mark: Any, other: Any) -> Lacks | None:
+    if DOUBTED in (a, b) or {} in (a, b):
+        return None
+    if a is not None and b is not None:
+        unlike, lacks = compare_settings(a, b) if a != b else ({}, {})
+        found = frozenset((f"processor.{path}", who) for path, who in lacks.items())
+        return None if unlike else found
+    if mark is None or other is None:
+        return frozenset({("processor", who_lacks(a or mark, b or other))})
+    return frozenset() if mark == other else None
+
+
+def _sampling(left: Rows, right: Rows) -> list[Lacks | None]:
+    """Of `sampling` and the logprobs that it speaks of; None where they are of unlike kinds."""
+    scored = left.present("rollout_logprobs") & right.present("rollout_logprobs")
+    out: list[Lacks | None] = []
+    for both, a, b in zip(
+        scored.tolist(), left.objects("sampling"), right.objects("sampling"), strict=True
+    ):
+        if not both:
+            out.append(frozenset())
+        elif DOUBTED in (a, b) or unlike_sampling(a, b):
+            out.append(None)
+        else:
+            kinds = [(settings or {}).get("logprobs") for settings in (a, b)]
+            lacks = {("sampling", who_lacks(*kinds))} if None in kinds else set()
+            out.append(frozenset({("rollout_logprobs", "never"), *lacks}))
+    return out

@@ -1,0 +1,151 @@
+"""Drift of logprobs between two engines over the same sampled tokens [n], and what it comes from, where evidence says.
+
+Numbers are compared after layouts: parity first. d = train − rollout, natural logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mmpack.contracts import TOLERANCES
+from mmpack.errors import ArgumentError
+from mmpack.parity.fixes import UNKNOWN
+from mmpack.schema.sample import Sample
+
+DRIFT_FIXES = {
+    "dtype": "Run both sides in one dtype, or correct for the difference by importance sampling.",
+    "stale_weights": "Send every tensor after each step, and compare checksums on both sides.",
+    UNKNOWN: "Compare layouts first; then record dtype, policy versions and checksums on both sides.",
+}
+_SHOWN = 4  # tensors named in one line
+
+
+@dataclass(frozen=True)
+class LogprobDrift:
+    """Figures over all `tokens`. `k3` is the mean of exp(d) − 1 − d, an estimate of KL(rollout ‖ train) (Schulman).
+
+    `argmax_differs`: share of tokens whose likeliest id differs; None if it was not recorded. `ok`: inside the bound of
+    two engines in fp32 (`contracts.TOLERANCES`). `causes`: cause to evidence; of drift without any, `unknown`.
+    """
+
+    tokens: int
+    max_abs: float
+    mean_abs: float
+    k3: float
+    argmax_differs: float | None
+    ok: bool
+    causes: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, keys in a fixed order."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        share = "" if self.argmax_differs is None else f", argmax differs {self.argmax_differs:.2%}"
+        figures = f"max {self.max_abs:.1e}, mean {self.mean_abs:.1e}, k3 {self.k3:.1e}{share}"
+        named = [f"{name} ({why}). Fix: {DRIFT_FIXES[name]}" for name, why in self.causes.items()]
+        return "; ".join([f"{self.tokens} tokens: {figures}", *named])
+
+
+def logprob_drift(
+    samples: Sequence[Sample],
+    logprobs: Sequence[np.ndarray],
+    *,
+    kind: str = "raw",
+    argmax_ids: Sequence[np.ndarray] | None = None,
+    dtype: str | None = None,
+    version: str | None = None,
+    checksums: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
+) -> LogprobDrift:
+    """Compare `rollout_logprobs` of samples with a trainer's, token by token.
+
+    Args:
+        samples: of the rollout; `metadata["engine"]["dtype"]`, `metadata["argmax_ids"]` and `policy_versions` are
+            evidence where they are recorded.
+        logprobs: float [n] a sample, of its loss tokens.
+        kind: what `logprobs` are, `raw` or `processed`.
+        argmax_ids: int [n] a sample, the trainer's likeliest ids.
+        dtype, version: the trainer's compute dtype and weights version.
+        checksums: of the trainer's and of the engine's tensors, by name.
+
+    Raises: ArgumentError for logprobs of unlike kinds, missing ones, other counts, or no token at all.
+    """
+    rolled = [_recorded(s, kind) for s in samples]
+    if [len(a) for a in rolled] != [len(b) for b in logprobs] or not sum(map(len, rolled)):
+        raise ArgumentError(
+            f"logprob_drift: the rollout has {sum(map(len, rolled))} logprobs, the trainer "
+            f"{sum(map(len, logprobs))}. Fix: one for each loss token of each sample, and one at least"
+        )
+    d = np.concatenate([np.asarray(x, np.float64) for x in logprobs]) - np.concatenate(rolled)
+    figures = {
+        "max_abs": float(np.abs(d).max()),
+        "mean_abs": float(np.abs(d).mean()),
+        "k3": float((np.expm1(d) - d).mean()),
+    }
+    fine = all(  # NaN is not <=
+        value <= TOLERANCES[f"engines_{name.removesuffix('_abs')}"].value
+        for name, value in figures.items()
+    )
+    causes = _evidence(samples, dtype, version, checksums)
+    if not fine and not causes:
+        causes = {
+            UNKNOWN: "no evidence; possible: " + ", ".join(c for c in DRIFT_FIXES if c != UNKNOWN)
+        }
+    share = None if argmax_ids is None else _argmax_differs(samples, argmax_ids)
+    return LogprobDrift(tokens=len(d), **figures, argmax_differs=share, ok=fine, causes=causes)
+
+
+def _recorded(sample: Sample, kind: str) -> np.ndarray:
+    if sample.rollout_logprobs is None:
+        raise ArgumentError(
+            f"logprob_drift: {sample.sample_id!r:.60} has no rollout_logprobs. Fix: ask the engine for them"
+        )
+    mine = (sample.sampling or {}).get("logprobs")
+    if mine is not None and mine != kind:
+        raise ArgumentError(
+            f"logprob_drift: {sample.sample_id!r:.60} has {mine} logprobs, the trainer's are {kind}. "
+            "Fix: compare raw with raw, or processed with processed under the same sampling"
+        )
+    return sample.rollout_logprobs.astype(np.float64)
+
+
+def _evidence(
+    samples: Sequence[Sample],
+    dtype: str | None,
+    version: str | None,
+    checksums: tuple[Mapping[str, str], Mapping[str, str]] | None,
+) -> dict[str, str]:
+    out = {}
+    engines = [s.metadata.get("engine") for s in samples]
+    used = {e["dtype"] for e in engines if isinstance(e, dict) and e.get("dtype")}
+    if dtype is not None and used - {dtype}:
+        out["dtype"] = f"the engine computes in {', '.join(sorted(used))}, the trainer in {dtype}"
+    told = []
+    if checksums is not None:
+        trainer, engine = checksums
+        unlike = [n for n in dict.fromkeys([*trainer, *engine]) if trainer.get(n) != engine.get(n)]
+        if unlike:
+            more = f" and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
+            names = ", ".join(unlike[:_SHOWN])
+            told.append(f"{len(unlike)} of {len(trainer)} tensors differ: {names}{more}")
+    versions = {v.version for s in samples for v in s.policy_versions or ()}
+    if version is not None and versions - {version}:
+        told.append(f"tokens by weights {', '.join(sorted(versions))}, the trainer is at {version}")
+    if told:
+        out["stale_weights"] = "; ".join(told)
+    return out
+
+
+def _argmax_differs(samples: Sequence[Sample], argmax_ids: Sequence[np.ndarray]) -> float | None:
+    differs = total = 0
+    for sample, ids in zip(samples, argmax_ids, strict=True):
+        mine = sample.metadata.get("argmax_ids")
+        if not isinstance(mine, list) or len(mine) != len(ids) or None in mine:
+            return None
+        differs += int((np.asarray(mine) != np.asarray(ids)).sum())
+        total += len(mine)
+    return differs / total

@@ -1,0 +1,210 @@
+"""The page: verdict, what was not compared, a card for each sample that differs, and the findings left over."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmpack.parity.causes.pair import Pair
+from mmpack.parity.html.layout import KINDS, first_difference
+from mmpack.parity.html.logprobs import Drift, by_modality, by_token, drift_of
+from mmpack.parity.html.pictures import Find, finder, pictures
+from mmpack.parity.html.strips import overview, words, zoom
+from mmpack.parity.html.style import STYLE
+from mmpack.parity.html.tags import Markup, joined, table, tag
+
+if TYPE_CHECKING:
+    from mmpack.parity.report import Finding, ParityReport
+
+CARDS = 20  # samples drawn
+ROWS = 200  # findings listed of samples that are not drawn
+LINES = 12  # findings listed of one sample
+
+Decode = Callable[[Sequence[int]], str]
+Options = dict[str, Any]
+
+
+def page(report: ParityReport, **options: Any) -> str:
+    """The report as one self-contained page that runs no script and loads nothing. Options: see `fragment`."""
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>mmpack parity</title><style>{STYLE}</style>"
+    )
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head>'
+        f'<body class="mmpack">{_body(report, **options)}</body></html>\n'
+    )
+
+
+def fragment(report: ParityReport, **options: Any) -> str:
+    """The same for a notebook.
+
+    Options: `media_root`: folder below which pictures are opened. `known`: content_hash to pixels, uint8 [h, w, 3].
+    `decode`: ids to text. `train_logprobs`: sample_id to the trainer's logprobs [n], where its trace doesn't hold them.
+    `samples`: how many samples to draw.
+    """
+    body = _body(report, **options)
+    return str(tag("div", Markup(f"<style>{STYLE}</style>"), body, class_="mmpack"))
+
+
+def _body(
+    report: ParityReport,
+    media_root: str | os.PathLike[str] | None = None,
+    known: Mapping[str, np.ndarray] | None = None,
+    decode: Decode | None = None,
+    train_logprobs: Mapping[str, np.ndarray] | None = None,
+    samples: int = CARDS,
+) -> Markup:
+    find = finder(media_root, known)
+    of: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        of.setdefault(finding.sample_id, []).append(finding)
+    pairs = [Pair(left, right) for left, right in report.pairs[:samples]]
+    drifts = [
+        drift_of(pair, (train_logprobs or {}).get(pair.left.sample.sample_id)) for pair in pairs
+    ]
+    cards = [
+        _card(pair, of.get(pair.left.sample.sample_id, []), drift, find, decode)
+        for pair, drift in zip(pairs, drifts, strict=True)
+    ]
+    drawn = {pair.left.sample.sample_id for pair in pairs}
+    rest = [f for f in report.findings if f.sample_id not in drawn]
+    return joined(
+        [
+            _head(report),
+            _causes(report),
+            _lacking(report),
+            _drift([d for d in drifts if isinstance(d, Drift)]),
+            tag("h2", "Samples") if cards else "",
+            _key() if cards else "",
+            *cards,
+            _rest(report, rest),
+        ]
+    )
+
+
+def _head(report: ParityReport) -> Markup:
+    if report.ok:
+        verdict = tag("h1", "Same layout", class_="good")
+    else:
+        what = "Layouts differ" if report.total_findings else "Not compared"
+        verdict = tag("h1", what, class_="bad")
+    return joined([verdict, tag("p", report.summary())])
+
+
+def _causes(report: ParityReport) -> Markup:
+    if not report.causes:
+        return Markup("")
+    fixes = {finding.cause: finding.fix for finding in reversed(report.findings)}
+    rows = [
+        (tag("span", cause, class_="mm-cause"), count, fixes.get(cause))
+        for cause, count in report.causes.items()
+    ]
+    return joined([tag("h2", "Causes"), table(("cause", "samples", "fix"), rows, "mm-told")])
+
+
+def _lacking(report: ParityReport) -> Markup:
+    if not report.not_compared:
+        return Markup("")
+    lacking = table(("field", "why"), list(report.not_compared.items()), "mm-told")
+    title = tag("summary", f"{len(report.not_compared)} fields were not compared in every sample")
+    unmet = set(report.require) & report.not_compared.keys()
+    return tag("details", title, lacking, open="" if unmet else None)
+
+
+def _drift(drifts: list[Drift]) -> Markup:
+    if not drifts:
+        return Markup("")
+    count = f"of the {len(drifts)} samples drawn below that have logprobs of the same tokens"
+    return joined(
+        [
+            tag("h2", "Logprobs, by what a token comes after"),
+            by_modality(drifts),
+            tag("p", count, class_="mm-note"),
+        ]
+    )
+
+
+def _key() -> Markup:
+    swatch = [
+        tag(
+            "span",
+            tag("svg", tag("rect", width=10, height=10, class_=f"mm-{k}"), view_box="0 0 10 10"),
+            "unclaimed placeholder" if k == "placeholder" else k,
+        )
+        for k in KINDS
+    ]
+    return tag("div", *swatch, class_="mm-key")
+
+
+def _card(
+    pair: Pair,
+    findings: list[Finding],
+    drift: Drift | str | None,
+    find: Find,
+    decode: Decode | None,
+) -> Markup:
+    at, what = first_difference(pair)
+    names = dict.fromkeys(finding.cause for finding in findings)
+    parts = [
+        tag(
+            "h3",
+            f"sample {pair.left.sample.sample_id}",
+            *(tag("span", name, class_="mm-cause") for name in names),
+        ),
+        overview(pair, at),
+    ]
+    if at is not None:
+        parts.append(tag("p", f"first difference: token {at} ({what})", class_="mm-note"))
+        parts += [zoom(pair, at, what, decode), words(pair, at, decode)]
+    parts += [pictures(pair, find), _findings(findings)]
+    if isinstance(drift, Drift):
+        parts.append(by_token(drift))
+    elif drift:
+        parts.append(tag("p", drift, class_="mm-note"))
+    return tag("section", *parts, class_="mm-card")
+
+
+def _findings(findings: list[Finding]) -> Markup:
+    if not findings:
+        return Markup("")
+    rows = [_row(finding) for finding in findings[:LINES]]
+    more = len(findings) - LINES
+    fixes = dict.fromkeys((finding.cause, finding.fix) for finding in findings)
+    return joined(
+        [
+            table(("field", "at", "rollout", "train", "cause", "evidence"), rows, "mm-told"),
+            tag("p", f"{more} findings more of this sample", class_="mm-note") if more > 0 else "",
+            *(tag("p", tag("b", f"{cause}: "), fix) for cause, fix in fixes),
+        ]
+    )
+
+
+def _row(finding: Finding) -> tuple[Any, ...]:
+    place = "" if finding.index is None else str(finding.index)
+    if finding.span is not None:
+        place += f" [{finding.span[0]}, {finding.span[1]})"
+    cause = tag("span", finding.cause, class_="mm-cause")
+    return (finding.field, place, finding.left, finding.right, cause, finding.evidence)
+
+
+def _rest(report: ParityReport, rest: list[Finding]) -> Markup:
+    """Findings of samples that are not drawn, and how many are not listed at all."""
+    left_out = report.total_findings - len(report.findings) + max(len(rest) - ROWS, 0)
+    parts: list[Markup] = []
+    if rest:
+        head = ("sample", "field", "at", "rollout", "train", "cause", "evidence")
+        rows = [(finding.sample_id, *_row(finding)) for finding in rest[:ROWS]]
+        parts += [tag("h2", "Further findings"), table(head, rows, "mm-told")]
+    if left_out:
+        parts.append(tag("p", f"{left_out} findings more are not shown.", class_="mm-note"))
+    return joined(parts)

@@ -1,0 +1,155 @@
+"""One placeholder a medium to one id a vision token.
+
+Where a video is frames in text (`video_layout` "frames"), its placeholder becomes, for each temporal patch, the seconds
+as text, then the patch's placeholders between vision start and end, as transformers' Qwen3VLProcessor writes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.families import Family
+from mmpack.schema.media import Medium
+
+# What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
+# transformers before 5.10 replaced all three, since then the placeholder alone, and the two stay.
+KEPT, REPLACED = "kept", "replaced"
+
+
+def expanded_ids(
+    ids: np.ndarray, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """ids [L] with one placeholder a medium -> expanded ids, and int64 [L + 1]: where each of `ids` begins in them.
+
+    Seconds are encoded apart from the text around them, as vLLM does. Raises: LayoutError, ArgumentError.
+    """
+    at = _placeholders(ids, media, family)
+    lengths = np.ones(len(ids), dtype=np.int64)
+    pieces: dict[int, np.ndarray] = {}
+    for i, medium in zip(at, media, strict=True):
+        pieces[i] = _ids_of(medium, family, tokenizer)
+        if markers == REPLACED and _in_frames(medium, family):
+            lengths[_markers_around(ids, i, family)] = 0
+        lengths[i] = len(pieces[i])
+    moved = np.concatenate([[0], np.cumsum(lengths)])
+    out = np.repeat(ids, lengths)
+    for i, piece in pieces.items():
+        out[moved[i] : moved[i + 1]] = piece
+    return out, moved
+
+
+def with_runs(
+    text: str, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
+) -> str:
+    """`text` with one placeholder a run, all else that expanding writes around it; `repeated` does what is left."""
+    if not family.writes_markers and family.video_layout != "frames":
+        return text
+    start, end = tokenizer.convert_ids_to_tokens([family.vision_start_id, family.vision_end_id])
+    pads = {
+        modality: tokenizer.convert_ids_to_tokens(i)
+        for modality, i in family.placeholder_ids.items()
+    }
+    kinds = {pad: modality for modality, pad in pads.items()}
+    parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
+    _refuse_unlike([kinds[pad] for pad in parts[1::2]], media)
+    out = parts[0]
+    for medium, pad, after in zip(media, parts[1::2], parts[2::2], strict=True):
+        if not _in_frames(medium, family):
+            out += f"{start}{pad}{end}" if family.writes_markers else pad
+        else:
+            if markers == REPLACED and out.endswith(start) and after.startswith(end):
+                out, after = out.removesuffix(start), after.removeprefix(end)
+            for seconds in frame_seconds(medium, family):
+                out += f"{_told(seconds)}{start}{pad}{end}"
+        out += after
+    return out
+
+
+def repeated(ids: np.ndarray, media: Sequence[Medium], family: Family) -> np.ndarray:
+    """ids with one placeholder a run -> one a vision token. Raises: LayoutError."""
+    runs = [m for m in media for _ in range(family.spans_of(m.modality, m.grid_thw))]
+    repeats = np.ones(len(ids), dtype=np.int64)
+    repeats[_placeholders(ids, runs, family)] = [
+        m.num_tokens // family.spans_of(m.modality, m.grid_thw) for m in runs
+    ]
+    return np.repeat(ids, repeats)
+
+
+def frame_seconds(medium: Medium, family: Family) -> list[float]:
+    """Seconds of each temporal patch: halfway between its first and last frame; the last frame fills the last patch.
+
+    Raises: ArgumentError where neither `frame_indices` and `fps` nor `frame_timestamps` are known; LayoutError (MM111)
+    where there are more or fewer than the grid holds.
+    """
+    if medium.frame_indices is not None and medium.fps:
+        seconds = [int(i) / medium.fps for i in medium.frame_indices]
+    elif medium.frame_timestamps is not None:
+        seconds = list(medium.frame_timestamps)
+    else:
+        raise ArgumentError(
+            f"processor: {medium.media_id!r:.60} has no times, {family.name} writes them into the prompt. "
+            "Fix: set frame_indices and fps, or frame_timestamps"
+        )
+    size, patches = family.temporal_patch_size, medium.grid_thw[0]
+    if -(-len(seconds) // size) != patches:
+        raise LayoutError(
+            f"processor: {medium.media_id!r:.60} has {len(seconds)} frames, its grid {list(medium.grid_thw)} "
+            f"holds {patches} patches of {size}. Fix: the times of the sampled frames",
+            "MM111",
+        )
+    seconds += [seconds[-1]] * (-len(seconds) % size)
+    return [(seconds[k] + seconds[k + size - 1]) / 2 for k in range(0, len(seconds), size)]
+
+
+def _placeholders(ids: np.ndarray, media: Sequence[Medium], family: Family) -> list[int]:
+    """Where the placeholders of `media` are, one each, in order."""
+    kinds = {v: k for k, v in family.placeholder_ids.items()}
+    at: list[int] = np.flatnonzero(np.isin(ids, list(kinds))).tolist()
+    _refuse_unlike([kinds[int(ids[i])] for i in at], media)
+    return at
+
+
+def _refuse_unlike(found: list[str], media: Sequence[Medium]) -> None:
+    wanted = [m.modality for m in media]
+    if found != wanted:
+        raise LayoutError(
+            f"processor: the ids have placeholders {found}, the media are {wanted}. "
+            "Fix: one placeholder a medium, in order (expanded ids: expanded=True)",
+            "MM107" if len(found) < len(wanted) else "MM104",
+        )
+
+
+def _ids_of(medium: Medium, family: Family, tokenizer: Any) -> np.ndarray:
+    pad, count = family.placeholder_ids[medium.modality], medium.num_tokens
+    if not _in_frames(medium, family):
+        ids = [pad] * count
+        if family.writes_markers:
+            ids = [family.vision_start_id, *ids, family.vision_end_id]
+        return np.asarray(ids, dtype=np.int64)
+    out: list[int] = []
+    for seconds in frame_seconds(medium, family):
+        out += tokenizer(_told(seconds), add_special_tokens=False)["input_ids"]
+        run = [pad] * (count // medium.grid_thw[0])
+        out += [family.vision_start_id, *run, family.vision_end_id]
+    return np.asarray(out, dtype=np.int64)
+
+
+def _in_frames(medium: Medium, family: Family) -> bool:
+    return medium.modality == "video" and family.video_layout == "frames"
+
+
+def _told(seconds: float) -> str:
+    return f"<{seconds:.1f} seconds>"
+
+
+def _markers_around(ids: np.ndarray, i: int, family: Family) -> list[int]:
+    """Indices of vision start and end, if they stand beside the placeholder at `i`."""
+    both = 0 < i < len(ids) - 1 and (
+        ids[i - 1] == family.vision_start_id and ids[i + 1] == family.vision_end_id
+    )
+    return [i - 1, i + 1] if both else []

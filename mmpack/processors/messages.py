@@ -1,0 +1,63 @@
+"""The media of chat messages, in order of their content parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mmpack.errors import ArgumentError
+from mmpack.schema.media import Medium
+
+
+def media_of(messages: Sequence[dict[str, Any]], media: Sequence[Any] | None) -> list[Any]:
+    """The media of chat messages in order: from the content parts, or from `media` where the parts are bare.
+
+    Raises: ArgumentError, also for a video that is no Medium yet: videos are not decoded here.
+    """
+    extra = iter(() if media is None else media)
+    out = []
+    for m, message in enumerate(messages):
+        content = message.get("content")
+        for p, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
+            where = f"processor: messages[{m}].content[{p}]"
+            kind = _kind_of(part, where)
+            if kind is None:
+                continue
+            item = part.get(kind, part.get("path"))
+            if item is None:
+                item = next(extra, None)
+            if item is None:
+                raise ArgumentError(
+                    f"{where} is of type {kind} and has none. Fix: put it into the part, or pass media="
+                )
+            if kind != (item.modality if isinstance(item, Medium) else "image"):
+                raise ArgumentError(
+                    f"{where} is of type {kind}, what it holds is not. "
+                    "Fix: images in image parts; videos as Medium, with their grid"
+                )
+            out.append(item)
+    left = len(list(extra))
+    if left:
+        raise ArgumentError(
+            f"processor: {left} of media= have no part in the messages. "
+            'Fix: one {"type": "image"} part each'
+        )
+    return out
+
+
+def _kind_of(part: Any, where: str) -> str | None:
+    """`image`, `video`, or None for text."""
+    if not isinstance(part, dict):
+        raise ArgumentError(
+            f'{where} is {type(part).__name__}. Fix: an object such as {{"type": "text", …}}'
+        )
+    remote = [name for name in ("url", "image_url", "video_url", "base64") if name in part]
+    if remote or part.get("type") in ("image_url", "video_url"):
+        raise ArgumentError(
+            f"{where} has a {(remote or [part['type']])[0]!r}, mmpack fetches nothing. "
+            'Fix: {"type": "image", "image": …} with the picture, its bytes or a path below media_root'
+        )
+    for kind in ("image", "video"):
+        if part.get("type") == kind or kind in part:
+            return kind
+    return None

@@ -1,0 +1,209 @@
+"""SampleCollator in a real Trainer, against the same Trainer on rectangles that the test pads itself."""
+
+import pickle
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from support.models import relative_difference, spread_out, with_pixels
+from support.samples import make_sample
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from mmpack.adapters.transformers import attach
+from mmpack.adapters.transformers.collator import SampleCollator
+from mmpack.adapters.transformers.tiny import tiny_model, tiny_qwen2_5_vl
+from mmpack.errors import ArgumentError, ModelError, SchemaError
+from mmpack.families import FAMILIES, get_family
+
+pytestmark = pytest.mark.adapter
+FAMILY = get_family("qwen2_5_vl")
+
+
+def samples():
+    """Four, for two micro-batches: two answers to one prompt, two turns with a film, text alone, one without a loss."""
+    image, film = ("image", (1, 4, 6), "x"), ("video", (2, 4, 4), "f")
+    prompt = [("text", [1, 2]), image, ("text", [7, 8])]
+    parts = [
+        [*prompt, ("response", [3, 4, 5, 6, 9])],
+        [*prompt, ("response", [3, 11])],
+        [
+            ("text", [5]),
+            film,
+            image,
+            ("response", [12, 13]),
+            ("observation", [14, 15]),
+            ("response", [16]),
+        ],
+        [("text", [5, 6, 7]), ("response", [21, 22, 23])],
+    ]
+    out = with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
+    out[2].media[0].second_per_grid_ts = 1.0
+    return out
+
+
+def stock(batch):
+    """Right-padded, with everything that the model's own forward derives positions from."""
+    width = max(map(len, batch))
+    ids = torch.full((len(batch), width), FAMILY.pad_token_id)
+    mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
+    labels = torch.full_like(ids, -100)
+    out = {
+        "pixel_values": [],
+        "image_grid_thw": [],
+        "pixel_values_videos": [],
+        "video_grid_thw": [],
+    }
+    for b, s in enumerate(batch):
+        own = torch.from_numpy(s.input_ids)
+        ids[b, : len(own)], mask[b, : len(own)] = own, 1
+        types[b, : len(own)] = (own == FAMILY.image_token_id) + 2 * (own == FAMILY.video_token_id)
+        for span in s.loss_spans:
+            labels[b, span.start : span.stop] = own[span.start : span.stop]
+        for span in s.modality_spans:
+            medium = s.media[span.media_index]
+            video = medium.modality == "video"
+            out["pixel_values_videos" if video else "pixel_values"].append(
+                torch.from_numpy(medium.pixel_values)
+            )
+            out["video_grid_thw" if video else "image_grid_thw"].append(
+                torch.tensor([medium.grid_thw])
+            )
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "mm_token_type_ids": types,
+        "labels": labels,
+        "use_cache": False,
+    } | {k: torch.cat(v) for k, v in out.items() if v}
+
+
+class Gradients(TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.seen.append({n: p.grad.clone() for n, p in model.named_parameters()})
+
+
+def train(collator, tmp_path, data=None, **options):
+    """Losses and gradients of two optimizer steps, of two micro-batches each. `collator`: of a model."""
+    model = spread_out(tiny_qwen2_5_vl())
+    seen = Gradients()
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=2,
+        optim="sgd",  # Adam would turn rounding of near-zero gradients into whole steps
+        learning_rate=0.05,
+        lr_scheduler_type="constant",
+        max_grad_norm=0,
+        logging_steps=1,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        **options,
+    )
+    trainer = Trainer(
+        model,
+        args,
+        data_collator=collator(model),
+        train_dataset=samples() if data is None else data,
+        callbacks=[seen],
+    )
+    trainer.train()
+    return [h["loss"] for h in trainer.state.log_history if "loss" in h], seen.seen
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return train(lambda model: stock, tmp_path_factory.mktemp("stock"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"share_prefix": True, "pad_to_multiple_of": 16},
+        {"padding": "left"},
+        {"padding": "right", "pad_to_multiple_of": 8},
+    ],
+)
+def test_losses_and_gradients_are_those_of_stock_padding(expected, options, tmp_path):
+    losses, gradients = train(lambda model: SampleCollator(model, **options), tmp_path)
+    assert len(losses) == 2
+    assert losses == pytest.approx(expected[0], rel=1e-6)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3)  # the step changed something
+    assert relative_difference(gradients[0], expected[1][0]) < 1e-6
+    assert relative_difference(gradients[1], expected[1][1]) < 1e-5  # after a step of rounding
+
+
+def test_gradient_checkpointing_and_workers(expected, tmp_path):
+    """Layers are computed again in the backward, long after the forward; the collator is pickled."""
+    options = {"gradient_checkpointing": True, "dataloader_num_workers": 1}
+    losses, gradients = train(SampleCollator, tmp_path, **options)
+    assert losses == pytest.approx(expected[0], rel=1e-6)
+    assert relative_difference(gradients[0], expected[1][0]) < 1e-6
+
+
+def test_shared_rows_are_laid_out_once():
+    model = tiny_qwen2_5_vl()
+    apart, shared = (SampleCollator(model, share_prefix=s)(samples()[:2]) for s in (False, True))
+    prompt = len(samples()[0]) - 5
+    # two answers start with the same token, which is shared too
+    assert apart["input_ids"].shape[1] - shared["input_ids"].shape[1] == prompt + 1
+    assert len(apart["pixel_values"]) == 2 * len(shared["pixel_values"]) == 48
+    assert shared["shift_labels"].tolist() == [[3, 4, 5, 6, 9, 3, 11]]
+
+
+def test_label_smoothing_would_shift_labels_and_fails(tmp_path):
+    with pytest.raises(RuntimeError, match="Size does not match at dimension 1"):
+        train(SampleCollator, tmp_path, label_smoothing_factor=0.1)
+
+
+@pytest.mark.parametrize("family", [n for n, f in FAMILIES.items() if f.packing == "yes"])
+def test_every_family_that_packs(family):
+    """Packed and shared, against rectangles and the model's own attention."""
+    model = spread_out(tiny_model(family))
+    tiles = FAMILIES[family].pixel_layout == "tiles"
+    picture = ("image", (1, *tile(model.config)) if tiles else (1, 4, 6), "x")
+    prompt = [("text", [1, 2]), picture, ("text", [7])]
+    parts = [[*prompt, ("response", r)] for r in ([3, 4, 5], [3, 6])]
+    data = with_pixels([make_sample(p, f"s{i}", family=family) for i, p in enumerate(parts)])
+    with torch.no_grad():
+        expected = model(**SampleCollator(model, padding="right")(data)).loss
+        inputs = SampleCollator(model, share_prefix=True)(data)
+        if family.startswith("qwen3_vl") and Version(transformers.__version__) < Version("5.17"):
+            with pytest.raises(ValueError, match="batch_size"):  # its loss knows no shift_labels
+                model(**inputs)
+            return
+        packed = model(**inputs).loss
+    assert float(packed) == pytest.approx(float(expected), rel=1e-6)
+
+
+def tile(config):
+    return tuple(s // config.vision_config.patch_size[0] for s in config.vision_config.image_size)
+
+
+def test_it_holds_no_model():
+    collator = SampleCollator(tiny_qwen2_5_vl())
+    assert len(pickle.dumps(collator)) < 1000
+
+
+def test_wrong_use_is_an_error():
+    model = tiny_qwen2_5_vl()
+    with pytest.raises(ArgumentError, match="padding is 'both'"):
+        SampleCollator(model, padding="both")
+    with pytest.raises(ArgumentError, match="may share"):
+        SampleCollator(model, padding="left", share_prefix=True)
+    with attach(model), pytest.raises(ModelError, match="is attached"):
+        SampleCollator(model, padding="left")
+    bare = samples()[:1]
+    bare[0].media[0].pixel_values = None
+    with pytest.raises(SchemaError, match="MM404"):
+        SampleCollator(model)(bare)
+    other = make_sample([("text", [1]), ("response", [2])], family="qwen2_vl")
+    with pytest.raises(ModelError, match="of qwen2_vl, the model of qwen2_5_vl"):
+        SampleCollator(model)([other])

@@ -1,0 +1,209 @@
+"""Every family's tiny model: packed, shared and padded rows give each sample what its own attention gives it alone."""
+
+import pytest
+import torch
+from support.families import mixed_batch
+from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
+from support.samples import make_sample
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers.attention import is_attached
+from mmpack.adapters.transformers.inputs import encodes_apart
+from mmpack.adapters.transformers.tiny import tiny_model
+from mmpack.contracts import TOLERANCES
+from mmpack.families import FAMILIES
+
+pytestmark = [pytest.mark.adapter, pytest.mark.usefixtures("one_thread")]
+PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
+LINEAR = [name for name in FAMILIES if name not in PACKABLE]
+LAYOUTS = {
+    "packed": lambda s: mp.pack(s),
+    "packed, rounded up": lambda s: mp.pack(s, pad_to_multiple_of=64),
+    "shared": lambda s: mp.pack(s, share_prefix=True),
+    "shared, rounded up": lambda s: mp.pack(s, share_prefix=True, pad_to_multiple_of=64),
+    "left": lambda s: mp.pad(s, side="left"),
+    "right": lambda s: mp.pad(s, side="right", pad_to_multiple_of=16),
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made.clear()  # one at a time
+            made[name] = spread_out(tiny_model(name))
+        return made[name]
+
+    return get
+
+
+def alone(model, samples):
+    """Values, and gradients summed, of each sample by the model's own attention."""
+    values, gradients = [], {}
+    for sample in samples:
+        value, gradient = logprobs_and_gradients(model, mp.pad([sample]))
+        values.append(value)
+        for name, g in gradient.items():
+            gradients[name] = gradients[name] + g if name in gradients else g
+    return torch.cat(values), gradients
+
+
+@pytest.mark.parametrize("name", PACKABLE)
+def test_every_layout_gives_what_each_sample_gets_alone(models, name):
+    model, samples = models(name), mixed_batch(name)
+    assert mp.validate(samples) == []
+    wanted, gradients = alone(model, samples)
+    towers = [n for n in gradients if "visual" in n or "vision" in n]
+    assert towers and all((gradients[n] != 0).any() for n in towers if n.endswith("weight"))
+    with attach(model), torch.no_grad():
+        for layout, make in LAYOUTS.items():
+            values = packed_logprobs(model, make(samples))
+            assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, layout
+    bound = TOLERANCES["parameter_gradient_fp32"].value
+    for layout in ("packed, rounded up", "shared"):
+        with attach(model):
+            _, found = logprobs_and_gradients(model, LAYOUTS[layout](samples))
+        off = relative_difference(found, gradients)
+        assert off <= bound, (layout, off)
+        off = relative_difference({n: found[n] for n in towers}, {n: gradients[n] for n in towers})
+        assert off <= 2 * bound, (layout, off)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_attention_is_padded_and_never_packed(models, name):
+    """Left padding moves the chunks of 64 rows that these layers sum in, so gradients agree less well."""
+    model, samples = models(name), mixed_batch(name)
+    wanted, gradients = alone(model, samples)
+    for side in ("left", "right"):
+        values, found = logprobs_and_gradients(model, mp.pad(samples, side=side))
+        assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, side
+        assert relative_difference(found, gradients) <= 2e-5, side
+    with pytest.raises(mp.SchemaError, match="MM401") as caught:
+        mp.pack(samples)
+    assert {p.code for p in caught.value.problems} == {"MM401"}
+    with pytest.raises(mp.ModelError, match="MM401"):
+        attach(model)
+    assert not is_attached(model)
+
+
+@pytest.mark.parametrize("name", PACKABLE)
+def test_repeated_pixels_give_what_repeated_features_give(models, name, monkeypatch):
+    model, batch = models(name), mp.pack(mixed_batch(name))
+    with attach(model):
+        once, gradients = logprobs_and_gradients(model, batch)
+        first = batch.stats["patches_encoded"]
+        monkeypatch.setattr(
+            "mmpack.adapters.transformers.inputs.encodes_apart", lambda model: False
+        )
+        again, others = logprobs_and_gradients(model, batch)
+    occurring = sum(len(batch.media[i].pixel_values) for i in batch.media_order)
+    assert batch.stats["patches_encoded"] == occurring > batch.stats["patches"]
+    monkeypatch.undo()
+    assert first == (batch.stats["patches"] if encodes_apart(model) else occurring)
+    assert (once - again).abs().max() <= TOLERANCES["layouts"].value
+    assert relative_difference(gradients, others) <= TOLERANCES["parameter_gradient_fp32"].value
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_every_deepstack_level_matters(models, name, level):
+    """The comparisons above can see a level that is lost, of images and of videos."""
+    model, samples = models(name), mixed_batch(name)
+    tower = model.model.visual.deepstack_merger_list[level]
+    with attach(model), torch.no_grad():
+        batch = mp.pack(samples, share_prefix=True)
+        right = packed_logprobs(model, batch)
+        hook = tower.register_forward_hook(lambda module, args, out: torch.zeros_like(out))
+        try:
+            lost = packed_logprobs(model, batch)
+        finally:
+            hook.remove()
+    of = dict(zip(batch.sample_ids, batch.unpack_loss((right - lost).abs()), strict=True))
+    assert of["s0"].max() > 1e-3 and of["s3"].max() > 1e-3
+    assert (of["s4"] == 0).all()  # text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_idle_tower_runs_all_of_the_tower_and_changes_nothing(models, name):
+    model = models(name)
+    samples = [make_sample([("text", [1, 2]), ("response", [3, 4])], family=name)]
+    batch = mp.pack(samples) if name in PACKABLE else mp.pad(samples)
+    with attach(model) if name in PACKABLE else torch.enable_grad():
+        values, gradients = logprobs_and_gradients(model, batch)
+        idle, with_tower = logprobs_and_gradients(model, batch, vision="always")
+    assert torch.equal(idle, values)
+    used = {n for n, _ in model.named_parameters() if "visual" in n or "vision" in n}
+    used |= {n for n, _ in model.named_parameters() if "multi_modal_projector" in n}
+    used -= {n for n in used if "lambda" in n or "mask_token" in n}
+    assert used <= with_tower.keys() and not used & gradients.keys()
+    assert all((with_tower[n] == 0).all() for n in used)
+    assert all(torch.equal(with_tower[n], gradients[n]) for n in gradients)
+
+
+def test_one_layout_two_models():
+    """A sample of Qwen3-VL goes into its model with experts: ids, grids and positions are the same."""
+    samples = mixed_batch("qwen3_vl")
+    model = tiny_model("qwen3_vl_moe")
+    with attach(model), torch.no_grad():
+        found = packed_logprobs(model, mp.pack(samples))
+        renamed = mixed_batch("qwen3_vl_moe")
+        assert torch.equal(found, packed_logprobs(model, mp.pack(renamed)))
+        with pytest.raises(
+            mp.ModelError, match="batch is of qwen2_5_vl, the model of qwen3_vl_moe"
+        ):
+            packed_logprobs(model, mp.pack(mixed_batch("qwen2_5_vl")))
+
+
+def test_positions_of_one_row(models):
+    samples = mixed_batch("internvl")
+    batch, padded = mp.pack(samples, share_prefix=True), mp.pad(samples)
+    count = len(batch.input_ids)
+    assert batch.position_ids.shape == (1, count) and padded.position_ids.shape[0] == 1
+    for sample, found in zip(samples, batch.unpack_tokens(batch.position_ids[0]), strict=True):
+        assert found.tolist() == list(range(len(sample)))
+    model = models("internvl")
+    with attach(model):
+        assert batch.model_inputs(model)["position_ids"].shape == (1, count)
+        assert padded.model_inputs(model)["position_ids"].shape == padded.input_ids.shape
+
+
+def test_tiles_of_another_size_are_refused(models):
+    parts = [("text", [1]), ("image", (2, 8, 8), "x"), ("response", [3])]
+    samples = with_pixels([make_sample(parts, family="internvl")])
+    model = models("internvl")
+    with attach(model), pytest.raises(mp.ModelError, match=r"\[8, 8\] patches.*reads \[4, 4\]"):
+        packed_logprobs(model, mp.pack(samples))
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"), [(-1, "has id -1"), (151_936, "has id 151936"), (10**9, "has id 1000000000")]
+)
+def test_ids_that_the_model_lacks(models, bad, told):
+    model = models("qwen2_5_vl")
+    sample = make_sample([("text", [1, 2, 3]), ("response", [4, 5])])
+    batch = mp.pad([sample])
+    batch.input_ids[0, 1] = bad
+    batch.id_range = None
+    batch.__post_init__()
+    with pytest.raises(mp.ModelError, match=rf"{told}, the model's ids are 0 to 151935") as caught:
+        batch.model_inputs(model)
+    assert "\n" not in str(caught.value)
+    if bad > 0:  # a negative id breaks a rule before
+        sample.input_ids[1] = bad
+        with attach(model), pytest.raises(mp.ModelError, match=told):
+            packed_logprobs(model, mp.pack([sample]))
+
+
+def test_a_checkpoint_of_another_vocabulary():
+    model = tiny_model("internvl")
+    model.config.image_token_id = 151671  # InternVL3.5's
+    with attach(model), pytest.raises(mp.ModelError, match=r"image token is 151671.*151667"):
+        packed_logprobs(model, mp.pack(mixed_batch("internvl")))
+
+
+def test_unknown_tiny_models():
+    with pytest.raises(mp.ArgumentError, match="tiny_model: family is 'llava'"):
+        tiny_model("llava")

@@ -1,0 +1,117 @@
+"""The load-balancing loss of a pack: rows of tokens once each, against transformers' own function on chosen rows."""
+
+import numpy as np
+import pytest
+import torch
+from support.models import spread_out, with_pixels
+from support.samples import make_sample
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach
+from mmpack.adapters.transformers.router import router_loss
+from mmpack.adapters.transformers.tiny import tiny_model
+
+pytestmark = pytest.mark.adapter
+EXPERTS, CHOSEN = 8, 2
+
+
+@pytest.fixture(scope="module")
+def model():
+    return spread_out(tiny_model("qwen3_vl_moe"))
+
+
+def samples():
+    """A prompt of 20 tokens and a picture, three responses of 5, 6 and 7 tokens."""
+    rng = np.random.default_rng(0)
+    prompt = [("text", rng.integers(0, 1000, 20)), ("image", (1, 4, 6), "x")]
+    return with_pixels(
+        [
+            make_sample(
+                [*prompt, ("response", rng.integers(0, 1000, 5 + i))],
+                f"s{i}",
+                family="qwen3_vl_moe",
+            )
+            for i in range(3)
+        ]
+    )
+
+
+def routed(model, batch):
+    if isinstance(batch, mp.PackedBatch):
+        with attach(model):
+            return model(**batch.model_inputs(model), output_router_logits=True)
+    return model(**batch.model_inputs(model), output_router_logits=True)
+
+
+def by_hand(logits, weights):
+    """Switch Transformers, equations 4 to 6, in float64, with a weight for each row; layers are pooled."""
+    share, chosen, rows = 0.0, 0.0, 0.0
+    for layer in logits:
+        p = torch.softmax(layer.double(), dim=-1)
+        picked = torch.zeros_like(p).scatter_(1, p.topk(CHOSEN, dim=-1).indices, 1.0)
+        share = share + (p * weights[:, None]).sum(0)
+        chosen = chosen + (picked * weights[:, None]).sum(0)
+        rows = rows + weights.sum()
+    return EXPERTS * float(((share / rows) * (chosen / rows)).sum())
+
+
+@torch.no_grad()
+def test_each_token_counts_once(model):
+    """A shared pack's loss is that of the unshared forward in which a prefix counts at its first sample alone."""
+    plain = mp.pack(samples())
+    out = routed(model, plain)
+    first = torch.ones(len(plain.input_ids), dtype=torch.int64)
+    lengths = [len(s) for s in samples()]
+    prefix = lengths[0] - 5
+    for b in (1, 2):
+        start = sum(lengths[:b])
+        first[start : start + prefix] = 0
+    wanted = load_balancing_loss_func(out.router_logits, EXPERTS, CHOSEN, first[None])
+    for rounded in (None, 64):
+        batch = mp.pack(samples(), share_prefix=True, pad_to_multiple_of=rounded)
+        found = router_loss(model, batch, routed(model, batch).router_logits)
+        assert abs(found - wanted) <= 1e-5
+    everything = load_balancing_loss_func(out.router_logits, EXPERTS, CHOSEN)
+    assert abs(everything - wanted) > 1e-3  # the statistic of all copies is another one
+
+
+@torch.no_grad()
+def test_weights_give_the_statistic_of_all_copies(model):
+    """What a shared pack lacks of the unshared loss is how many samples have each row."""
+    batch = mp.pack(samples(), share_prefix=True)
+    times = torch.bincount(batch.token_rows, minlength=len(batch.input_ids)).double()
+    logits = routed(model, batch).router_logits
+    plain = mp.pack(samples())
+    wanted = routed(model, plain).aux_loss
+    assert abs(by_hand(logits, times) - wanted) <= 1e-5
+    found = router_loss(model, batch, logits)
+    assert abs(by_hand(logits, torch.ones_like(times)) - found) <= 1e-5
+
+
+@torch.no_grad()
+def test_padding_does_not_count(model):
+    wanted = routed(model, mp.pack(samples())).aux_loss
+    rounded = mp.pack(samples(), pad_to_multiple_of=64)
+    out = routed(model, rounded)
+    assert abs(out.aux_loss - wanted) > 1e-2  # the model's own counts it
+    assert abs(router_loss(model, rounded, out.router_logits) - wanted) <= 1e-5
+    padded = mp.pad(samples(), side="left")
+    assert abs(router_loss(model, padded, routed(model, padded).router_logits) - wanted) <= 1e-5
+
+
+def test_gradients_reach_the_routers(model):
+    batch = mp.pack(samples(), share_prefix=True)
+    model.zero_grad()
+    router_loss(model, batch, routed(model, batch).router_logits).backward()
+    gates = [p.grad for n, p in model.named_parameters() if "mlp.gate.weight" in n]
+    model.zero_grad()
+    assert len(gates) == 4 and all((g != 0).any() for g in gates)
+
+
+def test_models_without_experts_and_outputs_without_logits(model):
+    batch = mp.pack(samples())
+    with pytest.raises(mp.ModelError, match="no router logits"):
+        router_loss(model, batch, None)
+    with pytest.raises(mp.ModelError, match="has no experts"):
+        router_loss(tiny_model("internvl"), batch, (torch.zeros(1, 8),))

@@ -1,0 +1,246 @@
+"""sglang's native responses, built from the package's own classes and by its own TokenizerManager: no engine runs."""
+
+import asyncio
+import base64
+import io
+from types import MethodType, SimpleNamespace
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+import torch
+
+import mmpack as mp
+from mmpack.errors import ArgumentError, LayoutError
+
+pytestmark = pytest.mark.sglang
+IMAGE_PAD = 151655
+
+
+@pytest.fixture(scope="session")
+def fixture():
+    from mmpack.adapters.matrix.fixture import make_fixture
+
+    return make_fixture()
+
+
+@pytest.fixture(scope="session")
+def prompts(fixture):
+    """Expanded by sglang's own function."""
+    from mmpack.adapters.matrix.sglang_trace import _expanded
+
+    return [_expanded(fixture, n) for n in range(len(fixture.texts))]
+
+
+@pytest.fixture
+def requests(fixture):
+    """Pictures as they are, as bytes, base64 and data URIs: all that /generate takes but URLs."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    forms = [
+        lambda p: p,
+        png,
+        lambda p: base64.b64encode(png(p)).decode(),
+        lambda p: "data:image/png;base64," + base64.b64encode(png(p)).decode(),
+    ]
+    return [
+        GenerateReqInput(
+            text=fixture.texts[n],
+            image_data=[forms[i % 4](p) for p in fixture.pictures[n]],
+            sampling_params={"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 16},
+            return_logprob=True,
+            rid=sample_id,
+        )
+        for i, ((n, _, _), (sample_id, _)) in enumerate(zip(fixture.rows, fixture.ids, strict=True))
+    ]
+
+
+@pytest.fixture
+def answer(fixture, prompts, monkeypatch):
+    """(request, row) -> the dict of /generate that sglang's TokenizerManager makes of what its scheduler sends."""
+    from sglang.srt.managers import tokenizer_manager as module
+    from sglang.srt.managers.io_struct import BatchStrOutput
+
+    settings = SimpleNamespace(batch_notify_size=16, speculative_algorithm=None)
+    monkeypatch.setattr(module, "get_serving", lambda: settings)
+    monkeypatch.setattr(module, "get_spec", lambda: settings)
+    manager = MagicMock(enable_metrics=False, skip_tokenizer_init=False, dump_requests_folder="")
+    manager.crash_dump_folder = ""
+    manager.config_value = lambda name: "7"
+    for name in ("convert_logprob_style", "add_logprob_to_meta_info", "detokenize_logprob_tokens"):
+        setattr(manager, name, MethodType(getattr(module.TokenizerManager, name), manager))
+
+    def answer(request, row):
+        number, ids, logprobs = fixture.rows[row]
+        prompt = prompts[number]
+        sent = BatchStrOutput(
+            **dict.fromkeys(BatchStrOutput.__struct_fields__)
+            | {
+                "rids": [request.rid],
+                "finished_reasons": [{"type": "stop", "matched": ids[-1]}],
+                "output_strs": [fixture.hf_processor.tokenizer.decode(ids[:-1])],
+                "output_ids": [ids],
+                "prompt_tokens": [len(prompt)],
+                "completion_tokens": [len(ids)],
+                "reasoning_tokens": [0],
+                "cached_tokens": [3],
+                "image_tokens": [prompt.count(IMAGE_PAD)],
+                "output_token_logprobs_val": [logprobs],
+                "output_token_logprobs_idx": [ids],
+                "retraction_counts": [0],
+            }
+            | (
+                {
+                    "input_token_logprobs_val": [[None] + [-1.0] * (len(prompt) - 1)],
+                    "input_token_logprobs_idx": [hashed(prompt)],
+                }
+                if request.logprob_start_len == 0
+                else {}
+            )
+        )
+        request.top_logprobs_num = 0
+        times = MagicMock(first_token_time=1.0)
+        times.trace_ctx.tracing_enable = False
+        times.get_e2e_latency = lambda: 0.5
+        state = module.ReqState(
+            out_list=[], finished=False, event=asyncio.Event(), obj=request, time_stats=times
+        )
+        if request.return_prompt_token_ids:
+            state.prompt_token_ids = prompt
+        manager.rid_to_state = {request.rid: state}
+        asyncio.run(module.TokenizerManager._handle_batch_output(manager, sent))
+        return state.out_list[-1]
+
+    return answer
+
+
+def hashed(prompt):
+    """A picture's placeholders as sglang's scheduler has them."""
+    from sglang.srt.managers.schedule_batch import MM_PAD_SHIFT_VALUE
+
+    return [MM_PAD_SHIFT_VALUE + 12345 if i == IMAGE_PAD else i for i in prompt]
+
+
+@pytest.fixture
+def responses(requests, answer):
+    return [answer(request, row) for row, request in enumerate(requests)]
+
+
+def png(picture):
+    out = io.BytesIO()
+    picture.save(out, "PNG")
+    return out.getvalue()
+
+
+def test_responses_become_samples(requests, responses, prompts, fixture):
+    from mmpack.adapters.sglang import to_samples
+
+    samples = to_samples(
+        responses, requests, fixture.processor, group_ids=[g for _, g in fixture.ids]
+    )
+    for (number, ids, logprobs), s, named in zip(fixture.rows, samples, fixture.ids, strict=True):
+        assert (s.sample_id, s.group_id) == named
+        assert s.input_ids.tolist() == prompts[number] + ids
+        assert s.input_ids[s.loss_indices].tolist() == ids
+        assert s.rollout_logprobs.tolist() == logprobs
+        assert (s.finish_reason, s.prefix_cached_tokens) == ("stop", 3)
+        assert s.policy_versions[0].version == "7"
+        assert s.sampling == {"temperature": 0.7, "top_p": 0.9, "logprobs": "processed"}
+        assert s.position_ids is None
+        known = [fixture.processor.medium(p) for p in fixture.pictures[number]]
+        assert [m.cache_key for m in s.media] == [m.cache_key for m in known]
+    assert mp.validate(samples) == []
+
+
+@pytest.mark.parametrize("how", ["return_prompt_token_ids", "logprob_start_len", "input_ids"])
+def test_however_the_prompt_is_told(requests, answer, prompts, fixture, how):
+    from mmpack.adapters.sglang import to_samples
+
+    for (number, _, _), request in zip(fixture.rows, requests, strict=True):
+        if how == "return_prompt_token_ids":
+            request.return_prompt_token_ids = True
+        elif how == "logprob_start_len":
+            request.logprob_start_len = 0
+        else:
+            request.input_ids = fixture.hf_processor.tokenizer(fixture.texts[number])["input_ids"]
+            request.text = None
+    responses = [answer(request, row) for row, request in enumerate(requests)]
+    for (number, ids, _), s in zip(
+        fixture.rows, to_samples(responses, requests, fixture.processor), strict=True
+    ):
+        assert s.input_ids.tolist() == prompts[number] + ids
+
+
+def test_sglang_s_positions(fixture):
+    """Its own function against transformers' get_rope_index, over prompt and response."""
+    from mmpack.adapters.matrix import sglang_trace, transformers_trace
+
+    for a, b in zip(
+        sglang_trace.matrix_trace(fixture), transformers_trace.matrix_trace(fixture), strict=True
+    ):
+        assert np.array_equal(a.position_ids, b.position_ids)
+
+
+def test_requests_and_responses_come_back(requests, responses, fixture, tmp_path):
+    from sglang.srt.managers.io_struct import GenerateReqInput
+    from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProcessor
+
+    from mmpack.adapters.sglang import from_samples, responses_of, to_samples
+
+    samples = to_samples(responses, requests, fixture.processor)
+    assert responses_of(samples) == responses
+    mp.write_trace(tmp_path / "t.jsonl", samples)
+    read = list(mp.read_trace(tmp_path / "t.jsonl"))
+    for again, sent in zip(responses_of(read), responses, strict=True):
+        assert again["output_ids"] == sent["output_ids"] and again["text"] == sent["text"]
+    for made, asked, s in zip(from_samples(samples), requests, samples, strict=True):
+        request = GenerateReqInput(**made)
+        request.normalize_batch_and_arguments()
+        assert request.input_ids == s.input_ids[: s.loss_spans[0].start].tolist()
+        assert request.sampling_params == asked.sampling_params and request.rid == asked.rid
+        BaseMultimodalProcessor.validate_mm_data(image_data=request.image_data)
+        [item] = request.image_data
+        assert BaseMultimodalProcessor._is_preprocessed_input(item)
+        pixels = torch.cat([torch.as_tensor(m.pixel_values) for m in s.media])
+        assert torch.equal(item["pixel_values"], pixels)
+        assert item["image_grid_thw"].tolist() == [list(m.grid_thw) for m in s.media]
+
+
+def test_a_packed_batch_becomes_requests_that_score(requests, responses, fixture):
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    from mmpack.adapters.sglang import from_batch, to_samples
+
+    samples = to_samples(responses, requests, fixture.processor)
+    batch = mp.pack(samples, share_prefix=True)
+    for made, s, ids in zip(
+        from_batch(batch, samples), samples, batch.unpack_tokens(batch.input_ids), strict=True
+    ):
+        request = GenerateReqInput(**made)
+        assert request.input_ids == ids.tolist()
+        assert request.logprob_start_len == s.loss_spans[0].start - 1 and request.return_logprob
+    with pytest.raises(ArgumentError, match="not those of the batch"):
+        from_batch(batch, samples[::-1])
+
+
+def test_traps_are_named(requests, responses, fixture):
+    from mmpack.adapters.sglang import to_samples
+
+    without = {k: v for k, v in responses[0].items() if k != "output_ids"}
+    with pytest.raises(ArgumentError, match=r"responses\[0\].*retokenized_response"):
+        to_samples([without], requests[:1], fixture.processor)
+    for seen, cause in ((9999, "double_expansion"), (12, "not_expanded")):
+        told = responses[0] | {"meta_info": responses[0]["meta_info"] | {"prompt_tokens": seen}}
+        with pytest.raises(LayoutError, match=cause):
+            to_samples([told], requests[:1], fixture.processor)
+    dropped = responses[0] | {"prompt_token_ids": [1, IMAGE_PAD, 2, IMAGE_PAD, 3]}
+    with pytest.raises(LayoutError, match="dropped_image"):
+        to_samples([dropped], requests[:1], fixture.processor)
+    chunk = responses[0] | {"output_ids": responses[0]["output_ids"][:2]}
+    with pytest.raises(ArgumentError, match="other ids"):
+        to_samples([chunk], requests[:1], fixture.processor)
+    requests[0].image_data = ["https://example.org/a.png"]
+    with pytest.raises(ArgumentError, match="URL"):
+        to_samples(responses[:1], requests[:1], fixture.processor)
+    named = to_samples(responses[:1], requests[:1], fixture.processor, images=fixture.pictures[:1])
+    assert len(named[0].media) == len(fixture.pictures[0])

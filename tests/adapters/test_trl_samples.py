@@ -1,0 +1,271 @@
+"""TRL's batches, padded, shuffled and split by TRL's own functions, as samples and back: nothing gets lost."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import mmpack as mp
+from mmpack.adapters.qwen_processor import qwen_vl_processor
+from mmpack.adapters.trl import TRAPS, from_batch, loss_columns, to_samples
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.families import get_family
+from mmpack.parity.fixes import FIXES
+
+FAMILY = get_family("qwen2_5_vl")
+PAD, IMAGE = FAMILY.pad_token_id, FAMILY.image_token_id
+GRIDS = [(1, 2, 2), (1, 4, 2), (1, 2, 6)]
+
+
+@pytest.fixture(scope="module")
+def processor():
+    return qwen_vl_processor()
+
+
+def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple):
+    """What GRPOTrainer returns, padded by TRL's own `pad`; two completions a prompt."""
+    from trl.trainer.utils import pad
+
+    rng = np.random.default_rng(seed)
+    torch_rng = torch.Generator().manual_seed(seed)
+
+    def words(low, high):
+        return rng.integers(0, 1000, size=rng.integers(low, high)).tolist()
+
+    prompts, completions, grids, pixels, counts = [], [], [], [], []
+    for _ in range(int(rng.integers(1, 4))):
+        ids, own = words(1, 4), []
+        for _ in range(int(rng.integers(0, 3)) if pictures else 0):
+            grid = GRIDS[rng.integers(len(GRIDS))]
+            own.append((grid, rng.standard_normal((np.prod(grid), FAMILY.patch_dim), np.float32)))
+            ids += [
+                FAMILY.vision_start_id,
+                *[IMAGE] * FAMILY.vision_tokens(grid),
+                FAMILY.vision_end_id,
+            ]
+        ids += words(1, 4)
+        for _ in range(2):
+            prompts.append(ids)
+            completions.append([*words(1, 6), *([151645] if rng.random() < 0.5 else [])])
+            grids += [g for g, _ in own]
+            pixels += [torch.from_numpy(p) for _, p in own]
+            counts.append(len(own))
+
+    def padded(rows, value, side):
+        rows = [torch.tensor(r) for r in rows]
+        return pad(rows, padding_value=value, padding_side=side, pad_to_multiple_of=multiple)
+
+    ones = [[1] * len(c) for c in completions]
+    out = {
+        "prompt_ids": padded(prompts, PAD, "left"),
+        "prompt_mask": padded([[1] * len(p) for p in prompts], 0, "left"),
+        "completion_ids": padded(completions, PAD, "right"),
+        "completion_mask": padded(ones, 0, "right"),
+        "advantages": torch.randn(len(prompts), generator=torch_rng),
+    }
+    tool_mask = None
+    if tools:
+        tool_mask = padded([[1, *rng.integers(0, 2, len(c) - 1)] for c in completions], 1, "right")
+    if masked:  # as mask_truncated_completions does it
+        whole = torch.tensor([c[-1] == 151645 for c in completions]).unsqueeze(1).int()
+        out["completion_mask"] = out["completion_mask"] * whole
+        tool_mask = None if tool_mask is None else tool_mask * whole
+    kept = out["completion_mask"] if tool_mask is None else out["completion_mask"] * tool_mask
+    out["num_items_in_batch"] = kept.sum()
+    shape = out["completion_ids"].shape
+    if scores:
+        for name in ("old_per_token_logps", "ref_per_token_logps"):
+            values = -torch.rand(shape, generator=torch_rng)
+            out[name] = torch.where(out["completion_mask"] == 1, values, 0.0)
+        sampled = [(-rng.random(len(c), np.float32)).tolist() for c in completions]
+        if rng.random() < 0.3:
+            sampled[0][0] = float("nan")  # a token that vLLM could not score
+        out["sampling_per_token_logps"] = padded(sampled, 0.0, "right")
+        gap = torch.nan_to_num(
+            (out["old_per_token_logps"] - out["sampling_per_token_logps"]) * kept
+        )
+        gap = gap.sum(dim=-1, keepdim=True) if sequence_ratio else gap
+        out["importance_sampling_ratio"] = torch.exp(gap).clamp(max=3.0)
+    if counts and sum(counts):
+        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
+        out |= {
+            "pixel_values": torch.cat(pixels),
+            "image_grid_thw": torch.tensor(grids),
+            "mm_token_type_ids": (ids == IMAGE).long(),
+            "num_images": counts,
+        }
+    if tool_mask is not None:
+        out["tool_mask"] = tool_mask
+    return out
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name, value in b.items():
+        if isinstance(value, torch.Tensor):
+            assert a[name].dtype == value.dtype, name
+            assert torch.equal(a[name].isnan(), value.isnan()), name
+            assert torch.equal(a[name].nan_to_num(), value.nan_to_num()), name
+        else:
+            assert a[name] == value, name
+
+
+flags = st.fixed_dictionaries(
+    dict.fromkeys(["pictures", "tools", "masked", "scores", "sequence_ratio"], st.booleans())
+    | {"multiple": st.sampled_from([None, 4])}
+)
+
+
+@given(seed=st.integers(0, 2**31), options=flags, share=st.booleans())
+def test_nothing_is_lost(processor, tmp_path_factory, seed, options, share):
+    outputs = batch_of(seed, **options)
+    samples = to_samples(outputs, processor)
+    mp.check(samples)
+    batch = mp.pack(samples, share_prefix=share, loss_columns=loss_columns(samples))
+    assert_same(from_batch(batch, samples), outputs)
+
+    file = tmp_path_factory.getbasetemp() / "trl.jsonl"  # and through a file, pixels apart
+    mp.write_trace(file, samples)
+    store = {m.cache_key: m.pixel_values for s in samples for m in s.media}
+    read = list(mp.read_trace(file))
+    batch = mp.pack(read, media=store, share_prefix=share)
+    assert_same(from_batch(batch, read), outputs)
+
+
+@given(seed=st.integers(0, 2**31), options=flags)
+def test_trl_s_own_shuffled_splits_come_back(processor, seed, options):
+    """What `_prepare_inputs` makes of the batch; TRL indexes with torch's global generator."""
+    from trl.trainer.utils import (
+        shuffle_sequence_dict,
+        split_pixel_values_by_grid,
+        split_tensor_dict,
+        unsplit_pixel_values_by_grid,
+    )
+
+    torch.manual_seed(seed % 1000)
+    outputs = shuffle_sequence_dict(split_pixel_values_by_grid(batch_of(seed, **options)))
+    for part in split_tensor_dict(outputs, 2):
+        part = unsplit_pixel_values_by_grid(part)
+        samples = to_samples(part, processor)
+        back = from_batch(mp.pack(samples, share_prefix=True), samples)
+        assert_same(back, part)
+
+
+FULL = dict.fromkeys(["pictures", "tools", "scores"], True) | {
+    "masked": False,
+    "sequence_ratio": False,
+    "multiple": None,
+}
+
+
+def test_what_a_sample_holds(processor):
+    outputs = batch_of(5, **FULL)
+    samples = to_samples(outputs, processor, sampling={"temperature": 0.7, "logprobs": "processed"})
+    wrapped = mp.wrap_processor(processor)
+    image = 0
+    for b, s in enumerate(samples):
+        mask = torch.cat([outputs["prompt_mask"], outputs["completion_mask"]], dim=1)[b].bool()
+        ids = torch.cat([outputs["prompt_ids"], outputs["completion_ids"]], dim=1)[b]
+        assert s.input_ids.tolist() == ids[mask].tolist()
+        kept = (outputs["completion_mask"] * outputs["tool_mask"])[b].bool()
+        assert s.input_ids[s.loss_indices].tolist() == outputs["completion_ids"][b][kept].tolist()
+        assert s.rollout_logprobs == pytest.approx(
+            outputs["sampling_per_token_logps"][b][kept].numpy()
+        )
+        for span in s.modality_spans:
+            medium = s.media[span.media_index]
+            assert medium.grid_thw == tuple(outputs["image_grid_thw"][image].tolist())
+            image += 1
+        assert s.sampling["temperature"] == 0.7
+        assert s.processor_fingerprint == wrapped.fingerprint
+    assert image == len(outputs["image_grid_thw"]) > 0
+    # completions of one prompt are a group, and share their pictures
+    assert [s.group_id for s in samples[::2]] == [s.group_id for s in samples[1::2]]
+    batch = mp.pack(samples, share_prefix=True)
+    assert len(batch.media) <= image // 2
+    assert set(batch.loss_columns) == {"rollout_logprobs"}
+
+
+def test_new_columns_win_over_recorded_ones(processor):
+    outputs = batch_of(6, **FULL)
+    samples = to_samples(outputs, processor)
+    batch = mp.pack(samples)
+    batch.loss_columns["old_logprobs"] = torch.arange(batch.num_loss_tokens).float()
+    batch.loss_columns["advantages"] = -torch.arange(batch.num_loss_tokens).float()
+    kept = (outputs["completion_mask"] * outputs["tool_mask"]).bool()
+    back = from_batch(batch, samples)
+    assert torch.equal(back["old_per_token_logps"][kept], torch.arange(kept.sum()).float())
+    assert torch.equal(back["old_per_token_logps"][~kept], outputs["old_per_token_logps"][~kept])
+    assert torch.equal(back["advantages"][kept], -torch.arange(kept.sum()).float())
+
+
+def test_a_batch_that_trl_never_saw(processor):
+    """Without samples a prompt ends where the loss begins."""
+    outputs = batch_of(7, **FULL | {"tools": False, "scores": False})
+    samples = to_samples(outputs, processor)
+    back = from_batch(mp.pack(samples))
+    assert_same(back, {k: outputs[k] for k in back})
+    assert {"prompt_ids", "completion_ids", "pixel_values"} <= back.keys()
+
+
+def test_pictures_give_the_names_that_every_adapter_gives(processor):
+    image = Image.fromarray(np.arange(56 * 84 * 3, dtype=np.uint8).reshape(56, 84, 3))
+    text = "<|vision_start|><|image_pad|><|vision_end|>?"
+    made = processor(
+        text=[text], images=[image], return_tensors="pt", return_mm_token_type_ids=True
+    )
+    outputs = {
+        "prompt_ids": made["input_ids"],
+        "prompt_mask": made["attention_mask"],
+        "completion_ids": torch.tensor([[5, 6]]),
+        "completion_mask": torch.ones(1, 2, dtype=torch.int64),
+        "pixel_values": made["pixel_values"],
+        "image_grid_thw": made["image_grid_thw"],
+        "num_images": [1],
+    }
+    sample = to_samples(outputs, processor, images=[[image]])[0]
+    own = mp.wrap_processor(processor).from_ids(
+        sample.input_ids,
+        [image],
+        loss_spans=[(len(sample) - 2, len(sample))],
+        sample_id=sample.sample_id,
+    )
+    assert sample.media_cache_keys == own.media_cache_keys
+    assert mp.compare([sample], [own], require=("input_ids", "media", "loss_spans")).ok
+
+
+def test_contradictions_are_named(processor):
+    outputs = batch_of(5, **FULL)
+    without = {k: v for k, v in outputs.items() if k not in ("pixel_values", "image_grid_thw")}
+    with pytest.raises(LayoutError, match=r"dropped_image.*MM104"):
+        to_samples(without | {"num_images": None}, processor)
+    sampled = outputs["completion_ids"].clone()
+    sampled[0, 0] = IMAGE
+    with pytest.raises(LayoutError, match="sampled_placeholder"):
+        to_samples(outputs | {"completion_ids": sampled}, processor)
+    shifted = outputs["mm_token_type_ids"].roll(1, dims=1)
+    for types in (shifted, shifted[:, 1:]):
+        with pytest.raises(LayoutError, match="chat_template"):
+            to_samples(outputs | {"mm_token_type_ids": types}, processor)
+    with pytest.raises(ArgumentError, match="'image_sizes' is no field"):
+        to_samples(outputs | {"image_sizes": torch.ones(1)}, processor)
+    with pytest.raises(ArgumentError, match="num_images counts"):
+        to_samples(outputs | {"num_images": [9] * len(outputs["prompt_ids"])}, processor)
+    samples = to_samples(outputs, processor)
+    with pytest.raises(ArgumentError, match="not those of the batch"):
+        from_batch(mp.pack(samples), samples[::-1])
+    other = to_samples(batch_of(8, **FULL), processor, group_ids=list("abcdefghi")[: len(samples)])
+    both = samples + other
+    with pytest.raises(ArgumentError, match="several batches"):
+        from_batch(mp.pack(both), both)
+
+
+def test_each_trap_is_a_cause_that_parity_names():
+    assert set(TRAPS) <= set(FIXES)
+    rows = {"double_expansion", "max_pixels", "chat_template", "dropped_image", "logprob_kind"}
+    assert rows <= set(TRAPS)
+    assert all(json.dumps(t) and t.endswith(".") for t in TRAPS.values())

@@ -1,0 +1,409 @@
+"""verl's real DataProto in and out, and its real FSDP engine on a CPU: its own logprobs, losses and gradients."""
+
+import copy
+import importlib
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from support.models import spread_out
+
+import mmpack as mp
+from mmpack.contracts import TOLERANCES
+from mmpack.errors import ArgumentError, LayoutError, ModelError
+
+pytestmark = pytest.mark.verl
+IMAGE_PAD = 151655
+
+
+@pytest.fixture(scope="session", autouse=True)
+def verl_on_cpu():
+    from support.verl_cpu import start
+
+    start()
+
+
+@pytest.fixture(scope="session")
+def fixture():
+    from mmpack.adapters.matrix.fixture import make_fixture
+
+    return make_fixture()
+
+
+@pytest.fixture(scope="session")
+def made(fixture):
+    """What verl's agent loop makes of the fixture."""
+    from mmpack.adapters.matrix.verl_trace import data_proto
+
+    return data_proto(fixture)
+
+
+@pytest.fixture
+def data(made, fixture):
+    """As it stands after a step: columns of the trainer, a tool's words in a response, fields of every kind."""
+    data = copy.deepcopy(made)
+    draw = torch.Generator().manual_seed(1)
+    mask = data.batch["response_mask"]
+    mask[1, 1:3] = 0
+    shape = tuple(mask.shape)
+    data.batch["old_log_probs"] = torch.randn(shape, generator=draw)
+    data.batch["ref_log_prob"] = torch.randn(shape, generator=draw).bfloat16()
+    data.batch["advantages"] = torch.randn(shape, generator=draw)
+    data.batch["advantages"][0, -1] = float("nan")
+    data.batch["token_level_scores"] = torch.randn(shape, generator=draw) * mask
+    width = data.batch["input_ids"].shape[1]
+    data.batch["routed_experts"] = torch.randint(
+        0, 8, (len(data), width, 2, 2), generator=draw, dtype=torch.int16
+    )
+    data.non_tensor_batch["uid"] = np.array([g for _, g in fixture.ids], dtype=object)
+    data.non_tensor_batch["index"] = np.arange(len(data))
+    data.non_tensor_batch["tools_kwargs"] = objects([{"a": (1, None)}, [1, 2]] * (len(data) // 2))
+    data.meta_info["temperature"] = 0.7
+    return data
+
+
+def objects(values):
+    out = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        out[i] = value
+    return out
+
+
+def test_samples_are_what_verl_holds(made, fixture):
+    from mmpack.adapters.verl import to_samples
+
+    samples = to_samples(made, fixture.processor, images=fixture.images())
+    assert made.batch["position_ids"].shape[1] == 4
+    for b, s in enumerate(samples):
+        valid = made.batch["attention_mask"][b].bool()
+        assert np.array_equal(s.input_ids, made.batch["input_ids"][b][valid])
+        assert np.array_equal(s.position_ids, made.batch["position_ids"][b][1:, valid])
+        assert s.input_ids[s.loss_indices].tolist() == fixture.rows[b][1]
+        assert s.rollout_logprobs.tolist() == fixture.rows[b][2]
+        grids = made.non_tensor_batch["multi_modal_inputs"][b]["image_grid_thw"].tolist()
+        assert [list(m.grid_thw) for m in s.media] == grids
+    assert mp.validate(samples) == []
+
+
+def test_a_dataproto_comes_back_bit_for_bit(data, fixture):
+    from mmpack.adapters.verl import from_samples, to_samples
+
+    assert_same(from_samples(to_samples(data, fixture.processor)), data)
+
+
+def test_through_a_trace_file(data, fixture, tmp_path):
+    from mmpack.adapters.verl import from_samples, to_samples
+
+    samples = to_samples(data, fixture.processor)
+    mp.write_trace(tmp_path / "t.jsonl", samples)
+    store = {m.cache_key: m.pixel_values for s in samples for m in s.media}
+    read = list(mp.read_trace(tmp_path / "t.jsonl", media=store))
+    assert_same(from_samples(read), data)
+    bare = list(mp.read_trace(tmp_path / "t.jsonl"))
+    assert_same(from_samples(bare, media=store), data)
+    with pytest.raises(mp.SchemaError, match="MM404"):
+        from_samples(bare)
+
+
+def test_a_part_of_it_keeps_its_widths(data, fixture):
+    from mmpack.adapters.verl import from_samples, to_samples
+
+    samples = to_samples(data, fixture.processor)
+    assert_same(from_samples(samples[2:5]), data[2:5])
+
+
+def test_a_packed_batch_comes_back_with_its_columns(data, fixture):
+    from mmpack.adapters.verl import from_batch, loss_columns, to_samples
+
+    samples = to_samples(data, fixture.processor)
+    columns = loss_columns(samples)
+    assert set(columns) == {"old_logprobs", "ref_logprobs", "advantages", "token_level_scores"}
+    batch = mp.pack(samples, share_prefix=True, loss_columns=columns)
+    assert_same(from_batch(batch, samples), data)
+    batch.loss_columns["old_logprobs"] = torch.arange(batch.num_loss_tokens, dtype=torch.float32)
+    mask = data.batch["response_mask"].bool()
+    changed = from_batch(batch, samples).batch["old_log_probs"]
+    assert torch.equal(changed[mask], torch.arange(int(mask.sum()), dtype=torch.float32))
+    assert torch.equal(changed[~mask], data.batch["old_log_probs"][~mask])
+    with pytest.raises(ArgumentError, match="not those of the batch"):
+        from_batch(batch, samples[::-1])
+
+
+def test_samples_from_elsewhere_go_through_verl_s_own_functions(fixture):
+    from verl.workers.utils.padding import left_right_2_no_padding
+
+    from mmpack.adapters.verl import from_samples, to_samples
+
+    samples = [
+        fixture.processor(
+            fixture.messages[p], ids, sample_id=i, group_id=g, rollout_logprobs=logprobs
+        )
+        for (p, ids, logprobs), (i, g) in zip(fixture.rows, fixture.ids, strict=True)
+    ]
+    data = from_samples(samples)
+    nested = left_right_2_no_padding(data.to_tensordict())
+    for s, ids, places in zip(
+        samples, nested["input_ids"].unbind(), nested["position_ids"].unbind(), strict=True
+    ):
+        assert np.array_equal(ids, s.input_ids)
+        assert np.array_equal(places[1:], s.position_ids)
+        assert np.array_equal(places[0], np.arange(len(s)))
+    again = to_samples(data, fixture.processor, images=fixture.images())
+    assert [s.media_cache_keys for s in again] == [s.media_cache_keys for s in samples]
+    assert mp.compare(samples, again).ok
+
+
+def test_samples_of_two_origins_are_refused(data, fixture):
+    from mmpack.adapters.verl import from_samples, to_samples
+
+    (prompt, ids, _), (name, _) = fixture.rows[0], fixture.ids[0]
+    other = fixture.processor(fixture.messages[prompt], ids, sample_id=name)
+    with pytest.raises(ArgumentError, match="only some samples have"):
+        from_samples([*to_samples(data, fixture.processor), other])
+
+
+def test_a_tool_s_words_are_an_observation(data, fixture):
+    from mmpack.adapters.verl import to_samples
+
+    sample = to_samples(data, fixture.processor)[1]
+    start = sample.loss_spans[0].start
+    assert sample.loss_spans[0].stop == start + 1
+    observed = [(s.start - start, s.stop - start) for s in sample.observation_spans]
+    assert observed == [(1, 3)]
+
+
+def test_a_reward_of_no_tokens_is_named(fixture):
+    """verl's own scatter puts it into the last padded column."""
+    from mmpack.adapters.matrix.verl_trace import data_proto
+    from mmpack.adapters.verl import to_samples
+
+    empty = copy.copy(fixture)
+    object.__setattr__(empty, "rows", [(0, [], [])] + fixture.rows[1:])
+    data = data_proto(empty)
+    assert to_samples(data, fixture.processor)[0].num_loss_tokens == 0
+    rewarded = data_proto_with_scores(empty)
+    assert rewarded.batch["rm_scores"][0].nonzero().tolist() == [
+        [data.batch["responses"].shape[1] - 1]
+    ]
+    with pytest.raises(LayoutError, match=r"row 0 .*empty_response"):
+        to_samples(rewarded, fixture.processor)
+
+
+def data_proto_with_scores(fixture):
+    from verl.experimental.agent_loop import agent_loop
+
+    from mmpack.adapters.matrix.verl_trace import data_proto
+
+    plain = agent_loop.AgentLoopOutput
+    try:
+        agent_loop.AgentLoopOutput = partial(plain, reward_score=1.0)
+        return data_proto(fixture)
+    finally:
+        agent_loop.AgentLoopOutput = plain
+
+
+def test_pictures_that_don_t_fit_are_named(made, fixture):
+    from mmpack.adapters.verl import to_samples
+
+    data = copy.deepcopy(made)
+    row = next(i for i, (p, _, _) in enumerate(fixture.rows) if len(fixture.pictures[p]) == 2)
+    inputs = dict(data.non_tensor_batch["multi_modal_inputs"][row])
+    first = int(inputs["image_grid_thw"][0].prod())
+    inputs["image_grid_thw"] = inputs["image_grid_thw"][:1]
+    data.non_tensor_batch["multi_modal_inputs"][row] = inputs
+    with pytest.raises(ArgumentError, match=rf"row {row} .*dropped_image"):
+        to_samples(data, fixture.processor)
+    inputs["pixel_values"] = inputs["pixel_values"][:first]
+    with pytest.raises(LayoutError, match=rf"row {row} .*dropped_image"):
+        to_samples(data, fixture.processor)
+
+
+def test_a_sampled_placeholder_stays_a_word(made, fixture):
+    from mmpack.adapters.verl import to_samples
+
+    data = copy.deepcopy(made)
+    data.batch["responses"][0, 1] = IMAGE_PAD
+    data.batch["input_ids"][0, data.batch["prompts"].shape[1] + 1] = IMAGE_PAD
+    samples = to_samples(data, fixture.processor)
+    assert len(samples[0].media) == len(fixture.pictures[0])
+    assert "MM203" in {p.code for p in mp.validate(samples)}
+
+
+def test_masks_with_holes_are_refused(made, fixture):
+    from mmpack.adapters.verl import to_samples
+
+    data = copy.deepcopy(made)
+    data.batch["attention_mask"][0, data.batch["prompts"].shape[1] - 2] = 0
+    with pytest.raises(ArgumentError, match="hole"):
+        to_samples(data, fixture.processor)
+
+
+# ---------------------------------------------------------------- the engine
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
+
+    folder = tmp_path_factory.mktemp("tiny")
+    spread_out(tiny_qwen2_5_vl()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine(verl_on_cpu, checkpoint):
+    from support.verl_cpu import make_engine
+
+    return make_engine(checkpoint)
+
+
+def nested(data, **settings):
+    """What verl's trainer hands to its workers."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import left_right_2_no_padding
+
+    out = left_right_2_no_padding(data.to_tensordict())
+    settings = {
+        "temperature": 0.7,
+        "calculate_entropy": True,
+        "use_dynamic_bsz": False,
+        "micro_batch_size_per_gpu": 4,
+        "use_remove_padding": False,
+        "use_fused_kernels": False,
+    } | settings
+    tu.assign_non_tensor(out, **settings)
+    return out
+
+
+def inferred(engine, data):
+    """log_probs and entropy [B, R], as the trainer reads them."""
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    batch = nested(data)
+    with engine.eval_mode():
+        output = engine.infer_batch(batch)["model_output"]
+    return {name: no_padding_2_padding(values, batch) for name, values in output.items()}
+
+
+def trained(engine, data):
+    """The loss and the gradients of one mini-batch of two micro-batches, with verl's own PPO loss."""
+    from verl.workers.config import FSDPActorConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_mini_batch_size=8,
+        ppo_micro_batch_size_per_gpu=4,
+        entropy_coeff=0.01,
+        use_kl_loss=True,
+    )
+    batch = nested(data, global_batch_size=len(data))
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        out = engine.forward_backward_batch(batch, partial(ppo_loss, config=config))
+        parameters = engine.module.named_parameters()
+        gradients = {n: p.grad.full_tensor().clone() for n, p in parameters if p.grad is not None}
+    return sum(out["loss"]), gradients
+
+
+def test_log_probs_are_verl_s(engine, data):
+    from mmpack.adapters.verl import use
+
+    stock = inferred(engine, data)
+    handle = use(engine)
+    with handle:
+        own = inferred(engine, data)
+    off = inferred(engine, data)
+    mask = data.batch["attention_mask"][:, data.batch["prompts"].shape[1] :].bool()
+    bound = TOLERANCES["layouts"].value
+    for name in ("log_probs", "entropy"):
+        assert float((own[name] - stock[name])[mask].abs().max()) <= bound
+        assert torch.equal(off[name], stock[name])  # untouched when off
+    assert not torch.equal(own["log_probs"], stock["log_probs"])  # and it was on
+    assert handle.stats["tokens"] < handle.stats["tokens_unshared"]
+    assert handle.stats["patches_encoded"] < sum(
+        len(inputs["pixel_values"]) for inputs in data.non_tensor_batch["multi_modal_inputs"]
+    )
+
+
+def test_loss_and_gradients_are_verl_s(engine, data):
+    from mmpack.adapters.verl import use
+
+    data.batch["old_log_probs"] = inferred(engine, data)["log_probs"] - 0.1
+    data.batch["ref_log_prob"] = data.batch["old_log_probs"].clone()
+    data.batch["advantages"] = torch.nan_to_num(data.batch["advantages"])
+    loss, gradients = trained(engine, data)
+    with use(engine):
+        own_loss, own_gradients = trained(engine, data)
+    assert own_loss == pytest.approx(loss, abs=1e-6)
+    assert own_gradients.keys() == gradients.keys()
+    apart = sum((own_gradients[n] - g).double().square().sum() for n, g in gradients.items())
+    whole = sum(g.double().square().sum() for g in gradients.values())
+    assert float((apart / whole).sqrt()) <= 1e-5
+
+
+def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLAttention
+    from verl.models.transformers.qwen2_vl import qwen2_vl_attn_forward
+
+    from mmpack.adapters.verl import use
+
+    with use(engine), pytest.raises(ModelError, match="calculate_sum_pi_squared"):
+        engine.infer_batch(nested(data, calculate_sum_pi_squared=True))
+    with monkeypatch.context() as patched:
+        patched.setattr(Qwen2_5_VLAttention, "forward", qwen2_vl_attn_forward)  # as verl does
+        with pytest.raises(ModelError, match="use_remove_padding"):
+            use(engine)
+    assert "forward_step" not in vars(engine)
+
+
+def test_one_line_of_configuration(engine, checkpoint, data, monkeypatch):
+    from support.verl_cpu import make_engine
+    from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
+
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "mmpack")  # so that it is unset afterwards
+    packed = make_engine(checkpoint, external_lib="mmpack.adapters.verl.enable")
+    enable = sys.modules["mmpack.adapters.verl.enable"]
+    assert type(packed) is enable.MmpackEngine
+    assert EngineRegistry.get_engine_cls("value_model", "fsdp2").__module__.startswith("verl.")
+    own, stock = inferred(packed, data), inferred(engine, data)
+    mask = data.batch["response_mask"].bool()
+    gap = (own["log_probs"] - stock["log_probs"])[mask].abs().max()
+    assert float(gap) <= TOLERANCES["layouts"].value
+    assert packed.used.stats["tokens"] < packed.used.stats["tokens_unshared"]
+    monkeypatch.delenv("VERL_ENGINE_VENDOR")
+    assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is FSDPEngineWithLMHead
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "metax")
+    with pytest.raises(ModelError, match="'metax'"):
+        importlib.reload(enable)
+
+
+def assert_same(a, b):
+    """Two DataProtos, bit for bit."""
+    assert set(a.batch.keys()) == set(b.batch.keys())
+    for name, value in b.batch.items():
+        assert a.batch[name].dtype == value.dtype, name
+        assert torch.equal(a.batch[name].view(torch.uint8), value.contiguous().view(torch.uint8)), (
+            name
+        )
+    assert a.non_tensor_batch.keys() == b.non_tensor_batch.keys()
+    for name, values in b.non_tensor_batch.items():
+        assert a.non_tensor_batch[name].dtype == values.dtype, name
+        for x, y in zip(a.non_tensor_batch[name], values, strict=True):
+            assert_equal(x, y, name)
+    assert_equal(a.meta_info, b.meta_info, "meta_info")
+
+
+def assert_equal(x, y, name):
+    assert type(x) is type(y), name
+    if isinstance(y, dict):
+        assert x.keys() == y.keys(), name
+        for k, value in y.items():
+            assert_equal(x[k], value, f"{name}.{k}")
+    elif isinstance(y, torch.Tensor):
+        assert x.dtype == y.dtype and torch.equal(x, y), name
+    else:
+        assert x == y, name

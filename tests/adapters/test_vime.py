@@ -1,0 +1,175 @@
+"""vime's and slime's samples, by a class of the fields that their sources name: there is no package of either."""
+
+import copy
+import dataclasses
+import enum
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mmpack as mp
+from mmpack.adapters.matrix.fixture import make_fixture
+from mmpack.adapters.matrix.vime_trace import items as made_items
+from mmpack.adapters.vime import from_batch, from_samples, to_samples
+from mmpack.errors import ArgumentError, LayoutError
+
+
+class Status(enum.Enum):
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+
+
+@dataclasses.dataclass
+class Documented:
+    """The documented fields, `to_dict` and `from_dict`: unknown keys become attributes."""
+
+    group_index: int | None = None
+    index: int | None = None
+    prompt: Any = ""
+    tokens: list = dataclasses.field(default_factory=list)
+    multimodal_inputs: dict | None = None
+    multimodal_train_inputs: dict | None = None
+    response: str = ""
+    response_length: int = 0
+    label: str | None = None
+    reward: Any = None
+    loss_mask: list | None = None
+    weight_versions: list = dataclasses.field(default_factory=list)
+    rollout_log_probs: list | None = None
+    teacher_log_probs: list | None = None
+    rollout_routed_experts: Any = None
+    remove_sample: bool = False
+    status: Status = Status.COMPLETED
+    metadata: dict = dataclasses.field(default_factory=dict)
+    prefix_cache_info: dict = dataclasses.field(default_factory=dict)
+
+    def to_dict(self):
+        return vars(self) | {"status": self.status.value}
+
+    @classmethod
+    def from_dict(cls, data):
+        names = {f.name for f in dataclasses.fields(cls)}
+        out = cls(**{k: v for k, v in data.items() if k in names})
+        out.status = Status(data["status"])
+        for k, v in data.items():
+            if k not in names:
+                setattr(out, k, v)
+        return out
+
+
+@pytest.fixture(scope="module")
+def fixture():
+    return make_fixture()
+
+
+@pytest.fixture
+def items(fixture):
+    out = [Documented.from_dict(copy.copy(item)) for item in made_items(fixture)]
+    draw = np.random.default_rng(3)
+    out[1].loss_mask = [1, 0, 0] + [1] * (out[1].response_length - 3)
+    out[1].reward = {"format": 1.0, "answer": 0.5, "why": "right"}
+    out[1].weight_versions = ["3", "4"]
+    out[2].reward = 0.25
+    out[2].prefix_cache_info = {"cached_tokens": 11, "total_prompt_tokens": 50}
+    out[3].status = Status.TRUNCATED
+    out[4].teacher_log_probs = draw.standard_normal(out[4].response_length).tolist()
+    out[5].rollout_routed_experts = torch.arange(12, dtype=torch.int16).reshape(3, 2, 2)
+    out[6].metadata = {"tools": [(1, 2)], b"k": float("inf")}
+    out[7].later_field = "kept"
+    return out
+
+
+def test_samples_are_what_it_holds(items, fixture):
+    samples = to_samples(items, fixture.processor)
+    for item, s in zip(items, samples, strict=True):
+        assert s.input_ids.tolist() == item.tokens
+        start = len(s) - item.response_length
+        mask = item.loss_mask
+        expected = [start + k for k, m in enumerate(mask) if m]
+        assert s.loss_indices.tolist() == expected
+        kept = np.float32([lp for lp, m in zip(item.rollout_log_probs, mask, strict=True) if m])
+        assert np.array_equal(s.rollout_logprobs, kept)
+    assert [r.name for r in samples[1].rewards] == ["format", "answer"]
+    assert samples[1].policy_versions is None and samples[0].policy_versions[0].version == "0"
+    assert samples[2].prefix_cached_tokens == 11
+    assert samples[3].finish_reason == "length"
+    assert [(s.start, s.stop) for s in samples[1].observation_spans] == [
+        (samples[1].loss_spans[0].stop, samples[1].loss_spans[0].stop + 2)
+    ]
+    assert mp.validate(samples) == []
+
+
+def test_everything_comes_back(items, fixture):
+    back = from_samples(to_samples(items, fixture.processor), sample_class=Documented)
+    for a, b in zip(back, items, strict=True):
+        assert type(a) is Documented and vars(a).keys() == vars(b).keys()
+        for name, value in vars(b).items():
+            assert_equal(getattr(a, name), value)
+
+
+def test_a_packed_batch_comes_back_with_its_columns(items, fixture):
+    samples = to_samples(items, fixture.processor)
+    values = torch.arange(sum(s.num_loss_tokens for s in samples), dtype=torch.float32)
+    batch = mp.pack(samples, share_prefix=True, loss_columns={"advantages": values})
+    back = from_batch(batch, samples)
+    kept = [
+        v
+        for made, item in zip(back, items, strict=True)
+        for v, m in zip(made["advantages"], item.loss_mask, strict=True)
+        if m
+    ]
+    assert kept == values.tolist()
+    assert back[1]["advantages"][1:3] == [0.0, 0.0]
+    with pytest.raises(ArgumentError, match="not those of the batch"):
+        from_batch(batch, samples[1:])
+
+
+def test_samples_from_elsewhere(fixture):
+    samples = [
+        fixture.processor(fixture.messages[p], ids, sample_id=i, group_id=g, rollout_logprobs=lp)
+        for (p, ids, lp), (i, g) in zip(fixture.rows, fixture.ids, strict=True)
+    ]
+    made = from_samples(samples)
+    again = to_samples(made, fixture.processor, images=fixture.images())
+    for sample, (sample_id, group_id) in zip(again, fixture.ids, strict=True):
+        sample.sample_id, sample.group_id = sample_id, group_id
+    assert mp.compare(samples, again).ok
+    for a, b in zip(samples, again, strict=True):
+        assert np.array_equal(a.rollout_logprobs, b.rollout_logprobs)
+
+
+def test_traps_are_named(items, fixture):
+    items[0].loss_mask = items[0].loss_mask[1:]
+    with pytest.raises(ArgumentError, match=r"items\[0\].*loss_mask_shift"):
+        to_samples(items, fixture.processor)
+    items[1] = dataclasses.replace(
+        items[1], tokens=items[1].tokens[:9], response_length=0, loss_mask=[]
+    )
+    items[1].rollout_log_probs = []
+    with pytest.raises(LayoutError, match=r"items\[0\].*empty_response"):
+        to_samples(items[1:2], fixture.processor)
+    two = next(i for i, images in enumerate(fixture.images()) if len(images) == 2)
+    inputs = dict(items[two].multimodal_train_inputs)
+    first = int(inputs["image_grid_thw"][0].prod())
+    inputs |= {
+        "image_grid_thw": inputs["image_grid_thw"][:1],
+        "pixel_values": inputs["pixel_values"][:first],
+    }
+    items[two].multimodal_train_inputs = inputs
+    with pytest.raises(LayoutError, match="dropped_image"):
+        to_samples(items[two : two + 1], fixture.processor)
+
+
+def assert_equal(x, y):
+    assert type(x) is type(y)
+    if isinstance(y, torch.Tensor):
+        assert x.dtype == y.dtype and torch.equal(x, y)
+    elif isinstance(y, dict):
+        assert x.keys() == y.keys()
+        for k, value in y.items():
+            assert_equal(x[k], value)
+    else:
+        assert x == y

@@ -1,0 +1,376 @@
+"""A real vLLM engine on the CPU: its outputs as samples and back, what its model was run with, its weights."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.engines import image, messages, reset, shared_engine, trainer, video
+from support.process import run_python
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.vllm import (
+    TRAPS,
+    from_batch,
+    from_samples,
+    to_samples,
+    unlike_weights,
+    weight_checksums,
+)
+from mmpack.errors import ArgumentError, ModelError, SchemaError
+
+pytestmark = pytest.mark.engine
+
+PROMPTS = [
+    messages(image(1)),
+    messages(image(2, width=200), image(1), text="Which is larger?"),
+    messages(video(3)),
+    messages(text="What is the sum of the angles of a triangle, in degrees?"),
+]
+NAMES = ["one", "two", "film", "text"]
+
+
+@pytest.fixture
+def engine():
+    engine = shared_engine()
+    reset(engine)
+    return engine
+
+
+@pytest.fixture
+def samples(engine):
+    return engine.rollout(PROMPTS, NAMES, n=2, max_new_tokens=6, temperature=0.8, top_p=0.9)
+
+
+def trainer_logprobs(samples):
+    """What transformers computes for the same samples, packed."""
+    model, _ = trainer()
+    batch = mp.pack(samples, share_prefix=True)
+    with attach(model), torch.no_grad():
+        return [x.numpy() for x in batch.unpack_loss(packed_logprobs(model, batch))]
+
+
+def test_samples_of_a_rollout_are_valid_and_complete(samples):
+    assert mp.validate(samples) == []
+    assert [s.sample_id for s in samples] == [f"{name}/{k}" for name in NAMES for k in range(2)]
+    assert [[m.modality for m in s.media] for s in samples[::2]] == [
+        ["image"],
+        ["image", "image"],
+        ["video"],
+        [],
+    ]
+    film = samples[4].media[0]
+    assert film.grid_thw == (4, 8, 8) and film.second_per_grid_ts == 1.0 and film.fps == 2.0
+    for s in samples:
+        assert s.sampling["logprobs"] == "raw" and s.sampling["top_p"] == 0.9
+        assert s.metadata["engine"]["dtype"] == "float32"
+        start, stop = s.loss_spans[0].start, s.loss_spans[0].stop
+        versions = [(v.start, v.stop, v.version) for v in s.policy_versions]
+        assert versions == [(start, stop, "0")] and stop == len(s)
+
+
+def test_traces_keep_everything(samples, tmp_path):
+    mp.write_trace(tmp_path / "t.jsonl", samples)
+    again = mp.read_trace(tmp_path / "t.jsonl")
+    assert mp.compare(samples, again).ok
+    assert [s.metadata for s in again] == [s.metadata for s in samples]
+    assert [s.prefix_cached_tokens for s in again] == [s.prefix_cached_tokens for s in samples]
+
+
+def test_raw_logprobs_are_the_models_whatever_the_sampler_did(samples):
+    for s, expected in zip(samples, trainer_logprobs(samples), strict=True):
+        np.testing.assert_allclose(s.rollout_logprobs, expected, atol=2e-5, rtol=0)
+
+
+def test_the_model_was_run_with_the_recorded_positions_and_pixels(engine, monkeypatch):
+    """A spy on the running model: what it was given, against what the sample says."""
+    [model] = engine.llm.apply_model(lambda m: m)
+    seen = []
+    forward = model.forward
+
+    def spy(input_ids, positions, *args, inputs_embeds=None, **kwargs):
+        seen.append((positions.clone(), None if inputs_embeds is None else inputs_embeds.clone()))
+        return forward(input_ids, positions, *args, inputs_embeds=inputs_embeds, **kwargs)
+
+    monkeypatch.setattr(model, "forward", spy)
+    tower, _ = trainer()
+    for prompt in PROMPTS[:3]:
+        seen.clear()
+        [s] = engine.rollout([prompt], ["p"], n=1, max_new_tokens=4)
+        given = torch.cat([positions for positions, _ in seen], dim=1).numpy()
+        np.testing.assert_array_equal(given, s.position_ids[:, :-1])  # the last is never fed
+        embeds = seen[0][1]
+        for span in s.modality_spans:
+            medium = s.media[span.media_index]
+            pixels, grids = torch.from_numpy(medium.pixel_values), torch.tensor([medium.grid_thw])
+            encode = getattr(tower.model, f"get_{medium.modality}_features")
+            with torch.no_grad():
+                [features] = encode(pixels, grids, return_dict=True).pooler_output
+            torch.testing.assert_close(embeds[span.start : span.stop], features, atol=1e-5, rtol=0)
+
+
+def test_positions_follow_rule_max_and_not_grid_after_a_video(samples):
+    film = samples[4]
+    for rule, same in (("max", True), ("grid", False)):
+        positions, _ = mp.mrope_positions(
+            film.input_ids,
+            family="qwen2_5_vl",
+            video_grid_thw=[film.media[0].grid_thw],
+            second_per_grid_ts=[1.0],
+            rule=rule,
+        )
+        assert np.array_equal(positions, film.position_ids) == same
+
+
+def test_samples_go_back_as_the_inputs_that_they_came_from(engine, samples):
+    handed = [engine.prompt(p) for p in PROMPTS]
+    rendered = engine.llm.renderer.render_cmpl(handed)
+    for sample, back in zip(samples[::2], from_samples(samples[::2], responses=False), strict=True):
+        given = rendered[NAMES.index(sample.group_id)]
+        assert back["prompt_token_ids"] == given["prompt_token_ids"]
+        assert back["type"] == given["type"]
+        assert back.get("mm_placeholders") == given.get("mm_placeholders")
+        for modality, items in given.get("mm_kwargs", {}).items():
+            for mine, theirs in zip(back["mm_kwargs"][modality], items, strict=True):
+                for name in mine:
+                    assert torch.equal(mine[name].data.float(), theirs[name].data.float()), name
+
+
+def test_a_shared_batch_goes_back_as_its_samples_do(samples):
+    batch = mp.pack(samples, share_prefix=True)
+    for responses in (True, False):
+        for a, b in zip(
+            from_batch(batch, responses), from_samples(samples, responses), strict=True
+        ):
+            for name in ("type", "prompt_token_ids", "mm_placeholders", "mm_hashes", "mm_kwargs"):
+                assert a.get(name) == b.get(name), name
+
+
+def test_scores_of_samples_are_the_trainers(engine, samples):
+    for mine, theirs in zip(engine.score(samples), trainer_logprobs(samples), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-5, rtol=0)
+
+
+def test_a_medium_without_pixels_does_not_go_back(samples):
+    sample = samples[0]
+    kept, sample.media[0].pixel_values = sample.media[0].pixel_values, None
+    with pytest.raises(SchemaError, match="MM404"):
+        from_samples([sample])
+    sample.media[0].pixel_values = kept
+
+
+# -- RequestOutputs as the package defines them -----------------------------------------------------------------------
+
+
+def request_output(**changes):
+    from vllm import CompletionOutput, RequestOutput
+    from vllm.logprobs import Logprob
+    from vllm.outputs import WeightVersionSpan
+
+    likeliest = {7: Logprob(-0.5, rank=1), 5: Logprob(-1.5, rank=4)}
+    completions = [
+        CompletionOutput(
+            index=k,
+            text="",
+            token_ids=[5, 151645],
+            cumulative_logprob=-1.75,
+            logprobs=[likeliest, {151645: Logprob(-0.25, rank=1)}],
+            finish_reason=reason,
+            stop_reason=None,
+            weight_versions=[WeightVersionSpan("3", 0, 1), WeightVersionSpan("4", 1, 2)],
+        )
+        for k, reason in enumerate(("stop", "length", "abort", "error"))
+    ]
+    fields = {
+        "request_id": "r",
+        "prompt": None,
+        "prompt_token_ids": [11, 12, 13],
+        "prompt_logprobs": None,
+        "outputs": completions,
+        "finished": True,
+        "num_cached_tokens": 2,
+    }
+    return RequestOutput(**fields | changes)
+
+
+def converted(engine, output, **options):
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+
+    params = SamplingParams(temperature=0.7, top_k=20, seed=9)
+    return to_samples(
+        [output], [tokens_input([11, 12, 13])], [{}], params, engine.processor, **options
+    )
+
+
+def test_every_completion_of_a_request_is_a_sample(engine):
+    samples = converted(engine, request_output())
+    assert [s.sample_id for s in samples] == ["r/0", "r/1", "r/2", "r/3"]
+    assert [s.finish_reason for s in samples] == ["stop", "length", "abort", None]
+    for s in samples:
+        assert s.input_ids.tolist() == [11, 12, 13, 5, 151645]
+        assert s.rollout_logprobs.tolist() == [-1.5, -0.25]
+        assert s.metadata["argmax_ids"] == [7, 151645]
+        assert [(v.start, v.stop, v.version) for v in s.policy_versions] == [
+            (3, 4, "3"),
+            (4, 5, "4"),
+        ]
+        assert s.prefix_cached_tokens == 2
+        assert s.sampling["temperature"] == 0.7 and s.sampling["top_k"] == 20
+        assert s.sampling["seed"] == 9
+    assert samples[3].metadata["engine"]["finish_reason"] == "error"
+
+
+def test_the_kind_of_logprobs_is_the_engines_mode(engine):
+    [first, *_] = converted(engine, request_output(), logprobs_mode="processed_logprobs")
+    assert first.sampling["logprobs"] == "processed"
+    with pytest.raises(ArgumentError, match="gives logits"):
+        converted(engine, request_output(), logprobs_mode="raw_logits")
+
+
+def test_lists_of_unlike_length_are_refused(engine):
+    with pytest.raises(ArgumentError, match="2 groups"):
+        converted(engine, request_output(), group_ids=["a", "b"])
+
+
+def test_bytes_of_an_engine_that_normalises_on_the_device_become_normalised_pixels(engine):
+    """Against the processor's own normalisation of the same picture."""
+    from vllm import SamplingParams
+
+    picture = image(4)["image"]
+    prompt = engine.prompt(messages(image(4)))
+    [given] = engine.llm.renderer.render_cmpl([prompt])
+    raw = engine.hf_processor.image_processor(
+        images=[picture], do_rescale=False, do_normalize=False, return_tensors="pt"
+    )["pixel_values"]
+    wanted = given["mm_kwargs"]["image"][0]["pixel_values"].data.clone()
+    given["mm_kwargs"]["image"][0]["pixel_values"].data = raw.round().clamp(0, 255).to(torch.uint8)
+    output = request_output(prompt_token_ids=given["prompt_token_ids"])
+    [sample, *_] = to_samples([output], [given], [prompt], SamplingParams(), engine.processor)
+    torch.testing.assert_close(
+        torch.from_numpy(sample.media[0].pixel_values), wanted, atol=1e-5, rtol=0
+    )
+
+
+def test_an_input_whose_pixels_stayed_in_the_cache_is_refused(engine):
+    from vllm import SamplingParams
+
+    prompt = engine.prompt(messages(image(4)))
+    [given] = engine.llm.renderer.render_cmpl([prompt])
+    given["mm_kwargs"]["image"] = [None]
+    output = request_output(prompt_token_ids=given["prompt_token_ids"])
+    with pytest.raises(ArgumentError, match="mm_processor_cache_gb"):
+        to_samples([output], [given], [prompt], SamplingParams(), engine.processor)
+
+
+# -- the engine's own traps, as they are in this version --------------------------------------------------------------
+
+
+def test_expanded_ids_with_media_are_expanded_again(engine):
+    prompt = engine.prompt(messages(image(1)))
+    [given] = engine.llm.renderer.render_cmpl([prompt])
+    [again] = engine.llm.renderer.render_cmpl(
+        [prompt | {"prompt_token_ids": given["prompt_token_ids"]}]
+    )
+    assert len(again["prompt_token_ids"]) > len(given["prompt_token_ids"])
+    assert "double_expansion" in TRAPS
+
+
+def test_generate_drops_the_media_of_an_engine_input(engine):
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+
+    [given] = engine.llm.renderer.render_cmpl([engine.prompt(messages(image(1)))])
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=1)
+
+    def first(found):
+        [step] = found.outputs[0].logprobs
+        return max(step.values(), key=lambda lp: lp.logprob).logprob
+
+    bare = tokens_input(given["prompt_token_ids"])
+    [dropped] = engine.llm.generate([given], params, use_tqdm=False)
+    [blind] = engine._generate([bare], params, True)
+    engine.reset_prefix_cache()
+    [whole] = engine._generate([given], params, True)
+    assert math.isclose(first(dropped), first(blind), abs_tol=1e-6)
+    assert abs(first(whole) - first(blind)) > 1e-3
+    assert "dropped_image" in TRAPS
+
+
+def test_each_trap_is_one_line():
+    assert all(text.endswith(".") and "\n" not in text for text in TRAPS.values())
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def state():
+    return {name: t.clone() for name, t in trainer()[0].state_dict().items()}
+
+
+def unlike(engine, tensors):
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    return unlike_weights(weight_checksums(tensors.items()), engine.weight_checksums(shapes))
+
+
+def test_a_fresh_engine_has_the_trainers_weights(engine):
+    assert unlike(engine, state()) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.language_model.layers.1.self_attn.k_proj.weight",
+        "model.language_model.layers.0.self_attn.v_proj.bias",
+        "model.language_model.layers.0.mlp.up_proj.weight",
+        "model.visual.blocks.1.mlp.gate_proj.weight",
+        "model.visual.blocks.0.attn.qkv.weight",
+        "model.visual.merger.mlp.2.weight",
+        "model.language_model.norm.weight",
+    ],
+)
+def test_one_value_of_one_tensor_names_that_tensor(engine, name):
+    tensors = state()
+    tensors[name].view(-1)[3] += 1e-3
+    assert unlike(engine, tensors) == [name]
+
+
+def test_new_weights_reach_what_the_engine_computes_with(engine):
+    """Fused, packed and tied tensors; nothing of the old weights is left in a cache."""
+    [old] = engine.rollout(PROMPTS[:1], ["p"], n=1, max_new_tokens=4)
+    tensors = state()
+    for t in tensors.values():
+        t.add_(0.01 * torch.randn(t.shape, generator=torch.Generator().manual_seed(1)))
+    tensors["lm_head.weight"] = tensors["model.language_model.embed_tokens.weight"]
+    engine.load_weights(tensors, "7")
+    assert unlike(engine, tensors) == []
+    [new] = engine.rollout(PROMPTS[:1], ["p"], n=1, max_new_tokens=4)
+    assert new.prefix_cached_tokens == 0
+    assert {v.version for v in new.policy_versions} == {"7"}
+    model, _ = trainer()
+    kept = state()
+    model.load_state_dict(tensors)
+    try:
+        expected = trainer_logprobs([new, old])
+    finally:
+        model.load_state_dict(kept)
+    np.testing.assert_allclose(new.rollout_logprobs, expected[0], atol=2e-5, rtol=0)
+    assert np.abs(old.rollout_logprobs - expected[1]).max() > 1e-3
+
+
+def test_a_tensor_that_the_engine_lacks_is_an_error(engine):
+    with pytest.raises(ModelError, match="not in the engine"):
+        engine.weight_checksums({"model.language_model.layers.9.mlp.up_proj.weight": (4, 4)})
+    with pytest.raises(ModelError, match="tensor_parallel_size"):
+        engine.weight_checksums({"model.language_model.norm.weight": (64,)})
+
+
+def test_an_engine_in_another_process_is_refused(monkeypatch):
+    code = (
+        "from mmpack.adapters.vllm import VllmEngine\n"
+        "try: VllmEngine('x')\n"
+        "except Exception as error: print(type(error).__name__)"
+    )
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    assert run_python(code).stdout.split() == ["BackendError"]

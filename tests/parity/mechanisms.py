@@ -1,0 +1,259 @@
+"""Each cause as a mechanism that can be combined with others: it changes what one side, or both, are built from.
+
+One episode: system text, a picture, a film, a question, a response, a tool's answer with a screenshot, a response.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from drift import END, IMAGE, PROCESSOR, finish
+from support.samples import make_medium, make_sample
+
+import mmpack as mp
+from mmpack.layout.fingerprint import cache_key
+
+SECONDS = 1.5
+OTHER = "0" * 64
+
+
+class Spec:
+    """What a side is built from."""
+
+    def __init__(self) -> None:
+        self.system, self.tool = [11, 12, 13], [31, 32, 33]
+        self.first, self.second = [700, 703, END], [710, 711, 712, END]
+        self.image = {"grid_thw": (1, 8, 6), "size": (640, 480)}
+        self.film = {"grid_thw": (3, 4, 4), "size": (320, 240)}
+        self.film |= {"fps": 25.0, "frame_indices": np.arange(6) * 5, "second_per_grid_ts": SECONDS}
+        self.screen = {"grid_thw": (1, 4, 4), "size": (200, 200)}
+        self.screen_shown = True
+        self.processor = copy.deepcopy(PROCESSOR)
+        self.rule, self.seconds_passed, self.offset = "grid", True, 0
+        self.loss_moved = 0
+        self.rewards: list[Any] | None = None
+        self.sampling: dict[str, Any] | None = None
+        self.after: list[Callable[[mp.Sample], None]] = []  # done to the whole sample, in order
+
+    def build(self) -> mp.Sample:
+        parts = [
+            ("text", self.system),
+            ("image", self.image["grid_thw"], "diagram"),
+            ("video", self.film["grid_thw"], "clip"),
+            ("text", [21, 22, 23, 24]),
+            ("response", self.first, 0),
+            ("observation", self.tool, 0),
+            *([("image", self.screen["grid_thw"], "screen")] if self.screen_shown else []),
+            ("text", [41, 42]),
+            ("response", self.second, 1),
+        ]
+        sample = make_sample(parts, finish_reason="stop")
+        for medium, fields in zip(sample.media, (self.image, self.film, self.screen), strict=False):
+            _set(medium, fields)
+        sample.processor = self.processor
+        sample.rewards = self.rewards
+        sample.attention_mask = np.ones(len(sample), dtype=np.int8)
+        finish(sample, self.rule, **({} if self.seconds_passed else {"second_per_grid_ts": None}))
+        if sample.position_ids is not None:
+            sample.position_ids = sample.position_ids + self.offset
+        sample.loss_spans[0].stop += self.loss_moved
+        if self.sampling:
+            sample.sampling = self.sampling
+            sample.rollout_logprobs = np.full(sample.num_loss_tokens, -0.5, np.float32)
+        for change in self.after:
+            change(sample)
+        return sample
+
+
+def _set(medium: mp.Medium, fields: dict[str, Any]) -> None:
+    made = make_medium(medium.media_id, medium.grid_thw, medium.modality)
+    medium.decoded_size, medium.mode, medium.file_hash = (640, 480), "RGB", "f" * 64
+    for name, value in fields.items():
+        setattr(medium, name, value)
+    if medium.modality == "video":
+        medium.total_frames = 100
+        medium.frame_timestamps = tuple((medium.frame_indices / (medium.fps or 24)).tolist())
+    medium.cache_key = cache_key(
+        medium.content_hash or made.content_hash, medium.grid_thw, PROCESSOR["image"]
+    )
+
+
+def exif_rotation(left: Spec, right: Spec) -> None:
+    (t, h, w), (a, b) = right.image["grid_thw"], right.image["size"]
+    right.image |= {"grid_thw": (t, w, h), "size": (b, a), "content_hash": OTHER}
+    for spec in (left, right):
+        spec.image["exif_orientation"] = 6
+
+
+def alpha(left: Spec, right: Spec) -> None:
+    right.image["content_hash"] = OTHER
+    for spec in (left, right):
+        spec.image["mode"] = "RGBA"
+
+
+def jpeg_reencode(left: Spec, right: Spec) -> None:
+    right.image |= {"content_hash": OTHER, "file_hash": "e" * 64}
+
+
+def another_key(left: Spec, right: Spec) -> None:
+    def short(sample: mp.Sample) -> None:
+        for medium in sample.media:
+            if medium.media_id == "screen":
+                medium.cache_key = "ab"
+
+    right.screen["content_hash"] = OTHER
+    left.after.append(short)
+    right.after.append(short)
+
+
+def fps_missing(left: Spec, right: Spec) -> None:
+    right.film |= {"fps": None, "second_per_grid_ts": 2 / 24}
+
+
+def frame_sampling(left: Spec, right: Spec) -> None:
+    right.film["frame_indices"] = right.film["frame_indices"] + 1
+
+
+def resize_twice(left: Spec, right: Spec) -> None:
+    t, h, w = right.image["grid_thw"]
+    size = right.image["size"]
+    right.image |= {"grid_thw": (t, h + 4, w), "size": (size[0] + 12, size[1] + 8)}
+    right.image["content_hash"] = OTHER
+
+
+def max_pixels(left: Spec, right: Spec) -> None:
+    right.processor["image"]["max_pixels"] = 50176
+    t, h, w = right.image["grid_thw"]
+    right.image["grid_thw"] = (t, h - 2, w - 2)
+
+
+def video_budget(left: Spec, right: Spec) -> None:
+    right.film["grid_thw"] = (3, 8, 6)
+
+
+def dropped_image(left: Spec, right: Spec) -> None:
+    right.screen_shown = False
+
+
+def _run(sample: mp.Sample) -> tuple[int, int]:
+    span = sample.modality_spans[0]
+    return span.start, span.stop
+
+
+def _stretch(sample: mp.Sample, count: int) -> None:
+    """The first picture's run cut or grown to `count`, spans counted along; such ids have no positions."""
+    start, stop = _run(sample)
+    ids, more = sample.input_ids, count - (stop - start)
+    sample.input_ids = np.concatenate([ids[:start], np.full(count, IMAGE), ids[stop:]])
+    sample.modality_spans[0].stop += more
+    others = [*sample.modality_spans[1:], *sample.loss_spans, *(sample.observation_spans or [])]
+    for span in others:
+        span.start, span.stop = span.start + more, span.stop + more
+    sample.attention_mask = np.ones(len(sample), dtype=np.int8)
+    sample.position_ids = None
+
+
+def double_expansion(left: Spec, right: Spec) -> None:
+    right.after.append(lambda s: _stretch(s, (_run(s)[1] - _run(s)[0]) ** 2))
+
+
+def not_expanded(left: Spec, right: Spec) -> None:
+    right.after.append(lambda s: _stretch(s, 1))
+
+
+def truncated_medium(left: Spec, right: Spec) -> None:
+    def cut(sample: mp.Sample) -> None:
+        span = sample.modality_spans[-1]
+        stop = span.start + 1
+        sample.input_ids, sample.attention_mask = sample.input_ids[:stop], np.ones(stop, np.int8)
+        sample.position_ids = None
+        sample.modality_spans[-1].stop = stop
+        sample.loss_spans = [s for s in sample.loss_spans if s.stop <= stop]
+        if sample.rollout_logprobs is not None:
+            sample.rollout_logprobs = sample.rollout_logprobs[: sample.num_loss_tokens]
+
+    right.after.append(cut)
+
+
+def chat_template(left: Spec, right: Spec) -> None:
+    right.processor["chat_template"] = "sha256:" + "2" * 64
+    right.system = [11, 99, 98, 13]
+
+
+def sampled_placeholder(left: Spec, right: Spec) -> None:
+    for spec in (left, right):
+        spec.first = [*spec.first[:-1], IMAGE, spec.first[-1]]
+
+
+def retokenized_response(left: Spec, right: Spec) -> None:
+    right.first = [{700: 701, 703: 704}.get(i, i) for i in right.first]
+
+
+def stop_token(left: Spec, right: Spec) -> None:
+    right.second = right.second[:-1]
+
+
+def position_rule(left: Spec, right: Spec) -> None:
+    right.rule = "max"
+
+
+def second_per_grid_ts(left: Spec, right: Spec) -> None:
+    right.seconds_passed = False
+
+
+def padding_positions(left: Spec, right: Spec) -> None:
+    right.offset = 7
+
+
+def loss_mask_shift(left: Spec, right: Spec) -> None:
+    right.loss_moved = 1
+
+
+def empty_response(left: Spec, right: Spec) -> None:
+    for spec in (left, right):
+        spec.second = []
+        spec.rewards = [mp.Score("exact", 1.0, {"turn": 1})]
+
+
+def logprob_kind(left: Spec, right: Spec) -> None:
+    for spec, kind in ((left, "processed"), (right, "raw")):
+        spec.sampling = {"temperature": 0.5, "top_p": 1.0, "logprobs": kind}
+
+
+MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
+    "exif_rotation": exif_rotation,
+    "alpha": alpha,
+    "jpeg_reencode": jpeg_reencode,
+    "cache_key": another_key,
+    "fps_missing": fps_missing,
+    "frame_sampling": frame_sampling,
+    "resize_twice": resize_twice,
+    "max_pixels": max_pixels,
+    "video_budget": video_budget,
+    "dropped_image": dropped_image,
+    "double_expansion": double_expansion,
+    "not_expanded": not_expanded,
+    "truncated_medium": truncated_medium,
+    "chat_template": chat_template,
+    "sampled_placeholder": sampled_placeholder,
+    "retokenized_response": retokenized_response,
+    "stop_token": stop_token,
+    "position_rule": position_rule,
+    "second_per_grid_ts": second_per_grid_ts,
+    "padding_positions": padding_positions,
+    "loss_mask_shift": loss_mask_shift,
+    "empty_response": empty_response,
+    "logprob_kind": logprob_kind,
+}
+
+
+def broken_by(*causes: str) -> tuple[mp.Sample, mp.Sample]:
+    """Rollout and train, to which these causes happened, in the order of MECHANISMS."""
+    left, right = Spec(), Spec()
+    for cause, mechanism in MECHANISMS.items():
+        if cause in causes:
+            mechanism(left, right)
+    return left.build(), right.build()

@@ -1,0 +1,405 @@
+"""Two Parquet traces, compared by columns, give the report that their samples give one by one."""
+
+import copy
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.samples import PROCESSOR, full_sample, make_sample, samples, traces
+
+import mmpack as mp
+from mmpack.errors import TraceError
+from mmpack.families import FAMILIES
+from mmpack.parity import columnar
+from mmpack.parity.compare import compare
+from mmpack.schema.columnar import Rows, sound
+from mmpack.schema.jsonl import dump_json
+from mmpack.schema.rules import problems_of
+from mmpack.schema.sample import Sample
+from mmpack.schema.trace import read_trace, write_trace
+
+LIMIT = 2**25
+
+
+def both_ways(folder, left, right, **options):
+    """The reports of two traces: by columns, and sample by sample."""
+    paths = [folder / "left.parquet", folder / "right.parquet"]
+    for path, trace in zip(paths, (left, right), strict=True):
+        write_trace(path, trace)
+    fast = compare(*paths, **options)
+    slow = compare(*(list(read_trace(path)) for path in paths), **options)
+    return fast, slow
+
+
+def assert_same(fast, slow):
+    assert fast.to_json() == slow.to_json()
+    drawn = [[[s.write() for s in pair] for pair in report.pairs] for report in (fast, slow)]
+    np.testing.assert_equal(*drawn)
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """The samples that the columns left to be built."""
+    seen = []
+    samples_of = columnar._Part.samples
+
+    def watched(part, but):
+        for item in samples_of(part, but):
+            seen.append(item[1].sample_id)
+            yield item
+
+    monkeypatch.setattr(columnar._Part, "samples", watched)
+    return seen
+
+
+# ---- random samples, changed a little ------------------------------------------------------------
+
+
+def text_sample(rng, name):
+    """A sample with images and, often, any of the optional fields that do not need one another."""
+    ids = [rng.randrange(1000) for _ in range(12)]
+    grids = [(1, rng.choice((2, 4)), rng.choice((2, 4, 6))) for _ in range(3)]
+    parts = [("text", ids[:2])]
+    parts += [("image", grid, f"{name}-{i}") for i, grid in enumerate(grids[: rng.randrange(4)])]
+    parts += [("text", ids[2:4]), ("response", ids[4:8], 0), ("observation", ids[8:10], 0)]
+    parts += [("response", ids[10:], 1)]
+    sample = make_sample(parts, sample_id=name, family=rng.choice(("qwen2_vl", "qwen2_5_vl")))
+    if rng.random() < 0.5:
+        sample.position_ids = np.arange(3 * len(sample)).reshape(3, -1)
+        sample.attention_mask = np.ones(len(sample), np.int8)
+    if rng.random() < 0.5:
+        sample.rollout_logprobs = np.full(sample.num_loss_tokens, -0.5, np.float32)
+        sample.sampling = {"temperature": 1.0, "logprobs": rng.choice(("raw", "processed"))}
+        sample.prefix_cached_tokens = rng.randrange(3)
+    if rng.random() < 0.5:
+        sample.processor, sample.processor_fingerprint = dict(PROCESSOR), "sha256:" + "0" * 64
+        sample.policy_versions = [mp.PolicyVersion(0, len(sample), "w1")]
+    if rng.random() < 0.5:
+        sample.rewards, sample.finish_reason = [mp.Score("exact", 1.0)], "stop"
+        sample.metadata = {"dataset": "geo", "turns": [1, 2]}
+    return sample
+
+
+def frames_sample(rng, name):
+    """A sample with a video of one span a temporal patch, of a family that has such."""
+    family = next(f for f in FAMILIES.values() if f.video_layout == "frames")
+    patches, tokens = rng.choice((1, 2, 3)), 2
+    sample = make_sample([("text", [1, 2])], sample_id=name, family=family.name)
+    grid = (patches, family.spatial_merge_size, tokens * family.spatial_merge_size)
+    medium = mp.Medium(
+        media_id=name, modality="video", cache_key=name, grid_thw=grid, num_tokens=patches * tokens
+    )
+    frames = patches * family.temporal_patch_size
+    medium.fps, medium.second_per_grid_ts = 25.0, 1.0
+    medium.frame_indices = np.arange(frames)
+    medium.frame_timestamps = tuple(float(i) for i in range(frames))
+    ids = [1, 2]
+    for frame in range(patches):
+        ids += [7] + [family.video_token_id] * tokens
+        sample.modality_spans.append(
+            mp.ModalitySpan(len(ids) - tokens, len(ids), "video", 0, frame)
+        )
+    sample.loss_spans = [mp.LossSpan(len(ids), len(ids) + 3)]
+    sample.input_ids = np.array([*ids, 3, 4, 5])
+    sample.media = [medium]
+    return sample
+
+
+def any_sample(rng, name):
+    kind = rng.randrange(4)
+    if kind == 0:
+        return full_sample(name, rng.randrange(100))
+    return frames_sample(rng, name) if kind == 1 else text_sample(rng, name)
+
+
+def nudged(sample, rng):
+    """A sample with one value changed, such as the schema's types allow; the same one if they don't."""
+    record = json.loads(dump_json(sample.write()))
+    holder = record
+    while True:
+        keys = [k for k in holder if k != "sample_id"] if isinstance(holder, dict) else None
+        key = rng.choice(keys if keys is not None else range(len(holder)))
+        value = holder[key]
+        if not (isinstance(value, dict | list) and value and rng.random() < 0.85):
+            break
+        holder = value
+    optional = [None, {}, [], "", "video", "image", "qwen2_vl", "action", "normalized_1"]
+    new = {
+        bool: lambda: not value,
+        int: lambda: rng.choice((value + 1, value - 1, 0, 2**31 - 1, 151655, 151656, value + 2)),
+        float: lambda: rng.choice((-value, 0.0, value + 1, 1e300)),
+        str: lambda: rng.choice((*optional[3:], value + "x")),
+        list: lambda: rng.choice((value[1:], value + value[-1:], value[::-1], [], None)),
+        dict: lambda: rng.choice(({}, None, value | {"added": 1}, value | {"logprobs": "raw"})),
+        type(None): lambda: 1,
+    }[type(value)]()
+    holder[key] = new
+    try:
+        return Sample.read(record, "nudged")
+    except TraceError:
+        return sample
+
+
+def cases(count, seed):
+    """Pairs of traces: each sample is equal on both sides, changed on one, or changed alike on both."""
+    rng = random.Random(seed)
+    left, right = [], []
+    for i in range(count):
+        sample = any_sample(rng, f"s{i}")
+        changed = nudged(sample, rng)
+        if rng.random() < 0.3:
+            changed = nudged(changed, rng)
+        pair = rng.choice([(sample, sample), (sample, changed), (changed, sample), (changed,) * 2])
+        left.append(pair[0])
+        right.append(pair[1])
+    return left, right
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_thousands_of_changed_samples(tmp_path, seed):
+    left, right = cases(500, seed)
+    fast, slow = both_ways(tmp_path, left, right, max_findings=10**6)
+    assert fast.compared == 500 and len(fast.causes) > 5
+    assert_same(fast, slow)
+    assert_same(*both_ways(tmp_path, left, right, max_findings=10))
+
+
+def test_any_order_and_missing_samples(tmp_path):
+    rng = random.Random(0)
+    left, right = cases(250, 9)
+    shuffled = rng.sample(right, len(right))
+    assert_same(*both_ways(tmp_path, left, shuffled))
+    assert_same(*both_ways(tmp_path, left, right[::-1]))
+    assert_same(*both_ways(tmp_path, left[3:], right))
+    assert_same(*both_ways(tmp_path, left, [s for s in right if rng.random() < 0.9]))
+    assert_same(*both_ways(tmp_path, left[:100], right[50:]))
+    assert_same(*both_ways(tmp_path, left, []))
+    assert_same(*both_ways(tmp_path, [], []))
+
+
+def test_unlike_row_groups(tmp_path):
+    left, right = cases(200, 4)
+    fast, _ = both_ways(tmp_path, left, right)
+    for size in (1, 7, 64):
+        path = tmp_path / f"{size}.parquet"
+        pq.write_table(pq.read_table(tmp_path / "right.parquet"), path, row_group_size=size)
+        assert_same(compare(tmp_path / "left.parquet", path), fast)
+
+
+@settings(max_examples=25, deadline=None)
+@given(traces(6), st.randoms(use_true_random=False))
+def test_random_traces(tmp_path_factory, trace, rng):
+    folder = tmp_path_factory.mktemp("random")
+    other = [nudged(s, rng) if rng.random() < 0.3 else copy.deepcopy(s) for s in trace]
+    rng.shuffle(other)
+    for right in (trace, other):
+        assert_same(*both_ways(folder, trace, right))
+
+
+# ---- sound rows ----------------------------------------------------------------------------------
+
+
+def soundness(path):
+    """Of each row, whether the columns call it sound."""
+    out = []
+    for block in read_trace(path, max_record_bytes=LIMIT).blocks():
+        for i, family in enumerate(block.values("family")):
+            columns = block.slice(i, i + 1).columns
+            out.append(bool(sound(Rows(columns, 1, FAMILIES[family]), LIMIT)[0]))
+    return out
+
+
+def together(path):
+    """The same, asked for all rows of a family at once."""
+    out = {}
+    for block in read_trace(path, max_record_bytes=LIMIT).blocks():
+        families = block.values("family")
+        for family in set(families):
+            rows = [i for i, name in enumerate(families) if name == family]
+            columns = columnar.take(block.columns, rows)
+            found = sound(Rows(columns, len(rows), FAMILIES[family]), LIMIT)
+            out |= {block.first - 1 + i: bool(ok) for i, ok in zip(rows, found, strict=True)}
+    return [out[i] for i in range(len(out))]
+
+
+def test_sound_rows_break_no_rule(tmp_path):
+    """Never called sound, with a broken rule; hardly ever doubted, without one."""
+    rng = random.Random(5)
+    trace = [nudged(nudged(any_sample(rng, f"s{i}"), rng), rng) for i in range(2500)]
+    write_trace(tmp_path / "t.parquet", trace)
+    read = list(read_trace(tmp_path / "t.parquet"))
+    codes = [{p.code for p in problems_of(sample)} for sample in read]
+    found = together(tmp_path / "t.parquet")
+    assert found == soundness(tmp_path / "t.parquet")
+    for broken, is_sound, sample in zip(codes, found, read, strict=True):
+        assert not (broken and is_sound), (broken, sample.write())
+    seen = set().union(*codes)
+    rules = {code for code in mp.schema.codes.RULES if code[2] in "123"}
+    assert rules - seen <= {"MM109", "MM307", "MM308"}  # see the next test
+    doubted = [s for s, broken, ok in zip(read, codes, found, strict=True) if not (broken or ok)]
+    plain = [s for s in doubted if not (s.costs or s.metadata.get("padding"))]
+    assert len(plain) < 0.1 * found.count(True)
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("MM109", lambda s: setattr(s.media[1], "cache_key", s.media[0].cache_key)),
+        ("MM110", lambda s: s.modality_spans.__setitem__(0, mp.ModalitySpan(4, 10, "image", 1))),
+        ("MM206", lambda s: s.observation_spans.append(mp.ObservationSpan(0, 1, "tool"))),
+        ("MM303", lambda s: s.policy_versions.reverse()),
+        ("MM309", lambda s: setattr(s, "prefix_cached_tokens", 10**6)),
+        ("MM308", lambda s: setattr(s, "coordinate_system", None)),
+        ("MM112", lambda s: setattr(s.media[1], "fps", -1.0)),
+        ("MM302", lambda s: s.rollout_logprobs.__setitem__(0, 0.5)),
+        ("MM306", lambda s: s.attention_mask.__setitem__(4, 0)),
+        ("MM307", lambda s: s.position_ids.__setitem__((1, 2), -1)),
+    ],
+)
+def test_rules_that_a_small_change_seldom_breaks(tmp_path, code, change):
+    sample = full_sample()
+    sample.costs = None
+    sample.rewards = sample.rewards[:1]
+    sample.verifiers = None
+    write_trace(tmp_path / "t.parquet", [sample])
+    assert soundness(tmp_path / "t.parquet") == [True]
+    change(sample)
+    assert code in {p.code for p in problems_of(sample)}
+    write_trace(tmp_path / "t.parquet", [sample])
+    assert soundness(tmp_path / "t.parquet") == [False]
+
+
+@settings(max_examples=25, deadline=None)
+@given(samples(sample_id="s"))
+def test_random_samples_are_sound(tmp_path_factory, sample):
+    path = tmp_path_factory.mktemp("sound") / "t.parquet"
+    sample.verifiers = sample.verifiers and sample.verifiers[:1]
+    if any(":" in key for m in sample.media for key in m.metadata):
+        return
+    write_trace(path, [sample])
+    assert soundness(path) == [not list(problems_of(sample))]
+
+
+# ---- only what differs is built --------------------------------------------------------------------
+
+
+def numbered(count):
+    rng = random.Random(1)
+    return [text_sample(rng, f"s{i}") for i in range(count)]
+
+
+def test_only_unlike_samples_are_built(tmp_path, built):
+    left, right = numbered(200), numbered(200)
+    for sample in left + right:
+        sample.rollout_logprobs = None  # those are kept to be drawn
+    right[150].input_ids[0] += 1
+    fast, slow = both_ways(tmp_path, left, right)
+    assert built == ["s150", "s150"] and fast.total_findings == 1
+    assert_same(fast, slow)
+
+
+def test_texts_that_differ_and_mean_the_same(tmp_path, built):
+    left, right = numbered(100), numbered(100)
+    for sample in left + right:
+        sample.rollout_logprobs = None
+    for sample in right:
+        sample.policy_versions = [mp.PolicyVersion(0, 1, "w2")]
+        sample.metadata = {"trainer": sample.sample_id}
+        for medium in sample.media:
+            medium.media_id, medium.source = "another name", "elsewhere.png"
+            medium.content_hash = None
+    fast, slow = both_ways(tmp_path, left, right)
+    assert fast.ok and built == []
+    assert_same(fast, slow)
+
+
+def test_other_order_inside_a_window(tmp_path, built):
+    left = numbered(60)
+    for sample in left:
+        sample.rollout_logprobs = None
+    fast, slow = both_ways(tmp_path, left, left[::-1])
+    assert fast.ok and built == []
+    assert_same(fast, slow)
+
+
+# ---- files that are broken -------------------------------------------------------------------------
+
+
+def altered(folder, name, column):
+    path = folder / "altered.parquet"
+    write_trace(path, [make_sample([("text", [1, 2])], f"s{i}") for i in range(len(column))])
+    table = pq.read_table(path)
+    table = table.drop_columns([name]) if name in table.column_names else table
+    pq.write_table(table.append_column(name, column), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("input_ids", pa.array([[1], [1, None]])),
+        ("input_ids", pa.array([[1], [-1]])),
+        ("input_ids", pa.array([[1.0], [2.0]])),
+        ("input_ids", pa.array(["1", "2"])),
+        ("input_ids", pa.array([[1], None])),
+        ("input_ids", pa.array([[1], [2**60]])),
+        ("position_ids", pa.array([None, [[1, 1], [1], [1, 1]]])),
+        ("position_ids", pa.array([None, [[1, 1], [1, 1]]])),
+        ("position_ids", pa.array([None, [[1, 1], None, [1, 1]]])),
+        ("attention_mask", pa.array([[1, 1], [1, 2]])),
+        ("attention_mask", pa.array([[1, 1], [1]])),
+        ("rollout_logprobs", pa.array([[], [float("nan")]])),
+        ("rollout_logprobs", pa.array([[], [-1e300]])),
+        ("media", pa.array(["[]", "["])),
+        ("media", pa.array(["[]", "[] []"])),
+        ("media", pa.array(["[]", "[1]"])),
+        ("media", pa.array(["[]", "{}"])),
+        ("media", pa.array(["[]", "[" * 5000])),
+        ("loss_spans", pa.array(["[]", '[{"start":1,"stop":1,"start":1}]'])),
+        ("loss_spans", pa.array(["[]", '[{"start":1,"start" :2}]'])),
+        ("loss_spans", pa.array(["[]", '[{"start":1,"stop":1e400}]'])),
+        ("loss_spans", pa.array(["[]", '[{"start":true,"stop":1}]'])),
+        ("loss_spans", pa.array(["[]", f'[{{"start":1,"stop":{"9" * 5000}}}]'])),
+        ("metadata", pa.array([None, '{"a": NaN}'])),
+        ("metadata", pa.array([None, '{"a":{"b":1,"b":2}}'])),
+        ("processor", pa.array([None, "[]"])),
+        ("processor_fingerprint", pa.array([None, "sha256:0"])),
+        ("sample_id", pa.array(["a", "a"])),
+        ("sample_id", pa.array(["a", None])),
+        ("schema_version", pa.array(["1", "2"])),
+        ("family", pa.array(["qwen2_vl", "gpt"])),
+        ("finish_reason", pa.array(["stop", "done"])),
+        ("screen_size", pa.array([[1, 2], [1]])),
+        ("turn", pa.array([1.5, 2.0])),
+        ("turn", pa.array([1, -2])),
+        ("when", pa.array([0, 1], pa.timestamp("s"))),
+        ("raw", pa.array([b"\x80\x04", b""])),
+        ("group_id", pa.array([b"a", b"\xff"]).cast(pa.string(), safe=False)),
+    ],
+)
+def test_the_error_is_that_of_reading(tmp_path, name, values):
+    path = altered(tmp_path, name, values)
+    with pytest.raises(TraceError) as read:
+        list(read_trace(path))
+    for pair in ((path, path), (altered_none(tmp_path), path)):
+        with pytest.raises(TraceError) as compared:
+            compare(*pair)
+        assert str(compared.value) == str(read.value)
+
+
+def altered_none(folder):
+    write_trace(folder / "fine.parquet", [make_sample([("text", [1, 2])], f"s{i}") for i in (0, 1)])
+    return folder / "fine.parquet"
+
+
+def test_large_records_and_extra_columns(tmp_path):
+    path = altered(tmp_path, "note", pa.array(["x", "y" * 10**5]))
+    assert compare(path, path).ok
+    reader = read_trace(path, max_record_bytes=5 * 10**4)
+    with pytest.raises(TraceError, match=r"record 2: .*MM010"):
+        compare(reader, reader)

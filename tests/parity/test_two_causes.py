@@ -1,0 +1,67 @@
+"""Two causes in one sample: both are named, for every pair of causes; or it is written here why one hides the other."""
+
+from itertools import combinations
+
+import pytest
+from drift import decode
+from mechanisms import MECHANISMS, broken_by
+
+import mmpack as mp
+from mmpack.parity.fixes import FIXES, UNKNOWN
+
+NO_POSITIONS = "ids that contradict their grids have no positions"
+# (cause that hides, cause that is hidden): why
+HIDES = {
+    ("exif_rotation", "alpha"): "a turned picture's pixels differ, whatever its background is",
+    ("resize_twice", "alpha"): "a resized picture's pixels differ, whatever its background is",
+    ("dropped_image", "cache_key"): "the picture under the wrong key is the one that is dropped",
+    ("fps_missing", "position_rule"): "at 24 fps the film is so short that both rules agree",
+    ("not_expanded", "double_expansion"): "a run is too long or too short, not both",
+    ("truncated_medium", "stop_token"): "the response is cut off",
+    ("empty_response", "stop_token"): "a response without a token has no stop token",
+    **{
+        (cause, other): NO_POSITIONS
+        for cause in (
+            "double_expansion",
+            "not_expanded",
+            "truncated_medium",
+            "sampled_placeholder",
+        )
+        for other in ("position_rule", "second_per_grid_ts", "padding_positions")
+    },
+}
+# what one difference can't tell apart is listed as possible
+EITHER = {
+    frozenset({"alpha", "jpeg_reencode"}): "possible: alpha, jpeg_reencode",
+    frozenset({"retokenized_response", "stop_token"}): "possible: retokenized_response",
+}
+
+
+def test_every_cause_has_a_mechanism_and_none_is_no_cause():
+    assert set(MECHANISMS) == set(FIXES) - {UNKNOWN}
+    assert mp.compare(*([s] for s in broken_by())).ok
+
+
+@pytest.mark.parametrize("cause", MECHANISMS)
+def test_one(cause):
+    assert list(mp.compare(*([s] for s in broken_by(cause))).causes) == [cause]
+
+
+@pytest.mark.parametrize(("one", "two"), list(combinations(MECHANISMS, 2)))
+def test_two(one, two):
+    left, right = broken_by(one, two)
+    report = mp.compare([left], [right])
+    found = set(report.causes)
+    hidden = {b for a, b in HIDES if {a, b} == {one, two}}
+    if frozenset({one, two}) in EITHER:
+        assert UNKNOWN in found
+        assert any(EITHER[frozenset({one, two})] in f.evidence for f in report.findings)
+    else:
+        assert found == {one, two} - hidden
+    assert set(mp.compare([right], [left]).causes) == found
+
+
+def test_a_tokenizer_tells_turns_apart():
+    left, right = broken_by("retokenized_response", "stop_token")
+    report = mp.compare([left], [right], decode=decode)
+    assert set(report.causes) == {"retokenized_response", "stop_token"}

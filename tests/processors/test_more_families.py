@@ -1,0 +1,307 @@
+"""Qwen3-VL, Qwen3.5 and InternVL: samples against what transformers' own processors make, videos included."""
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+import mmpack as mp
+from mmpack.adapters.images_only import IMAGES_ONLY
+from mmpack.adapters.internvl_processor import internvl_processor
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.families import get_family
+from mmpack.pack.media import tiles_of
+from mmpack.processors.expand import KEPT, REPLACED, expanded_ids
+from mmpack.schema.media import Medium
+from mmpack.schema.spans import LossSpan
+
+pytestmark = pytest.mark.adapter
+START, IMAGE, VIDEO, END = 151652, 151655, 151656, 151653
+
+
+@pytest.fixture(scope="module")
+def internvl():
+    return internvl_processor(max_tiles=4)
+
+
+@pytest.fixture
+def qwen3(make_hf):
+    return make_hf("qwen3_vl", max_pixels=256 * 1024)
+
+
+def user(*parts):
+    content = [
+        {"type": "text", "text": p}
+        if isinstance(p, str)
+        else {"type": "video" if isinstance(p, Medium) else "image"}
+        | ({"video": p} if isinstance(p, Medium) else {"image": p})
+        for p in parts
+    ]
+    return [{"role": "user", "content": content}]
+
+
+def film(frames=5, grid=(3, 4, 6), key="ab", **fields):
+    known = {"fps": 29.97, "frame_indices": np.array([0, 7, 31, 44, 60, 61, 75][:frames])}
+    family = get_family("qwen3_vl")
+    return Medium("v", "video", key * 32, grid, family.vision_tokens(grid), **(known | fields))
+
+
+# ---------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize("size", [(120, 90), (900, 200), (300, 1000)])
+def test_qwen3_vl_equals_the_hf_processor(qwen3, picture, size):
+    messages = user(picture(0, *size), "and", picture(1), "?")
+    sample = mp.wrap_processor(qwen3)(messages, response_ids=[1, 2], sample_id="s")
+    text = qwen3.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    images = [picture(0, *size), picture(1)]
+    wanted = qwen3(text=[text], images=images, return_tensors="np")
+    assert text.startswith("<|im_start|>user")  # no system prompt of its own
+    assert sample.input_ids[:-2].tolist() == wanted["input_ids"][0].tolist()
+    assert [list(m.grid_thw) for m in sample.media] == wanted["image_grid_thw"].tolist()
+    pixels = np.concatenate([m.pixel_values for m in sample.media])
+    assert np.array_equal(pixels, wanted["pixel_values"])
+    assert sample.family == "qwen3_vl" and mp.validate(sample) == []
+    assert [s.frame for s in sample.modality_spans] == [None, None]
+
+
+@pytest.mark.parametrize("size", [(120, 90), (900, 200), (448, 448), (300, 1000)])
+def test_internvl_equals_the_hf_processor(internvl, picture, size):
+    messages = user(picture(0, *size), "and", picture(1), "?")
+    processor = mp.wrap_processor(internvl)
+    sample = processor(messages, response_ids=[1, 2], sample_id="s")
+    text = internvl.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    images = [picture(0, *size), picture(1)]
+    wanted = internvl(text=[text], images=images, return_tensors="np")
+    assert sample.input_ids[:-2].tolist() == wanted["input_ids"][0].tolist()
+    assert sample.position_ids.tolist() == [list(range(len(sample)))]
+    family = get_family("internvl")
+    tiles = [tiles_of(torch.tensor(m.pixel_values), m.grid_thw[1:], family) for m in sample.media]
+    assert np.array_equal(torch.cat(tiles).numpy(), wanted["pixel_values"])
+    assert [len(t) for t in tiles] == [m.grid_thw[0] for m in sample.media]
+    assert {m.grid_thw[1:] for m in sample.media} == {(32, 32)}
+    assert sample.family == "internvl" and mp.validate(sample) == []
+    engine = processor.from_ids(
+        sample.input_ids, media=images, loss_spans=sample.loss_spans, sample_id="s"
+    )
+    assert engine == sample
+    context = 151667
+    short = processor.from_ids([1, context, 2, context], images, expanded=False, sample_id="s")
+    counts = [256 * m.grid_thw[0] for m in sample.media]
+    fenced = [[151665, *[context] * n, 151666] for n in counts]
+    assert short.input_ids.tolist() == [1, *fenced[0], 2, *fenced[1]]
+
+
+def test_internvl_settings(internvl, picture):
+    one = mp.wrap_processor(internvl)
+    image = one.settings["image"]
+    assert (image["height"], image["width"]) == (448, 448)
+    assert image["crop_to_patches"] and (image["min_patches"], image["max_patches"]) == (1, 4)
+    assert one.settings["position_rule"] == "count"
+    more = internvl_processor(max_tiles=6, tokenizer=internvl.tokenizer)
+    other = mp.wrap_processor(more)
+    assert other.fingerprint != one.fingerprint
+    assert one.medium(picture(0)).cache_key != other.medium(picture(0)).cache_key
+    with pytest.raises(ArgumentError, match="position_rule 'grid'"):
+        mp.wrap_processor(internvl, position_rule="grid")
+    internvl.image_token_id = 151671  # InternVL3.5's
+    try:
+        with pytest.raises(ArgumentError, match="is 151671, known are internvl 151667"):
+            mp.wrap_processor(internvl)
+    finally:
+        internvl.image_token_id = 151667
+
+
+def qwen3_5_tokenizer():
+    """Ids of Qwen3.5 around a vocabulary of one word."""
+    special = {"<|vision_start|>": 248053, "<|vision_end|>": 248054}
+    special |= {"<|image_pad|>": 248056, "<|video_pad|>": 248057, "<|endoftext|>": 248044}
+    words = tokenizers.models.WordLevel({"a": 0} | special, unk_token="a")
+    inner = tokenizers.Tokenizer(words)
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.add_special_tokens(list(special))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<|endoftext|>")
+
+
+def test_qwen3_5_is_known_by_its_image_token(qwen3, picture):
+    template = "{% for p in messages[0].content %}<|vision_start|><|image_pad|><|vision_end|> a {% endfor %}"
+    hf = IMAGES_ONLY["Qwen3VLProcessor"](
+        qwen3.image_processor, qwen3_5_tokenizer(), chat_template=template
+    )
+    processor = mp.wrap_processor(hf)
+    assert processor.family.name == "qwen3_5"
+    sample = processor(user(picture(0)), response_ids=[0, 0], sample_id="s")
+    text = hf.apply_chat_template(user(picture(0)), tokenize=False)
+    wanted = hf(text=[text], images=[picture(0)], return_tensors="np")
+    assert sample.input_ids[:-2].tolist() == wanted["input_ids"][0].tolist()
+    assert mp.validate(sample) == [] and sample.position_ids.shape == (3, len(sample))
+    report = mp.compare([sample], [sample])
+    assert report.ok
+    with pytest.raises(mp.SchemaError, match="MM401"):
+        mp.pack([sample])
+    assert len(mp.pad([sample]).input_ids) == 1
+    assert mp.wrap_processor(hf, family="qwen3_5_moe").family.name == "qwen3_5_moe"
+    with pytest.raises(ArgumentError, match="is 248056, known are qwen3_vl 151655"):
+        mp.wrap_processor(hf, family="qwen3_vl")
+
+
+# ---------------------------------------------------------------- videos as frames in text
+
+
+class VideoProcessor:
+    """Stands for transformers' own, which needs torchvision: says what it made of a film."""
+
+    merge_size, temporal_patch_size = 2, 2
+    valid_kwargs = transformers.processing_utils.VideosKwargs
+    model_input_names = ("pixel_values_videos",)
+
+    def __init__(self, media):
+        self.media = media
+
+    def __call__(self, videos, **kwargs):
+        metadata = [
+            transformers.video_utils.VideoMetadata(
+                total_num_frames=100, fps=m.fps, frames_indices=np.array(m.frame_indices)
+            )
+            for m in self.media
+        ]
+        grids = torch.tensor([m.grid_thw for m in self.media])
+        return transformers.BatchFeature({"video_grid_thw": grids, "video_metadata": metadata})
+
+
+def ids_by_hf(hf, text, media):
+    """transformers' own expansion of `text`, under the version that is installed."""
+    hf.video_processor = VideoProcessor(media)
+    frames = [np.zeros((4, 8, 8, 3), np.uint8) for _ in media]
+    made = transformers.Qwen3VLProcessor.__call__(hf, text=[text], videos=frames)
+    return list(made["input_ids"][0])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [film()],
+        ["Look:", film(), "and.", film(3, (2, 4, 4), "cd"), "So?"],
+        [film(1, (1, 2, 2)), film(1, (1, 2, 2))],
+    ],
+    ids=["one", "two", "twice, of one patch"],
+)
+def test_videos_equal_the_hf_processor(qwen3, parts):
+    messages, processor = user(*parts), mp.wrap_processor(qwen3)
+    sample = processor(messages, response_ids=[1, 2], sample_id="s")
+    text = qwen3.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    media = [p for p in parts if isinstance(p, Medium)]
+    assert sample.input_ids[:-2].tolist() == ids_by_hf(qwen3, text, media)
+    frames = [k for m in media for k in range(m.grid_thw[0])]
+    assert [s.frame for s in sample.modality_spans] == frames
+    assert mp.validate(sample) == []
+    again = processor.from_ids(sample.input_ids, media, loss_spans=sample.loss_spans, sample_id="s")
+    assert again == sample
+    assert len(mp.pack([sample], share_prefix=True).media_order) == len(media)
+
+
+def test_what_becomes_of_the_markers_is_a_setting(qwen3):
+    """transformers before 5.10 and after write other ids; which is recorded."""
+    messages = user(film())
+    samples = {}
+    for markers in (KEPT, REPLACED):
+        processor = mp.wrap_processor(qwen3)
+        processor.video_markers = markers
+        samples[markers] = processor(messages, sample_id="s")
+        assert samples[markers].processor["video_markers"] == markers
+        assert mp.validate(samples[markers]) == []
+    kept, replaced = (samples[m].input_ids.tolist() for m in (KEPT, REPLACED))
+    assert len(kept) == len(replaced) + 2
+    at = kept.index(START)
+    stop = len(kept) - 1 - kept[::-1].index(END)
+    assert replaced == [*kept[:at], *kept[at + 1 : stop], *kept[stop + 1 :]]
+    prints = [mp.compare([samples[KEPT]], [s]).ok for s in (samples[KEPT], samples[REPLACED])]
+    assert prints == [True, False]
+
+
+@pytest.mark.parametrize("markers", [KEPT, REPLACED])
+def test_one_id_a_video(qwen3, markers):
+    """Unexpanded ids of an engine: seconds are encoded alone; a sampled placeholder stays a word."""
+    processor = mp.wrap_processor(qwen3)
+    processor.video_markers = markers
+    medium = film()
+    runs = []
+    for told in ("<0.1 seconds>", "<1.3 seconds>", "<2.0 seconds>"):
+        runs += [*qwen3.tokenizer(told)["input_ids"], START, *[VIDEO] * 6, END]
+    ids = [5, START, VIDEO, END, 6, 7, VIDEO, 8]
+    sample = processor.from_ids(ids, [medium], expanded=False, loss_spans=[(5, 8)], sample_id="s")
+    fence = ([START], [END]) if markers == KEPT else ([], [])
+    assert sample.input_ids.tolist() == [5, *fence[0], *runs, *fence[1], 6, 7, VIDEO, 8]
+    n = len(sample)
+    assert sample.loss_spans == [LossSpan(n - 3, n, turn=0)]
+    assert [s.frame for s in sample.modality_spans] == [0, 1, 2]
+    bare = processor.from_ids([5, VIDEO, 6], [medium], expanded=False, sample_id="s")
+    assert bare.input_ids.tolist() == [5, *runs, 6]
+    one = processor.from_ids([START, VIDEO, END], [film(2, (1, 4, 6))], False, sample_id="s")
+    assert one.input_ids.tolist() == [*fence[0], *runs[: len(runs) // 3], *fence[1]]
+    first = processor.from_ids([5, 6], sample_id="s")
+    more = processor.append(
+        first, observation_ids=[START, VIDEO, END], media=[medium], expanded=False, response_ids=[9]
+    )
+    assert more.input_ids.tolist() == [5, 6, *fence[0], *runs, *fence[1], 9]
+    last = processor.append(more, observation_ids=[4])
+    assert [s.frame for s in last.modality_spans] == [0, 1, 2] and mp.validate(last) == []
+
+
+@pytest.mark.parametrize(
+    ("medium", "seconds"),
+    [
+        (film(3, (2, 2, 2), fps=2.0, frame_indices=[0, 1, 6]), ["0.2", "3.0"]),
+        (
+            film(4, (2, 2, 2), fps=None, frame_indices=None, frame_timestamps=(0.5, 1.0, 2.0, 9.5)),
+            ["0.8", "5.8"],
+        ),
+        (film(2, (1, 2, 2), fps=4.0, frame_indices=[4, 5], frame_timestamps=(7.0, 8.0)), ["1.1"]),
+    ],
+)
+def test_seconds(qwen_tok, medium, seconds):
+    family = get_family("qwen3_vl")
+    ids, _ = expanded_ids(np.array([VIDEO]), [medium], family, qwen_tok, KEPT)
+    told = "".join(f"<{s} seconds><|vision_start|><|video_pad|><|vision_end|>" for s in seconds)
+    assert qwen_tok.decode(ids.tolist()) == told
+
+
+@pytest.mark.parametrize(
+    ("medium", "error", "told"),
+    [
+        (film(fps=None), ArgumentError, "'v' has no times"),
+        (film(frame_indices=None), ArgumentError, "'v' has no times"),
+        (film(2), LayoutError, "2 frames, its grid .* holds 3 patches of 2. Fix.*MM111"),
+        (film(7), LayoutError, "7 frames, its grid .* holds 3 patches of 2. Fix.*MM111"),
+    ],
+)
+def test_times_that_do_not_fit(qwen3, medium, error, told):
+    processor = mp.wrap_processor(qwen3)
+    with pytest.raises(error, match=told) as caught:
+        processor(user(medium), sample_id="s")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(error, match=told):
+        processor.from_ids([5, VIDEO], [medium], expanded=False, sample_id="s")
+
+
+def test_videos_that_are_not_there(qwen3, internvl):
+    processor = mp.wrap_processor(qwen3)
+    with pytest.raises(LayoutError, match="MM104"):
+        processor(user("a <|video_pad|> in words"), sample_id="s")
+    with pytest.raises(LayoutError, match="MM107"):
+        processor.from_ids([5, START, *[VIDEO] * 6, END], [film()], sample_id="s")
+    with pytest.raises(LayoutError, match="MM101"):
+        whole = [t for _ in range(3) for t in (7, START, *[VIDEO] * 5, END)]
+        processor.from_ids(whole, [film()], sample_id="s")
+    with pytest.raises(LayoutError, match="MM107"):
+        mp.wrap_processor(internvl)(user(film()), sample_id="s")
+
+
+def test_a_video_in_a_family_of_images():
+    """The rule names it; nothing is looked up in vain."""
+    from support.samples import make_sample
+
+    sample = make_sample([("text", [1]), ("image", (1, 4, 4))], family="internvl")
+    sample.media[0].modality = sample.modality_spans[0].modality = "video"
+    assert {p.code for p in mp.validate(sample)} == {"MM105"}
