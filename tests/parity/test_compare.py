@@ -205,7 +205,7 @@ def _mutations(sample):
         s.input_ids[0] += 1
 
     def positions(s):
-        s.position_ids[1, -1] += 1
+        s.position_ids[-1, -1] += 1
 
     def mask(s):
         s.attention_mask[0] = 0
