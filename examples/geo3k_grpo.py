@@ -56,6 +56,7 @@ class SmokeOptions:
     top_p: float = 1.0
     limit: int | None = None  # problems
     workdir: Path | None = None  # keeps the traces; None: a temporary folder
+    html: Path | None = None  # a page of the parity report
     inject: str | None = None  # a cause of drift, put into one side
     learn: bool = False
     negate_advantages: bool = False
@@ -65,6 +66,7 @@ class Job:
     """`with Job(options, report) as job: job.run()`. Every check goes to the report with its figure."""
 
     bound = TOLERANCES["generate"].value  # of logprobs against the rollout's
+    old_logprobs: torch.Tensor  # [N] of the whole batch, once parity holds
 
     def __init__(self, options: SmokeOptions, report: Any):
         self.options, self.report = options, report
@@ -183,7 +185,7 @@ class Job:
     # -- parity: layouts before numbers -------------------------------------------------------------------------------
 
     def check_parity(self) -> None:
-        report = mp.compare(self.path / "rollout.jsonl", self.path / "train.jsonl")
+        self.parity = report = mp.compare(self.path / "rollout.jsonl", self.path / "train.jsonl")
         values = self.report.values
         values["parity"] = {"ok": report.ok, "compared": report.compared}
         if report.first is not None:

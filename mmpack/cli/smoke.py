@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mmpack.cli.output import JsonOption, OutOption, emit
+from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit
 from mmpack.errors import require
 from mmpack.parity.fixes import Injected
 
@@ -52,6 +52,7 @@ def command(
     negate_advantages: Annotated[bool, typer.Option("--negate-advantages", hidden=True)] = False,
     as_json: JsonOption = False,
     out: OutOption = None,
+    html: HtmlOption = None,
 ) -> int:
     """Take one GRPO step on geometry problems and check every stage of it. Exits 1 if a check fails."""
     for package in ("torch", "transformers", "PIL"):
@@ -70,6 +71,7 @@ def command(
         top_p=top_p,
         limit=limit,
         workdir=workdir,
+        html=html,
         inject=inject,
         learn=learn,
         negate_advantages=negate_advantages,

@@ -9,6 +9,8 @@ from rich.console import Console
 
 from mmpack.adapters.transformers.inject import CAUSES
 from mmpack.cli.geo3k_grpo import Job, SmokeOptions
+from mmpack.cli.output import write_text
+from mmpack.cli.smoke_html import page
 from mmpack.cli.smoke_inject import Injecting
 from mmpack.cli.smoke_report import Report
 from mmpack.errors import ArgumentError
@@ -27,6 +29,8 @@ def run(options: SmokeOptions, console: Console | None = None, **engine: Any) ->
     report = Report(console or Console())
     with kind(options, report, **engine) as job:
         job.run()
+        if options.html is not None:
+            write_text(options.html, page(job))
     return report
 
 

@@ -26,7 +26,7 @@ def smoke(**options) -> Report:
 
 @pytest.mark.adapter
 def test_every_check_holds_with_its_figure(tmp_path):
-    report = smoke(**SMALL, workdir=tmp_path)
+    report = smoke(**SMALL, workdir=tmp_path, html=tmp_path / "page.html")
     values = report.to_dict()
     assert report.failed == [] and report.exit_code == 0
     assert values["parity"] == {"ok": True, "compared": 6}
@@ -39,6 +39,9 @@ def test_every_check_holds_with_its_figure(tmp_path):
     tokens = values["tokens"]
     assert tokens["shared_prefix"] < tokens["packed"] <= tokens["padded"]
     assert values["grad_norm"] > 0 and values["ratio"]["gain"] > 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "data:image/" in page and "<svg" in page  # pictures and the drift of logprobs
+    (tmp_path / "page.html").unlink()
     assert {p.name for p in tmp_path.iterdir()} == {"rollout.jsonl", "train.jsonl"}
 
 

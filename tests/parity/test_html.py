@@ -221,6 +221,12 @@ def test_logprobs_of_other_tokens_are_not_compared():
     assert "logprobs of other ids: not compared" in html
 
 
+def test_logprobs_that_train_only_carries_along_are_not_compared():
+    left = scored(episode(), -np.arange(1.0, episode().num_loss_tokens + 1))
+    page = compare([left], [other(left)]).to_html()
+    assert "carry the rollout's own logprobs" in "".join(Page(page).text) and "<svg" not in page
+
+
 def test_a_notebook_shows_the_same_as_a_fragment():
     report = compare(*pair("chat_template"))
     page, part = Page(report.to_html()), Page(report._repr_html_())

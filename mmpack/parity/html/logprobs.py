@@ -32,6 +32,8 @@ def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> Drift | str | Non
         return "logprobs of other tokens: not compared"
     if not np.array_equal(pair.left.ids[rows[0]], pair.right.ids[rows[1]]):
         return "logprobs of other ids: not compared"
+    if train_logprobs is None and np.array_equal(mine, other):
+        return "both traces carry the rollout's own logprobs: not compared"
     values = np.asarray(other, dtype=np.float64) - np.asarray(mine, dtype=np.float64)
     return Drift(values, _after(pair.left, rows[0]))
 
