@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP_INSTALL := -m pip --disable-pip-version-check install -qq
 PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n auto --maxprocesses 4
 # For each version but the newest, which is the one of .venv, a file of pins.
 TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
 
@@ -26,15 +27,15 @@ smoke: $(STAMP)  ## one GRPO step on geometry problems, every check printed with
 
 .PHONY: test
 test: $(STAMP)  ## the tests, without those marked slow or gpu
-	$(PYTEST) -m "not slow and not gpu and not engine $(APART)" -n auto --maxprocesses 4
+	$(PYTEST) $(PARALLEL) -m "not slow and not gpu and not engine $(APART)"
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the tests marked slow
-	$(PYTEST) -m "slow and not gpu and not engine $(APART)" || [ $$? -eq 5 ]  # 5: there is none
+	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not engine $(APART)" || [ $$? -eq 5 ]  # 5: there is none
 
 .PHONY: test-transformers
 test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests under each supported transformers
-	$(PYTEST) -m "adapter and not gpu and not engine" $(call marked,adapter)
+	$(PYTEST) $(PARALLEL) -m "adapter and not gpu and not engine" $(call marked,adapter)
 
 .PHONY: test-engines
 test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a whole step with it, causes put in
@@ -124,4 +125,4 @@ TRANSFORMERS_TESTS := $(TRANSFORMERS:%=test-transformers-%)
 .PHONY: $(TRANSFORMERS_TESTS)
 $(TRANSFORMERS_TESTS): test-transformers-%: .venv-transformers-%/.stamp
 	$(<D)/bin/python -c 'import sys, transformers as t; t.__version__.startswith("$*.") or sys.exit("found transformers " + t.__version__)'
-	$(<D)/bin/python -m pytest -m "adapter and not gpu and not engine" $(call marked,adapter)
+	$(<D)/bin/python -m pytest $(PARALLEL) -m "adapter and not gpu and not engine" $(call marked,adapter)
