@@ -1,4 +1,4 @@
-"""Runs whenever Python starts in .venv-vllm, and lets torchvision be imported there.
+"""Runs whenever Python starts in an environment that pins PyPI's torchvision, and lets it be imported there.
 
 PyPI's torchvision is built for CUDA: beside a CPU build of torch its operators don't load, and its import fails where
 it registers the shapes of two of them. These are declared here, just before that import. None of them is ever called:

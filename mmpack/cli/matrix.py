@@ -14,11 +14,16 @@ def matrix(folder: Path, as_json: bool, out: Path | None) -> int:
     from mmpack.adapters.matrix import ENGINES, TRAINERS, compare_traces, run
 
     with redirect_stdout(sys.stderr):  # frameworks print, and stdout is for the result
-        run(folder)
-    result = compare_traces(folder)
+        failed = run(folder)
+    result = compare_traces(folder, failed)
     shown = {(c.engine, c.trainer): c.verdict for c in result.cells}
     rows = [[engine, *(shown.get((engine, t), "-") for t in TRAINERS)] for engine in ENGINES]
-    made = [f"{name}: {about or 'not installed'}" for name, about in result.frameworks.items()]
+    made = [
+        f"{name}: {about or 'not installed'}"
+        for name, about in result.frameworks.items()
+        if about or name not in result.failed
+    ]
+    made += [f"{name}: {why}" for name, why in result.failed.items()]
     compared = [c for c in result.cells if c.compared]
     equal = sum(c.ok for c in compared)
     verdict = (

@@ -11,6 +11,8 @@ from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, watched, 
 from mmpack.errors import require as require_extra
 
 SHOWN = 20  # findings, on the screen
+KEPT = 1000  # in the report
+REQUIRE = "input_ids,media,loss_spans"
 
 
 def command(
@@ -21,10 +23,10 @@ def command(
     require: Annotated[
         str,
         typer.Option(metavar="FIELD,...", help="Fields that must be compared in every sample."),
-    ] = "input_ids,media,loss_spans",
+    ] = REQUIRE,
     max_findings: Annotated[
         int, typer.Option(min=1, help="How many findings to keep; all are counted.")
-    ] = 1000,
+    ] = KEPT,
     as_json: JsonOption = False,
     out: OutOption = None,
     html: HtmlOption = None,
@@ -52,8 +54,11 @@ def command(
 ) -> int:
     """Compare the layouts of two traces and name the cause of each difference."""
     if matrix is not None:
-        if rollout is not None or html is not None:
-            raise typer.BadParameter("--matrix takes no traces and no --html.")
+        others = (rollout, html, media_root, tokenizer)
+        if any(x is not None for x in others) or (require, max_findings) != (REQUIRE, KEPT):
+            raise typer.BadParameter(
+                "--matrix takes no traces, and of the options --json and --out."
+            )
         from mmpack.cli.matrix import matrix as run_matrix
 
         return run_matrix(matrix, as_json, out)

@@ -62,8 +62,10 @@ class EngineJob(Job):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.engine.close()
-        super().__exit__(*error)
+        try:
+            self.engine.close()
+        finally:
+            super().__exit__(*error)
 
     def run(self) -> None:
         super().run()
@@ -84,8 +86,8 @@ class EngineJob(Job):
                 checkpoint = folder
                 tiny_qwen2_5_vl(self.options.seed).save_pretrained(folder)
                 qwen_vl_processor(max_pixels=MAX_PIXELS).save_pretrained(folder)
+            model, hf_processor = load_checkpoint(checkpoint)  # says what is wrong with it
             self.engine = self.start_engine(checkpoint)
-            model, hf_processor = load_checkpoint(checkpoint)
         self.engine.load_weights(model.state_dict(), self.version)
         return model, hf_processor
 

@@ -121,17 +121,18 @@ def _evidence(
 ) -> dict[str, str]:
     out = {}
     engines = [s.metadata.get("engine") for s in samples]
-    used = {e["dtype"] for e in engines if isinstance(e, dict) and e.get("dtype")}
+    used = {e["dtype"] for e in engines if isinstance(e, dict) and type(e.get("dtype")) is str}
     if dtype is not None and used - {dtype}:
         out["dtype"] = f"the engine computes in {', '.join(sorted(used))}, the trainer in {dtype}"
     told = []
     if checksums is not None:
         trainer, engine = checksums
-        unlike = [n for n in dict.fromkeys([*trainer, *engine]) if trainer.get(n) != engine.get(n)]
+        names_of_both = dict.fromkeys([*trainer, *engine])
+        unlike = [n for n in names_of_both if trainer.get(n) != engine.get(n)]
         if unlike:
             more = f" and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
             names = ", ".join(unlike[:_SHOWN])
-            told.append(f"{len(unlike)} of {len(trainer)} tensors differ: {names}{more}")
+            told.append(f"{len(unlike)} of {len(names_of_both)} tensors differ: {names}{more}")
     versions = {v.version for s in samples for v in s.policy_versions or ()}
     if version is not None and versions - {version}:
         told.append(f"tokens by weights {', '.join(sorted(versions))}, the trainer is at {version}")

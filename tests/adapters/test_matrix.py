@@ -4,6 +4,8 @@ import importlib
 import json
 import os
 import re
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +110,7 @@ def test_the_command_compares_with_nothing_installed(traces, bare_python):
     for path in folder.iterdir():
         path.unlink()
     result = bare_python(folder)
-    assert result.returncode == 2 and "none of them is installed" in result.stderr
+    assert result.returncode == 2 and "none of them runs here" in result.stderr
 
 
 @pytest.fixture
@@ -133,12 +135,36 @@ def test_bad_usage():
         assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
 
 
+def test_a_broken_framework_or_another_version_is_told_and_the_others_compared(
+    tmp_path, monkeypatch
+):
+    def broken(fixture):
+        raise ImportError("no such file: libsomething.so\nand more")
+
+    runner = types.SimpleNamespace(matrix_trace=broken)
+    monkeypatch.setitem(sys.modules, "mmpack.adapters.matrix.vime_trace", runner)
+    monkeypatch.setattr(matrix, "installed", lambda: {"verl": "0.8.0", "vime": "5.0"})
+    failed = matrix.run(tmp_path)
+    assert failed == {
+        "verl": "0.8.0 is not supported (0.9.*)",
+        "vime": "5.0 failed (ImportError: no such file: libsomething.so)",
+    }
+    with pytest.raises(mp.TraceError, match=r"verl 0\.8\.0 is not supported"):
+        matrix.compare_traces(tmp_path, failed)
+
+
+def test_the_matrix_takes_no_options_of_a_comparison(tmp_path):
+    for option in (["--tokenizer", "x"], ["--require", "media"], ["--max-findings", "3"]):
+        result = run_mmpack("parity", "--matrix", tmp_path, *option)
+        assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_what_is_installed_here_runs(tmp_path):
     """transformers, TRL and vime's fields in this environment: real traces, and all of them agree."""
-    ran = matrix.run(tmp_path)
-    assert {"transformers", "trl", "vime"} <= set(ran)
+    assert matrix.run(tmp_path) == {}
     found = matrix.compare_traces(tmp_path)
+    assert all(found.frameworks[name] for name in ("transformers", "trl", "vime"))
     assert cell(found, "transformers", "trl").ok and cell(found, "transformers", "vime").ok
     samples = list(mp.read_trace(tmp_path / "trl.jsonl"))
     assert mp.validate(samples) == [] and all(s.rollout_logprobs is not None for s in samples)

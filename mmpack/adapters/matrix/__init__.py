@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Matrix:
 
     frameworks: dict[str, str | None]
     cells: list[Cell]
+    failed: dict[str, str] = field(default_factory=dict)  # name -> why it gave no new trace here
 
     @property
     def ok(self) -> bool:
@@ -68,36 +69,47 @@ class Matrix:
         return {
             "ok": self.ok,
             "frameworks": self.frameworks,
+            "failed": self.failed,
             "cells": [asdict(c) for c in self.cells],
         }
 
 
 def installed() -> dict[str, str]:
-    """Name -> version of the frameworks here that have a runner."""
+    """Name -> version of the frameworks here that have a runner, whatever the version."""
     out = {}
-    for name, (module, packages, supported) in PACKAGES.items():
-        if importlib.util.find_spec(module) is None:
-            continue
-        version = next((v for v in map(_version, packages) if v is not None), "")
-        if version.startswith(supported):
-            out[name] = version
+    for name, (module, packages, _) in PACKAGES.items():
+        if importlib.util.find_spec(module) is not None:
+            out[name] = next((v for v in map(_version, packages) if v is not None), "")
     return out
 
 
-def run(folder: Path) -> list[str]:
-    """Write the trace of every framework that is installed here into `folder`; returns their names.
+def run(folder: Path) -> dict[str, str]:
+    """Write the trace of every framework that is installed here into `folder`, over an older one of its name.
 
-    Raises: MissingExtraError where the processor or the vocabulary of the fixture is missing.
+    Returns: why there is no new trace, for each that is installed and could not run: another version than the
+    runner's, or the framework's own error. Raises: MissingExtraError where the processor or the vocabulary of the
+    fixture is missing.
     """
     found = installed()
+    failed = {
+        name: f"{version or 'an unknown version'} is not supported ({PACKAGES[name][2]}*)"
+        for name, version in found.items()
+        if not version.startswith(PACKAGES[name][2])
+    }
+    found = {name: version for name, version in found.items() if name not in failed}
     if not found:
-        return []
+        return failed
     from mmpack.adapters.matrix.fixture import make_fixture
 
     fixture = make_fixture()
     for name, version in found.items():
-        runner = importlib.import_module(f"mmpack.adapters.matrix.{name}_trace").matrix_trace
-        samples = runner(fixture)
+        try:
+            runner = importlib.import_module(f"mmpack.adapters.matrix.{name}_trace").matrix_trace
+            samples = runner(fixture)
+        except Exception as error:  # whatever a broken installation raises: the others still run
+            text = (str(error).strip().splitlines() or [""])[0][:200]
+            failed[name] = f"{version} failed ({type(error).__name__}: {text})"
+            continue
         about = {"name": name, "version": version, "transformers": _version("transformers")}
         for sample, (sample_id, group_id) in zip(samples, fixture.ids, strict=True):
             sample.sample_id, sample.group_id = sample_id, group_id
@@ -105,30 +117,36 @@ def run(folder: Path) -> list[str]:
                 KEY: about
             }  # what else the framework held is not the matrix's matter
         write_trace(folder / f"{name}.jsonl", samples)
-    return list(found)
+    return failed
 
 
-def compare_traces(folder: Path) -> Matrix:
-    """Compare every engine's trace in `folder` with every trainer's. Raises: TraceError if there are none at all."""
+def compare_traces(folder: Path, failed: Mapping[str, str] | None = None) -> Matrix:
+    """Compare every engine's trace in `folder` with every trainer's. `failed`: what `run` could not run, and why.
+
+    Raises: TraceError if there is no trace at all.
+    """
+    failed = failed or {}
     paths = {name: folder / f"{name}.jsonl" for name in NAMES}
     there = {name: path for name, path in paths.items() if path.is_file()}
     if not there:
+        why = "".join(f"; {name} {reason}" for name, reason in failed.items())
         raise TraceError(
-            f"parity --matrix: {folder} has no trace of {', '.join(NAMES)}, and none of them is installed here. "
-            "Fix: run it where one is"
+            f"parity --matrix: {folder} has no trace of {', '.join(NAMES)}, and none of them runs here{why}. "
+            "Fix: run it where one does"
         )
     frameworks = {name: _made_with(there[name]) if name in there else None for name in NAMES}
-    return Matrix(frameworks, list(_cells(there)))
+    return Matrix(frameworks, list(_cells(there, failed)), dict(failed))
 
 
-def _cells(there: dict[str, Path]) -> Iterator[Cell]:
+def _cells(there: dict[str, Path], failed: Mapping[str, str]) -> Iterator[Cell]:
     for engine in ENGINES:
         for trainer in TRAINERS:
             if engine == trainer:
                 continue
             missing = [name for name in (engine, trainer) if name not in there]
             if missing:
-                yield Cell(engine, trainer, f"{missing[0]} not installed", ok=False)
+                why = failed.get(missing[0], "not installed")
+                yield Cell(engine, trainer, f"{missing[0]} {why}", ok=False)
             else:
                 report = compare(read_trace(there[engine]), read_trace(there[trainer]))
                 yield _cell(engine, trainer, report)
@@ -162,7 +180,9 @@ def _cell(engine: str, trainer: str, report: ParityReport) -> Cell:
 def _made_with(path: Path) -> str:
     """The version that wrote a trace, and of transformers beside it."""
     for sample in read_trace(path):
-        about = sample.metadata.get(KEY, {})
+        about = sample.metadata.get(KEY)
+        if not isinstance(about, dict):
+            return "a trace of unknown origin"
         name, version = about.get("name"), about.get("version")
         beside = f", transformers {about.get('transformers')}"
         return f"{version}" if name == "transformers" else f"{version}{beside}"

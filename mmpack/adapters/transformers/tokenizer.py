@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from transformers import AutoTokenizer
 
@@ -10,7 +11,10 @@ from mmpack.errors import ArgumentError
 
 
 def load_decoder(name: str) -> Callable[[Sequence[int]], str]:
-    """ids -> text, special tokens kept, spaces as they are. Raises ArgumentError if `name` can't be loaded."""
+    """ids -> text: special tokens kept, spaces as they are, ids beyond the vocabulary as <id N>.
+
+    Raises: ArgumentError if `name` can't be loaded.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # many libraries read a tokenizer, each with errors of its own
@@ -20,7 +24,15 @@ def load_decoder(name: str) -> Callable[[Sequence[int]], str]:
             "Fix: a folder with a tokenizer, or a hub name"
         ) from None
 
+    known = len(tokenizer)
+
     def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+        out = []
+        for inside, run in groupby(map(int, ids), lambda i: i < known):
+            if inside:
+                out.append(str(tokenizer.decode(list(run), clean_up_tokenization_spaces=False)))
+            else:
+                out += [f"<id {i}>" for i in run]
+        return "".join(out)
 
     return decode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side
+from mmpack.parity.fields import unlike_sampling
 from mmpack.parity.html.tags import Markup, table, tag
 
 WIDTH, HEIGHT = 1000, 90  # of the drawing, in its own units
@@ -32,6 +33,9 @@ def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> Drift | str | Non
         return "logprobs of other tokens: not compared"
     if not np.array_equal(pair.left.ids[rows[0]], pair.right.ids[rows[1]]):
         return "logprobs of other ids: not compared"
+    sampling = [side.sample.sampling for side in pair.sides]
+    if train_logprobs is None and unlike_sampling(*sampling):
+        return "logprobs of unlike kinds: not compared"
     if train_logprobs is None and np.array_equal(mine, other):
         return "both traces carry the rollout's own logprobs: not compared"
     values = np.asarray(other, dtype=np.float64) - np.asarray(mine, dtype=np.float64)
