@@ -17,6 +17,7 @@ import torch
 from mmpack.adapters.rows import (
     GRIDS,
     PIXELS,
+    check_each,
     check_same,
     decode,
     encode,
@@ -90,6 +91,7 @@ def to_samples(
         rows = [_row_of(experience, b) for b in range(len(experience.sequences))]
     else:
         rows = [_row_of(item, None) for item in experience]
+    check_each("to_samples", len(rows), "rows", {"images": images, "group_ids": group_ids})
     count: dict[str, int] = {}
     out = []
     for b, row in enumerate(rows):
@@ -147,6 +149,7 @@ def from_samples(
     module = require("openrlhf.trainer.ppo_utils.experience", "openrlhf", "from_samples")
     if not samples:
         raise ArgumentError("from_samples: no samples. Fix: pass at least one")
+    check_each("from_samples", len(samples), "samples", columns or {})
     own = _own(samples)
     names = [{*o["columns"], *o["episode"], *o["lists"], *o["info"]} for o in own]
     if any(n != names[0] for n in names):
@@ -167,11 +170,11 @@ def from_samples(
         made[name] = (
             decode(kept["whole"]) if whole else [decode(o["lists"][name]["each"]) for o in own]
         )
-    if own[0]["inputs"] is None:
+    if all(o["inputs"] is None for o in own):
         made["mm_train_inputs"] = []
     else:
         made["mm_train_inputs"] = [
-            inputs_of_media(s, media) | decode(o["inputs"]) or None
+            inputs_of_media(s, media) | decode(o["inputs"] or {}) or None
             for s, o in zip(samples, own, strict=True)
         ]
     made["info"] = {
@@ -240,10 +243,6 @@ def _sample(
     own = ids[start:stop].numpy()
     at = np.flatnonzero(scored[start:stop].numpy())
     prompt = int(at[0]) if len(at) else len(own)
-    if group is None:
-        digest = hashlib.sha256(own[:prompt].astype(np.int64).tobytes())
-        digest.update("".join(m.cache_key for kind in media.values() for m in kind).encode())
-        group = f"prompt:{digest.hexdigest()[:16]}"
     logprobs = row.get("rollout_log_probs")
     known = {
         "width": width,
@@ -263,7 +262,7 @@ def _sample(
         if row["has_inputs"]
         else None,
     }
-    return row_sample(
+    sample = row_sample(
         where,
         own,
         media,
@@ -272,7 +271,7 @@ def _sample(
         response_start=prompt,
         processor=processor,
         sample_id="",
-        group_id=group,
+        group_id=group or "",
         sampling=sampling,
         rollout_logprobs=None
         if logprobs is None
@@ -281,6 +280,17 @@ def _sample(
         finish_reason=_finish(row.get("truncated")),
         metadata={KEY: known},
     )
+    if group is None:
+        sample.group_id = _prompt_hash(sample, prompt)
+    return sample
+
+
+def _prompt_hash(sample: Sample, prompt: int) -> str:
+    """Of the prompt's ids and media: pictures that come later, a tool's, are the response's."""
+    shown = [sample.media[s.media_index] for s in sample.modality_spans if s.start < prompt]
+    digest = hashlib.sha256(sample.input_ids[:prompt].tobytes())
+    digest.update("".join(m.cache_key for m in shown).encode())
+    return f"prompt:{digest.hexdigest()[:16]}"
 
 
 def _finish(truncated: torch.Tensor | None) -> str | None:
@@ -359,6 +369,7 @@ def _step_row(
     written = {theirs[k]: torch.as_tensor(v) for k, v in given.items()}
     if sample.rollout_logprobs is not None:
         written.setdefault("rollout_log_probs", torch.from_numpy(sample.rollout_logprobs))
+    check_each(f"from_samples: {sample.sample_id}", len(places), "loss tokens", written)
     for name, values in written.items():
         column = columns.get(name, values.new_zeros(len(actions)))
         columns[name] = column.clone()

@@ -52,7 +52,7 @@ def media_of_inputs(
                     f"{where} has {PIXELS[modality]} without {GRIDS[modality]}. Fix: pass both"
                 )
             continue
-        sizes = [(int(t), int(h), int(w)) for t, h, w in np.asarray(grids).tolist()]
+        sizes = _sizes(grids, f"{where}: {GRIDS[modality]}")
         patches = [math.prod(grid) for grid in sizes]
         if pixels is not None and len(pixels) != sum(patches):
             raise ArgumentError(
@@ -62,11 +62,11 @@ def media_of_inputs(
         parts = (
             [None] * len(sizes) if pixels is None else torch.as_tensor(pixels).cpu().split(patches)
         )
+        given = (inputs or {}).get(SECONDS) if modality == "video" else None
+        check_each(where, len(sizes), f"{modality} grids", {SECONDS: given})
         for k, (grid, part) in enumerate(zip(sizes, parts, strict=True)):
-            medium = _medium(modality, grid, part, family, f"{where}/{modality}/{k}")
-            if modality == "video" and (inputs or {}).get(SECONDS) is not None:
-                medium.second_per_grid_ts = float((inputs or {})[SECONDS][k])
-            media.append(medium)
+            seconds = None if given is None else float(given[k])
+            media.append(_medium(modality, grid, part, seconds, family, f"{where}/{modality}/{k}"))
     return out
 
 
@@ -144,13 +144,16 @@ def row_sample(
     )
 
 
-def inputs_of_media(sample: Sample, pixels: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def inputs_of_media(
+    sample: Sample, pixels: Mapping[str, Any] | None = None, stop: int | None = None
+) -> dict[str, Any]:
     """pixel_values and grids of a sample's media, each as often as it occurs, in order; {} without media.
 
-    `pixels`: cache key -> [patches, patch_dim], of media that hold none. Raises: SchemaError (MM404).
+    `pixels`: cache key -> [patches, patch_dim], of media that hold none. `stop`: only media that end at or before this
+    token. Raises: SchemaError (MM404).
     """
     out: dict[str, Any] = {}
-    order = [sample.media[m] for _, _, m in occurrences(sample)]
+    order = [sample.media[m] for _, end, m in occurrences(sample) if stop is None or end <= stop]
     for modality in PIXELS:
         media = [m for m in order if m.modality == modality]
         if not media:
@@ -185,6 +188,15 @@ def check_same(batch: Batch, samples: Sequence[Sample]) -> None:
         raise ArgumentError(
             "from_batch: samples are not those of the batch. Fix: pass them in its order"
         )
+
+
+def check_each(where: str, count: int, of: str, lists: Mapping[str, Any]) -> None:
+    """Raises ArgumentError if one of `lists`, by name, has not one entry each of `count` things. None is no list."""
+    for name, values in lists.items():
+        if values is not None and len(values) != count:
+            raise ArgumentError(
+                f"{where}: {name} has {len(values)} entries for {count} {of}. Fix: one each, in their order"
+            )
 
 
 def response_start(sample: Sample) -> int:
@@ -268,8 +280,21 @@ def decode(value: Any) -> Any:
     return {k: decode(v) for k, v in value.items()}
 
 
+def _sizes(grids: Any, where: str) -> list[tuple[int, int, int]]:
+    """Grids [n, 3], of any device, as numbers."""
+    rows = grids.tolist() if hasattr(grids, "tolist") else [list(g) for g in grids]
+    if any(not isinstance(row, list) or len(row) != 3 for row in rows):
+        raise ArgumentError(f"{where} is not [n, 3]. Fix: t, h and w in patches, a row each")
+    return [(int(t), int(h), int(w)) for t, h, w in rows]
+
+
 def _medium(
-    modality: str, grid: tuple[int, int, int], pixels: torch.Tensor | None, family: Family, at: str
+    modality: str,
+    grid: tuple[int, int, int],
+    pixels: torch.Tensor | None,
+    seconds: float | None,
+    family: Family,
+    at: str,
 ) -> Medium:
     digest = hashlib.sha256(f"mmpack.processed.1\0{modality}\0{grid}\0".encode())
     if pixels is None:
@@ -284,6 +309,7 @@ def _medium(
         cache_key=key,
         grid_thw=grid,
         num_tokens=family.vision_tokens(grid),
+        second_per_grid_ts=seconds,
         pixel_values=pixels,
     )
 
@@ -315,11 +341,12 @@ def _spans(
             frames = range(count) if count > 1 else [None]
             placed += [(*next(rest), medium, frame) for frame in frames]
     placed.sort(key=lambda item: item[0])
-    distinct: dict[str, Medium] = {}
+    distinct: dict[tuple[str, float | None], Medium] = {}
     spans = []
     for start, stop, medium, frame in placed:
-        distinct.setdefault(medium.cache_key, medium)
-        at = list(distinct).index(medium.cache_key)
+        key = medium.cache_key, medium.second_per_grid_ts  # which moves positions, not embeddings
+        distinct.setdefault(key, medium)
+        at = list(distinct).index(key)
         spans.append(ModalitySpan(start, stop, medium.modality, at, frame))
     return spans, list(distinct.values())
 

@@ -9,7 +9,6 @@ the package's own classes.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from mmpack.adapters.rows import (
     GRIDS,
+    check_each,
     check_same,
     decode,
     encode,
@@ -38,6 +38,9 @@ SAMPLING = (
     *("frequency_penalty", "presence_penalty"),
 )
 KINDS = ("processed", "raw")
+OF_ONE_CALL = ("rid", "stream", "text")  # of a request: not taken over into one made of it
+# what files of pictures begin with: PNG, JPEG, GIF, WEBP, BMP, TIFF
+HEADERS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 TRAPS: dict[str, str] = {
     "retokenized_response": "`text` encoded again gives other ids (sglang#26555, sglang#12383): `to_samples` reads "
     "output_ids, and refuses a response without them.",
@@ -87,11 +90,17 @@ def to_samples(
             f"to_samples: {len(responses)} responses and {len(requests)} requests. "
             "Fix: one request a response, also where it was sampled n times"
         )
+    lists = {"images": images, "group_ids": group_ids, "positions": positions}
+    check_each("to_samples", len(responses), "responses", lists)
     count: dict[str, int] = {}
     out = []
     for i, (response, request) in enumerate(zip(responses, requests, strict=True)):
         where = f"to_samples: responses[{i}]"
         given = _fields(request)
+        if not isinstance(response.get("meta_info"), Mapping):
+            raise ArgumentError(
+                f"{where} has no meta_info. Fix: pass what the native /generate gave"
+            )
         group = str(given.get("rid") or response["meta_info"].get("id", i))
         group = group if group_ids is None else group_ids[i]
         k = count[group] = count.get(group, -1) + 1
@@ -126,20 +135,22 @@ def from_samples(
     responses: bool = False,
     media: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Fields of a `GenerateReqInput` a sample, for `Engine.generate(**request)` or as the body of `/generate`.
+    """Fields of a `GenerateReqInput` a sample, for `Engine.generate(**request)`.
 
     Ids are the sample's own, expanded, and pictures go as what the processor made of them: sglang then tokenises and
-    resizes nothing. `responses`: with what was sampled, to be scored; False: up to the first loss token, to be
-    sampled anew, with the sampling parameters and fields of the request that the sample came from.
+    resizes nothing. They are tensors, which the JSON of `/generate` over HTTP does not hold: requests without pictures
+    alone can be its body. `responses`: with what was sampled, to be scored; False: up to the first loss token, with the
+    pictures there, to be sampled anew, once, with the sampling parameters and fields of the request that the sample
+    came from, but for rid, stream and n.
     `media`: cache key -> pixels, of samples that were read from a trace. Raises: SchemaError (MM404).
     """
     out = []
     for s in samples:
         kept = decode(s.metadata.get(KEY, {}).get("request", {}))
         stop = len(s) if responses or not s.loss_spans else s.loss_spans[0].start
-        request = kept | {"input_ids": s.input_ids[:stop].tolist(), "return_logprob": True}
-        request.pop("text", None)
-        inputs = inputs_of_media(s, media)
+        request = {k: v for k, v in kept.items() if k not in OF_ONE_CALL}
+        request |= {"input_ids": s.input_ids[:stop].tolist(), "return_logprob": True}
+        inputs = inputs_of_media(s, media, stop)
         if inputs:
             request["image_data"] = [{"format": "processor_output", **inputs}]
         if responses:
@@ -148,7 +159,10 @@ def from_samples(
                 "logprob_start_len": first - 1,
                 "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             }
-        elif "sampling_params" not in request and s.sampling is not None:
+        elif "sampling_params" in request:
+            params = request["sampling_params"]
+            request["sampling_params"] = {k: v for k, v in params.items() if k != "n"}
+        elif s.sampling is not None:
             known = {k: v for k, v in s.sampling.items() if k in SAMPLING}
             request["sampling_params"] = known
         out.append(request)
@@ -156,9 +170,13 @@ def from_samples(
 
 
 def responses_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """The responses that samples of `to_samples` came from, whole."""
+    """The responses that samples of `to_samples` came from, whole. Raises: ArgumentError for samples from elsewhere."""
     out = []
     for s in samples:
+        if KEY not in s.metadata:
+            raise ArgumentError(
+                f"responses_of: {s.sample_id} came from no response of sglang. Fix: samples of to_samples"
+            )
         response = decode(s.metadata[KEY]["response"])
         start = s.loss_spans[0].start
         response["output_ids"] = s.input_ids[start:].tolist()
@@ -315,8 +333,19 @@ def _opened(where: str, item: Any) -> list[Any]:
     if item.startswith(("http://", "https://")):
         raise ArgumentError(f"{where}: image_data has a URL, mmpack fetches nothing. Fix: images=")
     if item.startswith("data:"):
-        return [base64.b64decode(item.partition(",")[2])]
+        raw = _decoded(item.partition(",")[2], strict=False)
+        if raw is None:
+            raise ArgumentError(
+                f"{where}: image_data has a data URI that is no base64. Fix: mend it"
+            )
+        return [raw]
+    raw = _decoded(item, strict=True)
+    return [item if raw is None or not raw.startswith(HEADERS) else raw]  # or else a path
+
+
+def _decoded(text: str, strict: bool) -> bytes | None:
+    """The bytes of base64, None where it is none. `strict`: no line breaks either."""
     try:
-        return [base64.b64decode(item, validate=True)] if len(item) > 256 else [item]
-    except binascii.Error:
-        return [item]  # a path
+        return base64.b64decode(text, validate=strict)
+    except ValueError:
+        return None

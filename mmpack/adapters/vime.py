@@ -15,6 +15,7 @@ import torch
 from mmpack.adapters.rows import (
     GRIDS,
     PIXELS,
+    check_each,
     check_same,
     decode,
     encode,
@@ -63,10 +64,10 @@ def to_samples(
     images: Sequence[Sequence[Any] | None] | None = None,
     sampling: dict[str, Any] | None = None,
 ) -> list[Sample]:
-    """vime's or slime's samples as mmpack's, called `<group_index>/<k>`.
+    """vime's or slime's samples as mmpack's, called `<group_index>/<k>`; without one, by index, or the item's number.
 
-    Loss spans are where loss_mask is 1 (None: all of the response), `rollout_log_probs` there become
-    `rollout_logprobs`; what a Sample has no field for stays in `metadata["vime"]`.
+    Loss spans are where loss_mask is 1 (None: all of the response; remove_sample: nowhere), `rollout_log_probs` there
+    become `rollout_logprobs`; what a Sample has no field for stays in `metadata["vime"]`.
 
     Args:
         items: their Sample objects, or the dicts of `to_dict`.
@@ -75,15 +76,23 @@ def to_samples(
             without pictures are known by their processed pixels.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
 
-    Raises: ArgumentError for columns of another length than the response; LayoutError where grids, placeholders and
-    pictures differ in number, and for a reward of an empty response (`empty_response`).
+    Raises: ArgumentError for columns of another length than the response, a response longer than tokens, a reward that
+    is no number; LayoutError where grids, placeholders and pictures differ in number, and for a reward of an empty
+    response (`empty_response`).
     """
+    check_each("to_samples", len(items), "items", {"images": images})
     count: dict[str, int] = {}
     out = []
     for i, item in enumerate(items):
         given = dict(item) if isinstance(item, Mapping) else dict(item.to_dict())
+        if given.get("tokens") is None:
+            raise ArgumentError(
+                f"to_samples: items[{i}] has no tokens. Fix: pass samples that were generated"
+            )
+        named = (given.get("group_index"), given.get("index"), i)
+        group = next(str(name) for name in named if name is not None)
         pictures = _pictures(given) if images is None else images[i] or []
-        sample = _sample(f"to_samples: items[{i}]", given, processor, pictures, sampling)
+        sample = _sample(f"to_samples: items[{i}]", given, processor, pictures, group, sampling)
         k = count[sample.group_id] = count.get(sample.group_id, -1) + 1
         sample.sample_id = f"{sample.group_id}/{k}"
         out.append(sample)
@@ -115,10 +124,18 @@ def from_samples(
     names (`old_logprobs` as log_probs, `ref_logprobs` as ref_log_probs). `media`: cache key -> pixels, of samples that
     were read from a trace. Raises: SchemaError (MM404) for missing pixels.
     """
+    check_each("from_samples", len(samples), "samples", columns or {})
+    recorded = [s.metadata[KEY]["fields"].get("group_index") for s in samples if KEY in s.metadata]
+    first = 1 + max((g for g in recorded if isinstance(g, int)), default=-1)
+    groups: dict[str, int] = {}
     out = []
     for b, sample in enumerate(samples):
         given = {name: values[b] for name, values in (columns or {}).items()}
-        made = _dict(sample, given, media)
+        known = sample.metadata.get(KEY)
+        if known is None:
+            group = groups.setdefault(sample.group_id, first + len(groups))
+            known = _unrecorded(sample, group, b)
+        made = _dict(sample, known, given, media)
         out.append(made if sample_class is None else sample_class.from_dict(made))
     return out
 
@@ -128,6 +145,7 @@ def _sample(
     given: dict[str, Any],
     processor: Processor,
     pictures: Sequence[Any] | None,
+    group: str,
     sampling: dict[str, Any] | None,
 ) -> Sample:
     ids = np.asarray(given["tokens"], dtype=np.int64)
@@ -141,8 +159,13 @@ def _sample(
                 "Fix: one value a response token, tool tokens included"
             )
     start = len(ids) - length
+    if start < 0:
+        raise ArgumentError(
+            f"{where}: response_length is {length}, of {len(ids)} tokens. Fix: tokens hold prompt and response"
+        )
     scored = np.zeros(len(ids), dtype=bool)
-    scored[start:] = True if mask is None else np.asarray(mask, dtype=bool)
+    if not given.get("remove_sample"):  # their trainers zero the mask of one
+        scored[start:] = True if mask is None else np.asarray(mask, dtype=bool)
     reward = given.get("reward")
     if reward is not None and not length:
         raise LayoutError(
@@ -153,8 +176,6 @@ def _sample(
     media = media_of_inputs(inputs, processor.family, where)
     if pictures is not None and media["image"]:
         name_pictures(media, pictures, processor, where)
-    group = given.get("group_index")
-    group = given.get("index") if group is None else group
     versions = given.get("weight_versions") or []
     cached = (given.get("prefix_cache_info") or {}).get("cached_tokens")
     kept = {k: v for k, v in given.items() if k not in ("tokens", "multimodal_train_inputs")}
@@ -168,12 +189,12 @@ def _sample(
         response_start=start,
         processor=processor,
         sample_id="",
-        group_id=str(group),
+        group_id=group,
         sampling=sampling,
         rollout_logprobs=None
         if logprobs is None
         else np.asarray(logprobs, dtype=np.float32)[scored[start:]],
-        rewards=None if reward is None else _scores(reward),
+        rewards=None if reward is None else _scores(where, reward),
         finish_reason=FINISHED.get(str(given.get("status"))),
         policy_versions=[PolicyVersion(start, len(ids), str(versions[0]))]
         if len(set(versions)) == 1
@@ -183,7 +204,7 @@ def _sample(
     )
 
 
-def _scores(reward: Any) -> list[Score]:
+def _scores(where: str, reward: Any) -> list[Score]:
     """A reward is a number, or several by name."""
     if isinstance(reward, Mapping):
         return [
@@ -191,19 +212,27 @@ def _scores(reward: Any) -> list[Score]:
             for k, v in reward.items()
             if isinstance(v, int | float) and not isinstance(v, bool)
         ]
-    return [Score("reward", float(reward))]
+    try:
+        return [Score("reward", float(reward))]
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"{where}: its reward is {reward!r}. Fix: a number, or numbers by name"
+        ) from None
 
 
 def _pictures(given: dict[str, Any]) -> list[Any] | None:
     """The raw pictures that a sample carries; None without."""
-    raw = (given.get("multimodal_inputs") or {}).get("images")
+    inputs = given.get("multimodal_inputs")
+    raw = inputs.get("images") if isinstance(inputs, Mapping) else None
     return None if not raw or any(isinstance(p, str) for p in raw) else list(raw)
 
 
 def _dict(
-    sample: Sample, columns: Mapping[str, Any], media: Mapping[str, Any] | None
+    sample: Sample,
+    known: dict[str, Any],
+    columns: Mapping[str, Any],
+    media: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    known = sample.metadata.get(KEY) or _unrecorded(sample)
     out: dict[str, Any] = decode(known["fields"])
     start = len(sample) - int(out["response_length"])
     out["tokens"] = sample.input_ids.tolist()
@@ -217,6 +246,7 @@ def _dict(
     written = {theirs.get(k, k): v for k, v in columns.items()}
     if sample.rollout_logprobs is not None:
         written.setdefault("rollout_log_probs", sample.rollout_logprobs)
+    check_each(f"from_samples: {sample.sample_id}", len(places), "loss tokens", written)
     for name, values in written.items():
         column = list(out.get(name) or [0.0] * int(out["response_length"]))
         for at, value in zip(places.tolist(), torch.as_tensor(values).tolist(), strict=True):
@@ -226,14 +256,14 @@ def _dict(
     return out
 
 
-def _unrecorded(sample: Sample) -> dict[str, Any]:
+def _unrecorded(sample: Sample, group: int, index: int) -> dict[str, Any]:
     start = response_start(sample)
     mask = np.zeros(len(sample) - start, dtype=int)
     mask[sample.loss_indices - start] = 1
     status = {v: k for k, v in FINISHED.items()}.get(sample.finish_reason or "", "pending")
     fields = {
-        "group_index": None,
-        "index": None,
+        "group_index": group,
+        "index": index,
         "prompt": "",
         "response": "",
         "response_length": len(mask),

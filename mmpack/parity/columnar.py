@@ -16,7 +16,13 @@ import numpy as np
 
 from mmpack.families import FAMILIES
 from mmpack.parity.causes.settings import compare_settings
-from mmpack.parity.fields import MEDIA_FIELDS, VIDEO_FIELDS, unlike_sampling, who_lacks
+from mmpack.parity.fields import (
+    MEDIA_FIELDS,
+    VIDEO_FIELDS,
+    lacking_sampling,
+    unlike_sampling,
+    who_lacks,
+)
 from mmpack.schema.columnar import DOUBTED, Rows, sound, take
 from mmpack.schema.fields import Array
 from mmpack.schema.parquet import Block
@@ -218,9 +224,9 @@ def _identical(left: Rows, right: Rows) -> np.ndarray:
             same &= ~right.present(name)
             continue
         if name in left.columns and name in right.columns and name not in ARRAYS:
-            same &= [a == b for a, b in zip(left.values(name), right.values(name), strict=True)]
+            same &= _same_values(left, right, name)
         elif name in left.columns and name in right.columns:
-            same &= _same_numbers(left, right, name)
+            same &= _same_numbers(left, right, name) & _of_kind(right, name)
         same &= left.present(name) == right.present(name)
     return same
 
@@ -242,6 +248,20 @@ def _same_numbers(left: Rows, right: Rows, name: str) -> np.ndarray:
         return np.ones(right.rows, bool)
     a, b = left.numbers(name), right.numbers(name)
     return np.zeros(right.rows, bool) if a is None or b is None else a.same(b)
+
+
+def _of_kind(rows: Rows, name: str) -> bool:
+    """Whether an array is of integers where it has to be: 1.0 equals 1, and `Sample.read` refuses it."""
+    spec, numbers = Sample.columns()[name].spec, rows.numbers(name)
+    whole = isinstance(spec, Array) and spec.dtype.startswith("int")
+    return not whole or (numbers is not None and numbers.flat.dtype.kind in "iu")
+
+
+def _same_values(left: Rows, right: Rows, name: str) -> list[bool]:
+    """Equal texts, or equal scalars of one type."""
+    one_type = left.columns[name].type == right.columns[name].type
+    both = zip(left.values(name), right.values(name), strict=True)
+    return [a == b and (one_type or isinstance(a, str | None)) for a, b in both]
 
 
 def _same_items(
@@ -311,6 +331,8 @@ def _lacking_settings(a: Any, b: Any, mark: Any, other: Any) -> Lacks | None:
     if DOUBTED in (a, b) or {} in (a, b):
         return None
     if a is not None and b is not None:
+        if a == b and None not in (mark, other) and mark != other:
+            return None
         unlike, lacks = compare_settings(a, b) if a != b else ({}, {})
         found = frozenset((f"processor.{path}", who) for path, who in lacks.items())
         return None if unlike else found
@@ -326,12 +348,9 @@ def _sampling(left: Rows, right: Rows) -> list[Lacks | None]:
     for both, a, b in zip(
         scored.tolist(), left.objects("sampling"), right.objects("sampling"), strict=True
     ):
-        if not both:
-            out.append(frozenset())
-        elif DOUBTED in (a, b) or unlike_sampling(a, b):
+        if DOUBTED in (a, b) or (both and unlike_sampling(a, b)):
             out.append(None)
         else:
-            kinds = [(settings or {}).get("logprobs") for settings in (a, b)]
-            lacks = {("sampling", who_lacks(*kinds))} if None in kinds else set()
-            out.append(frozenset({("rollout_logprobs", "never"), *lacks}))
+            lacks = frozenset(lacking_sampling(a, b, both))
+            out.append(lacks | {("rollout_logprobs", "never")} if both else lacks)
     return out

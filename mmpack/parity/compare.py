@@ -26,6 +26,7 @@ from mmpack.parity.report import Finding, ParityReport
 from mmpack.schema.sample import Sample
 
 _REQUIRABLE = (*FIELDS, *(f"media.{name}" for name in MEDIA_FIELDS + VIDEO_FIELDS))
+_PARTED = ("processor.", "sampling.")  # required as a whole: no part may lack
 _DRAWN = 20  # samples whose two sides the report keeps
 _NAMED = 256  # fields that `not_compared` tells apart; parts of a field beyond that count as the whole field
 
@@ -218,7 +219,7 @@ class _Tally:
 
     def report(self, require: tuple[str, ...]) -> ParityReport:
         lacks = self._not_compared()
-        parts = {name.partition(".")[0] for name in lacks if name.startswith("processor.")}
+        parts = {name.partition(".")[0] for name in lacks if name.startswith(_PARTED)}
         unmet = [name for name in require if name in lacks or name in parts]
         kept = sorted(self.findings + self.unmatched, key=lambda item: item[0])
         return ParityReport(
@@ -242,6 +243,8 @@ class _Tally:
             of = f"({count} of {self.compared} samples)"
             if who == "never":
                 text = f"its values are not compared, only what they mean {of}"
+            elif who == "unscored":
+                text = f"there are no logprobs on both sides that it speaks of {of}"
             else:
                 text = f"{'neither side' if who == 'both' else who} has {_none(who)}{name} {of}"
             why.setdefault(name, []).append(text)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.families import get_family
+from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.runs import placeholder_runs
 from mmpack.parity.causes.media import same_medium
 from mmpack.parity.causes.pair import common_prefix, show, show_ids
@@ -31,7 +32,10 @@ FIELDS = (
 )
 MEDIA_FIELDS = ("content_hash", "size")
 VIDEO_FIELDS = ("fps", "frame_indices", "frame_timestamps", "second_per_grid_ts", "total_frames")
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLING_FIELDS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,26 +62,27 @@ def unlike_fields(left: Sample, right: Sample) -> list[str]:
         out.append("attention_mask")
     if len(left.media) != len(right.media) or not all(map(same_medium, left.media, right.media)):
         out.append("media")
-    if _loss_mask(left) != _loss_mask(right) or _unlike_turns(left, right):
+    if _loss_mask(left) != _loss_mask(right) or _unlike_turn(left, right):
         out.append("loss_spans")
     if _unlike_settings(left, right):
         out.append("processor")
+    if _unlike_fingerprints(left, right):
+        out.append("processor_fingerprint")
     if _unlike_sampling(left, right):
         out.append("sampling")
     return out
 
 
 def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
-    """(field, who lacks it) of everything that was not compared; who: rollout, train, both, or never."""
+    """(field, who lacks it) of everything that was not compared; who: rollout, train, both, never, or unscored."""
     for name in ("position_ids", "attention_mask", "rollout_logprobs"):
         a, b = getattr(left, name), getattr(right, name)
         if a is None or b is None:
             yield name, who_lacks(a, b)
-    if left.rollout_logprobs is not None and right.rollout_logprobs is not None:
-        kinds = [(s.sampling or {}).get("logprobs") for s in (left, right)]
-        if None in kinds:
-            yield "sampling", who_lacks(*kinds)
+    scored = left.rollout_logprobs is not None and right.rollout_logprobs is not None
+    if scored:
         yield "rollout_logprobs", "never"
+    yield from lacking_sampling(left.sampling, right.sampling, scored)
     if left.processor is None or right.processor is None:
         a, b = left.processor_fingerprint, right.processor_fingerprint
         if a is None or b is None:
@@ -133,11 +138,17 @@ def _loss_mask(sample: Sample) -> list[tuple[int, int, str]]:
     return out
 
 
-def _unlike_turns(left: Sample, right: Sample) -> bool:
+def _unlike_turn(left: Sample, right: Sample) -> tuple[int, int] | None:
+    """The loss spans, by their places, that share the first token of which both sides recorded another turn."""
     a, b = left.loss_spans, right.loss_spans
-    return len(a) == len(b) and any(
-        None not in (x.turn, y.turn) and x.turn != y.turn for x, y in zip(a, b, strict=True)
-    )
+    i = j = 0
+    while i < len(a) and j < len(b):
+        x, y = a[i], b[j]
+        unlike = None not in (x.turn, y.turn) and x.turn != y.turn
+        if unlike and max(x.start, y.start) < min(x.stop, y.stop):
+            return i, j
+        i, j = i + (x.stop <= y.stop), j + (y.stop <= x.stop)
+    return None
 
 
 def _unlike_settings(left: Sample, right: Sample) -> bool:
@@ -146,6 +157,15 @@ def _unlike_settings(left: Sample, right: Sample) -> bool:
         return a is not b and a != b and bool(compare_settings(a, b)[0])
     marks = (left.processor_fingerprint, right.processor_fingerprint)
     return None not in marks and marks[0] != marks[1]
+
+
+def _unlike_fingerprints(left: Sample, right: Sample) -> bool:
+    """Other fingerprints of one and the same settings: at least one of the two is of something else."""
+    a, b = left.processor, right.processor
+    marks = (left.processor_fingerprint, right.processor_fingerprint)
+    if a is None or b is None or None in marks or marks[0] == marks[1]:
+        return False
+    return a is b or (a == b and fingerprint(a) == fingerprint(b))  # 1 and 1.0 are written apart
 
 
 def _unlike_sampling(left: Sample, right: Sample) -> bool:
@@ -167,6 +187,23 @@ def unlike_sampling(left: dict[str, Any] | None, right: dict[str, Any] | None) -
         return []
     both = [name for name in SAMPLING_FIELDS if None not in (a.get(name), b.get(name))]
     return [name for name in both if a[name] != b[name]]
+
+
+def lacking_sampling(
+    left: dict[str, Any] | None, right: dict[str, Any] | None, scored: bool
+) -> Iterator[tuple[str, str]]:
+    """What `lacking` gives of `sampling`; `scored`: both sides have the logprobs that it speaks of."""
+    a, b = left or {}, right or {}
+    kinds = a.get("logprobs"), b.get("logprobs")
+    if None in kinds:
+        yield "sampling", who_lacks(*kinds)
+    elif not scored:
+        yield "sampling", "unscored"
+    elif kinds == ("processed", "processed"):
+        for name in SAMPLING_FIELDS:
+            values = a.get(name), b.get(name)
+            if (values[0] is None) != (values[1] is None):
+                yield f"sampling.{name}", who_lacks(*values)
 
 
 def _first_ids(left: Sample, right: Sample) -> Difference:
@@ -205,9 +242,15 @@ def _first_span(left: Sample, right: Sample) -> Difference:
 
 def _first_loss(left: Sample, right: Sample) -> Difference:
     keys = [_loss_mask(s) for s in (left, right)]
-    if keys[0] == keys[1]:
-        keys = [[(s.start, s.stop, s.turn) for s in x.loss_spans] for x in (left, right)]  # type: ignore[misc]
-    return _of_list("loss_spans", keys[0], keys[1], lambda key: key)
+    unlike = _unlike_turn(left, right)
+    if keys[0] != keys[1] or unlike is None:
+        return _of_list("loss_spans", keys[0], keys[1], lambda key: key)
+    x, y = left.loss_spans[unlike[0]], right.loss_spans[unlike[1]]
+    shown = [
+        f"loss_spans[{i}] {(s.start, s.stop, s.turn)}" for i, s in zip(unlike, (x, y), strict=True)
+    ]
+    both = max(x.start, y.start), min(x.stop, y.stop)
+    return Difference("loss_spans", shown[0], shown[1], unlike[0], both)
 
 
 def _of_list(field: str, a: list[Any], b: list[Any], key: Any) -> Difference:
@@ -262,6 +305,11 @@ def _first_setting(left: Sample, right: Sample) -> Difference:
     return Difference("processor", f"{path} {show(a)}", f"{path} {show(b)}")
 
 
+def _first_fingerprint(left: Sample, right: Sample) -> Difference:
+    marks = [show(s.processor_fingerprint) for s in (left, right)]
+    return Difference("processor_fingerprint", marks[0], marks[1])
+
+
 def _first_sampling(left: Sample, right: Sample) -> Difference:
     name = unlike_sampling(left.sampling, right.sampling)[0]
     shown = [f"{name} {show((s.sampling or {}).get(name))}" for s in (left, right)]
@@ -277,5 +325,6 @@ _FIRST = {
     "media": _first_medium,
     "loss_spans": _first_loss,
     "processor": _first_setting,
+    "processor_fingerprint": _first_fingerprint,
     "sampling": _first_sampling,
 }

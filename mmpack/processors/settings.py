@@ -24,7 +24,7 @@ _SWITCHED = {  # a setting counts only while its switch is on
     "do_sample_frames": ("fps", "num_frames", "min_frames", "max_frames"),
     "crop_to_patches": ("min_patches", "max_patches"),
 }
-_NOT_EVERYWHERE = ("do_sample_frames", "crop_to_patches")  # switches told only where they are on
+_NOT_EVERYWHERE = ("do_sample_frames", "crop_to_patches")  # switches that few processors have
 _ALWAYS = ("patch_size", "temporal_patch_size", "merge_size")
 
 
@@ -96,7 +96,8 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
     }
     for switch, names in _SWITCHED.items():
         on = bool(raw.get(switch, False))
-        if on or switch not in _NOT_EVERYWHERE:
+        tiles = switch == "crop_to_patches" and switch in raw  # off, too, decides a grid
+        if on or tiles or switch not in _NOT_EVERYWHERE:
             out[switch] = on
         if on:
             out |= {name: _plain(name, raw[name]) for name in names if raw.get(name) is not None}

@@ -75,7 +75,9 @@ class Rows:
         return self.once(name, lambda rows: rows.columns[name].to_pylist())
 
     def numbers(self, name: str) -> Numbers | None:
-        """A column of lists of numbers; None if it is of another type or has a null within."""
+        """A column of lists of numbers; None if there is none, it is of another type or has a null within."""
+        if name not in self.columns:
+            return None
         spec = Sample.columns()[name].spec
         depth = 2 if isinstance(spec, Array) and spec.rows is not None else 1
         return self.once(name, lambda rows: _numbers(rows.columns[name], depth))

@@ -85,6 +85,8 @@ def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
         ) as reader:
             _check_names(reader.schema_arrow.names, f"{path}")
             for group, rows in enumerate(rows_of):
+                if groups[group][0] == 0:
+                    continue
                 for batch in reader.iter_batches(rows, row_groups=[group]):
                     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
                     columns = {n: c for n, c in columns.items() if c.null_count < len(c)}

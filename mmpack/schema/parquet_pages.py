@@ -44,6 +44,8 @@ class Chunk:
 def read_row_groups(file: IO[bytes], where: str) -> list[tuple[int, list[Chunk]]]:
     """Rows and column chunks of each row group of `file`, after a look at every page header.
 
+    A row group of 0 rows has no chunks: it may have no pages, and isn't to be read.
+
     Raises TraceError: MM001 if file, footer and pages contradict each other, MM010 for a footer
     beyond 16 MiB.
     """
@@ -62,11 +64,21 @@ def read_row_groups(file: IO[bytes], where: str) -> list[tuple[int, list[Chunk]]
             (index(group[3]), [column[3] for column in group[1]]) for group in footer.get(4, [])
         ]
         return [
-            (rows, [_chunk(file, size, c, f"{where}: row group {i}") for c in columns])
+            (rows, _chunks(file, size, rows, columns, f"{where}: row group {i}"))
             for i, (rows, columns) in enumerate(groups)
         ]
     except (IndexError, KeyError, TypeError, AttributeError):  # cut off, or another type in a field
         raise fail(where, "has a broken Parquet footer or page header", "MM001") from None
+
+
+def _chunks(
+    file: IO[bytes], size: int, rows: int, columns: list[dict[int, Any]], where: str
+) -> list[Chunk]:
+    if rows == 0:
+        if any(column[5] for column in columns):
+            raise fail(where, "has values, but 0 rows", "MM001")
+        return []
+    return [_chunk(file, size, column, where) for column in columns]
 
 
 def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Chunk:

@@ -1,5 +1,8 @@
 """Attention "mmpack": packed, shared and padded rows give each sample what it gets alone; wrong use is an error."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -293,3 +296,21 @@ def test_rows_beyond_one_block(monkeypatch):
     weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1)
     expected = (weights @ v.repeat_interleave(2, 1).double()).transpose(1, 2)
     assert (out - expected).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("through", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_of_an_attached_model_detaches_by_itself(model, through):
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        expected = model(input_ids=ids, use_cache=True).logits
+        with attach(model):
+            other = through(model)
+            assert is_attached(other)
+            with pytest.raises(mp.ModelError, match="use_cache is on"):
+                other(input_ids=ids, use_cache=True)
+            attach(other).detach()
+            assert is_attached(model) and not is_attached(other)
+            assert torch.equal(other(input_ids=ids, use_cache=True).logits, expected)
+            with pytest.raises(mp.ModelError, match="use_cache is on"):
+                model(input_ids=ids, use_cache=True)
+    assert not is_attached(model)

@@ -204,6 +204,12 @@ def test_wrong_use_is_an_error():
     bare[0].media[0].pixel_values = None
     with pytest.raises(SchemaError, match="MM404"):
         SampleCollator(model)(bare)
+    silent = make_sample([("text", [1, 2])], "silent")
+    for chosen in (SampleCollator(model), SampleCollator(tiny_qwen2_5_vl(), padding="right")):
+        with pytest.raises(
+            ArgumentError, match=r"\(silent, silent\), and the mean over none is NaN"
+        ):
+            chosen([silent, silent])
     other = make_sample([("text", [1]), ("response", [2])], family="qwen2_vl")
     with pytest.raises(ModelError, match="of qwen2_vl, the model of qwen2_5_vl"):
         SampleCollator(model)([other])

@@ -21,11 +21,17 @@ from mmpack.parity.fixes import FIXES
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = (
+    "mmpack.adapters.trl.traps",
     "mmpack.adapters.verl.traps",
     "mmpack.adapters.openrlhf",
     "mmpack.adapters.sglang",
     "mmpack.adapters.vime",
 )
+# what vLLM's table has besides causes, mostly of a running engine
+NO_CAUSES = {
+    *("resize_backend", "device_normalize", "cached_pixels", "cached_tokens_of_n"),
+    *("prefix_cache_after_update", "stale_weights", "dtype", "seed_on_cpu"),
+}
 
 
 @pytest.fixture
@@ -209,6 +215,10 @@ def test_traps_name_causes_that_parity_knows():
         traps = importlib.import_module(table).TRAPS
         assert traps.keys() <= FIXES.keys() - {"unknown"}, table
         assert all(text.endswith(".") for text in traps.values())
+    from mmpack.adapters.vllm.traps import TRAPS
+
+    assert TRAPS.keys() - NO_CAUSES <= FIXES.keys() - {"unknown"}
+    assert TRAPS.keys() >= NO_CAUSES and not NO_CAUSES & FIXES.keys()
 
 
 def test_the_fixture_is_the_same_every_time():

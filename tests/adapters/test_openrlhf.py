@@ -160,6 +160,47 @@ def test_samples_from_elsewhere_become_an_experience(fixture, buffer):
     assert len(buffer) == len(samples)
 
 
+def test_a_group_is_of_the_prompt_s_pictures(made, fixture):
+    """A tool's picture, in the response, moves no row to a group of its own."""
+    from mmpack.adapters.openrlhf import to_samples
+
+    rows = copy.deepcopy(made)
+    first = next(b for b, inputs in enumerate(rows.mm_train_inputs) if inputs)
+    groups = [s.group_id for s in to_samples(rows, fixture.processor)]
+    rows.mm_train_inputs[first]["pixel_values"] = rows.mm_train_inputs[first]["pixel_values"] + 1
+    changed = [s.group_id for s in to_samples(rows, fixture.processor)]
+    assert [a == b for a, b in zip(groups, changed, strict=True)].count(False) == 1
+    rows.action_mask[first, 0] = 1  # its prompt is one token now, all pictures come later
+    one = to_samples(rows, fixture.processor)[first].group_id
+    rows.mm_train_inputs[first]["pixel_values"] = rows.mm_train_inputs[first]["pixel_values"] + 1
+    assert to_samples(rows, fixture.processor)[first].group_id == one
+
+
+def test_a_row_without_pictures_first(made, fixture):
+    from mmpack.adapters.openrlhf import from_samples, to_samples
+
+    samples = to_samples(made, fixture.processor)
+    samples[0].metadata["openrlhf"]["inputs"] = None  # as of an item without mm_train_inputs
+    samples[0].media, samples[0].modality_spans = [], []
+    inputs = from_samples(samples).mm_train_inputs
+    assert inputs[0] is None
+    for own, expected in zip(inputs[1:], made.mm_train_inputs[1:], strict=True):
+        assert_equal(own, expected, "mm_train_inputs")
+
+
+def test_what_doesn_t_fit_is_one_line(made, fixture):
+    from mmpack.adapters.openrlhf import from_samples, to_samples
+
+    for name in ("images", "group_ids"):
+        with pytest.raises(ArgumentError, match=f"{name} has 0 entries"):
+            to_samples(made, fixture.processor, **{name: []})
+    samples = to_samples(made, fixture.processor)
+    one = [torch.zeros(s.num_loss_tokens) for s in samples]
+    for columns in (one[1:], [one[0][:1], *one[1:]], [torch.zeros(99), *one[1:]]):
+        with pytest.raises(ArgumentError, match=r"advantages has \d+ entries for"):
+            from_samples(samples, {"advantages": columns})
+
+
 def test_traps_are_named(made, fixture):
     from mmpack.adapters.openrlhf import to_samples
 

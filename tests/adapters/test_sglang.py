@@ -197,7 +197,7 @@ def test_requests_and_responses_come_back(requests, responses, fixture, tmp_path
         request = GenerateReqInput(**made)
         request.normalize_batch_and_arguments()
         assert request.input_ids == s.input_ids[: s.loss_spans[0].start].tolist()
-        assert request.sampling_params == asked.sampling_params and request.rid == asked.rid
+        assert request.sampling_params == asked.sampling_params and request.rid != asked.rid
         BaseMultimodalProcessor.validate_mm_data(image_data=request.image_data)
         [item] = request.image_data
         assert BaseMultimodalProcessor._is_preprocessed_input(item)
@@ -221,6 +221,55 @@ def test_a_packed_batch_becomes_requests_that_score(requests, responses, fixture
         assert request.logprob_start_len == s.loss_spans[0].start - 1 and request.return_logprob
     with pytest.raises(ArgumentError, match="not those of the batch"):
         from_batch(batch, samples[::-1])
+
+
+def test_sampled_anew_only_what_the_prompt_shows(requests, responses, fixture):
+    """Once, under another id; pictures of later turns stay out."""
+    from mmpack.adapters.sglang import from_samples, to_samples
+
+    requests[0].stream = True
+    requests[0].sampling_params = {"temperature": 0.7, "n": 4}
+    [sample] = to_samples(responses[:1], requests[:1], fixture.processor)
+    [made] = from_samples([sample])
+    assert not {"rid", "stream", "text"} & made.keys()
+    assert made["sampling_params"] == {"temperature": 0.7}
+    last = max(s.stop for s in sample.modality_spans)
+    sample.loss_spans[0].start = last - 1  # as if the last picture came with a later turn
+    shown = from_samples([sample])[0].get("image_data")
+    grids = [] if shown is None else shown[0]["image_grid_thw"].tolist()
+    assert grids == [list(m.grid_thw) for m in sample.media[:-1]]
+    scored = from_samples([sample], responses=True)[0]["image_data"][0]
+    assert len(scored["image_grid_thw"]) == len(sample.media)
+
+
+def test_pictures_in_base64_of_any_length(requests, responses, fixture):
+    from PIL import Image
+
+    from mmpack.adapters.sglang import _pictures
+
+    small = base64.b64encode(png(Image.new("RGB", (56, 56)))).decode()
+    assert len(small) <= 256
+    for given in (small, f"data:image/png;base64,{small}"):
+        assert _pictures("here", {"image_data": given}) == [base64.b64decode(small)]
+    for path in ("cat.png", "images/abcd", "abcd" * 100):
+        assert _pictures("here", {"image_data": path}) == [path]
+    with pytest.raises(ArgumentError, match="no base64"):
+        _pictures("here", {"image_data": "data:image/png;base64,abc"})
+
+
+def test_what_doesn_t_fit_is_one_line(requests, responses, fixture):
+    from mmpack.adapters.sglang import responses_of, to_samples
+
+    for name in ("images", "group_ids", "positions"):
+        with pytest.raises(ArgumentError, match=f"{name} has 0 entries"):
+            to_samples(responses, requests, fixture.processor, **{name: []})
+    without = {k: v for k, v in responses[0].items() if k != "meta_info"}
+    with pytest.raises(ArgumentError, match="no meta_info"):
+        to_samples([without], requests[:1], fixture.processor)
+    number, ids, _ = fixture.rows[0]
+    other = fixture.processor(fixture.messages[number], ids, sample_id="a", group_id="a")
+    with pytest.raises(ArgumentError, match="a came from no response"):
+        responses_of([other])
 
 
 def test_traps_are_named(requests, responses, fixture):

@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -294,6 +294,28 @@ def test_a_real_run_learns_the_same(build, checkpointing):
     assert work.tokens < work.tokens_stock / 2
     assert work.patches * 4 == work.patches_stock  # each picture once for four completions
     assert "tokens" in str(work) and f"{work.patches_stock:,}" in str(work)
+
+
+@pytest.mark.parametrize("how", ["method", "wrapped method", "partial"])
+def test_a_deep_copy_computes_with_its_own_weights(how):
+    from accelerate.hooks import ModelHook, add_hook_to_module
+    from accelerate.utils import convert_outputs_to_fp32
+
+    model = tiny_qwen2_5_vl().eval()
+    if how == "wrapped method":  # as Accelerator.prepare does in mixed precision
+        model.forward = MethodType(convert_outputs_to_fp32(model.forward.__func__), model)
+    elif how == "partial":
+        add_hook_to_module(model, ModelHook())
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+        grpo.add_packed_forward(model, 1.0)
+        assert torch.equal(model(input_ids=ids).logits, expected)
+        other = copy.deepcopy(model)
+        assert torch.equal(other(input_ids=ids).logits, expected)
+        other.lm_head.weight.zero_()
+        assert other(input_ids=ids).logits.abs().max() == 0
+        assert torch.equal(model(input_ids=ids).logits, expected)
 
 
 def test_saved_models_know_nothing_of_it(pair, tmp_path):

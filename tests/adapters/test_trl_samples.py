@@ -238,6 +238,29 @@ def test_pictures_give_the_names_that_every_adapter_gives(processor):
     assert mp.compare([sample], [own], require=("input_ids", "media", "loss_spans")).ok
 
 
+def test_a_field_that_is_none_is_absent(processor):
+    outputs = batch_of(5, **FULL)
+    left_out = ["sampling_per_token_logps", "tool_mask", "num_items_in_batch", "mm_token_type_ids"]
+    rest = {k: v for k, v in outputs.items() if k not in left_out}
+    assert len(rest) == len(outputs) - len(left_out)
+    got, expected = (to_samples(x, processor) for x in (outputs | dict.fromkeys(left_out), rest))
+    assert mp.compare(got, expected).ok
+    assert [s.metadata for s in got] == [s.metadata for s in expected]
+    assert all(s.rollout_logprobs is None and not s.observation_spans for s in got)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("name", ["images", "group_ids"])
+def test_lists_of_unlike_length_are_named(processor, name, change):
+    outputs = batch_of(5, **FULL)
+    rows = len(outputs["prompt_ids"])
+    given = {"images": None, "group_ids": "g"}[name]
+    with pytest.raises(
+        ArgumentError, match=f"{name} has {rows + change} entries, the batch {rows}"
+    ):
+        to_samples(outputs, processor, **{name: [given] * (rows + change)})
+
+
 def test_contradictions_are_named(processor):
     outputs = batch_of(5, **FULL)
     without = {k: v for k, v in outputs.items() if k not in ("pixel_values", "image_grid_thw")}

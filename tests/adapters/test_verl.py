@@ -164,6 +164,18 @@ def test_samples_of_two_origins_are_refused(data, fixture):
         from_samples([*to_samples(data, fixture.processor), other])
 
 
+def test_what_doesn_t_fit_is_one_line(data, fixture):
+    from mmpack.adapters.verl import from_samples, to_samples
+
+    with pytest.raises(ArgumentError, match="images has 0 entries"):
+        to_samples(data, fixture.processor, images=[])
+    samples = to_samples(data, fixture.processor)
+    one = [torch.zeros(s.num_loss_tokens) for s in samples]
+    for columns in (one[1:], [one[0][:1], *one[1:]], [torch.zeros(99), *one[1:]]):
+        with pytest.raises(ArgumentError, match=r"advantages has \d+ entries for"):
+            from_samples(samples, {"advantages": columns})
+
+
 def test_a_tool_s_words_are_an_observation(data, fixture):
     from mmpack.adapters.verl import to_samples
 
@@ -353,6 +365,10 @@ def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
 
     with use(engine), pytest.raises(ModelError, match="calculate_sum_pi_squared"):
         engine.infer_batch(nested(data, calculate_sum_pi_squared=True))
+    with use(engine) as used:
+        with pytest.raises(ModelError, match="already"):
+            use(engine)
+        assert "forward_step" in vars(used)  # the first still stands
     with monkeypatch.context() as patched:
         patched.setattr(Qwen2_5_VLAttention, "forward", qwen2_vl_attn_forward)  # as verl does
         with pytest.raises(ModelError, match="use_remove_padding"):
@@ -374,6 +390,8 @@ def test_one_line_of_configuration(engine, checkpoint, data, monkeypatch):
     gap = (own["log_probs"] - stock["log_probs"])[mask].abs().max()
     assert float(gap) <= TOLERANCES["layouts"].value
     assert packed.used.stats["tokens"] < packed.used.stats["tokens_unshared"]
+    packed.initialize()  # as verl resets it
+    assert packed.forward_step.__self__ is packed.used and not packed.used.stats
     monkeypatch.delenv("VERL_ENGINE_VENDOR")
     assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is FSDPEngineWithLMHead
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "metax")

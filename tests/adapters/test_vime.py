@@ -13,7 +13,7 @@ import mmpack as mp
 from mmpack.adapters.matrix.fixture import make_fixture
 from mmpack.adapters.matrix.vime_trace import items as made_items
 from mmpack.adapters.vime import from_batch, from_samples, to_samples
-from mmpack.errors import ArgumentError, LayoutError
+from mmpack.errors import ArgumentError, LayoutError, MmpackError
 
 
 class Status(enum.Enum):
@@ -139,6 +139,67 @@ def test_samples_from_elsewhere(fixture):
     assert mp.compare(samples, again).ok
     for a, b in zip(samples, again, strict=True):
         assert np.array_equal(a.rollout_logprobs, b.rollout_logprobs)
+
+
+def test_a_removed_sample_has_no_loss(items, fixture):
+    items[0].remove_sample = True
+    samples = to_samples(items, fixture.processor)
+    assert samples[0].num_loss_tokens == 0 and samples[2].num_loss_tokens > 0
+    assert mp.validate(samples) == []
+    back = from_samples(samples[:1], sample_class=Documented)[0]
+    assert back.remove_sample and back.loss_mask == items[0].loss_mask
+    assert back.rollout_log_probs == items[0].rollout_log_probs
+
+
+def test_groups_have_numbers(items, fixture):
+    alone = [dataclasses.replace(item, group_index=None, index=None) for item in items]
+    assert [s.group_id for s in to_samples(alone, fixture.processor)] == [
+        str(i) for i in range(len(items))
+    ]
+    samples = [
+        fixture.processor(fixture.messages[p], ids, sample_id=i, group_id=g)
+        for (p, ids, _), (i, g) in zip(fixture.rows, fixture.ids, strict=True)
+    ]
+    recorded = to_samples(items[:2], fixture.processor)
+    numbers = [made["group_index"] for made in from_samples([*recorded, *samples])]
+    names = [s.group_id for s in samples]
+    assert len(set(numbers[2:])) == len(set(names))
+    assert len(set(zip(numbers[2:], names, strict=True))) == len(set(names))
+    assert not set(numbers[:2]) & set(numbers[2:])
+
+
+def test_to_a_trace_file_without_open_pictures(items, fixture, tmp_path):
+    samples = to_samples(items, fixture.processor)
+    with pytest.raises(MmpackError, match="type Image"):
+        mp.write_trace(tmp_path / "t.jsonl", samples)
+    for item in items:
+        item.multimodal_inputs = None
+    named = to_samples(items, fixture.processor, images=fixture.images())
+    assert mp.compare(named, samples).ok
+    mp.write_trace(tmp_path / "t.jsonl", named)
+    store = {m.cache_key: m.pixel_values for s in named for m in s.media}
+    read = list(mp.read_trace(tmp_path / "t.jsonl"))
+    back = from_samples(read, media=store, sample_class=Documented)
+    for a, b in zip(back, items, strict=True):
+        assert_equal(vars(a), vars(b))
+
+
+def test_what_doesn_t_fit_is_one_line(items, fixture):
+    samples = to_samples(items, fixture.processor)
+    one = [[0.0] * s.num_loss_tokens for s in samples]
+    for columns in (one[1:], [one[0][:1], *one[1:]], [[*one[0], 0.0], *one[1:]]):
+        with pytest.raises(ArgumentError, match=r"advantages has \d+ entries for"):
+            from_samples(samples, {"advantages": columns})
+    with pytest.raises(ArgumentError, match="images has 1 entries"):
+        to_samples(items, fixture.processor, images=[[]])
+    wrong = (
+        ({}, "has no tokens"),
+        (vars(items[0]) | {"tokens": [1, 2]}, "response_length is"),
+        (vars(items[0]) | {"reward": "right"}, "reward is 'right'"),
+    )
+    for item, message in wrong:
+        with pytest.raises(ArgumentError, match=message):
+            to_samples([item], fixture.processor)
 
 
 def test_traps_are_named(items, fixture):

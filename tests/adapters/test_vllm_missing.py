@@ -1,9 +1,18 @@
-"""Without vLLM its adapter imports, and says what is missing when an engine is asked for."""
+"""The vLLM adapter without an engine: what is missing or rejected is one line, and what batches give it."""
 
 import importlib.util
+import sys
+from types import SimpleNamespace
 
 import pytest
 from support.process import run_python
+from support.samples import make_sample
+
+import mmpack as mp
+import mmpack.adapters.vllm.samples as inputs
+from mmpack.adapters.transformers import tiny_qwen2_5_vl
+from mmpack.adapters.vllm import engine
+from mmpack.errors import BackendError
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
@@ -15,3 +24,90 @@ def test_an_engine_without_the_package_names_the_extra():
     )
     said = run_python(code).stdout
     assert said.startswith("MissingExtraError") and "mmpack[vllm]" in said
+
+
+def test_a_cpu_build_without_libnuma_names_the_package(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    cpu = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", cpu)
+    for name in engine._ENVIRONMENT:
+        monkeypatch.setenv(name, engine._ENVIRONMENT[name])
+    monkeypatch.setattr(engine.sys, "platform", "linux")
+    monkeypatch.setattr(engine.ctypes, "CDLL", lambda name: None)
+    assert engine.load_vllm() is sys.modules["vllm"]
+    monkeypatch.setattr(engine.ctypes, "CDLL", missing)
+    with pytest.raises(BackendError, match="apt-get install libnuma1"):
+        engine.load_vllm()
+
+
+class Rejected(ValueError):
+    """Its text has as many lines as pydantic's."""
+
+
+@pytest.fixture
+def llm(monkeypatch, tmp_path):
+    """A checkpoint's folder, and what is asked of `vllm.LLM`, which rejects it."""
+    asked = {}
+
+    def reject(**settings):
+        asked.update(settings)
+        raise Rejected("1 validation error\n  Value error,\n  no such architecture")
+
+    config = tiny_qwen2_5_vl().config
+    config.get_text_config().max_position_embeddings = 512
+    config.save_pretrained(tmp_path)
+    monkeypatch.setattr(engine, "load_vllm", lambda: SimpleNamespace(LLM=reject))
+    return str(tmp_path), asked
+
+
+def test_what_vllm_rejects_is_one_line(llm):
+    folder, asked = llm
+    with pytest.raises(BackendError, match=r"Rejected: 1 validation.*no such arch.*Fix: ") as error:
+        engine.VllmEngine(folder)
+    assert "\n" not in str(error.value)
+    assert asked["max_model_len"] == asked["max_num_batched_tokens"] == 512
+    with pytest.raises(BackendError):
+        engine.VllmEngine(folder, max_model_len=256, chunked_prefill=64)
+    assert (asked["max_model_len"], asked["max_num_batched_tokens"]) == (256, 64)
+
+
+def test_an_engine_closes_once():
+    calls = []
+    core = SimpleNamespace(shutdown=lambda: calls.append("shutdown"))
+    running = object.__new__(engine.VllmEngine)
+    running.llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
+    running.close()
+    running.close()
+    assert calls == ["shutdown"]
+
+
+FRAMES = [
+    ("text", [1, 2]),
+    ("image", (1, 4, 4), "a"),
+    ("image", (1, 4, 4), "a"),
+    ("video", (2, 4, 4), "v"),
+    ("text", [3]),
+    ("response", [4, 5], 0),
+    ("observation", [9], 0),
+    ("image", (1, 4, 6), "b"),
+    ("response", [7], 1),
+]
+
+
+@pytest.mark.parametrize("responses", [True, False])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_batch_gives_the_runs_that_its_samples_give(monkeypatch, family, responses):
+    """A video in frames has text between them, which no run covers."""
+    one = make_sample(FRAMES, family=family, sample_id="a")
+    two = make_sample([*FRAMES[:-1], ("response", [8, 6], 1)], family=family, sample_id="b")
+    monkeypatch.setattr(
+        inputs, "_engine_input", lambda ids, runs: [(a, z, m.media_id) for a, z, m in runs]
+    )
+    expected = inputs.from_samples([one, two], responses)
+    assert len(expected[0]) == {"qwen2_5_vl": 3, "qwen3_vl": 4}[family] + responses
+    for share_prefix in (False, True):
+        batch = mp.pack([one, two], share_prefix=share_prefix)
+        assert inputs.from_batch(batch, responses) == expected

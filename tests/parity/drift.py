@@ -16,10 +16,13 @@ import mmpack as mp
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.schema.sample import RESPONSE_TEXT_KEY
 
-IMAGE, VIDEO, END = 151655, 151656, 151645
+IMAGE, VIDEO, START, END = 151655, 151656, 151644, 151645
 WORDS = {700: "ab", 701: "a", 702: "b", 703: "c", 704: "bc"}  # "abc" is 700 703, or 701 704
 PROCESSOR: dict[str, Any] = {
-    "tokenizer": {"vocab_sha256": "ab" * 32, "special_ids": {"<|image_pad|>": IMAGE}},
+    "tokenizer": {
+        "vocab_sha256": "ab" * 32,
+        "special_ids": {"<|im_start|>": START, "<|im_end|>": END, "<|image_pad|>": IMAGE},
+    },
     "chat_template": "sha256:" + "1" * 64,
     "image": {"min_pixels": 3136, "max_pixels": 1003520, "patch_size": 14, "merge_size": 2},
     "video": {"min_pixels": 3136, "max_pixels": 602112, "patch_size": 14, "merge_size": 2},

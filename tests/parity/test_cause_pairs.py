@@ -105,6 +105,8 @@ def doubled_positions(sample):
         ("jpeg_reencode", renamed),
         ("video_budget", no_settings),
         ("resize_twice", no_settings),
+        ("resize_twice", renamed),
+        ("alpha", renamed),
     ],
 )
 def test_without_its_evidence_a_cause_is_only_possible(cause, lose):

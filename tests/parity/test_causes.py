@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from drift import END, IMAGE, PROCESSOR, decode, episode, finish, other, settings
+from drift import END, IMAGE, PROCESSOR, START, decode, episode, finish, other, settings
 
 import mmpack as mp
 from mmpack.parity.compare import compare
@@ -79,6 +79,29 @@ def test_grids_differ_without_settings():
     assert "possible: max_pixels" in finding(left, right, "input_ids").evidence
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("height", (448, 224)),
+        ("width", (448, 224)),
+        ("min_patches", (1, 2)),
+        ("max_patches", (12, 4)),
+        ("crop_to_patches", (True, False)),
+    ],
+)
+def test_limits_of_tiles_are_pixel_limits(name, values):
+    tiles = {"height": 448, "width": 448, "crop_to_patches": True} | {name: values[0]}
+    left, right = episode(), episode(grid=(1, 4, 4))
+    for sample in (left, right):
+        sample.processor = settings()
+        sample.processor["image"] = dict(tiles)
+    assert causes(left, right) == ["unknown"]
+    assert "pixel limits are equal" in finding(left, right, "media").evidence
+    right.processor["image"][name] = values[1]
+    assert causes(left, right) == ["max_pixels"]
+    assert f"processor.image.{name}: rollout" in finding(left, right, "media").evidence
+
+
 def test_grids_differ_under_equal_settings():
     assert causes(episode(), episode(grid=(1, 4, 4))) == ["unknown"]
 
@@ -135,6 +158,70 @@ def test_other_pixels_with_two_possible_causes_or_none():
     assert causes(left, right) == ["unknown"]
     assert "possible: alpha, jpeg_reencode" in finding(left, right, "media").evidence
     assert causes(episode(), other_pixels()) == ["unknown"]
+
+
+def stranger(left, index=0, **fields):
+    """Media[index] as another picture: another name, file, content and key."""
+    right = other(left)
+    medium = right.media[index]
+    medium.media_id, medium.file_hash = "another", "e" * 64
+    medium.content_hash, medium.cache_key = "0" * 64, "1" * 64
+    for name, value in fields.items():
+        setattr(medium, name, value)
+    return right
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "possible"),
+    [
+        ({"mode": "RGBA"}, {}, "alpha"),
+        ({"exif_orientation": 6}, {}, "exif_rotation"),
+        ({"exif_orientation": 6}, {"size": (480, 640)}, "exif_rotation"),
+        ({}, {"size": (99, 77), "decoded_size": None}, "resize_twice"),
+        ({}, {"size": (99, 77)}, "resize_twice"),  # decoded to one size by chance
+    ],
+)
+def test_another_picture_is_never_named_for_what_one_picture_would_show(was, becomes, possible):
+    left = episode()
+    for name, value in was.items():
+        setattr(left.media[0], name, value)
+    right = stranger(left, **becomes)
+    assert causes(left, right) == ["unknown"]
+    told = finding(left, right, "media").evidence
+    assert "maybe another picture" in told and possible in told.partition("possible: ")[2]
+    named = other(right)
+    named.media[0].media_id, named.media[0].file_hash = left.media[0].media_id, "f" * 64
+    named.media[0].decoded_size = left.media[0].decoded_size
+    assert causes(left, named) == [possible]
+    named.media[0].media_id = "another"  # the file is the same
+    assert causes(left, named) == [possible]
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [({"size": (99, 77)}, "resize_twice"), ({"size": (480, 640)}, "exif_rotation")],
+)
+def test_without_names_sizes_tell_one_decoded_size_that_was_handed_on_in_two(fields, cause):
+    left = episode()
+    left.media[0].media_id, left.media[0].exif_orientation = "image:" + "a" * 16, 6
+    right = stranger(left, media_id="image:" + "0" * 16, file_hash=None, **fields)
+    assert causes(left, right) == [cause]
+    right.media[0].decoded_size = None
+    assert causes(left, right) == ["unknown"]
+
+
+def test_pictures_in_another_order():
+    left = episode(grid=(1, 4, 4))
+    for medium in left.media:
+        medium.mode, medium.file_hash = "RGBA", medium.content_hash
+    swapped = other(left)
+    swapped.media.reverse()
+    assert causes(left, swapped) == ["unknown"]
+    assert "other order: train media[1] has" in finding(left, swapped, "media").evidence
+    late = stranger(left, 1)
+    late.media[0] = copy.deepcopy(left.media[1])
+    assert causes(left, late) == ["unknown"]
+    assert "other order: rollout media[1] has" in finding(left, late, "media").evidence
 
 
 def test_cache_key():
@@ -204,6 +291,26 @@ def test_frame_sampling():
     unrecorded = clip(grid=(4, 4, 4), frame_indices=None)
     assert causes(clip(), unrecorded) == ["unknown"]
     assert "possible: frame_sampling" in finding(clip(), unrecorded, "media").evidence
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"total_frames": 99}, {"decoded_size": (9, 9)}, {"file_hash": "e" * 64}, {"media_id": "film"}],
+)
+@pytest.mark.parametrize("cause", ["frame_sampling", "video_budget", "fps_missing"])
+def test_another_video_is_unknown(cause, fields):
+    changed = {
+        "frame_sampling": {"frame_indices": np.arange(6) * 5 + 1},
+        "video_budget": {"grid": (3, 8, 6)},
+        "fps_missing": {"fps": None, "frame_timestamps": tuple((np.arange(6) * 5 / 24).tolist())},
+    }[cause]
+    assert causes(clip(), clip(**changed)) == [cause]
+    if "media_id" in fields:
+        fields = fields | {"file_hash": None}
+    right = clip(**changed, **fields)
+    assert causes(clip(), right) == ["unknown"]
+    told = finding(clip(), right, "media").evidence
+    assert "another video" in told and told.endswith(f"possible: {cause}")
 
 
 def test_video_budget():
@@ -321,7 +428,17 @@ def test_chat_template_by_its_hash():
 
 
 def test_system_prompt_under_one_template():
-    assert causes(episode(), episode(system=(13,))) == ["chat_template"]
+    """The system's turn, or its lack, before the turn that holds the picture; no other words."""
+    left = episode(system=(START, 11, 12, END, START, 13))
+    for system in ((START, 99, END, START, 13), (START, 13), (START, 11, 12, 99, END, START, 13)):
+        assert causes(left, episode(system=system)) == ["chat_template"]
+    asked = episode(system=(START, 11, 12, END, START, 99))
+    assert causes(left, asked) == ["unknown"]
+    assert "possible: chat_template" in compare([left], [asked]).first.evidence
+    assert causes(episode(system=(START, 11)), episode(system=(START, 12))) == ["unknown"]
+    turns = (START, 21, END, START, 22, END, START, 13)
+    assert causes(episode(system=(START, 11, END, *turns)), episode(system=turns)) == ["unknown"]
+    assert causes(episode(), episode(system=(13,))) == ["unknown"]  # no turn is known
 
 
 def test_text_that_differs_after_the_media_is_unknown():
@@ -356,6 +473,34 @@ def test_retokenized_response_by_decoding():
     assert causes(left, another, decode=decode) == ["unknown"]
 
 
+@pytest.mark.parametrize("text", ["", "x\ufffd"])
+def test_text_that_tells_no_ids_apart_is_no_retokenized_response(text):
+    left, right = episode(), episode(response=(701, 704, END))
+    assert causes(left, right, decode=lambda ids: text) == ["unknown"]
+    assert (
+        "can't tell them apart" in compare([left], [right], decode=lambda ids: text).first.evidence
+    )
+
+
+def test_ids_that_decode_to_nothing_are_no_retokenized_response():
+    left, right = episode(response=(900, 700, 901, END)), episode(response=(902, 700, 903, END))
+
+    def skips(ids):
+        return decode([i for i in ids if i < 900])
+
+    assert causes(left, right, decode=skips) == ["unknown"]
+
+
+def test_ids_that_one_side_lacks_are_no_retokenized_response():
+    """The text's hash was carried along with what was cut."""
+    left, right = episode(), episode(second=(710, 711))
+    right.metadata = copy.deepcopy(left.metadata)
+    assert causes(left, right) == ["unknown"]
+    assert causes(left, right, decode=lambda ids: "one text") == ["unknown"]
+    stopped = other(episode(second=(710, 711, 712)), metadata=copy.deepcopy(left.metadata))
+    assert causes(left, stopped) == ["stop_token"]
+
+
 def test_another_response_is_unknown():
     report = compare([episode()], [episode(response=(703, 703, END))])
     assert report.first.cause == "unknown"
@@ -369,6 +514,15 @@ def test_stop_token():
     assert causes(left, between_turns) == ["stop_token"]
     left.finish_reason = right.finish_reason = "length"
     assert causes(left, right) == ["unknown"]
+
+
+def test_a_last_word_is_no_stop_token():
+    left, right = episode(second=(710, 711, 712)), episode(second=(710, 711))
+    assert causes(left, right) == ["unknown"]
+    assert "no special token" in compare([left], [right]).first.evidence
+    for sample in (left, right):
+        del sample.processor["tokenizer"]["special_ids"]
+    assert causes(left, right) == ["stop_token"]
 
 
 def test_sampled_placeholder():
@@ -564,11 +718,12 @@ def test_two_causes_in_one_sample():
         "position_rule",
         "padding_positions",
     }
-    moved = episode(system=(99,))
+    left, system = episode(system=(START, 11, START, 13)), (START, 99, START, 13)
+    moved = episode(system=system)
     moved.loss_spans[0].start += 1
-    assert set(causes(episode(), moved)) == {"chat_template", "loss_mask_shift"}
-    encoded = episode(system=(99,), response=(701, 704, END))
-    assert set(causes(episode(), encoded)) == {"chat_template", "retokenized_response"}
+    assert set(causes(left, moved)) == {"chat_template", "loss_mask_shift"}
+    encoded = episode(system=system, response=(701, 704, END))
+    assert set(causes(left, encoded)) == {"chat_template", "retokenized_response"}
 
 
 def test_known_and_unknown_in_one_sample():

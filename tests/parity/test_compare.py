@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.samples import make_sample, samples, traces
 
 import mmpack as mp
+from mmpack.layout.fingerprint import fingerprint
 from mmpack.parity.compare import compare
 from mmpack.parity.fields import FIELDS
 from mmpack.parity.fixes import FIXES
@@ -77,6 +78,94 @@ def test_logprob_values_are_never_said_to_be_equal():
     assert compare([left], [right], require=("sampling",)).ok
     unknown_kind = other(left, sampling=None)
     assert "sampling" in compare([left], [unknown_kind]).not_compared
+
+
+def scored(**sampling):
+    logprobs = np.full(2, -1.0, dtype=np.float32)
+    return other(small(0), rollout_logprobs=logprobs, sampling=sampling or None)
+
+
+def test_sampling_that_was_not_compared():
+    raw, processed = ({"logprobs": kind} for kind in ("raw", "processed"))
+    texts = {
+        "neither side has sampling": (small(0), small(0)),
+        "train has no sampling": (other(small(0), sampling=raw), small(0)),
+        "rollout has no sampling": (scored(), scored(**raw)),
+        "there are no logprobs on both sides that it speaks of": (
+            other(small(0), sampling=raw),
+            scored(**processed),
+        ),
+    }
+    for text, (left, right) in texts.items():
+        report = compare([left], [right])
+        assert report.ok and report.not_compared["sampling"] == f"{text} (1 of 1 samples)"
+        assert not compare([left], [right], require=("sampling",)).ok
+    assert "sampling" not in compare([scored(**raw)], [scored(**raw)]).not_compared
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_k", "repetition_penalty", "frequency_penalty", "presence_penalty"]
+)
+def test_settings_of_processed_logprobs(name):
+    left, right = (scored(**{"logprobs": "processed", name: value}) for value in (0.5, 1.5))
+    first = compare([left], [right]).first
+    assert (first.field, first.cause) == ("sampling", "logprob_kind") and name in first.evidence
+    alone = scored(logprobs="processed")
+    for pair, side in (((left, alone), "train"), ((alone, left), "rollout")):
+        report = compare([pair[0]], [pair[1]])
+        assert report.ok
+        assert report.not_compared[f"sampling.{name}"].startswith(f"{side} has no sampling.{name} ")
+        assert not compare([pair[0]], [pair[1]], require=("sampling",)).ok
+    assert compare([left], [left], require=("sampling",)).ok
+    raw = [scored(**{"logprobs": "raw", name: value}) for value in (0.5, 1.5)]
+    assert compare(raw[:1], raw[1:], require=("sampling",)).ok  # they don't depend on it
+
+
+def turns(*spans):
+    """Six loss tokens [3, 9)."""
+    sample = small(0, response=range(5, 11))
+    sample.loss_spans = [mp.LossSpan(start, stop, turn=turn) for start, stop, turn in spans]
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "span"),
+    [
+        ([(3, 5, 0), (5, 9, 1)], [(3, 9, 0)], (5, 9)),
+        ([(3, 5, 0), (5, 9, 1)], [(3, 6, 0), (6, 9, 1)], (5, 6)),
+        ([(3, 5, None), (5, 9, 1)], [(3, 7, 1), (7, 9, 2)], (7, 9)),
+        ([(3, 9, 0)], [(3, 9, 1)], (3, 9)),
+        ([(3, 5, 0), (5, 9, 0)], [(3, 9, 0)], None),
+        ([(3, 5, 0), (5, 9, None)], [(3, 9, 0)], None),
+        ([(3, 5, 0), (5, 5, 7), (5, 9, 1)], [(3, 5, 0), (5, 9, 1)], None),
+        ([(3, 5, 0), (5, 9, 1)], [(3, 9, None)], None),
+    ],
+)
+def test_turns_of_tokens(left, right, span):
+    for pair in ((left, right), (right, left)):
+        report = compare([turns(*pair[0])], [turns(*pair[1])])
+        assert report.ok == (span is None)
+        if span is not None:
+            assert (report.first.field, report.first.span) == ("loss_spans", span)
+
+
+def test_unlike_fingerprints():
+    settings = {"image": {"max_pixels": 100}}
+    made = [
+        other(small(0), processor=settings, processor_fingerprint=fingerprint(settings)),
+        other(small(0), processor=dict(settings), processor_fingerprint="sha256:" + "0" * 64),
+    ]
+    for left, right in (made, made[::-1]):
+        report = compare([left], [right])
+        assert [(f.field, f.cause) for f in report.findings] == [
+            ("processor_fingerprint", "unknown")
+        ]
+    unmarked = other(made[1], processor_fingerprint=None)
+    assert compare([made[0]], [unmarked]).ok
+    for like in ({"image": {"max_pixels": 100.0}}, settings | {"position_rule": "max"}):
+        right = other(made[0], processor=like, processor_fingerprint=fingerprint(like))
+        assert right.processor_fingerprint != made[0].processor_fingerprint
+        assert compare([made[0]], [right]).ok  # the settings tell why
 
 
 # ---- pairing -----------------------------------------------------------------------------------

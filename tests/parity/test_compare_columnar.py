@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
@@ -201,6 +202,28 @@ def test_random_traces(tmp_path_factory, trace, rng):
         assert_same(*both_ways(folder, trace, right))
 
 
+def test_what_lacks_or_differs_in_settings_and_turns(tmp_path):
+    sampling = [None, {"logprobs": "raw", "top_p": 0.5}, {"logprobs": "processed"}]
+    sampling += [{"logprobs": "processed", "presence_penalty": v} for v in (0.0, 1.0)]
+    kinds = list(product(sampling, (False, True)))
+    left, right = [], []
+    for i, ((mine, has), (theirs, have)) in enumerate(product(kinds, kinds)):
+        for trace, what, scores in ((left, mine, has), (right, theirs, have)):
+            sample = make_sample([("text", [1, 2]), ("response", [3, 4], 0)], sample_id=f"s{i}")
+            sample.sampling = what
+            sample.rollout_logprobs = np.full(2, -0.5, np.float32) if scores else None
+            trace.append(sample)
+    left[0].loss_spans = [mp.LossSpan(2, 3, turn=0), mp.LossSpan(3, 4, turn=1)]
+    for sample, mark in ((left[1], "0"), (right[1], "1")):
+        sample.processor = dict(PROCESSOR)
+        sample.processor_fingerprint = "sha256:" + mark * 64
+    fast, slow = both_ways(tmp_path, left, right)
+    assert {f.field for f in fast.findings} == {"loss_spans", "processor_fingerprint", "sampling"}
+    assert {"sampling", "sampling.presence_penalty"} <= fast.not_compared.keys()
+    assert fast.not_compared["sampling"].count(";") == 3
+    assert_same(fast, slow)
+
+
 # ---- sound rows ----------------------------------------------------------------------------------
 
 
@@ -390,6 +413,73 @@ def test_the_error_is_that_of_reading(tmp_path, name, values):
         with pytest.raises(TraceError) as compared:
             compare(*pair)
         assert str(compared.value) == str(read.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("input_ids", pa.list_(pa.int64())),
+        ("position_ids", pa.list_(pa.list_(pa.int64()))),
+        ("attention_mask", pa.list_(pa.int8())),
+        ("turn", pa.int64()),
+        ("screen_size", pa.list_(pa.int64())),
+    ],
+)
+def test_whole_numbers_written_as_floats(tmp_path, name, whole):
+    sample = make_sample([("text", [1, 2])], "s0")
+    sample.position_ids, sample.attention_mask = np.ones((3, 2), np.int64), np.ones(2, np.int8)
+    sample.turn, sample.screen_size = 1, (640, 480)
+    write_trace(tmp_path / "fine.parquet", [sample])
+    table = pq.read_table(tmp_path / "fine.parquet")
+    at = table.column_names.index(name)
+    values = table[name].to_pylist()
+    for kind, folder in ((whole, "whole"), (as_floats(whole), "floats")):
+        pq.write_table(table.set_column(at, name, pa.array(values, kind)), tmp_path / folder)
+        (tmp_path / folder).rename(tmp_path / f"{folder}.parquet")
+    assert compare(tmp_path / "fine.parquet", tmp_path / "whole.parquet").ok
+    for pair in (("fine", "floats"), ("floats", "fine"), ("floats", "floats")):
+        with pytest.raises(TraceError, match=f"floats.parquet: record 1.{name}.*MM003"):
+            compare(*(tmp_path / f"{side}.parquet" for side in pair))
+
+
+def as_floats(kind):
+    return pa.list_(as_floats(kind.value_type)) if pa.types.is_list(kind) else pa.float64()
+
+
+def test_a_required_column_of_nulls(tmp_path):
+    path = altered(tmp_path, "input_ids", pa.array([None, None], pa.list_(pa.int64())))
+    table = pq.read_table(path)
+    names = ["s0", "s1"]
+    assert table["sample_id"].to_pylist() == names
+    for pair in ((altered_none(tmp_path), path), (path, altered_none(tmp_path)), (path, path)):
+        with pytest.raises(TraceError, match=r"record 1.input_ids: is missing .MM004"):
+            compare(*pair)
+
+
+def test_row_groups_of_no_rows(tmp_path):
+    fine, path = altered_none(tmp_path), tmp_path / "empty.parquet"
+    table = pq.read_table(fine)
+    pq.write_table(table.slice(0, 0), path)
+    assert pq.read_metadata(path).num_row_groups == 1
+    assert list(read_trace(path)) == []
+    report = compare(path, fine)
+    assert report.compared == 0 and report.missing == {"rollout": 2, "train": 0}
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for rows in (table.slice(0, 0), table.slice(0, 1), table.slice(0, 0), table.slice(1, 1)):
+            writer.write_table(rows)
+    assert pq.read_metadata(path).num_row_groups == 4
+    assert compare(path, fine).ok and compare(fine, path).compared == 2
+
+
+def test_values_of_no_rows(tmp_path):
+    write_trace(tmp_path / "t.parquet", [make_sample([("text", [1, 2])], "s0")])
+    data = bytearray((tmp_path / "t.parquet").read_bytes())
+    data[data.rindex(b"\x16\x02\x26") + 1] = 0  # field 3 of the row group, before field 5: its rows
+    path = tmp_path / "lies.parquet"
+    path.write_bytes(data)
+    assert pq.read_metadata(path).row_group(0).num_rows == 0
+    with pytest.raises(TraceError, match=r"row group 0: has values, but 0 rows .MM001"):
+        compare(path, tmp_path / "t.parquet")
 
 
 def altered_none(folder):

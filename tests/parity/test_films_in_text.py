@@ -72,10 +72,19 @@ def test_timestamps_alone_have_possible_causes():
     assert "possible: fps_missing, frame_sampling" in report.first.evidence
 
 
-def test_a_system_prompt_beside_a_missing_fps():
+def test_a_template_beside_a_missing_fps():
     left, right = film(STAMPS), film(([27, 15, 29], [27, 17, 29]), fps=None, system=range(40, 80))
+    right.processor["chat_template"] = "sha256:" + "2" * 64
     report = mp.compare([left], [right])
     assert set(report.causes) == {"fps_missing", "chat_template"}
+
+
+def test_timestamps_of_another_film_are_no_template():
+    left, right = film(STAMPS), film(([27, 18, 29], [27, 17, 29]), fps=None)
+    left.media[0].total_frames, right.media[0].total_frames = 100, 90
+    report = mp.compare([left], [right])
+    assert "another video" in report.first.evidence and "fps_missing" not in report.causes
+    assert "text outside" not in str(report.lines())
 
 
 def test_words_between_two_showings_of_one_film_are_words():

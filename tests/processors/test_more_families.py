@@ -13,6 +13,7 @@ from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
 from mmpack.pack.media import tiles_of
 from mmpack.processors.expand import KEPT, REPLACED, expanded_ids
+from mmpack.processors.settings import vision_settings
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan
 
@@ -98,6 +99,8 @@ def test_internvl_settings(internvl, picture):
     image = one.settings["image"]
     assert (image["height"], image["width"]) == (448, 448)
     assert image["crop_to_patches"] and (image["min_patches"], image["max_patches"]) == (1, 4)
+    uncut = vision_settings(internvl.image_processor, {"crop_to_patches": False})
+    assert uncut["crop_to_patches"] is False and "max_patches" not in uncut
     assert one.settings["position_rule"] == "count"
     more = internvl_processor(max_tiles=6, tokenizer=internvl.tokenizer)
     other = mp.wrap_processor(more)

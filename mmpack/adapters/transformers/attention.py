@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -21,9 +20,7 @@ from mmpack.families import family_of_model_type
 
 NAME = "mmpack"
 BLOCK = 1024  # query rows whose mask is held at a time
-_ORIGINAL: WeakKeyDictionary[Any, tuple[str, Any]] = (
-    WeakKeyDictionary()
-)  # what to put back, the hook to remove
+KEPT = "_mmpack_kept"  # on an attached model, so that copies have it: what to put back, the hook
 
 
 class Attached:
@@ -38,7 +35,7 @@ class Attached:
 
     def detach(self) -> None:
         model = unwrap(self.model, "detach")
-        original = _ORIGINAL.pop(model, None)
+        original = vars(model).pop(KEPT, None)
         if original is not None:
             implementation, hook = original
             hook.remove()
@@ -81,7 +78,7 @@ def attach(model: Any) -> Attached:
     nested = is_attached(whole)
     if not nested:
         hook = whole.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True)
-        _ORIGINAL[whole] = text._attn_implementation, hook
+        setattr(whole, KEPT, (text._attn_implementation, hook))
         whole.set_attn_implementation({"text_config": NAME})
     return Attached(model, nested)
 

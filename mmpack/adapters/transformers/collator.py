@@ -55,12 +55,25 @@ class SampleCollator:
         self.pad_to_multiple_of = pad_to_multiple_of
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Raises: SchemaError for broken rules, and (MM404) for missing pixels; ModelError for another family."""
+        """Raises: SchemaError for broken rules, and (MM404) for missing pixels; ModelError for another family;
+        ArgumentError for a batch without a loss token: the mean over none is NaN.
+        """
         if self.padding is None:
             batch = pack(samples, None, self.share_prefix, self.pad_to_multiple_of)
+            _refuse_no_loss(samples)
             return _common(batch, self.family) | _packed(batch)
         padded = pad(samples, self.padding, pad_to_multiple_of=self.pad_to_multiple_of)
+        _refuse_no_loss(samples)
         return _common(padded, self.family) | _padded(padded)
+
+
+def _refuse_no_loss(samples: Sequence[Sample]) -> None:
+    if not any(s.num_loss_tokens for s in samples):
+        names = ", ".join(s.sample_id for s in samples)
+        raise ArgumentError(
+            f"SampleCollator: no sample of the batch has a loss token ({names:.200}), and the mean over none is NaN. "
+            "Fix: leave out samples whose num_loss_tokens is 0"
+        )
 
 
 def _common(batch: PackedBatch | PaddedBatch, family: str) -> dict[str, Any]:

@@ -67,14 +67,23 @@ def to_samples(
         group_ids: [B]; None: rows of one prompt are a group.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of the sampling logprobs.
 
-    Raises: ArgumentError for fields that this adapter does not know; LayoutError where ids, pictures and
-    mm_token_type_ids contradict each other.
+    A field that is None is absent.
+
+    Raises: ArgumentError for fields that this adapter does not know, and for `images` or `group_ids` of another
+    length than the batch; LayoutError where ids, pictures and mm_token_type_ids contradict each other.
     """
-    unknown = [k for k, v in outputs.items() if v is not None and k not in LAYOUT | COLUMNS.keys()]
+    outputs = {name: value for name, value in outputs.items() if value is not None}
+    unknown = [name for name in outputs if name not in LAYOUT | COLUMNS.keys()]
     if unknown:
         raise ArgumentError(
             f"to_samples: {unknown[0]!r} is no field of a batch of mmpack's families. Fix: drop it"
         )
+    rows = len(outputs["prompt_ids"])
+    for name, given in (("images", images), ("group_ids", group_ids)):
+        if given is not None and len(given) != rows:
+            raise ArgumentError(
+                f"to_samples: {name} has {len(given)} entries, the batch {rows} rows. Fix: one for each row"
+            )
     wrapped = wrap_processor(processing_class)
     pad_id = wrapped.tokenizer.pad_token_id
     ids = torch.cat([outputs["prompt_ids"], outputs["completion_ids"]], dim=1)
@@ -84,8 +93,8 @@ def to_samples(
     pixels, grids = outputs.get("pixel_values"), outputs.get("image_grid_thw")
     media = media_of_rows(pixels, grids, outputs.get("num_images"), wrapped.family)
     if images is not None and media:
-        for b, (row, given) in enumerate(zip(media, images, strict=True)):
-            name_pictures({"image": row}, given or (), wrapped, f"to_samples: row {b}")
+        for b, (row, pictures) in enumerate(zip(media, images, strict=True)):
+            name_pictures({"image": row}, pictures or (), wrapped, f"to_samples: row {b}")
     start = outputs["prompt_ids"].shape[1]
     samples = rows_to_samples(ids, present, start, wrapped.family, media)
     _check_types(outputs, samples, present)

@@ -177,7 +177,7 @@ def add_packed_forward(model: Any, temperature: float) -> None:
 
     In the forward, so that what wraps the model (DDP, autocast, PEFT) wraps the packed pass too.
     """
-    original = model.forward
+    original = _unbound(model.forward, model)  # a deep copy of the model calls it with itself
 
     @functools.wraps(type(model).forward)  # generate reads its signature
     def forward(
@@ -189,11 +189,20 @@ def add_packed_forward(model: Any, temperature: float) -> None:
         **kwargs: Any,
     ) -> Any:
         if packed_batch is None:
-            return original(*args, **kwargs)
+            return original(self, *args, **kwargs)
         out = packed_logprobs(self, packed_batch, temperature, vision, entropy=entropy)
         return out if isinstance(out, tuple) else (out,)
 
     model.forward = types.MethodType(forward, model)
+
+
+def _unbound(forward: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    """`forward`, taking the model first: a method, or what a hook of accelerate's made of one."""
+    if isinstance(forward, types.MethodType) and forward.__self__ is model:
+        return forward.__func__
+    if isinstance(forward, functools.partial) and forward.args == (model,) and not forward.keywords:
+        return forward.func
+    return lambda model, *args, **kwargs: forward(*args, **kwargs)  # bound to what it likes
 
 
 def check_prompts(generate: Callable[..., Any], family: Family) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ import torch
 from mmpack.adapters.rows import (
     GRIDS,
     PIXELS,
+    check_each,
     check_same,
     decode,
     encode,
@@ -78,6 +79,7 @@ def to_samples(
         raise ArgumentError(
             f"to_samples: the DataProto has no {missing[0]!r}. Fix: pass one that was generated"
         )
+    check_each("to_samples", len(data), "rows", {"images": images})
     count: dict[str, int] = {}
     meta_info = encode(data.meta_info)
     out = []
@@ -150,6 +152,7 @@ def from_samples(
     verl = require("verl", "verl", "from_samples")
     if not samples:
         raise ArgumentError("from_samples: no samples. Fix: pass at least one")
+    check_each("from_samples", len(samples), "samples", columns or {})
     own = _own(samples)
     wide = [
         max(o["width"][0] for o in own),
@@ -339,6 +342,7 @@ def _row(
     written = {theirs.get(k, k): torch.as_tensor(v) for k, v in given.items()}
     if sample.rollout_logprobs is not None:
         written.setdefault("rollout_log_probs", torch.from_numpy(sample.rollout_logprobs))
+    check_each(f"from_samples: {sample.sample_id}", len(places), "loss tokens", written)
     for name, values in written.items():
         column = columns[name] if name in columns else values.new_zeros(wide[1])
         columns[name] = column.clone()

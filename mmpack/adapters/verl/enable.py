@@ -37,5 +37,7 @@ class MmpackEngine(FSDPEngineWithLMHead):
         self.use_remove_padding = False  # or verl replaces the attention; packing is mmpack's
 
     def initialize(self) -> None:
+        if hasattr(self, "used"):  # verl resets an engine by initializing it again
+            self.used.stop()
         super().initialize()
         self.used = use(self)

@@ -70,8 +70,12 @@ def use(engine: Any) -> Used:
     `use(engine)` for good, `with use(engine): …`, or `handle.stop()`. In a configuration:
     `actor_rollout_ref.model.external_lib=mmpack.adapters.verl.enable`. verl's own functions are not replaced.
     Raises: ModelError where verl would go round mmpack's attention (use_remove_padding of Qwen2-VL and Qwen2.5-VL,
-    Ulysses, fused kernels); LayoutError (MM006) for an unknown family.
+    Ulysses, fused kernels), and for an engine in use already; LayoutError (MM006) for an unknown family.
     """
+    if isinstance(getattr(vars(engine).get("forward_step"), "__self__", None), Used):
+        raise ModelError(
+            "verl engine: mmpack computes for it already. Fix: stop() the first use, or keep it"
+        )
     refuse_unsupported(engine)
     return Used(engine)
 

@@ -5,8 +5,10 @@ Its processor is the one that vLLM loads from the checkpoint, its positions are 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from mmpack.adapters.vllm.samples import from_samples, to_samples
 from mmpack.adapters.vllm.weights import engine_checksums
@@ -23,6 +26,7 @@ from mmpack.schema.sample import Sample
 
 POSITION_RULE = "max"  # of vLLM's get_mrope_input_positions
 LOGPROBS_MODE = "raw_logprobs"
+LONGEST = 4096  # tokens of a prompt and its response, unless told otherwise
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights and positions are asked of the model itself
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -40,10 +44,10 @@ class VllmEngine:
         dtype: `float32`, `bfloat16`, … or `auto`.
         prefix_caching: keys and values of shared prompts are computed once.
         chunked_prefill: prompts are cut into pieces of at most this many tokens; None: each in one piece.
-        max_model_len: longest prompt and response together, in tokens.
+        max_model_len: longest prompt and response together, in tokens; None: 4096, or the model's own if less.
         options: further arguments of `vllm.LLM`.
 
-    Raises: MissingExtraError without vLLM; BackendError if vLLM is set to run its engine in another process.
+    Raises: what `load_vllm` does; BackendError for a checkpoint or a setting that vLLM rejects.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class VllmEngine:
         dtype: str = "float32",
         prefix_caching: bool = True,
         chunked_prefill: int | None = None,
-        max_model_len: int = 4096,
+        max_model_len: int | None = None,
         **options: Any,
     ):
         vllm = load_vllm()
@@ -66,16 +70,24 @@ class VllmEngine:
             "mm_processor_cache_gb": 0,  # so that every input has its pixels
             "skip_mm_profiling": True,
         }
-        self.llm = vllm.LLM(
-            model=str(checkpoint),
-            dtype=dtype,
-            enable_prefix_caching=prefix_caching,
-            enable_chunked_prefill=chunked_prefill is not None,
-            max_num_batched_tokens=chunked_prefill or max_model_len,
-            max_model_len=max_model_len,
-            logprobs_mode=LOGPROBS_MODE,
-            **(defaults | options),
-        )
+        try:
+            length = max_model_len or min(LONGEST, _context(checkpoint))
+            self.llm = vllm.LLM(
+                model=str(checkpoint),
+                dtype=dtype,
+                enable_prefix_caching=prefix_caching,
+                enable_chunked_prefill=chunked_prefill is not None,
+                max_num_batched_tokens=chunked_prefill or length,
+                max_model_len=length,
+                logprobs_mode=LOGPROBS_MODE,
+                **(defaults | options),
+            )
+        except Exception as error:  # pydantic's, the platform's, the model's
+            reason = " ".join(str(error).split())[:300]
+            raise BackendError(
+                f"VllmEngine: vLLM rejects {str(checkpoint)!r:.200} ({type(error).__name__}: {reason}). "
+                "Fix: a checkpoint and settings that vllm.LLM takes"
+            ) from error
         self.hf_processor = self.llm.renderer.get_mm_processor().info.get_hf_processor()
         self.processor = wrap_processor(self.hf_processor, position_rule=POSITION_RULE)
         self.about = {
@@ -93,10 +105,11 @@ class VllmEngine:
         self.close()
 
     def close(self) -> None:
-        """Give the weights and the KV cache back."""
-        self.llm.llm_engine.engine_core.shutdown()
-        del self.llm
-        gc.collect()
+        """Give the weights and the KV cache back; once closed, nothing."""
+        if hasattr(self, "llm"):
+            self.llm.llm_engine.engine_core.shutdown()
+            del self.llm
+            gc.collect()
 
     def rollout(
         self,
@@ -231,7 +244,8 @@ class VllmEngine:
 def load_vllm() -> Any:
     """The package, its environment variables set before it reads them; those that are set already stay.
 
-    Raises: MissingExtraError without it; BackendError if it is set to run engines in processes of their own.
+    Raises: MissingExtraError without it; BackendError if it is set to run engines in processes of their own, or if its
+    CPU build lacks libnuma.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -240,7 +254,28 @@ def load_vllm() -> Any:
             "VllmEngine: VLLM_ENABLE_V1_MULTIPROCESSING is on, and the engine is not in this process. "
             "Fix: set it to 0"
         )
-    return require("vllm", "vllm", "VllmEngine")
+    vllm = require("vllm", "vllm", "VllmEngine")
+    platform = require("vllm.platforms", "vllm", "VllmEngine").current_platform
+    if sys.platform == "linux" and platform.is_cpu() and not _loads("libnuma.so.1"):
+        raise BackendError(
+            "VllmEngine: vLLM's CPU build needs the library libnuma.so.1, which is not installed. "
+            "Fix: apt-get install libnuma1 (Debian, Ubuntu), or your system's package of it"
+        )
+    return vllm
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _context(checkpoint: str | Path) -> int:
+    """Tokens that the checkpoint's text model has positions for."""
+    text = AutoConfig.from_pretrained(checkpoint).get_text_config()
+    return int(text.max_position_embeddings)
 
 
 def _ask_positions(model: Any, ids: list[int], features: list[Any]) -> Any:

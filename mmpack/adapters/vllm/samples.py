@@ -114,9 +114,13 @@ def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
     rows = batch.input_ids.shape[0]
     medium = np.full(rows, -1)
     begin = np.zeros(rows, dtype=np.int64)
+    tokens = batch.input_ids.cpu().numpy()
     for span, index in zip(batch.modality_spans, batch.media_occurrence.tolist(), strict=True):
         medium[span.start : span.stop] = index
         begin[span.start : span.stop] = span.start
+        placeholder = batch.family_of().placeholder_ids[span.modality]
+        text = tokens[span.start : span.stop] != placeholder  # between the frames of a video
+        medium[span.start : span.stop][text] = -1
     columns = torch.from_numpy(np.stack([medium, begin], axis=1)).to(batch.device)
     pieces = batch.unpack_tokens(torch.cat([batch.input_ids[:, None], columns], dim=1))
     ends = [piece.shape[0] for piece in pieces]
@@ -232,11 +236,12 @@ def _media(
             medium = _medium(modality, item, digest, handed[k], processor, settings)
             places.append((where, medium))
     places.sort(key=lambda place: place[0].offset)
-    media: dict[str, Medium] = {}
+    media: dict[tuple[str, float | None], Medium] = {}
     spans = []
     for where, medium in places:
-        media.setdefault(medium.cache_key, medium)
-        index = list(media).index(medium.cache_key)
+        key = medium.cache_key, medium.second_per_grid_ts  # which moves positions, not embeddings
+        media.setdefault(key, medium)
+        index = list(media).index(key)
         embeds = where.extract_embeds_range()  # the last index is inside
         for k, (first, last) in enumerate(embeds):
             frame = k if len(embeds) > 1 else None

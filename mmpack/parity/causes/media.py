@@ -5,6 +5,7 @@ Grids are (t, h, w) in patches; sizes are (width, height) in pixels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,8 +18,12 @@ from mmpack.schema.media import Medium
 ALPHA_MODES = ("LA", "La", "RGBA", "RGBa", "PA")
 TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 ASSUMED_FPS = 24.0  # what transformers assumes where a video says nothing
+# a media_id made of the content, where no caller gave one
+_MADE_UP = re.compile("(image|video):[0-9a-f]{16}")
+_STRANGER = "maybe another picture: no media_id, source or file_hash in common"
 
 Cause = tuple[str, str]  # cause, evidence
+Places = tuple[dict[str, int], dict[str, int]]  # of each side, content_hash to index
 
 
 def media_hits(pair: Pair) -> list[Hit]:
@@ -126,12 +131,15 @@ def _other(a: Medium, b: Medium) -> bool:
 
 
 def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
+    places = _places(pair, matches)
     for i, j in matches or ():
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
         if same_medium(a, b):
             continue
         if _reused(a, b):
             causes = [("cache_key", f"{_one_key(i, j)}, {_both(a, b, 'content_hash')}")]
+        elif moved := _moved(places, i, j, a, b):
+            causes = [(UNKNOWN, moved)]
         elif a.modality != b.modality:
             causes = [(UNKNOWN, f"media[{i}] is {a.modality} in rollout, {b.modality} in train")]
         elif a.modality == "video":
@@ -178,12 +186,79 @@ def _stamps(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
             )
 
 
+def _places(pair: Pair, matches: list[tuple[int, int]] | None) -> Places:
+    """Of each side, where contents stand whose partner on the other side has another one."""
+    places: Places = ({}, {})
+    for match in matches or ():
+        both = [side.sample.media[k] for side, k in zip(pair.sides, match, strict=True)]
+        if _differ(both[0].content_hash, both[1].content_hash):
+            for place, medium, k in zip(places, both, match, strict=True):
+                place[str(medium.content_hash)] = k
+    return places
+
+
+def _moved(places: Places, i: int, j: int, a: Medium, b: Medium) -> str | None:
+    """Evidence that the content of a medium stands at another index of the other side."""
+    if not _differ(a.content_hash, b.content_hash) or _one_file(a, b):
+        return None
+    if (k := places[1].get(str(a.content_hash))) is not None:
+        return (
+            f"another medium, other order: train media[{k}] has the content of rollout media[{i}]"
+        )
+    if (k := places[0].get(str(b.content_hash))) is not None:
+        return (
+            f"another medium, other order: rollout media[{k}] has the content of train media[{j}]"
+        )
+    return None
+
+
 def _reused(a: Medium, b: Medium) -> bool:
     """One key for two contents: the key is the cause of whatever else differs."""
     return a.cache_key == b.cache_key and _differ(a.content_hash, b.content_hash)
 
 
 def _image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
+    """What was done to a picture; only possible where nothing says that it is one picture."""
+    for cause, evidence in _picture_causes(pair, a, b):
+        if cause == "max_pixels" or _known_as_one(a, b) or _handled(cause, a, b):
+            yield cause, evidence
+        elif cause != UNKNOWN:
+            yield UNKNOWN, f"{evidence}; {_STRANGER}; {possible(cause)}"
+        elif _differ(a.content_hash, b.content_hash) and "another picture" not in evidence:
+            yield UNKNOWN, f"{_STRANGER}; {evidence}"
+        else:
+            yield cause, evidence
+
+
+def _known_as_one(a: Medium, b: Medium) -> bool:
+    return _one_name(a, b) or _one_file(a, b)
+
+
+def _one_file(a: Medium, b: Medium) -> bool:
+    return a.file_hash is not None and a.file_hash == b.file_hash
+
+
+def _handled(cause: str, a: Medium, b: Medium) -> bool:
+    """Whether sizes alone show that pictures without a name in common were handled in two ways.
+
+    They were decoded to one size and handed on in two; for a rotation, under one EXIF orientation.
+    """
+    if _named_apart(a, b) or _differ(a.file_hash, b.file_hash) or not _differ(a.size, b.size):
+        return False
+    if a.decoded_size is None or a.decoded_size != b.decoded_size:
+        return False
+    return cause == "resize_twice" or (
+        cause == "exif_rotation" and a.exif_orientation == b.exif_orientation
+    )
+
+
+def _named_apart(a: Medium, b: Medium) -> bool:
+    """Whether callers gave the two other names."""
+    made_up = any(_MADE_UP.fullmatch(m.media_id) for m in (a, b))
+    return not _one_name(a, b) and (not made_up or _differ(a.source, b.source))
+
+
+def _picture_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     grids = (tuple(a.grid_thw), tuple(b.grid_thw))
     regridded, repainted = grids[0] != grids[1], _differ(a.content_hash, b.content_hash)
     turned = regridded and grids[0] == (grids[1][0], grids[1][2], grids[1][1])
@@ -191,7 +266,9 @@ def _image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
         yield _swapped(a, b)
         yield from _other_file(a, b)
     elif _differ(a.decoded_size, b.decoded_size) and not _one_picture(a, b):
-        yield UNKNOWN, f"decoded sizes differ, {_both(a, b, 'decoded_size')}: another picture"
+        files = a.file_hash is not None and b.file_hash is not None
+        told = "another picture" if files else f"maybe another picture; {possible('resize_twice')}"
+        yield UNKNOWN, f"decoded sizes differ, {_both(a, b, 'decoded_size')}: {told}"
     elif _differ(a.size, b.size):
         if _lying(a, b):
             yield _swapped(a, b)
@@ -299,6 +376,22 @@ def _keys(pair: Pair, a: Medium, b: Medium) -> Cause:
 
 
 def _video_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
+    """What was done to a video; only possible where what was recorded of its file differs."""
+    causes = list(_film_causes(pair, a, b))
+    names = ("total_frames", "decoded_size", "file_hash")
+    unlike = [name for name in names if _differ(getattr(a, name), getattr(b, name))]
+    if not _known_as_one(a, b) and _named_apart(a, b):
+        unlike += ["media_id", *(["source"] if _differ(a.source, b.source) else [])]
+    named = [cause for cause, _ in causes if cause not in (UNKNOWN, "max_pixels")]
+    if not unlike or not named:
+        yield from causes
+        return
+    evidence = "; ".join(_both(a, b, name) for name in unlike)
+    yield UNKNOWN, f"another video, or another file of it: {evidence}; {possible(*named)}"
+    yield from (told for told in causes if told[0] == "max_pixels")
+
+
+def _film_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     (ta, *plane_a), (tb, *plane_b) = a.grid_thw, b.grid_thw
     seen = False
     if assumed := _assumed_fps(pair, a, b):

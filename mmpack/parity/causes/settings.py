@@ -7,7 +7,10 @@ from typing import Any
 from mmpack.parity.causes.pair import Hit, Pair, show
 from mmpack.parity.fixes import UNKNOWN
 
-PIXEL_LIMITS = ("min_pixels", "max_pixels", "total_pixels", "size")
+PIXEL_LIMITS = (
+    *("min_pixels", "max_pixels", "total_pixels", "size"),
+    *("height", "width", "crop_to_patches", "min_patches", "max_patches"),  # of tiles
+)
 SHOWN = 8  # settings named in one finding
 
 

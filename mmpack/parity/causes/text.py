@@ -13,6 +13,7 @@ from mmpack.parity.causes.pair import (
     Decode,
     Hit,
     Pair,
+    Side,
     common_prefix,
     intervals,
     possible,
@@ -45,8 +46,15 @@ def text_hits(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
 
 
 def _timestamp(pair: Pair, media: list[Hit], left: Cut, right: Cut) -> bool:
-    """Whether the cuts lie in the timestamp before a video of which `media` says that its frames or seconds differ."""
-    if not any(hit.cause in ("fps_missing", "frame_sampling") for hit in media):
+    """Whether the cuts lie in the timestamp before a video of which `media` says that its frames or seconds differ.
+
+    Or that it may be another video.
+    """
+    if not any(
+        hit.cause in ("fps_missing", "frame_sampling")
+        or (hit.cause == UNKNOWN and hit.index in pair.left.films)
+        for hit in media
+    ):
         return False
     for side, words, (a, b) in zip(pair.sides, pair.words, (left, right), strict=True):
         start, stop = (int(words[k]) if k < len(words) else len(side) for k in (a, b))
@@ -116,10 +124,10 @@ def _prompt(pair: Pair, left: Cut, right: Cut) -> Hit:
             f"text outside the loss spans differs; no template hash; {possible('chat_template')}"
         )
         return _hit(pair, UNKNOWN, left, right, evidence)
-    if _before_media(pair, left, right) or _before_response(pair, left, right):
+    if _system_turn(pair, left, right) or _before_response(pair, left, right):
         evidence = (
-            "one template hash on both sides, text before the first medium or the response "
-            "differs: the system prompt, tools or generation prompt handed to it do"
+            "one template hash on both sides, the turn before the first medium's, or the text right "
+            "before the response, differs: the system prompt, tools or generation prompt handed to it do"
         )
         return _hit(pair, "chat_template", left, right, evidence)
     evidence = (
@@ -128,12 +136,30 @@ def _prompt(pair: Pair, left: Cut, right: Cut) -> Hit:
     return _hit(pair, UNKNOWN, left, right, evidence)
 
 
-def _before_media(pair: Pair, left: Cut, right: Cut) -> bool:
-    """Whether the difference ends before the first medium of both sides."""
-    for side, words, cut in zip(pair.sides, pair.words, (left, right), strict=True):
-        if not len(side.runs) or (cut[1] and words[cut[1] - 1] >= side.runs.starts[0]):
+def _system_turn(pair: Pair, left: Cut, right: Cut) -> bool:
+    """Whether the difference ends with the turn before the first medium's, which is the first, or absent on one side.
+
+    Two of the user's turns don't follow each other, so that it is no user's. Turns open with the special id that opens
+    the sample; without recorded `special_ids` none are known.
+    """
+    for side, words, ids, (start, stop) in zip(
+        pair.sides, pair.words, pair.word_ids, (left, right), strict=True
+    ):
+        if not len(side.runs) or not len(ids) or ids[0] not in _special_ids(side):
+            return False
+        opens = np.flatnonzero((ids == ids[0]) & (words < side.runs.starts[0]))
+        if len(opens) not in (1, 2) or (len(opens) == 1 and start < stop):
+            return False
+        if len(opens) == 2 and stop > opens[1] + 1:
             return False
     return True
+
+
+def _special_ids(side: Side) -> set[int]:
+    special = side.setting("tokenizer", "special_ids")
+    return (
+        {i for i in special.values() if isinstance(i, int)} if isinstance(special, dict) else set()
+    )
 
 
 def _before_response(pair: Pair, left: Cut, right: Cut) -> bool:
@@ -152,29 +178,54 @@ def _response(pair: Pair, left: Cut, right: Cut, decode: Decode | None) -> Hit:
         return _hit(pair, "retokenized_response", left, right, evidence)
     if stop := _stop_token(pair, left, right):
         return stop
-    hashes = [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
-    if decode or None not in hashes:
-        evidence = _ANOTHER
-    else:
+    texts = _texts(pair, decode, left, right)
+    if None in texts:
         causes = possible("retokenized_response", "stop_token")
         evidence = (
             f"response ids differ, no text to compare: no metadata.{RESPONSE_TEXT_KEY}; {causes}"
+        )
+    elif texts[0] != texts[1]:
+        evidence = _ANOTHER
+    elif left[0] == left[1] or right[0] == right[1]:
+        evidence = "response ids differ by ids that one side lacks, under one text"
+    else:
+        evidence = (
+            "response ids differ, and their text can't tell them apart: it is empty, lacks some ids "
+            f"or holds U+FFFD; {possible('retokenized_response')}"
         )
     return _hit(pair, UNKNOWN, left, right, evidence)
 
 
 def same_text(pair: Pair, decode: Decode | None, left: Cut, right: Cut) -> bool:
-    """Whether the responses that hold the cuts are known to decode to one text; by their hash, all of them."""
-    if decode:
-        texts = [
-            decode(side.ids[words][slice(*_turn(loss, cut))].tolist())
-            for side, words, loss, cut in zip(
-                pair.sides, pair.words, pair.word_loss, (left, right), strict=True
-            )
-        ]
-        return texts[0] == texts[1]
-    hashes = [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
-    return isinstance(hashes[0], str) and hashes[0] == hashes[1]
+    """Whether the responses that hold the cuts are known to be one text; by its hash, all responses are.
+
+    Ids that one side lacks are no other ids of one text: the text lacks them too, or belongs to the other side. Neither
+    are ids that decode to nothing, or to U+FFFD, which stands for any bytes that are no character.
+    """
+    if left[0] == left[1] or right[0] == right[1]:
+        return False
+    texts = _texts(pair, decode, left, right)
+    if texts[0] != texts[1] or not isinstance(texts[0], str):
+        return False
+    if decode is None:
+        return True
+    shown = [
+        [i for i in ids[slice(*cut)].tolist() if decode([i])]
+        for ids, cut in zip(pair.word_ids, (left, right), strict=True)
+    ]
+    return bool(texts[0]) and "\ufffd" not in texts[0] and shown[0] != shown[1]
+
+
+def _texts(pair: Pair, decode: Decode | None, left: Cut, right: Cut) -> list[str | None]:
+    """Of each side, the response that holds the cut, decoded; without `decode` the hash of all responses' text."""
+    if decode is None:
+        return [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
+    return [
+        decode(side.ids[words][slice(*_turn(loss, cut))].tolist())
+        for side, words, loss, cut in zip(
+            pair.sides, pair.words, pair.word_loss, (left, right), strict=True
+        )
+    ]
 
 
 def _turn(loss: np.ndarray, cut: Cut) -> Cut:
@@ -199,6 +250,9 @@ def _stop_token(pair: Pair, left: Cut, right: Cut) -> Hit | None:
         f"id {token} ends the response in {pair.sides[longer].name} alone; "
         f"finish_reason: rollout {reasons[0]}, train {reasons[1]}"
     )
+    special = _special_ids(pair.sides[longer])
+    if special and token not in special:
+        return _hit(pair, UNKNOWN, left, right, f"{evidence}; it is no special token")
     if "stop" in reasons:
         return _hit(pair, "stop_token", left, right, evidence)
     return _hit(pair, UNKNOWN, left, right, f"{evidence}; {possible('stop_token')}")
