@@ -27,7 +27,7 @@ smoke: $(STAMP)  ## one GRPO step on geometry problems, every check printed with
 
 .PHONY: test
 test: $(STAMP)  ## the tests, without those marked slow or gpu
-	$(PYTEST) $(PARALLEL) -m "not slow and not gpu and not engine $(APART)"
+	$(PYTEST) $(PARALLEL) -m "not slow and not gpu and not engine and not kernel and not compile $(APART)"
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the tests marked slow
@@ -55,12 +55,17 @@ test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ##
 $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.stamp
 	.venv-$*/bin/python -m pytest -m "$* and not gpu" $(call marked,$*)
 
+.PHONY: test-kernels
+test-kernels: .venv-triton/.stamp  ## the Triton kernels: interpreted against the oracle, and compiled for every target
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PARALLEL) -m "kernel and not gpu" $(call marked,kernel)
+	.venv-triton/bin/python -m pytest $(PARALLEL) -m compile $(call marked,compile)
+
 .PHONY: test-gpu
 test-gpu: PYTHON := $(or $(PYTHON),python3)
 test-gpu:  ## the tests marked gpu, with the machine's own Python and its CUDA build of torch
 	@$(PYTHON) -c 'import importlib.util; importlib.util.find_spec("torch") or exit("test-gpu: $(PYTHON) has no torch. Fix: PYTHON=... with a CUDA build of torch")'
 	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("test-gpu: no GPU here, torch.cuda.is_available() is False")'
-	PYTHONPATH=. $(PYTHON) -m pytest -m gpu $(call marked,gpu)
+	PYTHONPATH=. $(PYTHON) -m pytest -m "gpu or kernel" $(sort $(call marked,gpu) $(call marked,kernel))
 
 .PHONY: lint
 lint: $(STAMP)  ## ruff

@@ -1,0 +1,19 @@
+"""Triton kernels compiled for every target of the project, on a machine without a GPU."""
+
+import pytest
+
+TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
+each_target = pytest.mark.parametrize("target", TARGETS)
+
+
+def compiled_size(kernel, signature: dict, constexprs: dict, target: str, **options) -> int:
+    """Bytes of machine code of `kernel` (a @triton.jit function); options: num_warps, num_stages."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    source = ASTSource(
+        kernel, signature=signature | dict.fromkeys(constexprs, "constexpr"), constexprs=constexprs
+    )
+    made = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+    return len(made.asm["hsaco" if target.startswith("gfx") else "cubin"])
