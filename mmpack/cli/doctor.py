@@ -1,4 +1,7 @@
-"""`mmpack doctor`: which versions and devices are here. It says what is missing and never fails."""
+"""`mmpack doctor`: which versions and devices are here, and which op runs on what.
+
+It says what is missing and never fails.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ EXTRAS = {  # package -> the extra of mmpack that installs it
 
 
 def command(as_json: JsonOption = False, out: OutOption = None) -> int:
-    """Show the versions of mmpack, Python and packages, and the accelerators that torch finds."""
+    """Show the versions of mmpack, Python and packages, the accelerators that torch finds, and each op's backend."""
     packages = {name: _version(name) for name in EXTRAS}
     document: dict[str, Any] = {
         "mmpack": __version__,
@@ -36,10 +39,15 @@ def command(as_json: JsonOption = False, out: OutOption = None) -> int:
         "packages": packages,
         "devices": _devices(packages["torch"]),
     }
+    document["ops"] = _ops(document["devices"])
     rows = [(name, document[name]) for name in ("mmpack", "python", "platform")]
     rows += [(name, found or _missing(name)) for name, found in packages.items()]
     rows += [(key, value) for key, value in _device_rows(document["devices"])]
-    emit(document, [table(("what", "here"), rows)], as_json, out)
+    tables = [table(("what", "here"), rows)]
+    if document["ops"]:
+        ops = [(op["op"], op["backend"] or "raises", op["why"]) for op in document["ops"]]
+        tables.append(table(("op", "backend", "why"), ops))
+    emit(document, tables, as_json, out)
     return 0
 
 
@@ -71,6 +79,18 @@ def _devices(torch_version: str | None) -> dict[str, Any]:
     except Exception as error:  # a broken torch is what a doctor is asked about
         found["error"] = f"{type(error).__name__}: {error}"
     return found
+
+
+def _ops(devices: dict[str, Any]) -> list[dict[str, Any]]:
+    """What runs each op on the first accelerator, or on the CPU; empty where there is no torch that works."""
+    if devices["error"] or _version("torch") is None:
+        return []
+    import torch
+
+    from mmpack.ops.backend import report
+
+    device = torch.device("cuda" if devices["names"] else "cpu")
+    return [{"op": op, "backend": backend, "why": why} for op, backend, why in report(device)]
 
 
 def _device_rows(devices: dict[str, Any]) -> list[tuple[str, str]]:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
+from mmpack.ops.backend import choose
+from mmpack.ops.light import light_op
 from mmpack.ops.segments import keyed_sum
 
 AdvantageKind = Literal["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp"]
@@ -31,6 +33,7 @@ def group_advantages(
     `reinforce_pp`: it has nothing to be compared with (TRL does so too; verl's rloo passes the bare reward on).
 
     Args: rewards: [B] float. group_index: [B] int, any numbers in any order. eps: TRL takes 1e-4, verl 1e-6.
+    Sums are float64 and in the order of the batch, so all of a group get the same mean and std. One launch on a GPU.
     Raises ArgumentError for shapes that don't fit and an unknown kind.
     """
     if kind not in get_args(AdvantageKind):
@@ -42,24 +45,27 @@ def group_advantages(
             f"group_advantages: rewards has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index has "
             f"shape {list(group_index.shape)}, expected [B] floats and [B]. Fix: pass one reward a sample"
         )
-    r = rewards.detach().double()
+    advantages: Tensor = _op(rewards.detach(), group_index, kind, eps)
+    return advantages
+
+
+def _torch(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tensor:
+    r = rewards.double()
     size = keyed_sum(torch.ones_like(r), group_index)
     mean = keyed_sum(r, group_index) / size
     centred = r - mean
 
     if kind == "grpo":
         variance = keyed_sum(centred.square(), group_index) / (size - 1).clamp(min=1.0)
-        advantages = _scaled(centred, variance, eps)
-    elif kind == "dr_grpo":
-        advantages = centred
-    elif kind == "rloo":
-        advantages = centred * size / (size - 1).clamp(min=1.0)
-    elif kind == "lite_ppo":
-        advantages = _scaled(centred, _batch_variance(r), eps)
-    else:
-        baselined = torch.where(size > 1, centred, r)
-        advantages = _scaled(_centred(baselined), _batch_variance(baselined), eps)
-    return advantages.float()
+        return _scaled(centred, variance, eps).float()
+    if kind == "dr_grpo":
+        return centred.float()
+    if kind == "rloo":
+        return (centred * size / (size - 1).clamp(min=1.0)).float()
+    if kind == "lite_ppo":
+        return _scaled(centred, _batch_variance(r), eps).float()
+    baselined = torch.where(size > 1, centred, r)
+    return _scaled(_centred(baselined), _batch_variance(baselined), eps).float()
 
 
 def _centred(values: Tensor) -> Tensor:
@@ -73,3 +79,27 @@ def _batch_variance(values: Tensor) -> Tensor:
 def _scaled(centred: Tensor, variance: Tensor, eps: float) -> Tensor:
     std = variance.sqrt()
     return torch.where(std == 0, 0.0, centred / (std + eps))
+
+
+def _run(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tensor:
+    backend = choose("group_advantages", rewards.device)
+    if backend == "torch":
+        return _torch(rewards, group_index, kind, eps)
+    if backend == "cuda":
+        from mmpack.kernels import native
+
+        return native.group_advantages(rewards, group_index, kind, eps)
+    from mmpack.kernels.group_advantages import group_advantages
+
+    return group_advantages(rewards, group_index, kind, eps)
+
+
+def _fake(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tensor:
+    return rewards.new_empty(len(rewards), dtype=torch.float32)
+
+
+_op = light_op(
+    "group_advantages(Tensor rewards, Tensor group_index, str kind, float eps) -> Tensor",
+    _run,
+    _fake,
+)

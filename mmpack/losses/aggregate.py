@@ -21,6 +21,7 @@ Aggregation = Literal[
     "token_sum",
 ]
 Total = int | float | Tensor
+SAMPLE_MEAN = "sequence_mean_token_mean"
 
 
 def aggregate(
@@ -44,6 +45,23 @@ def aggregate(
     tokens adds nothing and counts in total_samples. An empty batch gives 0. Raises ArgumentError for an unknown name
     and for a missing max_tokens (the longest response that generation allows).
     """
+    total, factor = denominator(
+        aggregation, len(terms), len(cu_loss) - 1, total_tokens, total_samples, max_tokens
+    )
+    per_sample = aggregation == SAMPLE_MEAN
+    summed = sample_mean(terms, cu_loss).sum() if per_sample else terms.double().sum()
+    return summed / (at_least_one(total) * factor)
+
+
+def denominator(
+    aggregation: Aggregation,
+    count: int,
+    num_samples: int,
+    total_tokens: Total | None,
+    total_samples: Total | None,
+    max_tokens: int | None,
+) -> tuple[Total, int]:
+    """What the sum over `count` tokens, or over the samples' means, is divided by: at_least_one(total) · factor."""
     if aggregation not in get_args(Aggregation):
         raise ArgumentError(
             f"aggregate: aggregation is {aggregation!r}. Fix: one of {', '.join(get_args(Aggregation))}"
@@ -54,23 +72,15 @@ def aggregate(
             f"aggregate: aggregation is {aggregation!r} and max_tokens {max_tokens}. "
             f"Fix: pass max_tokens with sequence_mean_token_sum_norm, and only there"
         )
-    tokens = _divisor(len(terms) if total_tokens is None else total_tokens)
-    samples = _divisor(len(cu_loss) - 1 if total_samples is None else total_samples)
-
-    if aggregation == "sequence_mean_token_mean":
-        return sample_mean(terms, cu_loss).sum() / samples
-    total = terms.double().sum()
+    if aggregation == "token_sum":
+        return 1, 1
     if aggregation == "token_mean":
-        return total / tokens
-    if aggregation == "sequence_mean_token_sum":
-        return total / samples
-    if max_tokens is not None:
-        return total / (samples * max_tokens)
-    return total
+        return count if total_tokens is None else total_tokens, 1
+    return num_samples if total_samples is None else total_samples, max_tokens or 1
 
 
-def _divisor(total: Total) -> float | Tensor:
-    """At least 1: a batch without a loss token or sample has the loss 0."""
+def at_least_one(total: Total) -> float | Tensor:
+    """A batch without a loss token or sample has the loss 0."""
     if isinstance(total, Tensor):
         return total.to(torch.float64).clamp(min=1.0)
     return float(max(total, 1))

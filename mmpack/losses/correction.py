@@ -33,15 +33,7 @@ def correction_weights(
 
     Returns the weights [N] float64, without gradient, and which of them were cut or masked, [N] bool.
     """
-    if kind not in get_args(Correction) or level not in get_args(CorrectionLevel):
-        raise ArgumentError(
-            f"correction_weights: kind is {kind!r}, level {level!r}. Fix: kind is one of "
-            f"{', '.join(get_args(Correction))}, level one of {', '.join(get_args(CorrectionLevel))}"
-        )
-    if not 0 <= low < high:
-        raise ArgumentError(
-            f"correction_weights: low is {low}, high is {high}. Fix: weights are positive and low is below high"
-        )
+    check_correction(kind, level, low, high)
     gap = old_logprobs.detach().double() - rollout_logprobs.detach().double()
     if level != "token":
         by_sample = (segment_sum if level == "sequence" else sample_mean)(gap, cu_loss)
@@ -51,3 +43,16 @@ def correction_weights(
     if kind == "tis":
         return weights.clamp(low, high), outside
     return torch.where(outside, 0.0, weights), outside
+
+
+def check_correction(kind: str, level: str, low: float, high: float) -> None:
+    """Raise ArgumentError for unknown names and for bounds that bound nothing."""
+    if kind not in get_args(Correction) or level not in get_args(CorrectionLevel):
+        raise ArgumentError(
+            f"correction_weights: kind is {kind!r}, level {level!r}. Fix: kind is one of "
+            f"{', '.join(get_args(Correction))}, level one of {', '.join(get_args(CorrectionLevel))}"
+        )
+    if not 0 <= low < high:
+        raise ArgumentError(
+            f"correction_weights: low is {low}, high is {high}. Fix: weights are positive and low is below high"
+        )

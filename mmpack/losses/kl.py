@@ -28,10 +28,7 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -
 
     Args: logprobs, ref_logprobs: [N] float, natural log; the reference gets no gradient. Returns [N] float64.
     """
-    if kind not in get_args(KLKind):
-        raise ArgumentError(
-            f"kl_divergence: kind is {kind!r}. Fix: one of {', '.join(get_args(KLKind))}"
-        )
+    check_kl_kind(kind)
     if logprobs.shape != ref_logprobs.shape:
         raise ArgumentError(
             f"kl_divergence: logprobs has shape {list(logprobs.shape)}, ref_logprobs {list(ref_logprobs.shape)}. "
@@ -50,3 +47,11 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -
 def k3(log_ratio: Tensor) -> Tensor:
     """exp(-d) - 1 + d for d [N] = log p(x) - log q(x): estimates KL(p ‖ q) from x of p."""
     return torch.expm1(-log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)) + log_ratio
+
+
+def check_kl_kind(kind: str) -> None:
+    """Raise ArgumentError for a name that is none."""
+    if kind not in get_args(KLKind):
+        raise ArgumentError(
+            f"kl_divergence: kind is {kind!r}. Fix: one of {', '.join(get_args(KLKind))}"
+        )

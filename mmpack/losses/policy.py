@@ -1,18 +1,22 @@
-"""The policy loss over compact loss tokens: logprobs [N], samples cut by cu_loss [B+1]; sums and terms in float64."""
+"""The policy loss over compact loss tokens: logprobs [N], samples cut by cu_loss [B+1]; sums and terms in float64.
+
+One launch forward and one backward on a GPU, nothing waits for it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
-from mmpack.losses.aggregate import Aggregation, Total, aggregate
-from mmpack.losses.correction import Correction, CorrectionLevel, correction_weights
-from mmpack.losses.kl import LOG_RATIO_BOUND, KLKind, k3, kl_divergence
-from mmpack.losses.samples import check_columns, per_token, sample_mean
+from mmpack.losses.aggregate import SAMPLE_MEAN, Aggregation, Total, denominator
+from mmpack.losses.correction import Correction, CorrectionLevel, check_correction
+from mmpack.losses.kl import KLKind, check_kl_kind
+from mmpack.losses.policy_op import PolicyLossFunction
+from mmpack.losses.policy_torch import METRICS
+from mmpack.losses.samples import check_columns
 
 Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]
 
@@ -97,8 +101,10 @@ def policy_loss(
     to the graph.
 
     Metrics: `tokens` (a count), `ratio` (of tokens; of samples for gspo), `clip_fraction` (share of tokens whose
-    ratio the clip cut), `kl_old` (KL(old ‖ policy), k3), `kl_ref`, `entropy`, `correction` and
+    ratio the clip cut), `kl_old` (KL(old ‖ policy), k3), `ess`, `kl_ref`, `entropy`, `correction` and
     `correction_fraction` (mean weight; share of tokens cut or masked), the last four where their input is given.
+    `ess` is Kish's effective sample size as a share of the tokens, (Σw)² / (N · Σw²), of the weights `correction`
+    where one is given, cut or masked as they are, else of `ratio` before the clip: 1 where all weigh the same.
 
     Raises ArgumentError for shapes that don't fit, unknown names, and inputs that a coefficient needs.
     """
@@ -123,74 +129,56 @@ def policy_loss(
                 f"{what}: {option} is {value!r} and {needs} is None. Fix: pass {needs} [N], one a loss token"
             )
     count, num_samples = len(logprobs), len(cu_loss) - 1
-    lp = logprobs.double()
-    old = lp.detach() if old_logprobs is None else old_logprobs.detach().double()
-    adv = _advantages(advantages, cu_loss, count, num_samples)
-    low, high = CLIPS[kind]
-    low = 1 - (low if clip_low is None else clip_low)
-    high = 1 + (high if clip_high is None else clip_high)
-
-    log_ratio = lp - old
-    if kind == "gspo":
-        of_sample = per_token(sample_mean(log_ratio.detach(), cu_loss), cu_loss, count)
-        ratio = _ratio(of_sample + (lp - lp.detach()))
-    else:
-        ratio = _ratio(log_ratio)
-    if kind == "cispo":
-        clipped = (ratio < low) | (ratio > high)
-        terms = -ratio.detach().clamp(low, high) * adv * lp
-    else:
-        clipped = ((ratio < low) & (adv < 0)) | ((ratio > high) & (adv > 0))
-        terms = -torch.minimum(ratio * adv, ratio.clamp(low, high) * adv)
-
-    logged = {"ratio": ratio, "clip_fraction": clipped, "kl_old": k3(-log_ratio.detach())}
-    if correction is not None and rollout_logprobs is not None:
-        weights, cut = correction_weights(
-            old,
-            rollout_logprobs,
-            cu_loss,
-            correction,
-            correction_level,
-            correction_low,
-            correction_high,
-        )
-        terms = terms * weights
-        logged |= {"correction": weights, "correction_fraction": cut}
-    if ref_logprobs is not None:
-        kl = kl_divergence(lp, ref_logprobs, kl_kind)
-        logged["kl_ref"] = kl
-        if kl_coef:
-            terms = terms + kl_coef * kl
-    if entropy is not None:
-        logged["entropy"] = entropy
-        if entropy_coef:
-            terms = terms - entropy_coef * entropy.double()
-
-    total = scale * aggregate(
-        terms,
-        cu_loss,
-        aggregation,
-        total_tokens=total_tokens,
-        total_samples=total_samples,
-        max_tokens=max_tokens,
-    )
-    metrics = {
-        name: (x.detach().double().sum() / max(count, 1)).float() for name, x in logged.items()
-    }
-    metrics["tokens"] = torch.full_like(total.detach(), count, dtype=torch.float32)
-    return PolicyLoss(total.float(), metrics)
-
-
-def _advantages(advantages: Tensor, cu_loss: Tensor, count: int, num_samples: int) -> Tensor:
-    """[B] or [N] -> [N] float64."""
     if tuple(advantages.shape) not in {(num_samples,), (count,)}:
         raise ArgumentError(
-            f"policy_loss: advantages has shape {list(advantages.shape)}, expected [{num_samples}] (one a sample) or "
+            f"{what}: advantages has shape {list(advantages.shape)}, expected [{num_samples}] (one a sample) or "
             f"[{count}] (one a loss token). Fix: pass the advantages of this batch's samples, in its order"
         )
-    adv = advantages.detach().double()
-    return per_token(adv, cu_loss, count) if len(adv) == num_samples else adv
+    if advantages.device != cu_loss.device:
+        raise ArgumentError(
+            f"{what}: advantages are on {advantages.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
+        )
+    check_kl_kind(kl_kind)
+    if correction is not None:
+        check_correction(correction, correction_level, correction_low, correction_high)
+    total, factor = denominator(
+        aggregation, count, num_samples, total_tokens, total_samples, max_tokens
+    )
+    scale = scale / factor
+    on_device = None
+    if isinstance(total, Tensor):
+        on_device = total.to(logprobs.device, non_blocking=logprobs.is_cuda)
+    else:
+        scale = scale / max(total, 1)
+    low, high = CLIPS[kind]
 
-
-def _ratio(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    loss, values = PolicyLossFunction.apply(
+        logprobs,
+        entropy,
+        advantages,
+        cu_loss,
+        old_logprobs,
+        ref_logprobs,
+        rollout_logprobs,
+        on_device,
+        scale,
+        aggregation == SAMPLE_MEAN,
+        kind,
+        1 - (low if clip_low is None else clip_low),
+        1 + (high if clip_high is None else clip_high),
+        kl_kind,
+        kl_coef,
+        entropy_coef,
+        correction,
+        correction_level,
+        correction_low,
+        correction_high,
+    )
+    absent = {
+        "kl_ref": ref_logprobs is None,
+        "entropy": entropy is None,
+        "correction": correction is None,
+        "correction_fraction": correction is None,
+    }
+    metrics = zip(METRICS, values.unbind(), strict=True)
+    return PolicyLoss(loss, {name: value for name, value in metrics if not absent.get(name)})

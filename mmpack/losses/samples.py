@@ -12,7 +12,7 @@ from mmpack.ops.segments import segment_ids, segment_sum
 def check_columns(what: str, cu_loss: Tensor, columns: dict[str, Tensor | None]) -> None:
     """Raise ArgumentError unless every column is a float [N] and cu_loss cuts N.
 
-    The values of cu_loss are read on the CPU only: on a GPU that would wait for it.
+    The values of cu_loss are read on the CPU only, on a GPU that would wait for it, and not while torch.compile traces.
     """
     if cu_loss.ndim != 1 or len(cu_loss) == 0 or cu_loss.dtype not in (torch.int32, torch.int64):
         raise ArgumentError(
@@ -29,7 +29,12 @@ def check_columns(what: str, cu_loss: Tensor, columns: dict[str, Tensor | None])
                 f"{what}: {name} has shape {list(column.shape)} and dtype {column.dtype}, expected {list(shape)[:1]} "
                 f"floats, one a loss token. Fix: pass columns of the same batch, not padded rectangles"
             )
-    if cu_loss.device.type == "cpu" and shape is not None:
+        if column.device != cu_loss.device:
+            raise ArgumentError(
+                f"{what}: {name} is on {column.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
+            )
+    readable = cu_loss.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and shape is not None:
         first, last = int(cu_loss[0]), int(cu_loss[-1])
         if first != 0 or last != shape[0] or not bool((cu_loss[1:] >= cu_loss[:-1]).all()):
             raise ArgumentError(

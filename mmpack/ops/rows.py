@@ -2,6 +2,7 @@
 
 Slots [S] are the distinct rows in chunks of a fixed size, so that every product and reduction has one shape and a
 row's bits don't depend on how many others there are. Unused slots read row 0 and write to row T, which is cut off.
+Runs say the same in the form that kernels read, without chunks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,16 @@ class Slots(NamedTuple):
     rows: Tensor  # [S] int64, row that a slot reads
     writes: Tensor  # [S] int64, row that its gradient goes to; T for an unused slot
     of: Tensor  # [N] int64, slot of each loss token
+
+
+class Runs(NamedTuple):
+    """Slots [S] in any order, and the loss tokens of each: order[offsets[s] : offsets[s + 1]], rising."""
+
+    # [S] int32 or int64, row that a slot reads; T for an unused one. None: slot n reads row n.
+    rows: Tensor | None
+    # [N] int64, loss tokens by slot. None: slot n has token n, and no row repeats.
+    order: Tensor | None
+    offsets: Tensor | None  # [S + 1] int64
 
 
 class RowGradients(NamedTuple):
@@ -64,7 +75,7 @@ def check_arguments(
                 f"{what}: {name} has shape {list(index.shape)} and dtype {index.dtype}, expected one dimension of "
                 f"int64 or int32. Fix: pass compact indices, one a loss token"
             )
-        if index.device.type == "cpu" and len(index):
+        if _can_look_at(index) and len(index):
             low, high = (int(x) for x in index.aminmax())
             if low < 0 or high >= bound:
                 raise ArgumentError(
@@ -74,19 +85,54 @@ def check_arguments(
     read = num_rows if rows is None else len(rows)
     if rows_unique is not None and row_inverse is not None:
         read = len(row_inverse)
-        on_cpu = rows is not None and rows.device.type == "cpu"
         if rows is not None and (
-            len(rows) != read or (on_cpu and bool((rows_unique[row_inverse] != rows).any()))
+            len(rows) != read
+            or (_can_look_at(rows) and bool((rows_unique[row_inverse] != rows).any()))
         ):
             raise ArgumentError(
                 f"{what}: rows ({len(rows)} entries) is not rows_unique[row_inverse] ({read} entries). "
                 f"Fix: pass those of one batch"
+            )
+        if _can_look_at(row_inverse) and len(row_inverse.unique()) != len(rows_unique):
+            raise ArgumentError(
+                f"{what}: row_inverse names {len(row_inverse.unique())} of {len(rows_unique)} rows. "
+                f"Fix: pass rows_unique without rows that nobody reads"
             )
     if len(targets) != read:
         raise ArgumentError(
             f"{what}: targets has {len(targets)} entries for {read} rows to read. "
             f"Fix: pass one target a row, and rows= where only some rows are scored"
         )
+
+
+def _can_look_at(index: Tensor) -> bool:
+    """Looking at a GPU's values would wait for it, and while torch.compile traces there are none."""
+    return index.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def make_runs(
+    num_rows: int, rows: Tensor | None, rows_unique: Tensor | None, row_inverse: Tensor | None
+) -> Runs:
+    """Which loss tokens read which row: at most one stable sort, and none where shapes say that no row repeats.
+
+    Without `rows_unique`, S is N: how many rows are distinct is not asked.
+    """
+    if rows_unique is not None and row_inverse is not None:
+        if len(rows_unique) == len(row_inverse):
+            return Runs(rows_unique.index_select(0, row_inverse), None, None)
+        keys, order = torch.sort(row_inverse, stable=True)
+        slots = torch.arange(len(rows_unique) + 1, dtype=keys.dtype, device=keys.device)
+        return Runs(rows_unique, order, torch.searchsorted(keys, slots))
+    if rows is None:
+        return Runs(None, None, None)
+    ordered, order = torch.sort(rows, stable=True)
+    new = torch.ones_like(ordered)
+    new[1:] = (ordered[1:] != ordered[:-1]).to(new.dtype)
+    rank = new.cumsum(0) - 1
+    distinct = torch.full_like(ordered, num_rows)
+    distinct[rank] = ordered  # entries of one rank write the same row
+    slots = torch.arange(len(rows) + 1, device=rows.device)
+    return Runs(distinct, order, torch.searchsorted(rank, slots))
 
 
 def make_slots(
@@ -99,23 +145,25 @@ def make_slots(
     chunk: int,
 ) -> Slots:
     """Lay `count` loss tokens on slots. Without `rows_unique`, S covers N: how many rows are distinct is not asked."""
-    if rows_unique is not None and row_inverse is not None:
-        distinct, of = rows_unique.long(), row_inverse.long()
-        used = torch.ones_like(distinct, dtype=torch.bool)
-    elif rows is None:
-        distinct = of = torch.arange(count, device=device)
-        used = torch.ones_like(distinct, dtype=torch.bool)
+    runs = make_runs(num_rows, rows, rows_unique, row_inverse)
+    return slots_of(runs, num_rows, count, device, chunk)
+
+
+def slots_of(runs: Runs, num_rows: int, count: int, device: torch.device, chunk: int) -> Slots:
+    """The same runs as slots, padded to whole chunks."""
+    tokens = torch.arange(count, device=device)
+    if runs.rows is None:
+        of = distinct = writes = tokens
+    elif runs.order is None or runs.offsets is None:
+        of, distinct = tokens, runs.rows.long()
+        writes = distinct
     else:
-        ordered, order = torch.sort(rows.long(), stable=True)
-        new = torch.ones_like(ordered)
-        new[1:] = (ordered[1:] != ordered[:-1]).long()
-        rank = new.cumsum(0) - 1
-        of = torch.empty_like(order).index_copy_(0, order, rank)
-        distinct = torch.zeros_like(ordered)
-        distinct[rank] = ordered  # entries of one rank write the same row
-        used = torch.arange(count, device=device) <= rank[-1:]
+        slot = torch.searchsorted(runs.offsets, tokens, right=True) - 1
+        of = torch.empty_like(tokens).index_copy_(0, runs.order, slot)
+        used = runs.offsets[1:] > runs.offsets[:-1]
+        distinct = torch.where(used, runs.rows.long(), 0)
+        writes = torch.where(used, distinct, num_rows)
     padding = -len(distinct) % chunk
-    writes = torch.where(used, distinct, num_rows)
     return Slots(
         rows=torch.nn.functional.pad(distinct, (0, padding)),
         writes=torch.nn.functional.pad(writes, (0, padding), value=num_rows),
@@ -124,20 +172,27 @@ def make_slots(
 
 
 def gather_gradients(
-    grad_logprob: Tensor, grad_entropy: Tensor | None, slots: Slots, targets: Tensor, vocab: int
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    slots: Slots,
+    targets: Tensor,
+    vocab: int,
+    distinct: bool = False,
 ) -> RowGradients:
-    """Sum the gradients [N] by row and by (row, target)."""
+    """Sum the gradients [N] by row and by (row, target). `distinct`: no row repeats, there is nothing to add."""
     logprob = grad_logprob.double()
     entropy = torch.zeros_like(logprob) if grad_entropy is None else grad_entropy.double()
-    live = keyed_sum(((logprob != 0) | (entropy != 0)).double(), slots.of) > 0
-
-    def by_slot(values: Tensor) -> Tensor:
-        # Entries of one slot write the same bits.
-        return values.new_zeros(len(slots.rows)).index_copy_(0, slots.of, values)
-
+    live, target = (logprob != 0) | (entropy != 0), logprob
+    if not distinct:
+        live = keyed_sum(live.double(), slots.of) > 0
+        target = keyed_sum(logprob, slots.of * vocab + targets)
+        logprob, entropy = keyed_sum(logprob, slots.of), keyed_sum(entropy, slots.of)
     return RowGradients(
-        logprob=by_slot(keyed_sum(logprob, slots.of)),
-        entropy=by_slot(keyed_sum(entropy, slots.of)),
-        live=by_slot(live),
-        target=keyed_sum(logprob, slots.of * vocab + targets),
+        by_slot(logprob, slots), by_slot(entropy, slots), by_slot(live, slots), target
     )
+
+
+def by_slot(values: Tensor, slots: Slots) -> Tensor:
+    """Values [N] that are equal on each slot, as [S]; 0 on slots that no loss token uses."""
+    # Entries of one slot write the same bits.
+    return values.new_zeros(len(slots.rows)).index_copy_(0, slots.of, values)

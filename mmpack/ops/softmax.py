@@ -20,7 +20,7 @@ def pad_columns(vocab: int) -> int:
 
 
 def row_statistics(
-    logits: Tensor, temperature: float, entropy: bool
+    logits: Tensor, temperature: float | Tensor, entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Maximum, log of the sum of exp, and entropy (nats), [C] each. Overwrites `logits`."""
     maximum = logits.amax(-1)
@@ -40,7 +40,7 @@ def row_gradient(
     entropy: Tensor | None,
     gradients: RowGradients,
     chunk: slice,
-    temperature: float,
+    temperature: float | Tensor,
 ) -> Tensor:
     """Gradient [C, V] to the logits but for the targets' own part; 0 for rows that no gradient reaches.
 
@@ -64,7 +64,7 @@ def target_gradient(
     entropy: Tensor | None,
     gradients: RowGradients,
     slots: Slots,
-    temperature: float,
+    temperature: float | Tensor,
 ) -> Tensor:
     """The whole gradient [N] float64 to the logit of each target; entries of one row and target are equal in bits."""
     logprobs = logprobs.double()

@@ -14,6 +14,9 @@ import torch
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
+from mmpack.ops.attention import AttentionPlan
+from mmpack.ops.gather_rows import gather_rows
+from mmpack.ops.merge_embeddings import VisionRows
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.spans import LossSpan, ModalitySpan, Score
@@ -58,6 +61,10 @@ class Batch(LossIndex):
     loss_counts: list[int]  # [B]
     dropped: list[Problem]  # why samples were left out, with on_invalid="drop"
     stats: dict[str, int] = field(default_factory=dict)
+    visible_until: (
+        torch.Tensor
+    )  # int32, [T] or [B, S]: row q sees row k if k <= q < visible_until[k]
+    attention_plan: AttentionPlan  # the same for attention kernels
     id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
 
     def __post_init__(self) -> None:
@@ -86,7 +93,7 @@ class Batch(LossIndex):
         moved: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if torch.is_tensor(value):
+            if isinstance(value, torch.Tensor | AttentionPlan | VisionRows):
                 moved[f.name] = value.to(device, non_blocking=non_blocking)
             elif isinstance(value, dict) and value and all(map(torch.is_tensor, value.values())):
                 moved[f.name] = {
@@ -97,7 +104,7 @@ class Batch(LossIndex):
     def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Cut x [T, …] into one [L, …] tensor a sample; shared rows go to every sample that has them."""
         self._expect(x, self._num_rows, "unpack_tokens", "rows")
-        return list(x.index_select(0, self.token_rows).split(self.token_counts))
+        return list(gather_rows(x, self.token_rows).split(self.token_counts))
 
     def unpack_loss(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Cut x [N, …] into one [n, …] tensor a sample."""
@@ -139,8 +146,16 @@ class PackedBatch(Batch):
     max_seqlen: int | None = None
     # in rows, one for each of `media_occurrence` (frames of a video with the text between); media_index counts `media`
     modality_spans: list[ModalitySpan]
+    vision_rows: VisionRows  # the same row by row: what `merge_embeddings` reads
     loss_spans: list[list[LossSpan]]  # of each sample, in rows
     num_tokens: int  # rows without the padding at the end
+
+    def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """As in Batch; where no row is shared, the tensors are views of x."""
+        if self.cu_seqlens is None:
+            return super().unpack_tokens(x)
+        self._expect(x, self._num_rows, "unpack_tokens", "rows")
+        return list(x[: self.num_tokens].split(self.token_counts))
 
     @property
     def _num_rows(self) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from mmpack.errors import SchemaError
 from mmpack.families import Family
+from mmpack.ops.merge_embeddings import VisionRows
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 
@@ -82,3 +83,23 @@ def patch_offsets(media: Sequence[Medium]) -> list[int]:
         t, h, w = m.grid_thw
         out.append(out[-1] + t * h * w)
     return out
+
+
+def vision_rows(
+    ids: np.ndarray, family: Family, occurrence: Sequence[int], offsets: np.ndarray
+) -> VisionRows:
+    """Which feature goes to which row. ids [T]; the medium of each placeholder run, in row order; offsets [M+1].
+
+    A medium's placeholders take its features from the first to the last (frames of a video: with text between).
+    """
+    rows = np.flatnonzero(np.isin(ids, list(family.placeholder_ids.values())))
+    runs = np.asarray(occurrence, dtype=np.int64)
+    counts = np.diff(offsets)[runs]
+    before = np.cumsum(counts) - counts
+    index = np.repeat(offsets[runs] - before, counts) + np.arange(len(rows))
+    source = np.full(len(ids), -1, dtype=np.int32)
+    source[rows] = index
+    ends = np.cumsum(np.bincount(index, minlength=offsets[-1]))
+    order = np.argsort(index, kind="stable")
+    parts = (source, rows, index, order, np.concatenate([[0], ends]))
+    return VisionRows(*(torch.from_numpy(part.astype(np.int32)) for part in parts))

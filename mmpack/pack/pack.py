@@ -10,9 +10,11 @@ import torch
 
 from mmpack.errors import SchemaError
 from mmpack.families import get_family
+from mmpack.ops.attention import plan_attention
 from mmpack.pack.batch import PackedBatch
 from mmpack.pack.columns import Column
 from mmpack.pack.columns import token_columns as pack_token_columns
+from mmpack.pack.media import vision_rows
 from mmpack.pack.prepare import common_fields, keep_valid, kept_columns, row_multiple
 from mmpack.plan.forest import Forest, build_forest, occurrences, positions_of
 from mmpack.schema.rules import Problem
@@ -62,9 +64,13 @@ def pack(
     )
     total = forest.num_tokens
     padding = -total % multiple
+    laid_out = _rows(samples, positions, forest, padding)
     batch = PackedBatch(
         **common,
-        **_rows(samples, positions, forest, padding),
+        **laid_out,
+        attention_plan=plan_attention(
+            laid_out["visible_until"].numpy(), np.arange(total + padding) >= total
+        ),
         **_sequences(forest, total, padding),
         segment_offsets=_int32(forest.segment_offsets),
         segment_parent=_int32(forest.segment_parent),
@@ -73,6 +79,12 @@ def pack(
             ModalitySpan(start, stop, samples[b].media[m].modality, int(at))
             for (start, stop, b, m), at in zip(runs, common["media_occurrence"], strict=True)
         ],
+        vision_rows=vision_rows(
+            laid_out["input_ids"].numpy(),
+            get_family(samples[0].family),
+            common["media_order"],
+            common["vision_token_offsets"].numpy(),
+        ),
         loss_spans=[_spans_in_rows(s, r) for s, r in zip(samples, rows, strict=True)],
         token_columns={
             name: torch.cat([x, x.new_zeros((padding, *x.shape[1:]))])

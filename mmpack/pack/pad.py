@@ -11,6 +11,7 @@ import torch
 
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
+from mmpack.ops.attention import plan_attention
 from mmpack.pack.batch import Batch
 from mmpack.pack.columns import Column
 from mmpack.pack.columns import token_columns as pack_token_columns
@@ -99,6 +100,7 @@ def pad(
         position_ids=torch.from_numpy(places).view(len(places), -1, width),
         loss_mask=scored.view(-1, width),
         visible_until=torch.from_numpy(seen.astype(np.int32)).view(-1, width),
+        attention_plan=plan_attention(seen.reshape(-1, width), mask.reshape(-1, width) == 0),
         token_columns={
             name: x.new_zeros((size, *x.shape[1:])).index_copy_(0, torch.from_numpy(flat), x)
             for name, x in columns.items()

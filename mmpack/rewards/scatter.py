@@ -1,4 +1,7 @@
-"""Scores of samples to rewards of loss tokens: [N] float32. Where each score lands is decided on the host, in numpy."""
+"""Scores of samples to rewards of loss tokens: [N] float32.
+
+Where each score lands is decided on the host, in numpy. Numbers [B] for a batch on a GPU go there in one launch.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
+from mmpack.rewards.scatter_op import scatter_op
 from mmpack.schema.spans import Score
 
 At = Literal["last", "all", "mean"]
@@ -38,8 +42,10 @@ def scatter_rewards(
     """The reward of each loss token, [N] float32 on the batch's device; scores that meet on a token add up.
 
     Args:
-        batch: a PackedBatch or PaddedBatch; one on a GPU makes this wait for it, so scatter before `batch.to`.
-        rewards: instead of `Sample.rewards`: [B] numbers (scope "sequence", name "reward"), or B lists of Score.
+        batch: a PackedBatch or PaddedBatch. Scores are host data: with a batch on a GPU they make this wait for it,
+            so scatter them before `batch.to`.
+        rewards: instead of `Sample.rewards`: [B] numbers (scope "sequence", name "reward"), or B lists of Score. A
+            tensor for a batch on a GPU is scattered there without waiting, unless `costs` are.
         weights: name of a score to its factor; scores that are not named are left out. None: all, with factor 1.
         costs: also subtract `Sample.costs`, which `weights` names and scales like rewards.
         at: where a score goes within its scope: to its `last` loss token, in full to `all`, or evenly spread (`mean`).
@@ -48,10 +54,13 @@ def scatter_rewards(
     the sample's k-th region span; {span: [start, stop]}, those among these tokens of the sample.
 
     Raises ArgumentError where a score that is not 0 has no loss token to go to (a reward never lands on another
-    sample's token), for a value that is not finite, and for overrides that don't fit the batch.
+    sample's token), for a value that is not finite, and for overrides that don't fit the batch. On a GPU nobody looks
+    at the values: the number of a sample without a loss token goes nowhere, and a NaN goes to its sample's tokens.
     """
     if at not in get_args(At):
         raise ArgumentError(f"scatter_rewards: at is {at!r}. Fix: one of {', '.join(get_args(At))}")
+    if isinstance(rewards, Tensor) and batch.cu_loss.is_cuda and not costs:
+        return _scatter_on_device(batch, rewards, weights, at)
     host = _Host(batch)
     out = np.zeros(host.cu[-1], dtype=np.float64)
     scores = batch.rewards if rewards is None else _overrides(rewards, len(batch.sample_ids))
@@ -59,6 +68,16 @@ def scatter_rewards(
     if costs:
         _scatter(out, host, batch.costs, weights, -1.0, at)
     return torch.from_numpy(out.astype(np.float32)).to(batch.cu_loss.device)
+
+
+def _scatter_on_device(
+    batch: LossBatch, rewards: Tensor, weights: Mapping[str, float] | None, at: At
+) -> Tensor:
+    _check_overrides(rewards, len(batch.sample_ids))
+    weight = 1.0 if weights is None else weights.get("reward", 0.0)
+    numbers = rewards.detach().to(batch.cu_loss.device, non_blocking=True)
+    scattered: Tensor = scatter_op(numbers, batch.cu_loss, len(batch.loss_turn), weight, at)
+    return scattered
 
 
 class _Host:
@@ -126,9 +145,13 @@ def _scatter(
 def _overrides(rewards: Any, num_samples: int) -> list[list[Score]]:
     if isinstance(rewards, Tensor):
         rewards = rewards.detach().cpu().numpy()
-    if len(rewards) != num_samples or (isinstance(rewards, np.ndarray) and rewards.ndim != 1):
+    _check_overrides(rewards, num_samples)
+    return [[Score(name="reward", value=float(r))] if np.ndim(r) == 0 else list(r) for r in rewards]
+
+
+def _check_overrides(rewards: Any, num_samples: int) -> None:
+    if len(rewards) != num_samples or getattr(rewards, "ndim", 1) != 1:
         raise ArgumentError(
             f"scatter_rewards: rewards has {len(rewards)} entries for {num_samples} samples, expected one a sample. "
             f"Fix: pass [B] numbers or B lists of Score"
         )
-    return [[Score(name="reward", value=float(r))] if np.ndim(r) == 0 else list(r) for r in rewards]

@@ -209,6 +209,19 @@ def test_a_cache_that_is_handed_in_is_an_error(attached):
             attached(**inputs)
 
 
+def test_a_forced_attention_that_cannot_run_is_an_error(attached, monkeypatch):
+    batch = mp.pack(batch_of("three responses"), share_prefix=True)
+    monkeypatch.setenv("MMPACK_ATTENTION", "varlen")
+    with pytest.raises(mp.BackendError, match="varlen was asked for, and varlen needs a CUDA"):
+        batch.model_inputs(attached)
+    monkeypatch.delenv("MMPACK_ATTENTION")
+    inputs = batch.model_inputs(attached)
+    assert set(inputs["attention_plan"].choice.values()) == {"sdpa"}
+    other = mp.pack(batch_of("text")).attention_plan
+    with pytest.raises(mp.ArgumentError, match="the plan is of 24 rows"), torch.no_grad():
+        attached(**(inputs | {"attention_plan": other}))
+
+
 def test_sliding_windows_are_refused():
     model = tiny_qwen2_5_vl()
     model.config.get_text_config().layer_types = ["full_attention", "sliding_attention"]
@@ -276,7 +289,7 @@ def test_bidirectional_calls_are_handed_back(how):
 
 def test_rows_beyond_one_block(monkeypatch):
     """Blocks of queries give what one dense mask gives."""
-    monkeypatch.setattr("mmpack.adapters.transformers.attention.BLOCK", 5)
+    monkeypatch.setattr("mmpack.ops.attention.sdpa.BLOCK", 5)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 9, 8).tolist() for _ in range(2)]
     batch = mp.pack(

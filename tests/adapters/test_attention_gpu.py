@@ -8,6 +8,7 @@ from support.samples import make_sample
 import mmpack as mp
 from mmpack.adapters.transformers import attach
 from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
+from mmpack.ops.attention import explain
 
 pytestmark = pytest.mark.gpu
 
@@ -24,10 +25,17 @@ def some_samples():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "values_off", "gradients_off"),
-    [(torch.float32, 1e-4, 1e-4), (torch.bfloat16, 0.15, 0.1)],
+    ("dtype", "values_off", "gradients_off", "attention"),
+    [
+        (torch.float32, 1e-4, 1e-4, "auto"),
+        *((torch.bfloat16, 0.15, 0.1, name) for name in ("auto", "sdpa", "varlen", "flash_attn_4")),
+    ],
 )
-def test_layouts_agree(dtype, values_off, gradients_off, monkeypatch):
+def test_layouts_agree(dtype, values_off, gradients_off, attention, monkeypatch):
+    reason = explain(torch.device("cuda"), dtype, 32).get(attention)
+    if reason is not None:
+        pytest.skip(reason)
+    monkeypatch.setenv("MMPACK_ATTENTION", attention)
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = spread_out(tiny_qwen2_5_vl())

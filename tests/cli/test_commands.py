@@ -209,6 +209,27 @@ def test_doctor():
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
+def test_doctor_says_which_op_runs_on_what():
+    def ops(backend):
+        code = "from mmpack.cli.main import main; main(['doctor', '--json'])"
+        code = f"import os; os.environ['MMPACK_BACKEND'] = {backend!r}; {code}"
+        return {op["op"]: op for op in json.loads(run_python(code).stdout)["ops"]}
+
+    import torch
+
+    by_itself = ops("auto")
+    assert {"selected_logprobs", "policy_loss", "group_advantages"} <= by_itself.keys()
+    if not torch.cuda.is_available():
+        assert by_itself["policy_loss"] == {
+            "op": "policy_loss",
+            "backend": "torch",
+            "why": "on a CPU",
+        }
+        forced = ops("cuda")["policy_loss"]
+        assert forced["backend"] is None and "csrc/ has no cpu code" in forced["why"]
+    assert ops("torch")["policy_loss"]["why"] == "MMPACK_BACKEND=torch"
+
+
 def test_doctor_without_torch_and_with_a_broken_one():
     missing = """
 import importlib.metadata as metadata, sys

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -217,6 +218,25 @@ def test_kl_old_estimates_the_divergence_from_the_old_policy():
     d = c.lp.double() - c.old.double()
     expected = float((d.exp() - 1 - d).mean())
     assert float(run(c)[2]["kl_old"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("corrected", [None, "tis", "mis"])
+@pytest.mark.parametrize("kind", ["grpo", "gspo"])
+def test_effective_sample_size(kind, corrected):
+    c = columns(spread=0.6)
+    weights = np.exp(c.lp.numpy().astype(np.float64) - c.old.numpy().astype(np.float64))
+    if kind == "gspo":
+        parts = np.split(np.log(weights), CU[1:-1].numpy())
+        weights = np.concatenate([np.full(len(x), np.exp(x.mean())) for x in parts if len(x)])
+    if corrected:
+        weights = np.exp(c.old.numpy().astype(np.float64) - c.rollout.numpy().astype(np.float64))
+        too_large = weights > 1.2
+        weights[too_large] = 1.2 if corrected == "tis" else 0.0
+    want = weights.sum() ** 2 / (N * (weights**2).sum())
+    options = {"correction": corrected, "correction_high": 1.2, "rollout_logprobs": c.rollout}
+    _, _, metrics = run(c, kind=kind, **options)
+    assert 0 < want < 1
+    assert float(metrics["ess"]) == pytest.approx(want, rel=1e-6)
 
 
 def test_advantages_of_tokens():

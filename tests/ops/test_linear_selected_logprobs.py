@@ -4,11 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import distributed
+from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES, gradient_fp32_bound, linear_logprob_bound
 from mmpack.errors import ArgumentError
-from mmpack.ops import linear_selected_logprobs as module
+from mmpack.ops import linear_torch as module
 from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
+from mmpack.ops.rows import make_runs
 
 
 def problem(num_rows=80, width=48, vocab=1003, count=150, dtype=torch.float32, scale=0.5):
@@ -117,6 +120,129 @@ def test_rows_without_gradient_are_not_read_in_backward():
     assert (hidden.grad[[0, 3, 4]] != 0).any(1).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softcap(dtype):
+    *factors, targets, rows, _ = problem(dtype=dtype)
+    leaves = [x.clone().requires_grad_() for x in factors]
+    lp, h = linear_selected_logprobs(
+        leaves[0], leaves[1], targets, rows, leaves[2], 0.8, entropy=True, softcap=4.0
+    )
+    wide = [x.double().requires_grad_() for x in factors]
+    z = 4.0 * torch.tanh((wide[0][rows] @ wide[1].T + wide[2]) / 4.0) / 0.8
+    full = torch.log_softmax(z, -1)
+    expected = full.gather(1, targets[:, None])[:, 0]
+    entropy = -(full.exp() * full).sum(-1)
+    assert (lp - expected).abs().max() <= linear_logprob_bound(5.0)
+    assert (h - entropy).abs().max() <= linear_logprob_bound(5.0)
+    up, up_entropy = torch.randn(2, len(rows))
+    (lp @ up + h @ up_entropy).backward()
+    (expected @ up.double() + entropy @ up_entropy.double()).backward()
+    for got, want in zip(leaves[1:], wide[1:], strict=True):
+        error = (got.grad - want.grad).norm() / want.grad.norm()
+        assert error <= (1e-6 if dtype == torch.float32 else TOLERANCES["gradient_bf16"].value)
+
+
+def test_registered_op_obeys_the_rules_of_torch():
+    *factors, targets, rows, _ = problem(num_rows=40, width=16, vocab=67, count=30)
+    hidden, weight, bias = (x.requires_grad_() for x in factors)
+    runs = make_runs(len(hidden), rows, None, None)
+    arguments = (hidden, weight, bias, targets, *runs, 0.9, 5.0, True, False, 0, 0, 67, "")
+    torch.library.opcheck(torch.ops.mmpack.linear_selected_logprobs.default, arguments)
+
+
+def test_compiles_as_one_graph():
+    *factors, targets, rows, _ = problem()
+    distinct, inverse = rows.unique(return_inverse=True)
+
+    def loss(hidden, weight, bias, temperature):
+        lp, h = linear_selected_logprobs(
+            hidden, weight, targets, rows, bias, temperature, entropy=True,
+            rows_unique=distinct, row_inverse=inverse, softcap=30.0,
+        )  # fmt: skip
+        return lp.sum() + 0.1 * h.sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for temperature in (1.0, 0.7):
+        gradients = []
+        for run in (loss, compiled):
+            leaves = [x.clone().requires_grad_() for x in factors]
+            run(*leaves, temperature).backward()
+            gradients.append([x.grad for x in leaves])
+        for a, b in zip(*gradients, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_gradient_checkpointing_gives_the_same_bits():
+    *factors, targets, rows, _ = problem()
+    results = []
+    for wrap in (False, True):
+        leaves = [x.clone().requires_grad_() for x in factors]
+        arguments = leaves[0] * 1.0, leaves[1], targets, rows, leaves[2]
+        if wrap:
+            lp = checkpoint(linear_selected_logprobs, *arguments, use_reentrant=False)
+        else:
+            lp = linear_selected_logprobs(*arguments)
+        lp.sum().backward()
+        results.append([x.grad for x in leaves])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_only_wanted_gradients_are_made():
+    hidden, weight, bias, targets, rows, _ = problem()
+    weight.requires_grad_()
+    _, h = linear_selected_logprobs(hidden, weight, targets, rows, bias, entropy=True)
+    h.sum().backward()  # and none comes from the logprobs
+    wide = weight.detach().double().requires_grad_()
+    full = torch.log_softmax(hidden.double()[rows] @ wide.T + bias.double(), -1)
+    (-(full.exp() * full).sum(-1)).sum().backward()
+    assert (weight.grad - wide.grad).abs().max() <= gradient_fp32_bound(wide.grad.abs().max())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_split_vocabulary_gives_the_bits_of_the_whole(ranks, tmp_path):
+    torch.multiprocessing.spawn(
+        _rank, (ranks, str(tmp_path / "rendezvous")), nprocs=ranks, join=True
+    )
+
+
+def _rank(rank, ranks, rendezvous):
+    """Values of `ranks` shards, and gradients to them, are those of one process, bit for bit."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
+    )
+    module.BLOCK_COLUMNS = 64
+    *factors, targets, rows, unread = problem(vocab=512, count=90)
+    up, up_entropy = torch.randn(2, len(rows))
+    shard = slice(512 // ranks * rank, 512 // ranks * (rank + 1))
+
+    def run(hidden, weight, bias, group):
+        leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+        lp, h = linear_selected_logprobs(
+            leaves[0], leaves[1], targets, rows, leaves[2], 0.8, entropy=True, group=group
+        )
+        (lp @ up + h @ up_entropy).backward()
+        return lp.detach(), h.detach(), [x.grad for x in leaves]
+
+    lp, h, gradients = run(*factors, None)
+    hidden, weight, bias = factors
+    got = run(hidden, weight[shard], bias[shard], distributed.group.WORLD)
+    assert torch.equal(got[0], lp)
+    assert torch.equal(got[1], h)
+    to_hidden, *to_shard = got[2]
+    for a, b in zip(to_shard, gradients[1:], strict=True):
+        assert torch.equal(a, b[shard])
+    difference = (to_hidden - gradients[0]).abs().max()
+    assert difference <= gradient_fp32_bound(gradients[0].abs().max())
+    assert torch.equal(to_hidden[unread], torch.zeros_like(hidden[unread]))
+    everywhere = [torch.empty_like(to_hidden) for _ in range(ranks)]
+    distributed.all_gather(everywhere, to_hidden)
+    assert all(torch.equal(other, to_hidden) for other in everywhere)
+    distributed.destroy_process_group()
+
+
 def test_autocast_does_not_lower_the_products():
     hidden, weight, bias, targets, rows, _ = problem()
     expected = linear_selected_logprobs(hidden, weight, targets, rows, bias)
@@ -144,6 +270,8 @@ def test_no_loss_token_gives_an_empty_result_on_the_graph():
         ({"weight": torch.zeros(9, 3, dtype=torch.int8)}, "weight torch.int8"),
         ({"bias": torch.zeros(3)}, "bias has shape [3], expected [9]"),
         ({"targets": torch.tensor([0, 9])}, "targets runs from 0 to 9, expected [0, 9)"),
+        ({"softcap": 0.0}, "softcap is 0.0"),
+        ({"memory_budget": -1}, "memory_budget is -1"),
         ({"rows": torch.tensor([0, 4])}, "rows runs from 0 to 4, expected [0, 4)"),
     ],
 )

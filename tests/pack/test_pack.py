@@ -1,6 +1,7 @@
 """pack: rows, targets and media of every sample against a loop over its tokens; what is refused, by code."""
 
 import dataclasses
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -147,6 +148,49 @@ def test_unpacking_inverts_packing(batch_samples, share):
 
 
 @settings(max_examples=30)
+@given(batches(), st.booleans(), st.none() | st.integers(1, 9))
+def test_gradients_of_unpacked_tokens_meet_at_the_rows(batch_samples, share, multiple):
+    batch = mp.pack(batch_samples, share_prefix=share, pad_to_multiple_of=multiple)
+    x = torch.randn(len(batch.input_ids), 3, requires_grad=True)
+    pieces = batch.unpack_tokens(x)
+    assert torch.equal(torch.cat(pieces), x[batch.token_rows])
+    weights = [torch.randn_like(p) for p in pieces]
+    (grad,) = torch.autograd.grad(pieces, x, weights)
+    expected = np.zeros(x.shape, dtype=np.float32)
+    np.add.at(expected, batch.token_rows.numpy(), torch.cat(weights).numpy())
+    assert torch.equal(grad, torch.from_numpy(expected))
+
+
+@settings(max_examples=30)
+@given(batches(), st.booleans(), st.none() | st.integers(1, 9))
+def test_vision_rows_name_the_feature_of_each_row(batch_samples, share, multiple):
+    batch = mp.pack(batch_samples, share_prefix=share, pad_to_multiple_of=multiple)
+    source = [-1] * len(batch.input_ids)
+    for sample, rows in zip(batch_samples, row_lists(batch, batch_samples), strict=True):
+        spans = sample.modality_spans
+        for i, span in enumerate(spans):
+            # a frame's features come after those of the frames before it
+            frames = [s for s in spans[:i] if s.media_index == span.media_index][
+                -(span.frame or 0) :
+            ]
+            before = sum(s.stop - s.start for s in frames) if span.frame else 0
+            at = batch.media_cache_keys.index(sample.media[span.media_index].cache_key)
+            first = int(batch.vision_token_offsets[at]) + before
+            for k, token in enumerate(range(span.start, span.stop)):
+                source[rows[token]] = first + k
+    vision = batch.vision_rows
+    assert all(part.dtype == torch.int32 for part in vision)
+    assert vision.source.tolist() == source
+    assert vision.rows.tolist() == [r for r, s in enumerate(source) if s >= 0]
+    assert vision.features.tolist() == [s for s in source if s >= 0]
+    ends = vision.offsets.tolist()
+    assert len(ends) == int(batch.vision_token_offsets[-1]) + 1
+    for p, (start, stop) in enumerate(itertools.pairwise(ends)):
+        found = vision.order[start:stop].tolist()
+        assert found == [v for v, s in enumerate(vision.features.tolist()) if s == p]
+
+
+@settings(max_examples=30)
 @given(batches(max_size=3), st.booleans())
 def test_a_sample_is_the_same_alone_and_in_a_pack(batch_samples, share):
     batch = mp.pack(batch_samples, share_prefix=share)
@@ -192,6 +236,10 @@ def test_to_moves_every_tensor_and_keeps_the_rest(make):
         if field.name in ("loss_columns", "token_columns"):
             assert old and old.keys() == new.keys()
             pairs = [(old[k], new[k]) for k in old]
+        if field.name == "vision_rows":
+            pairs = list(zip(old, new, strict=True))
+        if field.name == "attention_plan":
+            pairs = [(a, getattr(new, name)) for name, a in vars(old).items()]
         for a, b in pairs:
             if torch.is_tensor(a):
                 tensors += 1

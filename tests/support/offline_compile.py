@@ -3,6 +3,7 @@
 import pytest
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
+SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}  # most that a program may take
 each_target = pytest.mark.parametrize("target", TARGETS)
 
 
@@ -16,4 +17,5 @@ def compiled_size(kernel, signature: dict, constexprs: dict, target: str, **opti
         kernel, signature=signature | dict.fromkeys(constexprs, "constexpr"), constexprs=constexprs
     )
     made = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+    assert made.metadata.shared <= SHARED_BYTES[target]
     return len(made.asm["hsaco" if target.startswith("gfx") else "cubin"])

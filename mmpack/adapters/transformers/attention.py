@@ -2,24 +2,26 @@
 
 It reads `visible_until` ([T] or [B, S]) from the keyword arguments of the model's forward, and raises where the rule
 can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack comes out wrong without a word.
+`attention_plan` beside it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.families import family_of_model_type
+from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
+from mmpack.pack.batch import Batch
 
 NAME = "mmpack"
-BLOCK = 1024  # query rows whose mask is held at a time
 KEPT = "_mmpack_kept"  # on an attached model, so that copies have it: what to put back, the hook
 
 
@@ -89,6 +91,15 @@ def is_attached(model: Any) -> bool:
     return bool(config.get_text_config()._attn_implementation == NAME)
 
 
+def planned(batch: Batch, text: Any) -> AttentionPlan:
+    """The batch's attention plan, with backends chosen for a text model of this configuration."""
+    plan = dataclasses.replace(batch.attention_plan)
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    resolve(plan, batch.visible_until, head_dim, getattr(text, "attention_dropout", 0.0))
+    return plan
+
+
 def visible_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -98,6 +109,7 @@ def visible_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     visible_until: torch.Tensor | None = None,
+    attention_plan: AttentionPlan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface.
@@ -111,27 +123,16 @@ def visible_attention(
         )
     no_mask(attention_mask=attention_mask)
     _refuse_wrong_use(query, key, visible_until, kwargs)
-    seen = visible_until.to(query.device).view(-1, query.shape[2])  # type: ignore[union-attr]
-    row = torch.arange(query.shape[2], device=query.device)
-    # Not enable_gqa: with a mask it costs seven times the memory in fp32, and twice the time in bf16 (H200).
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    out = []
-    for start in range(0, query.shape[2], BLOCK):
-        stop = min(start + BLOCK, query.shape[2])
-        q = row[start:stop, None]
-        mask = (row[None, :stop] <= q) & (q < seen[:, None, :stop])
-        out.append(
-            scaled_dot_product_attention(
-                query[:, :, start:stop],
-                key[:, :, :stop],
-                value[:, :, :stop],
-                attn_mask=mask[:, None],
-                dropout_p=dropout,
-                scale=scaling,
-            )
-        )
-    return torch.cat(out, dim=2).transpose(1, 2).contiguous(), None
+    out = tree_attention(
+        query,
+        key,
+        value,
+        visible_until,  # type: ignore[arg-type]
+        attention_plan,
+        scale=scaling,
+        dropout=dropout,
+    )
+    return out, None
 
 
 def no_mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:

@@ -104,6 +104,7 @@ def _packed(batch: PackedBatch) -> dict[str, Any]:
         "input_ids": batch.input_ids[None],
         "position_ids": positions if batch.family_of().position_rows > 1 else positions[0],
         "visible_until": batch.visible_until,
+        "attention_plan": batch.attention_plan,
         "logits_to_keep": batch.loss_rows.long(),
         "shift_labels": targets,  # what the loss reads
         # one longer than the logits: whoever shifts them, as label smoothing does, gets an error

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.attention import is_attached
+from mmpack.adapters.transformers.attention import is_attached, planned
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import Family, family_of_model_type
+from mmpack.ops.gather_rows import gather_rows
 from mmpack.pack.batch import Batch, PackedBatch
 from mmpack.pack.media import patch_offsets, tiles_of
 from mmpack.pack.pad import PaddedBatch
@@ -49,6 +51,8 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
         key = "visible_until" if is_attached(model) else "attention_mask"
     inputs["position_ids"] = positions if family.position_rows > 1 else positions[0]
     inputs[key] = getattr(batch, key)
+    if key == "visible_until":
+        inputs["attention_plan"] = planned(batch, model.config.get_text_config())
     if len(batch.media) == 0 and vision == "always":
         return inputs | {"inputs_embeds": _with_idle_tower(batch, model, ids)}
     return inputs | {"input_ids": ids} | _vision_inputs(batch, model)
@@ -101,9 +105,10 @@ def _vision_inputs(batch: Batch, model: Any) -> dict[str, Any]:
         encoded += len(pixels)
         arguments = _tower_arguments(family, modality, pixels, grids)
         if once:
-            place = {m: k for k, m in enumerate(media)}
             features = _encode(model, modality, arguments)
-            embeddings[modality] = _repeated(features, [place[i] for i in runs], grids)
+            if isinstance(batch, PackedBatch) and len(runs) > len(media):
+                _repeat(features, batch, media, runs)
+            embeddings[modality] = features
         else:
             out |= arguments
     batch.stats["patches_encoded"] = encoded
@@ -147,25 +152,33 @@ def _tower_arguments(
 
 
 def _encode(model: Any, modality: str, arguments: dict[str, torch.Tensor]) -> Any:
-    """The tower's output. `pooler_output`: one [tokens, H] a medium, or [tiles, tokens, H] of all; see `_repeated`."""
+    """The tower's output. `pooler_output`: one [tokens, H] a medium, or [tiles, tokens, H] of all; see `_repeat`."""
     core = model.model
     make = core.get_image_features if modality == "image" else core.get_video_features
     return make(**arguments, return_dict=True)
 
 
-def _repeated(features: Any, runs: list[int], grids: list[tuple[int, int, int]]) -> Any:
-    """`features` of media of these grids, each as often as `runs` names it: embeddings and all deepstack levels."""
+def _repeat(features: Any, batch: PackedBatch, media: list[int], runs: list[int]) -> None:
+    """Repeat what was made of `media` for each of the `runs`: embeddings and all deepstack levels."""
     made = features.pooler_output
-    if isinstance(made, torch.Tensor):  # tiles stacked
-        pieces = made.split([t for t, _, _ in grids])
-        features.pooler_output = torch.cat([pieces[k] for k in runs])
-    else:
-        features.pooler_output = tuple(made[k] for k in runs)
+    if torch.is_tensor(made):  # tiles stacked, of the family's only modality
+        features.pooler_output = _gathered(made.flatten(0, 1), batch).view(-1, *made.shape[1:])
+        return
+
+    def repeated(pieces: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if len(media) == len(batch.media):
+            return (_gathered(torch.cat(tuple(pieces)), batch),)
+        return tuple(pieces[media.index(i)] for i in runs)  # beside media of another modality
+
+    features.pooler_output = repeated(made)
     if getattr(features, "deepstack_features", None) is not None:
-        features.deepstack_features = [
-            tuple(level[k] for k in runs) for level in features.deepstack_features
-        ]
-    return features
+        features.deepstack_features = [repeated(level) for level in features.deepstack_features]
+
+
+def _gathered(features: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    """[P, H] of all media -> [V, H] of all runs; the backward adds a medium's gradients with one rounding."""
+    vision = batch.vision_rows.to(features.device)
+    return gather_rows(features, vision.features, inverse=vision.inverse)
 
 
 def _pixels(batch: Batch, media: list[int]) -> torch.Tensor:

@@ -1,0 +1,70 @@
+"""docs/performance.md from benchmarks/results/*.json: `python benchmarks/render.py [--check]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+RESULTS = Path(__file__).parent / "results"
+
+HEAD = """# Performance
+
+Made by `benchmarks/render.py` from `benchmarks/results/`. Each file of `benchmarks/` first holds its op to the numerical
+contract and stops where it fails. Times are medians on the device that is named; compare ratios within one table, since
+a card's rate moves from day to day. `copy` is the bandwidth of a large copy on the device, bytes read and written.
+Kernels for ROCm (gfx942) are compiled in CI, and not run.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="exit 1 if the page is another")
+    args = parser.parse_args()
+    page = "\n".join([HEAD, *(_section(json.loads(p.read_text())) for p in sorted(RESULTS.glob("*.json")))])
+    if not args.check:
+        PAGE.write_text(page)
+        return 0
+    if PAGE.exists() and PAGE.read_text() == page:
+        return 0
+    print(f"{PAGE} is not what its results give. Fix: python benchmarks/render.py", file=sys.stderr)
+    return 1
+
+
+def _section(report: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    floors = ", ".join(_floor(name, value) for name, value in report["floors"].items())
+    lines = [f"## {report['op']}", "", f"{report['device']}, {versions}. Floors of the run: {floors}."]
+    lines += ["", "```", report["command"], "```", ""]
+    names = list(dict.fromkeys(name for row in report["rows"] for name in row))
+    lines += [f"| {' | '.join(name.replace('_', ' ') for name in names)} |", "| --- " * len(names) + "|"]
+    lines += [f"| {' | '.join(_cell(name, row.get(name)) for name in names)} |" for row in report["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def _floor(name: str, value: float) -> str:
+    if name == "copy_bytes_per_second":
+        return f"copy {value / 1e12:.2f} TB/s"
+    return f"{name.replace('_', ' ')} {value:.4g}"
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("bytes"):
+        return f"{value / 1e9:.3f} GB" if value >= 1e8 else f"{value / 1e6:.3g} MB"
+    if name.endswith("flops") and value:
+        return f"{value / 1e12:.3g} T"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+// The ops mmpack_native::* over torch's stable ABI: a library built once runs under torch 2.11 and newer.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <tuple>
+
+#include "ops.h"
+
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+namespace {
+
+void must(AOTITorchError code) { STD_TORCH_CHECK(code == AOTI_TORCH_SUCCESS, "mmpack_native: torch refused a call"); }
+
+mmpack::Column column(const Tensor& tensor, int32_t device) {
+  int32_t dtype;
+  STD_TORCH_CHECK(tensor.is_cuda() && tensor.get_device_index() == device && tensor.is_contiguous(),
+                  "mmpack_native: columns must be contiguous and on one device");
+  must(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return {tensor.data_ptr(), dtype};
+}
+
+mmpack::Column column(const MaybeTensor& tensor, int32_t device) {
+  return tensor ? column(*tensor, device) : mmpack::Column{};
+}
+
+template <int ND>
+Tensor empty(const int64_t (&sizes)[ND], int32_t dtype, int32_t device) {
+  int64_t strides[ND];
+  int64_t stride = 1;
+  for (int i = ND - 1; i >= 0; --i) {
+    strides[i] = stride;
+    stride *= sizes[i];
+  }
+  AtenTensorHandle handle;
+  must(
+      aoti_torch_empty_strided(ND, sizes, strides, dtype, aoti_torch_device_type_cuda(), device, &handle));
+  return Tensor(handle);
+}
+
+Tensor empty_scalar(int32_t dtype, int32_t device) {
+  AtenTensorHandle handle;
+  must(
+      aoti_torch_empty_strided(0, nullptr, nullptr, dtype, aoti_torch_device_type_cuda(), device, &handle));
+  return Tensor(handle);
+}
+
+// The device of a tensor made current, and its stream; whether the stream is captured into a graph.
+struct Launch {
+  explicit Launch(const Tensor& tensor) : device(tensor.get_device_index()), guard(device) {
+    void* raw;
+    must(aoti_torch_get_current_cuda_stream(device, &raw));
+    stream = static_cast<Stream>(raw);
+    cudaStreamCaptureStatus status;
+    STD_TORCH_CHECK(cudaStreamIsCapturing(stream, &status) == cudaSuccess, "the stream can't be asked");
+    captured = status != cudaStreamCaptureStatusNone;
+  }
+  int32_t device;
+  torch::stable::accelerator::DeviceGuard guard;
+  Stream stream;
+  bool captured;
+};
+
+void check(int code) {
+  STD_TORCH_CHECK(code == 0, "the launch failed: ", cudaGetErrorString(static_cast<cudaError_t>(code)));
+}
+
+std::tuple<Tensor, Tensor, Tensor> policy_loss(
+    Tensor logprobs, MaybeTensor entropy, Tensor advantages, Tensor cu_loss, MaybeTensor old_logprobs,
+    MaybeTensor ref_logprobs, MaybeTensor rollout_logprobs, MaybeTensor total, double scale, bool sample_mean,
+    int64_t kind, double ratio_low, double ratio_high, int64_t kl_kind, double kl_coef, double entropy_coef,
+    int64_t correction, int64_t correction_level, double correction_low, double correction_high) {
+  Launch launch(logprobs);
+  mmpack::PolicyLoss a{};
+  a.logprobs = column(logprobs, launch.device);
+  a.entropy = column(entropy, launch.device);
+  a.advantages = column(advantages, launch.device);
+  a.cu_loss = column(cu_loss, launch.device);
+  a.old_logprobs = column(old_logprobs, launch.device);
+  a.ref_logprobs = column(ref_logprobs, launch.device);
+  a.rollout_logprobs = column(rollout_logprobs, launch.device);
+  a.total = column(total, launch.device);
+  a.count = static_cast<int32_t>(logprobs.numel());
+  a.num_samples = static_cast<int32_t>(cu_loss.numel() - 1);
+  a.sample_mean = sample_mean;
+  a.by_sample = advantages.numel() == a.num_samples;
+  a.kind = static_cast<int32_t>(kind);
+  a.kl_kind = static_cast<int32_t>(kl_kind);
+  a.correction = static_cast<int32_t>(correction);
+  a.level = static_cast<int32_t>(correction_level);
+  a.scale = scale;
+  a.ratio_low = ratio_low;
+  a.ratio_high = ratio_high;
+  a.kl_coef = kl_coef;
+  a.entropy_coef = entropy_coef;
+  a.correction_low = correction_low;
+  a.correction_high = correction_high;
+
+  const mmpack::PolicyLossGrid grid = mmpack::policy_loss_grid(a);
+
+  Tensor loss = empty_scalar(mmpack::FLOAT, launch.device);
+  Tensor metrics = empty<1>({mmpack::SUMS}, mmpack::FLOAT, launch.device);
+  Tensor derivatives = empty<2>(
+      {entropy_coef != 0 ? 2 : 1, a.count}, a.logprobs.dtype == mmpack::DOUBLE ? mmpack::DOUBLE : mmpack::FLOAT,
+      launch.device);
+  Tensor partials = empty<2>({mmpack::SUMS, grid.blocks}, mmpack::DOUBLE, launch.device);
+  a.loss = static_cast<float*>(loss.data_ptr());
+  a.metrics = static_cast<float*>(metrics.data_ptr());
+  a.derivatives = derivatives.data_ptr();
+  a.partials = static_cast<double*>(partials.data_ptr());
+  check(mmpack::launch_policy_loss(a, grid, launch.captured, launch.stream));
+  return {loss, metrics, derivatives};
+}
+
+Tensor group_advantages(Tensor rewards, Tensor group_index, int64_t kind, double eps) {
+  Launch launch(rewards);
+  const auto count = static_cast<int32_t>(rewards.numel());
+  Tensor out = empty<1>({count}, mmpack::FLOAT, launch.device);
+  if (count == 0) return out;
+  MaybeTensor baselined;
+  if (kind == mmpack::REINFORCE_PP) baselined = empty<1>({count}, mmpack::DOUBLE, launch.device);
+  check(mmpack::launch_group_advantages(
+      column(rewards, launch.device), column(group_index, launch.device), count, static_cast<int32_t>(kind), eps,
+      baselined ? static_cast<double*>(baselined->data_ptr()) : nullptr, static_cast<float*>(out.data_ptr()),
+      launch.captured, launch.stream));
+  return out;
+}
+
+Tensor scatter_rewards(Tensor rewards, Tensor cu_loss, int64_t count, double weight, int64_t at) {
+  Launch launch(cu_loss);
+  Tensor out = empty<1>({count}, mmpack::FLOAT, launch.device);
+  if (count == 0) return out;
+  check(mmpack::launch_scatter_rewards(
+      column(rewards, launch.device), column(cu_loss, launch.device), static_cast<int32_t>(rewards.numel()),
+      static_cast<int32_t>(count), weight, static_cast<int32_t>(at),
+      static_cast<float*>(out.data_ptr()), launch.stream));
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(mmpack_native, library) {
+  library.def(
+      "policy_loss(Tensor logprobs, Tensor? entropy, Tensor advantages, Tensor cu_loss, Tensor? old_logprobs, "
+      "Tensor? ref_logprobs, Tensor? rollout_logprobs, Tensor? total, float scale, bool sample_mean, int kind, "
+      "float ratio_low, float ratio_high, int kl_kind, float kl_coef, float entropy_coef, int correction, "
+      "int correction_level, float correction_low, float correction_high) -> (Tensor, Tensor, Tensor)");
+  library.def("group_advantages(Tensor rewards, Tensor group_index, int kind, float eps) -> Tensor");
+  library.def("scatter_rewards(Tensor rewards, Tensor cu_loss, int count, float weight, int at) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(mmpack_native, CUDA, library) {
+  library.impl("policy_loss", TORCH_BOX(&policy_loss));
+  library.impl("group_advantages", TORCH_BOX(&group_advantages));
+  library.impl("scatter_rewards", TORCH_BOX(&scatter_rewards));
+}

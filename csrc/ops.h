@@ -1,0 +1,46 @@
+// The launchers of csrc/, without torch. Each launches one kernel on `stream` and returns the runtime's error code.
+#pragma once
+
+#include "portable.h"
+
+namespace mmpack {
+
+enum Kind : int32_t { CLIP, GSPO, CISPO };
+enum KlKind : int32_t { K1, K2, K3 };
+enum Correction : int32_t { NONE, TIS, MIS };
+enum Level : int32_t { TOKEN, SEQUENCE, GEOMETRIC };
+
+// What a block adds up: METRICS of mmpack/losses/policy_torch.py, but LOSS and SQUARES in place of `tokens` and `ess`.
+enum Sum : int32_t { LOSS, RATIO, CLIPPED, KL_OLD, SQUARES, CORRECTION, CUT, KL_REF, ENTROPY, SUMS };
+
+// As in mmpack::policy_loss (mmpack/losses/policy_op.py). Less than 2^31 tokens.
+struct PolicyLoss {
+  Column logprobs, entropy, advantages, cu_loss, old_logprobs, ref_logprobs, rollout_logprobs, total;
+  int32_t count, num_samples;
+  int32_t kind, kl_kind, correction, level;
+  bool sample_mean, by_sample;  // by_sample: advantages are [num_samples], not [count]
+  double scale, ratio_low, ratio_high, kl_coef, entropy_coef, correction_low, correction_high;
+  float* loss;
+  float* metrics;
+  void* derivatives;  // double where logprobs are, else float
+  double* partials;   // [SUMS, blocks]
+};
+
+struct PolicyLossGrid {
+  int32_t blocks, threads, parts, warps;  // blocks, and warps of a block, for each sample
+};
+PolicyLossGrid policy_loss_grid(const PolicyLoss& arguments);
+int launch_policy_loss(const PolicyLoss& arguments, const PolicyLossGrid& grid, bool captured, Stream stream);
+
+enum AdvantageKind : int32_t { GRPO, RLOO, DR_GRPO, LITE_PPO, REINFORCE_PP };
+
+// Rewards are float or double, groups and offsets int32 or int64. `baselined` [count] is needed by REINFORCE_PP.
+int launch_group_advantages(Column rewards, Column groups, int32_t count, int32_t kind, double eps, double* baselined,
+                            float* out, bool captured, Stream stream);
+
+enum At : int32_t { LAST, ALL, MEAN };
+
+int launch_scatter_rewards(Column rewards, Column cu_loss, int32_t num_samples, int32_t count, double weight, int32_t at,
+                           float* out, Stream stream);
+
+}  // namespace mmpack

@@ -1,0 +1,1 @@
+../../csrc/policy_loss.cu

@@ -1,0 +1,95 @@
+"""`python -m mmpack.kernels.build`: compile csrc/ for the GPUs of this machine, once, into the cache.
+
+A command, and not what the first op that runs does: nobody wants a compiler in the middle of a training step.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from mmpack.errors import BackendError
+
+NAME = "mmpack_native"
+FOLDER = Path(__file__).resolve().parents[1] / "_csrc"
+SOURCES = ("bind.cpp", "policy_loss.cu", "rewards.cu")
+HEADERS = ("ops.h", "portable.h")
+FLAGS = [
+    "-O3",
+    "-DUSE_CUDA",
+    "-DTORCH_TARGET_VERSION=0x020b000000000000",
+]  # stable ABI since torch 2.11
+
+
+@functools.cache
+def library() -> Path:
+    """Where the library for these sources, this CUDA and these GPUs is, or would be."""
+    digest = hashlib.sha256()
+    for name in SOURCES + HEADERS:
+        digest.update((FOLDER / name).read_bytes())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    built_for = f"cuda{torch.version.cuda}-sm{_architectures().replace(';', '-')}"
+    return cache / "mmpack" / f"{built_for}-{digest.hexdigest()[:16]}" / f"{NAME}.so"
+
+
+def build(verbose: bool = False) -> Path:
+    """Compile csrc/ and load it; returns the library. Raises BackendError where a compiler is missing."""
+    # Looks for CUDA when it is imported.
+    from torch.utils import cpp_extension
+
+    needs = {
+        "a CUDA build of torch": torch.version.cuda is not None,
+        "a GPU, or TORCH_CUDA_ARCH_LIST": bool(_architectures()),
+        "nvcc (the CUDA toolkit; CUDA_HOME)": cpp_extension.CUDA_HOME is not None,
+        "a C++ compiler": shutil.which(os.environ.get("CXX", "c++")) is not None,
+        "ninja": shutil.which("ninja") is not None,
+    }
+    missing = [name for name, there in needs.items() if not there]
+    if missing:
+        raise BackendError(
+            f"csrc/ can't be built here, it lacks: {', '.join(missing)}. Fix: install that, or leave "
+            f"MMPACK_BACKEND=auto, which takes Triton"
+        )
+    target = library()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        cpp_extension.load(
+            name=NAME,
+            sources=[str(FOLDER / name) for name in SOURCES],
+            extra_cflags=FLAGS,
+            extra_cuda_cflags=FLAGS,
+            build_directory=work,
+            is_python_module=False,
+            verbose=verbose,
+        )
+        os.replace(Path(work) / target.name, target)
+    return target
+
+
+def _architectures() -> str:
+    """As TORCH_CUDA_ARCH_LIST writes them, "8.0;9.0"."""
+    named = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if named:
+        return named
+    found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return ";".join(f"{major}.{minor}" for major, minor in sorted(found))
+
+
+def main() -> int:
+    try:
+        print(build(verbose="-v" in sys.argv[1:]))
+    except BackendError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

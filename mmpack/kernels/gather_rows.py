@@ -1,0 +1,220 @@
+"""Rows of [R, C] copied by an index, and summed back by its inverse: one launch each, no atomics.
+
+A gather moves bytes, 16 at a time where rows and pointers are aligned so. A sum adds the entries of a row one after
+the other, so its bits depend on them alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE_BYTES = 8192
+WARPS = 4
+AT_ONCE = 4  # entries of a row that are read before they are added, after the first
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@triton.jit
+def tile(part, width, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """Rows [BLOCK_ROWS] and columns [BLOCK_COLS] of tile `part`; the tiles of one row follow each other."""
+    across = tl.cdiv(width, BLOCK_COLS)
+    rows = part // across * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = part % across * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    return rows, columns
+
+
+@triton.jit
+def copy_tile(source, read, out, write, columns, width, live):
+    """out[write] = source[read] for rows that are `live`; rows are `width` values apart."""
+    mask = live[:, None] & (columns < width)[None, :]
+    values = tl.load(source + read.to(tl.int64)[:, None] * width + columns[None, :], mask=mask)
+    where = write.to(tl.int64)[:, None] * width + columns[None, :]
+    tl.store(out + where, values, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit
+def entry_tile(values, through, order, at, stop, columns, width, THROUGH: tl.constexpr):
+    """values[order[at]], or values[through[order[at]]] with THROUGH; 0 for rows where `at` is not below `stop`."""
+    more = at < stop
+    entry = tl.load(order + at, mask=more, other=0)
+    if THROUGH:
+        entry = tl.load(through + entry, mask=more, other=0)
+    where = entry.to(tl.int64)[:, None] * width + columns[None, :]
+    mask = more[:, None] & (columns < width)[None, :]
+    return tl.load(values + where, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def sum_tile(
+    values,
+    through,
+    order,
+    offsets,
+    out,
+    rows,
+    num_rows,
+    columns,
+    width,
+    THROUGH: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """out[r] = sum of the entries order[offsets[r] : offsets[r + 1]], one after the other; 0 if there is none."""
+    live = rows < num_rows
+    start = tl.load(offsets + rows, mask=live, other=0)
+    stop = tl.load(offsets + rows + 1, mask=live, other=0)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=SUM)
+    total += entry_tile(values, through, order, start, stop, columns, width, THROUGH).to(SUM)
+    for first in range(1, tl.max(stop - start), AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            at = start + first + i
+            total += entry_tile(values, through, order, at, stop, columns, width, THROUGH).to(SUM)
+    where = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    mask = live[:, None] & (columns < width)[None, :]
+    tl.store(out + where, total.to(out.dtype.element_ty), mask=mask, cache_modifier=".cs")
+
+
+@triton.jit
+def gather_kernel(
+    x,
+    index,
+    out,
+    count,
+    units,
+    UNIT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    width = units * UNIT  # so that the compiler sees that rows are aligned
+    rows, columns = tile(tl.program_id(0), width, BLOCK_ROWS, BLOCK_COLS)
+    live = rows < count
+    read = tl.load(index + rows, mask=live, other=0)
+    copy_tile(x, read, out, rows, columns, width, live)
+
+
+@triton.jit
+def sum_kernel(
+    values,
+    order,
+    offsets,
+    out,
+    num_rows,
+    units,
+    UNIT: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    width = units * UNIT
+    rows, columns = tile(tl.program_id(0), width, BLOCK_ROWS, BLOCK_COLS)
+    sum_tile(
+        values,
+        order,
+        order,
+        offsets,
+        out,
+        rows,
+        num_rows,
+        columns,
+        width,
+        False,
+        SUM,
+        BLOCK_ROWS,
+        BLOCK_COLS,
+        AT_ONCE,
+    )
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """x [R, ...], index [K] -> [K, ...]."""
+    out = x.new_empty(len(index), *x.shape[1:])
+    if out.numel() == 0:
+        return out
+    (x_words, out_words), units, unit = as_words(x, out)
+    rows, columns = blocks(units * unit, x_words.element_size())
+    with torch.cuda.device_of(x):
+        gather_kernel[(programs(len(index), units * unit, rows, columns),)](
+            x_words,
+            index.contiguous(),
+            out_words,
+            len(index),
+            units,
+            UNIT=unit,
+            BLOCK_ROWS=rows,
+            BLOCK_COLS=columns,
+            num_warps=WARPS,
+        )
+    return out
+
+
+def sum_rows(values: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
+    """values [K, ...], order [K], offsets [R+1] -> [R, ...]."""
+    num_rows = len(offsets) - 1
+    out = values.new_empty(num_rows, *values.shape[1:])
+    if out.numel() == 0:
+        return out
+    (flat_values, flat_out), units, unit = aligned(values, out)
+    rows, columns = blocks(units * unit, values.element_size())
+    with torch.cuda.device_of(values):
+        sum_kernel[(programs(num_rows, units * unit, rows, columns),)](
+            flat_values,
+            order.contiguous(),
+            offsets.contiguous(),
+            flat_out,
+            num_rows,
+            units,
+            UNIT=unit,
+            SUM=sum_type(values.dtype),
+            BLOCK_ROWS=rows,
+            BLOCK_COLS=columns,
+            AT_ONCE=AT_ONCE,
+            num_warps=WARPS,
+        )
+    return out
+
+
+def aligned(*tensors: Tensor) -> tuple[list[Tensor], int, int]:
+    """Tensors [rows, ...] of one row size as contiguous [rows, C]; C as units of so many values.
+
+    A unit is 16 bytes where the rows and the addresses of all allow it, else the largest power of two that does.
+    """
+    width = math.prod(tensors[0].shape[1:])
+    flat = [t.reshape(len(t), width).contiguous() for t in tensors]
+    size = flat[0].element_size()
+    unit = math.gcd(16, width * size, *(t.data_ptr() for t in flat)) // size
+    return flat, width // unit, unit
+
+
+def as_words(*tensors: Tensor) -> tuple[list[Tensor], int, int]:
+    """`aligned`, with whole numbers of up to 8 bytes in place of the values."""
+    flat, _, unit = aligned(*tensors)
+    size = unit * flat[0].element_size()
+    word = WORDS[min(size, 8)]
+    unit = max(size // 8, 1)
+    words = [t.view(word) for t in flat]
+    return words, words[0].shape[1] // unit, unit
+
+
+def blocks(width: int, size: int) -> tuple[int, int]:
+    """Rows and columns of a tile for rows of `width` values of `size` bytes."""
+    values = TILE_BYTES // size
+    columns = min(triton.next_power_of_2(max(width, 1)), values)
+    return values // columns, columns
+
+
+def programs(rows: int, width: int, block_rows: int, block_columns: int) -> int:
+    """Tiles that cover [rows, width]."""
+    return triton.cdiv(rows, block_rows) * triton.cdiv(width, block_columns)
+
+
+def sum_type(dtype: torch.dtype) -> tl.dtype:
+    """What values of `dtype` are summed in."""
+    return tl.float64 if dtype == torch.float64 else tl.float32

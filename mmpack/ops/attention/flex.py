@@ -1,0 +1,61 @@
+"""FlexAttention: blocks of 128 × 128 that nobody sees are skipped, those seen in part are masked."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from mmpack.ops.attention.plan import BLOCK
+
+_compiled = torch.compile(flex_attention)
+
+
+def block_mask(visible_until: torch.Tensor) -> BlockMask:
+    """The rule visible_until [B, T] as blocks; made on its device, and nothing waits for it."""
+    lines, width = visible_until.shape
+    count = -(-width // BLOCK)
+    until = torch.nn.functional.pad(visible_until, (0, count * BLOCK - width)).view(
+        lines, count, BLOCK
+    )
+    at = torch.arange(count, device=until.device, dtype=until.dtype)
+    below = at[:, None] > at[None]
+    seen = (below | (at[:, None] == at[None])) & (BLOCK * at[:, None] < until.amax(2)[:, None])
+    full = below & (BLOCK * (at[:, None] + 1) <= until.amin(2)[:, None])
+
+    def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k <= q) & (q < visible_until[b, k])
+
+    return BlockMask.from_kv_blocks(
+        *_listed(seen & ~full),
+        *_listed(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=visible,
+        seq_lengths=(width, width),
+    )
+
+
+def flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: BlockMask,
+    scale: float | None,
+    flash: bool,
+) -> torch.Tensor:
+    """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d]; `flash`: by FlashAttention-4."""
+    out = _compiled(
+        query,
+        key,
+        value,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+        kernel_options={"BACKEND": "FLASH"} if flash else None,
+    )
+    return out.transpose(1, 2).contiguous()
+
+
+def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """bool [B, n, n] -> how many of each row, [B, 1, n], and which, first of all [B, 1, n, n]; int32."""
+    order = torch.argsort(blocks.int(), dim=2, descending=True, stable=True)
+    return blocks.sum(2, dtype=torch.int32)[:, None], order.int()[:, None]

@@ -1,0 +1,39 @@
+"""The attention rule by a mask and torch's own sdpa: the oracle of all others, on any device and dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+BLOCK = 1024  # query rows whose mask is held at a time
+
+
+def sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible_until: torch.Tensor,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """query [B, heads, T, d], key and value [B, kv heads, T, d], visible_until [1 or B, T] -> [B, T, heads, d]."""
+    row = torch.arange(query.shape[2], device=query.device)
+    # Not enable_gqa: with a mask it costs seven times the memory in fp32, and twice the time in bf16 (H200).
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    out = []
+    for start in range(0, query.shape[2], BLOCK):
+        stop = min(start + BLOCK, query.shape[2])
+        q = row[start:stop, None]
+        mask = (row[None, :stop] <= q) & (q < visible_until[:, None, :stop])
+        out.append(
+            scaled_dot_product_attention(
+                query[:, :, start:stop],
+                key[:, :, :stop],
+                value[:, :, :stop],
+                attn_mask=mask[:, None],
+                dropout_p=dropout,
+                scale=scale,
+            )
+        )
+    return torch.cat(out, dim=2).transpose(1, 2).contiguous()

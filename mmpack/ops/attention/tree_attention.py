@@ -1,0 +1,80 @@
+"""Attention of packed rows: row q sees row k exactly if k <= q < visible_until[k]."""
+
+from __future__ import annotations
+
+import torch
+
+from mmpack.errors import ArgumentError, BackendError
+from mmpack.ops.attention import choose
+from mmpack.ops.attention.plan import AttentionPlan
+from mmpack.ops.attention.sdpa import sdpa
+
+
+def tree_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible_until: torch.Tensor,
+    plan: AttentionPlan | None = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """query [B, heads, T, d], key and value [B, kv heads, T, d], visible_until int [T] or [B, T] -> [B, T, heads, d].
+
+    Args:
+        plan: of this visible_until (`batch.attention_plan`); every backend but sdpa needs it.
+        scale: of the scores; d ** -0.5 if not given.
+        backend: a name of `choose.NAMES`, instead of the one that MMPACK_ATTENTION or cost choose.
+
+    Kernels that take sequences let a row of padding see the padding before it; nobody reads those rows. Under
+    torch.use_deterministic_algorithms the gradients are the same bits every time.
+    Raises: ArgumentError for a plan of another batch; BackendError for a backend that was asked for and can't run.
+    """
+    lines, _, width, head_dim = query.shape
+    seen = visible_until.to(query.device).view(-1, width)
+    if plan is None:
+        name = backend or choose.wanted()
+        if name not in ("auto", "sdpa"):
+            raise BackendError(f"attention: {name} needs a plan. Fix: pass batch.attention_plan")
+        return sdpa(query, key, value, seen, scale, dropout)
+    if plan.rows != lines * width:
+        raise ArgumentError(
+            f"attention: the plan is of {plan.rows} rows, there are {lines} × {width}. "
+            "Fix: pass the batch's own"
+        )
+    if plan.choice is None or plan.cu_seqlens_q.device != query.device:
+        resolve(plan, seen, head_dim, dropout)
+    chosen = (plan.choice or {}).get(query.dtype)
+    name = backend or chosen or choose.wanted()
+    if name != chosen or dropout:
+        choose.demand(name, query.device, query.dtype, head_dim, dropout)
+    if name == "sdpa":
+        return sdpa(query, key, value, seen, scale, dropout)
+    if name in ("flex", "flex_flash"):
+        from mmpack.ops.attention.flex import block_mask, flex
+
+        if plan.block_mask is None:
+            plan.block_mask = block_mask(seen)
+        return flex(query, key, value, plan.block_mask, scale, flash=name == "flex_flash")
+    from mmpack.ops.attention import varlen
+
+    return varlen.by_sequences(varlen.KERNELS[name], query, key, value, plan, scale)
+
+
+def resolve(
+    plan: AttentionPlan, visible_until: torch.Tensor, head_dim: int, dropout: float = 0.0
+) -> None:
+    """Fill in which backends run on the device of visible_until ([T] or [B, T]), and move there what they need.
+
+    Raises BackendError where MMPACK_ATTENTION names one that is unknown or can't run.
+    """
+    device = visible_until.device
+    here = plan.to(device)
+    here.choice = choose.choices(plan, device, head_dim, dropout)
+    if not {"flex", "flex_flash"}.isdisjoint(here.choice.values()):
+        from mmpack.ops.attention.flex import block_mask
+
+        here.block_mask = block_mask(visible_until.view(-1, visible_until.shape[-1]))
+    vars(plan).update(vars(here))

@@ -1,0 +1,173 @@
+"""linear_selected_logprobs on Triton kernels: what they are handed, and in which order they run.
+
+Statistics count in units of log 2 here; the torch path's are in nats.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from mmpack.ops.rows import Runs, Slots, by_slot, gather_gradients, slots_of
+from mmpack.ops.shards import ordered_sum, stack_ranks, take_owned
+from mmpack.ops.softmax import target_gradient
+
+
+def stored_shapes(count: int, vocab: int, device: torch.device) -> tuple[list[int], list[int]]:
+    """Shapes of what a forward stores for its backward: probabilities, and maxima of the tiles."""
+    from mmpack.kernels.linear_selected_logprobs import tiles_of
+
+    columns = tiles_of(device).columns
+    num_tiles = -(-vocab // columns)
+    return [count, num_tiles * columns], [num_tiles, count]
+
+
+def forward(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    columns: Tensor,
+    owner: Tensor,
+    runs: Runs,
+    temperature: float,
+    softcap: float | None,
+    entropy: bool,
+    store: bool,
+    group: str,
+) -> tuple[Tensor, ...]:
+    """As the torch path's; then the probabilities relative to their tile's maximum, and those maxima, or [0, 0]."""
+    from mmpack.kernels import linear_selected_logprobs as kernels
+
+    x = hidden
+    if runs.rows is not None:
+        unused = len(hidden) - 1  # T: nobody reads what comes out
+        x = hidden.index_select(0, runs.rows if runs.order is None else runs.rows.clamp(max=unused))
+    x, weight = kernels.aligned(x), kernels.aligned(weight)
+    partials, stored = kernels.statistics(x, weight, bias, temperature, softcap, entropy, store)
+    tile_maximum = partials.maximum
+    slots = slots_of(runs, len(hidden), len(columns), hidden.device, 1)
+    chosen = kernels.target_logits(x, weight, bias, slots.of, columns, softcap)
+    chosen = take_owned(chosen, owner, group)
+    gathered = kernels.Partials(*(stack_ranks(part, group) for part in partials))
+    maximum, log_total, entropies = kernels.merge(gathered, entropy)
+    if entropy:
+        entropies = entropies[slots.of]
+    maximum, log_total = maximum[slots.of], log_total[slots.of]
+    scaled = chosen * (kernels.LOG2_E.value / temperature)
+    logprobs = (scaled.double() - maximum.double() - log_total.double()) * math.log(2)
+    if stored is None:
+        stored, tile_maximum = x.new_empty(0, 0), tile_maximum.new_empty(0, 0)
+    return logprobs.float(), entropies, maximum, log_total, chosen, stored, tile_maximum
+
+
+def backward(
+    grad_logprobs: Tensor,
+    grad_entropies: Tensor | None,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    columns: Tensor,
+    vocab: int,
+    runs: Runs,
+    logprobs: Tensor,
+    entropies: Tensor,
+    maximum: Tensor,
+    log_total: Tensor,
+    chosen: Tensor,
+    stored: Tensor,
+    tile_maximum: Tensor,
+    temperature: float,
+    softcap: float | None,
+    needs: tuple[bool, bool, bool],
+    budget: int,
+    group: str,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """As the torch path's."""
+    from mmpack.kernels import linear_selected_logprobs as shapes
+    from mmpack.kernels import linear_selected_logprobs_backward as kernels
+
+    (num_rows, width), device = hidden.shape, hidden.device
+    slots = slots_of(runs, num_rows, len(columns), device, 1)
+    count, is_stored = len(slots.rows), stored.shape[1] > 0
+    grad_hidden = hidden.new_zeros(num_rows, width) if needs[0] else None
+    grad_bias = torch.zeros(len(weight), device=device) if needs[2] else None
+    if count == 0:
+        grad_weight = torch.zeros_like(weight) if needs[1] else None
+        return grad_hidden, grad_weight, None if bias is None else torch.zeros_like(bias)
+
+    gradients = gather_gradients(
+        grad_logprobs, grad_entropies, slots, targets, vocab, runs.order is None
+    )
+    entropy = None if grad_entropies is None else by_slot(entropies, slots)
+    at_targets = target_gradient(logprobs, entropy, gradients, slots, temperature)
+    if softcap is not None:
+        at_targets = at_targets * (1 - (chosen.double() / softcap) ** 2)
+    at_targets = at_targets.float()
+    along = gradients.logprob
+    if entropy is not None:
+        along = along + gradients.entropy * entropy.double()
+    along = (-along / temperature).float()
+    slope = None
+    if entropy is not None:
+        slope = (gradients.entropy * (-math.log(2) / temperature)).float()
+
+    # Live rows first, in their order.
+    order = torch.argsort(gradients.live.logical_not().to(torch.uint8), stable=True)
+    live = gradients.live.sum(dtype=torch.int32)[None]
+    place = torch.empty_like(order).index_copy_(0, order, torch.arange(count, device=device))
+    token_place = place[slots.of]
+    slots = Slots(slots.rows[order], slots.writes[order], slots.of)
+    log_total = by_slot(maximum + log_total, slots)[order]
+    along, slope = along[order], None if slope is None else slope[order]
+
+    weight = shapes.aligned(weight)
+    tiles = shapes.tiles_of(device)
+    block_rows, chunk = kernels.plan(
+        count, width, len(weight), (tiles.rows, tiles.columns), is_stored, budget
+    )
+    grad_weight = _like_rows(weight, len(weight), width, weight.dtype) if needs[1] else None
+    # Of one block of rows after another.
+    first_rows = min(block_rows, count)
+    grad = hidden.new_empty(first_rows, chunk)
+    x = _like_rows(hidden, first_rows, width, hidden.dtype)
+    total = _like_rows(hidden, first_rows, width, torch.float32) if needs[0] else None
+    for first in range(0, count, block_rows):
+        block = slice(first, min(first + block_rows, count))
+        here = block.stop - first
+        grad, x = grad[:here], x[:here]
+        kernels.live_block(hidden, slots.rows[block], live, first, x)
+        if total is not None:
+            total = total[:here].zero_()
+        given = kernels.operands(grad, x, weight, total, grad_weight)
+        rows = log_total[block], along[block], None if slope is None else slope[block]
+        for column in range(0, len(weight), chunk):
+            if is_stored:
+                kernels.stored_logit_gradient(
+                    grad, stored, tile_maximum, order[block], live, *rows, first, column,
+                    temperature, softcap,
+                )  # fmt: skip
+            else:
+                kernels.logit_gradient(
+                    given, bias, live, *rows, first, column, temperature, softcap
+                )
+            kernels.set_targets(grad, token_place, columns, at_targets, first, column)
+            if grad_bias is not None:
+                kernels.add_column_sums(grad, live, grad_bias, first, column)
+            if needs[0] or needs[1]:
+                kernels.products(given, live, first, column)
+        if grad_hidden is not None and total is not None:
+            summed = ordered_sum(total, group)
+            kernels.scatter_rows(grad_hidden, slots.writes[block], summed, live, first)
+    return (
+        grad_hidden,
+        None if grad_weight is None else grad_weight.contiguous(),
+        None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
+    )
+
+
+def _like_rows(x: Tensor, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Empty [rows, width] whose rows are 16-byte aligned."""
+    return x.new_empty(rows, -(-width // 8) * 8, dtype=dtype)[:, :width]

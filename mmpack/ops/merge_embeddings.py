@@ -1,0 +1,195 @@
+"""Vision rows into token embeddings: each distinct medium's features at every place where it occurs.
+
+T rows, V of them vision rows, P features (the vision tokens of the distinct media, one medium after the other).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.ops.backend import choose
+from mmpack.ops.gather_rows import Inverse, check_index, check_range, sum_rows_torch
+
+
+class VisionRows(NamedTuple):
+    """Where features go; int32. `PackedBatch.vision_rows` is made on the host when packing."""
+
+    source: Tensor  # [T] the feature row of each packed row, -1 for text
+    rows: Tensor  # [V] the packed rows that hold one, rising
+    features: Tensor  # [V] their feature rows: source[rows]
+    order: Tensor  # [V] places in `features` by feature row
+    offsets: Tensor  # [P+1] feature row p is at order[offsets[p] : offsets[p + 1]]
+
+    @property
+    def inverse(self) -> Inverse:
+        """Of `features`, for `gather_rows`."""
+        return Inverse(self.order, self.offsets)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> VisionRows:
+        return VisionRows(*(part.to(device, non_blocking=non_blocking) for part in self))
+
+
+def merge_embeddings(
+    embeddings: Tensor,
+    features: Tensor,
+    vision: VisionRows,
+    levels: Sequence[Tensor] = (),
+) -> tuple[Tensor, list[Tensor]]:
+    """Token embeddings with the features of the media at their placeholders; one launch, and one backward.
+
+    Args:
+        embeddings: [T, H].
+        features: [P, H], all media of the batch in order (`PackedBatch.vision_token_offsets`).
+        vision: `PackedBatch.vision_rows`.
+        levels: deepstack features, each [P, H].
+
+    Returns: the merged rows [T, H], and each level as [V, H], the vision rows alone, as transformers' Qwen3-VL reads
+    it (`deepstack_visual_embeds`; `visual_pos_masks` is `vision.source >= 0`). All in the dtype of `embeddings`.
+    Embeddings of vision rows get a gradient of exactly 0; a feature gets the sum over its places, in row order,
+    in float32 (float64 for float64), rounded once.
+
+    Raises ArgumentError for shapes that don't fit each other.
+    """
+    _check_shapes(embeddings, features, vision, levels)
+    features = features.to(embeddings.dtype)
+    made: tuple[Tensor, list[Tensor]] = _merge(
+        embeddings, features, [level.to(embeddings.dtype) for level in levels], *vision
+    )
+    return made
+
+
+def _check_shapes(
+    embeddings: Tensor, features: Tensor, vision: VisionRows, levels: Sequence[Tensor]
+) -> None:
+    rows, count = vision.source.shape[0], vision.offsets.shape[0] - 1
+    if embeddings.ndim != 2 or embeddings.shape[0] != rows:
+        raise ArgumentError(
+            f"merge_embeddings: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
+            "Fix: pass one row for each of the batch's, without the batch dimension"
+        )
+    for name, x in [("features", features), *((f"levels[{i}]", x) for i, x in enumerate(levels))]:
+        if x.ndim != 2 or x.shape[0] != count or x.shape[1] != embeddings.shape[1]:
+            raise ArgumentError(
+                f"merge_embeddings: {name} has shape {list(x.shape)}, expected {[count, embeddings.shape[1]]}. "
+                "Fix: pass the vision tokens of all media of the batch, in its order"
+            )
+    for name, index in zip(vision._fields, vision, strict=True):
+        check_index("merge_embeddings", f"vision.{name}", index, embeddings.device)
+
+
+@torch.library.custom_op("mmpack::merge_embeddings", mutates_args=())
+def _merge(
+    embeddings: Tensor,
+    features: Tensor,
+    levels: list[Tensor],
+    source: Tensor,
+    rows: Tensor,
+    index: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+) -> tuple[Tensor, list[Tensor]]:
+    check_range("merge_embeddings", "vision.source", source, -1, len(features))
+    check_range("merge_embeddings", "vision.features", index, 0, len(features))
+    if choose("merge_embeddings", embeddings.device) == "torch":
+        merged = embeddings.index_copy(0, rows.long(), features.index_select(0, index))
+        return merged, [level.index_select(0, index) for level in levels]
+    from mmpack.kernels import merge_embeddings as kernels
+
+    return kernels.merge_embeddings(embeddings, features, levels, source, index)
+
+
+@torch.library.custom_op("mmpack::unmerge_embeddings", mutates_args=())
+def _unmerge(
+    grad: Tensor,
+    grad_levels: list[Tensor],
+    source: Tensor,
+    rows: Tensor,
+    index: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    num_tokens: int,
+    num_features: int,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Gradients of `_merge`; num_tokens or num_features is 0 where nobody asks for theirs."""
+    if choose("merge_embeddings", grad.device) == "torch":
+        text = grad[:num_tokens].masked_fill((source[:num_tokens] >= 0)[:, None], 0)
+        if num_features == 0:
+            return (
+                text,
+                grad.new_empty(0, grad.shape[1]),
+                [g.new_empty(0, g.shape[1]) for g in grad_levels],
+            )
+        inverse = Inverse(order, offsets)
+        sums = [
+            sum_rows_torch(g, index, inverse, num_features)
+            for g in [grad.index_select(0, rows), *grad_levels]
+        ]
+        return text, sums[0], sums[1:]
+    from mmpack.kernels import merge_embeddings as kernels
+
+    return kernels.unmerge_embeddings(
+        grad, grad_levels, source, rows, order, offsets, num_tokens, num_features
+    )
+
+
+@_merge.register_fake
+def _(
+    embeddings: Tensor,
+    features: Tensor,
+    levels: list[Tensor],
+    source: Tensor,
+    rows: Tensor,
+    index: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+) -> tuple[Tensor, list[Tensor]]:
+    merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
+    return merged, [level.new_empty(index.shape[0], level.shape[1]) for level in levels]
+
+
+@_unmerge.register_fake
+def _(
+    grad: Tensor,
+    grad_levels: list[Tensor],
+    source: Tensor,
+    rows: Tensor,
+    index: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    num_tokens: int,
+    num_features: int,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    width = grad.shape[1]
+    to_levels = [grad.new_empty(num_features, width) for _ in grad_levels]
+    return grad.new_empty(num_tokens, width), grad.new_empty(num_features, width), to_levels
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[3:])
+
+
+def _backward(ctx: Any, grad: Tensor, grad_levels: list[Tensor]) -> tuple[Any, ...]:
+    source, *_, offsets = ctx.saved_tensors
+    needs_embeddings, needs_features, needs_levels, *_ = ctx.needs_input_grad
+    wanted = needs_features or any(needs_levels)
+    to_embeddings, to_features, to_levels = _unmerge(
+        grad,
+        grad_levels,
+        *ctx.saved_tensors,
+        source.shape[0] if needs_embeddings else 0,
+        offsets.shape[0] - 1 if wanted else 0,
+    )
+    return (
+        to_embeddings if needs_embeddings else None,
+        to_features if needs_features else None,
+        [g if needed else None for g, needed in zip(to_levels, needs_levels, strict=True)],
+        *[None] * 5,
+    )
+
+
+_merge.register_autograd(_backward, setup_context=_keep)

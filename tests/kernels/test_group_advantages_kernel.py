@@ -1,0 +1,154 @@
+"""The kernels of mmpack::group_advantages against Python's statistics module, group by group."""
+
+import statistics
+from fractions import Fraction
+
+import pytest
+import torch
+from support.native import each_backend
+
+import mmpack as mp
+
+pytestmark = pytest.mark.kernel
+
+BOUND = 1e-6
+KINDS = ["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp"]
+
+
+def oracle(rewards, groups, kind, eps=1e-6):
+    rewards, groups = [Fraction(float(r)) for r in rewards], groups.tolist()
+    members: dict[int, list[Fraction]] = {}
+    for r, g in zip(rewards, groups, strict=True):
+        members.setdefault(g, []).append(r)
+
+    def std(values):
+        return float(statistics.variance(values)) ** 0.5 if len(values) > 1 else 0.0
+
+    def scaled(distance, spread):
+        return float(distance) / (spread + eps) if spread else 0.0
+
+    means = {g: sum(v) / len(v) for g, v in members.items()}
+    spreads = {g: std(v) for g, v in members.items()}
+    everyone = std(rewards)
+    baselined = [
+        r - means[g] if len(members[g]) > 1 else r for r, g in zip(rewards, groups, strict=True)
+    ]
+    middle, spread = sum(baselined) / max(len(baselined), 1), std(baselined)
+    out = []
+    for r, g, a in zip(rewards, groups, baselined, strict=True):
+        n, d = len(members[g]), r - means[g]
+        out.append(
+            {
+                "grpo": lambda d=d, g=g: scaled(d, spreads[g]),
+                "dr_grpo": lambda d=d: float(d),
+                "rloo": lambda d=d, n=n: float(d * n / max(n - 1, 1)),
+                "lite_ppo": lambda d=d: scaled(d, everyone),
+                "reinforce_pp": lambda a=a: scaled(a - middle, spread),
+            }[kind]()
+        )
+    return torch.tensor(out, dtype=torch.float64)
+
+
+def batch(count, groups, seed=0, spread=1.0, centre=0.0):
+    g = torch.Generator().manual_seed(seed)
+    index = torch.randint(0, groups, (count,), generator=g) * 7_000_000_007 - 3
+    return centre + spread * torch.randn(count, generator=g), index
+
+
+@each_backend
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("count", "groups"), [(1, 1), (2, 1), (5, 5), (129, 9), (300, 1), (257, 200)]
+)
+def test_kinds(backend_device, kind, count, groups):
+    rewards, index = batch(count, groups)
+    got = mp.group_advantages(rewards.to(backend_device), index.to(backend_device), kind)
+    want = oracle(rewards, index, kind)
+    torch.testing.assert_close(got.cpu().double(), want, rtol=BOUND, atol=BOUND)
+
+
+@each_backend
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_far_from_zero(backend_device, kind):
+    rewards, index = batch(64, 8, spread=1e-2, centre=1e4)
+    got = mp.group_advantages(rewards.to(backend_device), index.to(backend_device), kind)
+    want = oracle(rewards, index, kind)
+    torch.testing.assert_close(got.cpu().double(), want, rtol=BOUND, atol=BOUND)
+
+
+@each_backend
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
+def test_dtypes(backend_device, dtype):
+    rewards, _ = batch(50, 1)
+    index = torch.arange(50).remainder(7).sub(3).to(dtype)
+    for values in (rewards.half(), rewards.bfloat16(), rewards.double()):
+        got = mp.group_advantages(values.to(backend_device), index.to(backend_device))
+        want = oracle(values, index, "grpo")
+        torch.testing.assert_close(got.cpu().double(), want, rtol=BOUND, atol=BOUND)
+
+
+@each_backend
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits(backend_device, kind):
+    """Equal rewards of a group get equal bits, all-equal ones 0, and every launch gives the same."""
+    rewards, index = batch(150, 11)
+    rewards = rewards.round(decimals=0)
+    on = rewards.to(backend_device), index.to(backend_device)
+    got = mp.group_advantages(*on, kind).cpu()
+    for group in index.unique():
+        for reward in rewards.unique():
+            alike = got[(index == group) & (rewards == reward)]
+            assert (alike == alike[:1]).all()
+    again = mp.group_advantages(*on, kind)
+    assert torch.equal(got, again.cpu())
+    same = mp.group_advantages(torch.full_like(on[0], 0.1), on[1] * 0, kind)
+    assert torch.equal(same.cpu(), torch.zeros(150))
+
+
+@each_backend
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
+def test_a_group_in_any_company(backend_device, kind):
+    rewards, index = batch(40, 4)
+    whole = mp.group_advantages(rewards.to(backend_device), index.to(backend_device), kind).cpu()
+    more = torch.cat([rewards, torch.randn(200)]), torch.cat([index, torch.arange(200)])
+    company = mp.group_advantages(more[0].to(backend_device), more[1].to(backend_device), kind)
+    assert torch.equal(whole, company[:40].cpu())
+
+
+@each_backend
+def test_nothing_and_opcheck(backend_device):
+    none = torch.zeros(0, device=backend_device)
+    assert mp.group_advantages(none, none.long()).shape == (0,)
+    rewards, index = (x.to(backend_device) for x in batch(20, 3))
+    for kind in ("grpo", "reinforce_pp"):
+        op = torch.ops.mmpack.group_advantages.default
+        torch.library.opcheck(op, (rewards, index, kind, 1e-6))
+    fast = torch.compile(
+        lambda r, g: mp.group_advantages(r, g) * 2, fullgraph=True, backend="aot_eager"
+    )
+    assert torch.equal(fast(rewards, index), mp.group_advantages(rewards, index) * 2)
+
+
+@each_backend
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("count", "groups"), [(1025, 100), (4096, 512), (5000, 1)])
+def test_large(backend_device, kind, count, groups):
+    rewards, index = batch(count, groups)
+    got = mp.group_advantages(rewards.cuda(), index.cuda(), kind)
+    want = oracle(rewards, index, kind)
+    torch.testing.assert_close(got.cpu().double(), want, rtol=BOUND, atol=BOUND)
+
+
+@each_backend
+@pytest.mark.gpu
+def test_cuda_graph(backend_device):
+    rewards, index = (x.cuda() for x in batch(600, 70))
+    mp.group_advantages(rewards, index, "reinforce_pp")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = mp.group_advantages(rewards, index, "reinforce_pp")
+    for _ in range(3):
+        rewards.normal_()
+        graph.replay()
+        assert torch.equal(captured, mp.group_advantages(rewards, index, "reinforce_pp"))

@@ -1,0 +1,251 @@
+"""Attention by visible_until against explicit softmax in float64; which backend is chosen, and what is refused."""
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.attention import by_weights, draw, gradients, one_sequence_after_the_other, packed
+
+from mmpack.errors import ArgumentError, BackendError
+from mmpack.ops.attention import choose, explain, resolve, tree_attention, varlen
+from mmpack.ops.attention.sdpa import sdpa
+
+SHARED = [(5, [3, (2, [4, 1, 1]), 6]), 7, (1, [1, 1]), (4, [2])]
+PACKS = {"plain": [5, 1, 9], "shared": SHARED, "one sample": [8]}
+trees = st.recursive(
+    st.integers(1, 5), lambda t: st.tuples(st.integers(1, 5), st.lists(t, max_size=3)), max_leaves=6
+)
+
+
+def in_turn(q, k, v, plan, scale):
+    cu = plan.cu_seqlens_q.tolist(), plan.cu_seqlens_k.tolist()
+    return one_sequence_after_the_other(q, k, v, *cu, scale)[0]
+
+
+def assert_near(found, expected, rows=slice(None), off=1e-12):
+    """Outputs and gradients; `rows` hold tokens."""
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+    assert (found[0][:, rows] - expected[0][:, rows]).abs().max() <= off
+    for a, b in zip(found[1:], expected[1:], strict=True):
+        assert (a - b)[:, :, rows].abs().max() <= off
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("name", PACKS)
+def test_sdpa(name, scale, monkeypatch):
+    monkeypatch.setattr("mmpack.ops.attention.sdpa.BLOCK", 6)
+    until, plan, rows = packed(PACKS[name], padding=3)
+    q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.float64)
+    expected = gradients(lambda *x: by_weights(*x, until, scale), q, k, v, grad)
+    for given_plan in (plan, None):
+        found = gradients(
+            lambda *x, p=given_plan: tree_attention(*x, until, p, scale=scale), q, k, v, grad
+        )
+        assert_near(found, expected)
+
+
+@given(st.lists(trees, min_size=1, max_size=3), st.integers(0, 3))
+def test_paths_of_random_forests(forest, padding):
+    """Branches as sequences over their gathered paths: values and gradients of the dense rule."""
+    until, plan, rows = packed(forest, padding)
+    q, k, v, grad = draw(1, 4, 2, len(rows), 4, torch.float64)
+    grad = grad * rows[:, None, None]  # nobody reads padding
+    expected = gradients(lambda *x: by_weights(*x, until), q, k, v, grad)
+    found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None), q, k, v, grad)
+    assert_near(found, expected, rows)
+    assert_near(gradients(lambda *x: sdpa(*x, until[None]), q, k, v, grad), expected)
+
+
+def test_rectangles_as_sequences():
+    (a, _, _), (b, _, _) = packed([4, 3]), packed([5], padding=2)
+    until = torch.stack([a, b])
+    from mmpack.ops.attention import plan_attention
+
+    padding = torch.tensor([[0] * 7, [0] * 5 + [1] * 2]).bool()
+    plan = plan_attention(until.numpy(), padding.numpy())
+    q, k, v, grad = draw(2, 2, 2, 7, 4, torch.float64)
+    grad = grad * ~padding[:, :, None, None]
+    expected = gradients(lambda *x: by_weights(*x, until), q, k, v, grad)
+    found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None), q, k, v, grad)
+    for found_, expected_ in zip(found[1:], expected[1:], strict=True):
+        assert (found_ - expected_).abs().max() <= 1e-12
+    assert (found[0] - expected[0])[~padding].abs().max() <= 1e-12
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """As if a Hopper GPU were here with every package."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(choose, "_installed", lambda package: True)
+    monkeypatch.delenv("MMPACK_ATTENTION", raising=False)
+    return torch.device("cuda")
+
+
+def test_the_cheapest_that_can_run_is_chosen(hopper, monkeypatch):
+    _, plan, _ = packed([(200, [50, 60])])
+    chosen = choose.choices(plan, hopper, 128)
+    by_cost = min(choose.BACKENDS, key=lambda b: choose.BACKENDS[b].cost(plan))
+    assert chosen[torch.bfloat16] == chosen[torch.float16] == by_cost
+    assert chosen[torch.float32] == chosen[torch.float64] == "sdpa"
+    monkeypatch.setattr(choose, "_installed", lambda package: package == "torch")
+    assert choose.choices(plan, hopper, 128)[torch.bfloat16] == "varlen"
+    assert choose.choices(plan, hopper, 12)[torch.bfloat16] == "sdpa"
+    assert choose.choices(plan, hopper, 128, dropout=0.1)[torch.bfloat16] == "sdpa"
+    assert choose.choices(plan, torch.device("cpu"), 128)[torch.bfloat16] == "sdpa"
+
+
+def test_why_a_backend_cannot_run(hopper, monkeypatch):
+    assert set(explain(hopper).values()) == {None}
+    assert choose.why_not("varlen", hopper, torch.float32, 128) == "varlen can't take torch.float32"
+    assert "heads of 12" in choose.why_not("flash_attn_4", hopper, torch.bfloat16, 12)
+    assert "dropout" in choose.why_not("flex", hopper, torch.bfloat16, 64, 0.1)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert "deterministic" in choose.why_not("flex_flash", hopper, torch.bfloat16, 64)
+    assert choose.why_not("flash_attn_4", hopper, torch.bfloat16, 64) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 6))
+    assert "9.0, the device has 8.6" in choose.why_not("flash_attn_4", hopper, torch.bfloat16, 64)
+    assert "CUDA device, not cpu" in explain(torch.device("cpu"))["varlen"]
+    monkeypatch.setattr(choose, "_installed", lambda package: False)
+    assert explain(hopper)["flash_attn"] == "flash-attn is not installed"
+    assert explain(hopper)["sdpa"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("varlen", "varlen was asked for, and varlen needs a CUDA device, not cpu"),
+        ("flash_attn", "flash-attn is not installed"),
+        ("triton", "'triton' is no backend. Fix: MMPACK_ATTENTION=auto, or one of sdpa, "),
+    ],
+)
+def test_a_forced_backend_that_cannot_run_is_an_error(name, message, monkeypatch):
+    monkeypatch.setattr(choose, "_installed", lambda package: package == "torch")
+    until, plan, rows = packed([3, 4])
+    q, k, v, _ = draw(1, 2, 2, len(rows), 8, torch.float32)
+    monkeypatch.setenv("MMPACK_ATTENTION", name)
+    with pytest.raises(BackendError, match=message):
+        resolve(plan, until, 8)
+    with pytest.raises(BackendError, match=message):
+        tree_attention(q, k, v, until, plan)
+    with pytest.raises(BackendError):  # also without a plan
+        tree_attention(q, k, v, until)
+    monkeypatch.delenv("MMPACK_ATTENTION")
+    with pytest.raises(BackendError, match=message):
+        tree_attention(q, k, v, until, plan, backend=name)
+
+
+def test_a_dtype_that_the_forced_backend_cannot_take_is_an_error(hopper, monkeypatch):
+    monkeypatch.setenv("MMPACK_ATTENTION", "varlen")
+    until, plan, rows = packed([3, 4])
+    plan.choice = choose.choices(plan, hopper, 8)
+    assert plan.choice == dict.fromkeys(choose.HALF, "varlen")
+    q, k, v, _ = draw(1, 2, 2, len(rows), 8, torch.float32)
+    with pytest.raises(BackendError, match=r"varlen needs a CUDA device"):
+        tree_attention(q, k, v, until, plan)
+    with pytest.raises(BackendError, match=r"varlen can't take torch.float32"):
+        choose.demand("varlen", hopper, torch.float32, 8)
+
+
+def test_a_plan_of_another_batch_is_an_error():
+    until, _, rows = packed([3, 4])
+    _, other, _ = packed([3, 5])
+    q, k, v, _ = draw(1, 2, 2, len(rows), 8, torch.float32)
+    with pytest.raises(ArgumentError, match="the plan is of 8 rows, there are 1 × 7"):
+        tree_attention(q, k, v, until, other)
+
+
+def module(name, **functions):
+    made = ModuleType(name)
+    made.__spec__ = ModuleSpec(name, None, is_package=True)
+    vars(made).update(functions)
+    return made
+
+
+def test_flash_attn_is_called_by_its_signature(monkeypatch):
+    """The package's own signature, computed by explicit softmax."""
+
+    def flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+        softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+        deterministic=False, return_attn_probs=False, block_table=None,
+    ):  # fmt: skip
+        assert causal and (max_seqlen_q, max_seqlen_k) == (10, 15) and not deterministic
+        cu = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        return one_sequence_after_the_other(q, k, v, *cu, softmax_scale)[0]
+
+    stub = module("flash_attn", flash_attn_varlen_func=flash_attn_varlen_func)
+    monkeypatch.setitem(sys.modules, "flash_attn", stub)
+    until, plan, rows = packed([(5, [4, 10])])
+    q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.float64)
+    kernel = varlen.KERNELS["flash_attn"]
+    found = gradients(lambda *x: varlen.by_sequences(kernel, *x, plan, 0.2), q, k, v, grad)
+    assert_near(found, gradients(lambda *x: by_weights(*x, until, 0.2), q, k, v, grad))
+
+
+def gradients_in_turn(q, k, v, grad, cu_q, cu_k):
+    """Of `one_sequence_after_the_other`, by the formulas of the FlashAttention paper (Dao et al., 2022, appendix B)."""
+    found = [torch.zeros_like(x) for x in (q, k, v)]
+    groups, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    for s in range(len(cu_q) - 1):
+        rows, keys = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
+        for h in range(q.shape[1]):
+            own_q, own_k, own_v = q[rows, h], k[keys, h // groups], v[keys, h // groups]
+            scores = own_q @ own_k.T * scale
+            seen = torch.ones_like(scores).bool().tril(len(own_k) - len(own_q))
+            weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
+            back = grad[rows, h] @ own_v.T
+            back = weights * (back - (back * weights).sum(1, keepdim=True)) * scale
+            found[0][rows, h] = back @ own_k
+            found[1][keys, h // groups] += back.T @ own_q
+            found[2][keys, h // groups] += weights.T @ grad[rows, h]
+    return tuple(found)
+
+
+def test_flash_attn_4_differentiates_and_is_traced(monkeypatch):
+    """Our op around the package's two functions, here computed by explicit softmax."""
+
+    def forward(q, k, v, *, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, return_lse, **sizes):
+        assert causal and return_lse
+        cu = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        return *one_sequence_after_the_other(q, k, v, *cu, softmax_scale), None, None, None
+
+    def backward(q, k, v, out, dout, lse, *, softmax_scale, cu_seqlens_q, cu_seqlens_k, **rest):
+        cu = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        assert torch.equal(one_sequence_after_the_other(q, k, v, *cu, softmax_scale)[0], out)
+        return gradients_in_turn(q, k, v, dout, *cu)
+
+    stub = module("interface", _flash_attn_fwd=forward, _flash_attn_bwd=backward)
+    for name in ("flash_attn", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, name, module(name))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", stub)
+    until, plan, rows = packed(SHARED)
+    q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.float64)
+    kernel = varlen.KERNELS["flash_attn_4"]
+
+    def attend(q, k, v):
+        return varlen.by_sequences(kernel, q, k, v, plan, None)
+
+    expected = gradients(lambda *x: by_weights(*x, until), q, k, v, grad)
+    assert_near(gradients(attend, q, k, v, grad), expected)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    assert_near(gradients(compiled, q, k, v, grad), expected)
+    flat = [x.transpose(1, 2)[0].detach().requires_grad_() for x in (q, k, v)]
+    numbers = (plan.max_seqlen_q, plan.max_seqlen_k, None, False)
+    cu = torch.tensor([0, *plan.cu_seqlens_q.tolist()[1:]], dtype=torch.int32)
+    torch.library.opcheck(torch.ops.mmpack.flash_attn_4.default, (*flat, cu, cu, *numbers))
+
+
+def test_it_is_traced_whole():
+    until, plan, rows = packed(SHARED)
+    q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.float32)
+    resolve(plan, until, 8)
+    compiled = torch.compile(
+        lambda *x: tree_attention(*x, until, plan), backend="aot_eager", fullgraph=True
+    )
+    expected = gradients(lambda *x: tree_attention(*x, until, plan), q, k, v, grad)
+    assert_near(gradients(compiled, q, k, v, grad), expected, off=1e-6)

@@ -1,0 +1,79 @@
+"""Packs of rows for tests of attention: what their rule says, and attention by explicit weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mmpack.ops.attention import plan_attention
+
+
+def forest(trees: list, padding: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """visible_until [T] and padding [T] of trees; a tree is a length, or a (length, [trees below it])."""
+    until: list[int] = []
+
+    def lay(tree) -> None:
+        length, below = tree if isinstance(tree, tuple) else (tree, [])
+        first = len(until)
+        until.extend([0] * length)
+        for child in below:
+            lay(child)
+        until[first : first + length] = [len(until)] * length
+
+    for tree in trees:
+        lay(tree)
+    total = len(until)
+    until += range(total + 1, total + padding + 1)
+    return np.array(until), np.arange(total + padding) >= total
+
+
+def packed(trees: list, padding: int = 0, device: str = "cpu"):
+    """visible_until as a tensor, its plan, and bool [T]: rows that hold a token."""
+    until, pad = forest(trees, padding)
+    seen = torch.from_numpy(until.astype(np.int32)).to(device)
+    return seen, plan_attention(until, pad).to(device), torch.from_numpy(~pad).to(device)
+
+
+def draw(lines, heads, kv_heads, width, dim, dtype, device="cpu"):
+    """query, key, value and a gradient of the output, [B, heads, T, d]; out's is [B, T, heads, d]."""
+    shapes = [(lines, width, h, dim) for h in (heads, kv_heads, kv_heads)]
+    q, k, v = (
+        torch.randn(s, device=device, dtype=torch.float32).to(dtype).transpose(1, 2) for s in shapes
+    )
+    return q, k, v, torch.randn(shapes[0], device=device, dtype=torch.float32).to(dtype)
+
+
+def gradients(function, q, k, v, grad):
+    """The output and the gradients to q, k, v."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def by_weights(q, k, v, until, scale=None):
+    """softmax of all scores under the dense rule, in the dtype of q: [B, T, heads, d]."""
+    at = torch.arange(q.shape[2], device=q.device)
+    seen = (at[None] <= at[:, None]) & (at[:, None] < until.view(-1, 1, q.shape[2]))
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    weights = torch.softmax(scores.masked_fill(~seen[:, None], -torch.inf), -1)
+    return (weights @ v).transpose(1, 2)
+
+
+def one_sequence_after_the_other(q, k, v, cu_q, cu_k, scale=None):
+    """What a varlen kernel does, [rows, heads, d]: also log-sum-exp [heads, rows]."""
+    pieces, sums = [], []
+    for s in range(len(cu_q) - 1):
+        own_q = q[cu_q[s] : cu_q[s + 1]].transpose(0, 1)
+        groups = q.shape[1] // k.shape[1]
+        own_k, own_v = (
+            x[cu_k[s] : cu_k[s + 1]].transpose(0, 1).repeat_interleave(groups, 0) for x in (k, v)
+        )
+        scores = own_q @ own_k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        ahead = own_k.shape[1] - own_q.shape[1]
+        seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(ahead)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        pieces.append((torch.softmax(scores, -1) @ own_v).transpose(0, 1))
+        sums.append(torch.logsumexp(scores, -1).float())
+    return torch.cat(pieces), torch.cat(sums, 1)

@@ -1,0 +1,112 @@
+"""The policy loss sample by sample in float64 with autograd's derivatives, read off the papers' formulas."""
+
+import numpy as np
+import torch
+
+
+def clipped_exp(x):
+    return x.clamp(-20, 20).exp()
+
+
+def oracle(
+    c,
+    kind="grpo",
+    aggregation="token_mean",
+    total=None,
+    scale=1.0,
+    max_tokens=None,
+    clip=(0.2, 0.2),
+    kl_coef=0.0,
+    kl_kind="k3",
+    entropy_coef=0.0,
+    correction=None,
+    level="token",
+    bounds=(0.0, 2.0),
+):
+    """Columns c: lengths, lp, adv ([B] or [N]), old, ref, rollout, entropy (any of the last four None).
+
+    Returns loss, gradients to lp and entropy, metrics, and the allowed error's sum of |terms| / denominator.
+    """
+    lengths, count = list(c.lengths), sum(c.lengths)
+    leaf = c.lp.detach().cpu().double().requires_grad_()
+    bonus = torch.zeros(count, dtype=torch.float64) if c.entropy is None else c.entropy
+    bonus = bonus.detach().cpu().double().requires_grad_()
+    columns = [None if x is None else x.cpu().double() for x in (c.old, c.ref, c.rollout)]
+    adv = c.adv.cpu().double()
+    if len(adv) == len(lengths):
+        adv = adv.repeat_interleave(torch.tensor(lengths))
+
+    samples, seen = [], {name: [] for name in ("ratio", "clip", "d", "w", "cut", "kl")}
+    for start, length in zip(np.cumsum([0, *lengths[:-1]]), lengths, strict=True):
+        if length == 0:
+            continue
+        of = slice(int(start), int(start) + length)
+        lp, a = leaf[of], adv[of]
+        old, ref, rollout = (None if x is None else x[of] for x in columns)
+        old = lp.detach() if old is None else old
+        d = lp - old
+        ratio = clipped_exp(d)
+        if kind == "gspo":
+            ratio = clipped_exp(d.mean().detach() + lp - lp.detach())
+        low, high = 1 - clip[0], 1 + clip[1]
+        if kind == "cispo":
+            terms = -ratio.detach().clamp(low, high) * a * lp
+            cut_ratio = (ratio < low) | (ratio > high)
+        else:
+            terms = torch.maximum(-ratio * a, -ratio.clamp(low, high) * a)
+            cut_ratio = (ratio > high) & (a > 0) | (ratio < low) & (a < 0)
+        weights = ratio.detach()
+        outside = torch.zeros(length, dtype=torch.bool)
+        if correction:
+            gap = old.detach() - rollout
+            gap = {"token": gap, "sequence": gap.sum(), "geometric": gap.mean()}[level]
+            weights = clipped_exp(gap).expand(length)
+            outside = (weights < bounds[0]) | (weights > bounds[1])
+            weights = weights.clamp(*bounds) if correction == "tis" else weights * ~outside
+            terms = terms * weights
+        if ref is not None:
+            gap = lp - ref
+            value = {"k1": gap, "k2": gap**2 / 2, "k3": torch.expm1(-gap.clamp(-20, 20)) + gap}
+            seen["kl"].append(value[kl_kind].detach())
+            if kl_coef:
+                terms = terms + kl_coef * (value[kl_kind].detach() + gap**2 / 2)
+                terms = terms - kl_coef * (gap**2 / 2).detach()
+        if entropy_coef:
+            terms = terms - entropy_coef * bonus[of]
+        samples.append(terms)
+        for name, x in (("ratio", ratio), ("clip", cut_ratio), ("d", d), ("w", weights)):
+            seen[name].append(x.detach().double())
+        seen["cut"].append(outside.double())
+
+    denominator = {
+        "token_mean": count if total is None else total,
+        "token_sum": 1,
+    }.get(aggregation, len(lengths) if total is None else total)
+    denominator = max(denominator, 1) * (max_tokens or 1)
+    per_sample = aggregation == "sequence_mean_token_mean"
+    zero = leaf.sum() * 0 + bonus.sum() * 0
+    parts = [(x.mean() if per_sample else x.sum()) for x in samples]
+    sizes = [(x.abs().mean() if per_sample else x.abs().sum()) for x in samples]
+    loss = scale * (sum(parts) + zero) / denominator
+    loss.backward()
+
+    def mean(name):
+        return float(torch.cat(seen[name]).mean()) if seen[name] else 0.0
+
+    w = torch.cat(seen["w"]).numpy() if seen["w"] else np.zeros(0)
+    d = torch.cat(seen["d"]) if seen["d"] else torch.zeros(0)
+    metrics = {
+        "tokens": count,
+        "ratio": mean("ratio"),
+        "clip_fraction": mean("clip"),
+        "kl_old": float((torch.expm1(d.clamp(-20, 20)) - d).mean()) if count else 0.0,
+        "ess": float(w.sum() ** 2 / (len(w) * (w**2).sum())) if w.any() else 0.0,
+    }
+    if correction:
+        metrics |= {"correction": mean("w"), "correction_fraction": mean("cut")}
+    if c.ref is not None:
+        metrics["kl_ref"] = mean("kl")
+    if c.entropy is not None:
+        metrics["entropy"] = float(bonus.detach().mean()) if count else 0.0
+    magnitude = float(sum(sizes, torch.zeros(())).detach()) * abs(scale) / denominator
+    return loss.detach(), leaf.grad, bonus.grad, metrics, magnitude
