@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +20,12 @@ from mmpack.errors import require
 from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Records, fail, shown
 from mmpack.schema.jsonl import dump_json, parse_json
 from mmpack.schema.parquet_pages import Chunk, read_row_groups
+from mmpack.schema.parquet_twins import Twins
 from mmpack.schema.sample import Sample
 
-GROUP_BYTES, GROUP_ROWS = 32 * 2**20, 1024  # of a row group that is written
-BATCH_BYTES, BATCH_ROWS = 8 * 2**20, 512  # of rows that are decoded at a time
+GROUP_BYTES, GROUP_ROWS = 16 * 2**20, 1024  # of a row group that is written, in required columns
+MAX_GROUP_BYTES = 256 * 2**20  # of a row group that is written, in all columns
+BATCH_BYTES, BATCH_ROWS = 16 * 2**20, 512  # of rows that are decoded at a time
 MAX_GROUP_RECORDS = 64  # a row group may decode to so many records of the largest size
 BUFFER_BYTES = 2**20
 LEVEL_BYTES = 16  # a decoded value (8) with its levels and offsets
@@ -37,11 +40,19 @@ class Block:
     rows: int
     columns: dict[str, Any]
     max_record_bytes: int
+    left_out: frozenset[str] = frozenset()  # columns to take from the same rows of another file
 
     def slice(self, start: int, stop: int) -> Block:
         """The rows [start, stop), without a copy."""
         columns = {name: c.slice(start, stop - start) for name, c in self.columns.items()}
-        return Block(self.path, self.first + start, stop - start, columns, self.max_record_bytes)
+        return replace(self, first=self.first + start, rows=stop - start, columns=columns)
+
+    def filled(self, other: Block | None) -> Block:
+        """With what was left out, from the same rows of the other file."""
+        if other is None or not self.left_out:
+            return self
+        taken = {n: c for n, c in other.columns.items() if n in self.left_out}
+        return replace(self, columns=self.columns | taken, left_out=frozenset())
 
     def values(self, name: str) -> list[Any]:
         """A column as Python has it."""
@@ -54,8 +65,11 @@ class Block:
             yield number, _parsed(record, f"{self.path}: record {number}")
 
 
-def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
+def read_blocks(path: Path, max_record_bytes: int, other: Path | None = None) -> Iterator[Block]:
     """Yield the rows of a Parquet trace, some at a time.
+
+    `other`: a trace whose records, by number, stand in for columns that hold the same bytes there: those are
+    not read, see `Block.left_out`.
 
     Raises TraceError: MM001 not Parquet or corrupt, MM004 a missing column, MM010 a row group that
     would decode to more than 64 records of `max_record_bytes`.
@@ -74,20 +88,27 @@ def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
             _batch_rows(rows, chunks, texts, max_record_bytes, f"{path}: row group {i}")
             for i, (rows, chunks) in enumerate(groups)
         ]
-        with parquet.ParquetFile(
-            path,
-            metadata=metadata,
-            buffer_size=BUFFER_BYTES,
-            pre_buffer=False,
-            page_checksum_verification=True,
-            arrow_extensions_enabled=False,
-            read_dictionary=texts,
-        ) as reader:
-            _check_names(reader.schema_arrow.names, f"{path}")
+        with ExitStack() as stack:
+            reader = stack.enter_context(
+                parquet.ParquetFile(
+                    path,
+                    metadata=metadata,
+                    buffer_size=BUFFER_BYTES,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                    arrow_extensions_enabled=False,
+                    read_dictionary=texts,
+                )
+            )
+            present = reader.schema_arrow.names
+            _check_names(present, f"{path}")
+            twins = None if other is None else stack.enter_context(Twins(path, other))
             for group, rows in enumerate(rows_of):
                 if groups[group][0] == 0:
                     continue
-                for batch in reader.iter_batches(rows, row_groups=[group]):
+                left_out = frozenset() if twins is None else twins.same(group)
+                wanted = [name for name in present if name not in left_out]
+                for batch in reader.iter_batches(rows, row_groups=[group], columns=wanted):
                     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
                     columns = {n: c for n, c in columns.items() if c.null_count < len(c)}
                     for start, stop in _parts(columns, batch.num_rows, pyarrow):
@@ -95,7 +116,8 @@ def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
                             name: _decoded(column.slice(start, stop - start), pyarrow)
                             for name, column in columns.items()
                         }
-                        yield Block(f"{path}", first, stop - start, part, max_record_bytes)
+                        rows_read = stop - start
+                        yield Block(f"{path}", first, rows_read, part, max_record_bytes, left_out)
                         first += stop - start
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())[:200]
@@ -113,7 +135,7 @@ def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[
 
 
 def write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]]) -> None:
-    """Write `records` to `file`, in row groups of about 32 MiB."""
+    """Write `records` to `file`, in row groups, see `_row_groups`."""
     pyarrow = require("pyarrow", "parquet", "write_trace of a .parquet file")
     parquet = require("pyarrow.parquet", "parquet", "write_trace of a .parquet file")
     schema = pyarrow.schema([(n, _arrow_type(c.spec, pyarrow)) for n, c in _columns()])
@@ -289,17 +311,23 @@ def _parsed(record: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _row_groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Cut by what every sample records: equal samples lie in equal groups, whatever else one side has."""
     rows: list[dict[str, Any]] = []
-    size = 0
+    required = total = 0
     for record in records:
         for name, column in _columns():
-            if name in record and isinstance(column.spec, (Json, Records)):
+            if name not in record:
+                continue
+            if isinstance(column.spec, (Json, Records)):
                 record[name] = dump_json(record[name])
+            value = record[name]
+            size = value.nbytes if isinstance(value, np.ndarray) else len(str(value))
+            total += size
+            required += size if column.required else 0
         rows.append(record)
-        size += sum(v.nbytes if isinstance(v, np.ndarray) else len(str(v)) for v in record.values())
-        if size >= GROUP_BYTES or len(rows) == GROUP_ROWS:
+        if required >= GROUP_BYTES or total >= MAX_GROUP_BYTES or len(rows) == GROUP_ROWS:
             yield rows
-            rows, size = [], 0
+            rows, required, total = [], 0, 0
     if rows:
         yield rows
 

@@ -18,7 +18,8 @@ from mmpack.errors import TraceError
 from mmpack.families import FAMILIES
 from mmpack.parity import columnar
 from mmpack.parity.compare import compare
-from mmpack.schema.columnar import Rows, sound
+from mmpack.schema.columnar.rows import Rows
+from mmpack.schema.columnar.rules import sound
 from mmpack.schema.jsonl import dump_json
 from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import Sample
