@@ -6,9 +6,11 @@ rule, and as steps, the samples of all other rows, in the order in which reading
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +25,7 @@ from mmpack.parity.fields import (
     unlike_sampling,
     who_lacks,
 )
-from mmpack.schema.columnar.rows import Rows, take
+from mmpack.schema.columnar.rows import Rows, parsed_lists, take
 from mmpack.schema.columnar.rules import sound
 from mmpack.schema.columnar.texts import DOUBTED
 from mmpack.schema.fields import Array
@@ -37,6 +39,7 @@ Step = tuple[Numbered | None, Numbered | None]
 ARRAYS = [name for name, c in Sample.columns().items() if isinstance(c.spec, Array)]
 SPAN = ("start", "stop", "modality", "media_index", "frame")
 MEDIUM = ("cache_key", "grid_thw", "modality", "num_tokens")
+BLOCKS_AHEAD = 2
 LOSS_SPAN = ("start", "stop", "kind")
 
 
@@ -53,8 +56,13 @@ def steps(rollout: TraceReader, train: TraceReader, scored: int) -> Iterator[Ali
 
     Raises TraceError.
     """
-    with ThreadPoolExecutor(2) as pool:  # both files are decoded while rows are compared
-        sides = _Side(rollout, pool), _Side(train, pool, rollout)
+    # Rows are compared while those that follow are parsed, and others decoded.
+    with ExitStack() as stack:
+        threads = [stack.enter_context(ThreadPoolExecutor(count)) for count in (1, 1, 2)]
+        left_side = _Side(rollout.blocks(), rollout.max_record_bytes, threads[0], threads[2])
+        right_blocks = train.blocks(rollout)
+        right_side = _Side(right_blocks, train.max_record_bytes, threads[1], threads[2])
+        sides = left_side, right_side
         while rows := [side.rows_left() for side in sides if side.rows_left()]:
             left = sides[0].next(min(rows))
             right = sides[1].next(min(rows), left.block)
@@ -69,25 +77,29 @@ def steps(rollout: TraceReader, train: TraceReader, scored: int) -> Iterator[Ali
 
 
 class _Side:
-    """One file, read a block ahead."""
+    """One file, read some blocks ahead."""
 
     def __init__(
-        self, reader: TraceReader, pool: Executor, other: TraceReader | None = None
+        self, blocks: Iterator[Block], max_record_bytes: int, reading: Executor, parsing: Executor
     ) -> None:
-        self.pool = pool
-        self.max_record_bytes = reader.max_record_bytes
-        self.blocks = reader.blocks(other)
-        self.coming: Future[Block | None] = pool.submit(next, self.blocks, None)
+        self.blocks, self.max_record_bytes = blocks, max_record_bytes
+        self.reading, self.parsing = reading, parsing  # `reading`: one thread, blocks come in order
+        self.coming: deque[Future[Block | None]] = deque()
+        for _ in range(BLOCKS_AHEAD):
+            self._read_on()
         self.block: Block | None = None
         self.at = 0
         self.seen = Ids()
 
+    def _read_on(self) -> None:
+        read = self.reading.submit(next, self.blocks, None)
+        self.coming.append(self.parsing.submit(_parsed, read))
+
     def rows_left(self) -> int:
         """Rows of the block that is being read; 0 at the end of the file."""
         if self.block is None or self.at == self.block.rows:
-            self.block, self.at = self.coming.result(), 0
-            if self.block is not None:
-                self.coming = self.pool.submit(next, self.blocks, None)
+            self._read_on()
+            self.block, self.at = self.coming.popleft().result(), 0
         return 0 if self.block is None else self.block.rows - self.at
 
     def next(self, rows: int, other: Block | None = None) -> _Part:
@@ -100,6 +112,12 @@ class _Side:
         named = [(k, name) for k, name in enumerate(ids) if type(name) is str]
         repeated = {k for k, name in named if not self.seen.is_new(name)}
         return _Part(block, ids, repeated, self.max_record_bytes)
+
+
+def _parsed(read: Future[Block | None]) -> Block | None:
+    """A block, its columns of records parsed as far as Arrow can."""
+    block = read.result()
+    return block and replace(block, lists=parsed_lists(block.columns))
 
 
 @dataclass
@@ -118,10 +136,10 @@ class _Part:
 
     def take(self, rows: list[int], family: str) -> Rows:
         assert self.block is not None
-        columns = self.block.columns
+        columns, lists = self.block.columns, self.block.lists
         if rows != [*range(len(self.ids))]:
-            columns = take(columns, rows)
-        return Rows(columns, len(rows), FAMILIES[family])
+            columns, lists = take(columns, rows), take(lists, rows)
+        return Rows(columns, lists, len(rows), FAMILIES[family])
 
     def samples(self, but: set[int]) -> Iterator[Numbered]:
         """The samples of all rows but some."""

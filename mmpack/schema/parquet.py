@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -23,9 +23,10 @@ from mmpack.schema.parquet_pages import Chunk, read_row_groups
 from mmpack.schema.parquet_twins import Twins
 from mmpack.schema.sample import Sample
 
-GROUP_BYTES, GROUP_ROWS = 16 * 2**20, 1024  # of a row group that is written, in required columns
+GROUP_BYTES, GROUP_ROWS = 32 * 2**20, 1024  # of a row group that is written, in required columns
 MAX_GROUP_BYTES = 256 * 2**20  # of a row group that is written, in all columns
-BATCH_BYTES, BATCH_ROWS = 16 * 2**20, 512  # of rows that are decoded at a time
+BATCH_BYTES, BATCH_ROWS = 32 * 2**20, 512  # of rows that are decoded at a time, levels included
+TEXT_BYTES = 8 * 2**20  # of texts that are held at a time
 MAX_GROUP_RECORDS = 64  # a row group may decode to so many records of the largest size
 BUFFER_BYTES = 2**20
 LEVEL_BYTES = 16  # a decoded value (8) with its levels and offsets
@@ -41,18 +42,28 @@ class Block:
     columns: dict[str, Any]
     max_record_bytes: int
     left_out: frozenset[str] = frozenset()  # columns to take from the same rows of another file
+    lists: dict[str, Any] = field(
+        default_factory=dict
+    )  # columns of records that are parsed, as lists of structs
 
     def slice(self, start: int, stop: int) -> Block:
         """The rows [start, stop), without a copy."""
-        columns = {name: c.slice(start, stop - start) for name, c in self.columns.items()}
-        return replace(self, first=self.first + start, rows=stop - start, columns=columns)
+        columns, lists = (
+            {name: c.slice(start, stop - start) for name, c in of.items()}
+            for of in (self.columns, self.lists)
+        )
+        first = self.first + start
+        return replace(self, first=first, rows=stop - start, columns=columns, lists=lists)
 
     def filled(self, other: Block | None) -> Block:
         """With what was left out, from the same rows of the other file."""
         if other is None or not self.left_out:
             return self
-        taken = {n: c for n, c in other.columns.items() if n in self.left_out}
-        return replace(self, columns=self.columns | taken, left_out=frozenset())
+        columns, lists = (
+            mine | {n: c for n, c in theirs.items() if n in self.left_out}
+            for mine, theirs in ((self.columns, other.columns), (self.lists, other.lists))
+        )
+        return replace(self, columns=columns, lists=lists, left_out=frozenset())
 
     def values(self, name: str) -> list[Any]:
         """A column as Python has it."""
@@ -192,7 +203,7 @@ def _batch_rows(
 
 
 def _parts(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> Iterable[tuple[int, int]]:
-    """Cuts a batch into parts [start, stop) whose texts take about BATCH_BYTES (or one row) each.
+    """Cuts a batch into parts [start, stop) whose texts take about TEXT_BYTES (or one row) each.
 
     Raises ArrowInvalid for what is not UTF-8, or points beyond its dictionary.
     """
@@ -205,7 +216,7 @@ def _parts(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> Iterable[
             sizes += lengths[indices.to_numpy()]
         elif pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
             column.validate(full=True)
-    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_BYTES)) + 1
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // TEXT_BYTES)) + 1
     return pairwise([0, *cuts.tolist(), rows])
 
 

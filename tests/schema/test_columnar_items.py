@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmpack.errors import TraceError
 from mmpack.schema.columnar import items as module
-from mmpack.schema.columnar.items import items
+from mmpack.schema.columnar.items import items, parse
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan, RegionSpan, Score
 
@@ -47,7 +47,8 @@ def read(text, cls):
 
 
 def assert_right(texts, cls):
-    found = items(pa.array(texts, pa.string()), len(texts), cls)
+    column = pa.array(texts, pa.string())
+    found = items(column, parse(column, cls), len(texts), cls)
     names = cls.columns()
     for i, text in enumerate(texts):
         here = np.flatnonzero(found.row == i)
@@ -129,4 +130,5 @@ def test_numbers_beyond_what_json_carries_are_doubted(name):
     texts = [
         json.dumps([medium | {"num_tokens": 1, name: value}]) for value in (1.5, 10**30, 1e300)
     ]
-    assert items(pa.array(texts), 3, Medium).good.tolist() == [True, False, False]
+    for lists in (parse(pa.array(texts), Medium), None):
+        assert items(pa.array(texts), lists, 3, Medium).good.tolist() == [True, False, False]

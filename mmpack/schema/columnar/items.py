@@ -96,13 +96,21 @@ def _picked(field: Field, at: np.ndarray) -> Field:
     return [field[i] for i in at.tolist()] if isinstance(field, list) else field.take(at)
 
 
-def items(texts: Any, rows: int, cls: type[Record]) -> Items:
-    """The records of an Arrow column of texts; None: a column without values."""
+def items(texts: Any, lists: Any, rows: int, cls: type[Record]) -> Items:
+    """The records of an Arrow column of texts, None without values, and what `parse` made of it."""
     if texts is None:
         return Items(np.ones(rows, bool), np.zeros(0, np.int64), {})
+    return _by_python(texts, cls) if lists is None else _by_arrow(lists, cls)
+
+
+def parse(texts: Any, cls: Any) -> Any:
+    """A column of lists of structs, one for each text; None where Arrow may see another thing than Python.
+
+    Arrow refuses another type, a key that is unknown or comes twice, and half a surrogate pair; and reads more rows
+    than there are texts if one of them closes its own list and opens another.
+    """
     kind = _arrow_type(cls)
-    made = None if kind is None else _read_json(texts, kind)
-    return _by_python(texts, cls) if made is None else _by_arrow(made, cls)
+    return None if kind is None else _read_json(texts, kind)
 
 
 # ---- by Arrow ------------------------------------------------------------------------------------
@@ -133,17 +141,12 @@ def _value_type(spec: Spec, pyarrow: Any) -> Any:
 
 
 def _read_json(texts: Any, kind: Any) -> Any:
-    """A list array of `kind`, a list for each text. None where any text is not exactly that.
-
-    Arrow refuses another type, a key that is unknown or comes twice, and half a surrogate pair; and reads more rows
-    than there are texts if one of them closes its own list and opens another.
-    """
     pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
     compute = require("pyarrow.compute", "parquet", "read_trace of a .parquet file")
     reader = require("pyarrow.json", "parquet", "read_trace of a .parquet file")
     if texts.null_count:
         texts = texts.fill_null("[]")
-    if texts.nbytes > MAX_JSON_BYTES or compute.any(compute.match_substring(texts, "\n")).as_py():
+    if texts.nbytes > MAX_JSON_BYTES:
         return None
     lines = compute.binary_join_element_wise('{"rows":', texts, "}\n", "")
     offsets, data = lines.buffers()[1:]

@@ -9,10 +9,10 @@ import numpy as np
 
 from mmpack.errors import require
 from mmpack.families import Family
-from mmpack.schema.columnar.items import Items, items
+from mmpack.schema.columnar.items import Items, items, parse
 from mmpack.schema.columnar.numbers import Numbers, numbers
 from mmpack.schema.columnar.texts import objects
-from mmpack.schema.fields import Array
+from mmpack.schema.fields import Array, Records
 from mmpack.schema.sample import Sample
 
 T = TypeVar("T")
@@ -21,8 +21,11 @@ T = TypeVar("T")
 class Rows:
     """Columns of n rows, parsed when they are asked for; those without a value are left out."""
 
-    def __init__(self, columns: dict[str, Any], rows: int, family: Family) -> None:
+    def __init__(
+        self, columns: dict[str, Any], lists: dict[str, Any], rows: int, family: Family
+    ) -> None:
         self.columns = {name: c for name, c in columns.items() if c.null_count < rows}
+        self.lists = lists
         self.rows = rows
         self.family = family
         self.twin: Rows | None = None
@@ -68,7 +71,7 @@ class Rows:
         spec: Any = Sample.columns()[name].spec
         return self.once(
             f"{name} as items",
-            lambda rows: items(rows.columns.get(name), rows.rows, spec.cls),
+            lambda rows: items(rows.columns.get(name), rows.lists.get(name), rows.rows, spec.cls),
             *([name] if name in self.columns else []),
         )
 
@@ -79,6 +82,13 @@ class Rows:
         if key not in self._made:
             self._made[key] = make(self)
         return self._made[key]
+
+
+def parsed_lists(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns of records that Arrow can parse, as lists of structs."""
+    specs = {name: c.spec for name, c in Sample.columns().items() if name in columns}
+    made = {n: parse(columns[n], s.cls) for n, s in specs.items() if isinstance(s, Records)}
+    return {name: lists for name, lists in made.items() if lists is not None}
 
 
 def take(columns: dict[str, Any], rows: Iterable[int]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from mmpack.schema.sample import Sample
 from mmpack.schema.spans import MODALITIES
 
 FAR = 2**40  # beyond any index
+CACHED_IDS = 2**15
 
 
 def sound(rows: Rows, max_record_bytes: int) -> np.ndarray:
@@ -119,20 +120,47 @@ def _layout(rows: Rows) -> np.ndarray:
     unlike = _wrong_frames(frame[framed], medium[framed], (stop - start)[framed], patches, tokens)
     ok[media.row[unlike]] = False
 
-    found = np.zeros(len(ids.flat), np.uint8)
-    for modality, token in family.placeholder_ids.items():
-        found |= (ids.flat == token).view(np.uint8) * _bit(modality)
-    said = np.zeros(len(ids.flat), np.uint8)
     first = ids.bounds[:-1].astype(np.int64)
     starts, stops = first[row] + start, first[row] + stop
-    for a, b, bit in zip(starts.tolist(), stops.tolist(), code.tolist(), strict=True):
-        said[a:b] = bit
-    ok &= same_slices(found, ids.bounds, said, ids.bounds)
+    placeholders = family.placeholder_ids
+    each = _found(ids.flat, [*placeholders.values()])
+    for modality, found in zip(placeholders, each, strict=True):
+        mine = code == _bit(modality)
+        ok &= _only_within(found, ids.bounds, starts[mine], stops[mine])
 
     row, start, stop = loss.row, loss.numbers("start"), loss.numbers("stop")
     ok[row[(start < _before(row, stop)) | (start > stop) | (stop > lengths[row])]] = False
     ok[row[(start == 0) | _overlaps(first[row] + start, first[row] + stop, starts, stops)]] = False
     return ok
+
+
+def _found(flat: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """bool [tokens, ids]: where each token is; ids come from memory once, a block at a time."""
+    found = np.empty((len(tokens), len(flat)), bool)
+    for start in range(0, len(flat), CACHED_IDS):
+        block = slice(start, start + CACHED_IDS)
+        for token, out in zip(tokens, found[:, block], strict=True):
+            np.equal(flat[block], token, out=out)
+    return found
+
+
+def _only_within(
+    found: np.ndarray, bounds: np.ndarray, starts: np.ndarray, stops: np.ndarray
+) -> np.ndarray:
+    """bool [n]: rows [bounds] where `found` holds in the sorted, disjoint [starts, stops), and nowhere else."""
+    inner = np.flatnonzero(found[1:] != found[:-1]) + 1
+    edges = np.concatenate([found[:1].nonzero()[0], inner, found[-1:].nonzero()[0] + len(found)])
+    touching = starts[1:] == stops[:-1]  # two spans, one run
+    said = np.empty(2 * len(starts), np.int64)
+    said[::2], said[1::2] = starts, stops
+    kept = np.ones(len(said), bool)
+    kept[1:-1].reshape(-1, 2)[touching] = False
+    if np.array_equal(edges, said[kept]):
+        return np.ones(len(bounds) - 1, bool)
+    wanted = np.zeros(len(found), bool)
+    for a, b in zip(starts.tolist(), stops.tolist(), strict=True):
+        wanted[a:b] = True
+    return same_slices(found, bounds, wanted, bounds)
 
 
 def _bits(items: Items) -> np.ndarray:
