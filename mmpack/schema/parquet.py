@@ -25,7 +25,8 @@ from mmpack.schema.sample import Sample
 
 GROUP_BYTES, GROUP_ROWS = 32 * 2**20, 1024  # of a row group that is written, in required columns
 MAX_GROUP_BYTES = 256 * 2**20  # of a row group that is written, in all columns
-BATCH_BYTES, BATCH_ROWS = 32 * 2**20, 512  # of rows that are decoded at a time, levels included
+BATCH_BYTES, BATCH_ROWS = 8 * 2**20, 512  # of rows that are decoded at a time, levels included
+BLOCK_BYTES = 4 * BATCH_BYTES  # of rows that are compared at a time
 TEXT_BYTES = 8 * 2**20  # of texts that are held at a time
 MAX_GROUP_RECORDS = 64  # a row group may decode to so many records of the largest size
 BUFFER_BYTES = 2**20
@@ -76,7 +77,9 @@ class Block:
             yield number, _parsed(record, f"{self.path}: record {number}")
 
 
-def read_blocks(path: Path, max_record_bytes: int, other: Path | None = None) -> Iterator[Block]:
+def read_blocks(
+    path: Path, max_record_bytes: int, other: Path | None = None, batch_bytes: int = BLOCK_BYTES
+) -> Iterator[Block]:
     """Yield the rows of a Parquet trace, some at a time.
 
     `other`: a trace whose records, by number, stand in for columns that hold the same bytes there: those are
@@ -96,7 +99,9 @@ def read_blocks(path: Path, max_record_bytes: int, other: Path | None = None) ->
         names = {metadata.schema.column(i).path for i in range(metadata.num_columns)}
         texts = _texts(names, [chunks for _, chunks in groups])
         rows_of = [
-            _batch_rows(rows, chunks, texts, max_record_bytes, f"{path}: row group {i}")
+            _batch_rows(
+                rows, chunks, texts, batch_bytes, max_record_bytes, f"{path}: row group {i}"
+            )
             for i, (rows, chunks) in enumerate(groups)
         ]
         with ExitStack() as stack:
@@ -141,7 +146,7 @@ def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[
     Raises TraceError as `read_blocks` does, and MM003 for a column of another type, MM010 for a
     record larger than `max_record_bytes`.
     """
-    for block in read_blocks(path, max_record_bytes):
+    for block in read_blocks(path, max_record_bytes, batch_bytes=BATCH_BYTES):
         yield from block.records()
 
 
@@ -185,7 +190,12 @@ def _texts(names: set[str], groups: list[list[Chunk]]) -> list[str]:
 
 
 def _batch_rows(
-    rows: int, chunks: list[Chunk], texts: list[str], max_record_bytes: int, where: str
+    rows: int,
+    chunks: list[Chunk],
+    texts: list[str],
+    batch_bytes: int,
+    max_record_bytes: int,
+    where: str,
 ) -> int:
     """How many rows of a row group to decode at a time."""
     total = row_bytes = 0
@@ -199,7 +209,7 @@ def _batch_rows(
     if total > limit:
         raise fail(where, f"decodes to {total} bytes, more than {limit}", "MM010")
     row_bytes += total // max(rows, 1) + 1
-    return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
+    return max(1, min(BATCH_ROWS, batch_bytes // row_bytes))
 
 
 def _parts(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> Iterable[tuple[int, int]]:
