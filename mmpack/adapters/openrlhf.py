@@ -18,7 +18,7 @@ from mmpack.adapters.rows import (
     GRIDS,
     PIXELS,
     check_each,
-    check_same,
+    columns_of,
     decode,
     encode,
     inputs_of_media,
@@ -126,12 +126,7 @@ def from_batch(batch: Batch, samples: Sequence[Sample]) -> Any:
 
     Raises: ArgumentError if `samples` are not those of the batch, in its order.
     """
-    check_same(batch, samples)
-    columns = {
-        name: [x.detach().cpu() for x in batch.unpack_loss(values)]
-        for name, values in batch.loss_columns.items()
-    }
-    return from_samples(samples, columns, pixels_of(batch))
+    return from_samples(samples, columns_of(batch, samples), pixels_of(batch))
 
 
 def from_samples(

@@ -181,6 +181,15 @@ def pixels_of(batch: Batch) -> dict[str, torch.Tensor]:
     return {m.cache_key: values[a:b] for m, a, b in zip(batch.media, ends, ends[1:], strict=False)}
 
 
+def columns_of(batch: Batch, samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
+    """A batch's `loss_columns` on the CPU, one [n] for each of its `samples`; ArgumentError for other samples."""
+    check_same(batch, samples)
+    return {
+        name: [x.detach().cpu() for x in batch.unpack_loss(values)]
+        for name, values in batch.loss_columns.items()
+    }
+
+
 def check_same(batch: Batch, samples: Sequence[Sample]) -> None:
     """Raises ArgumentError if `samples` are not those of `batch`, in its order."""
     counts = [s.num_loss_tokens for s in samples]

@@ -6,9 +6,11 @@ rule, and as steps, the samples of all other rows, in the order in which reading
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +25,9 @@ from mmpack.parity.fields import (
     unlike_sampling,
     who_lacks,
 )
-from mmpack.schema.columnar import DOUBTED, Rows, sound, take
+from mmpack.schema.columnar.rows import Rows, parsed_lists, take
+from mmpack.schema.columnar.rules import sound
+from mmpack.schema.columnar.texts import DOUBTED
 from mmpack.schema.fields import Array
 from mmpack.schema.parquet import Block
 from mmpack.schema.sample import Sample
@@ -35,6 +39,7 @@ Step = tuple[Numbered | None, Numbered | None]
 ARRAYS = [name for name, c in Sample.columns().items() if isinstance(c.spec, Array)]
 SPAN = ("start", "stop", "modality", "media_index", "frame")
 MEDIUM = ("cache_key", "grid_thw", "modality", "num_tokens")
+BLOCKS_AHEAD = 2
 LOSS_SPAN = ("start", "stop", "kind")
 
 
@@ -51,48 +56,68 @@ def steps(rollout: TraceReader, train: TraceReader, scored: int) -> Iterator[Ali
 
     Raises TraceError.
     """
-    with ThreadPoolExecutor(2) as pool:  # both files are decoded while rows are compared
-        sides = _Side(rollout, pool), _Side(train, pool)
+    # Rows are compared while those that follow are parsed, and others decoded.
+    with ExitStack() as stack:
+        threads = [stack.enter_context(ThreadPoolExecutor(count)) for count in (1, 1, 2)]
+        left_side = _Side(rollout.blocks(), rollout.max_record_bytes, threads[0], threads[2])
+        right_blocks = train.blocks(rollout)
+        right_side = _Side(right_blocks, train.max_record_bytes, threads[1], threads[2])
+        sides = left_side, right_side
         while rows := [side.rows_left() for side in sides if side.rows_left()]:
-            left, right = (side.next(min(rows)) for side in sides)
+            left = sides[0].next(min(rows))
+            right = sides[1].next(min(rows), left.block)
             alike = _alike(left, right)
-            kept = [pair for pair in sorted(alike, key=_arrival) if _has_logprobs(alike[pair])]
-            for pair in kept[:scored]:
-                del alike[pair]
-            scored -= min(scored, len(kept))
+            with_logprobs = {lacks for lacks in set(alike.values()) if _has_logprobs(lacks)}
+            if scored and with_logprobs:
+                kept = [pair for pair, lacks in alike.items() if lacks in with_logprobs]
+                kept = sorted(kept, key=_arrival)[:scored]
+                scored -= len(kept)
+                alike = {pair: lacks for pair, lacks in alike.items() if pair not in kept}
             yield from _merged(_events(left, right, alike))
 
 
 class _Side:
-    """One file, read a block ahead."""
+    """One file, read some blocks ahead."""
 
-    def __init__(self, reader: TraceReader, pool: Executor) -> None:
-        self.pool = pool
-        self.max_record_bytes = reader.max_record_bytes
-        self.blocks = reader.blocks()
-        self.coming: Future[Block | None] = pool.submit(next, self.blocks, None)
+    def __init__(
+        self, blocks: Iterator[Block], max_record_bytes: int, reading: Executor, parsing: Executor
+    ) -> None:
+        self.blocks, self.max_record_bytes = blocks, max_record_bytes
+        self.reading, self.parsing = reading, parsing  # `reading`: one thread, blocks come in order
+        self.coming: deque[Future[Block | None]] = deque()
+        for _ in range(BLOCKS_AHEAD):
+            self._read_on()
         self.block: Block | None = None
         self.at = 0
         self.seen = Ids()
 
+    def _read_on(self) -> None:
+        read = self.reading.submit(next, self.blocks, None)
+        self.coming.append(self.parsing.submit(_parsed, read))
+
     def rows_left(self) -> int:
         """Rows of the block that is being read; 0 at the end of the file."""
         if self.block is None or self.at == self.block.rows:
-            self.block, self.at = self.coming.result(), 0
-            if self.block is not None:
-                self.coming = self.pool.submit(next, self.blocks, None)
+            self._read_on()
+            self.block, self.at = self.coming.popleft().result(), 0
         return 0 if self.block is None else self.block.rows - self.at
 
-    def next(self, rows: int) -> _Part:
-        """The next rows; none at the end of the file."""
+    def next(self, rows: int, other: Block | None = None) -> _Part:
+        """The next rows; none at the end of the file. `other`: those of the other file."""
         if self.block is None:
             return _Part(None, [], set(), self.max_record_bytes)
-        block = self.block.slice(self.at, self.at + rows)
+        block = self.block.slice(self.at, self.at + rows).filled(other)
         self.at += rows
         ids = block.values("sample_id")
         named = [(k, name) for k, name in enumerate(ids) if type(name) is str]
         repeated = {k for k, name in named if not self.seen.is_new(name)}
         return _Part(block, ids, repeated, self.max_record_bytes)
+
+
+def _parsed(read: Future[Block | None]) -> Block | None:
+    """A block, its columns of records parsed as far as Arrow can."""
+    block = read.result()
+    return block and replace(block, lists=parsed_lists(block.columns))
 
 
 @dataclass
@@ -111,10 +136,10 @@ class _Part:
 
     def take(self, rows: list[int], family: str) -> Rows:
         assert self.block is not None
-        columns = self.block.columns
+        columns, lists = self.block.columns, self.block.lists
         if rows != [*range(len(self.ids))]:
-            columns = take(columns, rows)
-        return Rows(columns, len(rows), FAMILIES[family])
+            columns, lists = take(columns, rows), take(lists, rows)
+        return Rows(columns, lists, len(rows), FAMILIES[family])
 
     def samples(self, but: set[int]) -> Iterator[Numbered]:
         """The samples of all rows but some."""
@@ -142,24 +167,20 @@ def _has_logprobs(lacks: Lacks) -> bool:
 
 def _merged(events: Iterator[Lacks | Step]) -> Iterator[Alike | Step]:
     """Equal pairs that lack the same, one after the other, as one."""
-    held: Alike | None = None
-    for event in events:
-        if held is not None and event == held.lacks:
-            held = Alike(held.count + 1, held.lacks)
-            continue
-        if held is not None:
-            yield held
-        held = Alike(1, event) if isinstance(event, frozenset) else None
-        if not isinstance(event, frozenset):
-            yield event
-    if held is not None:
-        yield held
+    for lacks, together in groupby(events, lambda e: e if isinstance(e, frozenset) else None):
+        if isinstance(lacks, frozenset):
+            yield Alike(sum(1 for _ in together), lacks)
+        else:
+            yield from (event for event in together if isinstance(event, tuple))
 
 
 def _events(
     left: _Part, right: _Part, alike: dict[tuple[int, int], Lacks]
 ) -> Iterator[Lacks | Step]:
     """What comes with each row k: its samples, and an equal pair with the second of its rows."""
+    if len(alike) == len(left.ids) == len(right.ids) and all(i == j for i, j in alike):
+        yield from (alike[k, k] for k in range(len(alike)))
+        return
     equal = [{i for i, _ in alike}, {j for _, j in alike}]
     came = {_arrival(pair): lacks for pair, lacks in alike.items()}
     lefts, rights = left.samples(equal[0]), right.samples(equal[1])
@@ -205,15 +226,15 @@ def _compared(left: Rows, right: Rows, *max_record_bytes: int) -> list[Lacks | N
         ok &= sound(right, max_record_bytes[1])
     if not ok.any():
         return [None] * left.rows
-    unlike = [_settings(left, right), _sampling(left, right)]
-    return [
-        frozenset().union(arrays, settings, sampling)
-        if good and settings is not None and sampling is not None
-        else None
-        for good, arrays, settings, sampling in zip(
-            ok.tolist(), _lacking(left, right, ok), *unlike, strict=True
-        )
-    ]
+    parts = _lacking(left, right, ok), _settings(left, right), _sampling(left, right)
+    seen: dict[tuple[Lacks | None, ...], Lacks | None] = {}
+    out = []
+    for good, *lacks in zip(ok.tolist(), *parts, strict=True):
+        key = tuple(lacks) if good else (None,)
+        if key not in seen:
+            seen[key] = None if None in key else frozenset().union(*key)  # type: ignore[arg-type]
+        out.append(seen[key])
+    return out
 
 
 def _identical(left: Rows, right: Rows) -> np.ndarray:
@@ -273,12 +294,12 @@ def _same_items(
     a, b = left.items(name), right.items(name)
     ok = a.good & b.good & (a.counts == b.counts)
     row = a.row[ok[a.row]]
-    places, others = (np.flatnonzero(ok[side.row]).tolist() for side in (a, b))
+    mine, theirs = (np.flatnonzero(ok[side.row]) for side in (a, b))
     for field in (*fields, *if_both):
-        mine, theirs = a.field(field), b.field(field)
-        pairs = [(mine[i], theirs[j]) for i, j in zip(places, others, strict=True)]
-        unlike = [x != y and not (field in if_both and None in (x, y)) for x, y in pairs]
-        ok[row[unlike]] = False
+        same = a.same(b, mine, theirs, field)
+        if field in if_both:
+            same |= ~(a.has(field)[mine] & b.has(field)[theirs])
+        ok[row[~same]] = False
     return ok
 
 
@@ -287,30 +308,34 @@ def _same_items(
 
 def _lacking(left: Rows, right: Rows, ok: np.ndarray) -> list[Lacks]:
     """Of arrays and media of the rows that are `ok`."""
-    out: list[set[tuple[str, str]]] = [set() for _ in range(left.rows)]
+    found: list[tuple[str, str]] = []
+    code = np.zeros(left.rows, np.int64)  # a bit for each of `found`
+
+    def note(name: str, row: np.ndarray, has: np.ndarray, other_has: np.ndarray) -> None:
+        for who, where in (
+            ("both", ~has & ~other_has),
+            ("rollout", ~has & other_has),
+            ("train", has & ~other_has),
+        ):
+            if where.any():
+                code[row[where]] |= 1 << len(found)
+                found.append((name, who))
+
     for name in ("position_ids", "attention_mask", "rollout_logprobs"):
-        _note(out, name, np.arange(left.rows), left.present(name), right.present(name))
+        note(name, np.arange(left.rows), left.present(name), right.present(name))
     a, b = left.items("media"), right.items("media")
     mine, theirs = (ok[side.row] for side in (a, b))
-    video = np.array([v == "video" for v in a.field("modality")], bool)[mine]
+    video = a.codes("modality", ["video"])[mine] == 0
     for name in MEDIA_FIELDS + (VIDEO_FIELDS if video.any() else ()):
         left_has, right_has = a.has(name)[mine], b.has(name)[theirs]
         if name in VIDEO_FIELDS:
             left_has, right_has = left_has | ~video, right_has | ~video
-        _note(out, f"media.{name}", a.row[mine], left_has, right_has)
-    return [frozenset(lacks) for lacks in out]
-
-
-def _note(
-    out: list[set[tuple[str, str]]], name: str, row: np.ndarray, left: np.ndarray, right: np.ndarray
-) -> None:
-    for who, where in (
-        ("both", ~left & ~right),
-        ("rollout", ~left & right),
-        ("train", left & ~right),
-    ):
-        for k in row[where].tolist():
-            out[k].add((name, who))
+        note(f"media.{name}", a.row[mine], left_has, right_has)
+    lacks = {
+        bits: frozenset(item for k, item in enumerate(found) if bits >> k & 1)
+        for bits in np.unique(code).tolist()
+    }
+    return [lacks[bits] for bits in code.tolist()]
 
 
 def _settings(left: Rows, right: Rows) -> list[Lacks | None]:
@@ -344,13 +369,20 @@ def _lacking_settings(a: Any, b: Any, mark: Any, other: Any) -> Lacks | None:
 def _sampling(left: Rows, right: Rows) -> list[Lacks | None]:
     """Of `sampling` and the logprobs that it speaks of; None where they are of unlike kinds."""
     scored = left.present("rollout_logprobs") & right.present("rollout_logprobs")
-    out: list[Lacks | None] = []
+    seen: dict[Any, Lacks | None] = {}
+    out = []
     for both, a, b in zip(
         scored.tolist(), left.objects("sampling"), right.objects("sampling"), strict=True
     ):
-        if DOUBTED in (a, b) or (both and unlike_sampling(a, b)):
-            out.append(None)
-        else:
-            lacks = frozenset(lacking_sampling(a, b, both))
-            out.append(lacks | {("rollout_logprobs", "never")} if both else lacks)
+        key = both, id(a), id(b)
+        if key not in seen:
+            seen[key] = _lacking_sampling(both, a, b)
+        out.append(seen[key])
     return out
+
+
+def _lacking_sampling(both: bool, a: Any, b: Any) -> Lacks | None:
+    if DOUBTED in (a, b) or (both and unlike_sampling(a, b)):
+        return None
+    lacks = frozenset(lacking_sampling(a, b, both))
+    return lacks | {("rollout_logprobs", "never")} if both else lacks

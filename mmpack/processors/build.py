@@ -138,11 +138,12 @@ def _modality_spans(
             "Fix: media in the order of their placeholders",
             "MM106",
         )
-    place: dict[str, int] = {}
+    place: dict[tuple[str, float | None], int] = {}
     distinct: list[Medium] = []
     spans = []
     for start, stop, (m, frame) in zip(found.starts, found.stops, frames, strict=True):
-        at = place.setdefault(m.cache_key, len(distinct))
+        key = m.cache_key, m.second_per_grid_ts  # which moves positions, not embeddings
+        at = place.setdefault(key, len(distinct))
         if at == len(distinct):
             distinct.append(m)
         spans.append(ModalitySpan(int(start), int(stop), m.modality, at, frame))

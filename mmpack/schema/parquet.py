@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +20,14 @@ from mmpack.errors import require
 from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Records, fail, shown
 from mmpack.schema.jsonl import dump_json, parse_json
 from mmpack.schema.parquet_pages import Chunk, read_row_groups
+from mmpack.schema.parquet_twins import Twins
 from mmpack.schema.sample import Sample
 
-GROUP_BYTES, GROUP_ROWS = 32 * 2**20, 1024  # of a row group that is written
-BATCH_BYTES, BATCH_ROWS = 8 * 2**20, 512  # of rows that are decoded at a time
+GROUP_BYTES, GROUP_ROWS = 32 * 2**20, 1024  # of a row group that is written, in required columns
+MAX_GROUP_BYTES = 256 * 2**20  # of a row group that is written, in all columns
+BATCH_BYTES, BATCH_ROWS = 8 * 2**20, 512  # of rows that are decoded at a time, levels included
+BLOCK_BYTES = 4 * BATCH_BYTES  # of rows that are compared at a time
+TEXT_BYTES = 8 * 2**20  # of texts that are held at a time
 MAX_GROUP_RECORDS = 64  # a row group may decode to so many records of the largest size
 BUFFER_BYTES = 2**20
 LEVEL_BYTES = 16  # a decoded value (8) with its levels and offsets
@@ -37,11 +42,29 @@ class Block:
     rows: int
     columns: dict[str, Any]
     max_record_bytes: int
+    left_out: frozenset[str] = frozenset()  # columns to take from the same rows of another file
+    lists: dict[str, Any] = field(
+        default_factory=dict
+    )  # columns of records that are parsed, as lists of structs
 
     def slice(self, start: int, stop: int) -> Block:
         """The rows [start, stop), without a copy."""
-        columns = {name: c.slice(start, stop - start) for name, c in self.columns.items()}
-        return Block(self.path, self.first + start, stop - start, columns, self.max_record_bytes)
+        columns, lists = (
+            {name: c.slice(start, stop - start) for name, c in of.items()}
+            for of in (self.columns, self.lists)
+        )
+        first = self.first + start
+        return replace(self, first=first, rows=stop - start, columns=columns, lists=lists)
+
+    def filled(self, other: Block | None) -> Block:
+        """With what was left out, from the same rows of the other file."""
+        if other is None or not self.left_out:
+            return self
+        columns, lists = (
+            mine | {n: c for n, c in theirs.items() if n in self.left_out}
+            for mine, theirs in ((self.columns, other.columns), (self.lists, other.lists))
+        )
+        return replace(self, columns=columns, lists=lists, left_out=frozenset())
 
     def values(self, name: str) -> list[Any]:
         """A column as Python has it."""
@@ -54,8 +77,13 @@ class Block:
             yield number, _parsed(record, f"{self.path}: record {number}")
 
 
-def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
+def read_blocks(
+    path: Path, max_record_bytes: int, other: Path | None = None, batch_bytes: int = BLOCK_BYTES
+) -> Iterator[Block]:
     """Yield the rows of a Parquet trace, some at a time.
+
+    `other`: a trace whose records, by number, stand in for columns that hold the same bytes there: those are
+    not read, see `Block.left_out`.
 
     Raises TraceError: MM001 not Parquet or corrupt, MM004 a missing column, MM010 a row group that
     would decode to more than 64 records of `max_record_bytes`.
@@ -71,23 +99,32 @@ def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
         names = {metadata.schema.column(i).path for i in range(metadata.num_columns)}
         texts = _texts(names, [chunks for _, chunks in groups])
         rows_of = [
-            _batch_rows(rows, chunks, texts, max_record_bytes, f"{path}: row group {i}")
+            _batch_rows(
+                rows, chunks, texts, batch_bytes, max_record_bytes, f"{path}: row group {i}"
+            )
             for i, (rows, chunks) in enumerate(groups)
         ]
-        with parquet.ParquetFile(
-            path,
-            metadata=metadata,
-            buffer_size=BUFFER_BYTES,
-            pre_buffer=False,
-            page_checksum_verification=True,
-            arrow_extensions_enabled=False,
-            read_dictionary=texts,
-        ) as reader:
-            _check_names(reader.schema_arrow.names, f"{path}")
+        with ExitStack() as stack:
+            reader = stack.enter_context(
+                parquet.ParquetFile(
+                    path,
+                    metadata=metadata,
+                    buffer_size=BUFFER_BYTES,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                    arrow_extensions_enabled=False,
+                    read_dictionary=texts,
+                )
+            )
+            present = reader.schema_arrow.names
+            _check_names(present, f"{path}")
+            twins = None if other is None else stack.enter_context(Twins(path, other))
             for group, rows in enumerate(rows_of):
                 if groups[group][0] == 0:
                     continue
-                for batch in reader.iter_batches(rows, row_groups=[group]):
+                left_out = frozenset() if twins is None else twins.same(group)
+                wanted = [name for name in present if name not in left_out]
+                for batch in reader.iter_batches(rows, row_groups=[group], columns=wanted):
                     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
                     columns = {n: c for n, c in columns.items() if c.null_count < len(c)}
                     for start, stop in _parts(columns, batch.num_rows, pyarrow):
@@ -95,7 +132,8 @@ def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
                             name: _decoded(column.slice(start, stop - start), pyarrow)
                             for name, column in columns.items()
                         }
-                        yield Block(f"{path}", first, stop - start, part, max_record_bytes)
+                        rows_read = stop - start
+                        yield Block(f"{path}", first, rows_read, part, max_record_bytes, left_out)
                         first += stop - start
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())[:200]
@@ -108,12 +146,12 @@ def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[
     Raises TraceError as `read_blocks` does, and MM003 for a column of another type, MM010 for a
     record larger than `max_record_bytes`.
     """
-    for block in read_blocks(path, max_record_bytes):
+    for block in read_blocks(path, max_record_bytes, batch_bytes=BATCH_BYTES):
         yield from block.records()
 
 
 def write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]]) -> None:
-    """Write `records` to `file`, in row groups of about 32 MiB."""
+    """Write `records` to `file`, in row groups, see `_row_groups`."""
     pyarrow = require("pyarrow", "parquet", "write_trace of a .parquet file")
     parquet = require("pyarrow.parquet", "parquet", "write_trace of a .parquet file")
     schema = pyarrow.schema([(n, _arrow_type(c.spec, pyarrow)) for n, c in _columns()])
@@ -152,7 +190,12 @@ def _texts(names: set[str], groups: list[list[Chunk]]) -> list[str]:
 
 
 def _batch_rows(
-    rows: int, chunks: list[Chunk], texts: list[str], max_record_bytes: int, where: str
+    rows: int,
+    chunks: list[Chunk],
+    texts: list[str],
+    batch_bytes: int,
+    max_record_bytes: int,
+    where: str,
 ) -> int:
     """How many rows of a row group to decode at a time."""
     total = row_bytes = 0
@@ -166,11 +209,11 @@ def _batch_rows(
     if total > limit:
         raise fail(where, f"decodes to {total} bytes, more than {limit}", "MM010")
     row_bytes += total // max(rows, 1) + 1
-    return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
+    return max(1, min(BATCH_ROWS, batch_bytes // row_bytes))
 
 
 def _parts(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> Iterable[tuple[int, int]]:
-    """Cuts a batch into parts [start, stop) whose texts take about BATCH_BYTES (or one row) each.
+    """Cuts a batch into parts [start, stop) whose texts take about TEXT_BYTES (or one row) each.
 
     Raises ArrowInvalid for what is not UTF-8, or points beyond its dictionary.
     """
@@ -183,7 +226,7 @@ def _parts(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> Iterable[
             sizes += lengths[indices.to_numpy()]
         elif pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
             column.validate(full=True)
-    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_BYTES)) + 1
+    cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // TEXT_BYTES)) + 1
     return pairwise([0, *cuts.tolist(), rows])
 
 
@@ -289,17 +332,23 @@ def _parsed(record: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _row_groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Cut by what every sample records: equal samples lie in equal groups, whatever else one side has."""
     rows: list[dict[str, Any]] = []
-    size = 0
+    required = total = 0
     for record in records:
         for name, column in _columns():
-            if name in record and isinstance(column.spec, (Json, Records)):
+            if name not in record:
+                continue
+            if isinstance(column.spec, (Json, Records)):
                 record[name] = dump_json(record[name])
+            value = record[name]
+            size = value.nbytes if isinstance(value, np.ndarray) else len(str(value))
+            total += size
+            required += size if column.required else 0
         rows.append(record)
-        size += sum(v.nbytes if isinstance(v, np.ndarray) else len(str(v)) for v in record.values())
-        if size >= GROUP_BYTES or len(rows) == GROUP_ROWS:
+        if required >= GROUP_BYTES or total >= MAX_GROUP_BYTES or len(rows) == GROUP_ROWS:
             yield rows
-            rows, size = [], 0
+            rows, required, total = [], 0, 0
     if rows:
         yield rows
 

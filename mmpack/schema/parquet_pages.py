@@ -8,6 +8,8 @@ here: Thrift compact structs, fields by their ids in Parquet's parquet.thrift.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import index
 from typing import IO, Any
@@ -49,6 +51,19 @@ def read_row_groups(file: IO[bytes], where: str) -> list[tuple[int, list[Chunk]]
     Raises TraceError: MM001 if file, footer and pages contradict each other, MM010 for a footer
     beyond 16 MiB.
     """
+    size, footer = read_footer(file, where)
+    with naming_broken(where):
+        groups = [
+            (index(group[3]), [column[3] for column in group[1]]) for group in footer.get(4, [])
+        ]
+        return [
+            (rows, _chunks(file, size, rows, columns, f"{where}: row group {i}"))
+            for i, (rows, columns) in enumerate(groups)
+        ]
+
+
+def read_footer(file: IO[bytes], where: str) -> tuple[int, dict[int, Any]]:
+    """The bytes of `file`, and its footer by field ids. Raises TraceError (MM001, MM010)."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 8, 0))
     tail = file.read(8)
@@ -58,17 +73,23 @@ def read_row_groups(file: IO[bytes], where: str) -> list[tuple[int, list[Chunk]]
     if length > FOOTER_BYTES:
         raise fail(where, f"has a footer of {length} bytes, more than {FOOTER_BYTES}", "MM010")
     file.seek(size - 8 - length)
+    with naming_broken(where):
+        return size, _Thrift(file.read(length)).struct()
+
+
+@contextmanager
+def naming_broken(where: str) -> Iterator[None]:
+    """Fields that are missing or of another type end in a TraceError (MM001)."""
     try:
-        footer = _Thrift(file.read(length)).struct()
-        groups = [
-            (index(group[3]), [column[3] for column in group[1]]) for group in footer.get(4, [])
-        ]
-        return [
-            (rows, _chunks(file, size, rows, columns, f"{where}: row group {i}"))
-            for i, (rows, columns) in enumerate(groups)
-        ]
-    except (IndexError, KeyError, TypeError, AttributeError):  # cut off, or another type in a field
+        yield
+    except (IndexError, KeyError, TypeError, AttributeError):
         raise fail(where, "has a broken Parquet footer or page header", "MM001") from None
+
+
+def chunk_range(column: dict[int, Any]) -> tuple[int, int]:
+    """The bytes [start, stop) of a chunk's pages: the dictionary page first, if there is one."""
+    start = min(column[9], column.get(11) or column[9])
+    return start, start + column[7]
 
 
 def _chunks(
@@ -84,8 +105,7 @@ def _chunks(
 def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Chunk:
     path = [step.decode("utf-8", "replace") for step in column[3]]
     where = f"{where}, {named(path[0])}"
-    start = min(column[9], column.get(11) or column[9])  # first data page, dictionary page
-    stop = start + column[7]
+    start, stop = chunk_range(column)
     if not 0 <= start <= stop <= size:
         raise fail(where, f"has its pages at [{start}, {stop}) of {size} bytes", "MM001")
     values = page_bytes = repeated_bytes = 0

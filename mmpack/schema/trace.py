@@ -20,6 +20,7 @@ from mmpack.schema.parquet import Block, read_blocks, read_parquet, write_parque
 from mmpack.schema.sample import Sample
 
 MAX_RECORD_BYTES = 32 * 2**20
+LONG_ID = 64  # characters
 FORMATS = (".jsonl", ".jsonl.zst", ".parquet")
 
 
@@ -106,9 +107,10 @@ class TraceReader:
     def is_parquet(self) -> bool:
         return _format_of(self.path) == ".parquet"
 
-    def blocks(self) -> Iterator[Block]:
-        """The rows of a Parquet trace, some at a time. Raises TraceError."""
-        return read_blocks(self.path, self.max_record_bytes)
+    def blocks(self, other: TraceReader | None = None) -> Iterator[Block]:
+        """The rows of a Parquet trace, some at a time; see `read_blocks`. Raises TraceError."""
+        twin = None if other is None else other.path
+        return read_blocks(self.path, self.max_record_bytes, twin)
 
     def _records(self) -> Iterator[tuple[int, Any]]:
         if self.is_parquet:
@@ -121,10 +123,10 @@ class TraceReader:
 
 
 class Ids:
-    """The sample ids seen so far, 16 bytes each."""
+    """The sample ids seen so far, long ones as 16 bytes."""
 
     def __init__(self) -> None:
-        self._digests: set[bytes] = set()
+        self._seen: set[str | bytes] = set()
 
     def add(self, sample_id: str, where: str) -> None:
         """Raises TraceError (MM007) for an id that was seen before."""
@@ -133,11 +135,12 @@ class Ids:
 
     def is_new(self, sample_id: str) -> bool:
         """Whether an id was not seen before; it is from now on."""
-        digest = blake2b(sample_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        if digest in self._digests:
-            return False
-        self._digests.add(digest)
-        return True
+        key: str | bytes = sample_id
+        if len(sample_id) > LONG_ID:
+            key = blake2b(sample_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        count = len(self._seen)
+        self._seen.add(key)
+        return len(self._seen) > count
 
 
 def repeated_id(sample_id: str, where: str) -> TraceError:

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from mmpack.adapters.internvl_processor import internvl_processor
 from mmpack.adapters.qwen_processor import qwen_vl_processor
 from mmpack.adapters.transformers import rollout, tiny_qwen2_5_vl
+from mmpack.errors import ArgumentError
 
 pytestmark = pytest.mark.adapter
 PROMPT = [[{"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}]]
@@ -43,3 +45,8 @@ def test_a_checkpoint_s_penalties_do_not_reach_the_scores(parts):
     for a, b in zip(plain, again, strict=True):
         assert np.array_equal(a.input_ids, b.input_ids)
         assert np.array_equal(a.rollout_logprobs, b.rollout_logprobs)
+
+
+def test_a_family_without_grids_is_refused(parts):
+    with pytest.raises(ArgumentError, match="internvl's processor returns no grids"):
+        rollout(parts[0], internvl_processor(max_tiles=4), PROMPT, ["g"])

@@ -18,7 +18,8 @@ from mmpack.errors import TraceError
 from mmpack.families import FAMILIES
 from mmpack.parity import columnar
 from mmpack.parity.compare import compare
-from mmpack.schema.columnar import Rows, sound
+from mmpack.schema.columnar.rows import Rows, parsed_lists
+from mmpack.schema.columnar.rules import sound
 from mmpack.schema.jsonl import dump_json
 from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import Sample
@@ -233,7 +234,8 @@ def soundness(path):
     for block in read_trace(path, max_record_bytes=LIMIT).blocks():
         for i, family in enumerate(block.values("family")):
             columns = block.slice(i, i + 1).columns
-            out.append(bool(sound(Rows(columns, 1, FAMILIES[family]), LIMIT)[0]))
+            rows = Rows(columns, parsed_lists(columns), 1, FAMILIES[family])
+            out.append(bool(sound(rows, LIMIT)[0]))
     return out
 
 
@@ -245,7 +247,8 @@ def together(path):
         for family in set(families):
             rows = [i for i, name in enumerate(families) if name == family]
             columns = columnar.take(block.columns, rows)
-            found = sound(Rows(columns, len(rows), FAMILIES[family]), LIMIT)
+            lists = parsed_lists(columns)
+            found = sound(Rows(columns, lists, len(rows), FAMILIES[family]), LIMIT)
             out |= {block.first - 1 + i: bool(ok) for i, ok in zip(rows, found, strict=True)}
     return [out[i] for i in range(len(out))]
 

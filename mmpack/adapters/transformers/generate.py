@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
+from mmpack.errors import ArgumentError
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.runs import placeholder_runs
 from mmpack.processors.settings import text_hash
@@ -38,9 +39,16 @@ def rollout(
 
     `rollout_logprobs` are of the distribution that was sampled from: `temperature` applied, nothing cut off.
     Samples are called `<group_id>/<k>`. The model must be detached: `generate` needs its own attention.
+
+    Raises ArgumentError for families whose processor returns no grids.
     """
     wrapped = wrap_processor(hf_processor)  # names settings and pictures, processes nothing
     settings = wrapped.settings
+    if wrapped.family.pixel_layout == "tiles":
+        raise ArgumentError(
+            f"rollout: {wrapped.family.name}'s processor returns no grids of its media. "
+            "Fix: mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) for what generate returned"
+        )
     stops = _stop_ids(model, hf_processor.tokenizer)
     config = GenerationConfig(  # nothing of the checkpoint's own: a penalty would change the scores
         do_sample=True,

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.families import get_family
 from mmpack.parity.fixes import Injected
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.sample import Sample
@@ -58,7 +59,7 @@ def sampled_placeholder(rollouts: Sequence[Sample]) -> None:
     for sample in rollouts:
         span = sample.loss_spans[0]
         if span.stop - span.start > 1:
-            sample.input_ids[span.start] = 151655
+            sample.input_ids[span.start] = get_family(sample.family).image_token_id
             return
 
 
