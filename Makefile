@@ -14,6 +14,9 @@ FRAMEWORKS := verl openrlhf sglang
 APART := $(FRAMEWORKS:%=and not %)
 MATRIX := vllm verl openrlhf sglang
 
+# One file an op of the hot path; the others are what they share, and what needs no GPU.
+BENCHMARKS := $(filter-out %/gpu.py %/render.py %/parity_speed.py,$(wildcard benchmarks/*.py))
+
 # Files with tests of one marker. Only those are collected where packages that the others import may be missing or old.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
@@ -67,6 +70,12 @@ test-gpu:  ## the tests marked gpu, with the machine's own Python and its CUDA b
 	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("test-gpu: no GPU here, torch.cuda.is_available() is False")'
 	PYTHONPATH=. $(PYTHON) -m pytest -m "gpu or kernel" $(sort $(call marked,gpu) $(call marked,kernel))
 
+.PHONY: bench
+bench: PYTHON := $(or $(PYTHON),python3)
+bench:  ## every op of the hot path against its floor, with the machine's own Python and its CUDA build of torch
+	for file in $(BENCHMARKS); do PYTHONPATH=. $(PYTHON) $$file || exit 1; done
+	$(PYTHON) benchmarks/render.py
+
 .PHONY: lint
 lint: $(STAMP)  ## ruff
 	$(BIN)/ruff check .
@@ -77,11 +86,12 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy mmpack
 
 .PHONY: generated
-generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures and the pages of causes what their generators make?
+generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures and the pages what their generators make?
 	$(BIN)/mmpack schema --check schemas/sample.schema.json
 	$(BIN)/mmpack schema --rules --check docs/rules.md
 	$(BIN)/python fixtures/regenerate.py --check
 	.venv-upstream/bin/python fixtures/causes/regenerate.py --check
+	$(BIN)/python benchmarks/render.py --check
 
 .PHONY: wheel-check
 wheel-check: $(STAMP)  ## does the built wheel install and run in an empty environment?

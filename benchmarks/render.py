@@ -14,8 +14,8 @@ RESULTS = Path(__file__).parent / "results"
 
 HEAD = """# Performance
 
-Made by `benchmarks/render.py` from `benchmarks/results/`. Each file of `benchmarks/` first holds its op to the numerical
-contract and stops where it fails. Times are medians on the device that is named; compare ratios within one table, since
+Made by `benchmarks/render.py` from `benchmarks/results/`. Each benchmark first holds its op to the numerical contract
+and stops where it fails. Times are medians on the device that is named; compare ratios within one table, since
 a card's rate moves from day to day. `copy` is the bandwidth of a large copy on the device, bytes read and written.
 Kernels for ROCm (gfx942) are compiled in CI, and not run.
 """
@@ -25,7 +25,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="exit 1 if the page is another")
     args = parser.parse_args()
-    page = "\n".join([HEAD, *(_section(json.loads(p.read_text())) for p in sorted(RESULTS.glob("*.json")))])
+    page = "\n".join(
+        [HEAD, *(_section(json.loads(p.read_text())) for p in sorted(RESULTS.glob("*.json")))]
+    )
     if not args.check:
         PAGE.write_text(page)
         return 0
@@ -38,11 +40,20 @@ def main() -> int:
 def _section(report: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     floors = ", ".join(_floor(name, value) for name, value in report["floors"].items())
-    lines = [f"## {report['op']}", "", f"{report['device']}, {versions}. Floors of the run: {floors}."]
-    lines += ["", "```", report["command"], "```", ""]
+    lines = [
+        f"## {report['op']}",
+        "",
+        f"{report['device']}, {versions}. Floors of the run: {floors}.",
+    ]
+    lines += ["", "```", *(report.get("commands") or [report["command"]]), "```", ""]
     names = list(dict.fromkeys(name for row in report["rows"] for name in row))
-    lines += [f"| {' | '.join(name.replace('_', ' ') for name in names)} |", "| --- " * len(names) + "|"]
-    lines += [f"| {' | '.join(_cell(name, row.get(name)) for name in names)} |" for row in report["rows"]]
+    lines += [
+        f"| {' | '.join(name.replace('_', ' ') for name in names)} |",
+        "| --- " * len(names) + "|",
+    ]
+    lines += [
+        f"| {' | '.join(_cell(name, row.get(name)) for name in names)} |" for row in report["rows"]
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -33,6 +33,7 @@ _HOME = {
     "mmpack.plan.plan": ("Plan", "plan"),
     "mmpack.ops.selected_logprobs": ("selected_logprobs",),
     "mmpack.ops.linear_selected_logprobs": ("linear_selected_logprobs",),
+    "mmpack.ops.merge_embeddings": ("merge_embeddings",),
     "mmpack.pack.batch": ("PackedBatch",),
     "mmpack.pack.pack": ("pack",),
     "mmpack.pack.pad": ("PaddedBatch", "pad"),

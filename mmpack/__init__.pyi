@@ -16,6 +16,7 @@ from mmpack.losses.policy import PolicyLoss as PolicyLoss
 from mmpack.losses.policy import policy_loss as policy_loss
 from mmpack.losses.value import value_loss as value_loss
 from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs as linear_selected_logprobs
+from mmpack.ops.merge_embeddings import merge_embeddings as merge_embeddings
 from mmpack.ops.selected_logprobs import selected_logprobs as selected_logprobs
 from mmpack.pack.batch import PackedBatch as PackedBatch
 from mmpack.pack.pack import pack as pack

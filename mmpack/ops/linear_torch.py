@@ -29,7 +29,7 @@ def forward(
     softcap: float | None,
     entropy: bool,
     group: str,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Logprobs, entropies, maxima, logs of the sums above them and the targets' logits; [N] each.
 
     `columns` [N]: the targets as columns of this weight, outside of it on ranks that are not their `owner`.

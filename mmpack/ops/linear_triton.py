@@ -36,7 +36,7 @@ def forward(
     entropy: bool,
     store: bool,
     group: str,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As the torch path's; then the probabilities relative to their tile's maximum, and those maxima, or [0, 0]."""
     from mmpack.kernels import linear_selected_logprobs as kernels
 

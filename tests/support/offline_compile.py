@@ -3,7 +3,8 @@
 import pytest
 
 TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
-SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}  # most that a program may take
+# The most shared memory that a program may take.
+SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
 each_target = pytest.mark.parametrize("target", TARGETS)
 
 
