@@ -10,6 +10,7 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,10 @@ class EngineJob(Job):
         self.engine.load_weights(model.state_dict(), self.version)
         return model, hf_processor
 
-    def start_engine(
-        self, checkpoint: str | Path, chunked_prefill: int | None = None
-    ) -> VllmEngine:
+    def start_engine(self, checkpoint: str | Path, **settings: Any) -> VllmEngine:
         start = time.perf_counter()
         dtype = "bfloat16" if self.options.inject == "dtype" else "float32"
-        engine = self.make_engine(checkpoint, dtype=dtype, chunked_prefill=chunked_prefill)
+        engine = self.make_engine(checkpoint, dtype=dtype, **settings)
         took = time.perf_counter() - start
         self.report.say(f"engine: {engine.about['name']} {engine.about['version']}, {took:.0f} s")
         return engine
@@ -216,12 +215,11 @@ class EngineJob(Job):
 
     def compare_settings(self) -> None:
         rows = []
-        for chunk in (None, CHUNK):
-            if chunk is not None:
-                self.restart(chunk)
-            for read_cache in (True, False):
-                for together in (True, False):
-                    rows.append(self.row(chunk, read_cache, together))
+        for chunk, caching in product((None, CHUNK), (True, False)):
+            if (chunk, caching) != (None, True):  # which runs already
+                self.restart(chunk, caching)
+            for together in (True, False):
+                rows.append(self.row(chunk, caching, together))
         self.report.values["engines"] = rows
         columns = ["prefix cache", "chunks", "batch", "tokens", "cached"]
         columns += ["max", "mean", "k3", "argmax", "seconds"]
@@ -230,15 +228,15 @@ class EngineJob(Job):
         worst = max(row["max_abs"] for row in rows)
         self.report.check("engine settings", fine, f"{len(rows)} rows, largest {worst:.1e}")
 
-    def restart(self, chunk: int) -> None:
+    def restart(self, chunk: int | None, caching: bool) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
             self.hf_processor.save_pretrained(folder)
             self.engine.close()
-            self.engine = self.start_engine(folder, chunk)
+            self.engine = self.start_engine(folder, chunked_prefill=chunk, prefix_caching=caching)
         self.engine.load_weights(self.model.state_dict(), self.version)
 
-    def row(self, chunk: int | None, read_cache: bool, together: bool) -> dict[str, Any]:
+    def row(self, chunk: int | None, caching: bool, together: bool) -> dict[str, Any]:
         """The last three prompts, the video among them, from an empty cache."""
         self.engine.reset_prefix_cache()
         few = slice(-3, None)
@@ -251,13 +249,12 @@ class EngineJob(Job):
             temperature=self.options.temperature,
             top_p=self.options.top_p,
             together=together,
-            read_cache=read_cache,
         )
         took = time.perf_counter() - start
         train = [self.as_train(sample) for sample in rollouts]
         cached = [s.prefix_cached_tokens or 0 for s in rollouts]
         return {
-            "prefix_cache": read_cache,
+            "prefix_cache": caching,
             "chunked_prefill": chunk,
             "batch": len(rollouts) if together else 1,
             "prefix_cached_tokens": cached,

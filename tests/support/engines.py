@@ -42,7 +42,7 @@ class KeptEngine(VllmEngine):
 
 def shared_engine(folder: str = "", **settings: Any) -> VllmEngine:
     """The running engine if its settings are these, else a new one in its place. `folder` is not read again."""
-    asked = {"dtype": "float32", "chunked_prefill": None} | settings
+    asked = {"dtype": "float32", "chunked_prefill": None, "prefix_caching": True} | settings
     if _running.get("settings") != asked:
         if _running:
             VllmEngine.close(_running.pop("engine"))

@@ -121,7 +121,6 @@ class VllmEngine:
         temperature: float = 1.0,
         top_p: float = 1.0,
         together: bool = True,
-        read_cache: bool = True,
     ) -> list[Sample]:
         """Sample `n` responses of each prompt; torch's global seed decides them.
 
@@ -129,7 +128,6 @@ class VllmEngine:
             prompts: chat messages; images in parts `{"type": "image", "image": …}`, videos in
                 `{"type": "video", "video": (uint8 [frames, h, w, 3], {"fps": …})}`.
             together: all requests in one batch, or one after the other.
-            read_cache: False: no request takes tokens from the prefix cache.
 
         `rollout_logprobs` are raw: of the model, whatever `temperature` and `top_p` are.
         """
@@ -141,7 +139,6 @@ class VllmEngine:
             top_p=top_p,
             max_tokens=max_new_tokens,
             logprobs=1,
-            skip_reading_prefix_cache=not read_cache,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         handed = [self.prompt(messages) for messages in prompts]
