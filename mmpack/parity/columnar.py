@@ -219,7 +219,7 @@ def _alike(left: _Part, right: _Part) -> dict[tuple[int, int], Lacks]:
 def _compared(left: Rows, right: Rows, *max_record_bytes: int) -> list[Lacks | None]:
     """What each pair lacks; None for a pair that may differ or break a rule."""
     right.adopt(left)
-    ok = sound(left, max_record_bytes[0])
+    ok = sound(left, min(max_record_bytes))
     if ok.any():
         ok &= _same_layout(left, right)
     if (ok & ~_identical(left, right)).any():

@@ -6,6 +6,7 @@ Arrays go from Arrow's buffers to numpy without a Python object per token.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,11 @@ from mmpack.errors import require
 from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Records, fail, shown
 from mmpack.schema.jsonl import dump_json, parse_json
 from mmpack.schema.parquet_pages import Chunk, read_row_groups
-from mmpack.schema.parquet_twins import Twins
+from mmpack.schema.parquet_twins import Same, Stamp, stamp, twins
 from mmpack.schema.sample import Sample
 
-GROUP_BYTES, GROUP_ROWS = 32 * 2**20, 1024  # of a row group that is written, in required columns
-MAX_GROUP_BYTES = 256 * 2**20  # of a row group that is written, in all columns
+GROUP_BYTES, GROUP_ROWS = 16 * 2**20, 1024  # of a row group that is written, in required columns
+MAX_GROUP_BYTES = 96 * 2**20  # of a row group that is written, in all columns
 BATCH_BYTES, BATCH_ROWS = 8 * 2**20, 512  # of rows that are decoded at a time, levels included
 BLOCK_BYTES = 4 * BATCH_BYTES  # of rows that are compared at a time
 TEXT_BYTES = 8 * 2**20  # of texts that are held at a time
@@ -43,6 +44,8 @@ class Block:
     columns: dict[str, Any]
     max_record_bytes: int
     left_out: frozenset[str] = frozenset()  # columns to take from the same rows of another file
+    stamp: Stamp = ()  # of the file
+    other: Stamp = ()  # of the file that was compared with
     lists: dict[str, Any] = field(
         default_factory=dict
     )  # columns of records that are parsed, as lists of structs
@@ -57,9 +60,11 @@ class Block:
         return replace(self, first=first, rows=stop - start, columns=columns, lists=lists)
 
     def filled(self, other: Block | None) -> Block:
-        """With what was left out, from the same rows of the other file."""
+        """With what was left out, from the same rows of the other file. Raises TraceError (MM001)."""
         if other is None or not self.left_out:
             return self
+        if other.stamp != self.other:
+            raise fail(other.path, "was replaced while it was read", "MM001")
         columns, lists = (
             mine | {n: c for n, c in theirs.items() if n in self.left_out}
             for mine, theirs in ((self.columns, other.columns), (self.lists, other.lists))
@@ -93,11 +98,12 @@ def read_blocks(
     require("pyarrow.compute", "parquet", "read_trace of a .parquet file")
     with path.open("rb") as file:
         groups = read_row_groups(file, f"{path}")
+        opened = stamp(os.fstat(file.fileno()))
     first = 1
     try:
         metadata = parquet.read_metadata(path)
-        names = {metadata.schema.column(i).path for i in range(metadata.num_columns)}
-        texts = _texts(names, [chunks for _, chunks in groups])
+        leaves = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        texts = _texts(set(leaves), [chunks for _, chunks in groups])
         rows_of = [
             _batch_rows(
                 rows, chunks, texts, batch_bytes, max_record_bytes, f"{path}: row group {i}"
@@ -118,12 +124,18 @@ def read_blocks(
             )
             present = reader.schema_arrow.names
             _check_names(present, f"{path}")
-            twins = None if other is None else stack.enter_context(Twins(path, other))
+            if stamp(os.stat(path)) != opened:
+                raise fail(f"{path}", "was replaced while it was read", "MM001")
+            same: Same | None = None
+            compared: Stamp = ()
+            if other is not None:
+                same, compared = stack.enter_context(twins(path, other, leaves))
             for group, rows in enumerate(rows_of):
                 if groups[group][0] == 0:
                     continue
-                left_out = frozenset() if twins is None else twins.same(group)
+                left_out = (same(group) if same else frozenset()) - {"sample_id"}
                 wanted = [name for name in present if name not in left_out]
+                last = first + groups[group][0]
                 for batch in reader.iter_batches(rows, row_groups=[group], columns=wanted):
                     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
                     columns = {n: c for n, c in columns.items() if c.null_count < len(c)}
@@ -132,9 +144,20 @@ def read_blocks(
                             name: _decoded(column.slice(start, stop - start), pyarrow)
                             for name, column in columns.items()
                         }
-                        rows_read = stop - start
-                        yield Block(f"{path}", first, rows_read, part, max_record_bytes, left_out)
+                        yield Block(
+                            f"{path}",
+                            first,
+                            stop - start,
+                            part,
+                            max_record_bytes,
+                            left_out,
+                            opened,
+                            compared,
+                        )
                         first += stop - start
+                if first != last:
+                    why = f"has {groups[group][0] - last + first} rows, its footer says {groups[group][0]}"
+                    raise fail(f"{path}: row group {group}", why, "MM001")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())[:200]
         raise fail(f"{path}", f"can't be read as Parquet: {why}", "MM001") from None

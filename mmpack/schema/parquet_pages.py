@@ -99,7 +99,12 @@ def _chunks(
         if any(column[5] for column in columns):
             raise fail(where, "has values, but 0 rows", "MM001")
         return []
-    return [_chunk(file, size, column, where) for column in columns]
+    chunks = [_chunk(file, size, column, where) for column in columns]
+    for chunk in chunks:
+        if chunk.values < rows or (chunk.values > rows and not chunk.is_nested):
+            why = f"has {chunk.values} values for {rows} rows"
+            raise fail(f"{where}, {named(chunk.name)}", why, "MM001")
+    return chunks
 
 
 def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Chunk:
@@ -158,7 +163,7 @@ class _Thrift:
             if 4 <= kind <= 6:
                 out[field] = self._zigzag()
             else:  # booleans lie in kind
-                out[field] = None if kind in (1, 2) else self._value(kind, depth)
+                out[field] = kind == 1 if kind in (1, 2) else self._value(kind, depth)
         return out
 
     def _value(self, kind: int, depth: int) -> Any:

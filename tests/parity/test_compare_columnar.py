@@ -225,6 +225,17 @@ def test_what_lacks_or_differs_in_settings_and_turns(tmp_path):
     assert_same(fast, slow)
 
 
+def test_a_film_of_a_family_without_films(tmp_path):
+    sample = make_sample(
+        [("text", [1, 2, 9, 9, 9, 9, 5]), ("response", [3, 4], 0)], "s", family="internvl"
+    )
+    sample.media = [mp.Medium("m", "video", "k", (1, 4, 4), 4, content_hash="c", size=(56, 56))]
+    sample.modality_spans = [mp.ModalitySpan(2, 6, "video", 0)]
+    fast, slow = both_ways(tmp_path, [sample], [sample])
+    assert not fast.ok
+    assert_same(fast, slow)
+
+
 # ---- sound rows ----------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Columns with the same bytes in two traces are read once, and nothing else is."""
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.samples import make_sample
@@ -8,7 +9,7 @@ from support.samples import make_sample
 from mmpack.errors import TraceError
 from mmpack.parity.compare import compare
 from mmpack.schema import parquet
-from mmpack.schema.parquet_twins import Twins
+from mmpack.schema.parquet_twins import twins
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import read_trace, write_trace
 
@@ -34,8 +35,10 @@ def written(folder, name, samples):
 
 
 def same(left, right, groups):
-    with Twins(right, left) as twins:
-        return [twins.same(group) for group in range(groups)]
+    schema = pq.read_metadata(right).schema
+    leaves = [schema.column(i).path for i in range(len(schema))]
+    with twins(right, left, leaves) as (columns, _):
+        return [columns(group) for group in range(groups)]
 
 
 def test_equal_columns_whatever_else_a_side_records(tmp_path):
@@ -96,3 +99,72 @@ def test_a_damaged_page_is_not_equal_and_not_read(tmp_path):
         compare(left, right)
     with pytest.raises(TraceError, match=r"r\.parquet.*\(MM001\)"):
         compare(right, left)
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.binary()])
+@pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+def test_other_types_of_text_are_read_as_sample_by_sample(tmp_path, kind, encoding):
+    left = written(tmp_path, "l.parquet", trace())
+    table = pq.read_table(left)
+    place = table.schema.get_field_index("media")
+    table = table.set_column(place, "media", table["media"].cast(kind))
+    right = tmp_path / "r.parquet"
+    pq.write_table(table, right, use_dictionary=False, column_encoding={"media": encoding})
+    for pair in ((left, right), (right, left)):
+        outcomes = []
+        for sides in (pair, [read_trace(p) for p in pair]):
+            try:
+                outcomes.append(
+                    compare(*map(iter, sides) if sides is not pair else sides).to_json()
+                )
+            except TraceError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+def test_columns_of_another_meaning_are_not_shared(tmp_path):
+    """The same pages, signed on one side and unsigned on the other."""
+    paths = []
+    for kind in (pa.int64(), pa.uint64()):
+        table = pq.read_table(written(tmp_path, "t.parquet", trace()))
+        ids = table["input_ids"].cast(pa.list_(kind))
+        place = table.schema.get_field_index("input_ids")
+        paths.append(tmp_path / f"{kind}.parquet")
+        pq.write_table(table.set_column(place, "input_ids", ids), paths[-1])
+    assert same(*paths, 1) == [frozenset()]
+    assert same(paths[0], paths[0], 1) == [frozenset(Sample.columns())]
+
+
+def test_a_file_that_is_replaced_meanwhile(tmp_path):
+    left = written(tmp_path, "l.parquet", trace())
+    right = written(tmp_path, "r.parquet", trace())
+    block = next(read_trace(left).blocks())
+    later = trace()
+    later[0].input_ids = later[0].input_ids + 1
+    write_trace(left, later)
+    other = next(read_trace(right).blocks(read_trace(left)))
+    with pytest.raises(TraceError, match=r"l\.parquet.*was replaced.*\(MM001\)"):
+        other.filled(block)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    right = written(tmp_path, "r.parquet", trace())
+    gone = read_trace(written(tmp_path, "l.parquet", trace()))
+    gone.path.unlink()
+    with pytest.raises(TraceError, match=r"l\.parquet: can't be read"):
+        next(read_trace(right).blocks(gone))
+
+
+def test_rows_that_the_footer_makes_up(tmp_path):
+    """A group whose footer counts more rows than its pages hold."""
+    path = written(tmp_path, "t.parquet", trace(4))
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    footer = data[-8 - size : -8]
+    lying = footer.replace(b"\x16\x08", b"\x16\x0c")  # i64 4 -> 6, zigzag
+    assert lying != footer
+    path.write_bytes(data[: -8 - size] + lying + data[-8:])
+    with pytest.raises(TraceError, match="MM001"):
+        compare(path, path)
+    with pytest.raises(TraceError, match="MM001"):
+        list(read_trace(path))

@@ -18,6 +18,9 @@ from mmpack.schema.columnar.texts import each_fits, parsed
 from mmpack.schema.fields import INT_MAX, Array, Float, Floats, Int, Ints, Record, Spec, Str
 
 MAX_JSON_BYTES = 2**30  # that Arrow is given at a time; its offsets are of 32 bits
+MIN_OBJECT_BYTES = (
+    16  # of text, on average: Arrow holds every field of an object, also of an empty one
+)
 Field = Any  # an Arrow array, or a list where Arrow has no type for the values
 
 
@@ -110,7 +113,8 @@ def parse(texts: Any, cls: Any) -> Any:
     than there are texts if one of them closes its own list and opens another.
     """
     kind = _arrow_type(cls)
-    return None if kind is None else _read_json(texts, kind)
+    types = require("pyarrow", "parquet", "read_trace of a .parquet file").types
+    return None if kind is None or not types.is_string(texts.type) else _read_json(texts, kind)
 
 
 # ---- by Arrow ------------------------------------------------------------------------------------
@@ -146,7 +150,8 @@ def _read_json(texts: Any, kind: Any) -> Any:
     reader = require("pyarrow.json", "parquet", "read_trace of a .parquet file")
     if texts.null_count:
         texts = texts.fill_null("[]")
-    if texts.nbytes > MAX_JSON_BYTES:
+    objects = compute.sum(compute.count_substring(texts, "{")).as_py() or 0
+    if texts.nbytes > MAX_JSON_BYTES or texts.nbytes < MIN_OBJECT_BYTES * objects:
         return None
     lines = compute.binary_join_element_wise('{"rows":', texts, "}\n", "")
     offsets, data = lines.buffers()[1:]

@@ -123,6 +123,7 @@ def _layout(rows: Rows) -> np.ndarray:
     first = ids.bounds[:-1].astype(np.int64)
     starts, stops = first[row] + start, first[row] + stop
     placeholders = family.placeholder_ids
+    ok[row[~np.isin(code, [_bit(modality) for modality in placeholders])]] = False
     each = _found(ids.flat, [*placeholders.values()])
     for modality, found in zip(placeholders, each, strict=True):
         mine = code == _bit(modality)
