@@ -45,10 +45,10 @@ def linear_selected_logprobs(
         targets, rows, rows_unique, row_inverse, entropy: see `selected_logprobs`.
         softcap: logits are softcap · tanh(z / softcap), before the temperature (Gemma 2, section 2).
         memory_budget: bytes that may be held beyond the gradients. If the probabilities fit, two bytes each, they are
-            kept for the backward, which takes a little more for a while. Otherwise it computes them again, in chunks
-            as wide as fit; by default in a twentieth of what the probabilities would take (more where N is below
-            4,096, or the vocabulary less than ten times H). A budget changes the last bits of gradients with the
-            size of the batch; the default does not. The torch path goes by chunks of its own.
+            kept for the backward, which takes up to a fifth more for a while. Otherwise it computes them again, in
+            chunks as wide as fit; by default in a twentieth of what the probabilities would take (more where N is
+            below 4,096, or the vocabulary less than ten times H). A budget changes the last bits of gradients with
+            the size of the batch; the default does not. The torch path goes by chunks of its own.
         group: ranks that the vocabulary is split over, in order: `weight` and `bias` are this rank's [V / ranks, H]
             and [V / ranks], all else is the same on each. Every rank gets all values and the whole gradient to
             `hidden`, summed in the order of the ranks. Values are the same bits for any number of ranks if a shard is
@@ -129,7 +129,8 @@ def _forward(
         temperature, softcap, entropy,
     )  # fmt: skip
     if _backend(hidden, weight) == "triton":
-        return linear_triton.forward(*arguments, store, group)
+        with torch.cuda.device_of(hidden):
+            return linear_triton.forward(*arguments, store, group)
     none = hidden.new_empty(0, 0), hidden.new_empty(0, 0, dtype=torch.float32)
     return *linear_torch.forward(*arguments, group), *none
 
@@ -199,9 +200,10 @@ def _backward(
     options, needs = (temperature, softcap), (to_hidden, to_weight, to_bias)
     if _backend(hidden, weight) == "triton":
         kept = stored, tile_maximum
-        found = linear_triton.backward(
-            *given, vocab, runs, *statistics, *kept, *options, needs, budget, group
-        )
+        with torch.cuda.device_of(hidden):
+            found = linear_triton.backward(
+                *given, vocab, runs, *statistics, *kept, *options, needs, budget, group
+            )
     else:
         found = linear_torch.backward(*given, vocab, runs, *statistics, *options, needs, group)
     like = hidden, weight, hidden if bias is None else bias

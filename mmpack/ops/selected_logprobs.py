@@ -95,7 +95,8 @@ def _forward(
     if choose("selected_logprobs", logits.device, logits.dtype) == "triton":
         from mmpack.kernels.selected_logprobs import forward
 
-        return forward(logits, targets, *runs, temperature, entropy)
+        with torch.cuda.device_of(logits):
+            return forward(logits, targets, *runs, temperature, entropy)
     return _forward_torch(logits, targets, runs, temperature, entropy)
 
 
@@ -140,7 +141,8 @@ def _backward(
 
         slots = num_rows if rows is None else len(rows)
         out = logits.new_empty(slots if compact else num_rows, vocab)
-        backward(out, *gradients, logits, targets, *runs, *statistics, temperature, compact)
+        with torch.cuda.device_of(logits):
+            backward(out, *gradients, logits, targets, *runs, *statistics, temperature, compact)
         return out
     if compact:
         out = logits.new_zeros(num_rows if rows is None else len(rows), vocab)
@@ -192,7 +194,8 @@ def _backward_inplace(
     if choose("selected_logprobs", logits.device, logits.dtype) == "triton":
         from mmpack.kernels.selected_logprobs import backward
 
-        backward(logits, *gradients, logits, targets, *runs, *statistics, temperature, False)
+        with torch.cuda.device_of(logits):
+            backward(logits, *gradients, logits, targets, *runs, *statistics, temperature, False)
         return
     if rows is not None:
         unread = torch.ones(len(logits), dtype=torch.bool, device=logits.device)

@@ -1,5 +1,6 @@
 """Attention by visible_until against explicit softmax in float64; which backend is chosen, and what is refused."""
 
+import pickle
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -9,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.attention import by_weights, draw, gradients, one_sequence_after_the_other, packed
+from support.samples import make_sample
 
+import mmpack as mp
 from mmpack.errors import ArgumentError, BackendError
 from mmpack.ops.attention import choose, explain, resolve, tree_attention, varlen
 from mmpack.ops.attention.sdpa import sdpa
@@ -81,7 +84,7 @@ def test_rectangles_as_sequences():
 def hopper(monkeypatch):
     """As if a Hopper GPU were here with every package."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(choose, "_installed", lambda package: True)
+    monkeypatch.setattr(choose, "INSTALLED", dict.fromkeys(choose.INSTALLED, True))
     monkeypatch.delenv("MMPACK_ATTENTION", raising=False)
     return torch.device("cuda")
 
@@ -92,7 +95,7 @@ def test_the_cheapest_that_can_run_is_chosen(hopper, monkeypatch):
     by_cost = min(choose.BACKENDS, key=lambda b: choose.BACKENDS[b].cost(plan))
     assert chosen[torch.bfloat16] == chosen[torch.float16] == by_cost
     assert chosen[torch.float32] == chosen[torch.float64] == "sdpa"
-    monkeypatch.setattr(choose, "_installed", lambda package: package == "torch")
+    monkeypatch.setattr(choose, "INSTALLED", {p: p == "torch" for p in choose.INSTALLED})
     assert choose.choices(plan, hopper, 128)[torch.bfloat16] == "varlen"
     assert choose.choices(plan, hopper, 12)[torch.bfloat16] == "sdpa"
     assert choose.choices(plan, hopper, 128, dropout=0.1)[torch.bfloat16] == "sdpa"
@@ -110,7 +113,7 @@ def test_why_a_backend_cannot_run(hopper, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 6))
     assert "9.0, the device has 8.6" in choose.why_not("flash_attn_4", hopper, torch.bfloat16, 64)
     assert "CUDA device, not cpu" in explain(torch.device("cpu"))["varlen"]
-    monkeypatch.setattr(choose, "_installed", lambda package: False)
+    monkeypatch.setattr(choose, "INSTALLED", dict.fromkeys(choose.INSTALLED, False))
     assert explain(hopper)["flash_attn"] == "flash-attn is not installed"
     assert explain(hopper)["sdpa"] is None
 
@@ -124,7 +127,7 @@ def test_why_a_backend_cannot_run(hopper, monkeypatch):
     ],
 )
 def test_a_forced_backend_that_cannot_run_is_an_error(name, message, monkeypatch):
-    monkeypatch.setattr(choose, "_installed", lambda package: package == "torch")
+    monkeypatch.setattr(choose, "INSTALLED", {p: p == "torch" for p in choose.INSTALLED})
     until, plan, rows = packed([3, 4])
     q, k, v, _ = draw(1, 2, 2, len(rows), 8, torch.float32)
     monkeypatch.setenv("MMPACK_ATTENTION", name)
@@ -249,3 +252,18 @@ def test_it_is_traced_whole():
     )
     expected = gradients(lambda *x: tree_attention(*x, until, plan), q, k, v, grad)
     assert_near(gradients(compiled, q, k, v, grad), expected, off=1e-6)
+
+
+def test_a_plan_as_packed_compiles_and_pickles():
+    """What a collator hands to a compiled model: nobody resolved it before."""
+    batch = mp.pack(
+        [make_sample([("text", [1, 2, 3]), ("response", [4, 5], 0)], f"s{i}") for i in range(2)]
+    )
+    q = torch.randn(1, 4, batch.num_tokens, 8)
+    compiled = torch.compile(tree_attention, backend="aot_eager")
+    got = compiled(q, q, q, batch.visible_until, batch.attention_plan)
+    wanted = tree_attention(q, q, q, batch.visible_until)
+    torch.testing.assert_close(got, wanted)
+    again = pickle.loads(pickle.dumps(batch.attention_plan))
+    assert again.choice is None and again.rows == batch.attention_plan.rows
+    assert batch.attention_plan.to("cpu") is batch.attention_plan

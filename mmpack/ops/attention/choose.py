@@ -6,7 +6,6 @@ MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4; a nam
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Container
 from dataclasses import dataclass
@@ -118,7 +117,7 @@ def why_not(
     if name == "sdpa":
         return None
     needs = BACKENDS[name]
-    if not _installed(needs.package):
+    if not INSTALLED[needs.package]:
         return f"{needs.package} is not installed"
     if device.type != "cuda" or torch.version.hip:
         return f"{name} needs a CUDA device, not {'ROCm' if torch.version.hip else device.type}"
@@ -161,9 +160,12 @@ def _cheapest(
     return min(able, key=lambda b: BACKENDS[b].cost(plan), default="sdpa")
 
 
-@functools.cache
-def _installed(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return bool(version(package))
     except PackageNotFoundError:
         return False
+
+
+# Asked when imported: torch.compile can't trace it.
+INSTALLED = {b.package: _is_installed(b.package) for b in BACKENDS.values()}

@@ -43,7 +43,9 @@ class AttentionPlan:
     block_mask: Any = None  # FlexAttention's, if that was chosen
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AttentionPlan:
-        """The plan with its tensors on `device`."""
+        """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
+        if self.cu_seqlens_q.device == torch.device(device):
+            return self
         moved: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -52,6 +54,10 @@ class AttentionPlan:
             elif isinstance(value, Inverse):
                 moved[f.name] = Inverse(*(x.to(device, non_blocking=non_blocking) for x in value))
         return dataclasses.replace(self, **moved, choice=None, block_mask=None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was resolved: it is of this process, and a mask of FlexAttention can't be pickled."""
+        return vars(self) | {"choice": None, "block_mask": None}
 
 
 def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionPlan:
