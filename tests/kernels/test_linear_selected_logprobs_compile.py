@@ -124,19 +124,22 @@ def test_small_kernels(target, extras):
         "fp32": ("softcap", "to_cap"),
     }
     kinds = {name: kind for kind, names in pointers.items() for name in names}
-    sizes = {"ROWS": 64, "COLUMNS": tiles.columns, "TILES": 16, "TILE_ROWS": tiles.rows}
-    sizes |= {"TOKENS": 64, "DEPTH": tiles.depth, "ENTROPY": extras, "SOFTCAP": extras}
-    for kernel in (
-        forward.merge_kernel,
-        forward.target_kernel,
-        backward.stored_logit_gradient_kernel,
-        backward.set_targets_kernel,
-        backward.column_sums_kernel,
-        backward.gather_rows_kernel,
-        backward.scatter_rows_kernel,
-    ):
+    launched = {
+        forward.merge_kernel: {"ROWS": 32, "TILES": 64},
+        forward.target_kernel: {"TOKENS": min(tiles.rows, 64), "DEPTH": 2 * tiles.depth},
+        backward.stored_logit_gradient_kernel: {
+            "ROWS": 32,
+            "TILE_ROWS": tiles.rows,
+            "COLUMNS": tiles.columns,
+        },
+        backward.set_targets_kernel: {"TOKENS": 256},
+        backward.column_sums_kernel: {"ROWS": 64, "COLUMNS": 64},
+        backward.gather_rows_kernel: {"COLUMNS": 1024},
+        backward.scatter_rows_kernel: {"COLUMNS": 1024},
+    }
+    for kernel, sizes in launched.items():
         names = kernel.arg_names
-        constants = {name: value for name, value in sizes.items() if name in names}
+        constants = sizes | {name: extras for name in ("ENTROPY", "SOFTCAP") if name in names}
         signature = {}
         for name in names:
             if name in constants:
