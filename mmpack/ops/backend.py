@@ -16,7 +16,7 @@ from mmpack.errors import BackendError
 
 BACKENDS = ("torch", "triton", "cuda")
 
-# Kernels of each op besides the torch path, the fastest first.
+# Kernels of each op besides the torch path, in the order in which auto takes them.
 KERNELS: dict[str, tuple[str, ...]] = {
     "gather_rows": ("triton",),
     "merge_embeddings": ("triton",),
@@ -82,7 +82,7 @@ def report(device: torch.device) -> list[tuple[str, str | None, str]]:
         elif device.type == "cpu":
             why = "on a CPU"
         else:
-            why = passed or "the fastest"
+            why = passed or "the first that can run"
         rows.append((op, backend, why))
     return rows
 
