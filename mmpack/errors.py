@@ -45,6 +45,10 @@ class LayoutError(MmpackError, ValueError):
         super().__init__(f"{message} ({code})")
 
 
+class VideoError(MmpackError, ValueError):
+    """A file is no video, is broken, holds no frames, or is larger than the limits."""
+
+
 class PlanError(MmpackError, ValueError):
     """A sample that fits into no bin, or budgets that contradict each other."""
 

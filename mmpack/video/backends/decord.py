@@ -1,0 +1,45 @@
+"""Decoding by decord 0.6, which is exact on H.264: the reference's pixels, uint8 RGB [n, h, w, 3]."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import numpy as np
+
+from mmpack.errors import VideoError, require
+from mmpack.video.backends.exact import why_not
+from mmpack.video.container import IN_MEMORY, Opened, Source
+from mmpack.video.packets import Packets
+
+
+def refusal(video: Opened, packets: Packets) -> str | None:
+    """Why this stream can't be decoded exactly here, or None."""
+    codec = video.stream.codec_context.codec.canonical_name
+    if codec != "h264":
+        return f"is exact on h264, and this is {codec}"
+    return why_not("decord", video, packets)
+
+
+def decode(
+    source: Source, video: Opened, packets: Packets, frames: np.ndarray, threads: int
+) -> np.ndarray:
+    """uint8 [len(frames), h, w, 3], upright. `frames`: distinct and ascending. Raises: VideoError."""
+    decord = require("decord", "video", video.where)
+    try:
+        reader = decord.VideoReader(
+            io.BytesIO(source) if isinstance(source, IN_MEMORY) else os.fspath(source),
+            num_threads=threads,
+        )
+        counted = len(reader)
+        pixels: np.ndarray = reader.get_batch(frames.tolist()).asnumpy()
+    except (decord.DECORDError, RuntimeError, IndexError) as error:
+        why = str(error).strip().splitlines()[0][-200:]
+        raise VideoError(
+            f"{video.where}: decord can't decode it ({why}). Fix: a whole video file"
+        ) from None
+    if counted != len(packets.frames):
+        raise VideoError(
+            f"{video.where}: decord counts {counted} frames of {len(packets.frames)}. Fix: backend='pyav'"
+        )
+    return pixels

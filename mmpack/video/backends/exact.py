@@ -1,0 +1,36 @@
+"""Streams of which every library makes the same RGB: swscale converts them without its scaler, in all of its versions.
+
+Others (more than 8 bits, odd sizes, full range of VP9 and AV1) go through the scaler, whose rounding differs from
+version to version.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from mmpack.video.container import Opened
+from mmpack.video.packets import Packets
+
+CONTAINERS = ("mp4", "matroska")  # others are sought in as each library can
+FULL_RANGE = 2  # FFmpeg's AVCOL_RANGE_JPEG
+FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuvj422p")
+
+
+def why_not(package: str, video: Opened, packets: Packets) -> str | None:
+    """Why `package` can't give the reference's pixels of this stream, or None."""
+    context = video.stream.codec_context
+    scaled = context.color_range == FULL_RANGE and not context.pix_fmt.startswith("yuvj")
+    if context.pix_fmt not in FORMATS or context.width % 2 or context.height % 2 or scaled:
+        told = f"{context.pix_fmt}{', full range' * scaled}, {context.width}×{context.height}"
+        return f"makes other RGB than PyAV of {told}"
+    if not packets.named or not packets.shown.all():
+        return "counts the frames in its own way (an edit list hides some, or times repeat)"
+    if not any(kind in video.container.format.name for kind in CONTAINERS):
+        return f"does not find every frame of {video.container.format.name}"
+    if packets.open_groups:
+        return "loses the pictures that are shown before the keyframe in front of them (open GOPs)"
+    try:
+        importlib.import_module(package)
+    except (ImportError, OSError, RuntimeError) as error:  # missing, or FFmpeg's libraries are
+        return f"can't be loaded ({' '.join(str(error).split())[:200]})"
+    return None

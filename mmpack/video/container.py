@@ -1,0 +1,133 @@
+"""A video file as PyAV has it open: the one place that opens one, with every failure a named error of one line."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from mmpack.errors import ArgumentError, MmpackError, VideoError, require
+from mmpack.video.header import check_header
+from mmpack.video.limits import Limits
+
+Source = bytes | bytearray | memoryview | str | os.PathLike[str]
+IN_MEMORY = (bytes, bytearray, memoryview)
+
+# Those that hold their frames themselves. Playlists and others name further files, which FFmpeg would open.
+FORMATS = (
+    "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "flv", "mpegts", "ogg", "asf", "ivf"
+)  # fmt: skip
+MAX_STREAMS = 64
+FLV = b"FLV"  # has no streams yet when it is opened, so none to give options to
+
+
+class Opened(NamedTuple):
+    container: Any  # av.container.InputContainer
+    stream: Any  # av.VideoStream, its decoder not yet open
+    where: str
+
+
+@contextmanager
+def opened(source: Source, limits: Limits, threads: int = 1) -> Iterator[Opened]:
+    """The container and its video stream, headers checked; both are closed at the end.
+
+    Raises: ArgumentError (a source that can't be read), VideoError, MissingExtraError without PyAV.
+    """
+    av = require("av", "video", "reading a video")
+    where = told(source)
+    with open_file(source) as file:
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            raise VideoError(f"{where} is empty. Fix: a video file")
+        check_header(file, size, limits.max_frames, where)
+        file.seek(0)
+        bounded = file.read(3) != FLV
+        file.seek(0)
+        with reading(where):
+            container = av.open(
+                file if isinstance(source, IN_MEMORY) else f"file:{os.fspath(source)}",
+                options={"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file"},
+                stream_options=[{"max_pixels": str(limits.max_pixels)}] * MAX_STREAMS * bounded,
+                metadata_errors="replace",
+            )
+        with container, reading(where):
+            yield Opened(container, _video_stream(container, limits, threads, where), where)
+
+
+def content_key(source: Source) -> str:
+    """sha256 hex of the file's bytes. Raises: ArgumentError (a path that can't be read)."""
+    with open_file(source) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+@contextmanager
+def open_file(source: Source) -> Iterator[BinaryIO]:
+    """Bytes, or the file at a path, to read from. Raises: ArgumentError."""
+    if isinstance(source, IN_MEMORY):
+        yield io.BytesIO(source)
+        return
+    where = told(source)
+    try:
+        file = Path(source).open("rb")  # noqa: SIM115  (closed below; errors of its reader are not of opening)
+    except (OSError, ValueError) as error:  # a NUL in the name
+        why = " ".join(str(error).split())[:200]
+        raise ArgumentError(f"{where} can't be read ({why}). Fix: check the path") from None
+    with file:
+        yield file
+
+
+def told(source: Source) -> str:
+    """`source` in an error message."""
+    if isinstance(source, IN_MEMORY):
+        return f"video ({len(source)} bytes)"
+    if not isinstance(source, (str, os.PathLike)):
+        raise ArgumentError(
+            f"video: {type(source).__name__} is no video. Fix: pass the bytes of a file, or its path"
+        )
+    return f"video {os.path.basename(os.fspath(source))[-80:]!a}"
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Whatever FFmpeg raises over a broken file becomes a VideoError."""
+    av = require("av", "video", where)
+    try:
+        yield
+    except MmpackError:
+        raise
+    except (
+        av.FFmpegError,
+        MemoryError,
+        ValueError,
+    ) as error:  # ValueError: PyAV, of a file without streams
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise VideoError(
+            f"{where} can't be read ({' '.join(why.split())[:200]}). Fix: a whole video file"
+        ) from None
+
+
+def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> Any:
+    stream = container.streams.best("video")
+    if stream is None or stream.disposition & 0x400:  # a cover picture of a sound file
+        kinds = sorted({s.type for s in container.streams})
+        raise VideoError(
+            f"{where} holds no video, only: {', '.join(kinds) or 'nothing'}. Fix: a file with a video stream"
+        )
+    context = stream.codec_context
+    if context is None:
+        raise VideoError(
+            f"{where}: no decoder for its codec. Fix: encode it as H.264, HEVC, VP9 or AV1"
+        )
+    if context.width * context.height > limits.max_pixels:
+        raise VideoError(
+            f"{where}: frames of {context.width}×{context.height}, more than {limits.max_pixels} pixels. "
+            "Fix: a smaller video, or Limits(max_pixels=…)"
+        )
+    context.options = {"max_pixels": str(limits.max_pixels)}
+    context.thread_count = threads
+    context.thread_type = "AUTO" if threads > 1 else "NONE"
+    return stream

@@ -1,0 +1,124 @@
+"""The frames of a plan, as pixels: `decode` picks a library that reads the stream, and they all give the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, BackendError, VideoError
+from mmpack.video.backends import decord, pyav, torchcodec
+from mmpack.video.cache import FrameCache, frames_key
+from mmpack.video.container import Opened, Source, content_key, opened
+from mmpack.video.limits import Limits
+from mmpack.video.packets import Packets, read_packets
+from mmpack.video.plan import FramePlan
+
+BACKENDS = {
+    "pyav": pyav,
+    "torchcodec": torchcodec,
+    "decord": decord,
+}  # in the order in which "auto" asks them
+
+
+def decode(
+    source: Source,
+    frames: FramePlan | Sequence[int] | np.ndarray,
+    *,
+    backend: str = "auto",
+    threads: int = 2,
+    cache: FrameCache | None = None,
+    limits: Limits | None = None,
+) -> np.ndarray:
+    """uint8 [n, h, w, 3]: upright RGB pictures in the size of the stream.
+
+    Args:
+        source: a file's bytes, or its path.
+        frames: a plan, or frame numbers in presentation order, from 0; repeated ones are decoded once.
+        backend: `auto`, `pyav`, `torchcodec` or `decord`; where they read a stream, they give the same bytes.
+        threads: of the decoder.
+        cache: frames decoded before, by this process or another.
+        limits: what a file may cost.
+
+    Raises: ArgumentError (frames that the stream doesn't have, a plan of another video), VideoError (no video, cut,
+    empty, broken, over `limits`), BackendError (a backend named that can't read this stream), MissingExtraError.
+    """
+    limits = limits or Limits()
+    if backend != "auto" and backend not in BACKENDS:
+        raise ArgumentError(f"decode: backend {backend!r}. Fix: auto, {', '.join(BACKENDS)}")
+    if not isinstance(threads, int) or threads < 1:
+        raise ArgumentError(f"decode: {threads} threads. Fix: 1 or more")
+    indices = _indices(frames)
+
+    def decoded() -> np.ndarray:
+        with opened(source, limits, threads) as video:
+            packets = read_packets(video, limits)
+            _check(frames, indices, video, packets, limits)
+            chosen = BACKENDS[_backend(backend, video, packets)]
+            distinct, places = np.unique(indices, return_inverse=True)
+            pixels = chosen.decode(source, video, packets, distinct, threads)
+        return pixels if np.array_equal(distinct, indices) else pixels[places]
+
+    if cache is None:
+        return decoded()
+    return cache.frames(frames_key(content_key(source), indices), decoded)
+
+
+def _indices(frames: FramePlan | Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64 [n]."""
+    indices = np.asarray(frames.indices if isinstance(frames, FramePlan) else frames)
+    if indices.size == 0:
+        raise ArgumentError("decode: no frame is asked for. Fix: at least one")
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"decode: frames of dtype {indices.dtype} and shape {list(indices.shape)}. "
+            "Fix: a FramePlan, or a sequence of whole numbers"
+        )
+    return indices.astype(np.int64)
+
+
+def _check(
+    frames: FramePlan | Sequence[int] | np.ndarray,
+    indices: np.ndarray,
+    video: Opened,
+    packets: Packets,
+    limits: Limits,
+) -> None:
+    """Are the frames of this stream, and do they cost no more than the limits?"""
+    total = len(packets.frames)
+    if isinstance(frames, FramePlan) and frames.total_frames != total:
+        raise ArgumentError(
+            f"{video.where} has {total} frames, the plan is of one with {frames.total_frames}. "
+            "Fix: make the plan of this file"
+        )
+    if indices.min() < 0 or indices.max() >= total:
+        bad = indices.min() if indices.min() < 0 else indices.max()
+        raise ArgumentError(
+            f"{video.where} has {total} frames, no frame {bad}. Fix: 0 to {total - 1}"
+        )
+    context = video.stream.codec_context
+    pixels = context.width * context.height
+    if 3 * pixels * len(indices) > limits.max_bytes:
+        raise VideoError(
+            f"{video.where}: {len(indices)} frames of {context.width}×{context.height} take more than "
+            f"{limits.max_bytes} bytes. Fix: fewer frames, or Limits(max_bytes=…)"
+        )
+    runs = packets.runs(indices)
+    decoded = sum(stop - start for start, stop in runs)
+    if decoded * pixels > limits.max_decoded_pixels:
+        raise VideoError(
+            f"{video.where}: {decoded} frames of {context.width}×{context.height} would have to be decoded, more "
+            f"than {limits.max_decoded_pixels} pixels. Fix: more keyframes, or Limits(max_decoded_pixels=…)"
+        )
+
+
+def _backend(asked: str, video: Opened, packets: Packets) -> str:
+    """The one asked for, or the first that reads this stream."""
+    refusals = {}
+    for name in BACKENDS if asked == "auto" else [asked]:
+        why = BACKENDS[name].refusal(video, packets)
+        if why is None:
+            return name
+        refusals[name] = why
+    told_why = "; ".join(f"{name} {why}" for name, why in refusals.items())
+    raise BackendError(f"{video.where}: {told_why}. Fix: backend='auto'")

@@ -1,0 +1,162 @@
+"""What the outermost structure of a file claims, read before a demuxer trusts it.
+
+FFmpeg's MP4 demuxer makes an entry of its index for each frame that a table counts, and a table counts billions in a
+few bytes; it repeats those entries for each edit. And it reads a file that was cut as if it were a shorter one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from mmpack.errors import VideoError
+
+MP4_STARTS = (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide")
+MP4_PARENTS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"mvex", b"moof", b"traf")
+TABLES = {b"stts": 8, b"ctts": 8, b"stsc": 12, b"stco": 4, b"co64": 8, b"stss": 4}  # bytes an entry
+MAX_BOXES = 1 << 20
+SOUND_FRAMES = 160  # fewest samples of uncompressed sound that FFmpeg puts in one packet
+SOUND_PACKETS = 16  # for each frame that is allowed
+
+EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+
+
+def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None:
+    """`file` of `size` bytes, read from its start. Other formats than MP4, Matroska and AVI say nothing there.
+
+    Raises: VideoError where tables count more than `max_frames`, or the file ends before its last box does.
+    """
+    file.seek(0)
+    head = file.read(12)
+    if head[4:8] in MP4_STARTS:
+        _check_mp4(file, size, max_frames, where)
+    elif head[:4] == EBML:
+        _check_matroska(file, size, where)
+    elif head[:4] == b"RIFF":
+        _check_end(8 + int.from_bytes(head[4:8], "little"), size, where)
+
+
+class _Box(NamedTuple):
+    kind: bytes
+    body: int  # offsets in the file
+    end: int
+
+
+def _check_mp4(file: BinaryIO, size: int, max_frames: int, where: str) -> None:
+    tables: dict[bytes, np.ndarray] = {}  # of one track
+    samples = fragmented = 0
+    for box in _boxes(file, size, where):
+        if box.kind == b"trak":
+            _check_track(samples, tables, max_frames, where)
+            samples, tables = 0, {}
+        elif box.kind == b"cmov":
+            raise VideoError(
+                f"{where}: its header is compressed. Fix: remux it, e.g. with ffmpeg -c copy"
+            )
+        elif box.kind == b"stsz":
+            samples = int.from_bytes(_read(file, box, 12)[8:12])
+        elif box.kind == b"trun":
+            fragmented += int.from_bytes(_read(file, box, 8)[4:8])
+            _check_count(fragmented, max_frames, where)
+        elif box.kind in TABLES or box.kind == b"elst":
+            tables[box.kind] = _table(file, box, where)
+    _check_track(samples, tables, max_frames, where)
+
+
+def _check_track(
+    samples: int, tables: dict[bytes, np.ndarray], max_frames: int, where: str
+) -> None:
+    """A track makes as many index entries as its tables count, or as its chunks hold if it is uncompressed sound."""
+    times = tables.get(b"stts", np.zeros((0, 2), np.int64))
+    if len(times) == 1 and times[0, 1] == 1:
+        chunks = max(len(tables.get(kind, ())) for kind in (b"stco", b"co64"))
+        largest = int(tables[b"stsc"][:, 1].max()) if len(tables.get(b"stsc", ())) else 0
+        _check_count(chunks * largest // SOUND_FRAMES, max_frames * SOUND_PACKETS, where)
+        return
+    counts = [int(tables[kind][:, 0].sum()) for kind in (b"stts", b"ctts") if kind in tables]
+    edits = len(tables.get(b"elst", ()))
+    _check_count(max([samples, *counts]) * max(edits - 1, 1), max_frames, where)
+
+
+def _boxes(file: BinaryIO, size: int, where: str) -> Iterator[_Box]:
+    """Each box of an MP4 file, parents first."""
+    open_ends, at = [size], 0
+    for _ in range(MAX_BOXES):
+        while open_ends and at >= open_ends[-1]:
+            open_ends.pop()
+        if not open_ends:
+            return
+        file.seek(at)
+        head = file.read(16)
+        length, kind, body = int.from_bytes(head[:4]), head[4:8], at + 8
+        if length == 1:
+            length, body = int.from_bytes(head[8:16]), at + 16
+        end = at + length if length else open_ends[-1]
+        if len(open_ends) == 1 and kind in MP4_STARTS:
+            _check_end(end, size, where)
+        if len(head) < 8 or end < body or end > open_ends[-1]:
+            at = open_ends[-1]  # no box: what is left is padding, or for the demuxer to judge
+            continue
+        yield _Box(kind, body, end)
+        if kind in MP4_PARENTS:
+            open_ends.append(end)
+        at = body if kind in MP4_PARENTS else end
+    raise VideoError(
+        f"{where}: more than {MAX_BOXES} boxes. Fix: remux it, e.g. with ffmpeg -c copy"
+    )
+
+
+def _table(file: BinaryIO, box: _Box, where: str) -> np.ndarray:
+    """int64 [entries, 32-bit columns] of a box that counts its entries."""
+    head = _read(file, box, 8)
+    width = TABLES.get(box.kind) or (20 if head[:1] == b"\x01" else 12)
+    count = int.from_bytes(head[4:8])
+    if count * width > box.end - box.body - 8:
+        raise VideoError(
+            f"{where}: its table {box.kind.decode()} counts {count} entries, which don't fit into it. "
+            "Fix: a file that is not broken"
+        )
+    entries = np.frombuffer(file.read(count * width), ">u4")
+    return entries.reshape(count, width // 4).astype(np.int64)
+
+
+def _read(file: BinaryIO, box: _Box, count: int) -> bytes:
+    file.seek(box.body)
+    return file.read(min(count, box.end - box.body))
+
+
+def _check_matroska(file: BinaryIO, size: int, where: str) -> None:
+    """A segment of a known size must end within the file."""
+    file.seek(0)
+    head = file.read(4096)
+    length, at = _ebml_size(head, 4)
+    at += length
+    if head[at : at + 4] == SEGMENT:
+        length, body = _ebml_size(head, at + 4)
+        unknown = length == (1 << 7 * (body - at - 4)) - 1
+        _check_end(0 if unknown else body + length, size, where)
+
+
+def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
+    """A variable-length number at `at`, and the offset behind it."""
+    first = head[at] if at < len(head) else 1
+    width = 9 - max(first.bit_length(), 1)
+    value = int.from_bytes(head[at : at + width]) & ((1 << 7 * width) - 1)
+    return value, at + width
+
+
+def _check_count(count: int, limit: int, where: str) -> None:
+    if count > limit:
+        raise VideoError(
+            f"{where}: its header counts {count} frames, more than {limit}. "
+            "Fix: a shorter clip, or Limits(max_frames=…)"
+        )
+
+
+def _check_end(end: int, size: int, where: str) -> None:
+    if end > size:
+        raise VideoError(
+            f"{where}: {size} bytes of a file of {end}. Fix: the whole file; this one was cut"
+        )

@@ -1,0 +1,85 @@
+"""What a video file says of itself, read once: size, rate, and the time of each frame. Times are in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmpack.video.backends.pyav import first_picture
+from mmpack.video.container import Source, content_key, opened
+from mmpack.video.limits import Limits
+from mmpack.video.packets import Packets, read_packets
+from mmpack.video.rotation import rotation_of
+
+ROUNDED = 1e-3  # seconds: times that once were in a file that counts milliseconds
+COARSE_TICKS = 4  # a clock with so few ticks a frame counts frames, and rounds nothing
+
+
+@dataclass(frozen=True, eq=False)
+class VideoInfo:
+    """One video stream. Frames are counted in presentation order, from 0."""
+
+    width: int  # upright, after rotation
+    height: int
+    rotation: int  # 0, 90, 180 or 270: degrees clockwise that turn the stored picture upright
+    codec: str  # FFmpeg's name: h264, hevc, vp9, av1, …
+    fps: float | None  # average, as the container has it or its times give it
+    total_frames: int  # in the stream, whatever the header says
+    timestamps: (
+        np.ndarray | None
+    )  # float64 [total_frames] from the first frame; None: the packets have no times
+    variable: bool  # frames are not equally far apart
+    duration: float  # from the first frame to the end of the last
+    content_key: str  # sha256 hex of the file's bytes
+
+
+def probe(source: Source, *, limits: Limits | None = None) -> VideoInfo:
+    """Read all packets of `source` (a file's bytes, or its path); its first picture, decoded, tells the rotation.
+
+    Raises: ArgumentError (a path that can't be read), VideoError (no video, cut, empty, broken, over `limits`),
+    MissingExtraError without PyAV.
+    """
+    limits = limits or Limits()
+    with opened(source, limits) as video:
+        packets = read_packets(video, limits)
+        picture = first_picture(video, packets)
+        rotation = rotation_of(picture, video.where)
+        rate = video.stream.average_rate
+        codec = video.stream.codec_context.codec.canonical_name
+    upright = (picture.width, picture.height)[:: -1 if rotation in (90, 270) else 1]
+    fps = float(rate) if rate else None
+    return VideoInfo(
+        width=upright[0],
+        height=upright[1],
+        rotation=rotation,
+        codec=codec,
+        fps=fps,
+        total_frames=len(packets.frames),
+        timestamps=packets.timestamps,
+        variable=_is_variable(packets),
+        duration=_duration(packets, fps),
+        content_key=content_key(source),
+    )
+
+
+def _is_variable(packets: Packets) -> bool:
+    """Steps that differ by more than rounding: to milliseconds, or to ticks where a frame has several."""
+    if packets.pts is None or len(packets.frames) < 3:
+        return False
+    steps = np.diff(packets.pts[packets.frames])
+    tick = float(packets.time_base)
+    rounding = max(ROUNDED, tick if np.median(steps) > COARSE_TICKS else 0.0)
+    return float(np.ptp(steps)) * tick > 1.01 * rounding
+
+
+def _duration(packets: Packets, fps: float | None) -> float:
+    """The last frame lasts as long as its packet says; if that says nothing, as long as the others on average."""
+    times = packets.timestamps
+    count = len(packets.frames)
+    if times is None:
+        return count / fps if fps else 0.0
+    last = float(packets.durations[packets.frames[-1]] * packets.time_base)
+    if last <= 0:
+        last = float(times[-1]) / (count - 1) if count > 1 else 1 / fps if fps else 0.0
+    return float(times[-1]) + last

@@ -1,0 +1,197 @@
+"""Files that lie, are cut, or are no videos: one named error, in bounded time and memory."""
+
+import io
+import random
+import resource
+import struct
+import subprocess
+import sys
+import time
+
+import av
+import numpy as np
+import pytest
+from support.marked_clips import CODECS, clip, sound_only
+
+from mmpack.errors import VideoError
+from mmpack.video import Limits, decode, probe
+
+MIB = 1 << 20
+
+
+def refused(data, match):
+    for call in (probe, lambda d: decode(d, [0])):
+        with pytest.raises(VideoError, match=match) as caught:
+            call(data)
+        assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"", "is empty"),
+        (b"hello, world" * 100, "can't be read"),
+        (bytes(10_000), "can't be read"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(1000), "can't be read"),
+        (b"#EXTM3U\n#EXTINF:9,\n/etc/hostname\n", "can't be read"),
+        (b"ffconcat version 1.0\nfile '/etc/hostname'\n", "can't be read"),
+    ],
+)
+def test_not_a_video(data, match):
+    refused(data, match)
+
+
+def test_sound_only():
+    refused(sound_only(), "holds no video, only: audio")
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska", "avi"])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
+def test_cut(container, share):
+    data = clip(
+        container=container, options={"movflags": "faststart"} if container == "mp4" else None
+    )
+    refused(data[: int(len(data) * share)], "cut|can't be read")
+
+
+def test_cut_with_its_index_in_front():
+    """FFmpeg reads such a file as if it were shorter."""
+    data = _front(clip(60))
+    assert probe(data).total_frames == len(decode(data, range(60))) == 60
+    refused(data[: len(data) // 2], r"bytes of a file of \d+.*cut")
+
+
+def test_no_frames():
+    data = clip(2)
+    at = data.index(b"stsz") + 12
+    for table in (b"stsz", b"stts", b"ctts", b"stsc", b"stco", b"stss"):
+        if table in data:
+            at = data.index(table) + (12 if table == b"stsz" else 8)
+            data = data[:at] + bytes(4) + data[at + 4 :]
+    refused(data, "no frame|can't be read|holds no video")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_random_damage(codec):
+    """Whatever is damaged, the frames come or a named error does; nothing else, and not late."""
+    rng, data = random.Random(codec), clip(codec=codec)
+    outcomes = {"read": 0, "refused": 0}
+    for _ in range(60):
+        broken = bytearray(data)
+        for _ in range(rng.choice((1, 3, 30))):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        start = time.monotonic()
+        try:
+            info = probe(bytes(broken), limits=Limits(max_pixels=1 << 20, max_frames=1000))
+            out = decode(
+                bytes(broken), range(min(info.total_frames, 30)), limits=Limits(1 << 20, 1000)
+            )
+            assert out.dtype == np.uint8
+            outcomes["read"] += 1
+        except VideoError as error:
+            assert "\n" not in str(error) and "Fix: " in str(error)
+            outcomes["refused"] += 1
+        assert time.monotonic() - start < 20
+    assert outcomes["refused"] >= 5
+
+
+# ---- headers that promise gigabytes --------------------------------------------------------------
+
+
+def _patched(data, box, offset, value):
+    at = data.index(box) + 4 + offset
+    return data[:at] + struct.pack(">I", value) + data[at + 4 :]
+
+
+def _front(data):
+    """The same MP4 with its index in front; its one table of offsets is moved along."""
+    at, media = data.index(b"moov") - 4, data.index(b"mdat") - 4
+    moov = data[at : at + int.from_bytes(data[at : at + 4])]
+    table = moov.index(b"stco") + 8
+    count = int.from_bytes(moov[table : table + 4])
+    offsets = np.frombuffer(moov, ">u4", count, table + 4) + len(moov)
+    moved = moov[: table + 4] + offsets.astype(">u4").tobytes() + moov[table + 4 + 4 * count :]
+    return data[:media] + moved + data[media:at]
+
+
+def _same_sizes(data, count):
+    """All frames of one size, and `count` of them."""
+    return _patched(_patched(_patched(data, b"stsz", 4, 1), b"stsz", 8, count), b"stts", 8, count)
+
+
+def _frames_in_fragments(count):
+    data = clip(4, options={"bf": "0"})
+    trun = struct.pack(">I4sII", 16, b"trun", 0, count)
+    tfhd = struct.pack(">I4sII", 16, b"tfhd", 0x020000, 1)
+    traf = struct.pack(">I4s", 8 + len(tfhd + trun), b"traf") + tfhd + trun
+    mfhd = struct.pack(">I4sII", 16, b"mfhd", 0, 1)
+    return data + struct.pack(">I4s", 8 + len(mfhd + traf), b"moof") + mfhd + traf
+
+
+BOMBS = {
+    "two billion frames": (lambda: _same_sizes(clip(4), 0x7FFFFFFF), "its header counts"),
+    "a hundred million frames": (lambda: _same_sizes(clip(4), 100_000_000), "its header counts"),
+    "times of a billion frames": (lambda: _patched(clip(4), b"stts", 8, 1 << 30), "its header counts"),
+    "a table larger than its box": (lambda: _patched(clip(4), b"stts", 4, 1 << 30), "don't fit into it"),
+    "fragments of frames without bytes": (lambda: _frames_in_fragments(170_000_000), "its header counts"),
+    "a box beyond the end": (lambda: clip(4) + struct.pack(">I4s", 0x7FFFFFFF, b"moov"), "bytes of a file of"),
+    "a compressed header": (lambda: clip(4) + struct.pack(">I4sI4s", 16, b"moov", 8, b"cmov"), "is compressed"),
+    "65,500 × 65,500 pixels": (lambda: _huge("h264", 65500), "^read$|pixels|can't be read"),
+    "16,384 × 16,384 pixels": (lambda: _huge("h264", 16384), "^read$|pixels|can't be read"),
+}  # fmt: skip
+
+
+def _huge(codec, side):
+    """The size in the sample entry; FFmpeg may go by the stream, which knows better."""
+    data = clip(4, codec=codec)
+    at = data.index(b"avc1", data.index(b"stsd")) + 4 + 24
+    return data[:at] + struct.pack(">HH", side, side) + data[at + 4 :]
+
+
+LIMITED = """
+import resource, sys
+sys.path[:0] = {path!r}
+from mmpack.video import decode, probe
+from mmpack.errors import VideoError
+import av, mmpack.video.decode, mmpack.video.info
+data = open(sys.argv[1], "rb").read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for call in (probe, lambda d: decode(d, [0, 1])):
+    try:
+        call(data)
+        print("read")
+    except VideoError as error:
+        print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs(name, tmp_path):
+    make, match = BOMBS[name]
+    path = tmp_path / "bomb"
+    path.write_bytes(make())
+    code = LIMITED.format(path=[p for p in sys.path if p])
+    limit = (4096 * MIB, 4096 * MIB)
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit),
+    )
+    *told, grown = run.stdout.splitlines()
+    assert run.returncode == 0, run.stderr
+    if (
+        "16,384" not in name
+    ):  # the stream itself knows better than the header, and FFmpeg goes by the stream
+        assert all(__import__("re").search(match, line) for line in told), told
+    assert len(told) == 2 and int(grown) < 200  # MiB
+
+
+def test_the_bombs_go_off_without_a_guard():
+    """FFmpeg alone believes the table of a small file: what the guard is for."""
+    data = _same_sizes(clip(4), 2_000_000)
+    with av.open(io.BytesIO(data)) as container:
+        assert container.streams.video[0].frames == 2_000_000
+    refused(data, "its header counts 2000000 frames")
