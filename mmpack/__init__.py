@@ -57,8 +57,9 @@ _HOME = {
     ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_ROOMS = ("video",)  # packages that are public by their own name, as in mp.video.sample
 
-__all__ = ["__version__", *sorted(_MODULE_OF)]
+__all__ = ["__version__", *sorted([*_MODULE_OF, *_ROOMS])]
 
 
 class _Package(ModuleType):
@@ -69,6 +70,8 @@ class _Package(ModuleType):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _ROOMS:
+            return importlib.import_module(f"mmpack.{name}")
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'mmpack' has no attribute {name!r}")
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from mmpack.errors import MmpackError, require
 from mmpack.parity.report import one_line
 
-COMMANDS = ("smoke", "parity", "validate", "inspect", "plan", "doctor", "schema")
+COMMANDS = ("smoke", "parity", "validate", "inspect", "plan", "frames", "doctor", "schema")
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count
 
 

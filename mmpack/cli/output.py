@@ -20,7 +20,7 @@ from mmpack.parity.report import one_line
 T = TypeVar("T")
 
 
-def _writable(path: Path | None) -> Path | None:
+def writable(path: Path | None) -> Path | None:
     """Refuse a path that can't be written before the work is done, not after."""
     if path is not None and path.is_dir():
         raise typer.BadParameter(f"{path} is a folder.")
@@ -38,12 +38,12 @@ JsonOption = Annotated[
 OutOption = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="FILE", callback=_writable, help="Write the JSON document to FILE too."
+        "--out", metavar="FILE", callback=writable, help="Write the JSON document to FILE too."
     ),
 ]
 HtmlOption = Annotated[
     Path | None,
-    typer.Option("--html", metavar="FILE", callback=_writable, help="Write a page to FILE too."),
+    typer.Option("--html", metavar="FILE", callback=writable, help="Write a page to FILE too."),
 ]
 
 

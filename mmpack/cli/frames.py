@@ -1,0 +1,233 @@
+"""`mmpack frames VIDEO`: which frames of a video each policy takes, side by side, and as a contact sheet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mmpack.cli.output import JsonOption, OutOption, emit, table, writable
+from mmpack.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from mmpack.video.info import VideoInfo
+    from mmpack.video.plan import FramePlan
+
+SHOWN = 100  # frames, on the screen
+
+
+def command(
+    video: Annotated[Path, typer.Argument(metavar="VIDEO", help="A video file.")],
+    policy: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME[:SETTING=VALUE,…]",
+            help="A sampling policy, e.g. qwen_vl_utils or vllm:model=qwen3_vl,fps=4; repeat it to compare.",
+        ),
+    ],
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SETTING=VALUE", help="For every policy that has it."),
+    ] = None,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", callback=writable, help="Write a contact sheet to FILE."),
+    ] = None,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+) -> int:
+    """Print the plans that policies make of a video; exit 1 if they differ."""
+    from mmpack.video.compare_plans import differing_fields
+    from mmpack.video.info import probe
+    from mmpack.video.sample import sample
+
+    asked = [_policy(text) for text in policy]
+    for text in setting or []:
+        _set_for_all(asked, text)
+    info = probe(str(video))
+    plans = [sample(info, policy=name, **settings) for name, settings in asked]
+    labels = list(policy)
+    differing = differing_fields(plans)
+    if sheet is not None:
+        _write_sheet(sheet, video, info, labels, plans)
+    emit(
+        _document(video, info, labels, plans, differing),
+        _for_people(info, labels, plans, differing),
+        as_json,
+        out,
+    )
+    return 1 if differing else 0
+
+
+def _policy(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME` or `NAME:SETTING=VALUE,…`."""
+    name, _, settings = text.partition(":")
+    return name, dict(_setting(part) for part in settings.split(",") if part)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """A value is a JSON number or boolean, else a text."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ArgumentError(f"frames: {text!r:.60} is no setting. Fix: SETTING=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _set_for_all(asked: list[tuple[str, dict[str, Any]]], text: str) -> None:
+    from dataclasses import fields
+
+    from mmpack.video.sample import policy_of
+
+    name, value = _setting(text)
+    having = [
+        own for policy, own in asked if name in {f.name for f in fields(policy_of(policy).settings)}
+    ]
+    if not having:
+        raise ArgumentError(
+            f"frames: no policy asked for has a setting {name!r:.40}. Fix: see docs/video.md"
+        )
+    for own in having:
+        own.setdefault(name, value)  # what stands beside the policy's name goes first
+
+
+def _document(
+    video: Path,
+    info: VideoInfo,
+    labels: Sequence[str],
+    plans: Sequence[FramePlan],
+    differing: list[str],
+) -> dict[str, Any]:
+    about = {
+        name: getattr(info, name)
+        for name in (
+            "codec",
+            "width",
+            "height",
+            "rotation",
+            "fps",
+            "total_frames",
+            "variable",
+            "duration",
+            "content_key",
+        )
+    }
+    return {
+        "video": {"path": str(video), **about},
+        "same": not differing,
+        "differing": differing,
+        "plans": [
+            {
+                "label": label,
+                "num_frames": plan.num_frames,
+                "num_tokens": plan.num_tokens,
+                "resizes": [list(size) for size in plan.resizes],
+                **plan.to_dict(),
+            }
+            for label, plan in zip(labels, plans, strict=True)
+        ],
+    }
+
+
+def _about(info: VideoInfo) -> str:
+    rate = "no frame rate" if info.fps is None else f"{info.fps:.6g} fps"
+    more = ", variable" if info.variable else ""
+    turned = f", turned by {info.rotation} degrees" if info.rotation else ""
+    return (
+        f"{info.codec}, {info.width} × {info.height} px{turned}, {info.total_frames} frames, "
+        f"{rate}{more}, {info.duration:.2f} s"
+    )
+
+
+def _for_people(
+    info: VideoInfo, labels: Sequence[str], plans: Sequence[FramePlan], differing: list[str]
+) -> list[str | Table]:
+    from mmpack.video.compare_plans import differing_rows
+
+    rows = differing_rows(plans)
+    marked = len(plans) > 1
+    shown = [
+        (k, *(_cell(plan, k, info.variable) for plan in plans), *(["≠" * unlike] if marked else []))
+        for k, unlike in enumerate(rows[:SHOWN])
+    ]
+    out: list[str | Table] = [
+        _about(info),
+        "",
+        table(("", *labels, *([""] if marked else [])), _facts(plans, marked)),
+        "",
+        table(("frame", *labels, *([""] if marked else [])), shown),
+    ]
+    if len(rows) > SHOWN:
+        out.append(f"and {len(rows) - SHOWN} rows more (--json has all)")
+    if marked:
+        verdict = "the plans are the same"
+        if differing:
+            verdict = (
+                f"the plans differ in {', '.join(differing)}; {sum(rows)} of {len(rows)} frames"
+            )
+        out += ["", verdict]
+    return out
+
+
+def _facts(plans: Sequence[FramePlan], marked: bool) -> list[tuple[str, ...]]:
+    from mmpack.video.compare_plans import differ
+
+    facts = {
+        "frames": ("num_frames", lambda p: str(p.num_frames)),
+        "fps": ("fps", lambda p: f"{p.fps:.6g}" + (" (assumed)" if p.fps_assumed else "")),
+        "resized to": ("resizes", lambda p: ", then ".join(map(_times, p.resizes)) or "-"),
+        "grid": ("grid_thw", lambda p: _times(p.grid_thw)),
+        "tokens": ("num_tokens", lambda p: f"{p.num_tokens:,}"),
+        "second_per_grid_ts": ("second_per_grid_ts", lambda p: _number(p.second_per_grid_ts)),
+        "timestamps in text": ("patch_timestamps", lambda p: _told(p.patch_timestamps)),
+    }
+    return [
+        (name, *map(tell, plans), *(["≠" if differ(plans, field) else ""] if marked else []))
+        for name, (field, tell) in facts.items()
+    ]
+
+
+def _cell(plan: FramePlan, k: int, variable: bool) -> str:
+    """Number and time; of a clip of variable rate the real time too."""
+    if k >= plan.num_frames:
+        return "-"
+    told = f"{plan.indices[k]} at {plan.timestamps[k]:.3f} s"
+    if variable and plan.container_timestamps is not None:
+        told += f" (really {plan.container_timestamps[k]:.3f} s)"
+    return told
+
+
+def _times(numbers: Sequence[int]) -> str:
+    return " × ".join(str(n) for n in numbers)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _told(seconds: Sequence[float] | None) -> str:
+    if seconds is None:
+        return "-"
+    few = " ".join(f"{s:.1f}" for s in seconds[:3])
+    return few if len(seconds) <= 4 else f"{few} … {seconds[-1]:.1f}"
+
+
+def _write_sheet(
+    path: Path, video: Path, info: VideoInfo, labels: Sequence[str], plans: Sequence[FramePlan]
+) -> None:
+    from mmpack.video.decode import decode
+    from mmpack.video.sheet import contact_sheet
+
+    picture = contact_sheet(
+        video.name,
+        _about(info),
+        list(zip(labels, plans, strict=True)),
+        lambda some: decode(str(video), some),
+    )
+    picture.save(path, format="PNG")

@@ -1,0 +1,59 @@
+"""A plan, handed to a model's processor: what makes transformers and vLLM keep the frames and times that were planned.
+
+The frames go along as uint8 [n, h, w, 3] of `plan.indices` in `plan.loaded_size`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError
+from mmpack.video.plan import FramePlan
+
+
+def hf_metadata(plan: FramePlan) -> dict[str, Any]:
+    """Fields of transformers' VideoMetadata: its `second_per_grid_ts` and its timestamps are then the plan's.
+
+    `fps` is None where the container had none and the model's seconds come from it: transformers assumes 24 there,
+    whatever was sampled.
+    """
+    guessed = plan.settings["temporal_patch_size"] / plan.fps
+    unknown = plan.fps_assumed and plan.second_per_grid_ts == guessed
+    return {
+        "total_num_frames": plan.counted_frames,
+        "fps": None if unknown else plan.fps,
+        "width": plan.loaded_size[0],
+        "height": plan.loaded_size[1],
+        "duration": plan.counted_frames / plan.fps,
+        "video_backend": "mmpack",
+        "frames_indices": list(plan.indices),
+    }
+
+
+def hf_kwargs(plan: FramePlan) -> dict[str, Any]:
+    """Keyword arguments of a video processor's call: nothing is sampled again, and the size becomes the plan's."""
+    settings = plan.settings
+    out: dict[str, Any] = {
+        "do_sample_frames": False,
+        "do_resize": plan.size != plan.loaded_size,
+        "size": {"shortest_edge": settings["min_pixels"], "longest_edge": settings["max_pixels"]},
+    }
+    if settings["cap_pixels_per_frame"]:
+        out["cap_pixels_per_frame"] = True
+    return out
+
+
+def vllm_item(plan: FramePlan, frames: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    """The entry of vLLM's `multi_modal_data["video"]`; `hf_kwargs(plan)` is its `mm_processor_kwargs`.
+
+    Raises: ArgumentError where `frames` are not the plan's.
+    """
+    wanted = (plan.num_frames, plan.loaded_size[1], plan.loaded_size[0], 3)
+    if frames.shape != wanted or frames.dtype != np.uint8:
+        raise ArgumentError(
+            f"vllm_item: frames are {frames.dtype} {list(frames.shape)}, the plan has uint8 {list(wanted)}. "
+            "Fix: decode the plan, resized to plan.loaded_size"
+        )
+    return frames, {**hf_metadata(plan), "do_sample_frames": False}

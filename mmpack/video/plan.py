@@ -1,0 +1,136 @@
+"""The plan of one video: which frames, at which times, in which size. Made once, recorded with the sample.
+
+Indices count frames of the stream in presentation order from 0; times are seconds; sizes are (width, height) in pixels,
+upright; grids are (t, h, w) in patches before merging.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError
+from mmpack.video.values import read_value
+
+if TYPE_CHECKING:
+    from mmpack.schema.media import Medium
+
+
+@dataclass(frozen=True)
+class FramePlan:
+    """What a policy chose. Temporal padding (the family repeats the last frame) is in `grid_thw`, not in `indices`."""
+
+    policy: str
+    settings: dict[str, Any]  # every one of the policy, resolved
+    indices: tuple[int, ...]  # ascending; they repeat where the policy itself takes a frame twice
+    timestamps: tuple[float, ...]  # of each index, as the policy counts: index / fps
+    fps: float  # of the source, as the policy took it
+    fps_assumed: bool  # the container has none, and `fps` is the policy's guess
+    total_frames: int  # of the source
+    counted_frames: int  # of them, those between the policy's start and end
+    source_size: tuple[int, int]  # of the stream
+    loaded_size: tuple[int, int]  # as a loader hands the frames to the processor
+    size: tuple[int, int]  # after the processor's resize: what the patches are cut from
+    grid_thw: tuple[int, int, int]
+    second_per_grid_ts: float | None = None  # None where the family has none
+    patch_timestamps: tuple[float, ...] | None = (
+        None  # written in the prompt, [t]; None: not written
+    )
+    container_timestamps: tuple[float, ...] | None = (
+        None  # real times of `indices`, if the container has them
+    )
+
+    @property
+    def num_frames(self) -> int:
+        """Frames to decode, without temporal padding."""
+        return len(self.indices)
+
+    @property
+    def num_tokens(self) -> int:
+        """Vision tokens after merging."""
+        t, h, w = self.grid_thw
+        merge: int = self.settings["merge_size"]
+        return t * (h // merge) * (w // merge)
+
+    @property
+    def resizes(self) -> tuple[tuple[int, int], ...]:
+        """Sizes in the order in which frames are resized to them: by the loader, by the processor, by both, or none."""
+        steps = (self.source_size, self.loaded_size, self.size)
+        return tuple(new for old, new in pairwise(steps) if new != old)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; lists for tuples."""
+        return {name: _listed(value) for name, value in asdict(self).items()}
+
+    def to_json(self) -> str:
+        """JSON text: equal plans give equal text."""
+        return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> FramePlan:
+        """The plan that `to_dict` wrote. Raises: ArgumentError naming the field that is missing, unknown or wrong."""
+        known = {f.name: f for f in fields(cls)}
+        odd = sorted(set(values) ^ set(known))
+        if odd:
+            what = "is unknown" if odd[0] in values else "is missing"
+            raise ArgumentError(f"FramePlan: {odd[0]!r:.60} {what}. Fix: read what to_json wrote")
+        fix = "read what to_json wrote"
+        return cls(
+            **{
+                name: read_value(f"FramePlan: {name}", str(field.type), values[name], fix)
+                for name, field in known.items()
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> FramePlan:
+        """The plan that `to_json` wrote. Raises: ArgumentError."""
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise ArgumentError(
+                f"FramePlan: not JSON ({error}). Fix: read what to_json wrote"
+            ) from None
+        if not isinstance(values, dict):
+            raise ArgumentError("FramePlan: not a JSON object. Fix: read what to_json wrote")
+        return cls.from_dict(values)
+
+    def medium_fields(self) -> dict[str, Any]:
+        """Fields of `Medium` that record this plan. `fps` is None where it was assumed: the times tell of it."""
+        return {
+            "grid_thw": self.grid_thw,
+            "num_tokens": self.num_tokens,
+            "size": self.loaded_size,
+            "decoded_size": self.source_size,
+            "fps": None if self.fps_assumed else self.fps,
+            "frame_indices": np.asarray(self.indices, dtype=np.int64),
+            "frame_timestamps": self.timestamps,
+            "second_per_grid_ts": self.second_per_grid_ts,
+            "total_frames": self.total_frames,
+        }
+
+    def processor_settings(self) -> dict[str, Any]:
+        """What belongs into `processor["video"]["sampling"]`: the policy's name and settings."""
+        return {"policy": self.policy, **self.settings}
+
+    @classmethod
+    def from_medium(cls, medium: Medium, sampling: dict[str, Any]) -> FramePlan:
+        """The plan out of a recorded video and its `processor["video"]["sampling"]`, nothing guessed anew.
+
+        Real times of the container are not recorded with a sample. Raises: ArgumentError.
+        """
+        from mmpack.video.sample import recorded
+
+        return recorded(medium, sampling)
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_listed(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _listed(v) for k, v in value.items()}
+    return value

@@ -1,0 +1,92 @@
+"""transformers' Qwen2VLVideoProcessor (Qwen2-VL, Qwen2.5-VL): every frame, or frames spaced evenly from the first.
+
+It steps by total / count in float32 and drops the fraction. Pixels are bounded frame by frame.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmpack.video.plan import FramePlan
+from mmpack.video.policies.base import ASSUMED_FPS, Policy, ProcessorSettings, finish, models_of
+from mmpack.video.policies.float32 import torch_arange
+
+if TYPE_CHECKING:
+    from mmpack.video.info import VideoInfo
+
+
+@dataclass(frozen=True)
+class Settings(ProcessorSettings):
+    do_sample_frames: bool | None = (
+        None  # None: if `fps` or `num_frames` is given, as in its chat template
+    )
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int = 4
+    max_frames: int = 768
+
+
+def choose(info: VideoInfo, settings: Settings) -> FramePlan:
+    """The plan of `info`. Raises: ArgumentError where upstream raises."""
+    total, wanted = info.total_frames, settings.num_frames
+    if settings.fps is not None and wanted is not None:
+        raise POLICY.error("fps and num_frames are both set", "set one of them")
+    sampling = settings.do_sample_frames
+    if sampling is None:
+        sampling = settings.fps is not None or wanted is not None
+    settings = Settings(**{**vars(settings), "do_sample_frames": sampling})
+    fps = ASSUMED_FPS if info.fps is None else info.fps
+    indices = _sampled(info, settings) if sampling else np.arange(total)
+    return finish(POLICY, settings, info, indices, fps=fps, fps_assumed=info.fps is None)
+
+
+def _sampled(info: VideoInfo, settings: Settings) -> np.ndarray:
+    total, patch = info.total_frames, settings.temporal_patch_size
+    assert patch
+    if settings.num_frames is not None:
+        count = round(settings.num_frames / patch) * patch
+    elif settings.fps is None:
+        raise POLICY.error("do_sample_frames without fps or num_frames", "set one of them")
+    elif info.fps is None:
+        raise POLICY.error("fps is set, the container has no frame rate", "set num_frames")
+    else:
+        count = frames_at(
+            total, info.fps, settings.fps, settings.min_frames, settings.max_frames, patch
+        )
+    if not 0 < count <= total:
+        raise POLICY.error(
+            f"{count} frames wanted of {total} (whole temporal patches of {patch})",
+            "another fps or num_frames, or do_sample_frames=false for every frame",
+        )
+    indices = spaced(total, count)
+    if indices[-1] >= total:
+        raise POLICY.error(
+            f"upstream's steps for {count} frames end at frame {indices[-1]} of {total}, "
+            "which it can't read",
+            "another fps or num_frames, or the policy vllm, which takes the last frame instead",
+        )
+    return indices
+
+
+def frames_at(total: int, source: float, fps: float, least: int, most: int, patch: int) -> int:
+    """How many frames `fps` a second are, between `least` and `most`, in whole temporal patches."""
+    most = math.floor(min(most, total) / patch) * patch
+    return math.floor(min(max(total / source * fps, least), most, total) / patch) * patch
+
+
+def spaced(total: int, count: int) -> np.ndarray:
+    """int64: upstream's steps from frame 0; there can be one more than `count`, and it can be `total`."""
+    return torch_arange(total, total / count).astype(np.int64)
+
+
+POLICY = Policy(
+    name="transformers_qwen2_vl",
+    about="transformers' video processor of Qwen2-VL and Qwen2.5-VL",
+    settings=Settings,
+    choose=choose,
+    models=models_of("single"),
+)

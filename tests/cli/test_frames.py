@@ -1,0 +1,118 @@
+"""`mmpack frames`: plans side by side, the exit code, JSON, the contact sheet."""
+
+import json
+
+import numpy as np
+import pytest
+from support.marked_clips import clip
+from support.process import run_mmpack, run_python
+
+TWO = ("--policy", "qwen_vl_utils:model=qwen3_vl", "--policy", "transformers_qwen3_vl")
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory):
+    path = tmp_path_factory.mktemp("films") / "film.mp4"
+    path.write_bytes(clip(138))
+    return path
+
+
+def test_plans_that_differ(film):
+    result = run_mmpack("frames", film, *TWO)
+    assert result.returncode == 1 and result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert "128 × 96 px, 138 frames, 25 fps" in lines[0]
+    (row,) = [line.split() for line in lines if line.startswith("frames ")]
+    assert row == ["frames", "10", "11", "≠"]
+    (first, second) = [line for line in lines if line.split()[:1] in (["0"], ["1"])]
+    assert "0 at 0.000 s" in first and "≠" not in first
+    assert "15 at 0.600 s" in second and "14 at 0.560 s" in second and "≠" in second
+    assert lines[-1].startswith("the plans differ in indices, timestamps")
+    assert lines[-1].endswith("10 of 11 frames")
+
+
+def test_plans_that_do_not(film, tmp_path):
+    same = ("--policy", "transformers_qwen3_vl", "--policy", "vllm", "--set", "model=qwen3_vl")
+    result = run_mmpack("frames", film, *same, "--json", "--out", tmp_path / "plans.json")
+    assert result.returncode == 0, result
+    document = json.loads(result.stdout)
+    assert json.loads((tmp_path / "plans.json").read_text()) == document
+    assert document["same"] is True and document["differing"] == []
+    assert document["video"]["total_frames"] == 138 and document["video"]["codec"] == "h264"
+    (a, b) = document["plans"]
+    assert a["indices"] == b["indices"] and len(a["indices"]) == 11
+    assert (a["policy"], a["label"]) == ("transformers_qwen3_vl",) * 2
+
+
+def test_one_plan_and_its_settings(film):
+    result = run_mmpack("frames", film, "--policy", "vllm:loader=opencv,num_frames=5", "--json")
+    assert result.returncode == 0
+    (plan,) = json.loads(result.stdout)["plans"]
+    assert plan["indices"] == [0, 34, 68, 102, 137]
+    # what stands beside the name goes before --set
+    more = run_mmpack("frames", film, "--policy", "vllm:fps=1", "--set", "fps=4", "--json")
+    assert json.loads(more.stdout)["plans"][0]["settings"]["fps"] == 1.0
+
+
+def test_variable_rate(tmp_path):
+    path = tmp_path / "film.mkv"
+    path.write_bytes(clip(5, times=[0, 40, 60, 900, 1000], container="matroska"))
+    lines = run_mmpack("frames", path, "--policy", "transformers_qwen2_vl").stdout.splitlines()
+    assert ", variable, " in lines[0]
+    assert "(really 0.900 s)" in next(line for line in lines if line.split()[:2] == ["3", "3"])
+
+
+def test_contact_sheet(film, tmp_path):
+    from PIL import Image
+
+    sheet = tmp_path / "sheet.png"
+    assert run_mmpack("frames", film, *TWO, "--sheet", sheet).returncode == 1
+    picture = Image.open(sheet)
+    assert picture.format == "PNG" and picture.mode == "RGB" and picture.width == 1440
+    pixels = np.asarray(picture)
+    marked = (pixels == (0xD9, 0x48, 0x0F)).all(-1)
+    alone = run_mmpack("frames", film, TWO[0], TWO[1], "--sheet", sheet)
+    assert alone.returncode == 0
+    plain = np.asarray(Image.open(sheet))
+    assert marked.sum() > 1000 and not (plain == (0xD9, 0x48, 0x0F)).all(-1).any()
+    assert plain.shape[0] < pixels.shape[0]  # one band less
+    assert len(np.unique(plain.reshape(-1, 3), axis=0)) > 500  # there are pictures on it
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        ((), "--policy"),
+        (("--policy", "uniform"), "'uniform'"),
+        (("--policy", "vllm:frames=3"), "'frames'"),
+        (("--policy", "vllm:fps"), "'fps' is no setting"),
+        (("--policy", "vllm", "--set", "colour=red"), "'colour'"),
+        (("--policy", "vllm", "--set", "fps=often"), "fps"),
+        (("--policy", "vllm", "--sheet", "nowhere/sheet.png"), "--sheet"),
+        (("--policy", "qwen_vl_utils:nframes=500"), "500 frames wanted"),
+    ],
+)
+def test_bad_usage(film, args, part):
+    result = run_mmpack("frames", film, *args)
+    assert result.returncode == 2 and result.stdout == "", result
+    assert result.stderr.count("\n") == 1 and part in result.stderr and "Fix: " in result.stderr
+
+
+def test_not_a_video(tmp_path):
+    path = tmp_path / "film.mp4"
+    path.write_bytes(b"hello, this is no video" * 100)
+    for target in (path, tmp_path / "gone.mp4"):
+        result = run_mmpack("frames", target, "--policy", "vllm")
+        assert result.returncode == 2 and result.stderr.count("\n") == 1, result
+        assert "Fix: " in result.stderr
+
+
+def test_plans_load_no_torch(film):
+    code = f"""
+import sys
+from mmpack.cli.main import main
+assert main(["frames", {str(film)!r}, "--policy", "vllm", "--policy", "qwen_vl_utils", "--json"]) == 1
+assert "torch" not in sys.modules and "PIL" not in sys.modules
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,44 @@
+"""Each policy against what upstream's own functions chose, recorded by `fixtures/video/regenerate.py`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.video_infos import clip
+
+from mmpack.errors import ArgumentError
+from mmpack.video import POLICIES, sample
+
+TABLES = Path(__file__).resolve().parents[2] / "fixtures" / "video"
+
+
+def rows(policy):
+    return json.loads((TABLES / f"{policy}.json").read_text())
+
+
+def differences(policy, row):
+    """(field, ours, upstream's) of all that differ; an error equals an error."""
+    expected = row["upstream"]
+    try:
+        plan = sample(clip(*row["video"]), policy=policy, **row["settings"]).to_dict()
+    except ArgumentError as error:
+        assert "\n" not in str(error) and "Fix: " in str(error)
+        return [] if "error" in expected else [("error", str(error), expected)]
+    if "error" in expected:
+        return [("error", plan["indices"], expected)]
+    fps = None if plan["fps_assumed"] and expected["fps"] is None else plan["fps"]
+    mine = plan | {"fps": fps}
+    if "told" in expected:
+        mine["told"] = [f"{t:.1f}" for t in plan["patch_timestamps"]]
+    for name in ("second_per_grid_ts", "patch_timestamps"):
+        assert (mine[name] is None) == (name not in expected), name
+    return [(k, mine[k], v) for k, v in expected.items() if mine[k] != v]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_recorded_upstream(policy):
+    table = rows(policy)
+    wrong = [(row["video"], row["settings"], d) for row in table if (d := differences(policy, row))]
+    assert not wrong, f"{len(wrong)} of {len(table)}: {wrong[:3]}"
+    raised = sum("error" in row["upstream"] for row in table)
+    assert len(table) > 200 and 5 <= raised < len(table) / 3

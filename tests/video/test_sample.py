@@ -1,0 +1,248 @@
+"""Plans of odd clips, what is recorded of a plan, and the errors."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.marked_clips import clip as file_of
+from support.process import run_python
+from support.video_infos import clip
+
+import mmpack as mp
+from mmpack.errors import ArgumentError
+from mmpack.families import get_family
+from mmpack.processors.expand import frame_seconds
+from mmpack.video import POLICIES, FramePlan, probe, sample
+
+QWEN2 = {"qwen_vl_utils": {}, "transformers_qwen2_vl": {"fps": 2.0}, "vllm": {}}
+QWEN3 = {
+    "qwen_vl_utils": {"model": "qwen3_vl"},
+    "transformers_qwen3_vl": {},
+    "vllm": {"model": "qwen3_vl"},
+}
+ALL = [*QWEN2.items(), *QWEN3.items()]
+
+
+def refused(match, info, **settings):
+    with pytest.raises(ArgumentError, match=match) as caught:
+        sample(info, **settings)
+    assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
+
+
+def test_known_disagreements():
+    """The numbers of docs/causes: frame_sampling and video_budget."""
+    info = clip(138, 25.0, 640, 360)
+    counts = {p: sample(info, policy=p, **s).num_frames for p, s in QWEN3.items()}
+    assert counts == {"qwen_vl_utils": 10, "transformers_qwen3_vl": 11, "vllm": 11}
+    tokens = {p: sample(info, policy=p, **s).num_tokens for p, s in QWEN3.items()}
+    assert tokens == {"qwen_vl_utils": 1100, "transformers_qwen3_vl": 1320, "vllm": 1320}
+    film = clip(300, 30.0, 1920, 1080)
+    assert sample(film, policy="qwen_vl_utils").num_tokens == 7200
+    assert sample(film, policy="transformers_qwen3_vl").num_tokens == 11_960
+    assert sample(film, policy="transformers_qwen2_vl", fps=2.0).num_tokens == 26_910
+    assert sample(film, policy="vllm").num_tokens == 26_910
+
+
+def test_resized_twice():
+    """The wrong image_patch_size: qwen-vl-utils' multiples of 28 become multiples of 32."""
+    info = clip(100, 25.0, 640, 360)
+    wrong = sample(
+        info, policy="qwen_vl_utils", model="qwen3_vl", image_patch_size=14, do_resize=True
+    )
+    right = sample(info, policy="qwen_vl_utils", model="qwen3_vl")
+    assert wrong.resizes == ((644, 364), (640, 352)) and right.resizes == ((640, 352),)
+
+
+def test_fps_missing():
+    info = clip(100, None, 320, 240)
+    plan = sample(info, policy="transformers_qwen3_vl")
+    assert plan.fps_assumed and plan.fps == 24.0
+    assert plan.timestamps == tuple(i / 24 for i in plan.indices)
+    assert plan.medium_fields()["fps"] is None  # what was assumed is not what the file says
+    engine = sample(info, policy="vllm", model="qwen3_vl")
+    assert (engine.fps, engine.fps_assumed) == (24.0, True)
+    whole = sample(info, policy="transformers_qwen2_vl")
+    assert whole.second_per_grid_ts == 2 / 24 and whole.num_frames == 100
+    refused("no frame rate", info, policy="transformers_qwen2_vl", fps=2.0)
+    refused("no frame rate", info, policy="qwen_vl_utils")
+    refused("no frame rate", info, policy="vllm")
+
+
+@pytest.mark.parametrize(("policy", "given"), ALL)
+def test_odd_counts_and_short_clips(policy, given):
+    """What the family pads is in the grid; what is decoded is not padded."""
+    for total in (2, 3, 5, 7, 31):
+        plan = sample(clip(total, 10.0), policy=policy, **given)
+        assert plan.grid_thw[0] == -(-plan.num_frames // 2)
+        assert len(set(plan.indices)) == plan.num_frames <= total
+        if plan.patch_timestamps is not None and plan.num_frames % 2:
+            assert plan.patch_timestamps[-1] == plan.timestamps[-1]
+
+
+def test_one_frame():
+    """Less than a temporal patch: refused by most, repeated by Qwen2-VL's processor and, before 5.15, Qwen3-VL's."""
+    info = clip(1, 25.0)
+    plan = sample(info, policy="transformers_qwen2_vl")
+    assert (plan.indices, plan.grid_thw[0], plan.num_tokens) == ((0,), 1, 13 * 23)
+    old = sample(info, policy="transformers_qwen3_vl", transformers="5.8")
+    assert (old.indices, old.grid_thw[0], old.patch_timestamps) == ((0,), 1, (0.0,))
+    for policy, more in ALL:
+        refused("image|every frame", info, policy=policy, **more)
+
+
+def test_zero_frames():
+    for policy in POLICIES:
+        refused("no frames", clip(0), policy=policy)
+
+
+def test_more_frames_than_there_are():
+    info = clip(10, 25.0)
+    repeated = sample(info, policy="transformers_qwen3_vl", num_frames=15)
+    assert repeated.num_frames == 15 and len(set(repeated.indices)) == 10
+    assert list(repeated.indices) == sorted(repeated.indices)
+    refused("2 to 10", info, policy="qwen_vl_utils", nframes=16)
+    refused("16 frames wanted of 10", info, policy="transformers_qwen2_vl", num_frames=16)
+    assert sample(info, policy="vllm", loader="opencv", num_frames=16).num_frames == 10
+
+
+def test_a_frame_past_the_end():
+    """Steps of upstream: transformers can't read what they ask for, vLLM takes the last frame."""
+    info = clip(34, 25.0)
+    refused("frame 34 of 34", info, policy="transformers_qwen2_vl", num_frames=14)
+    plan = sample(info, policy="vllm", fps=14 / 34 * 25.0 + 1e-9)
+    assert plan.indices[-1] == 33 and plan.num_frames == 15
+
+
+def test_variable_rate():
+    """The policy counts frames, as upstream; the container's times stand beside."""
+    times = [0, 40, 50, 60, 400, 800, 1000, 1040, 1500, 2000]
+    info = probe(file_of(10, times=times, container="matroska"))
+    assert info.variable
+    plan = sample(info, policy="vllm", model="qwen3_vl")
+    assert plan.timestamps == tuple(i / info.fps for i in plan.indices)
+    assert plan.container_timestamps == pytest.approx([times[i] / 1000 for i in plan.indices])
+    assert plan.container_timestamps != pytest.approx(plan.timestamps, abs=0.05)
+
+
+def test_rotation():
+    """The size is the upright one, and the plan of a file is that of its VideoInfo."""
+    film = file_of(30, size=(96, 160), rotation=90)
+    plan = sample(film, policy="qwen_vl_utils")
+    assert plan.source_size == (96, 160) and plan.size[1] > plan.size[0]
+    assert plan == sample(probe(film), policy="qwen_vl_utils")
+
+
+def test_start_and_end():
+    info = clip(300, 30.0)
+    plan = sample(info, policy="qwen_vl_utils", video_start=2.0, video_end=5.0)
+    assert (plan.indices[0], plan.indices[-1], plan.counted_frames) == (60, 150, 91)
+    assert plan.second_per_grid_ts == 2 / (plan.num_frames / 91 * 30.0)
+    refused("leave frames", info, policy="qwen_vl_utils", video_start=5.0, video_end=5.01)
+
+
+def test_unknown_names():
+    info = clip(100)
+    refused("qwen_vl_utils, transformers_qwen2_vl", info, policy="uniform")
+    refused("has no setting 'frames'.*nframes", info, policy="qwen_vl_utils", frames=3)
+    refused("'llava' is unknown.*qwen2_5_vl", info, policy="vllm", model="llava")
+    refused("'qwen3_vl' is unknown", info, policy="transformers_qwen2_vl", model="qwen3_vl")
+    refused("loader 'cv' is unknown.*opencv_dynamic", info, policy="vllm", loader="cv")
+    refused("reads no num_frames", info, policy="vllm", num_frames=8)
+    refused("expected float", info, policy="vllm", fps="2")
+    refused("expected int", info, policy="qwen_vl_utils", nframes=True)
+    refused("a positive number", info, policy="vllm", fps=0.0)
+    refused("a positive number", info, policy="vllm", fps=float("nan"))
+    refused("both set", info, policy="qwen_vl_utils", fps=2.0, nframes=8)
+    refused("both set", info, policy="transformers_qwen3_vl", fps=2.0, num_frames=8)
+    refused("5.15", info, policy="transformers_qwen3_vl", transformers="4")
+    refused("can't be resized", clip(10, 5.0, 3000, 10), policy="qwen_vl_utils")
+
+
+clips = st.builds(
+    clip,
+    st.integers(2, 400),
+    st.sampled_from([None, 10.0, 24000 / 1001, 25.0, 30.0]),
+    st.integers(32, 1000),
+    st.integers(32, 1000),
+)
+asked = st.sampled_from([*ALL, ("transformers_qwen2_vl", {"num_frames": 2})])
+
+
+@settings(max_examples=200)
+@given(clips, asked)
+def test_round_trips(info, asked):
+    """JSON both ways; and out of what a trace records: Medium and processor settings."""
+    policy, given = asked
+    try:
+        plan = sample(info, policy=policy, **given)
+    except ArgumentError:
+        assert info.fps is None or min(info.width, info.height) * 200 < max(info.width, info.height)
+        return
+    assert FramePlan.from_json(plan.to_json()) == plan
+    medium = mp.Medium("film", "video", "0" * 64, **plan.medium_fields())
+    stored = mp.Medium.read(
+        json.loads(json.dumps(medium.write(), default=np.ndarray.tolist)), "medium"
+    )
+    sampling = json.loads(json.dumps(plan.processor_settings()))
+    without_times = dataclasses.replace(plan, container_timestamps=None)
+    assert FramePlan.from_medium(stored, sampling) == without_times
+    family = get_family(plan.settings["model"])
+    assert plan.num_tokens == family.vision_tokens(plan.grid_thw)
+    if plan.patch_timestamps is not None:
+        assert frame_seconds(stored, family) == list(plan.patch_timestamps)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"indices": "abc"},
+        {"indices": [0, 1.5]},
+        {"fps": True},
+        {"size": [1, 2, 3]},
+        {"grid_thw": None},
+        {"policy": 3},
+        {"colour": "red"},
+    ],
+)
+def test_damaged_json(change):
+    values = sample(clip(50), policy="qwen_vl_utils").to_dict() | change
+    with pytest.raises(ArgumentError, match=f"{next(iter(change))}.*Fix: "):
+        FramePlan.from_json(json.dumps(values))
+    del values[next(iter(change))], values["fps_assumed"]
+    with pytest.raises(ArgumentError, match="is missing"):
+        FramePlan.from_json(json.dumps(values))
+    for text in ("", "[]", "nonsense"):
+        with pytest.raises(ArgumentError, match="FramePlan: not"):
+            FramePlan.from_json(text)
+
+
+def test_medium_without_a_plan():
+    plan = sample(clip(50), policy="qwen_vl_utils")
+    fields = plan.medium_fields() | {"frame_timestamps": None}
+    with pytest.raises(ArgumentError, match="no frame_timestamps"):
+        FramePlan.from_medium(mp.Medium("f", "video", "0" * 64, **fields), {"policy": plan.policy})
+
+
+def test_sampling_loads_no_torch():
+    code = """
+import sys
+import mmpack.video
+assert "av" not in sys.modules and "torch" not in sys.modules
+import mmpack.video.sample, mmpack.video.policies.base
+assert callable(mmpack.video.sample) and mmpack.video.sample is not sys.modules["mmpack.video.sample"]
+for name in mmpack.video.POLICIES:
+    assert mmpack.video.POLICIES[name].resolve({}).patch_size
+assert "torch" not in sys.modules
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_plans_are_plain():
+    plan = sample(clip(50), policy="vllm", model="qwen3_vl")
+    assert all(type(i) is int for i in plan.indices)
+    assert all(type(t) is float for t in plan.timestamps)
+    assert np.asarray(plan.indices).dtype == np.int64
