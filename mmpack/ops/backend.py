@@ -25,6 +25,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "policy_loss": ("triton", "cuda"),
     "group_advantages": ("triton", "cuda"),
     "scatter_rewards": ("triton", "cuda"),
+    "pack_video": ("triton",),
 }
 
 HALVES = (torch.bfloat16, torch.float16)

@@ -31,7 +31,7 @@ def random_layout(
             ids += [*told, family.vision_start_id, *run, family.vision_end_id]
         if is_video:
             video_grids.append([t, h, w])
-            seconds.append(float(rng.choice([0.5, 1.0, 0.08, 0.3333, 2.7, 1 / 3])))
+            seconds.append(float(rng.choice([0.5, 1.0, 0.48, 0.08, 0.3333, 2.7, 1 / 3, 1 / 24])))
         else:
             images.append([t, h, w])
     return np.array(ids + _text(rng, 1)), images, video_grids, seconds

@@ -1,0 +1,251 @@
+"""Clips in the order of their frames, and in the order in which a vision tower reads their patches. numpy only.
+
+Frame-major: [n, h, w, 3] or [n, 3, h, w] a clip. Token-major: rows [t·h·w, patch_dim] (h, w in patches), temporal patch
+after temporal patch; a row is one patch: channels, frames, height, width. Patches of a merged token lie together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mmpack.errors import ArgumentError
+from mmpack.families import Family, get_family
+
+CHANNELS = 3
+
+Array = TypeVar("Array")  # of numpy or torch
+
+
+@dataclass(frozen=True, eq=False)
+class PatchPlan:
+    """Where the values of C clips lie, in both orders; T temporal patches in all. Arrays are int64 where not said."""
+
+    family: Family
+    channels_last: bool
+    sizes: np.ndarray  # [C, 3] frames, height, width (pixels), as they are handed in
+    grids: np.ndarray  # [C, 3] patches t, h, w; t counts what is kept
+    kept: np.ndarray  # [T] number of the temporal patch in its clip
+    frame_index: (
+        np.ndarray
+    )  # [T, temporal_patch_size] frame of the clip; the last one fills the last patch
+    cu_temporal: np.ndarray  # [C+1] temporal patches before each clip
+    cu_rows: np.ndarray  # [T+1] rows before each temporal patch
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.cu_rows[-1])
+
+    @property
+    def row_offsets(self) -> np.ndarray:
+        """int64 [C+1]: rows before each clip."""
+        return self.cu_rows[self.cu_temporal]
+
+    @property
+    def cu_seqlens(self) -> np.ndarray:
+        """int32 [T+1]: what a tower attends within, one temporal patch each."""
+        return self.cu_rows.astype(np.int32)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Rows of the largest temporal patch."""
+        return int(np.diff(self.cu_rows).max(initial=0))
+
+    @property
+    def frame_lengths(self) -> np.ndarray:
+        """int64 [C]: frames of each clip that its rows hold, repeats not counted."""
+        counted = np.concatenate([[0], np.cumsum(self.frame_mask.sum(axis=1))])
+        return np.diff(counted[self.cu_temporal])
+
+    @property
+    def frame_mask(self) -> np.ndarray:
+        """bool [T, temporal_patch_size]: False where a frame only repeats the one before to fill its patch."""
+        return np.diff(self.frame_index, axis=1, prepend=-1) != 0
+
+    @property
+    def clip_index(self) -> np.ndarray:
+        """int64 [T]: the clip of each temporal patch."""
+        return np.repeat(np.arange(len(self.grids)), self.grids[:, 0])
+
+    @property
+    def value_offsets(self) -> np.ndarray:
+        """int64 [C+1]: values before each clip, where clips lie one after the other in one buffer."""
+        return np.concatenate([[0], np.cumsum(self.sizes.prod(axis=1) * CHANNELS)])
+
+    def shape(self, clip: int) -> tuple[int, int, int, int]:
+        """Frame-major shape of a clip."""
+        n, h, w = (int(size) for size in self.sizes[clip])
+        return (n, h, w, CHANNELS) if self.channels_last else (n, CHANNELS, h, w)
+
+    def temporal_ids(self) -> np.ndarray:
+        """int64 [vision tokens]: the temporal patch of each token after merging, counted from 0 in each clip.
+
+        Patches that were dropped leave no gap, as they leave none in a processor's grid.
+        """
+        numbers = np.arange(len(self.kept)) - np.repeat(self.cu_temporal[:-1], self.grids[:, 0])
+        return np.repeat(numbers, np.diff(self.cu_rows) // self.family.spatial_merge_size**2)
+
+    def gather_index(self, clip: int) -> np.ndarray:
+        """int64 [rows, patch_dim]: `frames.reshape(-1)[index]` are the clip's rows."""
+        numbers = np.arange(np.prod(self.shape(clip))).reshape(self.shape(clip))
+        mine = self.frame_index[self.cu_temporal[clip] : self.cu_temporal[clip + 1]]
+        return token_view(numbers[mine.reshape(-1)], self.family).reshape(-1, self.family.patch_dim)
+
+    def scatter_index(self, clip: int) -> np.ndarray:
+        """int64 [n, …] as `shape`: `rows.reshape(-1)[index]` are the clip's frames; -1 where no row holds one."""
+        index = self.gather_index(clip).reshape(-1)
+        out = np.full(np.prod(self.shape(clip)), -1, dtype=np.int64)
+        out[index[::-1]] = np.arange(len(index))[::-1]  # of repeats the first stays
+        return out.reshape(self.shape(clip))
+
+
+def plan_patches(
+    shapes: Sequence[Sequence[int]],
+    family: str | Family,
+    *,
+    keep: Sequence[Sequence[int] | None] | None = None,
+) -> PatchPlan:
+    """The plan of clips of these frame-major shapes, [n, h, w, 3] all or [n, 3, h, w] all; h, w after the resize.
+
+    Args:
+        family: name or Family, for its patch, temporal patch and merge sizes.
+        keep: of each clip the temporal patches that become rows, ascending; None: all of them.
+
+    An image is a clip of one frame. A clip whose frames don't fill its last temporal patch repeats the last one.
+    Raises: ArgumentError for a shape that is no clip's, or that patches don't divide.
+    """
+    if get_family(family) != get_family(get_family(family).name):
+        raise ArgumentError(
+            "plan_patches: the family was changed. Fix: pass one of mmpack.families, or its name"
+        )
+    family = get_family(family)
+    unit = family.patch_size * family.spatial_merge_size
+    keep = [None] * len(shapes) if keep is None else keep
+    if len(keep) != len(shapes):
+        raise ArgumentError(
+            f"plan_patches: keep has {len(keep)} entries for {len(shapes)} clips. Fix: one a clip, or None"
+        )
+    last = _channels_last(shapes)
+    sizes = np.array([_size(s, last, unit, i) for i, s in enumerate(shapes)], dtype=np.int64)
+    sizes = sizes.reshape(-1, 3)
+    patches = -(-sizes[:, 0] // family.temporal_patch_size)
+    kept = [_kept(k, int(t), i) for i, (k, t) in enumerate(zip(keep, patches, strict=True))]
+    grids = sizes // np.array([1, family.patch_size, family.patch_size], dtype=np.int64)
+    grids[:, 0] = [len(k) for k in kept]
+    numbers = np.concatenate([np.zeros(0, np.int64), *kept])
+    slots = numbers[:, None] * family.temporal_patch_size + np.arange(family.temporal_patch_size)
+    return PatchPlan(
+        family=family,
+        channels_last=last,
+        sizes=sizes,
+        grids=grids,
+        kept=numbers,
+        frame_index=np.minimum(slots, np.repeat(sizes[:, 0] - 1, grids[:, 0])[:, None]),
+        cu_temporal=np.concatenate([[0], np.cumsum(grids[:, 0])]),
+        cu_rows=np.concatenate([[0], np.cumsum(np.repeat(grids[:, 1] * grids[:, 2], grids[:, 0]))]),
+    )
+
+
+def token_view(frames: Array, family: Family, temporal: int | None = None) -> Array:
+    """Frames of one clip (numpy or torch, either order of channels) as [t, h/m, w/m, m, m, 3, temporal, patch, patch].
+
+    Always a view: axes are cut and exchanged. To flatten it into rows is a copy that can't be avoided (unless a clip is
+    one patch): what lies beside each other in a frame lies in other rows. `temporal`: frames of a patch, by default the
+    family's; it must divide n.
+    """
+    temporal = family.temporal_patch_size if temporal is None else temporal
+    patch, merge = family.patch_size, merge_of(family)
+    shape: tuple[int, ...] = frames.shape  # type: ignore[attr-defined]
+    last = is_channels_last(shape)
+    h, w = shape[1:3] if last else shape[2:]
+    plane = (h // (patch * merge), merge, patch, w // (patch * merge), merge, patch)
+    time = (shape[0] // temporal, temporal)
+    if last:  # t, f, y, my, py, x, mx, px, c
+        return _exchanged(frames, (*time, *plane, CHANNELS), (0, 2, 5, 3, 6, 8, 1, 4, 7))
+    return _exchanged(frames, (*time, CHANNELS, *plane), (0, 3, 6, 4, 7, 2, 1, 5, 8))
+
+
+def row_view(rows: Array, grid: Sequence[int], family: Family) -> Array:
+    """Rows of one clip [t·h·w, patch_dim] in the axes of `token_view`; a view."""
+    t, h, w = (int(n) for n in grid)
+    merge, patch = merge_of(family), family.patch_size
+    cells = (t, h // merge, w // merge, merge, merge)
+    values = (CHANNELS, family.temporal_patch_size, patch, patch)
+    return rows.reshape(*cells, *values)  # type: ignore[attr-defined, no-any-return]
+
+
+def is_channels_last(shape: Sequence[int]) -> bool:
+    """Whether a frame-major shape ends with the channels; no side of a frame is 3 pixels long."""
+    return int(shape[3]) == CHANNELS
+
+
+def merge_of(family: Family) -> int:
+    """Patches along a side of what lies together in rows: tiles are read row by row."""
+    return family.spatial_merge_size if family.pixel_layout == "patches" else 1
+
+
+def normalization(settings: dict[str, Any] | None) -> dict[str, Any]:
+    """`rescale_factor`, `mean` and `std` for `pack_video`, from the video part of `Sample.processor`.
+
+    Raises: ArgumentError where the settings don't say.
+    """
+    switches = ("do_rescale", "do_normalize")
+    if settings is None or not all(isinstance(settings.get(name), bool) for name in switches):
+        raise ArgumentError(
+            "normalization: the settings don't tell do_rescale and do_normalize. "
+            "Fix: pass processor['video'] as mp.wrap_processor records it"
+        )
+    scale = settings["rescale_factor"] if settings["do_rescale"] else None
+    mean, std = (
+        tuple(settings[name]) if settings["do_normalize"] else None
+        for name in ("image_mean", "image_std")
+    )
+    return {"rescale_factor": scale, "mean": mean, "std": std}
+
+
+def _exchanged(x: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
+    if isinstance(x, np.ndarray):
+        return x.reshape(shape).transpose(axes)
+    return x.view(shape).permute(axes)
+
+
+def _channels_last(shapes: Sequence[Sequence[int]]) -> bool:
+    orders = set()
+    for i, shape in enumerate(shapes):
+        if len(shape) != 4 or CHANNELS not in (shape[1], shape[3]):
+            raise ArgumentError(
+                f"plan_patches: clip {i} has shape {[int(n) for n in shape]}, expected [n, h, w, 3] or [n, 3, h, w]. "
+                "Fix: pass decoded RGB frames"
+            )
+        orders.add(is_channels_last(shape))
+    if len(orders) > 1:
+        raise ArgumentError(
+            "plan_patches: channels come first in some clips and last in others. Fix: one order for all"
+        )
+    return orders != {False}
+
+
+def _size(shape: Sequence[int], last: bool, unit: int, clip: int) -> tuple[int, int, int]:
+    n, h, w = (int(shape[k]) for k in ((0, 1, 2) if last else (0, 2, 3)))
+    if min(n, h, w) < 1 or h % unit or w % unit:
+        raise ArgumentError(
+            f"plan_patches: clip {clip} has {n} frames of {w}×{h}, patches cover multiples of {unit}. "
+            "Fix: resize as the processor does"
+        )
+    return n, h, w
+
+
+def _kept(keep: Sequence[int] | None, patches: int, clip: int) -> np.ndarray:
+    if keep is None:
+        return np.arange(patches, dtype=np.int64)
+    numbers = np.asarray(keep, dtype=np.int64).reshape(-1)
+    inside = len(numbers) and numbers[0] >= 0 and numbers[-1] < patches
+    if not inside or (np.diff(numbers) <= 0).any():
+        raise ArgumentError(
+            f"plan_patches: keep[{clip}] is {numbers.tolist()[:8]}, the clip has temporal patches 0 to {patches - 1}. "
+            "Fix: numbers of at least one of them, ascending"
+        )
+    return numbers

@@ -1,0 +1,54 @@
+"""The kernels of patch packing, compiled for every target: both patch sizes, both orders of channels, every change."""
+
+import pytest
+from support.offline_compile import compiled_size, each_target
+
+pytestmark = pytest.mark.compile
+
+TABLES = {"starts": "*i64", "patches": "*i64", "blocks": "*i32"}
+
+
+def shape(patch, last, merge=2, temporal=2):
+    sizes = {"PATCH": patch, "MERGE": merge, "TEMPORAL": temporal, "LAST": last}
+    return sizes | {"CELLS": 256}
+
+
+@each_target
+@pytest.mark.parametrize(("patch", "last"), [(14, True), (16, False)])
+@pytest.mark.parametrize(
+    ("value", "made", "change"),
+    [
+        ("u8", "fp32", "normalise"),
+        ("u8", "bf16", "normalise"),
+        ("u8", "fp32", "rescale"),
+        ("u8", "u8", "copy"),
+        ("bf16", "bf16", "copy"),
+        ("fp64", "fp64", "copy"),
+    ],
+)
+def test_pack(target, patch, last, value, made, change):
+    from mmpack.kernels.pack_video import pack_kernel
+
+    numbers = [f"{name}_{c}" for name in ("mean", "std", "inverse") for c in range(3)]
+    signature = {"frames": f"*{value}", "out": f"*{made}"} | TABLES
+    signature |= dict.fromkeys([*numbers, "scale"], "fp32") | {"shift": "i32"}
+    constants = shape(patch, last) | {"CHANGE": change, "REPEAT": value != "bf16"}
+    constants["BYTES"] = made == "bf16"
+    assert compiled_size(pack_kernel, signature, constants, target)
+
+
+@each_target
+@pytest.mark.parametrize(
+    ("value", "patch", "merge", "temporal"),
+    [("u8", 14, 2, 2), ("fp32", 16, 2, 2), ("bf16", 14, 2, 2), ("fp64", 14, 1, 1)],
+)
+def test_unpack(target, value, patch, merge, temporal):
+    import triton.language as tl
+
+    from mmpack.kernels.pack_video import unpack_kernel
+
+    signature = {"rows": f"*{value}", "out": f"*{value}"} | TABLES
+    wide = tl.float64 if value == "fp64" else tl.float32
+    for total, last in ((True, True), (False, False)):
+        constants = shape(patch, last, merge, temporal) | {"TOTAL": total, "SUM": wide}
+        assert compiled_size(unpack_kernel, signature, constants, target)
