@@ -15,7 +15,7 @@ APART := $(FRAMEWORKS:%=and not %)
 MATRIX := vllm verl openrlhf sglang
 
 # One file an op of the hot path; the others are what they share, and what needs no GPU.
-BENCHMARKS := $(filter-out %/gpu.py %/render.py %/parity_speed.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out %/gpu.py %/render.py %/parity_speed.py %/video_decode.py,$(wildcard benchmarks/*.py))
 
 # Files with tests of one marker. Only those are collected where packages that the others import may be missing or old.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
@@ -30,11 +30,16 @@ smoke: $(STAMP)  ## one GRPO step on geometry problems, every check printed with
 
 .PHONY: test
 test: $(STAMP)  ## the tests, without those marked slow or gpu
-	$(PYTEST) $(PARALLEL) -m "not slow and not gpu and not engine and not kernel and not compile $(APART)"
+	$(PYTEST) $(PARALLEL) -m "not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(APART)"
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the tests marked slow
-	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not engine $(APART)" || [ $$? -eq 5 ]  # 5: there is none
+	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not engine and not upstream and not decoders $(APART)" || [ $$? -eq 5 ]  # 5: there is none
+
+.PHONY: test-video
+test-video: .venv-upstream/.stamp .venv-video/.stamp  ## videos beside qwen-vl-utils and transformers' processors; every decoder beside PyAV
+	.venv-upstream/bin/python -m pytest $(PARALLEL) -m "upstream and not engine" $(call marked,upstream)
+	.venv-video/bin/python -m pytest $(PARALLEL) -m decoders $(call marked,decoders)
 
 .PHONY: test-transformers
 test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests under each supported transformers
@@ -42,6 +47,7 @@ test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests
 
 .PHONY: test-engines
 test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a whole step with it, causes put in
+	.venv-vllm/bin/python fixtures/video/regenerate.py vllm --check
 	.venv-vllm/bin/python -m pytest -m engine $(call marked,engine)
 
 .PHONY: test-frameworks
@@ -91,6 +97,8 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures 
 	$(BIN)/mmpack schema --rules --check docs/rules.md
 	$(BIN)/python fixtures/regenerate.py --check
 	.venv-upstream/bin/python fixtures/causes/regenerate.py --check
+	.venv-upstream/bin/python fixtures/patches/regenerate.py --check
+	.venv-upstream/bin/python fixtures/video/regenerate.py --check
 	$(BIN)/python benchmarks/render.py --check
 
 .PHONY: wheel-check
