@@ -14,6 +14,7 @@ from mmpack.cli.problems import problem_document
 from mmpack.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from mmpack.schema.media import Medium
     from mmpack.schema.sample import Sample
 
 SPANS = (
@@ -53,7 +54,8 @@ def command(
 def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
     from mmpack.schema.rules import problems_of
 
-    totals = dict.fromkeys(("samples", "tokens", "loss_tokens", "media", "patches"), 0)
+    names = ("samples", "tokens", "loss_tokens", "media", "videos", "video_frames", "patches")
+    totals = dict.fromkeys(names, 0)
     groups: set[str] = set()
     patches_of: dict[str, int] = {}
     families: Counter[str] = Counter()
@@ -69,6 +71,9 @@ def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
         for medium in sample.media:
             t, h, w = medium.grid_thw
             patches_of[medium.cache_key] = t * h * w
+            if medium.modality == "video":
+                totals["videos"] += 1
+                totals["video_frames"] += _frames(medium) or 0
         families[sample.family] += 1
         fingerprints[sample.processor_fingerprint or "not recorded"] += 1
         broken.update(problem.code for problem in problems_of(sample))
@@ -116,6 +121,7 @@ def _one(sample: Sample) -> dict[str, Any]:
                 "grid_thw": list(m.grid_thw),
                 "num_tokens": m.num_tokens,
                 "cache_key": m.cache_key,
+                **({"video": _video(sample, m)} if m.modality == "video" else {}),
             }
             for m in sample.media
         ],
@@ -135,6 +141,10 @@ def _one_for_people(document: dict[str, Any]) -> list[str | Table]:
             for i, m in enumerate(document["media"])
         ]
         out += ["", table(("media", "id", "modality", "grid", "tokens"), media)]
+    videos = [(i, m["video"]) for i, m in enumerate(document["media"]) if "video" in m]
+    if videos:
+        head = ("video", "frames", "of", "fps", "seconds", "first", "last", "size", "policy")
+        out += ["", table(head, [(i, *_shown(v)) for i, v in videos])]
     if document["spans"]:
         spans = []
         for span in document["spans"]:
@@ -146,3 +156,40 @@ def _one_for_people(document: dict[str, Any]) -> list[str | Table]:
         f"{p['code']} {p['field']} {p['message']}. Fix: {p['fix']}" for p in document["problems"]
     ]
     return out
+
+
+def _frames(medium: Medium) -> int | None:
+    """How many were sampled; None if neither their indices nor their times were recorded."""
+    lists = (medium.frame_indices, medium.frame_timestamps)
+    return next((len(listed) for listed in lists if listed is not None), None)
+
+
+def _video(sample: Sample, medium: Medium) -> dict[str, Any]:
+    """What was recorded of a video; `seconds`: of the whole file, total_frames / fps."""
+    fps, total, times = medium.fps, medium.total_frames, medium.frame_timestamps
+    recorded = (sample.processor or {}).get("video")
+    sampling = medium.metadata.get("sampling")
+    if sampling is None and isinstance(recorded, dict):
+        sampling = recorded.get("sampling")
+    return {
+        "frames": _frames(medium),
+        "total_frames": total,
+        "fps": fps,
+        "seconds": total / fps if total is not None and fps else None,
+        "first_timestamp": times[0] if times else None,
+        "last_timestamp": times[-1] if times else None,
+        "second_per_grid_ts": medium.second_per_grid_ts,
+        "size": None if medium.size is None else list(medium.size),
+        "policy": sampling.get("policy") if isinstance(sampling, dict) else None,
+    }
+
+
+def _shown(video: dict[str, Any]) -> list[str]:
+    from mmpack.parity.frames import clock
+
+    numbers = ["frames", "total_frames", "fps", "seconds"]
+    out = [f"{video[name]:.6g}" if video[name] is not None else "-" for name in numbers]
+    stamps = video["first_timestamp"], video["last_timestamp"]
+    out += ["-" if stamp is None else clock(stamp) for stamp in stamps]
+    size = video["size"]
+    return [*out, f"{size[0]} x {size[1]}" if size else "-", str(video["policy"] or "-")]

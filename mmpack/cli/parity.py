@@ -33,7 +33,10 @@ def command(
     media_root: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", file_okay=False, exists=True, help="Where --html finds pictures."
+            metavar="DIR",
+            file_okay=False,
+            exists=True,
+            help="Where --html finds pictures and videos.",
         ),
     ] = None,
     matrix: Annotated[

@@ -144,6 +144,7 @@ def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None) -> Findin
         right=shown.right,
         cause=hit.cause if hit else UNKNOWN,
         evidence=hit.evidence if hit else "nothing recorded tells why",
+        frames=hit.frames if hit else None,
     )
 
 

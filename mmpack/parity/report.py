@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from mmpack.parity.fixes import FIXES
+from mmpack.parity.frames import FrameDifference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +23,7 @@ class Finding:
 
     `field` is a name of the schema. `index` is the first token that differs, or for lists the first entry; `span` the
     tokens of the rollout's side. `cause` is one of `mmpack.parity.fixes`; `evidence` says what it was told from.
+    `frames`: of a video whose frames differ, the first that does.
     """
 
     sample_id: str
@@ -33,6 +35,7 @@ class Finding:
     cause: str
     evidence: str
     fix: str = ""
+    frames: FrameDifference | None = None
 
     def __post_init__(self) -> None:
         if not self.fix:
@@ -110,8 +113,9 @@ class ParityReport:
         """The report as one self-contained page; everything that came from a trace is escaped.
 
         Args:
-            media_root: folder below which the pictures that `Medium.source` names are opened.
-            pictures: content_hash -> uint8 [h, w, 3], of pictures that are at hand.
+            media_root: folder below which the pictures and videos that `Medium.source` names are opened.
+            pictures: content_hash -> uint8 [h, w, 3] of pictures that are at hand, [n, h, w, 3] of the sampled
+                frames of videos.
             decode: ids -> text, for the tokens around a difference.
             train_logprobs: sample_id -> the trainer's logprobs [n] (natural log), where its trace doesn't hold them.
         """

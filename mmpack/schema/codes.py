@@ -59,6 +59,13 @@ RULES: dict[str, Rule] = {
             "MM111", "video frames do not fit the grid", "one frame span a temporal patch, in order"
         ),
         Rule("MM112", "a video's rate or seconds below 0", "record the video's real times"),
+        Rule("MM113", "a video's frames and times differ in number", "record one time a frame"),
+        Rule("MM114", "a video's frames or times go back", "record frames in the order shown"),
+        Rule(
+            "MM115",
+            "a frame beyond the video's total_frames",
+            "count the whole file's frames, not those of a cut or of the sampled list",
+        ),
         Rule("MM201", "loss spans out of range, unsorted or overlapping", "sort and cut them"),
         Rule(
             "MM202", "loss span starts at token 0", "start at 1: a loss token needs a row before it"

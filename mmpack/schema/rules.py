@@ -11,6 +11,7 @@ from mmpack.errors import SchemaError
 from mmpack.families import Family, get_family
 from mmpack.schema.codes import RULES, Rule
 from mmpack.schema.fields import Array, named
+from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
 __all__ = ["RULES", "Problem", "Rule", "check", "problems_of", "validate"]
@@ -118,11 +119,35 @@ def _media(sample: Sample, family: Family) -> Found:
             value = getattr(medium, name)
             if value is not None and value < 0:
                 yield "MM112", field, f"has {name} {value:g}", None
-        if medium.modality == "video" and medium.frame_indices is not None:
-            frames, patch = len(medium.frame_indices), family.temporal_patch_size
-            if -(-frames // patch) != t:
-                message = f"has {frames} frames, its grid {[t, h, w]} holds {t} patches of {patch}"
-                yield "MM111", field, message, None
+        if medium.modality == "video":
+            for code, message in _frames(medium, family):
+                yield code, field, message, None
+
+
+def _frames(medium: Medium, family: Family) -> Iterator[tuple[str, str]]:
+    """Of a video: the last temporal patch may be padded, a frame may come twice."""
+    t, h, w = medium.grid_thw
+    indices, times = medium.frame_indices, medium.frame_timestamps
+    counts = [len(listed) for listed in (indices, times) if listed is not None]
+    patch = family.temporal_patch_size
+    if len(counts) == 2 and counts[0] != counts[1]:
+        yield "MM113", f"has {counts[0]} frame_indices and {counts[1]} frame_timestamps"
+    if counts and -(-counts[0] // patch) != t:
+        yield (
+            "MM111",
+            f"has {counts[0]} frames, its grid {[t, h, w]} holds {t} patches of {patch}",
+        )
+    for name, listed in (("frame_indices", indices), ("frame_timestamps", times)):
+        values = np.asarray(() if listed is None else listed)
+        back = np.flatnonzero(values[1:] < values[:-1])
+        if len(back):
+            at = int(back[0]) + 1
+            yield "MM114", f"has {name}[{at}] {values[at]} after {values[at - 1]}"
+    if times is not None and len(times) and min(times) < 0:
+        yield "MM112", f"has frame_timestamps {min(times):g}"
+    last = -1 if indices is None or not len(indices) else int(np.max(indices))
+    if medium.total_frames is not None and last >= medium.total_frames:
+        yield "MM115", f"has frame {last}, total_frames is {medium.total_frames}"
 
 
 def _modality_spans(sample: Sample, family: Family) -> Found:

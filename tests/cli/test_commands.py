@@ -126,6 +126,8 @@ def test_inspect_counts(trace, broken):
         "tokens": sum(len(s.input_ids) for s in samples),
         "loss_tokens": 3 * 11,
         "media": 6,
+        "videos": 3,
+        "video_frames": sum(len(s.media[1].frame_indices) for s in samples),
         "patches": 3 * (24 + 32),
         "groups": 2,
         "distinct_media": 2,
@@ -145,6 +147,10 @@ def test_inspect_lists_one_sample(trace):
     assert [(s["start"], s["stop"]) for s in loss] == [(s.start, s.stop) for s in sample.loss_spans]
     assert [s["start"] for s in found["spans"]] == sorted(s["start"] for s in found["spans"])
     assert [m["media_id"] for m in found["media"]] == ["plan", "clip"]
+    (clip,) = (m for m in sample.media if m.modality == "video")
+    (video,) = (m["video"] for m in found["media"] if "video" in m)
+    assert video["frames"] == len(clip.frame_indices) and video["fps"] == clip.fps
+    assert video["last_timestamp"] == clip.frame_timestamps[-1]
     text = run_mmpack("inspect", trace, "--sample", "s1").stdout
     assert "observation_spans[0]" in text and "source=tool" in text and "[1, 4, 6]" in text
 

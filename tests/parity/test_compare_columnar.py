@@ -100,6 +100,7 @@ def frames_sample(rng, name):
     medium.fps, medium.second_per_grid_ts = 25.0, 1.0
     medium.frame_indices = np.arange(frames)
     medium.frame_timestamps = tuple(float(i) for i in range(frames))
+    medium.total_frames = frames
     ids = [1, 2]
     for frame in range(patches):
         ids += [7] + [family.video_token_id] * tokens

@@ -47,6 +47,7 @@ def test_json():
         "cause",
         "evidence",
         "fix",
+        "frames",
     }
     assert report.to_json() == evil_report().to_json()
 

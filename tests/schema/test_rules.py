@@ -157,6 +157,18 @@ def _video(s: Sample) -> None:
     s.input_ids[2:8] = 151656
 
 
+def _film(**fields: Any) -> Callable[[Sample], None]:
+    """The picture as a film of two frames in one temporal patch, of which `fields` break a rule."""
+    times = {"frame_indices": np.array([0, 5]), "frame_timestamps": (0.0, 0.2), "total_frames": 6}
+
+    def change(s: Sample) -> None:
+        s.media[0] = make_medium("clip", (1, 4, 6), "video", **(times | fields))
+        s.modality_spans[0].modality = "video"
+        s.input_ids[2:8] = 151656
+
+    return change
+
+
 RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     "MM101": ("modality_spans[0]", [lambda s: (_span(0, stop=7)(s), _token(7, 3)(s))]),
     "MM102": (
@@ -174,8 +186,24 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     "MM108": ("media[0]", [_medium(num_tokens=24)]),
     "MM109": ("media[1]", [_same_key]),
     "MM110": ("modality_spans[0]", [_two_first]),
-    "MM111": ("media[0]", [_video]),
-    "MM112": ("media[0]", [_medium(fps=-1.0), _medium(second_per_grid_ts=-0.5)]),
+    "MM111": (
+        "media[0]",
+        [_video, _film(frame_indices=None, frame_timestamps=(0.0, 0.1, 0.2))],
+    ),
+    "MM112": (
+        "media[0]",
+        [
+            _medium(fps=-1.0),
+            _medium(second_per_grid_ts=-0.5),
+            _film(frame_timestamps=(-0.1, 0.2)),
+        ],
+    ),
+    "MM113": ("media[0]", [_film(frame_timestamps=(0.0,)), _film(frame_timestamps=())]),
+    "MM114": (
+        "media[0]",
+        [_film(frame_indices=np.array([5, 0])), _film(frame_timestamps=(0.2, 0.0))],
+    ),
+    "MM115": ("media[0]", [_film(total_frames=5), _film(total_frames=0)]),
     "MM201": (
         "loss_spans[1]",
         [
@@ -261,6 +289,24 @@ def test_rule(code, i):
     with pytest.raises(SchemaError, match=code) as caught:
         check(sample, "pack")
     assert caught.value.problems == problems and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"frame_timestamps": None},
+        {"frame_indices": None},
+        {"total_frames": None},
+        {"frame_indices": np.array([5, 5]), "frame_timestamps": (0.2, 0.2)},  # a policy may repeat
+        {"frame_indices": np.array([4]), "frame_timestamps": (0.2,)},  # padded to a temporal patch
+        {"frame_indices": None, "frame_timestamps": None, "total_frames": 0},
+    ],
+)
+def test_what_a_producer_may_record_of_a_film(fields):
+    sample = base()
+    _film(**fields)(sample)
+    assert validate(sample) == []
 
 
 def test_frames_of_a_family_with_a_span_a_temporal_patch():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair
+from mmpack.parity.html.frames import FrameViewer
 from mmpack.parity.html.layout import KINDS, first_difference
 from mmpack.parity.html.logprobs import Drift, by_modality, by_token, drift_of
 from mmpack.parity.html.pictures import Find, finder, pictures
@@ -48,7 +49,8 @@ def page(report: ParityReport, **options: Any) -> str:
 def fragment(report: ParityReport, **options: Any) -> str:
     """The same for a notebook.
 
-    Options: `media_root`: folder below which pictures are opened. `known`: content_hash to pixels, uint8 [h, w, 3].
+    Options: `media_root`: folder below which media are opened. `known`: content_hash to pixels, uint8 [h, w, 3], of a
+    video its sampled frames, [n, h, w, 3].
     `decode`: ids to text. `train_logprobs`: sample_id to the trainer's logprobs [n], where its trace doesn't hold them.
     `samples`: how many samples to draw.
     """
@@ -64,7 +66,7 @@ def _body(
     train_logprobs: Mapping[str, np.ndarray] | None = None,
     samples: int = CARDS,
 ) -> Markup:
-    find = finder(media_root, known)
+    find, viewer = finder(media_root, known), FrameViewer(media_root, known)
     of: dict[str, list[Finding]] = {}
     for finding in report.findings:
         of.setdefault(finding.sample_id, []).append(finding)
@@ -73,7 +75,7 @@ def _body(
         drift_of(pair, (train_logprobs or {}).get(pair.left.sample.sample_id)) for pair in pairs
     ]
     cards = [
-        _card(pair, of.get(pair.left.sample.sample_id, []), drift, find, decode)
+        _card(pair, of.get(pair.left.sample.sample_id, []), drift, find, viewer, decode)
         for pair, drift in zip(pairs, drifts, strict=True)
     ]
     drawn = {pair.left.sample.sample_id for pair in pairs}
@@ -151,6 +153,7 @@ def _card(
     findings: list[Finding],
     drift: Drift | str | None,
     find: Find,
+    viewer: FrameViewer,
     decode: Decode | None,
 ) -> Markup:
     at, what = first_difference(pair)
@@ -166,7 +169,7 @@ def _card(
     if at is not None:
         parts.append(tag("p", f"first difference: token {at} ({what})", class_="mm-note"))
         parts += [zoom(pair, at, what, decode), words(pair, at, decode)]
-    parts += [pictures(pair, find), _findings(findings)]
+    parts += [pictures(pair, find), viewer.draw(pair, findings), _findings(findings)]
     if isinstance(drift, Drift):
         parts.append(by_token(drift))
     elif drift:

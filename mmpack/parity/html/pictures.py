@@ -72,7 +72,7 @@ def _drawing(medium: Medium, rows: int, columns: int, find: Find) -> tuple[Marku
     back = (
         tag("rect", class_=f"mm-{medium.modality} mm-empty", **shape)
         if picture is None
-        else tag("image", href=_data_uri(picture), preserveAspectRatio="none", **shape)
+        else tag("image", href=data_uri(picture, LONGEST), preserveAspectRatio="none", **shape)
     )
     path = "".join(
         [f"M{k * width / columns:.1f} 0V{height:.1f}" for k in _lines(columns)]
@@ -95,6 +95,8 @@ def finder(root: str | os.PathLike[str] | None, known: Mapping[str, np.ndarray] 
 
     def find(medium: Medium) -> tuple[np.ndarray | None, str]:
         pixels = (known or {}).get(medium.content_hash or "")
+        if pixels is not None and pixels.ndim == 4:  # the frames of a video
+            return pixels[0], ""
         if pixels is not None or medium.modality != "image" or root is None:
             return pixels, ""
         if medium.source is None:
@@ -111,9 +113,10 @@ def finder(root: str | os.PathLike[str] | None, known: Mapping[str, np.ndarray] 
     return find
 
 
-def _data_uri(pixels: np.ndarray) -> str:
+def data_uri(pixels: np.ndarray, longest: int) -> str:
+    """A PNG of uint8 [h, w, 3], no longer than a screen of two pixels a CSS pixel shows."""
     out = io.BytesIO()
     image = require("PIL.Image", "view", "a thumbnail").fromarray(pixels)
-    image.thumbnail((2 * LONGEST, 2 * LONGEST))
+    image.thumbnail((2 * longest, 2 * longest))
     image.save(out, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

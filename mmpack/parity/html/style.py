@@ -66,6 +66,8 @@ border:1px solid var(--line)}
 .mmpack figcaption{font-size:.8rem;color:var(--soft);margin-top:.3rem}.mmpack figcaption b{color:var(--fg)}
 .mmpack .mm-grid{stroke:#fff;stroke-width:.5;fill:none}.mmpack .mm-grid-back{stroke:#000;stroke-width:1.3;
 fill:none;opacity:.55}
+.mmpack .mm-two{display:grid;grid-template-columns:repeat(2,minmax(0,320px));gap:.4rem 1rem;margin:.4rem 0}
+.mmpack .mm-two figure{max-width:none}.mmpack .mm-two svg{width:100%}
 .mmpack details{margin:.5rem 0}.mmpack summary{cursor:pointer;color:var(--soft)}
 .mmpack dl{margin:.4rem 0}.mmpack dt{font-weight:600}.mmpack dd{margin:0 0 .4rem}
 """

@@ -182,12 +182,40 @@ def _vision_tokens(family: Family, grids: np.ndarray) -> np.ndarray:
 
 
 def _wrong_times(media: Items, family: Family, grids: np.ndarray) -> np.ndarray:
-    """Rows that break MM112, and MM111 by the number of frames."""
-    wrong = (media.numbers("fps", 0) < 0) | (media.numbers("second_per_grid_ts", 0) < 0)
-    frames, _ = media.lists("frame_indices")
-    sampled = (frames >= 0) & (_bits(media) == _bit("video"))
-    wrong |= sampled & (-(-frames // family.temporal_patch_size) != grids[:, 0])
+    """Rows that break MM112 to MM115, and MM111 by the number of frames."""
+    frames, indices = media.lists("frame_indices")
+    stamps, times = media.lists("frame_timestamps")
+    counted = np.where(frames >= 0, frames, stamps)
+    wrong = (counted >= 0) & (-(-counted // family.temporal_patch_size) != grids[:, 0])
+    wrong |= (frames >= 0) & (stamps >= 0) & (frames != stamps)
+    wrong |= _goes_back(frames, indices) | _goes_back(stamps, times)
+    wrong |= _any(stamps, times < 0)
+    total = media.numbers("total_frames", INT_MAX + 1)
+    wrong |= _any(frames, indices >= np.repeat(total, _some(frames)))
+    wrong &= _bits(media) == _bit("video")
+    wrong |= (media.numbers("fps", 0) < 0) | (media.numbers("second_per_grid_ts", 0) < 0)
     return media.row[wrong]
+
+
+def _some(lengths: np.ndarray) -> np.ndarray:
+    """Lengths of lists, 0 for those that a record lacks."""
+    return np.maximum(lengths, 0)
+
+
+def _any(lengths: np.ndarray, bad: np.ndarray) -> np.ndarray:
+    """bool [m]: lists one of whose values, all in one array, is `bad`."""
+    out = np.zeros(len(lengths), bool)
+    if bad.any():
+        out[np.repeat(np.arange(len(lengths)), _some(lengths))[bad]] = True
+    return out
+
+
+def _goes_back(lengths: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """bool [m]: lists with a value below the one before it."""
+    falls = np.append(False, values[1:] < values[:-1])[: len(values)]
+    starts = np.cumsum(_some(lengths)) - _some(lengths)
+    falls[starts[lengths > 0]] = False
+    return _any(lengths, falls)
 
 
 def _refuse_twice(ok: np.ndarray, media: Items) -> None:

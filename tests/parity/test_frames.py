@@ -1,0 +1,320 @@
+"""Frames that differ: the first one is named as numpy finds it in both plans, by lines, JSON and columns."""
+
+import copy
+import json
+import math
+import re
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from film import FPS, FRAMES, watched, write_clip
+from hypothesis import given
+from hypothesis import strategies as st
+from test_compare_columnar import assert_same, both_ways
+
+import mmpack as mp
+from mmpack.parity.frames import clock
+from mmpack.parity.html.frames import FrameViewer
+
+POLICIES = ("qwen_vl_utils", "transformers_qwen2_vl")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    return write_clip(tmp_path_factory.mktemp("film") / "film.mp4")
+
+
+def by_numpy(a, b):
+    """Place, number of differing places."""
+    shorter = min(len(a), len(b))
+    unlike = np.asarray(a[:shorter]) != np.asarray(b[:shorter])
+    place = int(np.argmax(unlike)) if unlike.any() else shorter
+    return place, int(unlike.sum()) + abs(len(a) - len(b))
+
+
+def seconds_of(shown):
+    minutes, rest = shown.lstrip("-").split(":")
+    return (60 * int(minutes) + float(rest)) * (-1 if shown[0] == "-" else 1)
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        [{"policy": "qwen_vl_utils"}, {"policy": "transformers_qwen2_vl"}],
+        [{"fps": 2.0}, {"fps": 1.0}],
+        [{"policy": "transformers_qwen2_vl"}, {"policy": "vllm", "fps": 1.0}],
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_the_first_differing_frame_of_two_traces(tmp_path, clip, sides, suffix):
+    made = [watched(clip, **side) for side in sides]
+    paths = [tmp_path / f"{name}.{suffix}" for name in ("rollout", "train")]
+    for path, (sample, _, _) in zip(paths, made, strict=True):
+        assert mp.validate([sample]) == []
+        mp.write_trace(path, [sample])
+    report = mp.compare(*paths)
+    assert report.first.cause == "frame_sampling"
+    place, differing = by_numpy(*(plan.indices for _, plan, _ in made))
+    document = json.loads(report.to_json())["first"]["frames"]
+    assert (document["by"], document["place"]) == ("frame_indices", place)
+    assert document["differing"] == differing
+    line = next(line for line in report.lines() if ": media at 0" in line)
+    assert f"{differing} of {max(len(plan.indices) for _, plan, _ in made)} differ" in line
+    for name, (_, plan, _) in zip(("rollout", "train"), made, strict=True):
+        told, index = document[name], plan.indices[place]
+        assert (told["index"], told["frames"]) == (index, len(plan.indices))
+        assert told["timestamp"] == plan.timestamps[place]
+        assert seconds_of(told["time"]) == pytest.approx(index / FPS, abs=5e-4)
+        assert told["policy"] == plan.policy
+        assert f"{name} frame {index} at {told['time']}" in line
+    settings = [plan.settings for _, plan, _ in made]
+    unlike = {k for k in settings[0] | settings[1] if settings[0].get(k) != settings[1].get(k)}
+    assert set(document["settings"]) == unlike
+    if made[0][1].policy == made[1][1].policy:
+        assert "fps: rollout 2.0, train 1.0" in line
+    else:
+        assert f"policy: rollout {made[0][1].policy}, train {made[1][1].policy}" in line
+
+
+def test_two_wrapped_processors(clip):
+    from mmpack.adapters.qwen_processor import qwen_vl_processor
+
+    hf = qwen_vl_processor("qwen2_5_vl", min_pixels=4 * 28 * 28, max_pixels=6 * 28 * 28)
+    content = [{"type": "video", "video": clip.name}, {"type": "text", "text": "Where?"}]
+    sides = []
+    for policy in POLICIES:
+        wrapped = mp.wrap_processor(
+            hf, video_policy=policy, video_settings={"fps": 2.0}, media_root=clip.parent
+        )
+        turn = [{"role": "user", "content": content}]
+        sides.append(wrapped(turn, response_ids=[40, 41], sample_id="s"))
+    report = mp.compare(*([s] for s in sides))
+    assert report.first.cause == "frame_sampling"
+    place, differing = by_numpy(*(s.media[0].frame_indices for s in sides))
+    assert (report.first.frames.place, report.first.frames.differing) == (place, differing)
+    assert report.first.frames.rollout.policy == POLICIES[0]
+    assert not [name for name in report.not_compared if name.startswith("processor.video.sampling")]
+    assert mp.compare([sides[0]], [copy.deepcopy(sides[0])]).ok
+
+
+# ---- one recorded film, changed ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def film(clip):
+    return watched(clip)[0]
+
+
+def changed(sample, **fields):
+    out = copy.deepcopy(sample)
+    for name, value in fields.items():
+        setattr(out.media[0], name, value)
+    if "content_hash" in fields:
+        out.media[0].cache_key = fields["content_hash"][::-1]
+    return out
+
+
+def told(left, right):
+    report = mp.compare([left], [right])
+    return report.first, list(report.causes)
+
+
+def test_times_alone(film):
+    stamps = film.media[0].frame_timestamps
+    late = (*stamps[:3], *(s + 7.5 for s in stamps[3:]))
+    first, causes = told(
+        *(changed(film, frame_indices=None, frame_timestamps=t) for t in (stamps, late))
+    )
+    assert causes == ["unknown"]
+    assert (first.frames.by, first.frames.place) == ("frame_timestamps", 3)
+    assert first.frames.train.timestamp == late[3] and first.frames.train.index is None
+    assert f"train at {first.frames.train.time}" in first.evidence
+
+
+def test_a_frame_more_is_the_first_that_differs(film):
+    medium = film.media[0]
+    more = np.append(medium.frame_indices, FRAMES - 1)
+    first, causes = told(film, changed(film, frame_indices=more, frame_timestamps=None))
+    assert causes[0] == "frame_sampling"
+    assert first.frames.place == len(medium.frame_indices) == first.frames.rollout.frames
+    assert first.frames.rollout.index is None and first.frames.train.index == FRAMES - 1
+    assert first.frames.differing == 1
+    assert "rollout none" in first.evidence
+    assert first.frames.train.timestamp == (FRAMES - 1) / FPS  # by the rate: none was recorded
+
+
+def test_what_was_not_recorded_is_not_made_up(film):
+    bare = changed(film, frame_timestamps=None, fps=None)
+    bare.processor = None
+    other = changed(bare, frame_indices=film.media[0].frame_indices - 0)
+    other.media[0].frame_indices[2] += 1
+    first, causes = told(bare, other)
+    assert causes == ["frame_sampling"]
+    for frame in (first.frames.rollout, first.frames.train):
+        assert (frame.timestamp, frame.time, frame.policy) == (None, None, None)
+    assert first.frames.settings == {}
+    assert "policy" not in first.evidence
+
+
+def test_the_plan_of_a_medium_goes_before_the_processors(film):
+    own = {"policy": "by_hand", "every": 10, "odd": [1, 2]}
+    left = changed(film, metadata={"sampling": own})
+    right = changed(film, frame_indices=film.media[0].frame_indices + 1)
+    first, _ = told(left, right)
+    assert first.frames.rollout.policy == "by_hand"
+    assert first.frames.settings["every"] == (10, None)
+    assert json.loads(json.dumps(asdict(first.frames)))["settings"]["odd"] == ["[1, 2]", None]
+
+
+def test_times_that_are_none(film):
+    left, right = (
+        changed(film, frame_indices=None, frame_timestamps=(t,) * 10) for t in (0.0, math.nan)
+    )
+    report = mp.compare([left], [right])
+    assert report.first.frames.train.timestamp is None
+    report.to_json()
+
+
+def test_times_less_than_a_millisecond_apart_are_told_apart(film):
+    stamps = film.media[0].frame_timestamps
+    near = (*stamps[:4], stamps[4] + 1e-5, *stamps[5:])
+    first, _ = told(film, changed(film, frame_timestamps=near))
+    assert str(first.frames.rollout) == str(first.frames.train)
+    assert repr(near[4]) in first.evidence and repr(stamps[4]) in first.evidence
+
+
+def test_a_turned_film(film):
+    for name in ("size", "decoded_size"):
+        turned = {name: getattr(film.media[0], name)[::-1]}
+        left, right = changed(film), changed(film, content_hash="e" + "0" * 63, **turned)
+        for a, b in ((left, right), (right, left)):
+            first, causes = told(a, b)
+            assert causes == ["video_rotation"] and name in first.evidence
+    strange = changed(right, file_hash="d" * 64)
+    assert told(film, strange)[1] == ["unknown"]
+    square = changed(film, size=(90, 90), content_hash="e" + "0" * 63)
+    assert "video_rotation" not in told(film, square)[1]
+
+
+@pytest.mark.parametrize("fields", [{"total_frames": FRAMES + 2}, {"fps": 30.0}])
+def test_a_container_that_was_read_in_two_ways(film, fields):
+    first, causes = told(film, changed(film, **fields))
+    assert causes == ["video_metadata"]
+    assert next(iter(fields)) in first.evidence
+    assert told(*(changed(s, file_hash=None) for s in (film, changed(film, **fields))))[1] == [
+        "unknown"
+    ]
+
+
+def test_a_rate_that_was_rounded_is_no_other_reading(film):
+    left, right = changed(film, fps=30000 / 1001), changed(film, fps=29.97)
+    assert told(left, right)[1] == ["unknown"]
+
+
+def test_times_of_a_varying_rate(film):
+    medium = film.media[0]
+    real = tuple(1.3 * t for t in medium.frame_timestamps)
+    for a, b, even in ((film, real, "rollout"), (real, film, "train")):
+        sides = [
+            s if isinstance(s, mp.Sample) else changed(film, frame_timestamps=s) for s in (a, b)
+        ]
+        first, causes = told(*sides)
+        assert causes == ["video_metadata"]
+        assert f"{even} counts frames over fps" in first.evidence
+        assert first.frames.by == "frame_timestamps"
+    rounded = tuple(round(t, 1) for t in medium.frame_timestamps)
+    assert "video_metadata" not in told(film, changed(film, frame_timestamps=rounded))[1]
+
+
+def test_the_same_frames_of_other_pixels(film):
+    first, causes = told(film, changed(film, content_hash="e" + "0" * 63))
+    assert causes == ["frame_pixels"]
+    assert (first.frames.by, first.frames.place) == ("content_hash", None)
+    for name in ("size", "frame_indices"):
+        sides = [changed(film, **{name: None}), changed(film, content_hash="e" + "0" * 63)]
+        assert told(*sides)[1] == ["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cause"),
+    [
+        ("fps", 1.0, "frame_sampling"),
+        ("policy", "another", "frame_sampling"),
+        ("max_pixels", 1, "max_pixels"),
+        ("cap_pixels_per_frame", True, "video_budget"),
+        ("patch_size", 1, "unknown"),
+    ],
+)
+def test_settings_of_equal_frames_that_differ(film, name, value, cause):
+    other = changed(film)
+    other.processor["video"]["sampling"][name] = value
+    first, causes = told(film, other)
+    assert causes == [cause] and first.field == "processor"
+    assert f"processor.video.sampling.{name}" in first.evidence
+
+
+@given(st.floats(-1e7, 1e7))
+def test_clock(seconds):
+    shown = clock(seconds)
+    assert re.fullmatch(r"-?\d+:[0-5]\d\.\d{3}", shown)
+    assert seconds_of(shown) == pytest.approx(seconds, abs=5.1e-4)
+    assert [clock(s) for s in (0, 59.9994, 59.9996, 3600, -0.0001)] == [
+        "0:00.000",
+        "0:59.999",
+        "1:00.000",
+        "60:00.000",
+        "0:00.000",
+    ]
+
+
+# ---- by columns ----------------------------------------------------------------------------------
+
+
+def test_columns_find_what_samples_show(tmp_path, film):
+    medium = film.media[0]
+    changes = [
+        {},
+        {"frame_indices": medium.frame_indices + 1},
+        {"frame_indices": medium.frame_indices[::-1].copy()},
+        {"frame_timestamps": tuple(1.3 * t for t in medium.frame_timestamps)},
+        {"frame_timestamps": medium.frame_timestamps[::-1]},
+        {"frame_timestamps": medium.frame_timestamps[:-1]},
+        {"frame_timestamps": (-1.0, *medium.frame_timestamps[1:])},
+        {"content_hash": "e" + "0" * 63},
+        {"size": medium.size[::-1]},
+        {"decoded_size": medium.decoded_size[::-1]},
+        {"total_frames": 139},
+        {"total_frames": 137},
+        {"total_frames": None},
+        {"fps": 30.0},
+        {"frame_indices": None},
+        {"frame_timestamps": None},
+        {"frame_indices": None, "frame_timestamps": None, "total_frames": None},
+    ]
+    left, right = [], []
+    for i, (one, two) in enumerate((a, b) for a in changes for b in changes):
+        for side, fields in ((left, one), (right, two)):
+            side.append(changed(film, **fields))
+            side[-1].sample_id = f"film-{i}"
+    fast, slow = both_ways(tmp_path, left, right, max_findings=10**6)
+    assert {"frame_sampling", "frame_pixels", "video_rotation", "video_metadata"} <= set(
+        fast.causes
+    )
+    assert any(f.frames for f in fast.findings)
+    assert_same(fast, slow)
+
+
+def test_equal_films_are_never_built(tmp_path, film, monkeypatch):
+    from mmpack.parity import columnar
+
+    monkeypatch.setattr(columnar._Part, "samples", lambda part, but: pytest.fail("built"))
+    paths = [tmp_path / f"{name}.parquet" for name in "ab"]
+    for path in paths:
+        mp.write_trace(path, [changed(film)])
+    assert mp.compare(*paths).ok
+
+
+def test_a_report_without_media_opens_nothing(film, monkeypatch):
+    monkeypatch.setattr(FrameViewer, "_frames", lambda *_: (None, "looked"))
+    assert "looked" not in mp.compare([film], [changed(film)]).to_html()
