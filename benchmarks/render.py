@@ -43,7 +43,7 @@ def _section(report: dict[str, Any]) -> str:
     lines = [
         f"## {report['op']}",
         "",
-        f"{report['device']}, {versions}. Floors of the run: {floors}.",
+        f"{report['device']}, {versions}." + (f" Floors of the run: {floors}." if floors else ""),
     ]
     lines += ["", "```", *(report.get("commands") or [report["command"]]), "```", ""]
     rows = [row for row in report["rows"] if "did_not_run" not in row]
