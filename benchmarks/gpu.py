@@ -56,6 +56,26 @@ def milliseconds(
     return statistics.median(times)
 
 
+def in_turn(calls: list[Callable[[], Any]], repeats: int = 11, warmups: int = 2) -> list[float]:
+    """Median time of each call on the GPU, the calls run in turn.
+
+    A card's clock follows its load and heat: a long op and its floor are compared at the same. The GPU waits before
+    each, so that the host's launches run ahead of it.
+    """
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(warmups + repeats):
+        for call, taken in zip(calls, times, strict=True):
+            torch.cuda._sleep(AHEAD_CYCLES)
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            stop.record()
+            stop.synchronize()
+            if turn >= warmups:
+                taken.append(start.elapsed_time(stop))
+    return [statistics.median(taken) for taken in times]
+
+
 def graphed(call: Callable[[], Any]) -> Callable[[], None]:
     """`call` as one replay of a CUDA graph: what the GPU takes, without the host's launches."""
     side = torch.cuda.Stream()
@@ -145,12 +165,21 @@ def write(out: Path, op: str, floors: dict[str, float], rows: list[dict[str, Any
 
     `floors`: `copy_bytes_per_second`, and `product_ms` where there is a product.
     """
-    report = {"op": op, "command": shlex.join(["python", *sys.argv]), **machine()}
+    report = {"op": op, "command": command(), **machine()}
     report |= {"floors": _short(floors), "rows": [_short(row) for row in rows]}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n")
     for row in report["rows"]:
         print(json.dumps(row), flush=True)
+
+
+def command() -> str:
+    """How the benchmark was called, less `--out`: where a file went is of no interest to others."""
+    words = list(sys.argv)
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    return shlex.join(["python", *words])
 
 
 def require(holds: bool, what: str) -> None:

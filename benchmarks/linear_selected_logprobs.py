@@ -3,9 +3,13 @@
     python benchmarks/linear_selected_logprobs.py [--shapes N,H,V ...] [--peers trl verl ...] [--packages FOLDER]
 
 A peer is imported if it is installed, or from FOLDER if that holds its package (an unpacked wheel will do); one that
-can't be loaded is named with the reason. Ratios are to cuBLAS's bare product of the same process: FLOPs of the forward
-are those of one product, 2 · N · H · V; of the backward two more, three where probabilities are computed again.
-Everything is bf16. Errors are of logprobs against float64 on the same inputs, 512 rows. `memory` is what a
+can't be loaded is named with the reason. Ratios are to cuBLAS's bare product, which runs in turn with the op: both then
+meet one clock, but an op that leaves the card cool leaves its product faster; between peers compare ms. FLOPs of the
+forward are those of one product, 2 · N · H · V; of the backward two more, three where probabilities are computed again.
+"cuBLAS, the same chunks" is no peer but the limit: bare products in the blocks and chunks that mmpack recomputes in, on
+operands like the real ones, with nothing between them. `statistics`, `logit_gradient`, `products`: what our kernels
+take of one step by the profiler, in cuBLAS's products.
+Everything is bf16. Errors are of logprobs against float64 on the same inputs, 512 rows. `memory_bytes` is what a
 forward, or a forward and backward, holds at most beyond inputs and gradients. T: rows of the batch that the N are
 40 % of; peers then run on all T rows, as they are called, and mmpack on its N.
 """
@@ -30,13 +34,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import gpu
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound
+from mmpack.kernels.linear_selected_logprobs import tiles_of
+from mmpack.kernels.linear_selected_logprobs_backward import plan
 from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
 
 NAME = "linear_selected_logprobs"
 VOCAB = 151_936
+PARTS = ("statistics", "logit_gradient", "products")  # of the kernels' names
+LIMIT = "cuBLAS, the same chunks"
+CUBLAS_ROWS = 16_384  # of one product, whose output is kept for that long
 # N, H, V, T: the heads of Qwen2.5-VL-7B, -3B and Qwen3-VL-8B. T = 0: N rows and no others.
 SHAPES = (
     (13_107, 3584, VOCAB, 0),
@@ -55,24 +65,26 @@ def main() -> None:
         shapes={"nargs": "*", "default": [",".join(map(str, s)) for s in SHAPES]},
         peers={"nargs": "*", "default": [*IMPLEMENTATIONS]},
         packages={"type": Path, "default": None},
-        one={"nargs": 2, "help": "internal: name and shape of one measurement"},
+        one={"help": "internal: whom to measure, in this process"},
     )
+    if options.packages:
+        sys.path.insert(0, str(options.packages))
     if options.one:
-        name, shape = options.one
-        print(json.dumps(measure(name, shape, options.packages)))
+        for shape in options.shapes:
+            print(json.dumps(measure(options.one, shape)), flush=True)
+            torch.cuda.empty_cache()
         return
     check_contract()
     rows = []
-    for shape in options.shapes:
-        for name in options.peers:
-            command = [sys.executable, __file__, "--one", name, shape]
-            if options.packages:
-                command += ["--packages", str(options.packages)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            lines = done.stdout.strip().splitlines()
-            failed = {"name": name, "shape": shape, "did_not_run": done.stderr.strip()[-300:]}
-            rows.append(json.loads(lines[-1]) if done.returncode == 0 and lines else failed)
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)  # a sitting takes minutes
+    for name in options.peers:
+        command = [sys.executable, __file__, "--one", name, "--shapes", *options.shapes]
+        if options.packages:
+            command += ["--packages", str(options.packages)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        rows += [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode:
+            rows.append({"name": name, "did_not_run": done.stderr.strip()[-300:]})
+        print(name, done.returncode, file=sys.stderr, flush=True)  # a sitting takes minutes
     floors = {"copy_bytes_per_second": gpu.copy_bytes_per_second()}
     gpu.write(options.out, NAME, floors, rows)
 
@@ -111,10 +123,8 @@ def inputs(count: int, width: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, torch.randint(0, vocab, (count,), device="cuda")
 
 
-def measure(name: str, shape: str, packages: Path | None) -> dict[str, Any]:
+def measure(name: str, shape: str) -> dict[str, Any]:
     count, width, vocab, batch = (int(x) for x in shape.split(","))
-    if packages:
-        sys.path.insert(0, str(packages))
     make, package = IMPLEMENTATIONS[name]
     rows = None
     ours = name.startswith("mmpack")
@@ -126,49 +136,69 @@ def measure(name: str, shape: str, packages: Path | None) -> dict[str, Any]:
         targets = targets[rows]
     up = torch.randn(len(targets), device="cuda") / count
 
-    product = cublas(min(count, 16_384), width, vocab) * count / min(count, 16_384)
-    report: dict[str, Any] = {"name": name, "version": version(package)}
+    # Of some of the rows where there are many: its output is that large.
+    some = min(count, CUBLAS_ROWS)
+    out = torch.empty(some, vocab, device="cuda", dtype=torch.bfloat16)
+    compact = hidden if rows is None else hidden[rows]
+
+    def product() -> None:
+        torch.mm(compact[:some], weight.T, out=out)
+
+    report: dict[str, Any] = {"name": " ".join(filter(None, (name, version(package))))}
     report |= {"N": count, "H": width, "V": vocab, "T": batch or None, "dtype": "bfloat16"}
+    repeats = 11 if count < 20_000 else 3
     with torch.no_grad():
         got = call(hidden, weight, targets)
-        got = got if rows is None or ours else got[rows]
-        report |= errors(got, hidden if rows is None else hidden[rows], weight, targets, rows, ours)
+        if len(got) > 1 and name != LIMIT:
+            got = got if rows is None or ours else got[rows]
+            report |= errors(got, compact, weight, targets, rows, ours)
         del got
-        report["forward_memory"] = gpu.peak_bytes(lambda: call(hidden, weight, targets))
-        repeats = 11 if count < 20_000 else 3
-        forward = gpu.milliseconds(lambda: call(hidden, weight, targets), repeats)
+        forward_memory = gpu.peak_bytes(lambda: call(hidden, weight, targets))
+        forward = gpu.in_turn([lambda: call(hidden, weight, targets), product], repeats)
+    compact = compact.detach().clone()
     hidden.requires_grad_()
     weight.requires_grad_()
 
     def step() -> None:
         hidden.grad = weight.grad = None
         lp = call(hidden, weight, targets)
-        lp.backward(up.to(lp.dtype))
+        lp.backward(up[: len(lp)].to(lp.dtype))
+
+    def bare() -> None:
+        with torch.no_grad():
+            product()
 
     step()
     hidden.grad = weight.grad = None
     gradients = 2 * (hidden.numel() + weight.numel())
     memory = gpu.peak_bytes(step) - gradients
-    both = gpu.milliseconds(step, repeats)
-    product = min(product, cublas(min(count, 16_384), width, vocab) * count / min(count, 16_384))
-    flops = 2 * count * width * vocab
+    both = gpu.in_turn([step, bare], repeats)
+    forward_ratio, both_ratio = (taken / (one * count / some) for taken, one in (forward, both))
+    flops = 2 * some * width * vocab
     return report | {
-        "cublas_ms": product,
-        "cublas_tflops": flops / product / 1e9,
-        "forward_ms": forward,
-        "forward_x_cublas": forward / product,
-        "both_ms": both,
-        "both_x_cublas": both / product,
-        "memory": memory,
+        "cublas_ms": both[1] * count / some,
+        "cublas_tflop_per_s": flops / both[1] / 1e9,
+        "forward_ms": forward[0],
+        "forward_x_cublas": forward_ratio,
+        "both_ms": both[0],
+        "both_x_cublas": both_ratio,
+        "forward_memory_bytes": forward_memory,
+        "memory_bytes": memory,
         "memory_share_of_logits": memory / (2 * count * vocab),
+        **(parts(step, both[1] * count / some) if ours else {}),
     }
 
 
-def cublas(count: int, width: int, vocab: int) -> float:
-    """Of a product of the same operands, in ms; the output is freed again."""
-    found = gpu.product_milliseconds(count, vocab, width)
-    torch.cuda.empty_cache()
-    return found
+def parts(step: Callable[[], None], product: float) -> dict[str, float]:
+    """Of one step, by the profiler: what our kernels take, cuBLAS's product = 1."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    taken = dict.fromkeys((*PARTS, "rest"), 0.0)
+    for event in seen.key_averages():
+        part = next((p for p in PARTS if p in event.key), "rest")
+        taken[part] += event.device_time_total / 1e3 / product
+    return taken
 
 
 def errors(
@@ -214,6 +244,45 @@ def mmpack(x: Tensor, w: Tensor, t: Tensor, rows: Tensor | None, budget: int | N
     return lp
 
 
+def cublas_alone(_: Tensor | None) -> Call:
+    """The four products of a forward and a backward that computes again."""
+
+    class Products(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+            ctx.save_for_backward(x, w)
+            for part in x.split(CUBLAS_ROWS):
+                torch.mm(part, w.T)
+            return x.new_zeros(len(t), dtype=torch.float32)
+
+        @staticmethod
+        def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:
+            x, w = ctx.saved_tensors
+            (count, width), vocab = x.shape, len(w)
+            tiles = tiles_of(x.device)
+            block, columns = plan(count, width, vocab, (tiles.rows, tiles.columns), False, 0)
+            grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)
+            grad = x[:block] @ w[:columns].T
+            grad.copy_(grad.float().softmax(-1) / count)
+            for first in range(0, count, block):
+                part = x[first : first + block]
+                total = torch.zeros(len(part), width, device=x.device)
+                for column in range(0, vocab, columns):
+                    chunk = w[column : column + columns]
+                    d = grad[: len(part), : len(chunk)]
+                    torch.mm(part, chunk.T)
+                    torch.addmm(total, d, chunk, out_dtype=torch.float32, out=total)
+                    out = grad_w[column : column + columns]
+                    if first:
+                        out.addmm_(d.T, part)
+                    else:
+                        torch.mm(d.T, part, out=out)
+                grad_x[first : first + block] = total
+            return grad_x, grad_w, None
+
+    return lambda x, w, t: Products.apply(x, w, t)
+
+
 def torch_chunked(_: Tensor | None) -> Call:
     def chunk(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
         return -torch.nn.functional.cross_entropy((x @ w.T).float(), t, reduction="none")
@@ -232,6 +301,20 @@ def trl(_: Tensor | None) -> Call:
     sys.modules["trl.trainer.utils"] = utils
     function = importlib.import_module("trl.kernels.chunked_logprob").ChunkedLogProbFunction
     return lambda x, w, t: function.apply(x, w, None, t, 1.0, 8192, None, 1.0, ())[0]
+
+
+def liger_torch(_: Tensor | None) -> Call:
+    """What Liger runs where its CuTe kernels can't: torch in chunks of 512 rows."""
+    module = "liger_kernel.ops.fused_linear_scaled_cross_entropy"
+    function = importlib.import_module(module)._FusedLinearPPOFallbackFunction
+    return lambda x, w, t: function.apply(x, w, t, 1.0, -100, False, None)
+
+
+def liger_mean(_: Tensor | None) -> Call:
+    """Its fused loss in Triton: one number for all rows, and gradients made in the forward."""
+    module = "liger_kernel.ops.fused_linear_cross_entropy"
+    function = importlib.import_module(module).LigerFusedLinearCrossEntropyFunction
+    return lambda x, w, t: function.apply(x, w, t)[0][None]
 
 
 def liger(_: Tensor | None) -> Call:
@@ -278,8 +361,11 @@ IMPLEMENTATIONS: dict[str, tuple[Callable[[Tensor | None], Call], str]] = {
     "mmpack recompute": (mmpack_recompute, "mmpack"),
     "mmpack recompute, a fifth of the logits": (mmpack_budget, "mmpack"),
     "mmpack stored": (mmpack_stored, "mmpack"),
+    LIMIT: (cublas_alone, "nvidia-cublas"),
     "trl": (trl, "trl"),
-    "liger": (liger, "liger-kernel"),
+    "liger, CuTe": (liger, "liger-kernel"),
+    "liger, torch": (liger_torch, "liger-kernel"),
+    "liger, mean of all rows": (liger_mean, "liger-kernel"),
     "verl": (verl, "verl"),
     "cut-cross-entropy": (cut_cross_entropy, "cut-cross-entropy"),
     "torch chunked": (torch_chunked, "torch"),

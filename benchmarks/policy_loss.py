@@ -1,13 +1,19 @@
 """Policy loss forward and backward: each backend of mmpack, and TRL's own Python on padded rectangles.
 
+The `floor` rows are floor.cu's kernels of the same grid: an empty launch, then a stage of such a loss after the other.
+
 GPU time is that of CUDA graph replays of many calls in a row, beside an empty launch taken the same way; host time is
 of one call, the GPU running behind. `--peer trl` measures TRL, in a process of its own.
 """
 
+import ctypes
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import gpu
@@ -33,6 +39,17 @@ VARIANTS = {
     },
 }
 CALLS = 20  # in one graph
+
+# Of floor.cu, in its order.
+STAGES = (
+    "empty",
+    "two columns read, one written",
+    "+ offsets read first",
+    "+ 9 sums in the block",
+    "+ a ticket",
+    "+ the last block reads all sums",
+)
+GRIDS = {"N = 13,107": (13_107, (32, 128)), "N = 131,072": (131_072, (132, 512))}
 
 
 def inputs(lengths, device="cuda"):
@@ -105,6 +122,57 @@ def empty_launch():
         pass
 
     return of_graph(lambda: nothing[(1,)]())
+
+
+class FloorArguments(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("left", "right", "starts", "out", "partials")),
+        *((name, ctypes.c_void_p) for name in ("ticket", "sums")),
+        ("count", ctypes.c_int),
+    ]
+
+
+def stages():
+    """Rows of what each stage takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "floor.so"
+        source = Path(__file__).parent / "floor.cu"
+        command = [
+            "nvcc",
+            "-O3",
+            "-arch=native",
+            "-shared",
+            "-Xcompiler",
+            "-fPIC",
+            "-diag-suppress=128",
+        ]
+        subprocess.run([*command, str(source), "-o", str(library)], check=True)
+        launch = ctypes.CDLL(str(library)).launch_floor
+    rows = []
+    for name, (count, grids) in GRIDS.items():
+        left, right = torch.randn(2, count, device="cuda")
+        for blocks in grids:
+            starts = torch.linspace(0, count, blocks + 1, device="cuda").int()
+            partials = torch.empty(9, blocks, dtype=torch.float64, device="cuda")
+            ticket = torch.zeros(1, dtype=torch.int32, device="cuda")
+            sums = torch.full((9,), torch.nan, device="cuda")
+            columns = left, right, starts, torch.empty_like(left), partials, ticket, sums
+            arguments = FloorArguments(*(x.data_ptr() for x in columns), count)
+            for stage, what in enumerate(STAGES):
+
+                def call(stage=stage, blocks=blocks, arguments=arguments):
+                    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+                    gpu.require(launch(stage, blocks, arguments, stream) == 0, "the launch failed")
+
+                shape = f"{name}, {blocks} blocks"
+                rows.append(
+                    {"what": "floor", "shape": shape, "variant": what, "forward_us": of_graph(call)}
+                )
+            want = float((left.double() - right).sum())
+            gpu.require(
+                abs(float(sums[1]) - want) <= 1e-5 * abs(want) + 1e-2, "the sums of the floor"
+            )
+    return rows
 
 
 def measure(call, lp, floors, moved, graph=True):
@@ -198,14 +266,18 @@ def no_tokens():
 
 
 def main():
-    args = gpu.arguments("policy_loss", peer={"choices": ["trl"]})
+    args = gpu.arguments(
+        "policy_loss",
+        peer={"choices": ["trl"]},
+        backends={"nargs": "+", "default": ["cuda", "triton", "torch"]},
+    )
     floors = {
         "copy_bytes_per_second": gpu.copy_bytes_per_second(),
         "empty_launch_us": empty_launch(),
     }
-    if not args.peer:
+    if not args.peer and "cuda" in args.backends:
         floors["no_tokens_us"] = no_tokens()
-    rows = []
+    rows = stages() if not args.peer and "cuda" in args.backends else []
     for shape, lengths in SHAPES.items():
         for variant, options in VARIANTS.items():
             c = inputs(lengths)
@@ -216,7 +288,7 @@ def main():
                 row["forward_us"] = gpu.milliseconds(lambda call=call, lp=lp: call(lp)) * 1e3
                 rows.append({"what": args.peer, "shape": shape, "variant": variant} | row)
                 continue
-            for backend in ("cuda", "triton", "torch"):
+            for backend in args.backends:
                 os.environ["MMPACK_BACKEND"] = backend
                 check(c, lengths, options)
                 row = measure(ours(c, options), c.lp, floors, moved)

@@ -43,24 +43,38 @@ def _section(report: dict[str, Any]) -> str:
     lines = [
         f"## {report['op']}",
         "",
-        f"{report['device']}, {versions}. Floors of the run: {floors}.",
+        f"{report['device']}, {versions}." + (f" Floors of the run: {floors}." if floors else ""),
     ]
     lines += ["", "```", *(report.get("commands") or [report["command"]]), "```", ""]
-    names = list(dict.fromkeys(name for row in report["rows"] for name in row))
-    lines += [
-        f"| {' | '.join(name.replace('_', ' ') for name in names)} |",
-        "| --- " * len(names) + "|",
+    rows = [row for row in report["rows"] if "did_not_run" not in row]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    values = {name: [row.get(name) for row in rows] for name in names}
+    same = {n for n in names if len(rows) > 1 and all(v == values[n][0] for v in values[n])}
+    if same:
+        of_all = (f"{_name(n)} {_cell(n, values[n][0])}" for n in names if n in same)
+        lines += [f"Of all rows: {', '.join(of_all)}.", ""]
+    # What few rows have is in the JSON alone.
+    names = [
+        n for n in names if n not in same and sum(v is not None for v in values[n]) * 4 > len(rows)
     ]
+    lines += [f"| {' | '.join(map(_name, names))} |", "| --- " * len(names) + "|"]
+    lines += [f"| {' | '.join(_cell(name, row.get(name)) for name in names)} |" for row in rows]
+    failed = [row for row in report["rows"] if "did_not_run" in row]
     lines += [
-        f"| {' | '.join(_cell(name, row.get(name)) for name in names)} |" for row in report["rows"]
+        "",
+        *(f"{row['name']} did not run: {_cell('', row['did_not_run'])}\n" for row in failed),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _name(column: str) -> str:
+    return column.replace("_", " ")
 
 
 def _floor(name: str, value: float) -> str:
     if name == "copy_bytes_per_second":
         return f"copy {value / 1e12:.2f} TB/s"
-    return f"{name.replace('_', ' ')} {value:.4g}"
+    return f"{_name(name)} {value:.4g}"
 
 
 def _cell(name: str, value: Any) -> str:

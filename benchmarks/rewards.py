@@ -18,7 +18,7 @@ LENGTHS = {
 
 
 def main():
-    args = gpu.arguments("rewards")
+    args = gpu.arguments("rewards", backends={"nargs": "+", "default": ["cuda", "triton", "torch"]})
     floors = {
         "copy_bytes_per_second": gpu.copy_bytes_per_second(),
         "empty_launch_us": empty_launch(),
@@ -26,7 +26,7 @@ def main():
     rows = []
 
     def measure(what, shape, moved, call, want):
-        for backend in ("cuda", "triton", "torch"):
+        for backend in args.backends:
             os.environ["MMPACK_BACKEND"] = backend
             gpu.require(float((call().cpu() - want).abs().max()) <= 1e-6, what)
             row = {"what": what, "backend": backend, "shape": shape, "us": of_graph(call)}

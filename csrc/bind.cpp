@@ -49,20 +49,30 @@ Tensor empty_scalar(int32_t dtype, int32_t device) {
   return Tensor(handle);
 }
 
-// The device of a tensor made current, and its stream; whether the stream is captured into a graph.
+// The device of a tensor made current, its stream, and a ticket for a launch on it.
 struct Launch {
   explicit Launch(const Tensor& tensor) : device(tensor.get_device_index()), guard(device) {
     void* raw;
     must(aoti_torch_get_current_cuda_stream(device, &raw));
     stream = static_cast<Stream>(raw);
+  }
+
+  unsigned* ticket() {
     cudaStreamCaptureStatus status;
     STD_TORCH_CHECK(cudaStreamIsCapturing(stream, &status) == cudaSuccess, "the stream can't be asked");
-    captured = status != cudaStreamCaptureStatusNone;
+    unsigned* taken = mmpack::take_ticket(device, stream, status != cudaStreamCaptureStatusNone);
+    if (taken == nullptr) {  // one for this launch, set to 0 before it
+      own = empty<1>({1}, mmpack::INT32, device);
+      taken = static_cast<unsigned*>(own->data_ptr());
+      STD_TORCH_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream) == cudaSuccess, "a counter can't be set");
+    }
+    return taken;
   }
+
   int32_t device;
   torch::stable::accelerator::DeviceGuard guard;
   Stream stream;
-  bool captured;
+  MaybeTensor own;
 };
 
 void check(int code) {
@@ -112,7 +122,7 @@ std::tuple<Tensor, Tensor, Tensor> policy_loss(
   a.metrics = static_cast<float*>(metrics.data_ptr());
   a.derivatives = derivatives.data_ptr();
   a.partials = static_cast<double*>(partials.data_ptr());
-  check(mmpack::launch_policy_loss(a, grid, launch.captured, launch.stream));
+  check(mmpack::launch_policy_loss(a, grid, launch.ticket(), launch.stream));
   return {loss, metrics, derivatives};
 }
 
@@ -122,11 +132,15 @@ Tensor group_advantages(Tensor rewards, Tensor group_index, int64_t kind, double
   Tensor out = empty<1>({count}, mmpack::FLOAT, launch.device);
   if (count == 0) return out;
   MaybeTensor baselined;
-  if (kind == mmpack::REINFORCE_PP) baselined = empty<1>({count}, mmpack::DOUBLE, launch.device);
+  unsigned* ticket = nullptr;
+  if (kind == mmpack::REINFORCE_PP) {
+    baselined = empty<1>({count}, mmpack::DOUBLE, launch.device);
+    ticket = launch.ticket();
+  }
   check(mmpack::launch_group_advantages(
       column(rewards, launch.device), column(group_index, launch.device), count, static_cast<int32_t>(kind), eps,
       baselined ? static_cast<double*>(baselined->data_ptr()) : nullptr, static_cast<float*>(out.data_ptr()),
-      launch.captured, launch.stream));
+      ticket, launch.stream));
   return out;
 }
 

@@ -5,6 +5,9 @@
 
 namespace mmpack {
 
+// A counter on `device`, the current one, that is 0 and that no other launch in flight uses; nullptr: none is left.
+unsigned* take_ticket(int32_t device, Stream stream, bool captured);
+
 enum Kind : int32_t { CLIP, GSPO, CISPO };
 enum KlKind : int32_t { K1, K2, K3 };
 enum Correction : int32_t { NONE, TIS, MIS };
@@ -30,13 +33,13 @@ struct PolicyLossGrid {
   int32_t blocks, threads, parts, warps;  // blocks, and warps of a block, for each sample
 };
 PolicyLossGrid policy_loss_grid(const PolicyLoss& arguments);
-int launch_policy_loss(const PolicyLoss& arguments, const PolicyLossGrid& grid, bool captured, Stream stream);
+int launch_policy_loss(const PolicyLoss& arguments, const PolicyLossGrid& grid, unsigned* ticket, Stream stream);
 
 enum AdvantageKind : int32_t { GRPO, RLOO, DR_GRPO, LITE_PPO, REINFORCE_PP };
 
 // Rewards are float or double, groups and offsets int32 or int64. `baselined` [count] is needed by REINFORCE_PP.
 int launch_group_advantages(Column rewards, Column groups, int32_t count, int32_t kind, double eps, double* baselined,
-                            float* out, bool captured, Stream stream);
+                            float* out, unsigned* ticket, Stream stream);
 
 enum At : int32_t { LAST, ALL, MEAN };
 

@@ -16,7 +16,15 @@ using Mask = unsigned long long;  // of the lanes of a warp
 #define BALLOT(predicate) __ballot(predicate)
 #define COUNT_BITS(mask) __popcll(mask)
 #define FIRST_BIT(mask) (__ffsll(mask) - 1)
+#define SHUFFLE(value, lane) __shfl(value, lane)
+#define SYNC_WARP()                                     \
+  do {                                                  \
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront"); \
+    __builtin_amdgcn_wave_barrier();                    \
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront"); \
+  } while (0)
 #define LAST_ERROR() static_cast<int>(hipGetLastError())
+#define ADDRESS_OF(pointer, symbol) static_cast<int>(hipGetSymbolAddress(pointer, HIP_SYMBOL(symbol)))
 #ifndef MMPACK_WAVEFRONT  // host and device must agree: 64 on CDNA, -DMMPACK_WAVEFRONT=32 for RDNA
 #define MMPACK_WAVEFRONT 64
 #endif
@@ -36,7 +44,10 @@ using Mask = unsigned;  // of the lanes of a warp
 #define BALLOT(predicate) __ballot_sync(0xffffffffu, predicate)
 #define COUNT_BITS(mask) __popc(mask)
 #define FIRST_BIT(mask) (__ffs(mask) - 1)
+#define SHUFFLE(value, lane) __shfl_sync(0xffffffffu, value, lane)
+#define SYNC_WARP() __syncwarp()
 #define LAST_ERROR() static_cast<int>(cudaGetLastError())
+#define ADDRESS_OF(pointer, symbol) static_cast<int>(cudaGetSymbolAddress(pointer, symbol))
 constexpr int WARP = 32;
 #endif
 
@@ -49,11 +60,6 @@ struct Column {
   const void* data = nullptr;
   int32_t dtype = FLOAT;
 };
-
-// Counters by which the blocks of a launch find out which of them finishes last; 0 between launches, as atomicInc
-// wraps them. Launches that run at the same time must not share one: eager ones go round a ring, captured ones keep theirs.
-constexpr int RING = 4096;
-constexpr int KEPT = 61440;
 
 #if defined(__CUDACC__) || defined(__HIP__)
 
@@ -87,15 +93,27 @@ __device__ inline double warp_sum(double value) {
   return value;
 }
 
+// Counts `ticket` up, from blocks - 1 back to 0; what the block wrote before is seen by who counts later.
+__device__ inline unsigned arrive(unsigned* ticket, unsigned blocks) {
+#ifdef __HIP__
+  __threadfence();
+  const unsigned before = atomicInc(ticket, blocks - 1);
+  __threadfence();
+#else  // a fence for order alone, cheaper than __threadfence
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(ticket), "r"(blocks - 1)
+               : "memory");
+#endif
+  return before;
+}
+
 // True in all threads of the block that comes last; it then sees what every block wrote before.
 __device__ inline bool comes_last(unsigned* ticket, unsigned blocks) {
   __shared__ bool last;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();  // of what the whole block wrote: the barrier comes before it
-    last = blocks == 1 || atomicInc(ticket, blocks - 1) == blocks - 1;
-    __threadfence();
-  }
+  if (threadIdx.x == 0) last = blocks == 1 || arrive(ticket, blocks) == blocks - 1;
   __syncthreads();
   return last;
 }

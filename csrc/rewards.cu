@@ -1,17 +1,17 @@
 // mmpack::group_advantages and mmpack::scatter_rewards, one launch each.
 #include "ops.h"
 
-#include <atomic>
-
 namespace mmpack {
 namespace {
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 1024;
 constexpr int WARPS = THREADS / WARP;
-constexpr int TILE = 1024;  // samples held at a time
-constexpr int KEEP = 64;    // members of a group that are kept; of larger groups the second pass looks again
-
-__device__ unsigned tickets[RING + KEPT];
+constexpr int ROWS = WARPS;        // samples of a block, whose groups it looks for: a warp for each
+constexpr int TILE = 4 * THREADS;  // samples that are looked at together
+constexpr int HELD = 4;            // values of the batch that a thread keeps
+constexpr int KEEP = 4 * WARP;     // members of a group that are kept; of larger groups each pass looks again
+constexpr int SLOTS = 4 * ROWS;    // of the table of a block's groups
+constexpr int SCATTER = 256;       // threads of a block that scatters
 
 __device__ double scaled(double centred, double variance, double eps) {
   const double std = sqrt(variance);
@@ -25,143 +25,204 @@ __device__ double block_sum(double value) {
   __syncthreads();
   if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = value;
   __syncthreads();
-  double sum = 0;
-  for (int w = 0; w < WARPS; ++w) sum += shared[w];
-  return sum;
+  return warp_sum(threadIdx.x % WARP < WARPS ? shared[threadIdx.x % WARP] : 0);
 }
 
-// Mean and variance (with n - 1) of `value(i)` over the whole batch.
+// The whole batch's values in a block: the first HELD of each thread are kept, the others read again each time.
 template <class Value>
-__device__ void batch_moments(int count, Value value, double& mean, double& variance) {
-  double sum = 0, squares = 0;
-#pragma unroll 8
-  for (int i = threadIdx.x; i < count; i += THREADS) sum += value(i);
-  mean = block_sum(sum) / count;
-#pragma unroll 8
-  for (int i = threadIdx.x; i < count; i += THREADS) squares += (value(i) - mean) * (value(i) - mean);
-  variance = block_sum(squares) / (count > 1 ? count - 1 : 1);
-}
+struct Batch {
+  Value value;
+  int count;
+  double held[HELD], mean, variance;  // with n - 1
 
-template <class Reward, class Group>
-struct Tile {
-  Group groups[TILE];
-  Reward rewards[TILE];
+  __device__ Batch(Value value, int count) : value(value), count(count) {
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+      const int i = threadIdx.x + j * THREADS;
+      held[j] = i < count ? value(i) : 0;
+    }
+    mean = sum([](double x) { return x; }) / count;
+    variance = sum([&](double x) { return (x - mean) * (x - mean); }) / (count > 1 ? count - 1 : 1);
+  }
+
+  // use(i, x) of each.
+  template <class Use>
+  __device__ void each(Use use) const {
+#pragma unroll
+    for (int j = 0; j < HELD; ++j)
+      if (threadIdx.x + j * THREADS < count) use(threadIdx.x + j * THREADS, held[j]);
+    for (int i = threadIdx.x + HELD * THREADS; i < count; i += THREADS) use(i, value(i));
+  }
+
+  template <class Term>
+  __device__ double sum(Term term) const {
+    double mine = 0;
+    each([&](int, double x) { mine += term(x); });
+    return block_sum(mine);
+  }
 };
 
+// The groups of a block's samples: a table by hash of which sample stands for a group, and who its members are.
+template <class Group>
+struct Groups {
+  Group keys[ROWS];
+  int table[SLOTS];                 // the sample that stands for a group; -1: none
+  Mask members[ROWS][TILE / WARP];  // of the tile at hand, by the sample that stands for them
+  int places[ROWS][KEEP];           // of member m at m % KEEP
+
+  __device__ static int slot_of(Group key) {
+    const auto wide = static_cast<unsigned long long>(key);
+    return (static_cast<unsigned>(wide ^ wide >> 32) * 2654435761u >> 16) % SLOTS;
+  }
+
+  __device__ void put(int row) {
+    for (int slot = slot_of(keys[row]);; slot = (slot + 1) % SLOTS) {
+      const int there = atomicCAS(&table[slot], -1, row);
+      if (there == -1 || keys[there] == keys[row]) return;
+    }
+  }
+
+  __device__ int find(Group key) const {
+    for (int slot = slot_of(key);; slot = (slot + 1) % SLOTS) {
+      const int there = table[slot];
+      if (there == -1 || keys[there] == key) return there;
+    }
+  }
+
+  // `members` for the tile that starts at `base`.
+  __device__ void mark(const Group* groups, int base, int count) {
+    const int lane = threadIdx.x % WARP;
+    Group key[TILE / THREADS];
+#pragma unroll
+    for (int j = 0; j < TILE / THREADS; ++j) {
+      const int i = base + j * THREADS + threadIdx.x;
+      key[j] = groups[i < count ? i : count - 1];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < ROWS * (TILE / WARP); i += THREADS) (&members[0][0])[i] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < TILE / THREADS; ++j) {
+      const int i = j * THREADS + threadIdx.x, row = base + i < count ? find(key[j]) : -1;
+      for (Mask rest = BALLOT(row >= 0); rest;) {  // a word of a group is one warp's alone
+        const int one = SHUFFLE(row, FIRST_BIT(rest));
+        const Mask same = BALLOT(row == one);
+        if (lane == 0) members[one][i / WARP] = same;
+        rest &= ~same;
+      }
+    }
+    __syncthreads();
+  }
+
+  // take(m, i) for each member of this warp's group in the tile, numbered from `size` on; then after(size) each time.
+  template <class Take, class After>
+  __device__ void each(int base, int& size, Take take, After after) const {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const Mask below = (Mask(1) << lane) - 1;
+    for (int first = 0; first < TILE / WARP; first += WARP) {
+      const Mask word = first + lane < TILE / WARP ? members[warp][first + lane] : 0;
+      for (Mask rest = BALLOT(word != 0); rest; rest &= rest - 1) {
+        const int at = first + FIRST_BIT(rest);
+        const Mask same = members[warp][at];
+        if (same >> lane & 1) take(size + COUNT_BITS(same & below), base + at * WARP + lane);
+        size += COUNT_BITS(same);
+        after(size);
+      }
+    }
+  }
+};
+
+// A warp for each sample. One of a group in a block does the whole group, if the group begins in that block. Members are
+// numbered in the order of the batch, and member m is added up by lane m % WARP: a group's sums depend on its members
+// and their order alone.
 template <class Reward, class Group>
-__device__ void load_tile(Tile<Reward, Group>& tile, const Reward* rewards, const Group* groups, int first, int count) {
+__global__ void __launch_bounds__(THREADS)
+    advantages_kernel(const Reward* rewards, const Group* groups, int count, int kind, double eps, double* baselined,
+                      float* out, unsigned* ticket) {
+  __shared__ Groups<Group> shared;
+  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, row = blockIdx.x * ROWS + warp;
+  int* places = shared.places[warp];
+  for (int i = threadIdx.x; i < SLOTS; i += THREADS) shared.table[i] = -1;
+  const int own = blockIdx.x * ROWS + threadIdx.x;
+  if (threadIdx.x < ROWS) shared.keys[threadIdx.x] = groups[own < count ? own : count - 1];
   __syncthreads();
-#pragma unroll
-  for (int i = threadIdx.x; i < TILE; i += THREADS) {
-    if (first + i < count) {
-      tile.groups[i] = groups[first + i];
-      tile.rewards[i] = rewards[first + i];
-    }
-  }
+  if (threadIdx.x < ROWS && own < count) shared.put(threadIdx.x);
   __syncthreads();
-}
+  const bool stands = row < count && shared.find(shared.keys[warp]) == warp;
 
-// The members of a warp's group, handed out in the order of the batch: member m goes to lane m % WARP. So a group's
-// sums depend on its members and their order alone, and are the same bits for each of them.
-template <class Reward, class Group, class Take>
-__device__ void deal(const Tile<Reward, Group>& tile, int first, int count, Group group, int& size, Take take) {
-  const int lane = threadIdx.x % WARP;
-  const int stop = count - first < TILE ? count - first : TILE;
-  for (int base = 0; base < stop; base += WARP) {
-    const int i = base + lane;
-    const Mask same = BALLOT(i < stop && tile.groups[i < stop ? i : 0] == group);
-    if (same == 0) continue;  // as for most: all lanes agree
-    const int found = COUNT_BITS(same);
-    const int mine = (lane - size % WARP + WARP) % WARP;  // which of those found now is this lane's
-    if (mine < found) {
-      int bit = mine;
-      if (found < WARP) {
-        Mask rest = same;
-        for (int skipped = 0; skipped < mine; ++skipped) rest &= rest - 1;
-        bit = FIRST_BIT(rest);
-      }
-      take(size + mine, static_cast<double>(tile.rewards[base + bit]));
-    }
-    size += found;
-  }
-}
-
-// A warp for ROWS samples: it compares their groups with all of the batch, a tile at a time.
-template <int ROWS, class Reward, class Group>
-__global__ void advantages_kernel(const Reward* rewards, const Group* groups, int count, int kind, double eps,
-                                  double* baselined, float* out, unsigned ticket) {
-  __shared__ Tile<Reward, Group> tile;
-  __shared__ double kept[WARPS * ROWS][KEEP];
-  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  const int first_row = (blockIdx.x * WARPS + warp) * ROWS;
-  Group group[ROWS];
-  Reward reward[ROWS];
-  int size[ROWS] = {};
-  double sum[ROWS] = {};
+  // Sum of term(reward) over this warp's group; all warps of the block come here together.
+  int size = 0, begins = 0;
+  const auto sum = [&](auto term) {
+    double mine = 0;
+    int done = 0;
+    const auto add = [&](int stop) {  // members [done, stop), at most KEEP
+      SYNC_WARP();
+      Reward found[KEEP / WARP];
+      const int first = done + (lane - done % WARP + WARP) % WARP;
 #pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
-    const int i = first_row + row < count ? first_row + row : count - 1;
-    group[row] = groups[i];
-    reward[row] = rewards[i];
-  }
-  for (int first = 0; first < count; first += TILE) {
-    load_tile(tile, rewards, groups, first, count);
+      for (int j = 0; j < KEEP / WARP; ++j)
+        if (first + j * WARP < stop) found[j] = rewards[places[(first + j * WARP) % KEEP]];
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-      deal(tile, first, count, group[row], size[row], [&](int m, double value) {
-        sum[row] += value;
-        if (m < KEEP) kept[warp * ROWS + row][m] = value;
-      });
-  }
-  double mean[ROWS], squares[ROWS] = {};
-  bool again = false;
-#pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
-    mean[row] = warp_sum(sum[row]) / size[row];
-    again |= size[row] > KEEP;
-    for (int m = lane; m < size[row] && m < KEEP; m += WARP) {  // a lane's own
-      const double distance = kept[warp * ROWS + row][m] - mean[row];
-      squares[row] += distance * distance;
-    }
-  }
-  if (kind == GRPO) {
-    if (__syncthreads_or(again)) {
-      int seen[ROWS] = {};
-      for (int first = 0; first < count; first += TILE) {
-        load_tile(tile, rewards, groups, first, count);
-#pragma unroll
-        for (int row = 0; row < ROWS; ++row)
-          deal(tile, first, count, group[row], seen[row], [&](int m, double value) {
-            if (m >= KEEP) squares[row] += (value - mean[row]) * (value - mean[row]);
+      for (int j = 0; j < KEEP / WARP; ++j)
+        if (first + j * WARP < stop) mine += term(static_cast<double>(found[j]));
+      done = stop;
+      SYNC_WARP();
+    };
+    size = 0;
+    for (int base = 0; base < count; base += TILE) {
+      shared.mark(groups, base, count);
+      if (!stands) continue;
+      shared.each(
+          base, size, [&](int m, int i) { places[m % KEEP] = i; },
+          [&](int so_far) {
+            if (done == 0) SYNC_WARP(), begins = places[0];
+            if (so_far - done > KEEP - WARP) add(so_far);
           });
-      }
     }
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) squares[row] = warp_sum(squares[row]);
-  }
-  double batch_mean, batch_variance = 0;
-  if (kind == LITE_PPO)
-    batch_moments(count, [&](int i) { return static_cast<double>(rewards[i]); }, batch_mean, batch_variance);
+    add(size);
+    return warp_sum(mine);
+  };
+  const double mean = sum([](double reward) { return reward; }) / size;
+  const bool ours = stands && begins >= blockIdx.x * ROWS;
+  const bool again = __syncthreads_or(ours && size > KEEP);
+  const double others = size > 1 ? size - 1 : 1;
 
-#pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
-    const int i = first_row + row;
-    if (lane != 0 || i >= count) continue;
-    const double mine = reward[row], centred = mine - mean[row];
-    const double others = size[row] > 1 ? size[row] - 1 : 1;
-    if (kind == REINFORCE_PP)
-      baselined[i] = size[row] > 1 ? centred : mine;
-    else
-      out[i] = static_cast<float>(kind == GRPO       ? scaled(centred, squares[row] / others, eps)
-                                  : kind == RLOO     ? centred * size[row] / others
-                                  : kind == LITE_PPO ? scaled(centred, batch_variance, eps)
-                                                     : centred);
+  double variance = 0;
+  if (kind == LITE_PPO) {
+    variance = Batch([&](int i) { return static_cast<double>(rewards[i]); }, count).variance;
+  } else if (kind == GRPO) {
+    const auto square = [&](double reward) { return (reward - mean) * (reward - mean); };
+    double squares = 0;
+    if (again) {
+      squares = sum(square);
+    } else if (ours) {
+      for (int m = lane; m < size; m += WARP) squares += square(rewards[places[m]]);
+      squares = warp_sum(squares);
+    }
+    variance = squares / others;
   }
-  if (kind == REINFORCE_PP && comes_last(&tickets[ticket], gridDim.x)) {
-    batch_moments(count, [&](int i) { return baselined[i]; }, batch_mean, batch_variance);
-#pragma unroll 8
-    for (int i = threadIdx.x; i < count; i += THREADS)
-      out[i] = static_cast<float>(scaled(baselined[i] - batch_mean, batch_variance, eps));
+  const auto write = [&](int i) {
+    const double reward = rewards[i], centred = reward - mean;
+    if (kind == REINFORCE_PP)
+      baselined[i] = size > 1 ? centred : reward;
+    else
+      out[i] = static_cast<float>(kind == GRPO || kind == LITE_PPO ? scaled(centred, variance, eps)
+                                  : kind == RLOO                   ? centred * size / others
+                                                                   : centred);
+  };
+  if (again) {
+    for (int base = 0; base < count; base += TILE) {
+      shared.mark(groups, base, count);
+      int seen = 0;
+      if (ours) shared.each(base, seen, [&](int, int i) { write(i); }, [](int) {});
+    }
+  } else if (ours) {
+    for (int m = lane; m < size; m += WARP) write(places[m]);
+  }
+  if (kind == REINFORCE_PP && comes_last(ticket, gridDim.x)) {
+    const Batch batch([&](int i) { return baselined[i]; }, count);
+    batch.each(
+        [&](int i, double x) { out[i] = static_cast<float>(scaled(x - batch.mean, batch.variance, eps)); });
   }
 }
 
@@ -169,14 +230,14 @@ __global__ void advantages_kernel(const Reward* rewards, const Group* groups, in
 template <class Reward, class Offset>
 __global__ void scatter_kernel(const Reward* rewards, const Offset* cu_loss, int num_samples, double weight, int at,
                                int parts, float* out) {
-  const int width = parts == 0 ? WARP : THREADS;
-  const int sample = parts == 0 ? blockIdx.x * WARPS + threadIdx.x / WARP : blockIdx.x / parts;
+  const int width = parts == 0 ? WARP : SCATTER;
+  const int sample = parts == 0 ? blockIdx.x * (SCATTER / WARP) + threadIdx.x / WARP : blockIdx.x / parts;
   if (sample >= num_samples) return;
   const Reward reward = rewards[sample];
   const int start = static_cast<int>(cu_loss[sample]), stop = static_cast<int>(cu_loss[sample + 1]);
   double value = reward * weight;
   if (at == MEAN) value /= stop - start;
-  const int first = parts == 0 ? threadIdx.x % WARP : blockIdx.x % parts * THREADS + threadIdx.x;
+  const int first = parts == 0 ? threadIdx.x % WARP : blockIdx.x % parts * SCATTER + threadIdx.x;
   for (int i = start + first; i < stop; i += (parts == 0 ? 1 : parts) * width)
     out[i] = at == LAST && i != stop - 1 ? 0.0f : static_cast<float>(value);
 }
@@ -200,31 +261,25 @@ int typed(const Column& rewards, const Column& index, Launch launch) {
 }  // namespace
 
 int launch_group_advantages(Column rewards, Column groups, int32_t count, int32_t kind, double eps, double* baselined,
-                            float* out, bool captured, Stream stream) {
-  static std::atomic<unsigned> eager{0}, kept{0};
-  const unsigned ticket = captured ? RING + kept++ % KEPT : eager++ % RING;
+                            float* out, unsigned* ticket, Stream stream) {
   return typed(rewards, groups, [&](auto* reward, auto* group) {
-    if (count <= 1024)
-      advantages_kernel<1><<<(count + WARPS - 1) / WARPS, THREADS, 0, stream>>>(
-          reward, group, count, kind, eps, baselined, out, ticket);
-    else
-      advantages_kernel<4><<<(count + WARPS * 4 - 1) / (WARPS * 4), THREADS, 0, stream>>>(
-          reward, group, count, kind, eps, baselined, out, ticket);
+    advantages_kernel<<<(count - 1) / ROWS + 1, THREADS, 0, stream>>>(
+        reward, group, count, kind, eps, baselined, out, ticket);
   });
 }
 
 int launch_scatter_rewards(Column rewards, Column cu_loss, int32_t num_samples, int32_t count, double weight, int32_t at,
                            float* out, Stream stream) {
   const int mean = count / num_samples;
-  int parts = 0, blocks = (num_samples + WARPS - 1) / WARPS;
+  int parts = 0, blocks = (num_samples + SCATTER / WARP - 1) / (SCATTER / WARP);
   if (mean > 128) {
     const int most = 1024 / num_samples > 1 ? 1024 / num_samples : 1;
-    parts = (mean + THREADS - 1) / THREADS;
+    parts = (mean + SCATTER - 1) / SCATTER;
     if (parts > most) parts = most;
     blocks = num_samples * parts;
   }
   return typed(rewards, cu_loss, [&](auto* reward, auto* offsets) {
-    scatter_kernel<<<blocks, THREADS, 0, stream>>>(reward, offsets, num_samples, weight, at, parts, out);
+    scatter_kernel<<<blocks, SCATTER, 0, stream>>>(reward, offsets, num_samples, weight, at, parts, out);
   });
 }
 

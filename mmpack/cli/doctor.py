@@ -87,14 +87,10 @@ def _ops(devices: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     import torch
 
-    from mmpack.ops.attention import explain
-    from mmpack.ops.backend import report
+    from mmpack.ops import attention, backend
 
     device = torch.device("cuda" if devices["names"] else "cpu")
-    kinds = explain(device)
-    able = ", ".join(name for name, reason in kinds.items() if reason is None)
-    others = "; ".join(reason for reason in dict.fromkeys(kinds.values()) if reason is not None)
-    rows = [*report(device), ("attention", able, others or "the cheapest for each batch")]
+    rows = [*backend.report(device), attention.report(device)]
     return [{"op": op, "backend": backend, "why": why} for op, backend, why in rows]
 
 

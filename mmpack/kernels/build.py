@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from mmpack.errors import BackendError
 
 NAME = "mmpack_native"
 FOLDER = Path(__file__).resolve().parents[1] / "_csrc"
-SOURCES = ("bind.cpp", "policy_loss.cu", "rewards.cu")
+SOURCES = ("bind.cpp", "policy_loss.cu", "rewards.cu", "tickets.cu")
 HEADERS = ("ops.h", "portable.h")
 FLAGS = [
     "-O3",
@@ -29,14 +30,13 @@ FLAGS = [
 
 
 @functools.cache
-def library() -> Path:
-    """Where the library for these sources, this CUDA and these GPUs is, or would be."""
-    digest = hashlib.sha256()
-    for name in SOURCES + HEADERS:
-        digest.update((FOLDER / name).read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    built_for = f"cuda{torch.version.cuda}-sm{_architectures().replace(';', '-')}"
-    return cache / "mmpack" / f"{built_for}-{digest.hexdigest()[:16]}" / f"{NAME}.so"
+def library() -> Path | None:
+    """The library that was built for these sources, this CUDA and, among others, the GPUs of this machine."""
+    present = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    for path in sorted(_folder().glob(f"*/{NAME}.so")):
+        if all(_runs(path.parent.name, capability) for capability in present):
+            return path
+    return None
 
 
 def build(verbose: bool = False) -> Path:
@@ -57,7 +57,8 @@ def build(verbose: bool = False) -> Path:
             f"csrc/ can't be built here, it lacks: {', '.join(missing)}. Fix: install that, or leave "
             f"MMPACK_BACKEND=auto, which takes Triton"
         )
-    target = library()
+    flags = " ".join(cpp_extension._get_cuda_arch_flags())
+    target = _folder() / "-".join(re.findall(r"code=(\w+)", flags)) / f"{NAME}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         cpp_extension.load(
@@ -70,7 +71,28 @@ def build(verbose: bool = False) -> Path:
             verbose=verbose,
         )
         os.replace(Path(work) / target.name, target)
+    library.cache_clear()
     return target
+
+
+def _folder() -> Path:
+    """Where libraries of these sources and this CUDA are, in a folder named after what they are compiled for."""
+    digest = hashlib.sha256()
+    for name in SOURCES + HEADERS:
+        digest.update((FOLDER / name).read_bytes())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "mmpack" / f"cuda{torch.version.cuda}-{digest.hexdigest()[:16]}"
+
+
+def _runs(codes: str, capability: tuple[int, int]) -> bool:
+    """Whether code for "sm_80-sm_90a-compute_90" runs on a GPU: machine code of its family, or PTX of an older one."""
+    for kind, digits, only in re.findall(r"(sm|compute)_(\d+)([af]?)", codes):
+        code = int(digits[:-1]), int(digits[-1])
+        if only and code != capability:
+            continue
+        if code <= capability and (kind == "compute" or code[0] == capability[0]):
+            return True
+    return False
 
 
 def _architectures() -> str:

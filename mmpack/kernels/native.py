@@ -21,10 +21,9 @@ PLACES = {"last": 0, "all": 1, "mean": 2}
 READ = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64}
 
 
-@functools.cache
 def why_not() -> str | None:
     """Why the library can't be loaded; None where it can."""
-    if library().is_file():
+    if library() is not None:
         return None
     return "csrc/ is not built here (python -m mmpack.kernels.build)"
 

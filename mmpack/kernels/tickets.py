@@ -1,34 +1,71 @@
-"""Counters by which the blocks of one launch find out which of them finishes last.
+"""Counters by which the programs of one launch find out which of them finishes last.
 
-Each is 0 between launches: the last block puts it back. Launches that run at the same time must not share one, so
-eager calls go round a ring, and a call that is captured into a CUDA graph keeps its counter for good.
+Each is 0 between launches: the last program puts it back. Launches that run at the same time must not share one: those
+of a stream run one after the other and share its own, a launch that is captured into a CUDA graph keeps one for good.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 
 import torch
 from torch import Tensor
 
-RING = 4096
-KEPT = 61440  # for calls that are captured
+STREAMS = 4096
+CAPTURED = 61440
 
-_pools: dict[torch.device, tuple[Tensor, itertools.count[int], itertools.count[int]]] = {}
+_lock = threading.Lock()
+
+
+class _Pool:
+    """The counters of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.counters = _made_apart(device)
+        self.of_stream: dict[int, int] = {}
+        self.captured = itertools.count(STREAMS)
+
+    def place(self, stream: int, capturing: bool) -> int:
+        """Past the end where none is left."""
+        if capturing:
+            return next(self.captured)
+        found = self.of_stream.get(stream)
+        if found is None:
+            with _lock:
+                found = self.of_stream.setdefault(stream, len(self.of_stream))
+        return found if found < STREAMS else len(self.counters)
+
+
+_pools: dict[torch.device, _Pool] = {}
 
 
 def take(device: torch.device) -> tuple[Tensor, int]:
     """An int32 tensor and the place of a counter in it that no other launch in flight uses."""
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if device not in _pools:
-        if capturing:  # a pool made now would belong to the graph
-            return torch.zeros(1, dtype=torch.int32, device=device), 0
-        pool = torch.zeros(RING + KEPT, dtype=torch.int32, device=device)
-        _pools[device] = pool, itertools.count(), itertools.count(RING)
-    pool, eager, captured = _pools[device]
-    if not capturing:
-        return pool, next(eager) % RING
-    place = next(captured)
-    if place < len(pool):
-        return pool, place
+    if device.type == "cuda":
+        capturing = torch.cuda.is_current_stream_capturing()
+        if device not in _pools and not capturing:
+            _pools[device] = _Pool(device)
+        if (
+            device in _pools
+        ):  # else the first call is captured, and what is made now belongs to its graph
+            pool = _pools[device]
+            place = pool.place(torch.cuda.current_stream(device).cuda_stream, capturing)
+            if place < len(pool.counters):
+                return pool.counters, place
     return torch.zeros(1, dtype=torch.int32, device=device), 0
+
+
+def _made_apart(device: torch.device) -> Tensor:
+    """The counters, made by another thread on another stream: memory of this thread may be that of a CUDA graph."""
+    made: list[Tensor] = []
+
+    def make() -> None:
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)) as _:
+            made.append(torch.zeros(STREAMS + CAPTURED, dtype=torch.int32, device=device))
+            torch.cuda.current_stream(device).synchronize()  # once, and of this stream alone
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    return made[0]

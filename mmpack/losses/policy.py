@@ -97,6 +97,9 @@ def policy_loss(
         entropy: [N] in nats, of the rows that the logprobs were read from; needed by entropy_coef.
         correction: `tis` or `mis`: weight w of the surrogate, see `correction_weights`; None: w = 1.
 
+    Gradients reach the logprobs, and the entropy where entropy_coef is not 0; all else is a constant. A second
+    derivative, forward mode and torch.func raise.
+
     Logarithms of ratios are cut to ±20 before exp; a cut ratio has no gradient. N = 0 gives a zero that is attached
     to the graph.
 
@@ -152,14 +155,16 @@ def policy_loss(
         scale = scale / max(total, 1)
     low, high = CLIPS[kind]
 
+    if entropy is not None and not entropy_coef:
+        entropy = _constant(entropy)
     loss, values = PolicyLossFunction.apply(
         logprobs,
         entropy,
-        advantages,
+        _constant(advantages),
         cu_loss,
-        old_logprobs,
-        ref_logprobs,
-        rollout_logprobs,
+        _constant(old_logprobs),
+        _constant(ref_logprobs),
+        _constant(rollout_logprobs),
         on_device,
         scale,
         aggregation == SAMPLE_MEAN,
@@ -182,3 +187,8 @@ def policy_loss(
     }
     metrics = zip(METRICS, values.unbind(), strict=True)
     return PolicyLoss(loss, {name: value for name, value in metrics if not absent.get(name)})
+
+
+def _constant(column: Tensor | None) -> Tensor | None:
+    """Without its graph, so that a loss that reaches no logprob requires no gradient."""
+    return column.detach() if column is not None and column.requires_grad else column

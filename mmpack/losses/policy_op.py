@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from mmpack.errors import ArgumentError
 from mmpack.losses.policy_torch import METRICS, policy_loss_torch
 from mmpack.ops.backend import choose
 from mmpack.ops.light import light_op
@@ -42,8 +42,12 @@ class PolicyLossFunction(torch.autograd.Function):
         return loss, metrics
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise ArgumentError(
+                "policy_loss: its gradient is asked for with create_graph=True, and it has no second derivative. "
+                "Fix: leave create_graph out"
+            )
         grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if grad is None:
             return tuple(grads)

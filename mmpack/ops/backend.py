@@ -22,9 +22,9 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "merge_embeddings": ("triton",),
     "selected_logprobs": ("triton",),
     "linear_selected_logprobs": ("triton",),
-    "policy_loss": ("triton", "cuda"),
-    "group_advantages": ("triton", "cuda"),
-    "scatter_rewards": ("triton", "cuda"),
+    "policy_loss": ("cuda", "triton"),
+    "group_advantages": ("cuda", "triton"),
+    "scatter_rewards": ("cuda", "triton"),
     "pack_video": ("triton",),
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
+from mmpack.ops.light import refuse_tangents
 
 
 class Inverse(NamedTuple):
@@ -38,6 +39,7 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
             f"gather_rows: the inverse is of {len(inverse.offsets) - 1} rows, x has {len(x)}. "
             "Fix: pass inverse_index(index, len(x))"
         )
+    refuse_tangents("gather_rows", x)
     out: Tensor = _gather_rows(x, index, *(inverse or (None, None)))
     return out
 

@@ -10,6 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from mmpack.errors import ArgumentError
 
 _LIBRARY = torch.library.Library("mmpack", "FRAGMENT")
 
@@ -25,3 +29,13 @@ def light_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> 
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"mmpack::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.mmpack, name).default
+
+
+def refuse_tangents(what: str, *tensors: Tensor) -> None:
+    """Raise ArgumentError in forward-mode AD: without a formula for it torch would drop the tangents without a word."""
+    if forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise ArgumentError(
+            f"{what}: it has no forward-mode derivative. Fix: differentiate backward, or detach its inputs"
+        )

@@ -14,6 +14,8 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.ops import linear_torch, linear_triton
 from mmpack.ops.backend import choose
+from mmpack.ops.inputs import check_tensors
+from mmpack.ops.linear_rows import Call, Statistics
 from mmpack.ops.rows import Runs, check_arguments, make_runs
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def linear_selected_logprobs(
         memory_budget: bytes that may be held beyond the gradients. If the probabilities fit, two bytes each, they are
             kept for the backward, which takes up to a fifth more for a while. Otherwise it computes them again, in
             chunks as wide as fit; by default in a twentieth of what the probabilities would take (more where N is
-            below 4,096, or the vocabulary less than ten times H). A budget changes the last bits of gradients with
+            below 6,144, or the vocabulary less than ten times H). A budget changes the last bits of gradients with
             the size of the batch; the default does not. The torch path goes by chunks of its own.
         group: ranks that the vocabulary is split over, in order: `weight` and `bias` are this rank's [V / ranks, H]
             and [V / ranks], all else is the same on each. Every rank gets all values and the whole gradient to
@@ -57,13 +59,18 @@ def linear_selected_logprobs(
     Returns [N] float32 (float64 for float64 inputs), or (logprobs, entropy in nats). The gradient to `hidden` is
     exactly 0 in rows that are not read or whose incoming gradients are all 0, which costs their products too; it
     and the values are the same bits in any batch and order. Gradients to weight and bias are summed in fp32; that to
-    a bf16 or fp16 weight is rounded once a block of rows, of which there are two or three.
+    a bf16 or fp16 weight is rounded once a block of rows, of which there are up to four.
 
     Kernels take bf16 and fp16; other dtypes run on torch, where fp32 products obey
     `torch.set_float32_matmul_precision`, and the numerical contract needs its default, "highest".
 
-    Raises ArgumentError for wrong shapes, and on the CPU for indices out of range.
+    Raises ArgumentError for wrong shapes, unlike devices, DTensors and forward-mode tangents, and on the CPU for
+    indices out of range.
     """
+    check_tensors(
+        NAME, hidden=hidden, weight=weight, bias=bias, targets=targets, rows=rows,
+        rows_unique=rows_unique, row_inverse=row_inverse,
+    )  # fmt: skip
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ArgumentError(
             f"{NAME}: hidden has shape {list(hidden.shape)} and weight {list(weight.shape)}, expected [T, H] and "
@@ -123,16 +130,17 @@ def _forward(
 
     Then what `store` keeps, or [0, 0] twice.
     """
-    targets = targets.long()
-    arguments = (
-        hidden, weight, bias, targets - first_column, targets // max(len(weight), 1), Runs(rows, order, offsets),
-        temperature, softcap, entropy,
+    call = Call(
+        hidden, weight, bias, targets.long(), Runs(rows, order, offsets), temperature, softcap,
+        first_column, vocab, group,
     )  # fmt: skip
     if _backend(hidden, weight) == "triton":
         with torch.cuda.device_of(hidden):
-            return linear_triton.forward(*arguments, store, group)
-    none = hidden.new_empty(0, 0), hidden.new_empty(0, 0, dtype=torch.float32)
-    return *linear_torch.forward(*arguments, group), *none
+            found, stored, tile_maximum = linear_triton.forward(call, entropy, store)
+    else:
+        found = linear_torch.forward(call, entropy)
+        stored, tile_maximum = hidden.new_empty(0, 0), hidden.new_empty(0, 0, dtype=torch.float32)
+    return *found, stored, tile_maximum
 
 
 @_forward.register_fake
@@ -194,18 +202,18 @@ def _backward(
     to_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to hidden, weight and bias; [0] for those not asked for."""
-    targets, runs = targets.long(), Runs(rows, order, offsets)
-    given = grad_logprobs, grad_entropies, hidden, weight, bias, targets, targets - first_column
-    statistics = logprobs, entropies, maximum, log_total, chosen
-    options, needs = (temperature, softcap), (to_hidden, to_weight, to_bias)
+    call = Call(
+        hidden, weight, bias, targets.long(), Runs(rows, order, offsets), temperature, softcap,
+        first_column, vocab, group,
+    )  # fmt: skip
+    statistics = Statistics(logprobs, entropies, maximum, log_total, chosen)
+    gradients, needs = (grad_logprobs, grad_entropies), (to_hidden, to_weight, to_bias)
     if _backend(hidden, weight) == "triton":
         kept = stored, tile_maximum
         with torch.cuda.device_of(hidden):
-            found = linear_triton.backward(
-                *given, vocab, runs, *statistics, *kept, *options, needs, budget, group
-            )
+            found = linear_triton.backward(call, statistics, *kept, *gradients, needs, budget)
     else:
-        found = linear_torch.backward(*given, vocab, runs, *statistics, *options, needs, group)
+        found = linear_torch.backward(call, statistics, *gradients, needs)
     like = hidden, weight, hidden if bias is None else bias
     a, b, c = (x.new_empty(0) if g is None else g for g, x in zip(found, like, strict=True))
     return a, b, c

@@ -9,31 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmpack.ops.rows import Runs, by_slot, gather_gradients, slots_of
+from mmpack.ops.linear_rows import Call, Statistics, incoming
+from mmpack.ops.rows import by_slot, slots_of
 from mmpack.ops.shards import ordered_sum, stack_ranks, take_owned
-from mmpack.ops.softmax import LOWEST, pad_columns, row_gradient, target_gradient
+from mmpack.ops.softmax import LOWEST, pad_columns, row_gradient
 
 CHUNK_ROWS_CPU = 64
 CHUNK_ROWS_GPU = 256
 BLOCK_COLUMNS = 16384  # of the vocabulary: bounds what is upcast or summed at a time
 
 
-def forward(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    columns: Tensor,
-    owner: Tensor,
-    runs: Runs,
-    temperature: float,
-    softcap: float | None,
-    entropy: bool,
-    group: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Logprobs, entropies, maxima, logs of the sums above them and the targets' logits; [N] each.
-
-    `columns` [N]: the targets as columns of this weight, outside of it on ranks that are not their `owner`.
-    """
+def forward(call: Call, entropy: bool) -> Statistics:
+    """Statistics in nats, over the ranks of a split vocabulary."""
+    hidden, weight, bias, _, runs, temperature, softcap, *_ = call
+    columns, group = call.columns, call.group
     chunk_rows, product = _chunk_rows(hidden), _product_dtype(hidden, weight)
     slots = slots_of(runs, len(hidden), len(columns), hidden.device, chunk_rows)
     dtype = torch.promote_types(product, torch.float32)
@@ -58,7 +47,7 @@ def forward(
                 total[i, chunk] = p.sum(-1)
                 if entropy:
                     weighted[i, chunk] = p.mul_(shifted).sum(-1)
-    chosen = take_owned(chosen, owner, group)
+    chosen = take_owned(chosen, call.owner, group)
     maximum, total = stack_ranks(maximum, group), stack_ranks(total, group)
     weighted = stack_ranks(weighted, group) if entropy else total
     highest = maximum.amax(0)
@@ -72,40 +61,24 @@ def forward(
     highest, log_total = highest[slots.of], log_total[slots.of]
     # [N] values alone: float64 costs nothing and leaves one rounding.
     logprobs = (chosen.double() - highest.double()) / temperature - log_total.double()
-    return logprobs.to(dtype), entropies, highest, log_total, chosen
+    return Statistics(logprobs.to(dtype), entropies, highest, log_total, chosen)
 
 
 def backward(
+    call: Call,
+    statistics: Statistics,
     grad_logprobs: Tensor,
     grad_entropies: Tensor | None,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    columns: Tensor,
-    vocab: int,
-    runs: Runs,
-    logprobs: Tensor,
-    entropies: Tensor,
-    maximum: Tensor,
-    log_total: Tensor,
-    chosen: Tensor,
-    temperature: float,
-    softcap: float | None,
     needs: tuple[bool, bool, bool],
-    group: str,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients to hidden (summed over the ranks), weight and bias, those that `needs` asks for."""
-    (num_rows, width), dtype, chunk_rows = hidden.shape, logprobs.dtype, _chunk_rows(hidden)
-    slots = slots_of(runs, num_rows, len(columns), hidden.device, chunk_rows)
-    gradients = gather_gradients(
-        grad_logprobs, grad_entropies, slots, targets, vocab, runs.order is None
+    hidden, weight, bias, _, _, temperature, softcap, *_ = call
+    (num_rows, width), dtype = hidden.shape, statistics.logprobs.dtype
+    chunk_rows, columns = _chunk_rows(hidden), call.columns
+    slots, gradients, entropy, at_targets = incoming(
+        call, statistics, grad_logprobs, grad_entropies, chunk_rows
     )
-    entropy = None if grad_entropies is None else by_slot(entropies, slots)
-    maximum, log_total = by_slot(maximum, slots), by_slot(log_total, slots)
-    at_targets = target_gradient(logprobs, entropy, gradients, slots, temperature)
-    if softcap is not None:
-        at_targets = at_targets * (1 - (chosen.double() / softcap) ** 2)
+    maximum, log_total = by_slot(statistics.maximum, slots), by_slot(statistics.log_total, slots)
     at_targets = at_targets.to(dtype)
 
     product, blocks = _product_dtype(hidden, weight), _blocks(len(weight))
@@ -137,7 +110,7 @@ def backward(
                 if grad_bias is not None:
                     grad_bias[block] += grad_z.sum(0)
             if grad_hidden is not None:
-                grad_hidden[slots.writes[chunk]] = ordered_sum(total, group).to(hidden.dtype)
+                grad_hidden[slots.writes[chunk]] = ordered_sum(total, call.group).to(hidden.dtype)
     return (
         None if grad_hidden is None else grad_hidden[:num_rows],
         None if grad_weight is None else grad_weight.to(weight.dtype),

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from mmpack.ops.rows import Runs, Slots, by_slot, gather_gradients, slots_of
+from mmpack.ops.linear_rows import Call, Statistics, incoming
+from mmpack.ops.rows import Slots, by_slot, slots_of
 from mmpack.ops.shards import ordered_sum, stack_ranks, take_owned
-from mmpack.ops.softmax import target_gradient
 
 
 def stored_shapes(count: int, vocab: int, device: torch.device) -> tuple[list[int], list[int]]:
@@ -24,22 +24,12 @@ def stored_shapes(count: int, vocab: int, device: torch.device) -> tuple[list[in
     return [count, num_tiles * columns], [num_tiles, count]
 
 
-def forward(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    columns: Tensor,
-    owner: Tensor,
-    runs: Runs,
-    temperature: float,
-    softcap: float | None,
-    entropy: bool,
-    store: bool,
-    group: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As the torch path's; then the probabilities relative to their tile's maximum, and those maxima, or [0, 0]."""
+def forward(call: Call, entropy: bool, store: bool) -> tuple[Statistics, Tensor, Tensor]:
+    """Statistics; then the probabilities relative to their tile's maximum, and those maxima, or [0, 0] twice."""
     from mmpack.kernels import linear_selected_logprobs as kernels
 
+    hidden, weight, bias, _, runs, temperature, softcap, *_ = call
+    columns, group = call.columns, call.group
     x = hidden
     if runs.rows is not None:
         unused = len(hidden) - 1  # T: nobody reads what comes out
@@ -49,7 +39,7 @@ def forward(
     tile_maximum = partials.maximum
     slots = slots_of(runs, len(hidden), len(columns), hidden.device, 1)
     chosen = kernels.target_logits(x, weight, bias, slots.of, columns, softcap)
-    chosen = take_owned(chosen, owner, group)
+    chosen = take_owned(chosen, call.owner, group)
     gathered = kernels.Partials(*(stack_ranks(part, group) for part in partials))
     maximum, log_total, entropies = kernels.merge(gathered, entropy)
     if entropy:
@@ -59,38 +49,30 @@ def forward(
     logprobs = (scaled.double() - maximum.double() - log_total.double()) * math.log(2)
     if stored is None:
         stored, tile_maximum = x.new_empty(0, 0), tile_maximum.new_empty(0, 0)
-    return logprobs.float(), entropies, maximum, log_total, chosen, stored, tile_maximum
+    found = Statistics(logprobs.float(), entropies, maximum, log_total, chosen)
+    return found, stored, tile_maximum
 
 
 def backward(
-    grad_logprobs: Tensor,
-    grad_entropies: Tensor | None,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    columns: Tensor,
-    vocab: int,
-    runs: Runs,
-    logprobs: Tensor,
-    entropies: Tensor,
-    maximum: Tensor,
-    log_total: Tensor,
-    chosen: Tensor,
+    call: Call,
+    statistics: Statistics,
     stored: Tensor,
     tile_maximum: Tensor,
-    temperature: float,
-    softcap: float | None,
+    grad_logprobs: Tensor,
+    grad_entropies: Tensor | None,
     needs: tuple[bool, bool, bool],
     budget: int,
-    group: str,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """As the torch path's."""
     from mmpack.kernels import linear_selected_logprobs as shapes
     from mmpack.kernels import linear_selected_logprobs_backward as kernels
+    from mmpack.kernels import linear_selected_logprobs_products as products
 
-    (num_rows, width), device = hidden.shape, hidden.device
-    slots = slots_of(runs, num_rows, len(columns), device, 1)
+    hidden, weight, bias, _, _, temperature, softcap, *_ = call
+    (num_rows, width), device, columns = hidden.shape, hidden.device, call.columns
+    slots, gradients, entropy, at_targets = incoming(
+        call, statistics, grad_logprobs, grad_entropies, 1
+    )
     count, is_stored = len(slots.rows), stored.shape[1] > 0
     grad_hidden = hidden.new_zeros(num_rows, width) if needs[0] else None
     grad_bias = torch.zeros(len(weight), device=device) if needs[2] else None
@@ -98,13 +80,6 @@ def backward(
         grad_weight = torch.zeros_like(weight) if needs[1] else None
         return grad_hidden, grad_weight, None if bias is None else torch.zeros_like(bias)
 
-    gradients = gather_gradients(
-        grad_logprobs, grad_entropies, slots, targets, vocab, runs.order is None
-    )
-    entropy = None if grad_entropies is None else by_slot(entropies, slots)
-    at_targets = target_gradient(logprobs, entropy, gradients, slots, temperature)
-    if softcap is not None:
-        at_targets = at_targets * (1 - (chosen.double() / softcap) ** 2)
     at_targets = at_targets.float()
     along = gradients.logprob
     if entropy is not None:
@@ -120,8 +95,9 @@ def backward(
     place = torch.empty_like(order).index_copy_(0, order, torch.arange(count, device=device))
     token_place = place[slots.of]
     slots = Slots(slots.rows[order], slots.writes[order], slots.of)
-    log_total = by_slot(maximum + log_total, slots)[order]
+    log_total = by_slot(statistics.maximum + statistics.log_total, slots)[order]
     along, slope = along[order], None if slope is None else slope[order]
+    del gradients, entropy, place  # a budget counts them too
 
     weight = shapes.aligned(weight)
     tiles = shapes.tiles_of(device)
@@ -138,10 +114,10 @@ def backward(
         block = slice(first, min(first + block_rows, count))
         here = block.stop - first
         grad, x = grad[:here], x[:here]
-        kernels.live_block(hidden, slots.rows[block], live, first, x)
+        products.live_block(hidden, slots.rows[block], live, first, x)
         if total is not None:
             total = total[:here].zero_()
-        given = kernels.operands(grad, x, weight, total, grad_weight)
+        given = products.operands(grad, x, weight, total, grad_weight)
         rows = log_total[block], along[block], None if slope is None else slope[block]
         for column in range(0, len(weight), chunk):
             if is_stored:
@@ -157,10 +133,10 @@ def backward(
             if grad_bias is not None:
                 kernels.add_column_sums(grad, live, grad_bias, first, column)
             if needs[0] or needs[1]:
-                kernels.products(given, live, first, column)
+                products.multiply(given, live, first, column)
         if grad_hidden is not None and total is not None:
-            summed = ordered_sum(total, group)
-            kernels.scatter_rows(grad_hidden, slots.writes[block], summed, live, first)
+            summed = ordered_sum(total, call.group)
+            products.scatter_rows(grad_hidden, slots.writes[block], summed, live, first)
     return (
         grad_hidden,
         None if grad_weight is None else grad_weight.contiguous(),

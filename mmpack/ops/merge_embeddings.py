@@ -14,6 +14,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
 from mmpack.ops.gather_rows import Inverse, check_index, check_range, sum_rows_torch
+from mmpack.ops.light import refuse_tangents
 
 
 class VisionRows(NamedTuple):
@@ -56,6 +57,7 @@ def merge_embeddings(
     Raises ArgumentError for shapes that don't fit each other.
     """
     _check_shapes(embeddings, features, vision, levels)
+    refuse_tangents("merge_embeddings", embeddings, features, *levels)
     features = features.to(embeddings.dtype)
     made: tuple[Tensor, list[Tensor]] = _merge(
         embeddings, features, [level.to(embeddings.dtype) for level in levels], *vision
@@ -174,15 +176,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor, grad_levels: list[Tensor]) -> tuple[Any, ...]:
-    source, *_, offsets = ctx.saved_tensors
+    vision = VisionRows(*ctx.saved_tensors)  # read once: checkpointing allows no more
     needs_embeddings, needs_features, needs_levels, *_ = ctx.needs_input_grad
     wanted = needs_features or any(needs_levels)
     to_embeddings, to_features, to_levels = _unmerge(
         grad,
         grad_levels,
-        *ctx.saved_tensors,
-        source.shape[0] if needs_embeddings else 0,
-        offsets.shape[0] - 1 if wanted else 0,
+        *vision,
+        vision.source.shape[0] if needs_embeddings else 0,
+        vision.offsets.shape[0] - 1 if wanted else 0,
     )
     return (
         to_embeddings if needs_embeddings else None,

@@ -106,8 +106,9 @@ def check_arguments(
 
 
 def _can_look_at(index: Tensor) -> bool:
-    """Looking at a GPU's values would wait for it, and while torch.compile traces there are none."""
-    return index.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Looking at a GPU's values would wait for it; fake tensors have none, and no tensor while torch.compile traces."""
+    plain = type(index) is Tensor and index.device.type == "cpu"
+    return plain and not torch.compiler.is_compiling()
 
 
 def make_runs(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
+from mmpack.ops.inputs import check_tensors
 from mmpack.ops.rows import Runs, by_slot, check_arguments, gather_gradients, make_runs, slots_of
 from mmpack.ops.scalars import runtime_scalar
 from mmpack.ops.softmax import pad_columns, row_gradient, row_statistics, target_gradient
@@ -52,9 +53,13 @@ def selected_logprobs(
     in rows that are not read or whose incoming gradients are all 0; gradients of one row are summed in the order of
     n. Values and gradients of a row are the same bits in any batch and order, where the logits are aligned alike.
 
-    Raises ArgumentError for wrong shapes, and on the CPU for indices out of range. On a GPU looking would wait for
-    it: there kernels give NaN for a target that is out of range.
+    Raises ArgumentError for wrong shapes, unlike devices, DTensors and forward-mode tangents, and on the CPU for
+    indices out of range. On a GPU looking would wait for it: there kernels give NaN for a target that is out of range.
     """
+    check_tensors(
+        "selected_logprobs", logits=logits, targets=targets, rows=rows,
+        rows_unique=rows_unique, row_inverse=row_inverse,
+    )  # fmt: skip
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ArgumentError(
             f"selected_logprobs: logits has shape {list(logits.shape)} and dtype {logits.dtype}, expected a float "

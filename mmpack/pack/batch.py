@@ -89,7 +89,11 @@ class Batch(LossIndex):
         return self.loss_rows.device
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
-        """The batch with every tensor on `device`; the layout that hosts need stays where it is."""
+        """The batch with every tensor on `device`; the layout that hosts need stays where it is.
+
+        Raises ArgumentError where `visible_until` is no longer what `attention_plan` was made of.
+        """
+        self.attention_plan.check(self.visible_until)
         moved: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -99,7 +103,9 @@ class Batch(LossIndex):
                 moved[f.name] = {
                     k: v.to(device, non_blocking=non_blocking) for k, v in value.items()
                 }
-        return dataclasses.replace(self, **moved)
+        batch = dataclasses.replace(self, **moved)
+        batch.attention_plan.check(batch.visible_until)  # from here on changes in place are seen
+        return batch
 
     def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Cut x [T, …] into one [L, …] tensor a sample; shared rows go to every sample that has them."""

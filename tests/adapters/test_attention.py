@@ -14,6 +14,7 @@ from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.attention import is_attached, visible_attention
 from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 from mmpack.contracts import TOLERANCES
+from mmpack.ops.attention import choose, plan_attention
 
 pytestmark = pytest.mark.adapter
 LAYOUTS = {
@@ -117,7 +118,39 @@ def test_the_tests_can_see_a_wrong_rule(attached):
     with torch.no_grad():
         right = packed_logprobs(attached, batch)
         batch.visible_until[:] = len(batch.input_ids)
+        with pytest.raises(mp.ArgumentError, match="or that was changed since"):
+            packed_logprobs(attached, batch)
+        with pytest.raises(mp.ArgumentError, match="or that was changed since"):
+            batch.to("meta")
+        padding = np.zeros(len(batch.input_ids), dtype=bool)
+        batch.attention_plan = plan_attention(batch.visible_until.numpy(), padding)
         assert (packed_logprobs(attached, batch) - right).abs().max() > 1e-2
+
+
+def test_dropout_of_the_config_counts_in_training_alone(attached, monkeypatch):
+    text = attached.config.get_text_config()
+    layers = [layer.self_attn for layer in attached.get_decoder().layers]
+    batch = mp.pack(batch_of("three responses"), share_prefix=True)
+    asked = []
+    able = choose.choices
+    monkeypatch.setattr(
+        choose, "choices", lambda *operands: asked.append(operands[-1]) or able(*operands)
+    )
+    with torch.no_grad():
+        without = packed_logprobs(attached, batch)
+        monkeypatch.setattr(text, "attention_dropout", 0.5)
+        for layer in layers:
+            monkeypatch.setattr(layer, "attention_dropout", 0.5)
+        assert torch.equal(packed_logprobs(attached, batch), without)
+        assert set(asked) == {0.0}
+        attached.train()
+        try:
+            asked.clear()
+            first, second = (packed_logprobs(attached, batch) for _ in range(2))
+        finally:
+            attached.eval()
+    assert set(asked) == {0.5} and len(asked) == 2  # once a batch, and not in every layer
+    assert not torch.equal(first, second) and not torch.equal(first, without)
 
 
 def test_one_picture_another_content(attached):

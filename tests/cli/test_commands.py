@@ -216,9 +216,10 @@ def test_doctor():
 
 
 def test_doctor_says_which_op_runs_on_what():
-    def ops(backend):
+    def ops(backend, attention="auto"):
         code = "from mmpack.cli.main import main; main(['doctor', '--json'])"
-        code = f"import os; os.environ['MMPACK_BACKEND'] = {backend!r}; {code}"
+        forced = {"MMPACK_BACKEND": backend, "MMPACK_ATTENTION": attention}
+        code = f"import os; os.environ.update({forced!r}); {code}"
         return {op["op"]: op for op in json.loads(run_python(code).stdout)["ops"]}
 
     import torch
@@ -231,8 +232,15 @@ def test_doctor_says_which_op_runs_on_what():
             "backend": "torch",
             "why": "on a CPU",
         }
-        forced = ops("cuda")["policy_loss"]
-        assert forced["backend"] is None and "csrc/ has no cpu code" in forced["why"]
+        forced = ops("cuda", "varlen")
+        assert {op["backend"] for op in forced.values()} == {None}
+        assert forced["policy_loss"]["why"] == (
+            "policy_loss: MMPACK_BACKEND is cuda, and csrc/ has no cpu code. Fix: MMPACK_BACKEND=auto"
+        )
+        assert (
+            "gather_rows: MMPACK_BACKEND is cuda, and the op has no" in forced["gather_rows"]["why"]
+        )
+        assert "varlen needs a CUDA device, not cpu. Fix: " in forced["attention"]["why"]
     assert ops("torch")["policy_loss"]["why"] == "MMPACK_BACKEND=torch"
 
 

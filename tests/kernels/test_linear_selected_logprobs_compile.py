@@ -89,7 +89,7 @@ def test_logit_gradient(target, dtype, extras):
     ],
 )
 def test_products(target, dtype, wanted, add):
-    from mmpack.kernels.linear_selected_logprobs_backward import products_kernel
+    from mmpack.kernels.linear_selected_logprobs_products import products_kernel
 
     tiles = tiles_for(target)
     half = f"[{tiles.rows}, {tiles.columns // 2}]"
@@ -115,6 +115,7 @@ def test_products(target, dtype, wanted, add):
 def test_small_kernels(target, extras):
     from mmpack.kernels import linear_selected_logprobs as forward
     from mmpack.kernels import linear_selected_logprobs_backward as backward
+    from mmpack.kernels import linear_selected_logprobs_products as products
 
     tiles = tiles_for(target)
     pointers = {
@@ -134,8 +135,8 @@ def test_small_kernels(target, extras):
         },
         backward.set_targets_kernel: {"TOKENS": 256},
         backward.column_sums_kernel: {"ROWS": 64, "COLUMNS": 64},
-        backward.gather_rows_kernel: {"COLUMNS": 1024},
-        backward.scatter_rows_kernel: {"COLUMNS": 1024},
+        products.gather_rows_kernel: {"COLUMNS": 1024},
+        products.scatter_rows_kernel: {"COLUMNS": 1024},
     }
     for kernel, sizes in launched.items():
         names = kernel.arg_names

@@ -1,10 +1,16 @@
 """The attention plan against the rule itself: every query's keys, its blocks, padding; on random forests."""
 
+import copy
+import sys
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.attention import forest, packed
 
+from mmpack.errors import ArgumentError
 from mmpack.ops.attention import plan_attention
 from mmpack.ops.attention.plan import BLOCK, PADDING_PIECE
 
@@ -132,6 +138,73 @@ def test_blocks(some):
     pairs = [torch.from_numpy(x) for x in np.nonzero(np.ones((len(some), width, width)))]
     seen = mask.mask_mod(pairs[0], heads, pairs[1], pairs[2])
     assert np.array_equal(seen.view(len(some), width, width).numpy(), sees[:, :width, :width])
+
+
+def lines_run(turns):
+    """How many lines of the plan's file run for a chain whose every turn has a branch beside what follows."""
+    tree = 3
+    for _ in range(turns):
+        tree = (3, [2, tree])
+    ran = 0
+
+    def trace(frame, event, arg):
+        nonlocal ran
+        if frame.f_code.co_filename != plan_attention.__code__.co_filename:
+            return None
+        ran += event == "line"
+        return trace
+
+    until, padding = forest([tree])
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        found = plan_attention(until, padding)
+    finally:
+        sys.settrace(before)
+    assert len(found.cu_seqlens_q) == turns + 2
+    return ran
+
+
+def test_long_chains_run_no_loop():
+    assert 0 < lines_run(10) == lines_run(150)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0)])
+def test_no_rows(shape):
+    found = plan_attention(np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=bool))
+    assert (found.rows, found.pairs, found.key_rows, found.full_blocks) == (0, 0, None, 0)
+    assert (found.max_seqlen_q, found.max_seqlen_k) == (0, 0)
+    assert found.cu_seqlens_q.tolist() == found.cu_seqlens_k.tolist() == [0]
+
+
+def test_a_plan_is_of_one_visible_until():
+    until, own, _ = packed([(2, [1, 3]), 4])
+    own.check(until)
+    own.check(until.clone())
+    own.check(until.long())
+    with torch.inference_mode():
+        own.check(until.clone())
+    _, other, _ = packed([(2, [3, 1]), 4])
+    with pytest.raises(ArgumentError, match="the plan is of another visible_until"):
+        other.check(until)
+    own.check(until)
+    until[0] += 0  # the same numbers, but who knows that without reading them
+    with pytest.raises(ArgumentError, match="or that was changed since"):
+        own.check(until)
+    until[0] = 1
+    with pytest.raises(ArgumentError, match="or that was changed since"):
+        copy.deepcopy(own).check(until)
+
+
+def test_a_change_in_place_is_seen_where_values_are_not_read():
+    """As on a GPU: `meta` has no values at all."""
+    until, own, _ = packed([2, 3])
+    until, own = until.to("meta"), own.to("meta")
+    own.check(until)
+    own.check(until)
+    until += 1
+    with pytest.raises(ArgumentError, match="or that was changed since"):
+        own.check(until)
 
 
 def test_a_plan_that_moves_forgets_what_was_chosen_for_another_device():

@@ -5,16 +5,26 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.attention import by_weights, draw, gradients, one_sequence_after_the_other, packed
 from support.samples import make_sample
+from torch.utils.checkpoint import checkpoint
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, BackendError
-from mmpack.ops.attention import choose, explain, resolve, tree_attention, varlen
+from mmpack.ops.attention import (
+    choose,
+    explain,
+    plan_attention,
+    report,
+    resolve,
+    tree_attention,
+    varlen,
+)
 from mmpack.ops.attention.sdpa import sdpa
 
 SHARED = [(5, [3, (2, [4, 1, 1]), 6]), 7, (1, [1, 1]), (4, [2])]
@@ -67,8 +77,6 @@ def test_paths_of_random_forests(forest, padding):
 def test_rectangles_as_sequences():
     (a, _, _), (b, _, _) = packed([4, 3]), packed([5], padding=2)
     until = torch.stack([a, b])
-    from mmpack.ops.attention import plan_attention
-
     padding = torch.tensor([[0] * 7, [0] * 5 + [1] * 2]).bool()
     plan = plan_attention(until.numpy(), padding.numpy())
     q, k, v, grad = draw(2, 2, 2, 7, 4, torch.float64)
@@ -118,6 +126,16 @@ def test_why_a_backend_cannot_run(hopper, monkeypatch):
     assert explain(hopper)["sdpa"] is None
 
 
+def test_report(hopper, monkeypatch):
+    assert report(hopper) == ("attention", ", ".join(choose.NAMES), "the cheapest for each batch")
+    monkeypatch.setenv("MMPACK_ATTENTION", "varlen")
+    assert report(hopper) == ("attention", "varlen", "MMPACK_ATTENTION=varlen")
+    _, backend, why = report(torch.device("cpu"))
+    assert backend is None and "varlen needs a CUDA device, not cpu. Fix: " in why
+    monkeypatch.setenv("MMPACK_ATTENTION", "fast")
+    assert report(hopper)[1] is None and "'fast' is no backend" in report(hopper)[2]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -160,6 +178,146 @@ def test_a_plan_of_another_batch_is_an_error():
     q, k, v, _ = draw(1, 2, 2, len(rows), 8, torch.float32)
     with pytest.raises(ArgumentError, match="the plan is of 8 rows, there are 1 × 7"):
         tree_attention(q, k, v, until, other)
+    _, other, _ = packed([4, 3])
+    with pytest.raises(ArgumentError, match="the plan is of another visible_until"):
+        tree_attention(q, k, v, until, other)
+
+
+@pytest.mark.parametrize("lines", [1, 0])
+@pytest.mark.parametrize("forced", [None, "sdpa"])
+def test_no_rows(lines, forced, monkeypatch):
+    monkeypatch.setenv("MMPACK_ATTENTION", forced or "auto")
+    width = 0 if lines else 5
+    until = np.zeros((lines, width), dtype=np.int32)
+    plan = plan_attention(until, until == 1)
+    q, k, v, grad = draw(lines, 4, 2, width, 8, torch.float32)
+    seen = torch.from_numpy(until)
+    for rule in (seen, seen[0]) if lines else (seen,):
+        found = gradients(lambda *x, r=rule: tree_attention(*x, r, plan), q, k, v, grad)
+        assert [x.shape for x in found] == [grad.shape, q.shape, k.shape, v.shape]
+
+
+@pytest.fixture
+def ran(hopper, monkeypatch):
+    """The kernels that run, of torch and FlashAttention-2, as if the CPU were the GPU; they compute on the CPU."""
+    names = []
+
+    def kernel(name):
+        def attend(*operands):
+            names.append(name)
+            return in_turn(*operands)
+
+        return attend
+
+    able = choose.why_not
+    monkeypatch.setattr(choose, "why_not", lambda name, device, *rest: able(name, hopper, *rest))
+    installed = {p: p in ("torch", "flash-attn") for p in choose.INSTALLED}
+    monkeypatch.setattr(choose, "INSTALLED", installed)
+    monkeypatch.setattr(
+        varlen, "KERNELS", {name: kernel(name) for name in ("varlen", "flash_attn")}
+    )
+    monkeypatch.setattr(
+        sys.modules[tree_attention.__module__],
+        "sdpa",
+        lambda *operands: names.append("sdpa") or sdpa(*operands),
+    )
+    return names
+
+
+def test_a_plan_follows_the_present_settings(ran, monkeypatch):
+    until, plan, rows = packed([(3, [2, 4])])
+
+    def attend(dim=8, **options):
+        q, k, v, _ = draw(1, 4, 2, len(rows), dim, torch.bfloat16)
+        tree_attention(q, k, v, until, plan, **options)
+        return ran[-1]
+
+    assert attend() == "flash_attn"
+    assert attend(dim=12) == "sdpa"
+    assert attend() == "flash_attn"
+    assert attend(dropout=0.5) == "sdpa"
+    assert attend(backend="varlen") == "varlen"
+    monkeypatch.setenv("MMPACK_ATTENTION", "varlen")
+    assert attend() == "varlen"
+    with pytest.raises(BackendError, match="varlen can't take heads of 12"):
+        attend(dim=12)
+    with pytest.raises(BackendError, match="varlen has no dropout"):
+        attend(dropout=0.5)
+    monkeypatch.setenv("MMPACK_ATTENTION", "flash_attn_4")
+    with pytest.raises(BackendError, match="flash-attn-4 is not installed"):
+        attend()
+    monkeypatch.setenv("MMPACK_ATTENTION", "sdpa")
+    assert attend() == "sdpa"
+    monkeypatch.delenv("MMPACK_ATTENTION")
+    assert attend() == "flash_attn"
+
+
+def test_a_plan_follows_determinism(hopper, monkeypatch):
+    until, plan, _ = packed([3, 4])
+    able = choose.why_not
+    monkeypatch.setattr(choose, "why_not", lambda name, device, *rest: able(name, hopper, *rest))
+    monkeypatch.setenv("MMPACK_ATTENTION", "flex_flash")
+    resolve(plan, until, 64)
+    assert plan.choice[torch.bfloat16] == "flex_flash"
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with pytest.raises(BackendError, match="flex_flash has no deterministic backward"):
+        resolve(plan, until, 64)
+    monkeypatch.delenv("MMPACK_ATTENTION")
+    resolve(plan, until, 64)
+    assert "flex_flash" not in plan.choice.values()
+
+
+def test_autocast_chooses_for_the_dtype_that_is_computed_in(ran):
+    until, plan, rows = packed(SHARED)
+    q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gradients(lambda *x: tree_attention(*x, until, plan), q, k, v, grad.bfloat16())
+    assert ran == ["flash_attn"] and found[0].dtype == torch.bfloat16
+    assert [x.dtype for x in found[1:]] == [torch.float32] * 3
+    low = [x.bfloat16().double() for x in (q, k, v, grad)]
+    for a, b in zip(found, gradients(lambda *x: by_weights(*x, until), *low), strict=True):
+        assert (a.double() - b).norm() <= 2e-2 * b.norm()
+    tree_attention(q, k, v, until, plan)
+    assert ran[-1] == "sdpa"
+
+
+def test_checkpointed(ran):
+    until, plan, rows = packed(SHARED)
+    q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.bfloat16)
+
+    def attend(*x):
+        return tree_attention(*x, until, plan)
+
+    expected = gradients(attend, q, k, v, grad)
+    for reentrant in (False, True):
+        found = gradients_by_backward(
+            lambda *x, r=reentrant: checkpoint(attend, *x, use_reentrant=r), q, k, v, grad
+        )
+        assert all(map(torch.equal, found, expected))
+    assert ran == ["flash_attn"] * 5
+
+
+def gradients_by_backward(function, q, k, v, grad):
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = function(*leaves)
+    out.backward(grad)
+    return [out.detach(), *(x.grad for x in leaves)]
+
+
+def test_dropout_drops_weights_and_scales_the_rest():
+    """Uniform weights on rows of the identity: the output is the weights themselves."""
+    until, plan, rows = packed([(40, [30, 50])], padding=3)
+    count, rate = len(rows), 0.25
+    q = torch.zeros(1, 2, count, count)
+    v = torch.eye(count).expand(1, 2, count, count)
+    torch.manual_seed(0)
+    found = tree_attention(q, q, v, until, plan, dropout=rate).transpose(1, 2)
+    whole = by_weights(q, q, v, until).transpose(1, 2)
+    kept = found != 0
+    torch.testing.assert_close(found[kept], whole[kept] / (1 - rate))
+    dropped = 1 - kept.sum() / (whole != 0).sum()
+    assert abs(float(dropped) - rate) < 0.02  # of some 16,000 weights
+    assert not torch.equal(found[0, 0], found[0, 1])
 
 
 def module(name, **functions):
@@ -260,7 +418,7 @@ def test_a_plan_as_packed_compiles_and_pickles():
         [make_sample([("text", [1, 2, 3]), ("response", [4, 5], 0)], f"s{i}") for i in range(2)]
     )
     q = torch.randn(1, 4, batch.num_tokens, 8)
-    compiled = torch.compile(tree_attention, backend="aot_eager")
+    compiled = torch.compile(tree_attention, backend="aot_eager", fullgraph=True)
     got = compiled(q, q, q, batch.visible_until, batch.attention_plan)
     wanted = tree_attention(q, q, q, batch.visible_until)
     torch.testing.assert_close(got, wanted)

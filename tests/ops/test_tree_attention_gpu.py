@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 from support.attention import draw, gradients, packed
+from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES
+from mmpack.errors import ArgumentError, BackendError
 from mmpack.ops.attention import choose, explain, plan_attention, resolve, tree_attention
 
 pytestmark = pytest.mark.gpu
@@ -119,11 +121,13 @@ def test_nothing_waits_for_the_gpu(backend):
 
 
 @pytest.mark.parametrize("backend", ["varlen", "flash_attn_4", "flex"])
-def test_it_compiles_whole(backend, monkeypatch):
+@pytest.mark.parametrize("resolved", [True, False])
+def test_it_compiles_whole(backend, resolved, monkeypatch):
     skip_unless(backend)
     monkeypatch.setenv("MMPACK_ATTENTION", backend)
     until, plan, rows = packed(*PACKS["shared"], device="cuda")
-    resolve(plan, until, 128)
+    if resolved or backend == "flex":  # a mask of blocks is made before
+        resolve(plan, until, 128)
     q, k, v, grad = draw(1, 28, 4, len(rows), 128, torch.bfloat16, "cuda")
 
     def attend(*x):
@@ -149,6 +153,66 @@ def test_in_a_cuda_graph(backend):
         out.fill_(torch.nan)
         graph.replay()
     assert torch.equal(out, expected)
+
+
+@each_backend
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_under_autocast(backend, reentrant, monkeypatch):
+    """The backend that bf16 takes, of parameters in fp32, forward done twice."""
+    skip_unless(backend)
+    monkeypatch.setenv("MMPACK_ATTENTION", backend)
+    until, plan, rows = packed(*PACKS["shared"], device="cuda")
+    q, k, v, grad = draw(1, 28, 4, len(rows), 128, torch.bfloat16, "cuda")
+
+    def attend(*x):
+        return tree_attention(*x, until, plan)
+
+    expected = gradients(attend, q, k, v, grad)
+    leaves = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = checkpoint(attend, *leaves, use_reentrant=reentrant)
+    out.backward(grad)
+    assert torch.equal(out, expected[0])
+    for leaf, wanted in zip(leaves, expected[1:], strict=True):
+        assert leaf.grad.dtype == torch.float32 and relative(leaf.grad, wanted) <= 1e-3
+
+
+@each_backend
+def test_no_rows(backend, monkeypatch):
+    skip_unless(backend)
+    monkeypatch.setenv("MMPACK_ATTENTION", backend)
+    until = np.zeros(0, dtype=np.int32)
+    plan = plan_attention(until, until == 1).to("cuda")
+    q, k, v, grad = draw(1, 28, 4, 0, 128, torch.bfloat16, "cuda")
+    seen = torch.from_numpy(until).cuda()
+    found = gradients(lambda *x: tree_attention(*x, seen, plan), q, k, v, grad)
+    assert [x.shape for x in found] == [grad.shape, q.shape, k.shape, v.shape]
+
+
+def test_a_change_of_visible_until_is_seen_without_waiting():
+    until, plan, rows = packed(*PACKS["shared"], device="cuda")
+    q, k, v, _ = draw(1, 28, 4, len(rows), 128, torch.bfloat16, "cuda")
+    tree_attention(q, k, v, until, plan)
+    until[:5] = 5
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(ArgumentError, match="or that was changed since"):
+            tree_attention(q, k, v, until, plan)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_plan_follows_the_present_settings(monkeypatch):
+    until, plan, rows = packed(*PACKS["shared"], device="cuda")
+    q, k, v, _ = draw(1, 4, 4, len(rows), 64, torch.bfloat16, "cuda")
+    for name in ("varlen", "sdpa", "varlen"):
+        monkeypatch.setenv("MMPACK_ATTENTION", name)
+        out = tree_attention(q, k, v, until, plan)
+        assert torch.equal(out, tree_attention(q, k, v, until, plan, backend=name))
+        assert set(plan.choice.values()) == {name}
+    odd = torch.zeros(1, 4, len(rows), 12, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(BackendError, match="varlen can't take heads of 12"):
+        tree_attention(odd, odd, odd, until, plan)
 
 
 def test_flash_attn_4_is_a_sound_op():

@@ -22,7 +22,8 @@ from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.pack.batch import Batch
 
 NAME = "mmpack"
-KEPT = "_mmpack_kept"  # on an attached model, so that copies have it: what to put back, the hook
+KEPT = "_mmpack_kept"  # on an attached model, so that copies have it: what to put back, the hooks
+INSIDE = "mmpack_inside"  # keyword of the forward: makes more keywords, inside of it
 
 
 class Attached:
@@ -39,8 +40,9 @@ class Attached:
         model = unwrap(self.model, "detach")
         original = vars(model).pop(KEPT, None)
         if original is not None:
-            implementation, hook = original
-            hook.remove()
+            implementation, *hooks = original
+            for hook in hooks:
+                hook.remove()
             model.set_attn_implementation({"text_config": implementation})
 
     def __enter__(self) -> Any:
@@ -79,8 +81,11 @@ def attach(model: Any) -> Attached:
     AttentionMaskInterface.register(NAME, no_mask)
     nested = is_attached(whole)
     if not nested:
-        hook = whole.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True)
-        setattr(whole, KEPT, (text._attn_implementation, hook))
+        hooks = (
+            whole.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True),
+            whole.model.register_forward_pre_hook(_make_inside, with_kwargs=True),
+        )
+        setattr(whole, KEPT, (text._attn_implementation, *hooks))
         whole.set_attn_implementation({"text_config": NAME})
     return Attached(model, nested)
 
@@ -91,12 +96,14 @@ def is_attached(model: Any) -> bool:
     return bool(config.get_text_config()._attn_implementation == NAME)
 
 
-def planned(batch: Batch, text: Any) -> AttentionPlan:
-    """The batch's attention plan, with backends chosen for a text model of this configuration."""
+def planned(batch: Batch, model: Any) -> AttentionPlan:
+    """The batch's attention plan, with backends chosen for the text model; its dropout counts in training alone."""
     plan = dataclasses.replace(batch.attention_plan)
-    heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    resolve(plan, batch.visible_until, head_dim, getattr(text, "attention_dropout", 0.0))
+    plan.check(batch.visible_until)
+    text = model.config.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    dropout = getattr(text, "attention_dropout", 0.0) if model.training else 0.0
+    resolve(plan, batch.visible_until, head_dim, dropout)
     return plan
 
 
@@ -142,6 +149,12 @@ def no_mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Non
             "mmpack attention: an attention_mask is given too. "
             "Fix: leave it out, visible_until is the whole rule"
         )
+
+
+def _make_inside(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before the forward below the head: see INSIDE."""
+    make = kwargs.pop(INSIDE, None)
+    return args, kwargs | make() if make else kwargs
 
 
 def _refuse_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.attention import is_attached, planned
-from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.adapters.transformers.attention import INSIDE, is_attached, planned
+from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import Family, family_of_model_type
 from mmpack.ops.gather_rows import gather_rows
@@ -24,7 +25,8 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
 
     A packed batch needs `attach(model)`. A padded one goes either way: attached by `visible_until`, else by
     `attention_mask`; it encodes a medium once for each time it occurs, as frameworks do.
-    `batch.stats["patches_encoded"]` says what the tower really ran.
+    `batch.stats["patches_encoded"]` says what the tower really ran. The tower of a model that FSDP2 shards runs in the
+    model's forward, where its weights are whole.
 
     Args: `vision`: `auto`, or `always`: a batch without media runs the smallest medium with weight exactly 0.
     Raises: ModelError for a model that would ignore the rule, or has not the batch's ids; SchemaError (MM404) for
@@ -52,10 +54,19 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
     inputs["position_ids"] = positions if family.position_rows > 1 else positions[0]
     inputs[key] = getattr(batch, key)
     if key == "visible_until":
-        inputs["attention_plan"] = planned(batch, model.config.get_text_config())
-    if len(batch.media) == 0 and vision == "always":
-        return inputs | {"inputs_embeds": _with_idle_tower(batch, model, ids)}
-    return inputs | {"input_ids": ids} | _vision_inputs(batch, model)
+        inputs["attention_plan"] = planned(batch, model)
+    idle = not batch.media and vision == "always"
+    encode = functools.partial(_with_idle_tower, batch, model, ids)
+    if not idle:
+        encode = functools.partial(_vision_inputs, batch, model)
+    if not ((idle or _once(batch, model)) and is_sharded(model)):
+        return inputs | {"input_ids": ids} | encode()
+    if not is_attached(model):
+        raise ModelError(
+            "model_inputs: the model is sharded, and its own attention is on. "
+            "Fix: mmpack.adapters.transformers.attach(model)"
+        )
+    return inputs | {"input_ids": ids, INSIDE: encode}
 
 
 def _refuse_other_ids(batch: Batch, config: Any, family: Family) -> None:
@@ -91,7 +102,7 @@ def _vision_inputs(batch: Batch, model: Any) -> dict[str, Any]:
             raise SchemaError([problem], "model_inputs")
     family = batch.family_of()
     _refuse_other_tiles(batch, model.config, family)
-    once = isinstance(batch, PackedBatch) and encodes_apart(model)
+    once = _once(batch, model)
     out: dict[str, Any] = {}
     embeddings: dict[str, Any] = {}
     encoded = 0
@@ -132,6 +143,11 @@ def _tile(config: Any, family: Family) -> tuple[int, int]:
     """Patches (h, w) of a tile."""
     height, width = config.vision_config.image_size
     return height // family.patch_size, width // family.patch_size
+
+
+def _once(batch: Batch, model: Any) -> bool:
+    """Whether the tower is called here, once a medium, and not by the model's forward, once a run."""
+    return bool(batch.media) and isinstance(batch, PackedBatch) and encodes_apart(model)
 
 
 def encodes_apart(model: Any) -> bool:
@@ -191,7 +207,7 @@ def _pixels(batch: Batch, media: list[int]) -> torch.Tensor:
     return torch.cat([whole[ends[i] : ends[i + 1]] for i in media])
 
 
-def _with_idle_tower(batch: Batch, model: Any, ids: torch.Tensor) -> torch.Tensor:
+def _with_idle_tower(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
     """Token embeddings plus 0 × the tower's output of the smallest image: every rank runs the same collectives."""
     family = batch.family_of()
     tiles = family.pixel_layout == "tiles"
@@ -201,7 +217,8 @@ def _with_idle_tower(batch: Batch, model: Any, ids: torch.Tensor) -> torch.Tenso
     features = _encode(model, "image", _tower_arguments(family, "image", pixels, [(1, h, w)]))
     batch.stats["patches_encoded"] = len(pixels)
     outputs = [*features.pooler_output, *_levels(features)]
-    return embeds + 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
+    idle = 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
+    return {"input_ids": None, "inputs_embeds": embeds + idle}
 
 
 def _levels(features: Any) -> list[torch.Tensor]:

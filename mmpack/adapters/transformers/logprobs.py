@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 import torch
 
 from mmpack.adapters.transformers.inputs import model_inputs
-from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.errors import ModelError
 from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
 from mmpack.pack.batch import Batch
@@ -43,20 +43,38 @@ def packed_logprobs(
     """
     whole = unwrap(model, "packed_logprobs")
     head = whole.get_output_embeddings()
-    if type(head) is not torch.nn.Linear:
+    if not _is_linear(head):
         raise ModelError(
             f"packed_logprobs: the head is a {type(head).__name__}, and only a plain Linear can be read "
             "by its weight. Fix: merge the adapter, or make logits and use mp.selected_logprobs"
         )
-    hidden = whole.model(**model_inputs(batch, whole, vision)).last_hidden_state
-    return linear_selected_logprobs(
-        hidden.reshape(-1, hidden.shape[-1]),
-        head.weight,
-        batch.loss_targets,
-        rows=batch.loss_rows,
-        bias=head.bias,
-        temperature=temperature,
-        entropy=entropy,
-        rows_unique=batch.loss_rows_unique,
-        row_inverse=batch.loss_row_inverse,
-    )
+
+    def read(hidden: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        return linear_selected_logprobs(
+            hidden.reshape(-1, hidden.shape[-1]),
+            head.weight,
+            batch.loss_targets,
+            rows=batch.loss_rows,
+            bias=head.bias,
+            temperature=temperature,
+            entropy=entropy,
+            rows_unique=batch.loss_rows_unique,
+            row_inverse=batch.loss_row_inverse,
+        )
+
+    inputs = model_inputs(batch, whole, vision)
+    if not is_sharded(whole):
+        return read(whole.model(**inputs).last_hidden_state)
+    # The weights are whole inside the outermost forward alone, and what it returns is what FSDP watches.
+    head.forward = lambda hidden: torch.stack(tuple(read(hidden))) if entropy else read(hidden)
+    try:
+        values = model(**inputs).logits
+    finally:
+        del head.forward
+    return tuple(values) if entropy else values
+
+
+def _is_linear(head: Any) -> bool:
+    """Whether the head's weight and bias say all; `fully_shard` makes a class of its own."""
+    kinds = [k for k in type(head).__mro__ if not k.__module__.startswith("torch.distributed.")]
+    return kinds[0] is torch.nn.Linear

@@ -1,9 +1,13 @@
-"""The transformers model in what frameworks hand around: PEFT's wrapper holds it; others are refused by name."""
+"""The transformers model in what frameworks hand around: PEFT's wrapper holds it; others are refused by name.
+
+FSDP2's `fully_shard` leaves the model as it is, with parameters that are whole in its forward alone.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from mmpack.errors import ModelError
@@ -28,3 +32,12 @@ def unwrap(model: Any, what: str) -> Any:
             "Fix: train adapters of weights (LoRA)"
         )
     return model.get_base_model()
+
+
+def is_sharded(module: torch.nn.Module) -> bool:
+    """Whether FSDP2 spreads parameters of the module over ranks: it runs inside the whole model's forward alone."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(p, DTensor) for p in module.parameters())

@@ -6,6 +6,7 @@ MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4; a nam
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Container
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Backend:
     """What an implementation needs, and what it costs.
 
     Costs are nanoseconds on one H200 for one layer of 28 heads over 4 × 128, bf16, forward and backward: a fit to the
-    12 packs of benchmarks/attention.py that is off by 9 % at most and picks the fastest of each. Only ratios count.
+    12 packs of benchmarks/attention.py that is off by 11 % at most and picks the fastest of each. Only ratios count.
     """
 
     package: str  # by its name in the package index
@@ -90,6 +91,12 @@ def choices(
     return dict.fromkeys(able, name)
 
 
+def settings(head_dim: int, dropout: float) -> tuple[str, int, bool, bool]:
+    """What `choices` depend on beside plan and device. torch.compile reads MMPACK_ATTENTION when it traces."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return os.environ.get("MMPACK_ATTENTION") or "auto", head_dim, dropout > 0, deterministic
+
+
 def wanted() -> str:
     """What MMPACK_ATTENTION says: `auto` or a backend. Raises BackendError for anything else."""
     name = os.environ.get("MMPACK_ATTENTION") or "auto"
@@ -144,6 +151,21 @@ def explain(
     return {name: why_not(name, device, dtype, head_dim) for name in NAMES}
 
 
+def report(device: torch.device) -> tuple[str, str | None, str]:
+    """As `ops.backend.report` of the other ops: `attention`, what runs on `device` (None: it would raise), and why."""
+    reasons = explain(device)
+    try:
+        name = wanted()
+        if name != "auto":
+            demand(name, device, HALF[0], 128)
+            return "attention", name, f"MMPACK_ATTENTION={name}"
+    except BackendError as error:
+        return "attention", None, str(error)
+    able = ", ".join(name for name, reason in reasons.items() if reason is None)
+    others = "; ".join(dict.fromkeys(reason for reason in reasons.values() if reason is not None))
+    return "attention", able, others or "the cheapest for each batch"
+
+
 def _refuse_unknown(name: str) -> None:
     if name not in NAMES:
         raise BackendError(
@@ -156,8 +178,11 @@ def _cheapest(
 ) -> str:
     if dtype not in HALF:
         return "sdpa"  # who computes in more wants it exact
-    able = [b for b in BACKENDS if why_not(b, device, dtype, head_dim, dropout) is None]
-    return min(able, key=lambda b: BACKENDS[b].cost(plan), default="sdpa")
+    best, least = "sdpa", math.inf
+    for name, backend in BACKENDS.items():  # torch.compile can't trace min by a key
+        if why_not(name, device, dtype, head_dim, dropout) is None and backend.cost(plan) < least:
+            best, least = name, backend.cost(plan)
+    return best
 
 
 def _is_installed(package: str) -> bool:

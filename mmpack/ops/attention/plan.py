@@ -6,12 +6,15 @@ Made on the host from `visible_until` alone, where rows are packed, so that noth
 from __future__ import annotations
 
 import dataclasses
+import weakref
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from mmpack.errors import ArgumentError
 from mmpack.ops.gather_rows import Inverse
 
 BLOCK = 128  # rows and keys of FlexAttention's blocks
@@ -25,6 +28,9 @@ class AttentionPlan:
     Sequence s has queries cu_seqlens_q[s] to cu_seqlens_q[s+1], and keys cu_seqlens_k[s] to cu_seqlens_k[s+1] of
     `key_rows`, in order; its last query stands at its last key (bottom-right causal). Rows of padding form sequences
     of their own, up to PADDING_PIECE rows each.
+
+    A plan is of one visible_until: who changes that array makes a new plan. `check` sees a change of one on the CPU,
+    and one in place on a GPU.
     """
 
     rows: int  # T of a packed batch, B·S of a padded one
@@ -39,25 +45,49 @@ class AttentionPlan:
     pairs: int  # of a query and a key that it sees: what varlen kernels compute
     full_blocks: int  # BLOCK × BLOCK in which all is seen, and blocks with a mask: what FlexAttention computes
     mixed_blocks: int
+    checksum: int  # of visible_until
     choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
+    chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
+    checked: tuple[Any, int] | None = None  # the visible_until seen last, weakly, and its version
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AttentionPlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
         if self.cu_seqlens_q.device == torch.device(device):
             return self
-        moved: dict[str, Any] = {}
+        moved = dict(UNRESOLVED)
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if isinstance(value, torch.Tensor):
                 moved[f.name] = value.to(device, non_blocking=non_blocking)
             elif isinstance(value, Inverse):
                 moved[f.name] = Inverse(*(x.to(device, non_blocking=non_blocking) for x in value))
-        return dataclasses.replace(self, **moved, choice=None, block_mask=None)
+        return dataclasses.replace(self, **moved)
+
+    def check(self, visible_until: torch.Tensor) -> None:
+        """Raise ArgumentError for a visible_until that the plan is not of, where no GPU need be asked.
+
+        One on the CPU is read when first seen; of every one a later change in place is seen.
+        """
+        version = 0 if visible_until.is_inference() else visible_until._version
+        if self.checked is not None and self.checked[0]() is visible_until:
+            same = self.checked[1] == version
+        else:
+            on_host = visible_until.device.type == "cpu"
+            same = not on_host or _checksum(visible_until.numpy()) == self.checksum
+        if not same:
+            raise ArgumentError(
+                "attention: the plan is of another visible_until, or that was changed since. "
+                "Fix: pass the batch's own; after a change, plan_attention(visible_until, padding)"
+            )
+        self.checked = weakref.ref(visible_until), version
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was resolved: it is of this process, and a mask of FlexAttention can't be pickled."""
-        return vars(self) | {"choice": None, "block_mask": None}
+        return vars(self) | UNRESOLVED
+
+
+UNRESOLVED: dict[str, Any] = dict.fromkeys(("choice", "chosen_under", "block_mask", "checked"))
 
 
 def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionPlan:
@@ -70,68 +100,77 @@ def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionP
     width = lines.shape[1]
     until = (lines + width * np.arange(len(lines))[:, None]).ravel()
     starts = _starts(until, padding.ravel())
-    ends = np.append(starts[1:], len(until))
-    above = _rows_above(until, starts, ends)
-    queries = ends - starts
-    upper = np.array([sum(b - a for a, b in path) for path in above])
+    queries = np.diff(starts, append=len(until))
+    pieces = _Pieces(until, starts)
+    keys = np.bincount(pieces.reader, pieces.length, minlength=len(starts)).astype(np.int64)
     key_rows = inverse = None
-    if upper.any():
-        own = zip(starts, ends, strict=True)
-        pieces = [p for path, last in zip(above, own, strict=True) for p in (*path, last)]
-        rows = _ranges(np.array(pieces))
-        key_rows = torch.from_numpy(rows.astype(np.int32))
-        order = torch.from_numpy(np.argsort(rows, kind="stable").astype(np.int32))
-        inverse = Inverse(order, _offsets(np.bincount(rows, minlength=len(until))))
+    if keys.sum() > len(until):
+        key_rows = torch.from_numpy(pieces.rows().astype(np.int32))
+        inverse = pieces.inverse()
     full, mixed = _count_blocks(lines)
     return AttentionPlan(
         rows=len(until),
         cu_seqlens_q=_offsets(queries),
-        cu_seqlens_k=_offsets(queries + upper),
-        max_seqlen_q=int(queries.max()),
-        max_seqlen_k=int((queries + upper).max()),
+        cu_seqlens_k=_offsets(keys),
+        max_seqlen_q=int(queries.max(initial=0)),
+        max_seqlen_k=int(keys.max(initial=0)),
         key_rows=key_rows,
         key_inverse=inverse,
-        pairs=int((queries * upper + queries * (queries + 1) // 2).sum()),
+        pairs=int((queries * (keys - queries) + queries * (queries + 1) // 2).sum()),
         full_blocks=full,
         mixed_blocks=mixed,
+        checksum=_checksum(visible_until),
     )
+
+
+class _Pieces:
+    """The keys of all sequences as ranges of rows, without a loop: chains of hundreds of turns have many.
+
+    A run is adjacent rows of one sequence with one visible_until; below it lie the sequences that start before that.
+    So its readers are an interval, from its own sequence on, and each of them has the run as one piece. Arrays of
+    pieces [P] are ordered by run, then reader.
+    """
+
+    def __init__(self, until: np.ndarray, starts: np.ndarray):
+        changes = np.flatnonzero(np.diff(until)) + 1
+        self.run_start = np.union1d(starts, changes)
+        self.run_length = np.diff(self.run_start, append=len(until))
+        own = np.searchsorted(starts, self.run_start, side="right") - 1
+        self.readers = np.searchsorted(starts, until[self.run_start]) - own  # of each run
+        self.run = np.repeat(np.arange(len(own)), self.readers)
+        self.reader = _ranges(own, self.readers)
+        self.length = self.run_length[self.run]
+        self.by_reader = np.argsort(self.reader, kind="stable")
+
+    def rows(self) -> np.ndarray:
+        """[K] the keys of each sequence, rising; one sequence after the other."""
+        return _ranges(self.run_start[self.run[self.by_reader]], self.length[self.by_reader])
+
+    def inverse(self) -> Inverse:
+        """Where each row stands in `rows`: once a reader of its run, as far from the piece's start as the run's."""
+        lengths = self.length[self.by_reader]
+        at = np.empty_like(lengths)
+        at[self.by_reader] = np.cumsum(lengths) - lengths  # of each piece in `rows`
+        count = np.repeat(self.readers, self.run_length)  # of each row
+        first = np.repeat(np.cumsum(self.readers) - self.readers, self.run_length)
+        within = _ranges(np.zeros_like(self.run_start), self.run_length)
+        order = at[_ranges(first, count)] + np.repeat(within, count)
+        return Inverse(torch.from_numpy(order.astype(np.int32)), _offsets(count))
 
 
 def _starts(until: np.ndarray, padding: np.ndarray) -> np.ndarray:
     """Where a row does not see the row before it; of a run of padding, each PADDING_PIECE-th row instead."""
     rows = np.arange(len(until))
-    new = np.append(True, until[:-1] <= rows[1:])
-    padded = padding & np.append(False, padding[:-1])  # padding, and so is the row before
+    new = np.append(True, until[:-1] <= rows[1:])[: len(until)]
+    padded = padding & np.append(False, padding[:-1])[: len(until)]  # as is the row before
     run = np.maximum.accumulate(np.where(padded, 0, rows))
     return np.flatnonzero(np.where(padded, (rows - run) % PADDING_PIECE == 0, new))
 
 
-def _rows_above(
-    until: np.ndarray, starts: np.ndarray, ends: np.ndarray
-) -> list[list[tuple[int, int]]]:
-    """For each sequence the rows before its first that it sees, as ranges."""
-    changes = np.flatnonzero(np.diff(until)) + 1
-    cuts = np.union1d(starts, changes)
-    stops = np.append(cuts[1:], len(until))
-    first = np.searchsorted(cuts, starts)
-    open_ranges: list[tuple[int, int, int]] = []  # start, stop, until; the last ends first
-    out = []
-    for s, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        while open_ranges and open_ranges[-1][2] <= start:
-            open_ranges.pop()
-        out.append([(a, b) for a, b, _ in open_ranges])
-        last = first[s + 1] if s + 1 < len(starts) else len(cuts)
-        for a, b in zip(cuts[first[s] : last], stops[first[s] : last], strict=True):
-            if until[a] > end:
-                open_ranges.append((int(a), int(b), int(until[a])))
-    return out
-
-
-def _ranges(pieces: np.ndarray) -> np.ndarray:
-    """The numbers of ranges [P, 2], one after the other."""
-    lengths = pieces[:, 1] - pieces[:, 0]
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The numbers of ranges, one after the other."""
     before = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) + np.repeat(pieces[:, 0] - before, lengths)
+    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
 
 
 def _offsets(lengths: np.ndarray) -> torch.Tensor:
@@ -148,3 +187,7 @@ def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
     seen = np.maximum(-(-until.max(axis=2) // BLOCK) - here, 0).sum()
     full = np.maximum(until.min(axis=2) // BLOCK - here, 0).sum()
     return int(full), int(seen - full + until.shape[0] * count)
+
+
+def _checksum(visible_until: np.ndarray) -> int:
+    return zlib.crc32(np.asarray(visible_until, dtype=np.int32).tobytes())

@@ -22,7 +22,7 @@ def sdpa(
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     out = []
-    for start in range(0, query.shape[2], BLOCK):
+    for start in range(0, max(query.shape[2], 1), BLOCK):
         stop = min(start + BLOCK, query.shape[2])
         q = row[start:stop, None]
         mask = (row[None, :stop] <= q) & (q < visible_until[:, None, :stop])

@@ -29,11 +29,16 @@ def tree_attention(
         backend: a name of `choose.NAMES`, instead of the one that MMPACK_ATTENTION or cost choose.
 
     Kernels that take sequences let a row of padding see the padding before it; nobody reads those rows. Under
-    torch.use_deterministic_algorithms the gradients are the same bits every time.
-    Raises: ArgumentError for a plan of another batch; BackendError for a backend that was asked for and can't run.
+    torch.use_deterministic_algorithms the gradients are the same bits every time. With dropout sdpa runs. Autocast
+    casts as it does for torch's own sdpa.
+    Raises: ArgumentError for a plan of another batch, or of a visible_until that was changed since; BackendError for
+    a backend that was asked for and can't run.
     """
     lines, _, width, head_dim = query.shape
-    seen = visible_until.to(query.device).view(-1, width)
+    if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    seen = torch.atleast_2d(visible_until.to(query.device))
     if plan is None:
         name = backend or choose.wanted()
         if name not in ("auto", "sdpa"):
@@ -44,13 +49,14 @@ def tree_attention(
             f"attention: the plan is of {plan.rows} rows, there are {lines} × {width}. "
             "Fix: pass the batch's own"
         )
-    if plan.choice is None or plan.cu_seqlens_q.device != query.device:
-        resolve(plan, seen, head_dim, dropout)
+    if not torch.compiler.is_compiling():
+        plan.check(visible_until)
+    resolve(plan, seen, head_dim, dropout)
     chosen = (plan.choice or {}).get(query.dtype)
     name = backend or chosen or choose.wanted()
-    if name != chosen or dropout:
+    if name != chosen:
         choose.demand(name, query.device, query.dtype, head_dim, dropout)
-    if name == "sdpa":
+    if name == "sdpa" or plan.rows == 0:
         return sdpa(query, key, value, seen, scale, dropout)
     if name in ("flex", "flex_flash"):
         from mmpack.ops.attention.flex import block_mask, flex
@@ -68,13 +74,19 @@ def resolve(
 ) -> None:
     """Fill in which backends run on the device of visible_until ([T] or [B, T]), and move there what they need.
 
+    Nothing is done where that holds already, for the present MMPACK_ATTENTION and determinism.
     Raises BackendError where MMPACK_ATTENTION names one that is unknown or can't run.
     """
     device = visible_until.device
-    here = plan.to(device)
-    here.choice = choose.choices(plan, device, head_dim, dropout)
-    if not {"flex", "flex_flash"}.isdisjoint(here.choice.values()):
+    settings = choose.settings(head_dim, dropout)
+    if plan.cu_seqlens_q.device != device:
+        vars(plan).update(vars(plan.to(device)))
+    if plan.chosen_under == settings:
+        return
+    plan.choice = choose.choices(plan, device, head_dim, dropout)
+    plan.chosen_under = settings
+    flexes = not {"flex", "flex_flash"}.isdisjoint(plan.choice.values())
+    if flexes and plan.block_mask is None and plan.rows:
         from mmpack.ops.attention.flex import block_mask
 
-        here.block_mask = block_mask(visible_until.view(-1, visible_until.shape[-1]))
-    vars(plan).update(vars(here))
+        plan.block_mask = block_mask(torch.atleast_2d(visible_until))

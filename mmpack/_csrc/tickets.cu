@@ -1,0 +1,1 @@
+../../csrc/tickets.cu

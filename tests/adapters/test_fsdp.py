@@ -1,0 +1,80 @@
+"""A transformers model under FSDP2, two ranks on the CPU: values and gradients of the whole model in one process."""
+
+import pytest
+import torch
+from support.models import spread_out, with_pixels
+from support.samples import make_sample
+from torch import distributed
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
+
+pytestmark = pytest.mark.adapter
+
+
+def batches():
+    """Of each rank: one with pictures and shared rows, one of text alone."""
+    prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
+    pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
+    texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
+    return mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(texts)
+
+
+def loss_of(model, batch, entropy):
+    values = packed_logprobs(model, batch, vision="always", entropy=entropy)
+    logprobs, entropies = values if entropy else (values, values * 0)
+    return (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + entropies.sum() / 3
+
+
+def made(tied):
+    model = spread_out(tiny_qwen2_5_vl())
+    if not tied:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    return model
+
+
+def test_two_ranks_are_one_process(tmp_path):
+    torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous")), nprocs=2)
+
+
+def run(rank, ranks, rendezvous):
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
+    )
+    check(rank, ranks, tied=True, entropy=False)
+    check(rank, ranks, tied=False, entropy=True)
+    distributed.destroy_process_group()
+
+
+def check(rank, ranks, tied, entropy):
+    """`tied`: the head is the embedding, and no unit of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    whole = made(tied)
+    attach(whole)
+    expected = [loss_of(whole, batch, entropy) for batch in batches()]
+    (sum(expected) / ranks).backward()
+    wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+
+    model, own = made(tied), batches()[rank]
+    mesh = init_device_mesh("cpu", (ranks,))
+    heads = [] if tied else [model.lm_head]
+    for unit in (*model.model.language_model.layers, *model.model.visual.blocks, *heads):
+        fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(mp.ModelError, match="the model is sharded, and its own attention"):
+        mp.pad([make_sample([("text", [1, 2])])]).model_inputs(model, vision="always")
+    attach(model)
+    for _ in range(2):  # the second time as every time but the first
+        model.zero_grad()
+        loss = loss_of(model, own, entropy)
+        loss.backward()
+        torch.testing.assert_close(loss, expected[rank], atol=1e-5, rtol=1e-5)
+        for name, parameter in model.named_parameters():
+            if name in wanted:
+                off = (parameter.grad.full_tensor() - wanted[name]).norm()
+                assert off <= 1e-5 * wanted[name].norm() + 1e-7, name
+    assert own.stats["patches_encoded"] == (4 if rank else 24)
