@@ -1,4 +1,4 @@
-"""One GRPO step on Geometry3K: from real pictures to an optimizer step, with every check on the way.
+"""One GRPO step on Geometry3K, or on short clips: from real media to an optimizer step, with every check on the way.
 
 Read it top to bottom: it is a tutorial, and it is what `mmpack smoke` runs. The parts of a step are
 
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 import mmpack as mp
+from mmpack.adapters.clips import clip_problems
 from mmpack.adapters.datasets import load_problems
 from mmpack.adapters.problems import Problem
 from mmpack.adapters.qwen_processor import qwen_vl_processor
@@ -35,11 +36,15 @@ from mmpack.adapters.transformers import (
     load_checkpoint,
     packed_logprobs,
     rollout,
-    tiny_qwen2_5_vl,
+    tiny_model,
 )
 from mmpack.contracts import TOLERANCES, loss_bound
+from mmpack.families import get_family
 
 MAX_PIXELS = 256 * 28 * 28  # at most 256 vision tokens a picture: quick on two cores
+CLIP_PIXELS = 16 * 28 * 28  # of a frame; Qwen3-VL bounds all frames together
+CLIP_FRAMES = 12
+FPS = 2.0  # frames taken a second
 MICRO_BATCH = 4096  # packed rows
 LAYOUTS = ("packed", "shared_prefix", "padded_left", "padded_right")
 
@@ -47,6 +52,8 @@ LAYOUTS = ("packed", "shared_prefix", "padded_left", "padded_right")
 @dataclass
 class SmokeOptions:
     data: str | None = None  # folder, parquet or hub name; None: problems that mmpack draws
+    video: bool = False  # problems of short clips, also drawn
+    family: str = "qwen2_5_vl"  # of the tiny model
     model: str | None = None  # checkpoint; None: 20 M parameters, seeded, random
     engine: str = "transformers"  # what samples: transformers' generate, or vllm
     n: int = 4  # responses a prompt
@@ -77,7 +84,7 @@ class Job:
         self.folder: Any = nullcontext(kept) if kept else tempfile.TemporaryDirectory()
         self.path = Path(self.folder.__enter__())
         self.path.mkdir(parents=True, exist_ok=True)
-        self.problems = load_problems(self.options.data, limit=self.options.limit)
+        self.problems = self.load_problems()
         self.messages = [as_messages(problem) for problem in self.problems]
         self.model, self.hf_processor = self.load()
         self.processor = self.wrap(self.hf_processor)
@@ -104,17 +111,36 @@ class Job:
         self.step()
         self.table()
 
-    # -- model and processor ------------------------------------------------------------------------------------------
+    # -- problems, model and processor --------------------------------------------------------------------------------
+
+    def load_problems(self) -> list[Problem]:
+        if self.options.video:
+            return clip_problems(seed=self.options.seed)[: self.options.limit]
+        return load_problems(self.options.data, limit=self.options.limit)
 
     def load(self) -> tuple[Any, Any]:
         if self.options.model is not None:
             return load_checkpoint(self.options.model)
-        pixels = MAX_PIXELS // 8 if self.options.learn else MAX_PIXELS
-        return tiny_qwen2_5_vl(self.options.seed), qwen_vl_processor(max_pixels=pixels)
+        return tiny_model(self.options.family, self.options.seed), self.tiny_processor()
+
+    def tiny_processor(self) -> Any:
+        family = self.options.family
+        if not self.options.video:
+            pixels = MAX_PIXELS // 8 if self.options.learn else MAX_PIXELS
+        elif get_family(family).video_layout == "frames":
+            pixels = CLIP_PIXELS * CLIP_FRAMES
+        else:
+            pixels = CLIP_PIXELS
+        return qwen_vl_processor(family, min_pixels=4 * 28 * 28, max_pixels=pixels)
 
     def wrap(self, hf_processor: Any) -> Any:
         """The trainer's processor: messages and response ids in, a Sample out."""
-        return mp.wrap_processor(hf_processor)
+        return mp.wrap_processor(hf_processor, video_settings=self.sampling)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """How videos are sampled, on both sides."""
+        return {"fps": FPS}
 
     # -- rollout: what the engine sampled, and what it saw ------------------------------------------------------------
 
@@ -135,6 +161,7 @@ class Job:
             n=self.options.n,
             max_new_tokens=self.options.max_new_tokens,
             temperature=self.options.temperature,
+            video_settings=self.sampling,
         )
 
     @property
@@ -433,12 +460,14 @@ class Job:
 
 
 def as_messages(problem: Problem) -> list[dict[str, Any]]:
-    """Pictures first, then the question and its choices."""
+    """Media first, then the question and its choices."""
     choices = "  ".join(
         f"{letter}. {c}" for letter, c in zip("ABCD", problem.choices, strict=False)
     )
     ask = "Answer with the letter alone." if choices else "Answer with the value in \\boxed{}."
     parts: list[dict[str, Any]] = [{"type": "image", "image": i} for i in problem.images]
+    if problem.video is not None:
+        parts.append({"type": "video", "video": problem.video})
     text = "\n".join(t for t in (problem.prompt, choices, ask) if t)
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 

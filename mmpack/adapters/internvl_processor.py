@@ -7,8 +7,8 @@ from typing import Any
 import transformers
 from transformers.utils.import_utils import is_torchvision_available
 
-from mmpack.adapters.images_only import IMAGES_ONLY
 from mmpack.adapters.qwen_vocab import qwen_tokenizer
+from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import require
 
 TOKENS = (  # ids from 151665 on
@@ -74,7 +74,7 @@ def internvl_processor(*, tile: int = 448, max_tiles: int = 12, tokenizer: Any =
     if is_torchvision_available():
         videos = transformers.InternVLVideoProcessor()
         return transformers.InternVLProcessor(video_processor=videos, **parts)
-    return IMAGES_ONLY["InternVLProcessor"](**parts)
+    return WITHOUT_TORCHVISION["InternVLProcessor"](**parts)
 
 
 def internvl_tokenizer() -> Any:

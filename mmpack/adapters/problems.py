@@ -1,4 +1,7 @@
-"""One problem of a data set: pictures, question, answer. datasets.py reads them, geometry.py draws some."""
+"""One problem of a data set: pictures or a clip, question, answer.
+
+datasets.py reads them, geometry.py and clips.py draw some.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A prompt goes to the model as all `images` in order, then the text of `prompt`, which holds no image tokens."""
+    """A prompt goes to the model as all `images` in order, the video, then `prompt`, which holds no media tokens."""
 
     problem_id: str  # unique in its data set
     prompt: str
@@ -20,3 +23,4 @@ class Problem:
     choices: tuple[str, ...] = ()
     answer_letter: str | None = None  # "A" is choices[0]
     source: str = ""
+    video: bytes | None = None  # an encoded file

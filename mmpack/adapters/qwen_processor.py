@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers.utils.import_utils import is_torchvision_available
 
-from mmpack.adapters.images_only import IMAGES_ONLY
 from mmpack.adapters.qwen_vocab import qwen_tokenizer
+from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 
@@ -92,7 +92,7 @@ def qwen_vl_processor(
     if is_torchvision_available():
         videos = getattr(transformers, released.video_processor)(**settings)
         return getattr(transformers, name)(video_processor=videos, **parts)
-    return IMAGES_ONLY[name](**parts)
+    return WITHOUT_TORCHVISION[name](**parts)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def row_sample(
 def inputs_of_media(
     sample: Sample, pixels: Mapping[str, Any] | None = None, stop: int | None = None
 ) -> dict[str, Any]:
-    """pixel_values and grids of a sample's media, each as often as it occurs, in order; {} without media.
+    """pixel_values, grids and seconds of a sample's media, each as often as it occurs, in order; {} without media.
 
     `pixels`: cache key -> [patches, patch_dim], of media that hold none. `stop`: only media that end at or before this
     token. Raises: SchemaError (MM404).
@@ -169,6 +169,9 @@ def inputs_of_media(
                 )
         out[PIXELS[modality]] = torch.cat([torch.as_tensor(v) for v in found])
         out[GRIDS[modality]] = torch.tensor([m.grid_thw for m in media])
+        seconds = [m.second_per_grid_ts for m in media]
+        if None not in seconds:  # only videos have them, and not of every family
+            out[SECONDS] = torch.tensor(seconds)
     return out
 
 

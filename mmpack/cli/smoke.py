@@ -1,4 +1,4 @@
-"""`mmpack smoke`: one GRPO step on geometry problems, from pictures to the optimizer, every check printed."""
+"""`mmpack smoke`: one GRPO step on geometry problems or clips, from media to the optimizer, every check printed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def command(
         str | None,
         typer.Option(help="Geometry3K: a folder, a parquet file or a hub name. Default: drawn."),
     ] = None,
+    video: Annotated[
+        bool, typer.Option("--video", help="Clips, whose questions need the order in time.")
+    ] = False,
     model: Annotated[
         str | None, typer.Option(help="A checkpoint's name or path. Default: tiny and random.")
     ] = None,
@@ -54,14 +57,17 @@ def command(
     out: OutOption = None,
     html: HtmlOption = None,
 ) -> int:
-    """Take one GRPO step on geometry problems and check every stage of it. Exits 1 if a check fails."""
+    """Take one GRPO step on geometry problems, or on clips, and check every stage of it. Exits 1 if a check fails."""
     for package in ("torch", "transformers", "PIL"):
         require(package, "smoke", "mmpack smoke")
+    if video:
+        require("av", "video", "mmpack smoke --video")
     from mmpack.cli.geo3k_grpo import SmokeOptions
     from mmpack.cli.smoke_run import run
 
     options = SmokeOptions(
         data=data,
+        video=video,
         model=model,
         engine=engine,
         n=n,

@@ -6,7 +6,6 @@ each way to run it (prefix cache, chunked prefill, one or many in a batch). A vi
 
 from __future__ import annotations
 
-import copy
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,16 +17,14 @@ import numpy as np
 import torch
 
 import mmpack as mp
+from mmpack.adapters.clips import clip_problems
 from mmpack.adapters.problems import Problem
-from mmpack.adapters.qwen_processor import qwen_vl_processor
-from mmpack.adapters.transformers import attach, load_checkpoint, tiny_qwen2_5_vl
+from mmpack.adapters.transformers import attach, load_checkpoint, tiny_model
 from mmpack.adapters.vllm import VllmEngine, load_vllm, unlike_weights, weight_checksums
-from mmpack.cli.geo3k_grpo import MAX_PIXELS, Job, SmokeOptions
+from mmpack.cli.geo3k_grpo import Job, SmokeOptions
 from mmpack.contracts import TOLERANCES
-from mmpack.layout.fingerprint import cache_key, content_hash
 from mmpack.parity.drift import LogprobDrift, logprob_drift
 from mmpack.processors.wrap import Processor
-from mmpack.schema.media import Medium
 
 ENGINE_CAUSES = ("dtype", "position_rule", "stale_weights")
 MEASURED = (
@@ -35,7 +32,6 @@ MEASURED = (
     "position_rule",
 )  # causes of the layout whose drift is shown beside parity
 CHUNK = 64  # tokens of a prefill step: cuts every prompt, and through pictures
-FPS = 2.0
 
 
 class EngineJob(Job):
@@ -56,11 +52,11 @@ class EngineJob(Job):
 
     def __enter__(self) -> EngineJob:
         super().__enter__()
-        self.problems = [*self.problems, Problem("video", "Where does it go?", (), "right")]
-        video = {"type": "video", "video": (moving_square(), {"fps": FPS})}
-        ask = {"type": "text", "text": self.problems[-1].prompt}
-        self.messages.append([{"role": "user", "content": [video, ask]}])
         return self
+
+    def load_problems(self) -> list[Problem]:
+        problems = super().load_problems()
+        return problems if self.options.video else [*problems, *clip_problems(1)]
 
     def __exit__(self, *error: Any) -> None:
         try:
@@ -85,8 +81,8 @@ class EngineJob(Job):
         with tempfile.TemporaryDirectory() as folder:
             if checkpoint is None:
                 checkpoint = folder
-                tiny_qwen2_5_vl(self.options.seed).save_pretrained(folder)
-                qwen_vl_processor(max_pixels=MAX_PIXELS).save_pretrained(folder)
+                tiny_model(self.options.family, self.options.seed).save_pretrained(folder)
+                self.tiny_processor().save_pretrained(folder)
             model, hf_processor = load_checkpoint(checkpoint)  # says what is wrong with it
             self.engine = self.start_engine(checkpoint)
         self.engine.load_weights(model.state_dict(), self.version)
@@ -95,7 +91,7 @@ class EngineJob(Job):
     def start_engine(self, checkpoint: str | Path, **settings: Any) -> VllmEngine:
         start = time.perf_counter()
         dtype = "bfloat16" if self.options.inject == "dtype" else "float32"
-        engine = self.make_engine(checkpoint, dtype=dtype, **settings)
+        engine = self.make_engine(checkpoint, dtype=dtype, video_settings=self.sampling, **settings)
         took = time.perf_counter() - start
         self.report.say(f"engine: {engine.about['name']} {engine.about['version']}, {took:.0f} s")
         return engine
@@ -107,7 +103,7 @@ class EngineJob(Job):
             if self.options.inject == "position_rule"
             else self.engine.processor.position_rule
         )
-        return mp.wrap_processor(hf_processor, position_rule=rule)
+        return mp.wrap_processor(hf_processor, position_rule=rule, video_settings=self.sampling)
 
     def roll(self) -> list[mp.Sample]:
         options = self.options
@@ -119,22 +115,6 @@ class EngineJob(Job):
             temperature=options.temperature,
             top_p=options.top_p,
         )
-
-    def trained(self, b: int, messages: Any, response: np.ndarray) -> mp.Sample:
-        return super().trained(b, self.with_videos(messages), response)
-
-    def with_videos(self, messages: Any) -> Any:
-        """Frames to Mediums, by the trainer's own video processor."""
-        out = copy.copy(list(messages))
-        for m, message in enumerate(out):
-            parts = [
-                {"type": "video", "video": video_medium(self.processor, *part["video"])}
-                if part["type"] == "video"
-                else part
-                for part in message["content"]
-            ]
-            out[m] = message | {"content": parts}
-        return out
 
     # -- drift: the engine's raw logprobs against the trainer's -------------------------------------------------------
 
@@ -265,8 +245,7 @@ class EngineJob(Job):
     def as_train(self, rolled: mp.Sample) -> mp.Sample:
         p = next(i for i, q in enumerate(self.problems) if q.problem_id == rolled.group_id)
         response = rolled.input_ids[rolled.loss_indices]
-        messages = self.with_videos(self.messages[p])
-        return self.processor(messages, response, sample_id=rolled.sample_id)
+        return self.processor(self.messages[p], response, sample_id=rolled.sample_id)
 
 
 def shown(row: dict[str, Any]) -> list[str]:
@@ -281,35 +260,3 @@ def shown(row: dict[str, Any]) -> list[str]:
         share,
         f"{row['seconds']:.1f}",
     ]
-
-
-def moving_square(frames: int = 8, side: int = 112) -> np.ndarray:
-    """uint8 [frames, side, side, 3]: a square on its way to the right."""
-    out = np.full((frames, side, side, 3), 255, dtype=np.uint8)
-    for k in range(frames):
-        left = 4 + k * (side - 40) // frames
-        out[k, 40:72, left : left + 32] = (200, 30, 30)
-    return out
-
-
-def video_medium(processor: Processor, frames: np.ndarray, about: dict[str, Any]) -> Medium:
-    """Frames that are sampled already, as the trainer's video processor lays them out."""
-    clip = torch.from_numpy(frames).permute(0, 3, 1, 2)
-    made = processor.video_processor(videos=[clip], do_sample_frames=False, return_tensors="pt")
-    t, h, w = (int(n) for n in made["video_grid_thw"][0])
-    content = content_hash("video", frames)
-    medium = Medium(
-        media_id=f"video:{content[:16]}",
-        modality="video",
-        cache_key=cache_key(content, (t, h, w), processor.settings["video"]),
-        grid_thw=(t, h, w),
-        num_tokens=processor.family.vision_tokens((t, h, w)),
-        content_hash=content,
-        size=(frames.shape[2], frames.shape[1]),
-        fps=about["fps"],
-        frame_indices=np.arange(len(frames)),
-        second_per_grid_ts=processor.family.temporal_patch_size / about["fps"],
-        total_frames=len(frames),
-    )
-    medium.pixel_values = made["pixel_values_videos"].numpy()
-    return medium

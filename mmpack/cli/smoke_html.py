@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from mmpack.layout.fingerprint import content_hash
-from mmpack.processors.messages import media_of
+from mmpack.processors.messages import parts_of
 
 
 def page(job: Any) -> str:
     """The parity report of a job that has run, as one self-contained page."""
     pictures: dict[str, np.ndarray] = {}
     for messages in job.messages:
-        for image in media_of(messages, None):
-            if not isinstance(image, tuple):  # a video has no thumbnail
+        for kind, image in parts_of(messages, None):
+            if kind == "image":  # a video has no thumbnail
                 pixels, _ = job.processor.rgb_pixels(image, "smoke")
                 pictures[content_hash("image", pixels)] = pixels
     logprobs = {}

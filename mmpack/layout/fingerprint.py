@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,14 @@ def content_hash(modality: str, pixels: np.ndarray) -> str:
 def cache_key(content: str, grid_thw: tuple[int, int, int], settings: dict[str, Any] | None) -> str:
     """sha256 hex: equal keys give equal vision embeddings under one weights version.
 
-    Args: `content`: a content_hash. `grid_thw`: patches. `settings`: the image or video part of `processor`.
+    Args: `content`: a content_hash. `grid_thw`: patches. `settings`: the image or video part of `processor`, of which
+    `sampling` is left out: how frames were chosen does not matter once they are.
     """
-    part = hashlib.sha256(canonical_json(settings).encode()).digest()
+    part = hashlib.sha256(canonical_json(embedding_settings(settings)).encode()).digest()
     grid = np.asarray(grid_thw, dtype="<i8").tobytes()
     return hashlib.sha256(b"mmpack.media.1\0" + bytes.fromhex(content) + grid + part).hexdigest()
+
+
+def embedding_settings(settings: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The image or video part of `processor` without `sampling`."""
+    return None if settings is None else {k: v for k, v in settings.items() if k != "sampling"}

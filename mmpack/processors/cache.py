@@ -1,9 +1,9 @@
-"""A bounded cache of processed media: cache key -> (grid, pixels), least recently used out first."""
+"""A bounded cache of processed media, least recently used out first. What it holds has `pixel_values`."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,9 @@ class MediaCache:
     def __init__(self, max_bytes: int):
         self.max_bytes = max_bytes
         self.held_bytes = self.hits = self.misses = 0
-        self._entries: OrderedDict[str, Processed] = OrderedDict()
+        self._entries: OrderedDict[str, Any] = OrderedDict()
 
-    def get(self, key: str) -> Processed | None:
+    def get(self, key: str) -> Any:
         entry = self._entries.get(key)
         if entry is None:
             self.misses += 1
@@ -30,7 +30,7 @@ class MediaCache:
         self._entries.move_to_end(key)
         return entry
 
-    def put(self, key: str, entry: Processed) -> None:
+    def put(self, key: str, entry: Any) -> None:
         if entry.pixel_values.nbytes > self.max_bytes or key in self._entries:
             return
         self._entries[key] = entry

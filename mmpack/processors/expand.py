@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError
+from mmpack.errors import LayoutError
 from mmpack.families import Family
+from mmpack.layout.seconds import frame_seconds
 from mmpack.schema.media import Medium
 
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
@@ -78,32 +79,6 @@ def repeated(ids: np.ndarray, media: Sequence[Medium], family: Family) -> np.nda
         m.num_tokens // family.spans_of(m.modality, m.grid_thw) for m in runs
     ]
     return np.repeat(ids, repeats)
-
-
-def frame_seconds(medium: Medium, family: Family) -> list[float]:
-    """Seconds of each temporal patch: halfway between its first and last frame; the last frame fills the last patch.
-
-    Raises: ArgumentError where neither `frame_indices` and `fps` nor `frame_timestamps` are known; LayoutError (MM111)
-    where there are more or fewer than the grid holds.
-    """
-    if medium.frame_indices is not None and medium.fps:
-        seconds = [int(i) / medium.fps for i in medium.frame_indices]
-    elif medium.frame_timestamps is not None:
-        seconds = list(medium.frame_timestamps)
-    else:
-        raise ArgumentError(
-            f"processor: {medium.media_id!r:.60} has no times, {family.name} writes them into the prompt. "
-            "Fix: set frame_indices and fps, or frame_timestamps"
-        )
-    size, patches = family.temporal_patch_size, medium.grid_thw[0]
-    if -(-len(seconds) // size) != patches:
-        raise LayoutError(
-            f"processor: {medium.media_id!r:.60} has {len(seconds)} frames, its grid {list(medium.grid_thw)} "
-            f"holds {patches} patches of {size}. Fix: the times of the sampled frames",
-            "MM111",
-        )
-    seconds += [seconds[-1]] * (-len(seconds) % size)
-    return [(seconds[k] + seconds[k + size - 1]) / 2 for k in range(0, len(seconds), size)]
 
 
 def _placeholders(ids: np.ndarray, media: Sequence[Medium], family: Family) -> list[int]:

@@ -38,7 +38,7 @@ def rgb_pixels(
     pillow = require("PIL.Image", "hf", where)
     known: dict[str, Any] = {}
     if isinstance(image, (str, Path)):
-        image, known["source"] = _file_below(image, root, where)
+        image, known["source"] = file_below(image, root, where)
     if isinstance(image, (bytes, bytearray)):
         known["file_hash"] = hashlib.sha256(image).hexdigest()
         opened = decode(bytes(image), where)
@@ -105,8 +105,17 @@ def _origin(image: Image) -> dict[str, Any]:
     }
 
 
-def _file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes, str]:
-    """The bytes of `root / path`, and that path from the root on, links resolved."""
+def file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes, str]:
+    """The bytes of `root / path`, and that path from the root on, links resolved. Raises: ArgumentError."""
+    whole, inside = path_below(path, root, where)
+    try:
+        return whole.read_bytes(), inside
+    except OSError as error:
+        raise _unreadable(path, error, where) from None
+
+
+def path_below(path: str | Path, root: Path | None, where: str) -> tuple[Path, str]:
+    """`root / path`, a file that is there, and that path from the root on, links resolved. Raises: ArgumentError."""
     told = ascii(str(path)[:80])
     if root is None:
         raise ArgumentError(
@@ -117,14 +126,18 @@ def _file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes,
         top = root.resolve()
         whole = (top / path).resolve()
         inside = not Path(path).is_absolute() and whole.is_relative_to(top)
-        data = whole.read_bytes() if inside and whole.is_file() else None
+        there = inside and whole.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # a NUL in the name; links in a circle
-        why = " ".join(str(error).split())[:200]
-        raise ArgumentError(f"{where}: {told} can't be read ({why}). Fix: check the path") from None
+        raise _unreadable(path, error, where) from None
     if not inside:
         raise ArgumentError(
             f"{where}: {told} is not below media_root. Fix: a path relative to media_root, inside it"
         )
-    if data is None:
+    if not there:
         raise ArgumentError(f"{where}: {told} is no file below media_root. Fix: check the path")
-    return data, whole.relative_to(top).as_posix()
+    return whole, whole.relative_to(top).as_posix()
+
+
+def _unreadable(path: str | Path, error: Exception, where: str) -> ArgumentError:
+    why = " ".join(str(error).split())[:200]
+    return ArgumentError(f"{where}: {str(path)[:80]!a} can't be read ({why}). Fix: check the path")

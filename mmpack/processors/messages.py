@@ -6,21 +6,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmpack.errors import ArgumentError
-from mmpack.schema.media import Medium
+from mmpack.processors.kinds import kind_of_item
 
 
 def media_of(messages: Sequence[dict[str, Any]], media: Sequence[Any] | None) -> list[Any]:
     """The media of chat messages in order: from the content parts, or from `media` where the parts are bare.
 
-    Raises: ArgumentError, also for a video that is no Medium yet: videos are not decoded here.
+    Raises: ArgumentError.
     """
+    return [item for _, item in parts_of(messages, media)]
+
+
+def parts_of(
+    messages: Sequence[dict[str, Any]], media: Sequence[Any] | None
+) -> list[tuple[str, Any]]:
+    """`media_of`, each with what its part says that it is: `image` or `video`. Raises: ArgumentError."""
     extra = iter(() if media is None else media)
     out = []
     for m, message in enumerate(messages):
         content = message.get("content")
         for p, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
             where = f"processor: messages[{m}].content[{p}]"
-            kind = _kind_of(part, where)
+            kind = kind_of_part(part, where)
             if kind is None:
                 continue
             item = part.get(kind, part.get("path"))
@@ -30,22 +37,22 @@ def media_of(messages: Sequence[dict[str, Any]], media: Sequence[Any] | None) ->
                 raise ArgumentError(
                     f"{where} is of type {kind} and has none. Fix: put it into the part, or pass media="
                 )
-            if kind != (item.modality if isinstance(item, Medium) else "image"):
+            if kind_of_item(item) not in (kind, None):
                 raise ArgumentError(
                     f"{where} is of type {kind}, what it holds is not. "
-                    "Fix: images in image parts; videos as Medium, with their grid"
+                    'Fix: {"type": "image", …} for pictures, {"type": "video", …} for clips'
                 )
-            out.append(item)
+            out.append((kind, item))
     left = len(list(extra))
     if left:
         raise ArgumentError(
             f"processor: {left} of media= have no part in the messages. "
-            'Fix: one {"type": "image"} part each'
+            'Fix: one {"type": "image"} or {"type": "video"} part each'
         )
     return out
 
 
-def _kind_of(part: Any, where: str) -> str | None:
+def kind_of_part(part: Any, where: str) -> str | None:
     """`image`, `video`, or None for text."""
     if not isinstance(part, dict):
         raise ArgumentError(

@@ -65,14 +65,16 @@ def describe(
     tokens_per_second: float | None,
     video_markers: str,
     tokenizer_hash: TokenizerHash,
+    sampling: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The `processor` object of a sample."""
+    """The `processor` object of a sample. `sampling`: how videos are sampled, part of `video`."""
+    video = vision_settings(video_processor)
     out = {
         "family": family.name,
         "tokenizer": tokenizer_hash.of(tokenizer) | {"special_ids": special_ids(tokenizer)},
         "chat_template": None if chat_template is None else text_hash(chat_template),
         "image": vision_settings(image_processor, image_options(family)),
-        "video": vision_settings(video_processor),
+        "video": video if sampling is None or video is None else video | {"sampling": sampling},
         "position_rule": position_rule,
         "tokens_per_second": tokens_per_second,
     }

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,17 +20,25 @@ from mmpack.processors.append import append_turn
 from mmpack.processors.build import as_ids, build_sample, loss_mask
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.expand import KEPT, REPLACED, expanded_ids, repeated, with_runs
-from mmpack.processors.images import rgb_pixels
-from mmpack.processors.messages import media_of
+from mmpack.processors.frames import FrameProcessor
+from mmpack.processors.images import path_below, rgb_pixels
+from mmpack.processors.kinds import HEAD, kind_of_file, kind_of_item
+from mmpack.processors.messages import media_of, parts_of
 from mmpack.processors.pixels import process
+from mmpack.processors.sampling import resolved_sampling
 from mmpack.processors.settings import TokenizerHash, describe
+from mmpack.processors.videos import Clip, VideoReader
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan
 
+if TYPE_CHECKING:
+    from mmpack.video.cache import FrameCache
+
 __all__ = ["Processor", "media_of", "wrap_processor"]
 
 MEDIA_CACHE_BYTES = 1 << 30
+DECODE_THREADS = 2
 
 
 def wrap_processor(
@@ -45,6 +53,10 @@ def wrap_processor(
     tokens_per_second: float | None = None,
     media_root: str | Path | None = None,
     cache_bytes: int = MEDIA_CACHE_BYTES,
+    video_policy: str | None = None,
+    video_settings: Mapping[str, Any] | None = None,
+    frame_cache: FrameCache | None = None,
+    decode_threads: int = DECODE_THREADS,
 ) -> Processor:
     """Wrap a Hugging Face processor, or its parts.
 
@@ -55,9 +67,15 @@ def wrap_processor(
             the newest transformers.
         media_root: directory below which paths in messages may be opened.
         cache_bytes: pixels kept for media that come again.
+        video_policy: which frames of a video are taken; see `mp.video.sample`. By default transformers' rule of the
+            family, with the settings of the video processor.
+        video_settings: of the policy, in place of the video processor's: `{"fps": 2.0, "max_frames": 64}`.
+        frame_cache: decoded frames, shared among processes.
+        decode_threads: of the decoder, a video.
 
-    Raises: ArgumentError without a tokenizer or a family, and for settings that the family does not have;
-    LayoutError (MM006) for a family that mmpack doesn't know.
+    Without a video processor (transformers' need torchvision) mmpack lays frames out itself, with the image processor's
+    settings. Raises: ArgumentError without a tokenizer or a family, and for settings that the family or the policy does
+    not have; LayoutError (MM006) for a family that mmpack doesn't know.
     """
     given = {
         "tokenizer": tokenizer,
@@ -84,6 +102,19 @@ def wrap_processor(
             f"wrap_processor: chat_template is {type(chat_template).__name__}, expected a text. "
             "Fix: pass the one to use as chat_template="
         )
+    root = None if media_root is None else Path(media_root)
+    reader = None
+    if about.video_token_id is not None:
+        if parts["video_processor"] is None:
+            parts["video_processor"] = _own_video_processor(about, parts["image_processor"])
+        sampling = resolved_sampling(
+            video_policy, video_settings or {}, parts["video_processor"], about
+        )
+        reader = VideoReader(sampling, root, decode_threads, frame_cache)
+    elif video_policy is not None or video_settings:
+        raise ArgumentError(
+            f"wrap_processor: {about.name} takes a video as images. Fix: drop video_policy and video_settings"
+        )
     return Processor(
         **parts,
         family=about,
@@ -91,9 +122,16 @@ def wrap_processor(
         position_rule=rule,
         tokens_per_second=tokens_per_second,
         video_markers=_video_markers(hf_processor),
-        media_root=None if media_root is None else Path(media_root),
+        media_root=root,
         cache_bytes=cache_bytes,
+        videos=reader,
     )
+
+
+def _own_video_processor(family: Family, image_processor: Any) -> FrameProcessor:
+    """With the image processor's settings, as transformers loads a checkpoint that has one file for both."""
+    known = {} if image_processor is None else image_processor.to_dict()
+    return FrameProcessor(family, **known)
 
 
 def _family_of(hf_processor: Any, given: str | None) -> Family:
@@ -169,6 +207,7 @@ class Processor:
         video_markers: str,
         media_root: Path | None,
         cache_bytes: int,
+        videos: VideoReader | None,
     ):
         self.tokenizer = tokenizer
         self.image_processor = image_processor
@@ -180,6 +219,7 @@ class Processor:
         self.tokens_per_second = None if seconds is None else float(seconds)
         self.video_markers = video_markers
         self.media_root = media_root
+        self.videos = videos
         self.cache = MediaCache(cache_bytes)
         self._tokenizer_hash = TokenizerHash()
 
@@ -200,6 +240,7 @@ class Processor:
             self.tokens_per_second,
             self.video_markers,
             self._tokenizer_hash,
+            None if self.videos is None else self.videos.sampling,
         )
 
     @property
@@ -224,14 +265,19 @@ class Processor:
         Args:
             messages: chat messages; images in content parts `{"type": "image", "image": …}` (Pillow, uint8 [h, w, 3],
                 bytes or a path below `media_root`), `{"type": "image", "path": …}`, or bare `{"type": "image"}` with
-                `media` in order. Videos come as `Medium`s, already laid out.
+                `media` in order. Videos likewise, `{"type": "video", "video": …}`: bytes or a path; either with the
+                plan of the other side, `(file, plan)`; frames that were sampled already (uint8 [n, h, w, 3] or
+                pictures), `(frames, {"fps": …})`; or a `Medium`.
             response_ids: the sampled ids, never decoded and encoded again; all of them are loss tokens.
             rollout_logprobs: float [n], of `response_ids`.
             fields: any other field of Sample, as it is.
 
-        Raises: ArgumentError, LayoutError.
+        Raises: ArgumentError, LayoutError, VideoError.
         """
-        items = self.media_from(media_of(messages, media))
+        items = [
+            self.medium(item, f"processor: media[{i}]", kind)
+            for i, (kind, item) in enumerate(parts_of(messages, media))
+        ]
         text = with_runs(
             self.render(messages, **(template_kwargs or {})),
             items,
@@ -269,7 +315,9 @@ class Processor:
 
         Args:
             input_ids: int [L]; `expanded` says whether a picture has one id a vision token, or one in all.
-            media: Pillow, arrays, bytes, paths or `Medium`s, one for each run of placeholders outside the loss spans.
+            media: Pillow, arrays, bytes, paths, pairs of a video or `Medium`s, one for each medium that has
+                placeholders outside the loss spans. Of a recorded video with a `source` below `media_root` the very
+                frames are decoded again.
             loss_spans: LossSpan or (start, stop), counted in `input_ids` as given. A placeholder inside of them was
                 sampled: it stands for no medium, and `validate` names it.
             fields: any other field of Sample, as it is (spans counted in expanded ids).
@@ -330,10 +378,20 @@ class Processor:
         )
         return text
 
-    def medium(self, item: Any, where: str = "processor: media") -> Medium:
-        """An image (or a Medium, taken as it is) to a Medium with pixels, grid, content hash and cache key."""
+    def medium(self, item: Any, where: str = "processor: media", kind: str | None = None) -> Medium:
+        """An image or a video to a Medium with pixels, grid, content hash and cache key.
+
+        `kind`: `image` or `video`; None: as `item` is, of files by their first bytes. A Medium is taken as it is, but
+        of a video without pixels whose `source` lies below `media_root` the recorded frames are decoded again.
+        Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError.
+        """
         if isinstance(item, Medium):
-            return item
+            again = item.modality == "video" and item.pixel_values is None and item.source
+            if not again or self.media_root is None or item.frame_indices is None:
+                return item
+        if (kind or self._kind(item, where)) == "video":
+            part = self.settings["video"]
+            return self._reader(where).medium(item, self.video_processor, part, self.cache, where)
         pixels, known = self.rgb_pixels(item, where)
         content = content_hash("image", pixels)
         part = self.settings["image"]
@@ -353,6 +411,29 @@ class Processor:
         )
         medium.pixel_values = done.pixel_values
         return medium
+
+    def clip(self, item: Any, where: str = "processor: media") -> Clip:
+        """The frames of a video as its loader hands them to a processor, and their plan: what an engine is given.
+
+        Raises: ArgumentError, VideoError.
+        """
+        return self._reader(where).clip(item, where)
+
+    def _reader(self, where: str) -> VideoReader:
+        if self.videos is None:
+            raise ArgumentError(
+                f"{where}: {self.family.name} takes a video as images. Fix: one image part a frame"
+            )
+        return self.videos
+
+    def _kind(self, item: Any, where: str) -> str:
+        kind = kind_of_item(item)
+        if kind is not None:
+            return kind
+        if isinstance(item, (bytes, bytearray)):
+            return kind_of_file(bytes(item[:HEAD]))
+        with path_below(item, self.media_root, where)[0].open("rb") as file:
+            return kind_of_file(file.read(HEAD))
 
     def rgb_pixels(
         self, image: Any, where: str = "processor: media"

@@ -17,7 +17,7 @@ from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
 from mmpack.layout.fingerprint import cache_key, content_hash
 from mmpack.layout.mrope import sample_positions
-from mmpack.processors.expand import frame_seconds
+from mmpack.layout.seconds import frame_seconds
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.video.patches import CHANNELS, normalization

@@ -72,7 +72,7 @@ def recorded(medium: Medium, sampling: dict[str, Any]) -> FramePlan:
         fps=fps,
         fps_assumed=medium.fps is None,
         total_frames=medium.total_frames,
-        counted_frames=_counted(medium, settings, fps),
+        counted_frames=counted_frames(medium.total_frames, fps, settings),
         source_size=medium.decoded_size,
         loaded_size=medium.size,
         size=(w * settings.patch_size, h * settings.patch_size),
@@ -84,11 +84,11 @@ def recorded(medium: Medium, sampling: dict[str, Any]) -> FramePlan:
     )
 
 
-def _counted(medium: Medium, settings: Any, fps: float) -> int:
-    assert medium.total_frames is not None
+def counted_frames(total: int, fps: float, settings: Any) -> int:
+    """How many of the file's `total` frames a policy of these resolved settings counts. Raises: ArgumentError."""
     if not isinstance(settings, qwen_vl_utils.Settings):
-        return medium.total_frames
-    first, last = qwen_vl_utils.frame_range(medium.total_frames, fps, settings)
+        return total
+    first, last = qwen_vl_utils.frame_range(total, fps, settings)
     return last - first + 1
 
 

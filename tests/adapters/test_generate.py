@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import mmpack as mp
+from mmpack.adapters.clips import clip_problems
 from mmpack.adapters.internvl_processor import internvl_processor
 from mmpack.adapters.qwen_processor import qwen_vl_processor
-from mmpack.adapters.transformers import rollout, tiny_qwen2_5_vl
+from mmpack.adapters.transformers import rollout, tiny_model, tiny_qwen2_5_vl
 from mmpack.errors import ArgumentError
 
 pytestmark = pytest.mark.adapter
@@ -45,6 +48,38 @@ def test_a_checkpoint_s_penalties_do_not_reach_the_scores(parts):
     for a, b in zip(plain, again, strict=True):
         assert np.array_equal(a.input_ids, b.input_ids)
         assert np.array_equal(a.rollout_logprobs, b.rollout_logprobs)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("policy", [None, "qwen_vl_utils"])
+def test_videos_are_what_the_trainer_makes_of_them(family, policy, tmp_path):
+    """The processor of transformers writes the ids, `get_rope_index` the positions; both are told the plan's times."""
+    (tmp_path / "a.mp4").write_bytes(clip_problems(1)[0].video)
+    hf = qwen_vl_processor(family, min_pixels=3136, max_pixels=60 * 28 * 28)
+    options = {"media_root": tmp_path, "video_policy": policy, "video_settings": {"fps": 2.0}}
+    film = {"type": "video", "video": "a.mp4"}
+    picture = {"type": "image", "image": Image.new("RGB", (80, 60), (9, 99, 199))}
+    ask = [{"role": "user", "content": [picture, film, film, {"type": "text", "text": "Which?"}]}]
+    torch.manual_seed(0)
+    rolled = rollout(tiny_model(family), hf, [ask], ["g"], n=2, max_new_tokens=3, **options)
+    processor = mp.wrap_processor(hf, **options)
+    train = [
+        processor(
+            ask,
+            s.input_ids[s.loss_indices],
+            sample_id=s.sample_id,
+            group_id="g",
+            sampling=s.sampling,
+            finish_reason=s.finish_reason,
+        )
+        for s in rolled
+    ]
+    report = mp.compare(rolled, train)
+    assert report.ok, report.findings
+    for a, b in zip(rolled, train, strict=True):
+        assert [m.modality for m in a.media] == ["image", "video"] and mp.validate(a) == []
+        assert a.media[1].second_per_grid_ts == b.media[1].second_per_grid_ts
+        assert (a.media[1].source, a.media[1].file_hash) == ("a.mp4", b.media[1].file_hash)
 
 
 def test_a_family_without_grids_is_refused(parts):

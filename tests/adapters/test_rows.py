@@ -114,6 +114,7 @@ def test_media_up_to_a_token():
     stop = sample.modality_spans[1].stop
     for at, count in ((None, 2), (stop, 2), (stop - 1, 1), (1, 0)):
         assert len(inputs_of_media(sample, None, at).get("video_grid_thw", ())) == count
+    assert inputs_of_media(sample)["second_per_grid_ts"].tolist() == [1.0, 4.0]
 
 
 class OnDevice(torch.Tensor):

@@ -13,12 +13,12 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from transformers.utils.import_utils import is_torchvision_available
 
 from mmpack.adapters import qwen_vocab
 from mmpack.adapters.qwen_processor import qwen_vl_processor
 from mmpack.adapters.qwen_vocab import qwen_tokenizer
-from mmpack.errors import ArgumentError, BackendError, MissingExtraError
+from mmpack.errors import ArgumentError, MissingExtraError
+from mmpack.processors.settings import vision_settings
 
 pytestmark = pytest.mark.adapter
 
@@ -326,15 +326,31 @@ def test_processor_survives_pickle_and_disk(processor, tmp_path):
         one, other = processor(**call), copy(**call)
         assert one["input_ids"].tolist() == other["input_ids"].tolist()
         assert np.array_equal(one["pixel_values"], other["pixel_values"])
+        assert vision_settings(copy.video_processor) == vision_settings(processor.video_processor)
 
 
-def test_videos_need_torchvision(processor):
-    if is_torchvision_available():
-        assert processor.video_processor.merge_size == 2
-    else:
-        assert getattr(processor, "video_processor", None) is None
-        with pytest.raises(BackendError, match="torchvision"):
-            processor(text=[ONE_VIDEO], videos=[np.zeros((4, 56, 56, 3), np.uint8)])
+def test_a_checkpoint_without_settings_of_videos_has_those_of_pictures(tokenizer, tmp_path):
+    from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
+
+    processor = WITHOUT_TORCHVISION["Qwen2_5_VLProcessor"](
+        transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": 784, "longest_edge": 78400}),
+        tokenizer,
+    )
+    processor.video_processor.settings["size"] = {"shortest_edge": 3136, "longest_edge": 31360}
+    processor.save_pretrained(tmp_path)
+    kind = type(processor)
+    assert kind.from_pretrained(tmp_path).video_processor.size["longest_edge"] == 31360
+    (tmp_path / "video_preprocessor_config.json").unlink()
+    assert kind.from_pretrained(tmp_path).video_processor.size["longest_edge"] == 78400
+
+
+def test_videos_of_sampled_frames_are_laid_out(processor):
+    """By transformers' video processor where torchvision is, else by mmpack's."""
+    assert processor.video_processor.merge_size == 2
+    call = {"text": [ONE_VIDEO], "videos": [np.zeros((4, 3, 56, 56), np.uint8)]}
+    out = processor(**call, do_sample_frames=False, return_tensors="pt")
+    assert out["video_grid_thw"].tolist() == [[2, 4, 4]]
+    assert (out["input_ids"] == 151656).sum() == 8
 
 
 @pytest.mark.parametrize(

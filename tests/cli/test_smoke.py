@@ -119,6 +119,42 @@ def test_what_needs_a_real_engine_says_so(options):
         smoke(**SMALL, **options)
 
 
+@pytest.mark.slow
+def test_clips_of_both_kinds_of_family(tmp_path):
+    report = smoke(video=True, limit=2, n=2, max_new_tokens=4, workdir=tmp_path)
+    values = report.to_dict()
+    assert report.failed == [] and report.exit_code == 0
+    for family in ("qwen2_5_vl", "qwen3_vl"):
+        one = values[family]
+        assert one["ok"] and one["parity"] == {"ok": True, "compared": 4}
+        assert max(one["logprobs"]["max_abs_diff"].values()) <= 1e-4
+        assert one["grad_norm"] > 0 and one["loss_mask"]["leak"] == 0.0
+        assert {p.name for p in (tmp_path / family).iterdir()} == {"rollout.jsonl", "train.jsonl"}
+        lines = (tmp_path / family / "rollout.jsonl").read_text().splitlines()
+        media = [json.loads(line)["media"] for line in lines]
+        assert {m["modality"] for one in media for m in one} == {"video"}
+
+
+@pytest.mark.slow
+def test_a_cause_put_into_a_step_with_clips_is_named():
+    report = smoke(video=True, limit=1, n=2, max_new_tokens=4, inject="loss_mask_shift")
+    assert report.failed == ["qwen2_5_vl: parity", "qwen3_vl: parity"]
+    assert report.values["qwen3_vl"]["first"]["cause"] == "loss_mask_shift"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"data": "x"}, "drop --data"),
+        ({"learn": True}, "drop --data and --learn"),
+        ({"inject": "max_pixels"}, "put into pictures"),
+    ],
+)
+def test_what_clips_are_not_for(options, match):
+    with pytest.raises(ArgumentError, match=match):
+        smoke(video=True, **options)
+
+
 def test_the_example_has_the_command_line_of_the_command():
     example = Path(__file__).parents[2] / "examples" / "geo3k_grpo.py"
     shown = subprocess.run([sys.executable, example, "--help"], capture_output=True, text=True)

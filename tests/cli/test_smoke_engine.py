@@ -68,7 +68,7 @@ def test_the_rule_of_a_video_is_told_for_both_sides(tmp_path):
     smoke(**SMALL, inject="position_rule", workdir=tmp_path)
     report = mp.compare(tmp_path / "rollout.jsonl", tmp_path / "train.jsonl")
     found = [f for f in report.findings if f.field == "position_ids"]
-    assert {f.sample_id for f in found} == {"video/0", "video/1"}
+    assert {f.sample_id for f in found} == {"clip-1/0", "clip-1/1"}
     assert all("rollout follows `max`, train follows `grid`" in f.evidence for f in found)
 
 

@@ -7,8 +7,8 @@ import torch
 import transformers
 
 import mmpack as mp
-from mmpack.adapters.images_only import IMAGES_ONLY
 from mmpack.adapters.internvl_processor import internvl_processor
+from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
 from mmpack.pack.media import tiles_of
@@ -129,7 +129,7 @@ def qwen3_5_tokenizer():
 
 def test_qwen3_5_is_known_by_its_image_token(qwen3, picture):
     template = "{% for p in messages[0].content %}<|vision_start|><|image_pad|><|vision_end|> a {% endfor %}"
-    hf = IMAGES_ONLY["Qwen3VLProcessor"](
+    hf = WITHOUT_TORCHVISION["Qwen3VLProcessor"](
         qwen3.image_processor, qwen3_5_tokenizer(), chat_template=template
     )
     processor = mp.wrap_processor(hf)

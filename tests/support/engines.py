@@ -42,7 +42,8 @@ class KeptEngine(VllmEngine):
 
 def shared_engine(folder: str = "", **settings: Any) -> VllmEngine:
     """The running engine if its settings are these, else a new one in its place. `folder` is not read again."""
-    asked = {"dtype": "float32", "chunked_prefill": None, "prefix_caching": True} | settings
+    asked = {"dtype": "float32", "chunked_prefill": None, "prefix_caching": True}
+    asked |= {"video_settings": {"fps": 2.0}} | settings
     if _running.get("settings") != asked:
         if _running:
             VllmEngine.close(_running.pop("engine"))

@@ -6,8 +6,9 @@ scores. None of it comes from mmpack's layout code, so that parity compares two 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,17 @@ import torch
 from transformers import GenerationConfig
 
 from mmpack.errors import ArgumentError
+from mmpack.families import get_family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.runs import placeholder_runs
+from mmpack.processors.messages import parts_of
 from mmpack.processors.settings import text_hash
-from mmpack.processors.wrap import media_of, wrap_processor
+from mmpack.processors.videos import Clip
+from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
+from mmpack.video.hand_over import hf_kwargs, hf_metadata
 
 
 def rollout(
@@ -34,15 +39,26 @@ def rollout(
     max_new_tokens: int = 32,
     temperature: float = 1.0,
     prompts_per_batch: int = 4,
+    media_root: str | Path | None = None,
+    video_policy: str | None = None,
+    video_settings: Mapping[str, Any] | None = None,
 ) -> list[Sample]:
-    """Sample `n` responses of each prompt (chat messages with their images); torch's global seed decides them.
+    """Sample `n` responses of each prompt (chat messages with their media); torch's global seed decides them.
+
+    `media_root`, `video_policy`, `video_settings`: of `wrap_processor`. Videos are sampled and decoded by its plan; the
+    processor lays their frames out, and is told the plan's times.
 
     `rollout_logprobs` are of the distribution that was sampled from: `temperature` applied, nothing cut off.
     Samples are called `<group_id>/<k>`. The model must be detached: `generate` needs its own attention.
 
     Raises ArgumentError for families whose processor returns no grids.
     """
-    wrapped = wrap_processor(hf_processor)  # names settings and pictures, processes nothing
+    wrapped = wrap_processor(  # names settings and media, lays nothing out
+        hf_processor,
+        media_root=media_root,
+        video_policy=video_policy,
+        video_settings=video_settings,
+    )
     settings = wrapped.settings
     if wrapped.family.pixel_layout == "tiles":
         raise ArgumentError(
@@ -65,18 +81,15 @@ def rollout(
     out: list[Sample] = []
     for start in range(0, len(prompts), prompts_per_batch):
         part = slice(start, start + prompts_per_batch)
-        inputs = _inputs(hf_processor, prompts[part], model.device)
+        media = [_opened(messages, wrapped) for messages in prompts[part]]
+        inputs = _inputs(hf_processor, prompts[part], media, model.device)
         with torch.no_grad(), _own_config(model, config):
             generated = model.generate(**inputs)
         logprobs = _sampled_logprobs(generated, inputs["input_ids"].shape[1])
         positions = _positions(model, inputs, generated.sequences.shape[1])
-        media = [
-            [wrapped.rgb_pixels(item, "rollout") for item in media_of(messages, None)]
-            for messages in prompts[part]
-        ]
-        grids = iter(inputs.get("image_grid_thw", torch.zeros(0, 3)).tolist())
+        recorded = iter(_recorded([m for own in media for m in own], inputs, settings))
         for p, group_id in enumerate(group_ids[part]):
-            own = [_with_grid(pixels, next(grids), settings) for pixels in media[p]]
+            own = [next(recorded) for _ in media[p]]
             for k in range(n):
                 b = p * n + k
                 out.append(
@@ -114,7 +127,21 @@ def _stop_ids(model: Any, tokenizer: Any) -> list[int]:
     return [int(i) for i in stops] if isinstance(stops, (list, tuple)) else [int(stops)]
 
 
-def _inputs(hf_processor: Any, prompts: Sequence[Any], device: Any) -> Any:
+Opened = Clip | tuple[Any, tuple[np.ndarray, dict[str, Any]]]  # a video; a picture and its pixels
+
+
+def _opened(messages: Sequence[dict[str, Any]], wrapped: Processor) -> list[Opened]:
+    return [
+        wrapped.clip(item, "rollout")
+        if kind == "video"
+        else (item, wrapped.rgb_pixels(item, "rollout"))
+        for kind, item in parts_of(messages, None)
+    ]
+
+
+def _inputs(
+    hf_processor: Any, prompts: Sequence[Any], media: Sequence[list[Opened]], device: Any
+) -> Any:
     texts = [
         hf_processor.tokenizer.apply_chat_template(
             list(messages),
@@ -124,15 +151,33 @@ def _inputs(hf_processor: Any, prompts: Sequence[Any], device: Any) -> Any:
         )
         for messages in prompts
     ]
-    images = [image for messages in prompts for image in media_of(messages, None)]
+    clips = [m for own in media for m in own if isinstance(m, Clip)]
     return hf_processor(
         text=texts,
-        images=images or None,
+        images=[m[0] for own in media for m in own if not isinstance(m, Clip)] or None,
         padding=True,
         padding_side="left",
         return_tensors="pt",
         return_mm_token_type_ids=True,
+        **(_of_clips(clips, hf_processor) if clips else {}),
     ).to(device)
+
+
+def _of_clips(clips: Sequence[Clip], hf_processor: Any) -> dict[str, Any]:
+    """Frames and what is told of them, to be laid out and not sampled again."""
+    options = [hf_kwargs(clip.plan) for clip in clips]
+    resizes = [o.pop("do_resize") for o in options]
+    if any(o != options[0] for o in options):
+        raise ArgumentError(
+            "rollout: plans of unlike pixel limits in one batch. Fix: prompts_per_batch=1, or one policy"
+        )
+    told = options[0] | {
+        "do_resize": any(resizes),  # to the size that they have, the others don't change
+        "video_metadata": [hf_metadata(c.plan) for c in clips],
+    }
+    if hasattr(hf_processor.video_processor, "cap_pixels_per_frame"):
+        told.setdefault("cap_pixels_per_frame", False)
+    return {"videos": [clip.tensor() for clip in clips], "videos_kwargs": told}
 
 
 def _sampled_logprobs(generated: Any, prompt_length: int) -> np.ndarray:
@@ -148,12 +193,12 @@ def _sampled_logprobs(generated: Any, prompt_length: int) -> np.ndarray:
 def _positions(model: Any, inputs: Any, length: int) -> np.ndarray:
     """int64 [3, prompts, length]: the prompt's by `get_rope_index`, then one a step past the rope delta."""
     mask = inputs["attention_mask"]
-    given = {"image_grid_thw": inputs["image_grid_thw"]} if "image_grid_thw" in inputs else {}
+    names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
     prompt, delta = model.model.get_rope_index(
         inputs["input_ids"],
         mm_token_type_ids=inputs["mm_token_type_ids"],
         attention_mask=mask,
-        **given,
+        **{name: inputs[name] for name in names if name in inputs},
     )
     steps = torch.arange(length - mask.shape[1], device=mask.device)
     decoded = mask.sum(dim=1, keepdim=True) + delta + steps
@@ -161,21 +206,38 @@ def _positions(model: Any, inputs: Any, length: int) -> np.ndarray:
     return whole.cpu().numpy()
 
 
+def _recorded(media: Sequence[Opened], inputs: Any, settings: dict[str, Any]) -> Iterator[Medium]:
+    """Mediums of grids and seconds as the processor returned them."""
+    none = torch.zeros(0, 3)
+    grids = {
+        kind: iter(inputs.get(f"{kind}_grid_thw", none).tolist()) for kind in ("image", "video")
+    }
+    seconds = iter(inputs.get("second_per_grid_ts", ()))
+    for m in media:
+        if isinstance(m, Clip):
+            per_grid = next(seconds, None)
+            known = m.plan.medium_fields() | m.known
+            known["second_per_grid_ts"] = m.seconds(None if per_grid is None else float(per_grid))
+            yield _with_grid("video", m.content_hash, next(grids["video"]), known, settings)
+        else:
+            pixels, known = m[1]
+            content = content_hash("image", pixels)
+            yield _with_grid("image", content, next(grids["image"]), known, settings)
+
+
 def _with_grid(
-    image: tuple[np.ndarray, dict[str, Any]], grid: list[int], settings: dict[str, Any]
+    kind: str, content: str, grid: list[int], known: dict[str, Any], settings: dict[str, Any]
 ) -> Medium:
-    pixels, known = image
-    content = content_hash("image", pixels)
     t, h, w = (int(n) for n in grid)
-    return Medium(
-        media_id=f"image:{content[:16]}",
-        modality="image",
-        cache_key=cache_key(content, (t, h, w), settings["image"]),
-        grid_thw=(t, h, w),
-        num_tokens=t * h * w // settings["image"]["merge_size"] ** 2,
-        content_hash=content,
-        **known,
-    )
+    derived = {
+        "media_id": f"{kind}:{content[:16]}",
+        "modality": kind,
+        "cache_key": cache_key(content, (t, h, w), settings[kind]),
+        "grid_thw": (t, h, w),
+        "num_tokens": t * h * w // settings[kind]["merge_size"] ** 2,
+        "content_hash": content,
+    }
+    return Medium(**(known | derived))
 
 
 def _sample(
@@ -200,8 +262,15 @@ def _sample(
     whole = slice(left, len(prompt_mask) + count)
     ids = sequence[whole].astype(np.int64)
     found = placeholder_runs(ids[:prompt_length], settings["family"])
-    media = list({m.cache_key: m for m in runs}.values())
-    place = {m.cache_key: i for i, m in enumerate(media)}
+    media = list({_place(m): m for m in runs}.values())
+    place = {_place(m): i for i, m in enumerate(media)}
+    family = get_family(settings["family"])
+    in_frames = family.video_layout == "frames"
+    frames = [
+        (m, k if in_frames and m.modality == "video" else None)
+        for m in runs
+        for k in range(family.spans_of(m.modality, m.grid_thw))
+    ]
     return Sample(
         sample_id=sample_id,
         group_id=group_id,
@@ -209,8 +278,8 @@ def _sample(
         input_ids=ids,
         media=media,
         modality_spans=[
-            ModalitySpan(int(a), int(b), "image", place[m.cache_key])
-            for a, b, m in zip(found.starts, found.stops, runs, strict=True)
+            ModalitySpan(int(a), int(b), m.modality, place[_place(m)], frame)
+            for a, b, (m, frame) in zip(found.starts, found.stops, frames, strict=True)
         ],
         loss_spans=[LossSpan(prompt_length, len(ids), turn=0)],
         position_ids=np.ascontiguousarray(positions[:, whole]),
@@ -222,3 +291,7 @@ def _sample(
         finish_reason="stop" if len(ends) else "length",
         metadata={RESPONSE_TEXT_KEY: text_hash(tokenizer.decode(response[:count].tolist()))},
     )
+
+
+def _place(medium: Medium) -> tuple[str, float | None]:
+    return medium.cache_key, medium.second_per_grid_ts  # which moves positions, not embeddings

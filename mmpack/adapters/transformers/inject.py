@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -18,18 +19,22 @@ from mmpack.schema.spans import LossSpan, ModalitySpan
 CAUSES: tuple[str, ...] = get_args(Injected)
 
 
-def broken_processor(cause: str, hf_processor: Any, position_rule: str = "grid") -> Processor:
+def broken_processor(
+    cause: str,
+    hf_processor: Any,
+    position_rule: str = "grid",
+    video_settings: Mapping[str, Any] | None = None,
+) -> Processor:
     """A wrapped processor whose settings differ, for the causes that are settings; else the right one."""
     if cause not in CAUSES:
         raise ArgumentError(f"inject: {cause!r} is unknown. Fix: use one of {', '.join(CAUSES)}")
+    wrap = partial(
+        wrap_processor, hf_processor, position_rule=position_rule, video_settings=video_settings
+    )
     if cause == "chat_template":
         template = "{%- set unused = 0 -%}" + hf_processor.chat_template
-        return wrap_processor(
-            hf_processor,
-            chat_template=template.replace("assistant", "expert", 1),
-            position_rule=position_rule,
-        )
-    right = wrap_processor(hf_processor, position_rule=position_rule)
+        return wrap(chat_template=template.replace("assistant", "expert", 1))
+    right = wrap()
     if cause == "max_pixels":
         settings = right.settings["image"]
         size = {

@@ -9,7 +9,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.utils.import_utils import is_torchvision_available
 
-from mmpack.adapters.images_only import IMAGES_ONLY
+from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, MmpackError
 from mmpack.families import family_of_model_type
 
@@ -33,4 +33,4 @@ def load_checkpoint(name: str) -> tuple[Any, Any]:
 
 
 def _processor_class(name: str) -> Any:
-    return getattr(transformers, name) if is_torchvision_available() else IMAGES_ONLY[name]
+    return getattr(transformers, name) if is_torchvision_available() else WITHOUT_TORCHVISION[name]

@@ -16,15 +16,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from transformers import AutoConfig
 
 from mmpack.adapters.vllm.samples import from_samples, to_samples
 from mmpack.adapters.vllm.weights import engine_checksums
-from mmpack.errors import ArgumentError, BackendError, require
+from mmpack.errors import BackendError, require
+from mmpack.families import family_of_model_type
+from mmpack.processors.messages import kind_of_part, parts_of
+from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import wrap_processor
 from mmpack.schema.sample import Sample
+from mmpack.video.hand_over import hf_metadata
 
-POSITION_RULE = "max"  # of vLLM's get_mrope_input_positions
+POSITION_RULE = "max"  # of vLLM's get_mrope_input_positions, where a family has more than one
 LOGPROBS_MODE = "raw_logprobs"
 LONGEST = 4096  # tokens of a prompt and its response, unless told otherwise
 _ENVIRONMENT = {
@@ -45,6 +50,8 @@ class VllmEngine:
         prefix_caching: keys and values of shared prompts are computed once.
         chunked_prefill: prompts are cut into pieces of at most this many tokens; None: each in one piece.
         max_model_len: longest prompt and response together, in tokens; None: 4096, or the model's own if less.
+        media_root, video_policy, video_settings: of `wrap_processor`: which files messages may name, and how their
+            videos are sampled. vLLM gets the planned frames, and samples nothing itself.
         options: further arguments of `vllm.LLM`.
 
     Raises: what `load_vllm` does; BackendError for a checkpoint or a setting that vLLM rejects.
@@ -58,6 +65,9 @@ class VllmEngine:
         prefix_caching: bool = True,
         chunked_prefill: int | None = None,
         max_model_len: int | None = None,
+        media_root: str | Path | None = None,
+        video_policy: str | None = None,
+        video_settings: Mapping[str, Any] | None = None,
         **options: Any,
     ):
         vllm = load_vllm()
@@ -89,7 +99,14 @@ class VllmEngine:
                 "Fix: a checkpoint and settings that vllm.LLM takes"
             ) from error
         self.hf_processor = self.llm.renderer.get_mm_processor().info.get_hf_processor()
-        self.processor = wrap_processor(self.hf_processor, position_rule=POSITION_RULE)
+        rules = family_of_model_type(self.llm.model_config.hf_config.model_type).position_rules
+        self.processor = wrap_processor(
+            self.hf_processor,
+            position_rule=POSITION_RULE if POSITION_RULE in rules else rules[0],
+            media_root=media_root,
+            video_policy=video_policy,
+            video_settings=video_settings,
+        )
         self.about = {
             "name": "vllm",
             "version": vllm.__version__,
@@ -125,8 +142,7 @@ class VllmEngine:
         """Sample `n` responses of each prompt; torch's global seed decides them.
 
         Args:
-            prompts: chat messages; images in parts `{"type": "image", "image": …}`, videos in
-                `{"type": "video", "video": (uint8 [frames, h, w, 3], {"fps": …})}`.
+            prompts: chat messages, their media as `mp.wrap_processor` takes them.
             together: all requests in one batch, or one after the other.
 
         `rollout_logprobs` are raw: of the model, whatever `temperature` and `top_p` are.
@@ -141,7 +157,8 @@ class VllmEngine:
             logprobs=1,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        handed = [self.prompt(messages) for messages in prompts]
+        opened = [self.open(messages) for messages in prompts]
+        handed = [self._prompt(m, media) for m, media in zip(prompts, opened, strict=True)]
         inputs = self.llm.renderer.render_cmpl(handed)
         places = [self.positions(given) for given in inputs]
         order = [p for p in range(len(prompts)) for _ in range(n)]
@@ -152,6 +169,7 @@ class VllmEngine:
             [handed[p] for p in order],
             params,
             self.processor,
+            media=[opened[p] for p in order],
             group_ids=[group_ids[p] for p in order],
             positions=[places[p] for p in order],
             logprobs_mode=LOGPROBS_MODE,
@@ -176,21 +194,34 @@ class VllmEngine:
 
     def prompt(self, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What `LLM.generate` takes: ids of the rendered messages, one placeholder a medium, and the media."""
+        return self._prompt(messages, self.open(messages))
+
+    def open(self, messages: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+        """The media of messages by modality: pictures as they are given, videos as their planned frames (`Clip`)."""
         media: dict[str, list[Any]] = {}
-        for message in messages:
-            content = message["content"]
-            for part in () if isinstance(content, str) else content:
-                if part["type"] in ("image", "video"):
-                    media.setdefault(part["type"], []).append(part[part["type"]])
+        for k, (kind, item) in enumerate(parts_of(messages, None)):
+            where = f"VllmEngine: media[{k}]"
+            if kind == "video":
+                item = self.processor.clip(item, where)
+            elif isinstance(item, (str, Path, bytes)):
+                item = Image.fromarray(self.processor.rgb_pixels(item, where)[0])
+            media.setdefault(kind, []).append(item)
+        return media
+
+    def _prompt(
+        self, messages: Sequence[dict[str, Any]], media: dict[str, list[Any]]
+    ) -> dict[str, Any]:
         bare = [_without_media(message) for message in messages]
         ids = self.processor.tokenizer(self.processor.render(bare), add_special_tokens=False)
-        out = {"prompt_token_ids": ids["input_ids"]}
-        if "video" in media:  # frames are sampled already
-            media["video"] = [
-                (frames, _video_metadata(len(frames), about)) for frames, about in media["video"]
-            ]
+        out: dict[str, Any] = {"prompt_token_ids": ids["input_ids"]}
+        if media:
+            out["multi_modal_data"] = dict(media)
+        if "video" in media:
+            out["multi_modal_data"]["video"] = [_video_item(c) for c in media["video"]]
             out["mm_processor_kwargs"] = {"do_sample_frames": False}
-        return out | ({"multi_modal_data": media} if media else {})
+            if not all(clip.plan.settings.get("do_resize", True) for clip in media["video"]):
+                out["mm_processor_kwargs"]["do_resize"] = False
+        return out
 
     def positions(self, given: Any) -> tuple[np.ndarray, int]:
         """int64 [3, P] and rope delta of an engine input's prompt, by the model's own function."""
@@ -283,21 +314,13 @@ def _without_media(message: dict[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, str):
         return message
-    bare = [{"type": p["type"]} if p["type"] in ("image", "video") else p for p in content]
+    bare = [
+        {"type": kind} if (kind := kind_of_part(part, "VllmEngine")) is not None else part
+        for part in content
+    ]
     return message | {"content": bare}
 
 
-def _video_metadata(frames: int, about: dict[str, Any]) -> dict[str, Any]:
-    """What vLLM's processor wants to know of frames that are sampled already."""
-    if "fps" not in about:
-        raise ArgumentError(
-            'VllmEngine: a video has no fps. Fix: {"type": "video", "video": (frames, {"fps": …})}'
-        )
-    whole = {
-        "total_num_frames": frames,
-        "duration": frames / about["fps"],
-        "frames_indices": list(range(frames)),
-        "video_backend": "opencv",
-        "do_sample_frames": False,
-    }
-    return whole | about
+def _video_item(clip: Clip) -> tuple[Any, dict[str, Any]]:
+    """Frames and metadata as vLLM's own loaders hand them to its processors."""
+    return clip.tensor(), hf_metadata(clip.plan) | {"do_sample_frames": False}

@@ -7,7 +7,7 @@ engine inputs again, so that nothing is tokenised, resized or expanded a second 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,7 @@ from mmpack.errors import ArgumentError, SchemaError
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.pack.batch import PackedBatch
 from mmpack.processors.settings import text_hash
+from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
@@ -48,6 +49,7 @@ def to_samples(
     positions: Sequence[tuple[np.ndarray, int]] | None = None,
     logprobs_mode: str = "raw_logprobs",
     engine: dict[str, Any] | None = None,
+    media: Sequence[Mapping[str, Sequence[Any]]] | None = None,
 ) -> list[Sample]:
     """One sample for each completion of each RequestOutput.
 
@@ -62,6 +64,8 @@ def to_samples(
         positions: int64 [3, P] and rope delta of each prompt, as the engine's model computes them.
         logprobs_mode: the engine's. `raw_logprobs` are of the model, before temperature, top-p and penalties.
         engine: what else is known of the engine; goes to `metadata["engine"]`.
+        media: of each output what `VllmEngine.open` returned: videos with their plans, which are recorded. Else a
+            video's frames and metadata are taken as `(frames, {"fps": …})` is by `wrap_processor`.
 
     Raises: ArgumentError for lists of unlike length, for modes that give logits, and for inputs without pixels.
     """
@@ -73,7 +77,8 @@ def to_samples(
     per_output = sampling if isinstance(sampling, Sequence) else [sampling] * len(outputs)
     groups = [o.request_id for o in outputs] if group_ids is None else group_ids
     places = [None] * len(outputs) if positions is None else positions
-    lengths = {len(x) for x in (outputs, inputs, prompts, per_output, groups, places)}
+    handed = [p.get("multi_modal_data") or {} for p in prompts] if media is None else media
+    lengths = {len(x) for x in (outputs, inputs, prompts, handed, per_output, groups, places)}
     if len(lengths) > 1:
         raise ArgumentError(
             f"to_samples: {len(outputs)} outputs, {len(inputs)} inputs, {len(prompts)} prompts, "
@@ -83,15 +88,15 @@ def to_samples(
     kind = LOGPROB_KINDS[logprobs_mode]
     count: dict[str, int] = {}
     out = []
-    for output, given, prompt, params, group, place in zip(
-        outputs, inputs, prompts, per_output, groups, places, strict=True
+    for output, given, own, params, group, place in zip(
+        outputs, inputs, handed, per_output, groups, places, strict=True
     ):
-        media, spans = _media(given, prompt, processor, settings)
+        found, spans = _media(given, own, processor, settings)
         for completion in output.outputs:
             k = count[group] = count.get(group, -1) + 1
             out.append(
                 _sample(
-                    *(f"{group}/{k}", group, output, completion, media, spans),
+                    *(f"{group}/{k}", group, output, completion, found, spans),
                     *(place, settings, params, kind, processor.tokenizer, engine),
                 )
             )
@@ -216,14 +221,14 @@ def _range(make: Any, spans: list[tuple[int, int]]) -> Any:
 
 
 def _media(
-    given: Any, prompt: Any, processor: Processor, settings: dict[str, Any]
+    given: Any, own: Mapping[str, Any], processor: Processor, settings: dict[str, Any]
 ) -> tuple[list[Medium], list[ModalitySpan]]:
     """The distinct media of an engine input in order of appearance, and the spans of their placeholders."""
     if given["type"] != "multimodal":
         return [], []
     places = []
     for modality, ranges in given["mm_placeholders"].items():
-        handed = (prompt.get("multi_modal_data") or {}).get(modality)
+        handed = own.get(modality)
         handed = handed if isinstance(handed, list) else [handed]
         for k, where in enumerate(ranges):
             item = given["mm_kwargs"][modality][k]
@@ -260,27 +265,25 @@ def _medium(
     known: dict[str, Any]
     if modality == "image":
         pixels, known = processor.rgb_pixels(handed, "to_samples")
+        content = content_hash(modality, pixels)
     else:
-        frames, about = handed if isinstance(handed, tuple) else (handed, {})
-        pixels = np.stack([np.asarray(frame) for frame in frames])
-        known = {"size": (pixels.shape[2], pixels.shape[1]), "fps": about.get("fps")}
-        known["total_frames"] = about.get("total_num_frames")
-        if about.get("frames_indices") is not None:
-            known["frame_indices"] = np.asarray(about["frames_indices"], dtype=np.int64)
-        if SECONDS in item:
-            known[SECONDS] = float(item[SECONDS].data)
-    content = content_hash(modality, pixels)
+        clip = handed
+        if not isinstance(clip, Clip):
+            told = handed if isinstance(handed, tuple) else (handed, {"fps": None})
+            clip = processor.clip(told, "to_samples")
+        content, known = clip.content_hash, clip.plan.medium_fields() | clip.known
+        known[SECONDS] = clip.seconds(float(item[SECONDS].data) if SECONDS in item else None)
     t, h, w = (int(n) for n in item[GRIDS[modality]].data)
-    medium = Medium(
-        media_id=f"{modality}:{content[:16]}",
-        modality=modality,
-        cache_key=cache_key(content, (t, h, w), settings[modality]),
-        grid_thw=(t, h, w),
-        num_tokens=processor.family.vision_tokens((t, h, w)),
-        content_hash=content,
-        metadata={"vllm_hash": digest},
-        **known,
-    )
+    derived = {
+        "media_id": f"{modality}:{content[:16]}",
+        "modality": modality,
+        "cache_key": cache_key(content, (t, h, w), settings[modality]),
+        "grid_thw": (t, h, w),
+        "num_tokens": processor.family.vision_tokens((t, h, w)),
+        "content_hash": content,
+        "metadata": known.get("metadata", {}) | {"vllm_hash": digest},
+    }
+    medium = Medium(**(known | derived))
     medium.pixel_values = _normalised(item[PIXELS[modality]].data, settings[modality])
     return medium
 

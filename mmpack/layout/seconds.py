@@ -1,0 +1,33 @@
+"""Seconds of a video's temporal patches, as they are written into a prompt."""
+
+from __future__ import annotations
+
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.families import Family
+from mmpack.schema.media import Medium
+
+
+def frame_seconds(medium: Medium, family: Family) -> list[float]:
+    """Seconds of each temporal patch: halfway between its first and last frame; the last frame fills the last patch.
+
+    Raises: ArgumentError where neither `frame_indices` and `fps` nor `frame_timestamps` are known; LayoutError (MM111)
+    where there are more or fewer than the grid holds.
+    """
+    if medium.frame_indices is not None and medium.fps:
+        seconds = [int(i) / medium.fps for i in medium.frame_indices]
+    elif medium.frame_timestamps is not None:
+        seconds = list(medium.frame_timestamps)
+    else:
+        raise ArgumentError(
+            f"processor: {medium.media_id!r:.60} has no times, {family.name} writes them into the prompt. "
+            "Fix: set frame_indices and fps, or frame_timestamps"
+        )
+    size, patches = family.temporal_patch_size, medium.grid_thw[0]
+    if -(-len(seconds) // size) != patches:
+        raise LayoutError(
+            f"processor: {medium.media_id!r:.60} has {len(seconds)} frames, its grid {list(medium.grid_thw)} "
+            f"holds {patches} patches of {size}. Fix: the times of the sampled frames",
+            "MM111",
+        )
+    seconds += [seconds[-1]] * (-len(seconds) % size)
+    return [(seconds[k] + seconds[k + size - 1]) / 2 for k in range(0, len(seconds), size)]

@@ -1,0 +1,34 @@
+"""Is it a picture or a clip? By what it is in memory, or by the first bytes of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmpack.schema.media import Medium
+
+HEAD = 189  # bytes that tell: two packets of MPEG-TS
+# of the containers that films come in: MP4 and its kin, Matroska, AVI, MPEG-TS, MPEG-PS, FLV, Ogg, IVF
+_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp")
+_STARTS = (b"\x1a\x45\xdf\xa3", b"\x00\x00\x01\xba", b"FLV\x01", b"OggS", b"DKIF")
+
+
+def kind_of_item(item: Any) -> str | None:
+    """`image` or `video`; None for bytes and paths, which may be either.
+
+    Videos are a Medium of one, a pair (frames or file, what is known of it), or frames: uint8 [n, h, w, 3] or a list.
+    """
+    if isinstance(item, Medium):
+        return item.modality
+    if isinstance(item, (bytes, bytearray, str, Path)):
+        return None
+    frames = isinstance(item, (tuple, list)) or getattr(item, "ndim", 3) == 4
+    return "video" if frames else "image"
+
+
+def kind_of_file(head: bytes) -> str:
+    """`video` if a file that begins so is a film's; else `image`."""
+    film = head[4:8] in _BOXES or head.startswith(_STARTS)
+    film |= head[:4] == b"RIFF" and head[8:12] == b"AVI "
+    film |= head[:1] == b"\x47" and head[188:189] == b"\x47"
+    return "video" if film else "image"

@@ -1,0 +1,309 @@
+"""Videos as the caller has them (a file, frames, either with a plan, a recorded Medium) to Mediums with pixels.
+
+Frames are uint8 [n, h, w, 3], patches [t·h·w, patch_dim]. Each distinct video is processed once, by content and plan.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, LayoutError, require
+from mmpack.layout.fingerprint import cache_key, content_hash, embedding_settings, fingerprint
+from mmpack.processors.cache import MediaCache
+from mmpack.processors.frames import resized_by_utils
+from mmpack.processors.images import path_below
+from mmpack.processors.sampling import resolved
+from mmpack.schema.media import Medium
+from mmpack.video.container import content_key
+from mmpack.video.decode import decode
+from mmpack.video.hand_over import hf_kwargs
+from mmpack.video.info import VideoInfo, probe
+from mmpack.video.plan import FramePlan
+from mmpack.video.policies.base import ASSUMED_FPS, finish
+from mmpack.video.sample import counted_frames, sample
+
+if TYPE_CHECKING:
+    from mmpack.video.cache import FrameCache
+
+SAMPLING = "sampling"  # in the video part of `processor`, and in metadata of a Medium whose plan has other settings
+_UTILS = "qwen_vl_utils"  # hands on float32 frames, which it resized by rules of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Frames as a loader hands them to a processor, uint8 [n, h, w, 3] of `plan.loaded_size`, and Medium fields."""
+
+    frames: np.ndarray
+    plan: FramePlan
+    known: dict[str, Any]
+
+    @property
+    def content_hash(self) -> str:
+        return content_hash("video", self.frames)
+
+    def tensor(self) -> Any:
+        """[n, 3, h, w] as the plan's loader has it: uint8, of qwen-vl-utils float32."""
+        torch = require("torch", "torch", "videos")
+        frames = torch.from_numpy(self.frames).permute(0, 3, 1, 2).contiguous()
+        return frames.float() if self.plan.policy == _UTILS else frames
+
+    def seconds(self, told: float | None) -> float | None:
+        """`second_per_grid_ts` as a tensor told it; in float64 where float32 only rounded the plan's."""
+        mine = self.plan.second_per_grid_ts
+        if told is None or mine is None or np.float32(mine) != np.float32(told):
+            return told
+        return mine
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """A video before it is decoded: a file or frames, and its plan."""
+
+    key: str  # of the content: file or frames
+    plan: FramePlan
+    known: dict[str, Any]
+    source: bytes | Path | None = None
+    frames: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class VideoReader:
+    """`sampling`: of `resolved_sampling`. `threads` and `frame_cache` are those of `mp.video.decode`."""
+
+    sampling: dict[str, Any]
+    root: Path | None
+    threads: int
+    frame_cache: FrameCache | None
+
+    def clip(self, item: Any, where: str) -> Clip:
+        """Sampled by the item's own plan, else by the policy; decoded, and resized as far as its loader does.
+
+        Raises: ArgumentError, VideoError, MissingExtraError without PyAV.
+        """
+        return self._clip(self._found(item, where))
+
+    def medium(
+        self,
+        item: Any,
+        processor: Any,
+        settings: Mapping[str, Any],
+        cache: MediaCache,
+        where: str,
+    ) -> Medium:
+        """`clip`, laid out by the video processor `processor`, whose `settings` decide the cache key.
+
+        Raises: those of `clip`; LayoutError (MM101) where the processor makes another grid than the plan says.
+        """
+        found = self._found(item, where)
+        part = embedding_settings(settings)
+        told = f"{found.key}\0{found.plan.to_json()}\0{fingerprint(part or {})}"
+        seen = hashlib.sha256(told.encode()).hexdigest()
+        made = cache.get(seen)
+        if made is None:
+            made = _laid_out(self._clip(found), processor, part, where)
+            cache.put(seen, made)
+        medium: Medium = copy.copy(made)
+        for name, value in found.known.items():
+            setattr(medium, name, value)
+        if isinstance(item, Medium):
+            _check_unchanged(item, medium, where)
+        return medium
+
+    def _clip(self, found: _Found) -> Clip:
+        plan = found.plan
+        if found.frames is not None:
+            return Clip(found.frames, plan, found.known)
+        assert found.source is not None
+        frames = decode(found.source, plan, threads=self.threads, cache=self.frame_cache)
+        if plan.loaded_size != plan.source_size:
+            torch = require("torch", "torch", "videos")
+            whole = torch.from_numpy(frames).permute(0, 3, 1, 2)
+            frames = resized_by_utils(whole, plan.loaded_size).permute(0, 2, 3, 1).numpy()
+        return Clip(frames, plan, found.known)
+
+    def _found(self, item: Any, where: str) -> _Found:
+        video, about = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
+        if isinstance(video, Medium):
+            video, about = video.source, video
+        if not isinstance(video, (bytes, bytearray, str, Path)):
+            return self._found_frames(video, about, where)
+        known: dict[str, Any] = {}
+        if isinstance(video, (str, Path)):
+            video, known["source"] = path_below(video, self.root, where)
+        if about is None:
+            info = probe(video)
+            values = dict(self.sampling)
+            plan = sample(info, policy=values.pop("policy"), **values)
+            key = info.content_key
+        else:
+            plan, key = self._given_plan(about, where), content_key(video)
+        known["file_hash"] = key
+        return _Found(key, plan, known | self._noted(plan), source=video)
+
+    def _found_frames(self, video: Any, about: Any, where: str) -> _Found:
+        frames = _as_frames(video, where)
+        if isinstance(about, Mapping):
+            plan = self._plan_of_frames(frames, about, where)
+        elif about is not None:
+            plan = self._given_plan(about, where)
+        else:
+            raise ArgumentError(
+                f'{where}: a video of frames alone has no times. Fix: (frames, {{"fps": …}}), '
+                "or (frames, plan)"
+            )
+        size = (frames.shape[2], frames.shape[1])
+        if (len(frames), size) != (plan.num_frames, plan.loaded_size):
+            raise ArgumentError(
+                f"{where}: {len(frames)} frames of {size[0]}×{size[1]}, the plan has {plan.num_frames} of "
+                f"{plan.loaded_size[0]}×{plan.loaded_size[1]}. Fix: the frames of this plan"
+            )
+        return _Found(content_hash("video", frames), plan, self._noted(plan), frames=frames)
+
+    def _noted(self, plan: FramePlan) -> dict[str, Any]:
+        """Medium's metadata: the plan's settings where they are not the processor's, which every sample records."""
+        settings = plan.processor_settings()
+        return {"metadata": {} if settings == self.sampling else {SAMPLING: settings}}
+
+    def _given_plan(self, about: Any, where: str) -> FramePlan:
+        if isinstance(about, Medium):
+            about = FramePlan.from_medium(about, about.metadata.get(SAMPLING, self.sampling))
+        if not isinstance(about, FramePlan):
+            raise ArgumentError(
+                f"{where}: a video with {type(about).__name__}. Fix: (file, mp.video.sample(…)), a recorded "
+                'Medium, or (frames, {"fps": …})'
+            )
+        model = about.settings.get("model")
+        if model != self.sampling["model"]:
+            raise ArgumentError(
+                f"{where}: the plan is for {model!r:.40}, this is a processor of {self.sampling['model']}. "
+                f"Fix: mp.video.sample(…, model={self.sampling['model']!r})"
+            )
+        return about
+
+    def _plan_of_frames(
+        self, frames: np.ndarray, about: Mapping[str, Any], where: str
+    ) -> FramePlan:
+        """Frames that were sampled by someone else, in the words of transformers' and vLLM's metadata.
+
+        `fps` of None: nobody knows it, and transformers' guess counts. `total_num_frames` is the whole file's; of a cut
+        by `video_start` and `video_end` (of the policy qwen_vl_utils) the seconds count what the cut leaves.
+        """
+        odd = set(about) - _ABOUT
+        if "fps" not in about or odd:
+            what = f"{sorted(odd)[0]!r:.40} is unknown" if odd else "has no fps"
+            raise ArgumentError(
+                f"{where}: what is known of the frames: {what}. Fix: fps (of the whole video), and where it was "
+                "sampled frames_indices and total_num_frames"
+            )
+        indices = about.get("frames_indices")
+        indices = np.arange(len(frames)) if indices is None else np.asarray(indices)
+        total = int(about.get("total_num_frames") or indices.max(initial=-1) + 1)
+        assumed = about["fps"] is None
+        fps = ASSUMED_FPS if assumed else float(about["fps"])
+        fine = indices.shape == (len(frames),) and indices.dtype.kind in "iu" and fps > 0
+        if fine and 0 <= indices.min() and indices.max() >= total:
+            raise ArgumentError(
+                f"{where}: frames_indices go up to {indices.max()}, total_num_frames is {total} (qwen-vl-utils tells how "
+                "many a cut leaves). Fix: the file's total_num_frames, with the cut's video_start and video_end as "
+                "video_settings of video_policy='qwen_vl_utils'; or (frames, plan)"
+            )
+        if not fine or indices.min() < 0:
+            raise ArgumentError(
+                f"{where}: {len(frames)} frames, fps {fps:g}, frames_indices of shape {list(indices.shape)}, "
+                f"total_num_frames {total}. Fix: a rate above 0, and for each frame its number, below the total"
+            )
+        height, width = frames.shape[1:3]
+        rate = None if assumed else fps
+        info = VideoInfo(width, height, 0, "", rate, total, None, False, total / fps, "")
+        policy, settings = resolved(self.sampling)
+        resize = getattr(settings, "do_resize", None) is not False
+        counted = counted_frames(total, fps, settings)
+        return finish(
+            policy,
+            settings,
+            info,
+            indices,
+            fps=fps,
+            fps_assumed=assumed,
+            counted_frames=counted,
+            resize=resize,
+        )
+
+
+_ABOUT = {
+    "fps",
+    "frames_indices",
+    "total_num_frames",
+    "duration",
+    "video_backend",
+    "width",
+    "height",
+    "do_sample_frames",
+}
+
+
+def _laid_out(clip: Clip, processor: Any, part: dict[str, Any] | None, where: str) -> Medium:
+    plan = clip.plan
+    options = hf_kwargs(plan)
+    if hasattr(processor, "cap_pixels_per_frame"):
+        options.setdefault("cap_pixels_per_frame", False)
+    try:
+        out = processor(videos=[clip.tensor()], return_tensors="pt", **options)
+    except ValueError as error:  # a shape that it can't resize
+        why = " ".join(str(error).split())[:200]
+        raise ArgumentError(
+            f"{where}: the video processor refuses {plan.num_frames} frames of {plan.loaded_size[0]}×"
+            f"{plan.loaded_size[1]} ({why}). Fix: another video"
+        ) from None
+    grid = tuple(int(n) for n in out["video_grid_thw"][0])
+    if grid != plan.grid_thw:
+        raise LayoutError(
+            f"{where}: the video processor makes a grid of {list(grid)}, the plan says {list(plan.grid_thw)}. "
+            "Fix: a plan and a processor of one family and one transformers",
+            "MM101",
+        )
+    content = clip.content_hash
+    medium = Medium(
+        media_id=f"video:{content[:16]}",
+        modality="video",
+        cache_key=cache_key(content, plan.grid_thw, part),
+        content_hash=content,
+        **plan.medium_fields(),
+    )
+    medium.pixel_values = np.asarray(out["pixel_values_videos"])
+    return medium
+
+
+def _as_frames(video: Any, where: str) -> np.ndarray:
+    """uint8 [n, h, w, 3] of an array, a tensor or a list of pictures. Raises: ArgumentError."""
+    if isinstance(video, (list, tuple)):
+        pictures = [np.asarray(p.convert("RGB") if hasattr(p, "convert") else p) for p in video]
+        shapes = {p.shape for p in pictures}
+        frames = np.stack(pictures) if len(shapes) == 1 else np.zeros(0)
+    else:
+        frames = np.asarray(video)
+    if frames.ndim == 4 and frames.shape[3] != 3 and frames.shape[1] == 3:
+        frames = np.moveaxis(frames, 1, 3)
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or not frames.size:
+        raise ArgumentError(
+            f"{where}: frames of dtype {frames.dtype} and shape {list(frames.shape)}, expected uint8 [n, h, w, 3]. "
+            "Fix: RGB frames of one size, or the file"
+        )
+    return np.ascontiguousarray(frames)
+
+
+def _check_unchanged(recorded: Medium, made: Medium, where: str) -> None:
+    for name in ("file_hash", "content_hash"):
+        old, new = getattr(recorded, name), getattr(made, name)
+        if old is not None and old != new:
+            raise ArgumentError(
+                f"{where}: {recorded.source!r:.80} is not the video that was recorded ({name} {str(new)[:16]}…, "
+                f"recorded {old[:16]}…). Fix: the file that the rollout saw"
+            )

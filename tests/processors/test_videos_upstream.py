@@ -1,0 +1,296 @@
+"""Whole samples with videos against transformers' real processors, which sample, resize and lay out by themselves.
+
+Runs where torchvision is (.venv-upstream); frames come from PyAV straight, qwen-vl-utils reads by a stand-in of decord.
+"""
+
+import io
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import mmpack as mp
+from mmpack.adapters.qwen_processor import qwen_vl_processor
+from mmpack.processors.frames import FrameProcessor
+from mmpack.processors.settings import vision_settings
+
+pytestmark = pytest.mark.upstream
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+PIXELS = {"min_pixels": 4 * 32 * 32, "max_pixels": 300 * 28 * 28}
+
+
+def film(frames, fps, size, seed=0):
+    """H.264 of blurred noise, [n, h, w, 3] as PyAV decodes it, and its bytes."""
+    import av
+
+    rng = np.random.default_rng(seed)
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=fps)
+        stream.width, stream.height = size
+        stream.pix_fmt = "yuv420p"
+        for _ in range(frames):
+            coarse = rng.integers(0, 256, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
+            pixels = coarse.repeat(8, axis=0).repeat(8, axis=1)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    with av.open(io.BytesIO(out.getvalue())) as container:
+        decoded = np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
+    return out.getvalue(), decoded
+
+
+CLIPS = {
+    "wide": (37, 25, (320, 176)),
+    "tall": (24, 8, (96, 208)),
+    "odd": (11, 3, (64, 64)),
+    "small": (16, 12, (48, 32)),
+}
+
+
+@pytest.fixture(scope="module")
+def clips():
+    return {name: film(*about) for name, about in CLIPS.items()}
+
+
+@pytest.fixture(scope="module")
+def qwen_tok():
+    from mmpack.adapters.qwen_vocab import qwen_tokenizer
+
+    return qwen_tokenizer()
+
+
+@pytest.fixture
+def make(qwen_tok):
+    return lambda family: qwen_vl_processor(family, tokenizer=qwen_tok, **PIXELS)
+
+
+def messages(*videos):
+    parts = [{"type": "video", "video": v} for v in videos]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "In which order?"}]}]
+
+
+def by_hf(hf, frames, rate, **options):
+    """The processor's own call: it samples by `options`."""
+    text = hf.apply_chat_template(messages("x"), tokenize=False, add_generation_prompt=True)
+    about = {"total_num_frames": len(frames), "fps": rate, "duration": len(frames) / rate}
+    return hf(
+        text=[text],
+        videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)],
+        video_metadata=[about],
+        return_tensors="pt",
+        cap_pixels_per_frame=False,
+        **options,
+    )
+
+
+def rope_index(family, made):
+    import transformers
+
+    name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[family]
+    model = getattr(getattr(transformers.models, family), f"modeling_{family}").__dict__[
+        f"{name}Model"
+    ]
+    config = getattr(transformers, f"{name}Config")()
+    config.vision_config.tokens_per_second = 2
+    fake = model.__new__(model)
+    torch.nn.Module.__init__(fake)
+    fake.config = config
+    more = {}
+    if "second_per_grid_ts" in made:
+        more["second_per_grid_ts"] = torch.as_tensor(made["second_per_grid_ts"])
+    ids = made["input_ids"]
+    positions, _ = fake.get_rope_index(
+        ids,
+        mm_token_type_ids=2 * (ids == 151656).int(),
+        video_grid_thw=made["video_grid_thw"],
+        **more,
+    )
+    return positions[:, 0].numpy()
+
+
+def check(sample, made, family):
+    [medium] = sample.media
+    assert sample.input_ids.tolist() == made["input_ids"][0].tolist()
+    assert medium.grid_thw == tuple(made["video_grid_thw"][0].tolist())
+    assert np.array_equal(medium.pixel_values, made["pixel_values_videos"].numpy())
+    if family == "qwen2_5_vl":
+        assert medium.second_per_grid_ts == pytest.approx(
+            float(made["second_per_grid_ts"][0]), rel=1e-7
+        )
+    assert np.array_equal(sample.position_ids, rope_index(family, made))
+    assert mp.validate(sample) == []
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["their pixels", "our pixels"])
+@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sample_is_what_transformers_makes(make, clips, family, name, own):
+    hf, (data, frames) = make(family), clips[name]
+    count, fps, _ = CLIPS[name]
+    made = by_hf(hf, frames, fps, fps=2, do_sample_frames=True)
+    parts = (
+        {"video_processor": FrameProcessor(family, **hf.video_processor.to_dict())} if own else {}
+    )
+    processor = mp.wrap_processor(hf, video_settings={"fps": 2.0}, **parts)
+    sample = processor(messages(data), sample_id="s")
+    check(sample, made, family)
+    assert sample.media[0].total_frames == count and sample.media[0].fps == fps
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frames_that_were_sampled_already(make, clips, family):
+    """As an engine has them: some frames, and of which film."""
+    hf, (_, frames) = make(family), clips["wide"]
+    chosen = np.array([0, 9, 18, 27, 36])
+    about = {"fps": 25.0, "frames_indices": chosen, "total_num_frames": 37}
+    text = hf.apply_chat_template(messages("x"), tokenize=False, add_generation_prompt=True)
+    made = hf(
+        text=[text],
+        videos=[torch.from_numpy(frames[chosen]).permute(0, 3, 1, 2)],
+        video_metadata=[about | {"frames_indices": chosen.tolist()}],
+        do_sample_frames=False,
+        cap_pixels_per_frame=False,
+        return_tensors="pt",
+    )
+    sample = mp.wrap_processor(hf)(messages((frames[chosen], about)), sample_id="s")
+    check(sample, made, family)
+
+
+class StandIn:
+    """decord's VideoReader over frames in memory."""
+
+    def __init__(self, path):
+        self.frames, self.fps = self.films[path]
+
+    def __len__(self):
+        return len(self.frames)
+
+    def get_avg_fps(self):
+        return self.fps
+
+    def get_batch(self, indices):
+        return types.SimpleNamespace(asnumpy=lambda: self.frames[indices])
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["their pixels", "our pixels"])
+@pytest.mark.parametrize("name", ["wide", "tall", "small"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_qwen_vl_utils_and_the_processor(make, clips, family, name, own, monkeypatch):
+    """Resized twice, in float32 the second time; Qwen3-VL's model card switches the second one off."""
+    monkeypatch.setitem(sys.modules, "decord", types.SimpleNamespace(VideoReader=StandIn))
+    from qwen_vl_utils import vision_process
+
+    monkeypatch.setattr(vision_process, "get_video_reader_backend", lambda: "decord")
+    hf, (data, frames) = make(family), clips[name]
+    StandIn.films = {"film.mp4": (frames, float(CLIPS[name][1]))}
+    asked = messages("film.mp4")
+    cards3 = family == "qwen3_vl"
+    _, videos, options = vision_process.process_vision_info(
+        asked,
+        return_video_kwargs=True,
+        return_video_metadata=True,
+        image_patch_size=16 if cards3 else 14,
+    )
+    (video, about) = videos[0]
+    about["frames_indices"] = [int(i) for i in about["frames_indices"]]
+    text = hf.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    made = hf(
+        text=[text],
+        videos=[video],
+        video_metadata=[about],
+        do_resize=not cards3,
+        cap_pixels_per_frame=False,
+        return_tensors="pt",
+        **options,
+    )
+    parts = (
+        {"video_processor": FrameProcessor(family, **hf.video_processor.to_dict())} if own else {}
+    )
+    processor = mp.wrap_processor(hf, video_policy="qwen_vl_utils", **parts)
+    check(processor(messages(data), sample_id="s"), made, family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cut_of_qwen_vl_utils_has_the_files_count(make, clips, family, monkeypatch):
+    """It tells the processor how many frames the cut leaves: seconds follow from these, the record has the file's."""
+    monkeypatch.setitem(sys.modules, "decord", types.SimpleNamespace(VideoReader=StandIn))
+    from qwen_vl_utils import vision_process
+
+    monkeypatch.setattr(vision_process, "get_video_reader_backend", lambda: "decord")
+    hf, (data, frames) = make(family), clips["wide"]
+    fps = float(CLIPS["wide"][1])
+    StandIn.films = {"film.mp4": (frames, fps)}
+    cut = {"video_start": len(frames) / fps / 2, "video_end": len(frames) / fps}
+    asked = messages("film.mp4")
+    asked[0]["content"][0].update(cut)
+    cards3 = family == "qwen3_vl"
+    _, [(video, about)], options = vision_process.process_vision_info(
+        asked,
+        return_video_kwargs=True,
+        return_video_metadata=True,
+        image_patch_size=16 if cards3 else 14,
+    )
+    about["frames_indices"] = [int(i) for i in about["frames_indices"]]
+    assert about["total_num_frames"] < max(about["frames_indices"])
+    text = hf.apply_chat_template(messages("film.mp4"), tokenize=False, add_generation_prompt=True)
+    made = hf(
+        text=[text],
+        videos=[video],
+        video_metadata=[dict(about)],
+        do_resize=not cards3,
+        cap_pixels_per_frame=False,
+        return_tensors="pt",
+        **options,
+    )
+    processor = mp.wrap_processor(hf, video_policy="qwen_vl_utils", video_settings=cut)
+    whole = about | {"total_num_frames": len(frames)}
+    handed = video.byte()
+    assert (handed == video).all()
+    for item in (data, (handed, whole)):
+        sample = processor(messages(item), sample_id="s")
+        check(sample, made, family)
+        assert sample.media[0].total_frames == len(frames)
+        assert sample.media[0].frame_indices.tolist() == about["frames_indices"]
+        assert mp.validate(sample) == []
+    with pytest.raises(mp.ArgumentError, match="the file's total_num_frames, with the cut's"):
+        processor(messages((handed, about)), sample_id="s")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_settings_do_not_tell_who_lays_out(make, family):
+    """So that parity of two environments finds nothing; and what is released is what transformers' class says."""
+    hf = make(family)
+    own = FrameProcessor(family, **hf.video_processor.to_dict())
+    assert vision_settings(own) == vision_settings(hf.video_processor)
+    one, other = (mp.wrap_processor(hf, video_processor=p) for p in (own, hf.video_processor))
+    assert one.fingerprint == other.fingerprint
+    released = qwen_vl_processor(family, tokenizer=hf.tokenizer).image_processor.to_dict()
+    kept = ("image_mean", "image_std", "patch_size", "temporal_patch_size", "merge_size")
+    mine = FrameProcessor(family).to_dict()
+    for name in kept:
+        assert np.array_equal(mine[name], released[name])
+    for name, value in mine.items():
+        if name not in ("size", *kept):
+            assert getattr(type(hf.video_processor), name, None) == value, name
+
+
+def test_a_plan_of_other_settings_has_its_sizes(make, clips):
+    """The rollout's plan, not the trainer's processor, says how large the frames are."""
+    hf, (data, frames) = make("qwen2_5_vl"), clips["wide"]
+    plan = mp.video.sample(
+        data, policy="vllm", model="qwen2_5_vl", max_pixels=50 * 28 * 28, min_pixels=4 * 28 * 28
+    )
+    [medium] = mp.wrap_processor(hf)(messages((data, plan)), sample_id="s").media
+    made = hf.video_processor(
+        videos=[torch.from_numpy(frames[list(plan.indices)]).permute(0, 3, 1, 2)],
+        size={"shortest_edge": 4 * 28 * 28, "longest_edge": 50 * 28 * 28},
+        do_sample_frames=False,
+        cap_pixels_per_frame=False,
+        return_tensors="pt",
+    )
+    assert medium.grid_thw == plan.grid_thw == tuple(made["video_grid_thw"][0].tolist())
+    assert np.array_equal(medium.pixel_values, made["pixel_values_videos"].numpy())
+    assert medium.metadata["sampling"] == plan.processor_settings()
