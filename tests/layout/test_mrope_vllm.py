@@ -112,7 +112,8 @@ def test_seconds_are_written_as_vllm_writes_them(name):
     from vllm.model_executor.models.qwen3_vl import Qwen3VLMultiModalProcessor
 
     from mmpack.adapters.qwen_vocab import qwen_tokenizer
-    from mmpack.processors.expand import KEPT, REPLACED, expanded_ids, frame_seconds
+    from mmpack.layout.seconds import frame_seconds
+    from mmpack.processors.expand import KEPT, REPLACED, expanded_ids
     from mmpack.schema.media import Medium
 
     family, tokenizer = get_family(name), qwen_tokenizer()

@@ -14,7 +14,7 @@ from support.video_infos import clip
 import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
-from mmpack.processors.expand import frame_seconds
+from mmpack.layout.seconds import frame_seconds
 from mmpack.video import POLICIES, FramePlan, probe, sample
 
 QWEN2 = {"qwen_vl_utils": {}, "transformers_qwen2_vl": {"fps": 2.0}, "vllm": {}}
