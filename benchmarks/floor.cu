@@ -1,5 +1,5 @@
-// What a kernel of the policy loss's shape takes at the least, one stage after the other: a block for 128 threads,
-// two float columns read and one written, SUMS sums in float64. Each stage is the one before and one thing more.
+// What the stages of a kernel of the policy loss's shape take, in blocks of 128 threads: two float columns read and one
+// written, SUMS sums in float64. Each stage is the one before and one thing more.
 #include <cuda_runtime.h>
 
 struct Arguments {

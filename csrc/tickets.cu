@@ -27,7 +27,10 @@ unsigned* take_ticket(int32_t device, Stream stream, bool captured) {
   static std::map<int32_t, Device> devices;
   const std::lock_guard<std::mutex> lock(mutex);
   Device& d = devices[device];
-  if (d.first == nullptr && ADDRESS_OF(reinterpret_cast<void**>(&d.first), counters) != 0) return nullptr;
+  if (d.first == nullptr && ADDRESS_OF(reinterpret_cast<void**>(&d.first), counters) != 0) {
+    LAST_ERROR();  // forgotten, or the launch would be blamed
+    return nullptr;
+  }
   if (captured) return d.captured < CAPTURED ? d.first + STREAMS + d.captured++ : nullptr;
   const unsigned place = d.of_stream.emplace(stream, d.of_stream.size()).first->second;
   return place < STREAMS ? d.first + place : nullptr;

@@ -47,7 +47,8 @@ def build(verbose: bool = False) -> Path:
     needs = {
         "a CUDA build of torch": torch.version.cuda is not None,
         "a GPU, or TORCH_CUDA_ARCH_LIST": bool(_architectures()),
-        "nvcc (the CUDA toolkit; CUDA_HOME)": cpp_extension.CUDA_HOME is not None,
+        "nvcc (the CUDA toolkit; CUDA_HOME)": torch.version.cuda is None
+        or cpp_extension.CUDA_HOME is not None,  # not looked for without the first
         "a C++ compiler": shutil.which(os.environ.get("CXX", "c++")) is not None,
         "ninja": shutil.which("ninja") is not None,
     }
@@ -55,7 +56,7 @@ def build(verbose: bool = False) -> Path:
     if missing:
         raise BackendError(
             f"csrc/ can't be built here, it lacks: {', '.join(missing)}. Fix: install that, or leave "
-            f"MMPACK_BACKEND=auto, which takes Triton"
+            f"MMPACK_BACKEND=auto, which goes without csrc/"
         )
     flags = " ".join(cpp_extension._get_cuda_arch_flags())
     target = _folder() / "-".join(re.findall(r"code=(\w+)", flags)) / f"{NAME}.so"
@@ -77,7 +78,7 @@ def build(verbose: bool = False) -> Path:
 
 def _folder() -> Path:
     """Where libraries of these sources and this CUDA are, in a folder named after what they are compiled for."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
     for name in SOURCES + HEADERS:
         digest.update((FOLDER / name).read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -22,6 +22,8 @@ from mmpack.kernels.linear_selected_logprobs import (
 )
 from mmpack.kernels.linear_selected_logprobs_products import Operands, live_rows
 
+FAR = tl.constexpr(-1e4)  # log2 of a probability that is 0, in a product that may not overflow
+
 # What a block takes by default, of the logits in two bytes; some of a twentieth is left for [N] values.
 SHARE = 1 / 20.5
 STORED_SHARE = 1 / 8  # where the probabilities are kept, D may take more
@@ -205,7 +207,7 @@ def logit_gradient_kernel(
         d = tl.exp2(logp)
         if slope_ptr is not None:
             slope = tl.load(slope_ptr + rows, mask=inside, other=0.0)
-            d *= along[:, None] + slope[:, None] * logp
+            d *= along[:, None] + slope[:, None] * tl.maximum(logp, FAR)
         else:
             d *= along[:, None]
         if SOFTCAP:

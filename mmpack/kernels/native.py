@@ -25,7 +25,7 @@ def why_not() -> str | None:
     """Why the library can't be loaded; None where it can."""
     if library() is not None:
         return None
-    return "csrc/ is not built here (python -m mmpack.kernels.build)"
+    return "csrc/ is not built for the GPUs here (python -m mmpack.kernels.build)"
 
 
 def policy_loss(

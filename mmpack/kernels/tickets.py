@@ -44,8 +44,10 @@ def take(device: torch.device) -> tuple[Tensor, int]:
     """An int32 tensor and the place of a counter in it that no other launch in flight uses."""
     if device.type == "cuda":
         capturing = torch.cuda.is_current_stream_capturing()
-        if device not in _pools and not capturing:
-            _pools[device] = _Pool(device)
+        if not capturing:
+            with _lock:
+                if device not in _pools:
+                    _pools[device] = _Pool(device)
         if (
             device in _pools
         ):  # else the first call is captured, and what is made now belongs to its graph

@@ -34,16 +34,24 @@ def group_advantages(
 
     Args: rewards: [B] float. group_index: [B] int, any numbers in any order. eps: TRL takes 1e-4, verl 1e-6.
     Sums are float64 and in the order of the batch, so all of a group get the same mean and std. One launch on a GPU.
-    Raises ArgumentError for shapes that don't fit and an unknown kind.
+    Raises ArgumentError for shapes, dtypes and devices that don't fit, and an unknown kind.
     """
     if kind not in get_args(AdvantageKind):
         raise ArgumentError(
             f"group_advantages: kind is {kind!r}. Fix: one of {', '.join(get_args(AdvantageKind))}"
         )
-    if rewards.ndim != 1 or rewards.shape != group_index.shape or not rewards.is_floating_point():
+    whole = not (group_index.is_floating_point() or group_index.is_complex())
+    fits = rewards.ndim == 1 and rewards.shape == group_index.shape
+    if not (fits and rewards.is_floating_point() and whole):
         raise ArgumentError(
-            f"group_advantages: rewards has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index has "
-            f"shape {list(group_index.shape)}, expected [B] floats and [B]. Fix: pass one reward a sample"
+            f"group_advantages: rewards has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index "
+            f"{list(group_index.shape)} and {group_index.dtype}, expected [B] floats and [B] integers. "
+            "Fix: pass one reward a sample, and the number of its group"
+        )
+    if rewards.device != group_index.device:
+        raise ArgumentError(
+            f"group_advantages: rewards are on {rewards.device}, group_index on {group_index.device}. "
+            "Fix: move both to one device"
         )
     advantages: Tensor = _op(rewards.detach(), group_index, kind, eps)
     return advantages

@@ -48,9 +48,10 @@ def linear_selected_logprobs(
         softcap: logits are softcap · tanh(z / softcap), before the temperature (Gemma 2, section 2).
         memory_budget: bytes that may be held beyond the gradients. If the probabilities fit, two bytes each, they are
             kept for the backward, which takes up to a fifth more for a while. Otherwise it computes them again, in
-            chunks as wide as fit; by default in a twentieth of what the probabilities would take (more where N is
-            below 6,144, or the vocabulary less than ten times H). A budget changes the last bits of gradients with
-            the size of the batch; the default does not. The torch path goes by chunks of its own.
+            chunks as wide as fit; by default, and with a smaller budget, in a twentieth of what the probabilities
+            would take (more where N is below 6,144, or the vocabulary less than ten times H). A budget changes the
+            last bits of gradients with the size of the batch; the default does not. The torch path goes by chunks of
+            its own.
         group: ranks that the vocabulary is split over, in order: `weight` and `bias` are this rank's [V / ranks, H]
             and [V / ranks], all else is the same on each. Every rank gets all values and the whole gradient to
             `hidden`, summed in the order of the ranks. Values are the same bits for any number of ranks if a shard is

@@ -83,8 +83,8 @@ def backward(
 
     product, blocks = _product_dtype(hidden, weight), _blocks(len(weight))
     grad_hidden = hidden.new_zeros(num_rows + 1, width) if needs[0] else None
-    grad_weight = torch.zeros_like(weight, dtype=dtype) if needs[1] else None
-    grad_bias = torch.zeros_like(bias, dtype=dtype) if needs[2] and bias is not None else None
+    grad_weight = weight.new_zeros(weight.shape, dtype=dtype) if needs[1] else None
+    grad_bias = bias.new_zeros(bias.shape, dtype=dtype) if needs[2] and bias is not None else None
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, len(slots.rows), chunk_rows):
             chunk = slice(start, start + chunk_rows)

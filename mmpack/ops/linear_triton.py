@@ -77,8 +77,8 @@ def backward(
     grad_hidden = hidden.new_zeros(num_rows, width) if needs[0] else None
     grad_bias = torch.zeros(len(weight), device=device) if needs[2] else None
     if count == 0:
-        grad_weight = torch.zeros_like(weight) if needs[1] else None
-        return grad_hidden, grad_weight, None if bias is None else torch.zeros_like(bias)
+        grad_weight = weight.new_zeros(weight.shape) if needs[1] else None
+        return grad_hidden, grad_weight, None if bias is None else bias.new_zeros(bias.shape)
 
     at_targets = at_targets.float()
     along = gradients.logprob

@@ -91,7 +91,7 @@ class Batch(LossIndex):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         """The batch with every tensor on `device`; the layout that hosts need stays where it is.
 
-        Raises ArgumentError where `visible_until` is no longer what `attention_plan` was made of.
+        Raises ArgumentError where `visible_until` is no longer what `attention_plan` was made of, before the move.
         """
         self.attention_plan.check(self.visible_until)
         moved: dict[str, Any] = {}
@@ -104,7 +104,7 @@ class Batch(LossIndex):
                     k: v.to(device, non_blocking=non_blocking) for k, v in value.items()
                 }
         batch = dataclasses.replace(self, **moved)
-        batch.attention_plan.check(batch.visible_until)  # from here on changes in place are seen
+        batch.attention_plan.bind(batch.visible_until)  # unread: the copy may not have arrived yet
         return batch
 
     def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:

@@ -208,10 +208,10 @@ class VideoReader:
         assumed = about["fps"] is None
         fps = ASSUMED_FPS if assumed else float(about["fps"])
         fine = indices.shape == (len(frames),) and indices.dtype.kind in "iu" and fps > 0
-        if fine and 0 <= indices.min() and indices.max() >= total:
+        if fine and indices.min() >= 0 and indices.max() >= total:
             raise ArgumentError(
-                f"{where}: frames_indices go up to {indices.max()}, total_num_frames is {total} (qwen-vl-utils tells how "
-                "many a cut leaves). Fix: the file's total_num_frames, with the cut's video_start and video_end as "
+                f"{where}: frames_indices go up to {indices.max()}, total_num_frames is {total} (qwen-vl-utils tells "
+                "how many a cut leaves). Fix: the file's total_num_frames, with the cut's video_start and video_end as "
                 "video_settings of video_policy='qwen_vl_utils'; or (frames, plan)"
             )
         if not fine or indices.min() < 0:

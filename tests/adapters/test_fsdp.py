@@ -51,7 +51,7 @@ def run(rank, ranks, rendezvous):
 def check(rank, ranks, tied, entropy):
     """`tied`: the head is the embedding, and no unit of its own."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     whole = made(tied)
     attach(whole)
@@ -61,13 +61,15 @@ def check(rank, ranks, tied, entropy):
 
     model, own = made(tied), batches()[rank]
     mesh = init_device_mesh("cpu", (ranks,))
-    heads = [] if tied else [model.lm_head]
-    for unit in (*model.model.language_model.layers, *model.model.visual.blocks, *heads):
+    for unit in (*model.model.language_model.layers, *model.model.visual.blocks):
         fully_shard(unit, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    low = MixedPrecisionPolicy(output_dtype=torch.bfloat16)  # of logits, not of their logprobs
+    for unit in (model,) if tied else (model.lm_head, model):
+        fully_shard(unit, mesh=mesh, mp_policy=low)
+    forward = model.lm_head.forward = model.lm_head.forward  # of its own, as accelerate's hooks set
     with pytest.raises(mp.ModelError, match="the model is sharded, and its own attention"):
         mp.pad([make_sample([("text", [1, 2])])]).model_inputs(model, vision="always")
-    attach(model)
+    handle = attach(model)
     for _ in range(2):  # the second time as every time but the first
         model.zero_grad()
         loss = loss_of(model, own, entropy)
@@ -78,3 +80,9 @@ def check(rank, ranks, tied, entropy):
                 off = (parameter.grad.full_tensor() - wanted[name]).norm()
                 assert off <= 1e-5 * wanted[name].norm() + 1e-7, name
     assert own.stats["patches_encoded"] == (4 if rank else 24)
+    assert vars(model.lm_head)["forward"] is forward
+
+    inputs = own.model_inputs(model, vision="always")
+    handle.detach()
+    with pytest.raises(mp.ModelError, match="detached before its forward"):
+        model(**inputs)

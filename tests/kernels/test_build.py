@@ -31,7 +31,9 @@ def test_cuda_forced_on_the_cpu(monkeypatch):
 def test_cuda_forced_and_not_built(monkeypatch):
     monkeypatch.setenv("MMPACK_BACKEND", "cuda")
     monkeypatch.setattr(native, "library", lambda: None)
-    with pytest.raises(BackendError, match=r"is not built here \(python -m mmpack.kernels.build\)"):
+    with pytest.raises(
+        BackendError, match=r"is not built for the GPUs here \(python -m mmpack.kernels.build\)"
+    ):
         group_advantages(torch.zeros(2).cuda(), torch.zeros(2).long().cuda())
 
 

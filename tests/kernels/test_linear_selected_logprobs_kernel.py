@@ -411,3 +411,21 @@ def _rank(rank, ranks, rendezvous):
         assert (a - b).norm() <= bound(hidden) * b.norm()
     assert torch.equal(got[2][0][unread], torch.zeros_like(hidden[unread]))
     distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("budget", [None, STORED])
+def test_a_large_gradient_of_the_entropy_meets_no_probability_of_zero(device, budget):
+    """Columns beyond the vocabulary and of bias -inf have log-probabilities that would overflow a product."""
+    hidden, weight, bias, targets, rows, unread = problem(device)
+    bias[3] = -torch.inf
+    targets[targets == 3] = 4
+    leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+    _, entropies = linear_selected_logprobs(
+        leaves[0], leaves[1], targets, rows, leaves[2], entropy=True, memory_budget=budget
+    )
+    (entropies * 1e9).sum().backward()
+    _, entropy, wide, _ = oracle(hidden, weight, bias, targets, rows)
+    (entropy * 1e9).sum().backward()
+    error = (leaves[1].grad.double() - wide[1].grad).norm() / wide[1].grad.norm()
+    assert error <= bound(hidden)
+    assert torch.isfinite(leaves[0].grad[~unread]).all()

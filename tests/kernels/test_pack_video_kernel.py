@@ -111,7 +111,15 @@ def test_opcheck(device):
     plan = plan_patches(shapes, "qwen2_vl")
     tables = patch_tables(plan, device)
     clips = [c.float().requires_grad_() for c in clips_of(shapes, device=device)]
-    plain = (tables.starts, tables.patches, tables.blocks, list(tables.sizes), None, "qwen2_vl", True)
+    plain = (
+        tables.starts,
+        tables.patches,
+        tables.blocks,
+        list(tables.sizes),
+        None,
+        "qwen2_vl",
+        True,
+    )
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.25]
     change = (mean, std, 1 / 255, torch.float32, True)
     torch.library.opcheck(torch.ops.mmpack.pack_video.default, (clips, *plain, *change))

@@ -102,9 +102,7 @@ def test_one_sample_a_prompt():
 def test_wrong_arguments_are_named():
     with pytest.raises(ArgumentError, match=r"kind is 'gae'\. Fix: one of grpo"):
         group_advantages(torch.zeros(2), torch.zeros(2, dtype=torch.int64), "gae")
-    with pytest.raises(
-        ArgumentError, match=r"rewards has shape \[2\].*group_index has shape \[3\]"
-    ):
+    with pytest.raises(ArgumentError, match=r"rewards has shape \[2\].*group_index \[3\]"):
         group_advantages(torch.zeros(2), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ArgumentError, match=r"dtype torch.int64"):
         group_advantages(torch.ones(2).long(), torch.zeros(2, dtype=torch.int64))
@@ -122,3 +120,10 @@ def test_gpu_agrees_and_never_waits(kind):
         torch.cuda.set_sync_debug_mode("default")
     expected = group_advantages(rewards, groups, kind)
     torch.testing.assert_close(got.cpu(), expected, rtol=BOUND, atol=BOUND)
+
+
+def test_groups_are_whole_numbers():
+    with pytest.raises(
+        ArgumentError, match=r"group_index \[4\] and torch.float32, expected .* integers"
+    ):
+        group_advantages(torch.randn(4), torch.tensor([0.2, 0.7, 0.2, 0.7]))

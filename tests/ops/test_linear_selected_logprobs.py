@@ -326,3 +326,12 @@ def test_gpu_never_waits():
         (lp @ up + h @ up).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_gradients_lie_as_the_fake_kernel_says():
+    """Inductor asserts strides: a weight that is a transposed view gets a gradient in order."""
+    hidden = torch.randn(5, 8)
+    weight, bias = torch.randn(8, 50).t().requires_grad_(), torch.randn(100)[::2].requires_grad_()
+    logprobs = linear_selected_logprobs(hidden, weight, torch.arange(5), bias=bias)
+    grads = torch.autograd.grad(logprobs.sum(), (weight, bias))
+    assert [g.is_contiguous() for g in grads] == [True, True]

@@ -281,6 +281,14 @@ def test_autocast_chooses_for_the_dtype_that_is_computed_in(ran):
     assert ran[-1] == "sdpa"
 
 
+def test_shapes_alone():
+    """`meta` has no autocast, which is no reason to raise."""
+    until, plan, rows = packed(SHARED)
+    q, k, v, _ = (x.to("meta") for x in draw(1, 4, 2, len(rows), 8, torch.float32))
+    for own in (None, plan):
+        assert tree_attention(q, k, v, until, own).shape == (1, len(rows), 4, 8)
+
+
 def test_checkpointed(ran):
     until, plan, rows = packed(SHARED)
     q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.bfloat16)

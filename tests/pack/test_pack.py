@@ -251,6 +251,22 @@ def test_to_moves_every_tensor_and_keeps_the_rest(make):
     assert tensors >= 17 and moved.device.type == "meta"
 
 
+class Late(torch.Tensor):
+    """Its copies have not arrived yet."""
+
+    def to(self, *args, **kwargs):
+        return torch.zeros_like(self).as_subclass(torch.Tensor)
+
+
+def test_a_move_that_does_not_block_reads_nothing_that_has_not_arrived():
+    batch = mp.pack([full_sample()])
+    until = batch.visible_until.clone()
+    batch.visible_until = batch.visible_until.as_subclass(Late)
+    moved = batch.to("cpu", non_blocking=True)
+    moved.visible_until.copy_(until)
+    moved.attention_plan.check(moved.visible_until)
+
+
 def test_what_describes_the_samples():
     a, b, c = full_sample("a"), full_sample("b", seed=1), make_sample([("text", [1])], "c", "g1")
     batch = mp.pack([a, c, b])

@@ -82,6 +82,8 @@ def finish(sample: mp.Sample, rule: str = "grid", **keywords: Any) -> mp.Sample:
     grids: dict[str, list[Any]] = {"image": [], "video": []}
     seconds = []
     for span in sample.modality_spans:
+        if span.frame:
+            continue  # of a video that its first span has told of
         medium = sample.media[span.media_index]
         grids[span.modality].append(medium.grid_thw)
         if span.modality == "video":

@@ -17,6 +17,7 @@ import mmpack as mp
 from mmpack.layout.fingerprint import cache_key
 
 SECONDS = 1.5
+VISION_START, VISION_END = 151652, 151653
 OTHER = "0" * 64
 
 
@@ -33,6 +34,7 @@ class Spec:
         self.screen_shown = True
         self.processor = copy.deepcopy(PROCESSOR)
         self.rule, self.seconds_passed, self.offset = "grid", True, 0
+        self.family, self.markers, self.told = "qwen2_5_vl", "replaced", "middle"
         self.loss_moved = 0
         self.rewards: list[Any] | None = None
         self.sampling: dict[str, Any] | None = None
@@ -42,7 +44,9 @@ class Spec:
         parts = [
             ("text", self.system),
             ("image", self.image["grid_thw"], "diagram"),
+            *([("text", [VISION_START])] if self.markers == "kept" else []),
             ("video", self.film["grid_thw"], "clip"),
+            *([("text", [VISION_END])] if self.markers == "kept" else []),
             ("text", [21, 22, 23, 24]),
             ("response", self.first, 0),
             ("observation", self.tool, 0),
@@ -50,9 +54,12 @@ class Spec:
             ("text", [41, 42]),
             ("response", self.second, 1),
         ]
-        sample = make_sample(parts, finish_reason="stop")
+        sample = make_sample(parts, finish_reason="stop", family=self.family)
         for medium, fields in zip(sample.media, (self.image, self.film, self.screen), strict=False):
             _set(medium, fields)
+        if self.family == "qwen3_vl":
+            _tell(sample, self.told)
+            self.processor["video_markers"] = self.markers
         sample.processor = self.processor
         sample.rewards = self.rewards
         sample.attention_mask = np.ones(len(sample), dtype=np.int8)
@@ -74,11 +81,22 @@ def _set(medium: mp.Medium, fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         setattr(medium, name, value)
     if medium.modality == "video":
-        medium.total_frames = 100
+        medium.total_frames = medium.total_frames or 100
         medium.frame_timestamps = tuple((medium.frame_indices / (medium.fps or 24)).tolist())
     medium.cache_key = cache_key(
         medium.content_hash or made.content_hash, medium.grid_thw, PROCESSOR["image"]
     )
+
+
+def _tell(sample: mp.Sample, which: str) -> None:
+    """Times of the film's frames written where `make_sample` left <k.5 seconds>."""
+    times = np.array(sample.media[1].frame_timestamps)
+    told = times[::2] if which == "first" else (times[::2] + times[1::2]) / 2
+    for span in sample.modality_spans:
+        if span.frame is not None:
+            whole, tenth = f"{told[span.frame]:.1f}".split(".")
+            sample.input_ids[span.start - 6] = 15 + int(whole)
+            sample.input_ids[span.start - 4] = 15 + int(tenth)
 
 
 def exif_rotation(left: Spec, right: Spec) -> None:
@@ -107,6 +125,19 @@ def another_key(left: Spec, right: Spec) -> None:
     right.screen["content_hash"] = OTHER
     left.after.append(short)
     right.after.append(short)
+
+
+def video_rotation(left: Spec, right: Spec) -> None:
+    (t, h, w), (a, b) = right.film["grid_thw"], right.film["size"]
+    right.film |= {"grid_thw": (t, w, h), "size": (b, a), "content_hash": OTHER}
+
+
+def video_metadata(left: Spec, right: Spec) -> None:
+    right.film["total_frames"] = 99
+
+
+def frame_pixels(left: Spec, right: Spec) -> None:
+    right.film["content_hash"] = OTHER
 
 
 def fps_missing(left: Spec, right: Spec) -> None:
@@ -164,6 +195,21 @@ def not_expanded(left: Spec, right: Spec) -> None:
     right.after.append(lambda s: _stretch(s, 1))
 
 
+def _in_text(left: Spec, right: Spec) -> None:
+    for spec in (left, right):
+        spec.family = "qwen3_vl"
+
+
+def timestamp_rounding(left: Spec, right: Spec) -> None:
+    _in_text(left, right)
+    right.told = "first"
+
+
+def video_markers(left: Spec, right: Spec) -> None:
+    _in_text(left, right)
+    left.markers = "kept"
+
+
 def truncated_medium(left: Spec, right: Spec) -> None:
     def cut(sample: mp.Sample) -> None:
         span = sample.modality_spans[-1]
@@ -197,7 +243,8 @@ def stop_token(left: Spec, right: Spec) -> None:
 
 
 def position_rule(left: Spec, right: Spec) -> None:
-    right.rule = "max"
+    if right.family == "qwen2_5_vl":  # the other has one rule
+        right.rule = "max"
 
 
 def second_per_grid_ts(left: Spec, right: Spec) -> None:
@@ -228,14 +275,19 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "alpha": alpha,
     "jpeg_reencode": jpeg_reencode,
     "cache_key": another_key,
+    "video_rotation": video_rotation,
     "fps_missing": fps_missing,
+    "video_metadata": video_metadata,
     "frame_sampling": frame_sampling,
+    "frame_pixels": frame_pixels,
     "resize_twice": resize_twice,
     "max_pixels": max_pixels,
     "video_budget": video_budget,
     "dropped_image": dropped_image,
     "double_expansion": double_expansion,
     "not_expanded": not_expanded,
+    "timestamp_rounding": timestamp_rounding,
+    "video_markers": video_markers,
     "truncated_medium": truncated_medium,
     "chat_template": chat_template,
     "sampled_placeholder": sampled_placeholder,

@@ -305,7 +305,8 @@ def test_another_video_is_unknown(cause, fields):
         "fps_missing": {"fps": None, "frame_timestamps": tuple((np.arange(6) * 5 / 24).tolist())},
     }[cause]
     assert causes(clip(), clip(**changed)) == [cause]
-    if "media_id" in fields:
+    if "file_hash" not in fields:  # which says that it is one video
+        assert cause in causes(clip(), clip(**changed, **fields)) or "media_id" in fields
         fields = fields | {"file_hash": None}
     right = clip(**changed, **fields)
     assert causes(clip(), right) == ["unknown"]
@@ -327,6 +328,8 @@ def test_fps_missing():
     right.media[0].fps = 24.0
     assert causes(clip(), other(right)) == ["fps_missing"]
     right.media[0].frame_timestamps = tuple((indices / 30).tolist())
+    assert causes(clip(), other(right)) == ["video_metadata"]  # of one file
+    right.media[0].file_hash = None
     assert causes(clip(), right) == ["unknown"]
 
 

@@ -16,6 +16,8 @@ HIDES = {
     ("resize_twice", "alpha"): "a resized picture's pixels differ, whatever its background is",
     ("dropped_image", "cache_key"): "the picture under the wrong key is the one that is dropped",
     ("fps_missing", "position_rule"): "at 24 fps the film is so short that both rules agree",
+    ("video_rotation", "frame_pixels"): "turned frames have other pixels, whatever the decoder is",
+    ("frame_sampling", "frame_pixels"): "other frames have other pixels, whatever the decoder is",
     ("not_expanded", "double_expansion"): "a run is too long or too short, not both",
     ("truncated_medium", "stop_token"): "the response is cut off",
     ("empty_response", "stop_token"): "a response without a token has no stop token",
@@ -29,6 +31,15 @@ HIDES = {
         )
         for other in ("position_rule", "second_per_grid_ts", "padding_positions")
     },
+}
+HIDES |= {
+    (cause, other): "Qwen3-VL, whose films are in the text, has one position rule, of no seconds"
+    for cause in ("timestamp_rounding", "video_markers")
+    for other in ("position_rule", "second_per_grid_ts")
+}
+HIDES |= {
+    (cause, "timestamp_rounding"): "frames of other seconds have other timestamps"
+    for cause in ("fps_missing", "frame_sampling")
 }
 # what one difference can't tell apart is listed as possible
 EITHER = {

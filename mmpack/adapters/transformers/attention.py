@@ -8,6 +8,7 @@ can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack c
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,21 @@ from mmpack.pack.batch import Batch
 
 NAME = "mmpack"
 KEPT = "_mmpack_kept"  # on an attached model, so that copies have it: what to put back, the hooks
-INSIDE = "mmpack_inside"  # keyword of the forward: makes more keywords, inside of it
+
+
+class Inside:
+    """In the place of input_ids: makes them and more keywords, inside an attached model's forward."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]]):
+        self.make = make
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Called by the embedding of a model that is not attached."""
+        raise ModelError(
+            "model_inputs: the model was detached before its forward. "
+            "Fix: detach after it, or make the inputs again"
+        )
 
 
 class Attached:
@@ -152,9 +167,9 @@ def no_mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Non
 
 
 def _make_inside(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Before the forward below the head: see INSIDE."""
-    make = kwargs.pop(INSIDE, None)
-    return args, kwargs | make() if make else kwargs
+    """Before the forward below the head: see `Inside`."""
+    ids = kwargs.get("input_ids")
+    return args, kwargs | ids.make() if isinstance(ids, Inside) else kwargs
 
 
 def _refuse_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.attention import INSIDE, is_attached, planned
+from mmpack.adapters.transformers.attention import Inside, is_attached, planned
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import Family, family_of_model_type
@@ -26,7 +26,7 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
     A packed batch needs `attach(model)`. A padded one goes either way: attached by `visible_until`, else by
     `attention_mask`; it encodes a medium once for each time it occurs, as frameworks do.
     `batch.stats["patches_encoded"]` says what the tower really ran. The tower of a model that FSDP2 shards runs in the
-    model's forward, where its weights are whole.
+    model's forward, where its weights are whole; `input_ids` holds what is to be made there (see `Inside`).
 
     Args: `vision`: `auto`, or `always`: a batch without media runs the smallest medium with weight exactly 0.
     Raises: ModelError for a model that would ignore the rule, or has not the batch's ids; SchemaError (MM404) for
@@ -66,7 +66,7 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
             "model_inputs: the model is sharded, and its own attention is on. "
             "Fix: mmpack.adapters.transformers.attach(model)"
         )
-    return inputs | {"input_ids": ids, INSIDE: encode}
+    return inputs | {"input_ids": Inside(lambda: {"input_ids": ids} | encode())}
 
 
 def _refuse_other_ids(batch: Batch, config: Any, family: Family) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, overload
 
 import torch
@@ -65,13 +67,31 @@ def packed_logprobs(
     inputs = model_inputs(batch, whole, vision)
     if not is_sharded(whole):
         return read(whole.model(**inputs).last_hidden_state)
-    # The weights are whole inside the outermost forward alone, and what it returns is what FSDP watches.
-    head.forward = lambda hidden: torch.stack(tuple(read(hidden))) if entropy else read(hidden)
-    try:
+
+    def read_as_logits(hidden: torch.Tensor) -> torch.Tensor:
+        values = read(hidden)
+        both = (values, torch.zeros_like(values)) if torch.is_tensor(values) else values
+        return torch.complex(*both)
+
+    # The weights are whole inside the outermost forward alone, and what it returns is what FSDP watches. Complex
+    # numbers pass as they are: real ones it casts to a policy's output_dtype.
+    with _forward_of(head, read_as_logits):
         values = model(**inputs).logits
+    logprobs = values.real.contiguous()
+    return (logprobs, values.imag.contiguous()) if entropy else logprobs
+
+
+@contextlib.contextmanager
+def _forward_of(module: Any, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Another forward for a while; the module may have one of its own already, as accelerate's hooks set it."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
     finally:
-        del head.forward
-    return tuple(values) if entropy else values
+        del module.forward
+        if own is not None:
+            module.forward = own
 
 
 def _is_linear(head: Any) -> bool:

@@ -29,8 +29,7 @@ class AttentionPlan:
     `key_rows`, in order; its last query stands at its last key (bottom-right causal). Rows of padding form sequences
     of their own, up to PADDING_PIECE rows each.
 
-    A plan is of one visible_until: who changes that array makes a new plan. `check` sees a change of one on the CPU,
-    and one in place on a GPU.
+    A plan is of one visible_until: who changes that array makes a new plan; `check` says which changes are seen.
     """
 
     rows: int  # T of a packed batch, B·S of a padded one
@@ -67,20 +66,24 @@ class AttentionPlan:
     def check(self, visible_until: torch.Tensor) -> None:
         """Raise ArgumentError for a visible_until that the plan is not of, where no GPU need be asked.
 
-        One on the CPU is read when first seen; of every one a later change in place is seen.
+        One on the CPU is read every time. Elsewhere a change in place of the tensor seen last is seen, as far as torch
+        counts it: for no tensor of inference mode.
         """
-        version = 0 if visible_until.is_inference() else visible_until._version
-        if self.checked is not None and self.checked[0]() is visible_until:
-            same = self.checked[1] == version
+        if visible_until.device.type == "cpu":
+            same = _checksum(visible_until.numpy()) == self.checksum
         else:
-            on_host = visible_until.device.type == "cpu"
-            same = not on_host or _checksum(visible_until.numpy()) == self.checksum
+            seen, version = self.checked or (lambda: None, 0)
+            same = seen() is not visible_until or version == _version(visible_until)
         if not same:
             raise ArgumentError(
                 "attention: the plan is of another visible_until, or that was changed since. "
                 "Fix: pass the batch's own; after a change, plan_attention(visible_until, padding)"
             )
-        self.checked = weakref.ref(visible_until), version
+        self.bind(visible_until)
+
+    def bind(self, visible_until: torch.Tensor) -> None:
+        """Take this one for the plan's unread; from here on changes of it are seen."""
+        self.checked = weakref.ref(visible_until), _version(visible_until)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was resolved: it is of this process, and a mask of FlexAttention can't be pickled."""
@@ -190,4 +193,9 @@ def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
 
 
 def _checksum(visible_until: np.ndarray) -> int:
-    return zlib.crc32(np.asarray(visible_until, dtype=np.int32).tobytes())
+    return zlib.crc32(np.ascontiguousarray(visible_until, dtype=np.int32).data)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Grows with changes in place; tensors of inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version

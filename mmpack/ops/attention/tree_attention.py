@@ -35,7 +35,7 @@ def tree_attention(
     a backend that was asked for and can't run.
     """
     lines, _, width, head_dim = query.shape
-    if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
+    if _autocasts(query.device.type) and query.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     seen = torch.atleast_2d(visible_until.to(query.device))
@@ -90,3 +90,8 @@ def resolve(
         from mmpack.ops.attention.flex import block_mask
 
         plan.block_mask = block_mask(torch.atleast_2d(visible_until))
+
+
+def _autocasts(kind: str) -> bool:
+    """`is_autocast_enabled` raises for devices without autocast, such as meta."""
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

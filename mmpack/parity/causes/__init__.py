@@ -19,6 +19,6 @@ __all__ = ["Decode", "Hit", "Pair", "broken_rules", "hits_of", "rule_hits"]
 
 def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
     """Every cause that the two samples give evidence of, and every difference that none explains."""
-    media = media_hits(pair)
+    media = media_hits(pair, decode)
     hits = media + run_hits(pair) + text_hits(pair, media, decode) + loss_hits(pair)
     return hits + position_hits(pair, media) + setting_hits(pair)

@@ -10,9 +10,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mmpack.parity.causes.pair import Hit, Pair, possible, show, stamp_of
+from mmpack.parity.causes.frames import (
+    first_difference,
+    misread,
+    other_policies,
+    rotated,
+    same_frames_other_pixels,
+)
+from mmpack.parity.causes.pair import Decode, Hit, Pair, possible, show, stamp_of
 from mmpack.parity.causes.settings import pixel_settings
+from mmpack.parity.causes.stamps import unlike_stamps
 from mmpack.parity.fixes import UNKNOWN
+from mmpack.parity.frames import FrameDifference
 from mmpack.schema.media import Medium
 
 ALPHA_MODES = ("LA", "La", "RGBA", "RGBa", "PA")
@@ -21,19 +30,21 @@ ASSUMED_FPS = 24.0  # what transformers assumes where a video says nothing
 # a media_id made of the content, where no caller gave one
 _MADE_UP = re.compile("(image|video):[0-9a-f]{16}")
 _STRANGER = "maybe another picture: no media_id, source or file_hash in common"
+# what the first differing frame belongs to
+_OF_FRAMES = ("frame_sampling", "fps_missing", "video_metadata", "frame_pixels", UNKNOWN)
 
 Cause = tuple[str, str]  # cause, evidence
 Places = tuple[dict[str, int], dict[str, int]]  # of each side, content_hash to index
 
 
-def media_hits(pair: Pair) -> list[Hit]:
+def media_hits(pair: Pair, decode: Decode | None) -> list[Hit]:
     """One hit for each cause, at the first medium that shows it."""
     hits: dict[str, Hit] = {}
     matches = matched_media(pair.left.sample.media, pair.right.sample.media)
     for hit in [
         *_missing(pair, matches),
         *_unlike(pair, matches),
-        *_stamps(pair, matches),
+        *_stamps(pair, matches, decode),
         *_cache_keys(pair),
     ]:
         hits.setdefault(hit.cause, hit)
@@ -136,6 +147,7 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
         if same_medium(a, b):
             continue
+        parted = first_difference(pair, i, j) if a.modality == b.modality == "video" else None
         if _reused(a, b):
             causes = [("cache_key", f"{_one_key(i, j)}, {_both(a, b, 'content_hash')}")]
         elif moved := _moved(places, i, j, a, b):
@@ -143,7 +155,7 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         elif a.modality != b.modality:
             causes = [(UNKNOWN, f"media[{i}] is {a.modality} in rollout, {b.modality} in train")]
         elif a.modality == "video":
-            causes = list(_video_causes(pair, a, b))
+            causes = list(_video_causes(pair, a, b, parted))
         else:
             causes = list(_image_causes(pair, a, b))
         resized = tuple(a.grid_thw) != tuple(b.grid_thw)
@@ -159,26 +171,24 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
                 right=_picture(b),
                 index=i,
                 at=(0 if start is None else start) if resized else None,
+                frames=parted if cause in _OF_FRAMES else None,
             )
 
 
-def _stamps(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
-    """Timestamps that differ in the text of a video that is the same by all that was recorded."""
+def _stamps(
+    pair: Pair, matches: list[tuple[int, int]] | None, decode: Decode | None
+) -> Iterator[Hit]:
+    """Timestamps that differ in the text of a video, though nothing recorded of its frames does."""
     for i, j in matches or ():
-        a, b = pair.left.sample.media[i], pair.right.sample.media[j]
-        if i not in pair.left.films or j not in pair.right.films or not same_medium(a, b):
+        if i not in pair.left.films or j not in pair.right.films:
             continue
-        texts = []
-        for side, (start, stop) in zip(
-            pair.sides, (pair.left.films[i], pair.right.films[j]), strict=True
-        ):
-            texts.append(side.ids[start:stop][~side.placeholder[start:stop]])
-        if not np.array_equal(*texts):
+        a, b = pair.left.sample.media[i], pair.right.sample.media[j]
+        if told := unlike_stamps(pair, i, j, decode, same_medium(a, b)):
+            cause, evidence = told
             yield Hit(
-                cause=UNKNOWN,
+                cause=cause,
                 field="media",
-                evidence=f"timestamps in the text of media[{i}] differ; "
-                + possible("fps_missing", "frame_sampling"),
+                evidence=evidence,
                 left=_picture(a),
                 right=_picture(b),
                 index=i,
@@ -375,11 +385,15 @@ def _keys(pair: Pair, a: Medium, b: Medium) -> Cause:
     return UNKNOWN, "same content and grid, other cache_key: other settings, or another key rule"
 
 
-def _video_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
+def _video_causes(
+    pair: Pair, a: Medium, b: Medium, parted: FrameDifference | None
+) -> Iterator[Cause]:
     """What was done to a video; only possible where what was recorded of its file differs."""
-    causes = list(_film_causes(pair, a, b))
-    names = ("total_frames", "decoded_size", "file_hash")
+    causes = list(_film_causes(pair, a, b, parted))
+    names = () if _one_file(a, b) else ("total_frames", "decoded_size", "file_hash")
     unlike = [name for name in names if _differ(getattr(a, name), getattr(b, name))]
+    if rotated(a, b) and "decoded_size" in unlike:
+        unlike.remove("decoded_size")
     if not _known_as_one(a, b) and _named_apart(a, b):
         unlike += ["media_id", *(["source"] if _differ(a.source, b.source) else [])]
     named = [cause for cause, _ in causes if cause not in (UNKNOWN, "max_pixels")]
@@ -391,28 +405,46 @@ def _video_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     yield from (told for told in causes if told[0] == "max_pixels")
 
 
-def _film_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
+def _film_causes(
+    pair: Pair, a: Medium, b: Medium, parted: FrameDifference | None
+) -> Iterator[Cause]:
     (ta, *plane_a), (tb, *plane_b) = a.grid_thw, b.grid_thw
     seen = False
+    first = f"; {parted}" if parted and parted.place is not None else ""
+    turned = rotated(a, b)
+    if turned:
+        yield "video_rotation", turned
+        seen = True
     if assumed := _assumed_fps(pair, a, b):
-        yield "fps_missing", assumed
+        yield "fps_missing", assumed + first
+        seen = True
+    if told := misread(a, b, rates=not assumed):
+        yield "video_metadata", told + first
         seen = True
     if _differ(a.frame_indices, b.frame_indices):
-        evidence = f"{_frames(a)} against {_frames(b)}"
-        yield "frame_sampling", evidence
+        yield "frame_sampling", _frames(a, b) + first
         seen = True
     elif ta != tb and not seen:
         causes = possible("frame_sampling", "fps_missing")
-        yield (
-            UNKNOWN,
-            f"{ta} against {tb} temporal patches, no frame_indices on both sides; {causes}",
-        )
+        counts = f"{ta} against {tb} temporal patches, no frame_indices on both sides"
+        yield UNKNOWN, f"{counts}{first}; {causes}"
         seen = True
-    if plane_a != plane_b:
+    if not turned and same_frames_other_pixels(a, b):
+        evidence = f"same frames and size, {_both(a, b, 'content_hash')}"
+        yield "frame_pixels", f"{evidence}: another decoder, other colours, or turned by 180°"
+        seen = True
+    if plane_a != plane_b and plane_a == plane_b[::-1]:
+        if not turned:
+            grid = f"h, w of the grid swap: {plane_a} against {plane_b}"
+            yield UNKNOWN, f"{grid}, {_both(a, b, 'size')}; {possible('video_rotation')}"
+        seen = True
+    elif plane_a != plane_b:
         limits = pixel_settings(pair, "video")
         grid = f"h, w of the grid: {plane_a} against {plane_b}"
         if limits:
             yield "max_pixels", limits
+        elif policies := other_policies(pair, a, b):
+            yield "video_budget", f"{grid}, each by its own rule; {policies}"
         elif limits is None:
             yield UNKNOWN, f"{grid}; no settings; {possible('video_budget', 'max_pixels')}"
         else:
@@ -425,7 +457,7 @@ def _film_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
         names = ("fps", "frame_timestamps", "total_frames", "size", "content_hash", "num_tokens")
         unlike = [name for name in names if _differ(getattr(a, name), getattr(b, name))]
         if unlike:
-            yield UNKNOWN, "; ".join(_both(a, b, name) for name in unlike)
+            yield UNKNOWN, "; ".join(_both(a, b, name) for name in unlike) + first
         else:
             yield _keys(pair, a, b)
 
@@ -484,9 +516,9 @@ def _both(a: Medium, b: Medium, name: str) -> str:
     return f"{name}: rollout {show(getattr(a, name))}, train {show(getattr(b, name))}"
 
 
-def _frames(medium: Medium) -> str:
-    indices = np.asarray(medium.frame_indices)
-    return f"{len(indices)} frames [{', '.join(str(i) for i in indices[:4])}, ...]"
+def _frames(a: Medium, b: Medium) -> str:
+    one, two = (len(np.asarray(m.frame_indices)) for m in (a, b))
+    return f"{one} frames against {two}"
 
 
 def _picture(medium: Medium) -> str:

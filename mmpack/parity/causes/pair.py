@@ -15,6 +15,7 @@ import numpy as np
 
 from mmpack.families import Family, get_family
 from mmpack.layout.runs import Runs, placeholder_runs
+from mmpack.parity.frames import FrameDifference
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
@@ -27,7 +28,7 @@ Decode = Callable[[Sequence[int]], str]
 class Hit:
     """A cause, where it shows, and why it is this one.
 
-    `at`: the rollout's token from which ids differ by it; None if they don't.
+    `at`: the rollout's token from which ids differ by it; None if they don't. `frames`: where two videos part.
     """
 
     cause: str
@@ -38,6 +39,7 @@ class Hit:
     index: int | None = None
     span: tuple[int, int] | None = None
     at: int | None = None
+    frames: FrameDifference | None = None
 
 
 class Side:
@@ -101,6 +103,26 @@ class Side:
         """[start, stop) of the first of the `showings` of each video, by media_index."""
         return {index: (start, stop) for start, stop, index in reversed(self.showings)}
 
+    @cached_property
+    def markers(self) -> tuple[list[int], set[bool]]:
+        """Vision start and end that stand around whole videos in text: their tokens, and whether videos have both.
+
+        Of a video that has only one of the two, for it was cut, nothing is told.
+        """
+        at: list[int] = []
+        fenced: set[bool] = set()
+        start, end = self.family.vision_start_id, self.family.vision_end_id
+        for first, stop, _ in self.showings:
+            low = stamp_of(first)
+            stops = [start, end, *self.family.placeholder_ids.values()]
+            before = np.flatnonzero(np.isin(self.ids[low : max(first - 1, low)], stops))
+            opens = [low + int(k) for k in before[-1:] if self.ids[low + k] == start]
+            closes = [stop + 1] if self.ids[stop : stop + 2].tolist() == [end, end] else []
+            at += opens + closes
+            if len(opens) == len(closes):
+                fenced.add(bool(opens))
+        return at, fenced
+
     def start_of(self, media_index: int) -> int | None:
         """First token of a medium."""
         starts = (s.start for s in self.sample.modality_spans if s.media_index == media_index)
@@ -126,8 +148,9 @@ class Pair:
     def words(self) -> tuple[np.ndarray, np.ndarray]:
         """Of each side, the indices of its words: all but placeholders, and timestamps between frames of a video.
 
-        If a side has fewer runs of placeholders, the tokens that open and close media are left out as well. If one
-        was cut off within a medium, words count up to that medium on both sides.
+        If a side has fewer runs of placeholders, the tokens that open and close media are left out as well, and so are
+        those around whole videos in text if one side lacks them. If one was cut off within a medium, words count up
+        to that medium on both sides.
         """
         stops = self._cut or (len(self.left), len(self.right))
         same_runs = len(self.left.runs) == len(self.right.runs)
@@ -139,8 +162,16 @@ class Pair:
                 drop = drop | np.isin(side.ids, (family.vision_start_id, family.vision_end_id))
             for first, last, _ in side.showings:
                 drop[first:last] = True
+            if self.other_markers:
+                drop[side.markers[0]] = True
             out.append(np.flatnonzero(~drop[:stop]))
         return out[0], out[1]
+
+    @cached_property
+    def other_markers(self) -> bool:
+        """Whether vision start and end stand around whole videos in text on one side, and on the other don't."""
+        one, two = (side.markers[1] for side in self.sides)
+        return len(one) == len(two) == 1 and one != two
 
     @cached_property
     def _cut(self) -> tuple[int, int] | None:

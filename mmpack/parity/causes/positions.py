@@ -22,7 +22,8 @@ class Fit:
     recorded: bool  # whether the steps are those of the seconds that the side recorded
 
 
-_SECONDS = ("fps_missing", "frame_sampling")  # what makes the two sides record other seconds
+# what makes the two sides record other seconds
+_SECONDS = ("fps_missing", "video_metadata", "frame_sampling")
 
 
 def position_hits(pair: Pair, media: list[Hit]) -> list[Hit]:

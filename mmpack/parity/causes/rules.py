@@ -24,6 +24,15 @@ _COLUMNS = (  # what rules read and parity does not compare
     "policy_versions",
     "prefix_cached_tokens",
 )
+# of media: what rules read, and what one side may lack without a difference
+_OF_MEDIA = (
+    "content_hash",
+    "fps",
+    "frame_indices",
+    "frame_timestamps",
+    "second_per_grid_ts",
+    "total_frames",
+)
 _RUN_CODES = ("MM101", "MM103", "MM104", "MM105")
 _KEY_CODES = ("MM101", "MM108")  # a medium under another's key has the other's grid
 _CUT_CODES = ("MM205", "MM304")  # spans and turns that were cut off with the ids
@@ -60,8 +69,9 @@ def _adds_nothing(left: Sample, right: Sample) -> bool:
     return (
         left.loss_spans == right.loss_spans
         and all(
-            b.content_hash in (None, a.content_hash)
+            getattr(b, name) is None or getattr(a, name) is not None
             for a, b in zip(left.media, right.media, strict=True)
+            for name in _OF_MEDIA
         )
         and (right.position_ids is None) >= (left.position_ids is None)
         and (right.attention_mask is None) >= (left.attention_mask is None)

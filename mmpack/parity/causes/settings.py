@@ -11,6 +11,12 @@ PIXEL_LIMITS = (
     *("min_pixels", "max_pixels", "total_pixels", "size"),
     *("height", "width", "crop_to_patches", "min_patches", "max_patches"),  # of tiles
 )
+SAMPLING = "video.sampling."
+# of a sampling policy, beside PIXEL_LIMITS: sizes and budgets, and what is neither frames nor sizes
+SIZES = ("frame_min_pixels", "frame_max_pixels", "resized_width", "resized_height")
+BUDGETS = ("cap_pixels_per_frame", "max_video_tokens")
+PATCHES = ("patch_size", "image_patch_size", "temporal_patch_size", "merge_size")
+OTHERS = ("model", "transformers", "do_resize", *PATCHES)
 SHOWN = 8  # settings named in one finding
 
 
@@ -38,27 +44,39 @@ def setting_hits(pair: Pair) -> list[Hit]:
 def compare_settings(
     left: dict[str, Any], right: dict[str, Any]
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
-    """Settings that differ (path to both values), and those that one side did not record (path to that side)."""
+    """Settings that differ (path to both values), and those that one side did not record (path to that side).
+
+    Of two sampling policies, what one of them alone has as a setting is not lacking.
+    """
     a, b = _flat(left), _flat(right)
     unlike = {path: (a[path], b[path]) for path in a if path in b and a[path] != b[path]}
     lacking = {path: "train" for path in a if path not in b}
     lacking |= {path: "rollout" for path in b if path not in a}
+    if f"{SAMPLING}policy" in unlike:
+        lacking = {path: side for path, side in lacking.items() if not path.startswith(SAMPLING)}
     return unlike, lacking
 
 
 def pixel_settings(pair: Pair, modality: str) -> str | None:
     """The pixel limits that differ, as text; empty if they are equal; None if they were not recorded alike."""
-    parts = [side.setting(modality) for side in pair.sides]
-    limits = [
-        {k: v for k, v in part.items() if k in PIXEL_LIMITS} if isinstance(part, dict) else {}
-        for part in parts
-    ]
+    limits = [_pixel_limits(side.setting(modality)) for side in pair.sides]
     if not all(limits):
         return None
     unlike, lacking = compare_settings({modality: limits[0]}, {modality: limits[1]})
     if lacking and not unlike:
         return None
     return _evidence(list(unlike), unlike)
+
+
+def _pixel_limits(part: Any) -> dict[str, Any]:
+    """Those of `processor["image"]` or `processor["video"]`, of its sampling policy as well."""
+    if not isinstance(part, dict):
+        return {}
+    out = {k: v for k, v in part.items() if k in PIXEL_LIMITS}
+    sampling = part.get("sampling")
+    if isinstance(sampling, dict):
+        out["sampling"] = {k: v for k, v in sampling.items() if k in (*PIXEL_LIMITS, *SIZES)}
+    return out
 
 
 def _fingerprints(pair: Pair) -> list[Hit]:
@@ -73,8 +91,19 @@ def _cause(path: str) -> str:
     part, _, rest = path.partition(".")
     if part in ("image", "video") and rest.split(".")[0] in PIXEL_LIMITS:
         return "max_pixels"
+    if path.startswith(SAMPLING):
+        return _of_sampling(rest.split(".")[1])
     known = {"tokens_per_second": "second_per_grid_ts"}
-    return known.get(part, part if part in ("chat_template", "position_rule") else UNKNOWN)
+    own = ("chat_template", "position_rule", "video_markers")
+    return known.get(part, part if part in own else UNKNOWN)
+
+
+def _of_sampling(name: str) -> str:
+    if name in (*PIXEL_LIMITS, *SIZES):
+        return "max_pixels"
+    if name in OTHERS:
+        return UNKNOWN
+    return "video_budget" if name in BUDGETS else "frame_sampling"
 
 
 def _evidence(paths: list[str], unlike: dict[str, tuple[Any, Any]]) -> str:

@@ -30,6 +30,22 @@ Cut = tuple[int, int]  # a half-open run of words
 
 def text_hits(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
     """One hit for each kind of text that differs; none if all words are equal, or follow from the hits of `media`."""
+    return _markers(pair) + _words(pair, media, decode)
+
+
+def _markers(pair: Pair) -> list[Hit]:
+    if not pair.other_markers:
+        return []
+    fenced = pair.sides[0] if True in pair.left.markers[1] else pair.sides[1]
+    first, _, i = pair.left.showings[0]
+    at = pair.left.markers[0][0] if fenced is pair.left else stamp_of(first)
+    told = "vision start and end around the video", "none around it"
+    left, right = told if fenced is pair.left else told[::-1]
+    evidence = f"vision start and end stand around all of media[{i}] in {fenced.name} alone"
+    return [Hit("video_markers", "input_ids", evidence, left, right, at, at=at)]
+
+
+def _words(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
     prefix, suffix = pair.common
     n, m = (len(ids) for ids in pair.word_ids)
     if prefix == n == m:
@@ -42,7 +58,7 @@ def text_hits(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
         return [_prompt(pair, left, right)]
     if inside.all():
         return [_response(pair, left, right, decode)]
-    return _by_turn(pair, decode)
+    return _by_turn(pair, media, decode)
 
 
 def _timestamp(pair: Pair, media: list[Hit], left: Cut, right: Cut) -> bool:
@@ -51,7 +67,7 @@ def _timestamp(pair: Pair, media: list[Hit], left: Cut, right: Cut) -> bool:
     Or that it may be another video.
     """
     if not any(
-        hit.cause in ("fps_missing", "frame_sampling")
+        hit.cause in ("fps_missing", "video_metadata", "frame_sampling", "timestamp_rounding")
         or (hit.cause == UNKNOWN and hit.index in pair.left.films)
         for hit in media
     ):
@@ -63,7 +79,7 @@ def _timestamp(pair: Pair, media: list[Hit], left: Cut, right: Cut) -> bool:
     return True
 
 
-def _by_turn(pair: Pair, decode: Decode | None) -> list[Hit]:
+def _by_turn(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
     """Text and responses differ: compare them in turn, words between loss spans and words in them."""
     turns = [intervals(mask) for mask in pair.word_loss]
     if len(turns[0]) != len(turns[1]):
@@ -79,7 +95,8 @@ def _by_turn(pair: Pair, decode: Decode | None) -> list[Hit]:
         spans = [
             t[k] if k < len(t) else (len(w), len(w)) for t, w in zip(turns, pair.words, strict=True)
         ]
-        if cut := _cut(pair, [(end, span[0]) for end, span in zip(ends, spans, strict=True)]):
+        cut = _cut(pair, [(end, span[0]) for end, span in zip(ends, spans, strict=True)])
+        if cut and not _timestamp(pair, media, *cut):
             prompts.append(_prompt(pair, *cut))
         if cut := _cut(pair, spans):
             responses.append(_response(pair, *cut, decode))
