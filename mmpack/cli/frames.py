@@ -43,11 +43,19 @@ def command(
     """Print the plans that policies make of a video; exit 1 if they differ."""
     from mmpack.video.compare_plans import differing_fields
     from mmpack.video.info import probe
-    from mmpack.video.sample import sample
+    from mmpack.video.sample import policy_of, sample
 
+    for path in (sheet, out):
+        _refuse_the_video(path, video)
+    if sheet is not None and sheet.suffix.lower() != ".png":
+        raise ArgumentError(
+            f"frames: --sheet {sheet.name!r:.60} is no .png. Fix: a name ending in .png"
+        )
     asked = [_policy(text) for text in policy]
-    for text in setting or []:
-        _set_for_all(asked, text)
+    for name, value in _settings(setting or []).items():
+        _set_for_all(asked, name, value)
+    for name, settings in asked:
+        policy_of(name).resolve(settings)  # before these are keywords of a call
     info = probe(str(video))
     plans = [sample(info, policy=name, **settings) for name, settings in asked]
     labels = list(policy)
@@ -63,10 +71,25 @@ def command(
     return 1 if differing else 0
 
 
+def _refuse_the_video(target: Path | None, video: Path) -> None:
+    """A file that is to be written must not be the one that is read."""
+    if target is not None and target.exists() and video.exists() and target.samefile(video):
+        raise ArgumentError(f"frames: {target.name!r:.60} is the video itself. Fix: another file")
+
+
 def _policy(text: str) -> tuple[str, dict[str, Any]]:
     """`NAME` or `NAME:SETTING=VALUE,…`."""
     name, _, settings = text.partition(":")
-    return name, dict(_setting(part) for part in settings.split(",") if part)
+    return name, _settings([part for part in settings.split(",") if part])
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in map(_setting, texts):
+        if name in out:
+            raise ArgumentError(f"frames: {name!r:.40} is set twice. Fix: once")
+        out[name] = value
+    return out
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -76,16 +99,15 @@ def _setting(text: str) -> tuple[str, Any]:
         raise ArgumentError(f"frames: {text!r:.60} is no setting. Fix: SETTING=VALUE")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 
-def _set_for_all(asked: list[tuple[str, dict[str, Any]]], text: str) -> None:
+def _set_for_all(asked: list[tuple[str, dict[str, Any]]], name: str, value: Any) -> None:
     from dataclasses import fields
 
     from mmpack.video.sample import policy_of
 
-    name, value = _setting(text)
     having = [
         own for policy, own in asked if name in {f.name for f in fields(policy_of(policy).settings)}
     ]

@@ -17,8 +17,18 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
 from mmpack.ops.backend import choose
-from mmpack.video.patches import CHANNELS, PatchPlan, merge_of, plan_patches, row_view, token_view
+from mmpack.video.patches import (
+    CHANNELS,
+    PatchPlan,
+    divisor,
+    merge_of,
+    of_channels,
+    plan_patches,
+    row_view,
+    token_view,
+)
 
+FRAME_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Clips = Tensor | np.ndarray | Sequence[Any]
 
 
@@ -76,7 +86,7 @@ def pack_video(
 
     Args:
         frames: one clip [n, h, w, 3] or [n, 3, h, w]; a list of them, of any sizes; or one buffer [values] of all
-            clips, one after the other. Tensors or arrays, uint8 or float.
+            clips, one after the other. Tensors or arrays, uint8 or float; float64 only where values stay as they are.
         plan: `plan_patches(…)`; `patch_tables` of it (under torch.compile); or a family, which keeps every frame.
         mean, std, rescale_factor: as image processors have them (`normalization(settings)`). With all three a value is
             (x − mean · (1/rescale)) / (std · (1/rescale)) in float32, one rounding a step, as transformers computes it;
@@ -88,10 +98,28 @@ def pack_video(
     """
     if (mean is None) != (std is None):
         raise ArgumentError("pack_video: mean and std go together. Fix: pass both or none")
+    if mean is not None:
+        mean = of_channels("pack_video: mean", mean)
+        std = of_channels("pack_video: std", std, divisors=True)
+    if rescale_factor is not None:
+        rescale_factor = divisor("pack_video: rescale_factor", rescale_factor)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"pack_video: dtype is {dtype!r:.60}. Fix: a torch.dtype")
+    if not _single(frames) and not isinstance(frames, list | tuple):
+        raise ArgumentError(
+            f"pack_video: frames are {type(frames).__name__}. Fix: a tensor, an array, or a list of them"
+        )
     clips = [_tensor(c) for c in ([frames] if _single(frames) else frames)]
     tables = _tables_of(plan, clips, "pack_video")
     _check_clips(clips, tables)
     changed = mean is not None or rescale_factor is not None
+    if clips and (
+        clips[0].dtype not in FRAME_DTYPES or (changed and clips[0].dtype == torch.float64)
+    ):
+        told = "normalised in float32" if changed else "uint8 or float"
+        raise ArgumentError(
+            f"pack_video: frames are {clips[0].dtype}, they are {told}. Fix: uint8 or float32 frames"
+        )
     if dtype is None:
         dtype = torch.float32 if changed else clips[0].dtype if clips else torch.uint8
     if changed and not dtype.is_floating_point:
@@ -103,8 +131,8 @@ def pack_video(
     rows: Tensor = _pack_video(
         [c.contiguous() for c in clips],
         *_plain(tables),
-        mean if mean is None else [float(m) for m in mean],
-        std if std is None else [float(s) for s in std],
+        mean,
+        std,
         rescale_factor,
         dtype,
         True,
@@ -483,5 +511,9 @@ def _tensor(values: Any) -> Tensor:
     """A tensor of an array or a tensor, without a copy where torch allows it."""
     if isinstance(values, Tensor):
         return values
+    if not isinstance(values, np.ndarray):
+        raise ArgumentError(
+            f"pack_video: a clip is {type(values).__name__}. Fix: a tensor or an array [n, h, w, 3]"
+        )
     array = np.ascontiguousarray(values)
     return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -89,6 +89,10 @@ def _decoding(where: str, error: type[MmpackError]) -> Iterator[None]:
         raise error(
             f"{where} has more than {pillow.MAX_IMAGE_PIXELS} pixels. Fix: a smaller picture"
         ) from None
+    except pillow.UnidentifiedImageError:  # its message has an address in memory
+        raise error(
+            f"{where} can't be decoded (no known picture). Fix: a whole {', '.join(IMAGE_FORMATS)} file"
+        ) from None
     except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error) as e:
         why = " ".join(str(e).split())[:200]
         raise error(

@@ -12,6 +12,8 @@ HEAD = 189  # bytes that tell: two packets of MPEG-TS
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp")
 _STARTS = (b"\x1a\x45\xdf\xa3", b"\x00\x00\x01\xba", b"FLV\x01", b"OggS", b"DKIF")
 
+_PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+
 
 def kind_of_item(item: Any) -> str | None:
     """`image` or `video`; None for bytes and paths, which may be either.
@@ -24,6 +26,11 @@ def kind_of_item(item: Any) -> str | None:
         return None
     frames = isinstance(item, (tuple, list)) or getattr(item, "ndim", 3) == 4
     return "video" if frames else "image"
+
+
+def is_picture(head: bytes) -> bool:
+    """Does a file that begins so hold a picture of a format that is read?"""
+    return head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
 
 def kind_of_file(head: bytes) -> str:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from mmpack.errors import ArgumentError
 from mmpack.processors.kinds import kind_of_item
+from mmpack.video.sample import POLICIES
+
+# what others read beside a video; here a processor has one way to sample
+_BESIDE = {f.name for policy in POLICIES.values() for f in fields(policy.settings)} | {
+    "sample_fps",
+    "raw_fps",
+}
 
 
 def media_of(messages: Sequence[dict[str, Any]], media: Sequence[Any] | None) -> list[Any]:
@@ -30,6 +38,8 @@ def parts_of(
             kind = kind_of_part(part, where)
             if kind is None:
                 continue
+            if kind == "video":
+                _refuse_settings(part, where)
             item = part.get(kind, part.get("path"))
             if item is None:
                 item = next(extra, None)
@@ -37,10 +47,10 @@ def parts_of(
                 raise ArgumentError(
                     f"{where} is of type {kind} and has none. Fix: put it into the part, or pass media="
                 )
-            if kind_of_item(item) not in (kind, None):
+            found = kind_of_item(item)
+            if found not in (kind, None):
                 raise ArgumentError(
-                    f"{where} is of type {kind}, what it holds is not. "
-                    'Fix: {"type": "image", …} for pictures, {"type": "video", …} for clips'
+                    f'{where} is of type {kind}, what it holds is not. Fix: {{"type": "{found}", …}}'
                 )
             out.append((kind, item))
     left = len(list(extra))
@@ -60,11 +70,23 @@ def kind_of_part(part: Any, where: str) -> str | None:
         )
     remote = [name for name in ("url", "image_url", "video_url", "base64") if name in part]
     if remote or part.get("type") in ("image_url", "video_url"):
+        name = (remote or [part["type"]])[0]
+        video = any("video" in str(n) for n in (part.get("type"), *part))
+        kind, what = ("video", "its ") if video else ("image", "the picture, its ")
         raise ArgumentError(
-            f"{where} has a {(remote or [part['type']])[0]!r}, mmpack fetches nothing. "
-            'Fix: {"type": "image", "image": …} with the picture, its bytes or a path below media_root'
+            f"{where} has a {name!r}, mmpack fetches nothing. "
+            f'Fix: {{"type": "{kind}", "{kind}": …}} with {what}bytes or a path below media_root'
         )
     for kind in ("image", "video"):
         if part.get("type") == kind or kind in part:
             return kind
     return None
+
+
+def _refuse_settings(part: dict[str, Any], where: str) -> None:
+    odd = next((name for name in part if name in _BESIDE), None)
+    if odd is not None:
+        raise ArgumentError(
+            f"{where} has {odd!r} beside the video, which is not read here. Fix: video_settings of wrap_processor for "
+            "every video, or (file, mp.video.sample(…)) for this one"
+        )

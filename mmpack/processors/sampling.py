@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from mmpack.errors import ArgumentError
 from mmpack.families import Family
-from mmpack.video.info import VideoInfo
 from mmpack.video.policies.base import Policy
-from mmpack.video.sample import policy_of, sample
+from mmpack.video.sample import policy_of, settings_dict
 
 _OF_TRANSFORMERS = {"single": "transformers_qwen2_vl", "frames": "transformers_qwen3_vl"}
 _SIZES = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens")
@@ -23,20 +22,39 @@ def resolved_sampling(
     """`processor["video"]["sampling"]`: the policy's name, and its settings to the last.
 
     `given` goes before what the video processor has; None: transformers' policy of the family.
-    Raises: ArgumentError for settings that the policy doesn't know, or that fit no clip.
+    Raises: ArgumentError for settings that the policy doesn't know, that exclude each other, or that are another
+    model's.
     """
-    chosen = policy_of(policy or _OF_TRANSFORMERS[family.video_layout])
+    if not isinstance(given, Mapping):
+        raise ArgumentError(
+            f"wrap_processor: video_settings is {type(given).__name__}. "
+            'Fix: an object such as {"fps": 2.0, "max_frames": 64}'
+        )
+    chosen = policy_of(_OF_TRANSFORMERS[family.video_layout] if policy is None else policy)
     own = _own_settings(chosen, video_processor, family)
     if any(name in given for name in _COUNTS):
         own = {k: v for k, v in own.items() if k not in (*_COUNTS, "do_sample_frames")}
-    settings = own | dict(given)
-    return sample(_clip_for(settings), policy=chosen.name, **settings).processor_settings()
+    settings = chosen.resolve(own | dict(given))
+    for name, mine in (
+        ("model", family.name),
+        ("patch_size", family.patch_size),
+        ("temporal_patch_size", family.temporal_patch_size),
+        ("merge_size", family.spatial_merge_size),
+    ):
+        found = getattr(settings, name)
+        if found != mine:
+            owner = "video_settings" if name in given else "the video processor"
+            raise ArgumentError(
+                f"wrap_processor: {name} of {owner} is {found!r:.40}, {family.name} has {mine!r}. "
+                "Fix: the settings of this family"
+            )
+    return {"policy": chosen.name, **settings_dict(settings)}
 
 
 def resolved(sampling: Mapping[str, Any]) -> tuple[Policy, Any]:
     """The policy, and its settings as an object, of what `resolved_sampling` returned or a trace recorded."""
     values = dict(sampling)
-    policy = policy_of(str(values.pop("policy", None)))
+    policy = policy_of(values.pop("policy", None))
     return policy, policy.resolve(values)
 
 
@@ -71,17 +89,3 @@ def _rules_of(video_processor: Any) -> str:
 
     major, minor = (int(n) for n in transformers.__version__.split(".")[:2])
     return "5.15" if (major, minor) >= (5, 15) else "5.8"
-
-
-def _clip_for(settings: Mapping[str, Any]) -> VideoInfo:
-    """A clip long enough for what is asked: settings are completed by asking for a plan."""
-
-    def most(*names: str) -> float:
-        given = [settings.get(name) for name in names]
-        return max((v for v in given if isinstance(v, int | float) and math.isfinite(v)), default=0)
-
-    fps = settings.get("fps")
-    slow = 8 / fps if isinstance(fps, int | float) and 0 < fps < math.inf else 0
-    seconds = math.ceil(8 + 8 * slow + 2 * most("video_start", "video_end"))
-    frames = 8 * seconds + int(2 * most("nframes", "num_frames"))
-    return VideoInfo(256, 256, 0, "", 8.0, frames, None, False, frames / 8, "")

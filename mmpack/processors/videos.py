@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from mmpack.video.info import VideoInfo, probe
 from mmpack.video.plan import FramePlan
 from mmpack.video.policies.base import ASSUMED_FPS, finish
 from mmpack.video.sample import counted_frames, sample
+from mmpack.video.values import read_numbers, read_value
 
 if TYPE_CHECKING:
     from mmpack.video.cache import FrameCache
@@ -71,6 +74,7 @@ class _Found:
     known: dict[str, Any]
     source: bytes | Path | None = None
     frames: np.ndarray | None = None
+    recorded: Medium | None = None  # that says what the video was
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,12 +86,17 @@ class VideoReader:
     threads: int
     frame_cache: FrameCache | None
 
-    def clip(self, item: Any, where: str) -> Clip:
+    def clip(self, item: Any, settings: Mapping[str, Any], where: str) -> Clip:
         """Sampled by the item's own plan, else by the policy; decoded, and resized as far as its loader does.
 
-        Raises: ArgumentError, VideoError, MissingExtraError without PyAV.
+        `settings`: of the video processor. Raises: ArgumentError, VideoError, MissingExtraError without PyAV.
         """
-        return self._clip(self._found(item, where))
+        found = self._found(item, where)
+        clip = self._clip(found)
+        if found.recorded is not None:
+            key = cache_key(clip.content_hash, clip.plan.grid_thw, embedding_settings(settings))
+            _check_unchanged(found, found.recorded, clip.content_hash, key, where)
+        return clip
 
     def medium(
         self,
@@ -112,8 +121,9 @@ class VideoReader:
         medium: Medium = copy.copy(made)
         for name, value in found.known.items():
             setattr(medium, name, value)
-        if isinstance(item, Medium):
-            _check_unchanged(item, medium, where)
+        if found.recorded is not None:
+            content = str(medium.content_hash)
+            _check_unchanged(found, found.recorded, content, medium.cache_key, where)
         return medium
 
     def _clip(self, found: _Found) -> Clip:
@@ -143,9 +153,15 @@ class VideoReader:
             plan = sample(info, policy=values.pop("policy"), **values)
             key = info.content_key
         else:
-            plan, key = self._given_plan(about, where), content_key(video)
+            key = content_key(video)
+            if isinstance(about, Medium):
+                _check_same("file_hash", about, key, where)
+            plan = self._given_plan(about, where)
         known["file_hash"] = key
-        return _Found(key, plan, known | self._noted(plan), source=video)
+        recorded = about if isinstance(about, Medium) else None
+        return _Found(
+            key, plan, known | self._noted(plan, recorded), source=video, recorded=recorded
+        )
 
     def _found_frames(self, video: Any, about: Any, where: str) -> _Found:
         frames = _as_frames(video, where)
@@ -164,12 +180,20 @@ class VideoReader:
                 f"{where}: {len(frames)} frames of {size[0]}×{size[1]}, the plan has {plan.num_frames} of "
                 f"{plan.loaded_size[0]}×{plan.loaded_size[1]}. Fix: the frames of this plan"
             )
-        return _Found(content_hash("video", frames), plan, self._noted(plan), frames=frames)
+        key, recorded = content_hash("video", frames), about if isinstance(about, Medium) else None
+        noted = self._noted(plan, recorded)
+        return _Found(key, plan, noted, frames=frames, recorded=recorded)
 
-    def _noted(self, plan: FramePlan) -> dict[str, Any]:
-        """Medium's metadata: the plan's settings where they are not the processor's, which every sample records."""
+    def _noted(self, plan: FramePlan, recorded: Medium | None) -> dict[str, Any]:
+        """Medium's metadata: the plan's settings where they are not the processor's, which every sample records.
+
+        A recorded Medium's own name and metadata stay.
+        """
         settings = plan.processor_settings()
-        return {"metadata": {} if settings == self.sampling else {SAMPLING: settings}}
+        noted = {} if settings == self.sampling else {SAMPLING: settings}
+        if recorded is None:
+            return {"metadata": noted}
+        return {"media_id": recorded.media_id, "metadata": recorded.metadata | noted}
 
     def _given_plan(self, about: Any, where: str) -> FramePlan:
         if isinstance(about, Medium):
@@ -195,32 +219,33 @@ class VideoReader:
         `fps` of None: nobody knows it, and transformers' guess counts. `total_num_frames` is the whole file's; of a cut
         by `video_start` and `video_end` (of the policy qwen_vl_utils) the seconds count what the cut leaves.
         """
-        odd = set(about) - _ABOUT
+        odd = [name for name in about if name not in _ABOUT]
         if "fps" not in about or odd:
-            what = f"{sorted(odd)[0]!r:.40} is unknown" if odd else "has no fps"
+            what = f"{odd[0]!r:.40} is unknown" if odd else "has no fps"
             raise ArgumentError(
                 f"{where}: what is known of the frames: {what}. Fix: fps (of the whole video), and where it was "
                 "sampled frames_indices and total_num_frames"
             )
-        indices = about.get("frames_indices")
-        indices = np.arange(len(frames)) if indices is None else np.asarray(indices)
-        total = int(about.get("total_num_frames") or indices.max(initial=-1) + 1)
-        assumed = about["fps"] is None
-        fps = ASSUMED_FPS if assumed else float(about["fps"])
-        fine = indices.shape == (len(frames),) and indices.dtype.kind in "iu" and fps > 0
-        if fine and indices.min() >= 0 and indices.max() >= total:
+        told, fix = f"{where}: of the frames", "a rate above 0, or None where nobody knows it"
+        rate = read_value(f"{told}, fps", "float | None", about["fps"], fix)
+        if rate is not None and not 0 < rate < math.inf:
+            raise ArgumentError(f"{told}, fps is {rate:g}. Fix: {fix}")
+        indices = _numbers_of(about.get("frames_indices"), len(frames), told)
+        fix = "how many frames the whole file has, or leave it out"
+        total = read_value(
+            f"{told}, total_num_frames", "int | None", about.get("total_num_frames"), fix
+        )
+        if total is not None and total < 1:
+            raise ArgumentError(f"{told}, total_num_frames is {total}. Fix: {fix}")
+        total = int(indices[-1]) + 1 if total is None else total
+        if indices[-1] >= total:
             raise ArgumentError(
                 f"{where}: frames_indices go up to {indices.max()}, total_num_frames is {total} (qwen-vl-utils tells "
                 "how many a cut leaves). Fix: the file's total_num_frames, with the cut's video_start and video_end as "
                 "video_settings of video_policy='qwen_vl_utils'; or (frames, plan)"
             )
-        if not fine or indices.min() < 0:
-            raise ArgumentError(
-                f"{where}: {len(frames)} frames, fps {fps:g}, frames_indices of shape {list(indices.shape)}, "
-                f"total_num_frames {total}. Fix: a rate above 0, and for each frame its number, below the total"
-            )
         height, width = frames.shape[1:3]
-        rate = None if assumed else fps
+        fps = ASSUMED_FPS if rate is None else rate
         info = VideoInfo(width, height, 0, "", rate, total, None, False, total / fps, "")
         policy, settings = resolved(self.sampling)
         resize = getattr(settings, "do_resize", None) is not False
@@ -231,7 +256,7 @@ class VideoReader:
             info,
             indices,
             fps=fps,
-            fps_assumed=assumed,
+            fps_assumed=rate is None,
             counted_frames=counted,
             resize=resize,
         )
@@ -299,11 +324,44 @@ def _as_frames(video: Any, where: str) -> np.ndarray:
     return np.ascontiguousarray(frames)
 
 
-def _check_unchanged(recorded: Medium, made: Medium, where: str) -> None:
-    for name in ("file_hash", "content_hash"):
-        old, new = getattr(recorded, name), getattr(made, name)
-        if old is not None and old != new:
-            raise ArgumentError(
-                f"{where}: {recorded.source!r:.80} is not the video that was recorded ({name} {str(new)[:16]}…, "
-                f"recorded {old[:16]}…). Fix: the file that the rollout saw"
-            )
+def _numbers_of(given: Any, count: int, told: str) -> np.ndarray:
+    """int64 [count]: `frames_indices`, ascending from 0 on. Raises: ArgumentError."""
+    if given is None:
+        return np.arange(count)
+    fix = "for each frame its number in the file, ascending"
+    numbers = read_numbers(f"{told}, frames_indices", given, fix)
+    if len(numbers) != count:
+        raise ArgumentError(
+            f"{told}, frames_indices has {len(numbers)} numbers for {count} frames. Fix: {fix}"
+        )
+    for low, high in pairwise([0, *numbers.tolist()]):
+        if high < low:
+            raise ArgumentError(f"{told}, frames_indices has {high} after {low}. Fix: {fix}")
+    return numbers
+
+
+def _check_unchanged(found: _Found, recorded: Medium, content: str, key: str, where: str) -> None:
+    """Are the frames those that were recorded? `content` and `key` are of what is there now. Raises: ArgumentError."""
+    if found.frames is not None or recorded.file_hash is None:
+        _check_same("content_hash", recorded, content, where)
+    if found.frames is not None:
+        return
+    # without a content hash (masked or cut without the frames at hand) the key alone tells
+    old, new = recorded.content_hash, content
+    if old is None:
+        old, new = recorded.cache_key, key
+    if old != new:
+        raise ArgumentError(
+            f"{where}: {recorded.media_id!r:.80} was changed after decoding (masked or dropped frames, or another "
+            "processor's), its file has the frames as they were. Fix: keep its pixel_values, or process the file and "
+            "apply mask_frames or drop_frames again"
+        )
+
+
+def _check_same(name: str, recorded: Medium, new: str, where: str) -> None:
+    old = getattr(recorded, name)
+    if old is not None and old != new:
+        raise ArgumentError(
+            f"{where}: not the video that was recorded ({name} {new[:16]}…, {recorded.media_id!r:.60} has "
+            f"{str(old)[:16]}…). Fix: the file that the rollout saw"
+        )

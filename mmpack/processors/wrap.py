@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mmpack.processors.cache import MediaCache
 from mmpack.processors.expand import KEPT, REPLACED, expanded_ids, repeated, with_runs
 from mmpack.processors.frames import FrameProcessor
 from mmpack.processors.images import path_below, rgb_pixels
-from mmpack.processors.kinds import HEAD, kind_of_file, kind_of_item
+from mmpack.processors.kinds import HEAD, is_picture, kind_of_file, kind_of_item
 from mmpack.processors.messages import media_of, parts_of
 from mmpack.processors.pixels import process
 from mmpack.processors.sampling import resolved_sampling
@@ -31,9 +31,9 @@ from mmpack.processors.videos import Clip, VideoReader
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan
-
-if TYPE_CHECKING:
-    from mmpack.video.cache import FrameCache
+from mmpack.video.cache import FrameCache
+from mmpack.video.container import open_file
+from mmpack.video.decode import check_threads
 
 __all__ = ["Processor", "media_of", "wrap_processor"]
 
@@ -107,9 +107,14 @@ def wrap_processor(
     if about.video_token_id is not None:
         if parts["video_processor"] is None:
             parts["video_processor"] = _own_video_processor(about, parts["image_processor"])
-        sampling = resolved_sampling(
-            video_policy, video_settings or {}, parts["video_processor"], about
-        )
+        given_settings = {} if video_settings is None else video_settings
+        sampling = resolved_sampling(video_policy, given_settings, parts["video_processor"], about)
+        check_threads(decode_threads, "wrap_processor: decode_threads")
+        if not isinstance(frame_cache, FrameCache | None):
+            raise ArgumentError(
+                f"wrap_processor: frame_cache is {type(frame_cache).__name__}. "
+                "Fix: mp.video.FrameCache(folder, max_bytes)"
+            )
         reader = VideoReader(sampling, root, decode_threads, frame_cache)
     elif video_policy is not None or video_settings:
         raise ArgumentError(
@@ -389,7 +394,7 @@ class Processor:
             again = item.modality == "video" and item.pixel_values is None and item.source
             if not again or self.media_root is None or item.frame_indices is None:
                 return item
-        if (kind or self._kind(item, where)) == "video":
+        if self._kind(item, kind, where) == "video":
             part = self.settings["video"]
             return self._reader(where).medium(item, self.video_processor, part, self.cache, where)
         pixels, known = self.rgb_pixels(item, where)
@@ -417,7 +422,7 @@ class Processor:
 
         Raises: ArgumentError, VideoError.
         """
-        return self._reader(where).clip(item, where)
+        return self._reader(where).clip(item, self.settings["video"], where)
 
     def _reader(self, where: str) -> VideoReader:
         if self.videos is None:
@@ -426,14 +431,22 @@ class Processor:
             )
         return self.videos
 
-    def _kind(self, item: Any, where: str) -> str:
+    def _kind(self, item: Any, asked: str | None, where: str) -> str:
+        """`image` or `video`. Raises: ArgumentError where a file is plainly not what was asked for."""
         kind = kind_of_item(item)
         if kind is not None:
-            return kind
+            return asked or kind
         if isinstance(item, (bytes, bytearray)):
-            return kind_of_file(bytes(item[:HEAD]))
-        with path_below(item, self.media_root, where)[0].open("rb") as file:
-            return kind_of_file(file.read(HEAD))
+            head = bytes(item[:HEAD])
+        else:
+            with open_file(path_below(item, self.media_root, where)[0]) as file:
+                head = file.read(HEAD)
+        kind = kind_of_file(head)
+        if asked == ("video" if is_picture(head) else "image") != kind:
+            raise ArgumentError(
+                f'{where} is in a part of type {asked}, the file is of another. Fix: {{"type": "{kind}", …}}'
+            )
+        return asked or kind
 
     def rgb_pixels(
         self, image: Any, where: str = "processor: media"

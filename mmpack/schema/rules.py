@@ -117,7 +117,7 @@ def _media(sample: Sample, family: Family) -> Found:
             yield "MM109", field, f"has the cache key of media[{first[0]}] but other content", None
         for name in ("fps", "second_per_grid_ts"):
             value = getattr(medium, name)
-            if value is not None and value < 0:
+            if value is not None and not 0 <= value < np.inf:
                 yield "MM112", field, f"has {name} {value:g}", None
         if medium.modality == "video":
             for code, message in _frames(medium, family):
@@ -143,8 +143,9 @@ def _frames(medium: Medium, family: Family) -> Iterator[tuple[str, str]]:
         if len(back):
             at = int(back[0]) + 1
             yield "MM114", f"has {name}[{at}] {values[at]} after {values[at - 1]}"
-    if times is not None and len(times) and min(times) < 0:
-        yield "MM112", f"has frame_timestamps {min(times):g}"
+    odd = [s for s in times or () if not 0 <= s < np.inf]
+    if odd:
+        yield "MM112", f"has frame_timestamps {odd[0]:g}"
     last = -1 if indices is None or not len(indices) else int(np.max(indices))
     if medium.total_frames is not None and last >= medium.total_frames:
         yield "MM115", f"has frame {last}, total_frames is {medium.total_frames}"

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.video.values import read_value
 
 HEAD_BYTES = 256
 LEFTOVER_SECONDS = 3600.0  # a half-written file of this age is of a process that died
@@ -51,6 +52,9 @@ class FrameCache:
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int):
+        if not isinstance(folder, str | os.PathLike):
+            raise ArgumentError(f"FrameCache: folder is {folder!r:.60}. Fix: a path")
+        max_bytes = read_value("FrameCache: max_bytes", "int", max_bytes, "a positive number")
         if max_bytes <= 0:
             raise ArgumentError(f"FrameCache: max_bytes is {max_bytes}. Fix: a positive number")
         self.folder = Path(folder)
@@ -122,6 +126,10 @@ def _read(path: Path) -> np.ndarray | None:
         file = path.open("rb")
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ArgumentError(
+            f"FrameCache: can't read {str(path)[-80:]!a} ({error.strerror}). Fix: remove it"
+        ) from None
     with file:
         head = _parsed(file.read(HEAD_BYTES))
         if head is None or os.fstat(file.fileno()).st_size != HEAD_BYTES + math.prod(head[0]):

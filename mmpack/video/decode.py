@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from mmpack.errors import ArgumentError, BackendError, VideoError
 from mmpack.video.backends import decord, pyav, torchcodec
 from mmpack.video.cache import FrameCache, frames_key
-from mmpack.video.container import Opened, Source, content_key, opened
+from mmpack.video.container import Opened, Source, content_key, opened, told
 from mmpack.video.limits import Limits
 from mmpack.video.packets import Packets, read_packets
 from mmpack.video.plan import FramePlan
@@ -19,6 +20,7 @@ BACKENDS = {
     "torchcodec": torchcodec,
     "decord": decord,
 }  # in the order in which "auto" asks them
+MAX_THREADS = 64
 
 
 def decode(
@@ -43,11 +45,15 @@ def decode(
     Raises: ArgumentError (frames that the stream doesn't have, a plan of another video), VideoError (no video, cut,
     empty, broken, over `limits`), BackendError (a backend named that can't read this stream), MissingExtraError.
     """
-    limits = limits or Limits()
-    if backend != "auto" and backend not in BACKENDS:
-        raise ArgumentError(f"decode: backend {backend!r}. Fix: auto, {', '.join(BACKENDS)}")
-    if not isinstance(threads, int) or threads < 1:
-        raise ArgumentError(f"decode: {threads} threads. Fix: 1 or more")
+    limits = Limits() if limits is None else limits
+    if backend != "auto" and backend not in tuple(BACKENDS):
+        raise ArgumentError(f"decode: backend {backend!r:.40}. Fix: auto, {', '.join(BACKENDS)}")
+    check_threads(threads, "decode: threads")
+    for name, given, kind in (("cache", cache, FrameCache), ("limits", limits, Limits)):
+        if not isinstance(given, kind | None):
+            raise ArgumentError(
+                f"decode: {name} is {type(given).__name__}. Fix: mp.video.{kind.__name__}(…)"
+            )
     indices = _indices(frames)
 
     def decoded() -> np.ndarray:
@@ -59,14 +65,38 @@ def decode(
             pixels = chosen.decode(source, video, packets, distinct, threads)
         return pixels if np.array_equal(distinct, indices) else pixels[places]
 
-    if cache is None:
-        return decoded()
-    return cache.frames(frames_key(content_key(source), indices), decoded)
+    pixels = (
+        decoded()
+        if cache is None
+        else cache.frames(frames_key(content_key(source), indices), decoded)
+    )
+    size = (pixels.shape[2], pixels.shape[1])
+    if isinstance(frames, FramePlan) and size != tuple(frames.source_size):
+        raise ArgumentError(
+            f"{told(source)} has frames of {size[0]}×{size[1]}, the plan is of one with "
+            f"{frames.source_size[0]}×{frames.source_size[1]}. Fix: make the plan of this file"
+        )
+    return pixels
+
+
+def check_threads(threads: Any, what: str) -> None:
+    """Raises: ArgumentError; each thread of a decoder holds frames of its own."""
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+        raise ArgumentError(f"{what}: {threads!r:.40}. Fix: 1 to {MAX_THREADS}")
 
 
 def _indices(frames: FramePlan | Sequence[int] | np.ndarray) -> np.ndarray:
     """int64 [n]."""
-    indices = np.asarray(frames.indices if isinstance(frames, FramePlan) else frames)
+    if not isinstance(frames, FramePlan | Sequence) and not hasattr(frames, "__array__"):
+        raise ArgumentError(
+            f"decode: frames are {type(frames).__name__}. Fix: a FramePlan, or a sequence of whole numbers"
+        )
+    try:
+        indices = np.asarray(frames.indices if isinstance(frames, FramePlan) else frames)
+    except ValueError:
+        raise ArgumentError(
+            "decode: frames of unequal lengths. Fix: a FramePlan, or a sequence of whole numbers"
+        ) from None
     if indices.size == 0:
         raise ArgumentError("decode: no frame is asked for. Fix: at least one")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":

@@ -1,6 +1,7 @@
 """Temporal patches of a sample's video taken out, or made black: tokens, spans, positions, times and keys follow.
 
-The sample is then what a processor makes of the shorter (or blackened) clip. Nothing is changed in place.
+The sample is then what a processor makes of the shorter (or blackened) clip, in the pixel size of the whole one.
+Nothing is changed in place.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mmpack.layout.seconds import frame_seconds
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.video.patches import CHANNELS, normalization
+from mmpack.video.values import read_numbers, read_value
 
 _SPANS = (
     "loss_spans",
@@ -45,14 +47,17 @@ def drop_frames(
     Args:
         temporal_patches: numbers, counted from 0; one at least must stay.
         frames: uint8 [n, h, w, 3] that were handed to the processor, all of them. With them the medium gets the content
-            hash and cache key that a processor gives the shorter clip; without them a key of its own, made of the old
-            one and of what is kept, and no content hash.
+            hash of the shorter clip and the cache key of that content in this grid; without them a key of its own, made
+            of the old one and of what is kept, and no content hash.
         second_per_grid_ts: of the shorter clip; by default the video's seconds spread over the frames that are left, as
             processors count (temporal_patch_size · total_frames / (frames · fps)).
 
     Rows of pixels, placeholders, and in families with timestamps in the text their text and markers are cut out. Spans,
     scores of spans and `prefix_cached_tokens` count the tokens that are left; positions are counted again by the rule
     that the recorded ones follow. Loss tokens and their logprobs stay, and so do `fps` and `total_frames`.
+
+    Pixels keep the size that they have in the whole clip. Where a processor's limit depends on the number of frames
+    (Qwen3-VL's, `cap_pixels_per_frame`), it may give the shorter clip larger ones: another grid, another cache key.
 
     Raises: ArgumentError for what is no video, patches that it has not, a loss span over what is to go, or positions
     that follow no rule of the family.
@@ -114,21 +119,22 @@ def _asked(
     sample: Sample, media_index: int, temporal_patches: Sequence[int], what: str
 ) -> tuple[Family, Medium, np.ndarray]:
     """The family, the medium and the patches, ascending, each once."""
+    fix = "an index into sample.media"
+    media_index = read_value(f"{what}: media_index", "int", media_index, fix)
     if not 0 <= media_index < len(sample.media):
-        raise ArgumentError(
-            f"{what}: media[{media_index}] of {len(sample.media)}. Fix: an index into sample.media"
-        )
+        raise ArgumentError(f"{what}: media[{media_index}] of {len(sample.media)}. Fix: {fix}")
     medium = sample.media[media_index]
     if medium.modality != "video":
         raise ArgumentError(
             f"{what}: media[{media_index}] is of modality {medium.modality}. Fix: pass a video's index"
         )
-    numbers = np.unique(np.asarray(temporal_patches, dtype=np.int64))
+    fix = "numbers of its temporal patches"
+    numbers = np.unique(read_numbers(f"{what}: temporal_patches", temporal_patches, fix))
     patches = medium.grid_thw[0]
     if len(numbers) and not (numbers[0] >= 0 and numbers[-1] < patches):
         raise ArgumentError(
             f"{what}: temporal_patches {numbers.tolist()[:8]}, {medium.media_id!r:.60} has 0 to {patches - 1}. "
-            "Fix: numbers of its temporal patches"
+            f"Fix: {fix}"
         )
     return get_family(sample.family), medium, numbers
 

@@ -14,8 +14,15 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
+from mmpack.video.values import read_numbers
 
 CHANNELS = 3
+MOST_FRAMES, MOST_VALUES = (
+    1 << 24,
+    1 << 62,
+)  # of all clips of a plan: its tables stay small, its offsets int64
+
+_LEAST, _MOST = 1e-37, 1e37  # of factors: they and their inverse are float32
 
 Array = TypeVar("Array")  # of numpy or torch
 
@@ -115,7 +122,7 @@ def plan_patches(
         keep: of each clip the temporal patches that become rows, ascending; None: all of them.
 
     An image is a clip of one frame. A clip whose frames don't fill its last temporal patch repeats the last one.
-    Raises: ArgumentError for a shape that is no clip's, or that patches don't divide.
+    Raises: ArgumentError for a shape that is no clip's, that patches don't divide, or of more than MOST_FRAMES.
     """
     if get_family(family) != get_family(get_family(family).name):
         raise ArgumentError(
@@ -128,9 +135,14 @@ def plan_patches(
         raise ArgumentError(
             f"plan_patches: keep has {len(keep)} entries for {len(shapes)} clips. Fix: one a clip, or None"
         )
+    shapes = [
+        read_numbers(f"plan_patches: shape of clip {i}", s, "pass decoded RGB frames").tolist()
+        for i, s in enumerate(shapes)
+    ]
     last = _channels_last(shapes)
-    sizes = np.array([_size(s, last, unit, i) for i, s in enumerate(shapes)], dtype=np.int64)
-    sizes = sizes.reshape(-1, 3)
+    checked = [_size(s, last, unit, i) for i, s in enumerate(shapes)]
+    _refuse_too_large(checked)
+    sizes = np.array(checked, dtype=np.int64).reshape(-1, 3)
     patches = -(-sizes[:, 0] // family.temporal_patch_size)
     kept = [_kept(k, int(t), i) for i, (k, t) in enumerate(zip(keep, patches, strict=True))]
     grids = sizes // np.array([1, family.patch_size, family.patch_size], dtype=np.int64)
@@ -193,17 +205,45 @@ def normalization(settings: dict[str, Any] | None) -> dict[str, Any]:
     Raises: ArgumentError where the settings don't say.
     """
     switches = ("do_rescale", "do_normalize")
-    if settings is None or not all(isinstance(settings.get(name), bool) for name in switches):
+    if not isinstance(settings, dict) or not all(
+        isinstance(settings.get(name), bool) for name in switches
+    ):
         raise ArgumentError(
             "normalization: the settings don't tell do_rescale and do_normalize. "
             "Fix: pass processor['video'] as mp.wrap_processor records it"
         )
-    scale = settings["rescale_factor"] if settings["do_rescale"] else None
-    mean, std = (
-        tuple(settings[name]) if settings["do_normalize"] else None
-        for name in ("image_mean", "image_std")
-    )
+    scale = mean = std = None
+    if settings["do_rescale"]:
+        scale = divisor("normalization: rescale_factor", settings.get("rescale_factor"))
+    if settings["do_normalize"]:
+        mean = of_channels("normalization: image_mean", settings.get("image_mean"))
+        std = of_channels("normalization: image_std", settings.get("image_std"), divisors=True)
     return {"rescale_factor": scale, "mean": mean, "std": std}
+
+
+def of_channels(what: str, values: Any, *, divisors: bool = False) -> tuple[float, ...]:
+    """A float a channel. Raises: ArgumentError where they are not CHANNELS finite numbers, or a divisor is 0."""
+    if hasattr(values, "tolist"):  # an array or a tensor
+        values = values.tolist()
+    if not isinstance(values, (list, tuple)) or len(values) != CHANNELS:
+        raise ArgumentError(f"{what} is {values!r:.60}. Fix: {CHANNELS} numbers, one a channel")
+    one = divisor if divisors else _number
+    return tuple(one(what, value) for value in values)
+
+
+def divisor(what: str, value: Any) -> float:
+    """`value` as float. Raises: ArgumentError for what is no finite number, or 0."""
+    number = _number(what, value)
+    if abs(number) < _LEAST:
+        raise ArgumentError(f"{what} holds {number!r}. Fix: a number other than 0")
+    return number
+
+
+def _number(what: str, value: Any) -> float:
+    kinds = (int, float, np.integer, np.floating)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not -_MOST < value < _MOST:
+        raise ArgumentError(f"{what} holds {value!r:.40}. Fix: finite numbers")
+    return float(value)
 
 
 def _exchanged(x: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
@@ -238,14 +278,24 @@ def _size(shape: Sequence[int], last: bool, unit: int, clip: int) -> tuple[int, 
     return n, h, w
 
 
+def _refuse_too_large(sizes: Sequence[tuple[int, int, int]]) -> None:
+    frames, values = sum(n for n, _, _ in sizes), sum(n * h * w * CHANNELS for n, h, w in sizes)
+    if frames > MOST_FRAMES or values > MOST_VALUES:
+        raise ArgumentError(
+            f"plan_patches: {frames:.3g} frames, {values:.3g} values; a plan holds at most {MOST_FRAMES} frames and "
+            f"{MOST_VALUES:.3g} values. Fix: fewer frames in one call"
+        )
+
+
 def _kept(keep: Sequence[int] | None, patches: int, clip: int) -> np.ndarray:
     if keep is None:
         return np.arange(patches, dtype=np.int64)
-    numbers = np.asarray(keep, dtype=np.int64).reshape(-1)
+    fix = "numbers of at least one of them, ascending"
+    numbers = read_numbers(f"plan_patches: keep[{clip}]", keep, fix)
     inside = len(numbers) and numbers[0] >= 0 and numbers[-1] < patches
     if not inside or (np.diff(numbers) <= 0).any():
         raise ArgumentError(
             f"plan_patches: keep[{clip}] is {numbers.tolist()[:8]}, the clip has temporal patches 0 to {patches - 1}. "
-            "Fix: numbers of at least one of them, ascending"
+            f"Fix: {fix}"
         )
     return numbers

@@ -7,6 +7,8 @@ upright; grids are (t, h, w) in patches before merging.
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,8 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.video.values import read_value
+
+_FIX = "read what to_json wrote"
 
 if TYPE_CHECKING:
     from mmpack.schema.media import Medium
@@ -43,6 +47,12 @@ class FramePlan:
     container_timestamps: tuple[float, ...] | None = (
         None  # real times of `indices`, if the container has them
     )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", dict(self.settings))  # its own
+
+    def __hash__(self) -> int:
+        return hash((self.policy, self.indices, self.timestamps, self.size, self.grid_thw))
 
     @property
     def num_frames(self) -> int:
@@ -73,30 +83,29 @@ class FramePlan:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> FramePlan:
         """The plan that `to_dict` wrote. Raises: ArgumentError naming the field that is missing, unknown or wrong."""
+        if not isinstance(values, dict):
+            raise ArgumentError(f"FramePlan: not a JSON object. Fix: {_FIX}")
         known = {f.name: f for f in fields(cls)}
-        odd = sorted(set(values) ^ set(known))
+        odd = sorted(set(values) ^ set(known), key=str)
         if odd:
             what = "is unknown" if odd[0] in values else "is missing"
-            raise ArgumentError(f"FramePlan: {odd[0]!r:.60} {what}. Fix: read what to_json wrote")
-        fix = "read what to_json wrote"
-        return cls(
+            raise ArgumentError(f"FramePlan: {odd[0]!r:.60} {what}. Fix: {_FIX}")
+        plan = cls(
             **{
-                name: read_value(f"FramePlan: {name}", str(field.type), values[name], fix)
+                name: read_value(f"FramePlan: {name}", str(field.type), values[name], _FIX)
                 for name, field in known.items()
             }
         )
+        _check(plan)
+        return plan
 
     @classmethod
     def from_json(cls, text: str) -> FramePlan:
         """The plan that `to_json` wrote. Raises: ArgumentError."""
         try:
             values = json.loads(text)
-        except ValueError as error:
-            raise ArgumentError(
-                f"FramePlan: not JSON ({error}). Fix: read what to_json wrote"
-            ) from None
-        if not isinstance(values, dict):
-            raise ArgumentError("FramePlan: not a JSON object. Fix: read what to_json wrote")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ArgumentError(f"FramePlan: not JSON ({error}). Fix: {_FIX}") from None
         return cls.from_dict(values)
 
     def medium_fields(self) -> dict[str, Any]:
@@ -126,6 +135,48 @@ class FramePlan:
         from mmpack.video.sample import recorded
 
         return recorded(medium, sampling)
+
+
+def _check(plan: FramePlan) -> None:
+    """Refuse a plan that contradicts itself. Raises: ArgumentError naming the field."""
+    from mmpack.video.sample import policy_of
+
+    settings = policy_of(plan.policy).resolve(plan.settings)
+    patch, unit = settings.patch_size, settings.patch_size * settings.merge_size
+    frames, (width, height) = list(plan.indices), plan.size
+    patches = -(-len(frames) // settings.temporal_patch_size)
+    right = {
+        "settings": plan.settings == {k: v for k, v in asdict(settings).items() if v is not None},
+        "total_frames": plan.total_frames > 0,
+        "counted_frames": 0 < plan.counted_frames <= plan.total_frames,
+        "indices": frames == sorted(frames)
+        and frames != []
+        and 0 <= frames[0] <= frames[-1] < plan.total_frames,
+        "source_size": min(plan.source_size) > 0,
+        "loaded_size": min(plan.loaded_size) > 0,
+        "size": min(plan.size) > 0 and width % unit == height % unit == 0,
+        "grid_thw": plan.grid_thw == (patches, height // patch, width // patch),
+        "fps": _is_positive(plan.fps),
+        "second_per_grid_ts": plan.second_per_grid_ts is None
+        or _is_positive(plan.second_per_grid_ts),
+        "timestamps": _are_times(plan.timestamps, len(frames)),
+        "container_timestamps": _are_times(plan.container_timestamps, len(frames)),
+        "patch_timestamps": _are_times(plan.patch_timestamps, patches),
+    }
+    wrong = next((name for name, holds in right.items() if not holds), None)
+    if wrong is not None:
+        value = reprlib.repr(getattr(plan, wrong))
+        raise ArgumentError(
+            f"FramePlan: {wrong} {value:.80} can't be, by itself or beside the other fields. Fix: {_FIX}"
+        )
+
+
+def _is_positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _are_times(values: tuple[float, ...] | None, count: int) -> bool:
+    return values is None or (len(values) == count and all(map(math.isfinite, values)))
 
 
 def _listed(value: Any) -> Any:

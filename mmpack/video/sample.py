@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
+from mmpack.video.info import VideoInfo, probe
 from mmpack.video.plan import FramePlan
 from mmpack.video.policies import qwen_vl_utils, transformers_qwen2_vl, transformers_qwen3_vl, vllm
 from mmpack.video.policies.base import ASSUMED_FPS, Policy, written_timestamps
+from mmpack.video.values import read_value
 
 if TYPE_CHECKING:
     from mmpack.schema.media import Medium
-    from mmpack.video.info import VideoInfo
 
 POLICIES: dict[str, Policy] = {
     module.POLICY.name: module.POLICY
@@ -40,47 +47,55 @@ def sample(info_or_source: Any, *, policy: str, **settings: Any) -> FramePlan:
     return chosen.choose(info, resolved)
 
 
-def policy_of(name: str) -> Policy:
+def policy_of(name: Any) -> Policy:
     """The policy called `name`. Raises: ArgumentError."""
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise ArgumentError(
             f"sample: policy {name!r:.60} is unknown. Fix: use one of {', '.join(POLICIES)}"
         )
     return POLICIES[name]
 
 
-def recorded(medium: Medium, sampling: dict[str, Any]) -> FramePlan:
+def settings_dict(settings: Any) -> dict[str, Any]:
+    """A policy's settings as a plan holds them: those that are set."""
+    return {k: v for k, v in asdict(settings).items() if v is not None}
+
+
+def recorded(medium: Medium, sampling: Mapping[str, Any]) -> FramePlan:
     """See `FramePlan.from_medium`."""
+    if not isinstance(sampling, Mapping):
+        raise ArgumentError(
+            f"FramePlan: sampling of {medium.media_id!r:.60} is {type(sampling).__name__}. "
+            "Fix: record plan.processor_settings()"
+        )
     for name in ("frame_indices", "frame_timestamps", "total_frames", "size", "decoded_size"):
         if getattr(medium, name) is None:
             raise ArgumentError(
                 f"FramePlan: {medium.media_id!r:.60} has no {name}. Fix: record plan.medium_fields()"
             )
-    assert medium.frame_indices is not None and medium.frame_timestamps is not None
-    assert medium.total_frames is not None and medium.size and medium.decoded_size
     values = dict(sampling)
-    policy = policy_of(str(values.pop("policy", None)))
+    policy = policy_of(values.pop("policy", None))
     settings = policy.resolve(values)
-    t, h, w = medium.grid_thw
+    found = _recorded_fields(medium, settings.temporal_patch_size)
+    t, h, w = found["grid_thw"]
+    times, total = found["frame_timestamps"], found["total_frames"]
     family = get_family(settings.model)
-    fps = ASSUMED_FPS if medium.fps is None else medium.fps
+    fps = ASSUMED_FPS if found["fps"] is None else found["fps"]
     return FramePlan(
         policy=policy.name,
-        settings=values,
-        indices=tuple(int(i) for i in medium.frame_indices),
-        timestamps=tuple(medium.frame_timestamps),
+        settings=settings_dict(settings),
+        indices=found["frame_indices"],
+        timestamps=times,
         fps=fps,
-        fps_assumed=medium.fps is None,
-        total_frames=medium.total_frames,
-        counted_frames=counted_frames(medium.total_frames, fps, settings),
-        source_size=medium.decoded_size,
-        loaded_size=medium.size,
+        fps_assumed=found["fps"] is None,
+        total_frames=total,
+        counted_frames=counted_frames(total, fps, settings),
+        source_size=found["decoded_size"],
+        loaded_size=found["size"],
         size=(w * settings.patch_size, h * settings.patch_size),
         grid_thw=(t, h, w),
-        second_per_grid_ts=medium.second_per_grid_ts,
-        patch_timestamps=written_timestamps(
-            family, medium.frame_timestamps, settings.temporal_patch_size
-        ),
+        second_per_grid_ts=found["second_per_grid_ts"],
+        patch_timestamps=written_timestamps(family, times, settings.temporal_patch_size),
     )
 
 
@@ -92,10 +107,54 @@ def counted_frames(total: int, fps: float, settings: Any) -> int:
     return last - first + 1
 
 
+_RECORDED = {
+    "grid_thw": "tuple[int, int, int]",
+    "size": "tuple[int, int]",
+    "decoded_size": "tuple[int, int]",
+    "fps": "float | None",
+    "frame_indices": "tuple[int, ...]",
+    "frame_timestamps": "tuple[float, ...]",
+    "second_per_grid_ts": "float | None",
+    "total_frames": "int",
+}
+
+
+def _recorded_fields(medium: Medium, patch: int) -> dict[str, Any]:
+    """Fields of a recorded video that make a plan together. Raises: ArgumentError naming the first that can't."""
+    fix = "record plan.medium_fields()"
+    out = {}
+    for name, kind in _RECORDED.items():
+        value = getattr(medium, name)
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        out[name] = read_value(f"FramePlan: {name} of {medium.media_id!r:.60}", kind, value, fix)
+    indices, times = out["frame_indices"], out["frame_timestamps"]
+    wrong = {"frame_indices": not indices or min(indices) < 0 or _descends(indices)}
+    wrong |= {
+        name: value is not None and not 0 < value < math.inf
+        for name, value in out.items()
+        if name in ("fps", "second_per_grid_ts", "total_frames")
+    }
+    wrong |= {name: min(out[name]) < 1 for name in ("grid_thw", "size", "decoded_size")}
+    wrong["frame_timestamps"] = len(times) != len(indices) or not all(map(math.isfinite, times))
+    wrong["grid_thw"] |= out["grid_thw"][0] != -(-len(indices) // patch)
+    for name in wrong:
+        if wrong[name]:
+            raise ArgumentError(
+                f"FramePlan: {name} of {medium.media_id!r:.60} is {out[name]!r:.60}, of {len(indices)} frames. "
+                f"Fix: {fix}"
+            )
+    return out
+
+
+def _descends(numbers: tuple[int, ...]) -> bool:
+    return any(b < a for a, b in pairwise(numbers))
+
+
 def _info(given: Any) -> VideoInfo:
     if isinstance(given, bytes | bytearray | memoryview | str | os.PathLike):
-        from mmpack.video.info import probe
-
         return probe(given)
-    info: VideoInfo = given
-    return info
+    if not isinstance(given, VideoInfo):
+        raise ArgumentError(
+            f"sample: {type(given).__name__} is no video. Fix: a file's bytes, its path, or mp.video.probe(…)"
+        )
+    return given

@@ -90,12 +90,29 @@ def test_contact_sheet(film, tmp_path):
         (("--policy", "vllm", "--set", "fps=often"), "fps"),
         (("--policy", "vllm", "--sheet", "nowhere/sheet.png"), "--sheet"),
         (("--policy", "qwen_vl_utils:nframes=500"), "500 frames wanted"),
+        (("--policy", "vllm", "--sheet", "film.mp4"), "no .png"),
+        (("--policy", "vllm:policy=x"), "no setting 'policy'"),
+        (("--policy", "vllm:info_or_source=x"), "no setting 'info_or_source'"),
+        (("--policy", "vllm:fps=2,fps=3"), "'fps' is set twice"),
+        (("--policy", "vllm", "--set", "fps=2", "--set", "fps=3"), "'fps' is set twice"),
+        (("--policy", "vllm:fps=" + "[" * 50_000), "fps"),
     ],
 )
 def test_bad_usage(film, args, part):
     result = run_mmpack("frames", film, *args)
     assert result.returncode == 2 and result.stdout == "", result
     assert result.stderr.count("\n") == 1 and part in result.stderr and "Fix: " in result.stderr
+
+
+def test_the_video_is_not_written_over(tmp_path):
+    film = tmp_path / "film.png"
+    film.write_bytes(b"as it was")
+    (tmp_path / "link.png").symlink_to(film)
+    for option in ("--sheet", "--out"):
+        for target in (film, tmp_path / "link.png"):
+            result = run_mmpack("frames", film, "--policy", "vllm", option, target)
+            assert result.returncode == 2 and result.stderr.count("\n") == 1, result
+            assert "is the video itself" in result.stderr and film.read_bytes() == b"as it was"
 
 
 def test_not_a_video(tmp_path):

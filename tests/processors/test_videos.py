@@ -220,7 +220,7 @@ def frames(n=4, size=64):
         (
             (frames(), {"fps": 2.0, "frames_indices": [0, 1]}),
             ArgumentError,
-            "frames_indices of shape",
+            "frames_indices has 2 numbers for 4 frames",
         ),
         (
             (frames(), {"fps": 2.0, "frames_indices": [0, 1, 2, 9], "total_num_frames": 9}),

@@ -341,6 +341,14 @@ def test_samples_built_by_hand_are_checked_too():
         sample = base()
         setattr(sample, name, value)
         assert [p.code for p in validate(sample)] == [code], name
+    for change in (
+        _medium(fps=np.nan),
+        _medium(second_per_grid_ts=np.inf),
+        _film(frame_timestamps=(0.0, np.nan)),
+    ):
+        sample = base()
+        change(sample)
+        assert [p.code for p in validate(sample)] == ["MM112"]
     sample = base()
     sample.family = "llama"
     with pytest.raises(LayoutError, match="MM006"):

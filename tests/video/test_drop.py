@@ -215,6 +215,28 @@ def test_keys_follow_the_frames():
     assert drop_frames(sample, 0, []).media[0] == whole
 
 
+def test_frames_keep_the_size_of_the_whole_clip():
+    """Qwen3-VL's processor gives a shorter clip larger frames: that is another medium."""
+    from support.video_infos import clip
+
+    from mmpack.video import sample as plan_of
+
+    limit = {
+        "policy": "transformers_qwen3_vl",
+        "do_sample_frames": False,
+        "max_pixels": 6 * 64 * 64,
+    }
+    whole, short = (plan_of(clip(n, 8.0, 128, 128), **limit).grid_thw for n in (6, 2))
+    assert whole == (3, 4, 4) and short[1:] != whole[1:]
+    medium = film(3)
+    recorded = watched("qwen3_vl", medium, stamps=[stamp(s) for s in seconds_of(medium)])
+    frames = np.random.default_rng(0).integers(0, 256, (6, 128, 128, 3), dtype=np.uint8)
+    (left,) = drop_frames(recorded, 0, [1, 2], frames=frames).media
+    content = content_hash("video", frames[:2])
+    assert (left.grid_thw, left.content_hash) == ((1, 4, 4), content)
+    assert left.cache_key != cache_key(content, short, None)
+
+
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_black_frames(kind):
     whole = film(3)
@@ -267,6 +289,14 @@ def test_what_is_refused():
             function(sample, 1, [0])
         with pytest.raises(mp.ArgumentError, match="is of modality image"):
             function(picture, 0, [0])
+        for index in (None, 0.0, True):
+            with pytest.raises(mp.ArgumentError, match=r"media_index is .*expected int"):
+                function(sample, index, [0])
+        for numbers in ([False], [0.0], [1e30], [None], None, "0", 0, np.zeros(2), [[0]]):
+            with pytest.raises(mp.ArgumentError, match=r"temporal_patches is .*Fix: numbers"):
+                function(sample, 0, numbers)
+        with pytest.raises(mp.ArgumentError, match="beyond 64 bits"):
+            function(sample, 0, [10**30])
         for numbers in ([3], [-1]):
             with pytest.raises(mp.ArgumentError, match="'f' has 0 to 2"):
                 function(sample, 0, numbers)

@@ -111,6 +111,18 @@ def test_folders(tmp_path):
         FrameCache(tmp_path / "file" / "below", 1)
     with pytest.raises(ArgumentError, match="max_bytes is 0"):
         FrameCache(tmp_path, 0)
+    for size in ("x", None, float("nan"), True):
+        with pytest.raises(ArgumentError, match=r"max_bytes is .*expected int"):
+            FrameCache(tmp_path, size)
+    with pytest.raises(ArgumentError, match="folder is None"):
+        FrameCache(None, 1)
+
+
+def test_a_folder_where_an_entry_should_be(tmp_path):
+    cache = FrameCache(tmp_path, 10**7)
+    (tmp_path / f"{'0' * 64}.frames").mkdir()
+    with pytest.raises(ArgumentError, match=r"^FrameCache: can't read .*Fix: [^\n]*$"):
+        cache.frames("0" * 64, lambda: np.zeros((1, 2, 2, 3), np.uint8))
 
 
 def _work(folder, seed, decoded, results, start):

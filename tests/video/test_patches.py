@@ -202,6 +202,13 @@ def test_tables_are_made_once():
         ([(4, 28, 28, 3)], [[1, 0]], "ascending"),
         ([(4, 28, 28, 3)], [[2]], "temporal patches 0 to 1"),
         ([(4, 28, 28, 3)], [[-1]], "temporal patches 0 to 1"),
+        ([(4, 28, 28, 3)], [[False, True]], r"keep\[0\] is False, expected int"),
+        ([(4, 28, 28, 3)], [[0.5]], "expected int"),
+        ([(4, 28, 28, 3)], [3], "expected whole numbers"),
+        ([(4.5, 28, 28, 3)], None, "shape of clip 0 is 4.5"),
+        ([(10**12, 28, 28, 3)], None, "at most 16777216 frames"),
+        ([(4, 28 * 2**40, 28 * 2**40, 3)], None, "at most"),
+        ([(10**400, 28, 28, 3)], None, "beyond 64 bits"),
     ],
 )
 def test_shapes_that_are_refused(shapes, keep, told):
@@ -219,6 +226,18 @@ def test_what_is_refused():
         (torch.zeros(5), {}, "holds 5 values"),
         (good, {"mean": (0.5,) * 3}, "mean and std go together"),
         (good, {"rescale_factor": 0.5, "dtype": torch.uint8}, "don't fit torch.uint8"),
+        (good, {"mean": (0.5,) * 2, "std": (0.5,) * 3}, "mean is .*3 numbers"),
+        (good, {"mean": 0.5, "std": 0.5}, "mean is 0.5"),
+        (good, {"mean": np.zeros((9, 9)), "std": (0.5,) * 3}, "mean is .*3 numbers"),
+        (good, {"mean": (0.5,) * 3, "std": (0.5, 0.0, 0.5)}, "std holds 0.0"),
+        (good, {"rescale_factor": "x"}, "rescale_factor holds 'x'"),
+        (good, {"rescale_factor": float("nan")}, "rescale_factor holds nan"),
+        (good, {"dtype": "float32"}, "dtype is 'float32'"),
+        (None, {}, "frames are NoneType"),
+        ([None], {}, "a clip is NoneType"),
+        (good.bool(), {}, "frames are torch.bool"),
+        (good.long(), {}, "frames are torch.int64"),
+        (good.double(), {"rescale_factor": 0.5}, "frames are torch.float64, .*float32"),
     ]:
         with pytest.raises(mp.ArgumentError, match=told):
             pack_video(frames, plan, **more)
@@ -229,4 +248,13 @@ def test_what_is_refused():
         unpack_video(torch.zeros(3, 1176), plan)
     for settings in (None, {}, {"do_rescale": True}):
         with pytest.raises(mp.ArgumentError, match="do_rescale and do_normalize"):
+            normalization(settings)
+    switched = {"do_rescale": False, "do_normalize": True}
+    for settings, told in [
+        (switched, "image_mean is None"),
+        (switched | {"image_mean": 0.5, "image_std": [0.5] * 3}, "image_mean is 0.5"),
+        (switched | {"image_mean": [0.5] * 3, "image_std": [0.5, 0, 1]}, "image_std holds 0.0"),
+        ({"do_rescale": True, "do_normalize": False}, "rescale_factor holds None"),
+    ]:
+        with pytest.raises(mp.ArgumentError, match=told):
             normalization(settings)

@@ -161,6 +161,22 @@ def test_unknown_names():
     refused("can't be resized", clip(10, 5.0, 3000, 10), policy="qwen_vl_utils")
 
 
+def test_numbers_beyond_all_measure():
+    info, huge = clip(60), 10**400
+    refused("too large for 60 frames", info, policy="transformers_qwen3_vl", fps=1e308)
+    refused("more than the 1048576", info, policy="transformers_qwen3_vl", num_frames=10**9)
+    dynamic = {"policy": "vllm", "loader": "opencv_dynamic"}
+    for fps in (1e308, 1e12):
+        refused("1048576 steps", info, fps=fps, **dynamic)
+    assert sample(info, max_duration=1, fps=1e308, **dynamic).num_frames == 60
+    assert sample(info, policy="vllm", loader="opencv", fps=1e308).num_frames == 32
+    for policy in POLICIES:
+        for name in ("min_pixels", "max_pixels", "fps"):
+            refused(
+                f"setting {name} is a number beyond 64 bits", info, policy=policy, **{name: huge}
+            )
+
+
 clips = st.builds(
     clip,
     st.integers(2, 400),
@@ -217,6 +233,68 @@ def test_damaged_json(change):
     for text in ("", "[]", "nonsense"):
         with pytest.raises(ArgumentError, match="FramePlan: not"):
             FramePlan.from_json(text)
+
+
+GRID = sample(clip(50), policy="qwen_vl_utils").grid_thw
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"indices": []},
+        {"indices": [3, 0, 9, 49]},
+        {"indices": [-1, 16, 33, 49]},
+        {"indices": [0, 16, 33, 50]},
+        {"timestamps": [0.0]},
+        {"timestamps": [0.0, 0.1, 0.2, float("nan")]},
+        {"container_timestamps": [0.0] * 5},
+        {"patch_timestamps": [0.0]},
+        {"fps": 0.0},
+        {"fps": float("inf")},
+        {"second_per_grid_ts": -1.0},
+        {"total_frames": 10**400},
+        {"counted_frames": 51},
+        {"source_size": [0, 360]},
+        {"loaded_size": [640, -1]},
+        {"size": [641, 364]},
+        {"grid_thw": [GRID[0] + 1, *GRID[1:]]},
+        {"grid_thw": [GRID[0], *GRID[:0:-1]]},
+        {"settings": {}},
+    ],
+    ids=str,
+)
+def test_plans_that_contradict_themselves(change):
+    values = sample(clip(50), policy="qwen_vl_utils").to_dict()
+    assert len(values["indices"]) == 4
+    with pytest.raises(ArgumentError, match=rf"^FramePlan: {next(iter(change))} .*Fix: [^\n]*$"):
+        FramePlan.from_dict(values | change)
+
+
+def test_what_is_no_plan():
+    values = sample(clip(50), policy="qwen_vl_utils").to_dict()
+    deep = "[" * 100_000 + "]" * 100_000
+    for text in (None, 3, "null", deep, b"\xff", json.dumps(values | {"fps": 10**400})):
+        with pytest.raises(ArgumentError, match=r"^FramePlan: .*Fix: [^\n]*$"):
+            FramePlan.from_json(text)
+    nested = []
+    for _ in range(900):
+        nested = [nested]
+    for odd in (None, [], values | {3: 1}, values | {"indices": nested}):
+        with pytest.raises(ArgumentError, match=r"^FramePlan: .*Fix: [^\n]*$"):
+            FramePlan.from_dict(odd)
+    with pytest.raises(ArgumentError, match="policy 'uniform' is unknown"):
+        FramePlan.from_dict(values | {"policy": "uniform"})
+    with pytest.raises(ArgumentError, match="has no setting 'colour'"):
+        FramePlan.from_dict(values | {"settings": values["settings"] | {"colour": 1}})
+
+
+def test_plans_are_hashed_and_own_their_settings():
+    plan = sample(clip(50), policy="vllm")
+    again = FramePlan.from_json(plan.to_json())
+    other = dataclasses.replace(plan, fps_assumed=True)
+    assert len({plan, again, other}) == 2 and hash(plan) == hash(again)
+    other.settings["fps"] = 9.0
+    assert plan.settings["fps"] == 2.0
 
 
 def test_medium_without_a_plan():

@@ -54,11 +54,12 @@ class Policy:
     name: str
     about: str
     settings: type[ProcessorSettings]
+    complete: Callable[[Any], Any]  # with the policy's own defaults; refuses a contradiction
     choose: Callable[[VideoInfo, Any], FramePlan]
     models: tuple[str, ...]  # names of families
 
     def resolve(self, given: dict[str, Any]) -> Any:
-        """The settings, checked, with the processor's defaults of the model. Raises: ArgumentError."""
+        """The settings to the last, checked, with the model's defaults and the policy's. Raises: ArgumentError."""
         known = {f.name: str(f.type) for f in fields(self.settings)}
         values = {}
         for name, value in given.items():
@@ -79,7 +80,7 @@ class Policy:
                 f"transformers={settings.transformers!r:.40}",
                 "'5.15' for the rules of 5.15 and later, '5.8' for those of 5.8 to 5.14",
             )
-        return _with_defaults(settings)
+        return self.complete(_with_defaults(settings))
 
     def error(self, what: str, fix: str) -> ArgumentError:
         return ArgumentError(f"sample: {self.name}: {what}. Fix: {fix}")

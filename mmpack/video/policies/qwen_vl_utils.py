@@ -49,9 +49,6 @@ def choose(info: VideoInfo, settings: Settings) -> FramePlan:
         raise POLICY.error(
             "the container has no frame rate", "the policy transformers_qwen3_vl, or remux it"
         )
-    if settings.fps is not None and settings.nframes is not None:
-        raise POLICY.error("fps and nframes are both set", "set one of them")
-    settings = _resolved(settings)
     first, last = frame_range(info.total_frames, info.fps, settings)
     counted = last - first + 1
     count = _count(counted, info.fps, settings)
@@ -68,7 +65,10 @@ def choose(info: VideoInfo, settings: Settings) -> FramePlan:
     )
 
 
-def _resolved(settings: Settings) -> Settings:
+def complete(settings: Settings) -> Settings:
+    """Upstream's defaults in place of None. Raises: ArgumentError."""
+    if settings.fps is not None and settings.nframes is not None:
+        raise POLICY.error("fps and nframes are both set", "set one of them")
     assert settings.patch_size
     values = dict(vars(settings))
     patch = settings.image_patch_size or settings.patch_size
@@ -140,6 +140,7 @@ POLICY = Policy(
     name="qwen_vl_utils",
     about="qwen-vl-utils 0.0.14, then the model's processor",
     settings=Settings,
+    complete=complete,
     choose=choose,
     models=models_of("single", "frames"),
 )

@@ -6,7 +6,7 @@ It steps by total / count in float32 and drops the fraction. Pixels are bounded 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,17 +30,23 @@ class Settings(ProcessorSettings):
     max_frames: int = 768
 
 
+def complete(settings: Settings) -> Settings:
+    """It samples where a rate or a number is given. Raises: ArgumentError."""
+    told = settings.fps is not None or settings.num_frames is not None
+    if settings.fps is not None and settings.num_frames is not None:
+        raise POLICY.error("fps and num_frames are both set", "set one of them")
+    if settings.do_sample_frames and not told:
+        raise POLICY.error("do_sample_frames without fps or num_frames", "set one of them")
+    if settings.do_sample_frames is None:
+        return replace(settings, do_sample_frames=told)
+    return settings
+
+
 def choose(info: VideoInfo, settings: Settings) -> FramePlan:
     """The plan of `info`. Raises: ArgumentError where upstream raises."""
-    total, wanted = info.total_frames, settings.num_frames
-    if settings.fps is not None and wanted is not None:
-        raise POLICY.error("fps and num_frames are both set", "set one of them")
-    sampling = settings.do_sample_frames
-    if sampling is None:
-        sampling = settings.fps is not None or wanted is not None
-    settings = Settings(**{**vars(settings), "do_sample_frames": sampling})
     fps = ASSUMED_FPS if info.fps is None else info.fps
-    indices = _sampled(info, settings) if sampling else np.arange(total)
+    sampling = settings.do_sample_frames
+    indices = _sampled(info, settings) if sampling else np.arange(info.total_frames)
     return finish(POLICY, settings, info, indices, fps=fps, fps_assumed=info.fps is None)
 
 
@@ -49,11 +55,10 @@ def _sampled(info: VideoInfo, settings: Settings) -> np.ndarray:
     assert patch
     if settings.num_frames is not None:
         count = round(settings.num_frames / patch) * patch
-    elif settings.fps is None:
-        raise POLICY.error("do_sample_frames without fps or num_frames", "set one of them")
     elif info.fps is None:
         raise POLICY.error("fps is set, the container has no frame rate", "set num_frames")
     else:
+        assert settings.fps
         count = frames_at(
             total, info.fps, settings.fps, settings.min_frames, settings.max_frames, patch
         )
@@ -87,6 +92,7 @@ POLICY = Policy(
     name="transformers_qwen2_vl",
     about="transformers' video processor of Qwen2-VL and Qwen2.5-VL",
     settings=Settings,
+    complete=complete,
     choose=choose,
     models=models_of("single"),
 )

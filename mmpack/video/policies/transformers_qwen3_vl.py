@@ -5,11 +5,13 @@ Positions are spaced in float64 and rounded, halves to even. Pixels are bounded 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mmpack.video.limits import Limits
 from mmpack.video.plan import FramePlan
 from mmpack.video.policies.base import ASSUMED_FPS, Policy, ProcessorSettings, finish, models_of
 
@@ -29,17 +31,27 @@ class Settings(ProcessorSettings):
     max_frames: int = MAX_FRAMES
 
 
-def choose(info: VideoInfo, settings: Settings) -> FramePlan:
-    """The plan of `info`. Raises: ArgumentError where upstream raises."""
+def complete(settings: Settings) -> Settings:
+    """Two frames a second, unless told otherwise. Raises: ArgumentError."""
     if settings.fps is not None and settings.num_frames is not None:
         raise POLICY.error("fps and num_frames are both set", "set one of them")
     if settings.num_frames is None:
-        settings = Settings(**{**vars(settings), "fps": settings.fps or FPS})
+        return replace(settings, fps=settings.fps or FPS)
+    return settings
+
+
+def choose(info: VideoInfo, settings: Settings) -> FramePlan:
+    """The plan of `info`. Raises: ArgumentError where upstream raises."""
     total = info.total_frames
     fps = ASSUMED_FPS if info.fps is None else info.fps
     if not settings.do_sample_frames:
         indices = np.arange(total)
     elif settings.num_frames is not None:
+        if settings.num_frames > Limits.max_frames:
+            raise POLICY.error(
+                f"num_frames is {settings.num_frames}, more than the {Limits.max_frames} that a video may have",
+                "fewer frames",
+            )
         indices = spread(total, settings.num_frames)
     else:
         assert settings.fps
@@ -49,8 +61,11 @@ def choose(info: VideoInfo, settings: Settings) -> FramePlan:
 
 
 def frames_at(total: int, source: float, fps: float, least: int, most: int) -> int:
-    """How many frames `fps` a second are, between `least` and `most`."""
-    return min(max(int(total / source * fps), least), most, total)
+    """How many frames `fps` a second are, between `least` and `most`. Raises: ArgumentError."""
+    wanted = total / source * fps
+    if not math.isfinite(wanted):  # upstream can't make it a number of frames either
+        raise POLICY.error(f"fps={fps:.6g} is too large for {total} frames", "a smaller fps")
+    return min(max(int(wanted), least), most, total)
 
 
 def spread(total: int, count: int) -> np.ndarray:
@@ -62,6 +77,7 @@ POLICY = Policy(
     name="transformers_qwen3_vl",
     about="transformers' video processor of Qwen3-VL and Qwen3.5",
     settings=Settings,
+    complete=complete,
     choose=choose,
     models=models_of("frames"),
 )

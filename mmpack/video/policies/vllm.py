@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.families import get_family
+from mmpack.video.limits import Limits
 from mmpack.video.plan import FramePlan
 from mmpack.video.policies import transformers_qwen2_vl as qwen2
 from mmpack.video.policies import transformers_qwen3_vl as qwen3
@@ -42,7 +43,6 @@ class Settings(ProcessorSettings):
 
 def choose(info: VideoInfo, settings: Settings) -> FramePlan:
     """The plan of `info`. Raises: ArgumentError where upstream raises."""
-    settings = _resolved(settings)
     family = get_family(settings.model)
     fps = _source_fps(info, settings)
     total = info.total_frames
@@ -62,7 +62,8 @@ def choose(info: VideoInfo, settings: Settings) -> FramePlan:
     return replace(plan, second_per_grid_ts=float(np.float32(plan.second_per_grid_ts)))
 
 
-def _resolved(settings: Settings) -> Settings:
+def complete(settings: Settings) -> Settings:
+    """The loader, with its defaults. Raises: ArgumentError."""
     loader = settings.loader
     if loader is None:
         own = get_family(settings.model).video_layout == "frames"
@@ -114,7 +115,7 @@ def _opencv(total: int, source: float, settings: Settings) -> np.ndarray:
     count = min(settings.num_frames, total)
     if settings.fps:
         seconds = total / source if source else 0
-        count = min(count, math.floor(seconds * settings.fps))
+        count = math.floor(min(count, seconds * settings.fps))
     count = max(1, count)
     return np.arange(total) if count == total else np.linspace(0, total - 1, count, dtype=np.int64)
 
@@ -125,9 +126,14 @@ def _opencv_dynamic(total: int, source: float, settings: Settings) -> np.ndarray
     seconds = total / source if source else 0
     fps, last = settings.fps, total - 1
     if seconds <= settings.max_duration:
+        if seconds * fps > Limits.max_frames:  # upstream goes through each step
+            raise POLICY.error(
+                f"fps={fps:.6g} is more than {Limits.max_frames} steps in {seconds:.3g} seconds",
+                "a smaller fps",
+            )
         steps = range(math.floor(seconds * fps))
         indices = {min(last, math.ceil(k * source / fps)) for k in steps}
-    elif int(settings.max_duration * fps) >= total:
+    elif settings.max_duration * fps >= total:
         return np.arange(total)
     else:
         times = np.linspace(0, seconds, int(settings.max_duration * fps))
@@ -150,6 +156,7 @@ POLICY = Policy(
     name="vllm",
     about="vLLM 0.32's loader of video bytes, then the model's processor",
     settings=Settings,
+    complete=complete,
     choose=choose,
     models=models_of("single", "frames"),
 )

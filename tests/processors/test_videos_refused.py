@@ -1,0 +1,272 @@
+"""Videos, settings and recorded Mediums that must not pass silently; and settings that must."""
+
+import dataclasses
+import io
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mmpack as mp
+from mmpack.adapters.clips import clip_problems
+from mmpack.adapters.qwen_processor import qwen_vl_processor
+from mmpack.errors import ArgumentError
+from mmpack.video import FramePlan, decode, drop_frames, mask_frames, plan_patches, sample
+
+pytestmark = pytest.mark.adapter
+
+
+@pytest.fixture(scope="module")
+def files():
+    return [problem.video for problem in clip_problems(2)]
+
+
+@pytest.fixture
+def make(qwen_tok, tmp_path, files):
+    (tmp_path / "a.mp4").write_bytes(files[0])
+
+    def make(family="qwen2_5_vl", **options):
+        hf = qwen_vl_processor(family, tokenizer=qwen_tok, min_pixels=3136, max_pixels=99 * 28 * 28)
+        return mp.wrap_processor(
+            hf, media_root=tmp_path, **({"video_settings": {"fps": 2.0}} | options)
+        )
+
+    return make
+
+
+def ask(item, **part):
+    return [{"role": "user", "content": [{"type": "video", "video": item, **part}]}]
+
+
+def refused(match, call, *args, **options):
+    with pytest.raises(ArgumentError, match=match) as caught:
+        call(*args, **options)
+    told = str(caught.value)
+    assert "\n" not in told and "Fix: " in told and " at 0x" not in told
+
+
+def recorded(processor, **changes):
+    """A video as a trace has it."""
+    medium = processor(ask("a.mp4"), sample_id="s").media[0]
+    return dataclasses.replace(medium, pixel_values=None, **changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "policy", "settings"),
+    [
+        ("qwen2_5_vl", None, {"num_frames": 29}),
+        ("qwen2_5_vl", None, {"fps": 6.25}),
+        ("qwen3_vl", None, {"num_frames": 29}),
+        ("qwen2_5_vl", "qwen_vl_utils", {"video_start": 0.5, "video_end": 0.6}),
+        ("qwen2_5_vl", "qwen_vl_utils", {"nframes": 3000}),
+        ("qwen2_5_vl", "vllm", {"loader": "opencv_dynamic", "fps": 0.001}),
+    ],
+)
+def test_settings_that_fit_some_clip_pass(make, family, policy, settings):
+    sampling = make(family, video_policy=policy, video_settings=settings).settings["video"][
+        "sampling"
+    ]
+    assert settings.items() <= sampling.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"video_settings": {"temporal_patch_size": 1}}, "temporal_patch_size of video_settings"),
+        ({"video_settings": {"patch_size": 16}}, "patch_size of video_settings is 16, qwen2_5_vl"),
+        ({"video_settings": {"merge_size": 1}}, "merge_size"),
+        ({"video_settings": {"model": "qwen2_vl"}}, "model of video_settings is 'qwen2_vl'"),
+        ({"video_settings": {"fps": 2.0, "num_frames": 8}}, "both set"),
+        ({"video_settings": 5}, "video_settings is int"),
+        ({"video_settings": []}, "video_settings is list"),
+        ({"video_settings": {5: 1}}, "no setting 5"),
+        ({"video_policy": []}, r"policy \[\] is unknown"),
+        ({"frame_cache": "/tmp/x"}, "frame_cache is str"),
+        ({"decode_threads": 0}, "decode_threads: 0"),
+        ({"decode_threads": 65}, "Fix: 1 to 64"),
+        ({"decode_threads": True}, "decode_threads: True"),
+    ],
+)
+def test_wrapping_refuses(make, options, match):
+    refused(match, make, **options)
+
+
+@pytest.mark.parametrize(
+    "name", ["fps", "nframes", "max_pixels", "video_start", "resized_height", "sample_fps"]
+)
+def test_settings_beside_a_video(make, name):
+    refused(f"has '{name}' beside the video", make(), ask("a.mp4", **{name: 5}), sample_id="s")
+
+
+def test_masked_frames_are_not_decoded_again(make, tmp_path, files):
+    processor = make()
+    whole = processor(ask("a.mp4"), [1, 2], sample_id="s")
+    plan = sample(files[0], **processor.settings["video"]["sampling"])
+    frames = processor.clip("a.mp4").frames
+    for changed in (
+        mask_frames(whole, 0, [0]),
+        mask_frames(whole, 0, [0], frames=frames),
+        drop_frames(whole, 0, [1]),
+    ):
+        mp.write_trace(tmp_path / "t.jsonl", [changed])
+        [read] = mp.read_trace(tmp_path / "t.jsonl")
+        for item in (read.media[0], (files[0], read.media[0])):
+            refused(
+                "was changed after decoding .* Fix: keep its pixel_values",
+                make().from_ids,
+                read.input_ids,
+                media=[item],
+                sample_id="s",
+            )
+            refused("was changed after decoding", make().clip, item)
+    black = frames.copy()
+    black[: plan.settings["temporal_patch_size"]] = 0
+    masked = mask_frames(whole, 0, [0], frames=frames)
+    again = make().from_ids(masked.input_ids, media=[(black, masked.media[0])], sample_id="s")
+    assert np.array_equal(again.media[0].pixel_values, masked.media[0].pixel_values)
+
+
+def test_dropped_frames_that_have_their_hash_are_decoded_again(make):
+    processor = make()
+    whole = processor(ask("a.mp4"), sample_id="s")
+    shorter = drop_frames(whole, 0, [1], frames=processor.clip("a.mp4").frames)
+    item = dataclasses.replace(shorter.media[0], pixel_values=None)
+    again = make().from_ids(shorter.input_ids, media=[item], sample_id="s")
+    assert again.media[0].cache_key == shorter.media[0].cache_key
+    assert np.array_equal(again.media[0].pixel_values, shorter.media[0].pixel_values)
+
+
+def test_a_file_beside_a_recorded_video_is_the_one_recorded(make, files):
+    processor = make()
+    medium = recorded(processor)
+    other = files[0] + b"\0"
+    refused("not the video that was recorded .file_hash", processor.medium, (other, medium))
+    refused("not the video that was recorded .file_hash", processor.clip, (other, medium))
+    bare = dataclasses.replace(medium, file_hash=None, content_hash="0" * 64)
+    refused("not the video that was recorded .content_hash", processor.medium, (other, bare))
+    frames = processor.clip("a.mp4").frames
+    refused(
+        "not the video that was recorded .content_hash", processor.medium, (255 - frames, medium)
+    )
+
+
+def test_a_plan_of_another_size(make, files):
+    plan = sample(files[0], **make().settings["video"]["sampling"])
+    other = dataclasses.replace(plan, source_size=(120, 160), loaded_size=(120, 160))
+    refused(r"of 160×120, the plan is of one with 120×160", decode, files[0], other)
+    refused(r"the plan is of one with 120×160", make().medium, (files[0], other))
+
+
+def test_name_and_metadata_of_a_recorded_video_stay(make, files):
+    processor = make()
+    medium = recorded(processor, media_id="mine", metadata={"licence": "free"})
+    for item in (medium, (files[0], medium)):
+        again = processor.medium(item)
+        assert (again.media_id, again.metadata) == ("mine", {"licence": "free"})
+    other = make(video_settings={"fps": 4.0}, video_policy=None)
+    sampling = processor.settings["video"]["sampling"]
+    medium.metadata["sampling"] = sampling
+    assert other.medium(medium).metadata == {"licence": "free", "sampling": sampling}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"metadata": {"sampling": 5}}, "sampling of 'video:.* is int"),
+        ({"metadata": {"sampling": {"policy": []}}}, "policy"),
+        ({"fps": float("nan")}, "fps of .* is nan"),
+        ({"fps": 0.0}, "fps of .* is 0.0"),
+        ({"fps": "2"}, "fps of .* expected float"),
+        ({"size": (0, 0)}, "FramePlan: size of"),
+        ({"decoded_size": (0, 0)}, "FramePlan: decoded_size of"),
+        ({"frame_timestamps": (0.0,)}, "frame_timestamps of"),
+        ({"frame_timestamps": 5}, "frame_timestamps of"),
+        ({"frame_indices": np.zeros(0, np.int64), "frame_timestamps": ()}, "frame_indices of"),
+        ({"total_frames": 0}, "total_frames of"),
+        ({"second_per_grid_ts": float("inf")}, "second_per_grid_ts of"),
+        ({"grid_thw": (9, 2, 2)}, "grid_thw of"),
+    ],
+)
+def test_recorded_videos_that_make_no_plan(make, changes, match):
+    processor = make()
+    ids = processor(ask("a.mp4"), sample_id="s").input_ids
+    refused(match, processor.from_ids, ids, media=[recorded(processor, **changes)], sample_id="s")
+
+
+def test_recorded_settings_are_completed(make):
+    """A trace of someone who wrote down only what was set."""
+    processor = make()
+    sampling = processor.settings["video"]["sampling"]
+    low = ("min_pixels", "merge_size", "min_frames")
+    part = {k: v for k, v in sampling.items() if k not in low}
+    medium = recorded(processor)
+    plan = FramePlan.from_medium(medium, part)
+    assert plan.settings.keys() == sampling.keys() - {"policy"}
+    medium.metadata = {"sampling": part}
+    assert processor.medium(medium).cache_key == medium.cache_key
+
+
+@pytest.mark.parametrize(
+    ("about", "match"),
+    [
+        ({"fps": "abc"}, "fps is 'abc'"),
+        ({"fps": [2]}, "fps is"),
+        ({"fps": float("inf")}, "fps is inf"),
+        ({"fps": True}, "fps is True"),
+        ({"fps": 2.0, "total_num_frames": "x"}, "total_num_frames is 'x'"),
+        ({"fps": 2.0, "total_num_frames": float("nan")}, "total_num_frames is nan"),
+        ({"fps": 2.0, "total_num_frames": 2.7}, "total_num_frames is 2.7"),
+        ({"fps": 2.0, "total_num_frames": 0}, "total_num_frames is 0"),
+        ({"fps": 2.0, "frames_indices": ["a"] * 4}, "frames_indices is 'a'"),
+        ({"fps": 2.0, "frames_indices": [[0], [1, 2], 3, 4]}, "frames_indices is"),
+        ({"fps": 2.0, "frames_indices": [3, 2, 1, 0]}, "frames_indices has 2 after 3"),
+        ({"fps": 2.0, "frames_indices": [-1, 0, 1, 2]}, "frames_indices has -1 after 0"),
+        ({"fps": 2.0, "frames_indices": 5}, "frames_indices is 5"),
+        ({"fps": 2.0, 5: 1, "speed": 1}, "5 is unknown"),
+    ],
+)
+def test_what_is_told_of_frames(make, about, match):
+    refused(match, make().medium, (np.zeros((4, 64, 64, 3), np.uint8), about))
+
+
+@pytest.mark.parametrize("given", [None, 5, []])
+def test_sample_takes_videos(given):
+    refused(f"sample: {type(given).__name__} is no video", sample, given, policy="vllm")
+
+
+def test_decode_takes_plans_and_numbers(files):
+    plan = sample(files[0], policy="vllm")
+    refused("sample: FramePlan is no video", sample, plan, policy="vllm")
+    patches = plan_patches([(4, 3, 56, 56)], "qwen2_5_vl")
+    refused("frames are PatchPlan", decode, files[0], patches)
+    refused("unequal lengths", decode, files[0], [[0], [1, 2]])
+    refused("limits is int", decode, files[0], [0], limits=5)
+    refused("cache is str", decode, files[0], [0], cache="x")
+    refused("threads: 65.* Fix: 1 to 64", decode, files[0], [0], threads=65)
+    refused("threads: 0", decode, files[0], [0], threads=0)
+
+
+def test_the_other_kind_of_part(make, tmp_path, files):
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "PNG")
+    (tmp_path / "a.png").write_bytes(file.getvalue())
+    for item in (file.getvalue(), "a.png"):
+        refused(
+            'the file is of another. Fix: {"type": "image", …}', make(), ask(item), sample_id="s"
+        )
+    for item in (files[0], "a.mp4"):
+        message = [{"role": "user", "content": [{"type": "image", "image": item}]}]
+        refused('the file is of another. Fix: {"type": "video", …}', make(), message, sample_id="s")
+    picture = [{"role": "user", "content": [{"type": "image", "image": b"nothing"}]}]
+    refused("no known picture", make(), picture, sample_id="s")
+    refused(
+        re.escape('{"type": "image", …}'), make(), ask(Image.new("RGB", (64, 64))), sample_id="s"
+    )
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_remote_media(make, kind):
+    part = {"type": f"{kind}_url", f"{kind}_url": {"url": "http://host/a"}}
+    message = [{"role": "user", "content": [part]}]
+    refused(re.escape(f'{{"type": "{kind}", "{kind}": …}}'), make(), message, sample_id="s")
