@@ -11,14 +11,13 @@ from mmpack.errors import ArgumentError, require
 from mmpack.families import Family, get_family
 from mmpack.processors.sampling import resolved, resolved_sampling
 from mmpack.video.patches import normalization
-from mmpack.video.policies.base import processed_size
+from mmpack.video.policies.base import AREAS, VIDEO_TOKENS, processed_size
 
 if TYPE_CHECKING:
     import torch
 
 _CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
-_AREAS = {"single": (56 * 56, 16384 * 28 * 28), "frames": (64 * 64, 24576 * 32 * 32)}
 BICUBIC = 3  # Pillow's number
 
 
@@ -113,7 +112,7 @@ def resized_by_utils(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tenso
 def _released(family: Family) -> dict[str, Any]:
     in_frames = family.video_layout == "frames"
     mean, std = _HALF if in_frames else _CLIP
-    low, high = _AREAS[family.video_layout]
+    low, high = AREAS[family.video_layout]
     return {
         "do_resize": True,
         "size": {"shortest_edge": low, "longest_edge": high},
@@ -130,7 +129,7 @@ def _released(family: Family) -> dict[str, Any]:
         "min_frames": 4,
         "max_frames": 768,
         "cap_pixels_per_frame": None,
-        "max_video_tokens": 768 if in_frames else 128_000,
+        "max_video_tokens": VIDEO_TOKENS[family.video_layout],
         "patch_size": family.patch_size,
         "temporal_patch_size": family.temporal_patch_size,
         "merge_size": family.spatial_merge_size,

@@ -25,11 +25,11 @@ Size = tuple[int, int]
 
 ASSUMED_FPS = 24.0  # transformers' guess where a container has no frame rate
 _ANY_SIGN = ("video_start", "video_end")
-_PIXELS = {  # area limits of released checkpoints: of a frame (single), of a whole video (frames)
+AREAS = {  # area limits of released checkpoints: of a frame (single), of a whole video (frames)
     "single": (56 * 56, 16384 * 28 * 28),
     "frames": (64 * 64, 24576 * 32 * 32),
 }
-_VIDEO_TOKENS = {"single": 128_000, "frames": 768}
+VIDEO_TOKENS = {"single": 128_000, "frames": 768}
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _real_times(info: VideoInfo, frames: Sequence[int]) -> tuple[float, ...] | N
 
 def _with_defaults(settings: Any) -> Any:
     family = get_family(settings.model)
-    low, high = _PIXELS[family.video_layout]
+    low, high = AREAS[family.video_layout]
     defaults = {
         "patch_size": family.patch_size,
         "temporal_patch_size": family.temporal_patch_size,
@@ -228,7 +228,7 @@ def _with_defaults(settings: Any) -> Any:
         "max_pixels": high,
     }
     if settings.cap_pixels_per_frame:
-        defaults["max_video_tokens"] = _VIDEO_TOKENS[family.video_layout]
+        defaults["max_video_tokens"] = VIDEO_TOKENS[family.video_layout]
     given = asdict(settings)
     missing = {k: v for k, v in defaults.items() if given[k] is None}
     return type(settings)(**(given | missing))
