@@ -415,10 +415,8 @@ def _rank(rank, ranks, rendezvous):
 
 @pytest.mark.parametrize("budget", [None, STORED])
 def test_a_large_gradient_of_the_entropy_meets_no_probability_of_zero(device, budget):
-    """Columns beyond the vocabulary and of bias -inf have log-probabilities that would overflow a product."""
+    """Columns beyond the vocabulary have log-probabilities that would overflow a product."""
     hidden, weight, bias, targets, rows, unread = problem(device)
-    bias[3] = -torch.inf
-    targets[targets == 3] = 4
     leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
     _, entropies = linear_selected_logprobs(
         leaves[0], leaves[1], targets, rows, leaves[2], entropy=True, memory_budget=budget
