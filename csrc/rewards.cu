@@ -175,7 +175,10 @@ __global__ void __launch_bounds__(THREADS)
       shared.each(
           base, size, [&](int m, int i) { places[m % KEEP] = i; },
           [&](int so_far) {
-            if (done == 0) SYNC_WARP(), begins = places[0];
+            if (done == 0) {
+              SYNC_WARP();
+              begins = places[0];
+            }
             if (so_far - done > KEEP - WARP) add(so_far);
           });
     }

@@ -28,7 +28,7 @@ unsigned* take_ticket(int32_t device, Stream stream, bool captured) {
   const std::lock_guard<std::mutex> lock(mutex);
   Device& d = devices[device];
   if (d.first == nullptr && ADDRESS_OF(reinterpret_cast<void**>(&d.first), counters) != 0) {
-    LAST_ERROR();  // forgotten, or the launch would be blamed
+    static_cast<void>(LAST_ERROR());  // forgotten, or the launch would be blamed
     return nullptr;
   }
   if (captured) return d.captured < CAPTURED ? d.first + STREAMS + d.captured++ : nullptr;
