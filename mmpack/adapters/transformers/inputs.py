@@ -66,6 +66,11 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
             "model_inputs: the model is sharded, and its own attention is on. "
             "Fix: mmpack.adapters.transformers.attach(model)"
         )
+    if not encodes_apart(model):  # its own forward runs towers at another place than an idle one
+        raise ModelError(
+            "model_inputs: the model is sharded, the batch has no media, and this transformers encodes them inside. "
+            "Fix: transformers 5.19 or newer, or media in every batch"
+        )
     return inputs | {"input_ids": Inside(lambda: {"input_ids": ids} | encode())}
 
 
