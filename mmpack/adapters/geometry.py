@@ -52,9 +52,8 @@ class _Figure:
     angles: dict[str, str] = field(default_factory=dict)  # three points to label
     lengths: dict[str, str] = field(default_factory=dict)  # two points to label
     circles: dict[str, float] = field(default_factory=dict)  # centre to radius
-    names: dict[str, complex] = field(
-        default_factory=dict
-    )  # point to where its letter lies; else outwards
+    # point to where its letter lies; else outwards
+    names: dict[str, complex] = field(default_factory=dict)
     caption: str = ""
     mode: str = "RGB"
 

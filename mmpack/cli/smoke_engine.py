@@ -27,10 +27,7 @@ from mmpack.parity.drift import LogprobDrift, logprob_drift
 from mmpack.processors.wrap import Processor
 
 ENGINE_CAUSES = ("dtype", "position_rule", "stale_weights")
-MEASURED = (
-    "max_pixels",
-    "position_rule",
-)  # causes of the layout whose drift is shown beside parity
+MEASURED = ("dtype", "max_pixels", "position_rule")  # their drift is shown beside what parity finds
 CHUNK = 64  # tokens of a prefill step: cuts every prompt, and through pictures
 
 

@@ -26,9 +26,8 @@ class Family:
     video_layout: str  # "single": one span a video; "frames": one span a temporal patch; "images"
     position_rules: tuple[str, ...]  # of layout/mrope.py; the first is the newest transformers'
     position_rows: int  # rows of Sample.position_ids
-    tokens_per_second: (
-        float | None
-    )  # temporal step of released models; None: one position a temporal patch
+    # temporal step of released models; None: one position a temporal patch
+    tokens_per_second: float | None
     pixel_layout: str = (
         "patches"  # "patches": merged ones lie together; "tiles": row by row, t of them
     )

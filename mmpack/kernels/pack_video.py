@@ -165,9 +165,8 @@ def pack_video(
     change = "normalise" if mean is not None else "copy" if scale is None else "rescale"
     mean, std = tuple(mean or (0.0,) * 3), tuple(std or (1.0,) * 3)
     inverse = [float(np.float32(1) / np.float32(s)) for s in std]
-    bytes_alone = (
-        frames.dtype == torch.uint8 and frames.is_cuda
-    )  # the interpreter rounds an fma twice
+    # the interpreter rounds an fma twice
+    bytes_alone = frames.dtype == torch.uint8 and frames.is_cuda
     with torch.cuda.device_of(frames):
         pack_kernel[(len(blocks),)](
             frames,

@@ -1,10 +1,14 @@
-"""Seconds of a video's temporal patches, as they are written into a prompt."""
+"""Seconds of a video's temporal patches: as they are written into a prompt, and as an engine rounds their step."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
 from mmpack.schema.media import Medium
+
+DTYPES = ("float32", "float16", "bfloat16")
 
 
 def frame_seconds(medium: Medium, family: Family) -> list[float]:
@@ -31,3 +35,18 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
         )
     seconds += [seconds[-1]] * (-len(seconds) % size)
     return [(seconds[k] + seconds[k + size - 1]) / 2 for k in range(0, len(seconds), size)]
+
+
+def seconds_in(seconds: float, dtype: str) -> float:
+    """`second_per_grid_ts` once a float32 tensor of it was cast to `dtype`: of three digits in bfloat16.
+
+    transformers' BatchFeature.to(dtype) does so, and vLLM with all that a processor returns.
+    """
+    with np.errstate(over="ignore"):
+        single = np.float32(seconds)
+        if dtype != "bfloat16":
+            return float(single.astype(dtype))
+    # numpy has no bfloat16: the upper 16, to the nearest, ties to even
+    bits = int(single.view(np.uint32))
+    upper = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(np.uint32(upper).view(np.float32))

@@ -5,9 +5,7 @@ The two are each other's transpose: the gradient of one is the other. Where each
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,60 +15,12 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
 from mmpack.ops.backend import choose
-from mmpack.video.patches import (
-    CHANNELS,
-    PatchPlan,
-    divisor,
-    merge_of,
-    of_channels,
-    plan_patches,
-    row_view,
-    token_view,
-)
+from mmpack.ops.pack_video_torch import pack_torch, unpack_torch
+from mmpack.ops.patch_tables import PatchTables, count_rows, count_values, patch_tables
+from mmpack.video.patches import CHANNELS, PatchPlan, divisor, of_channels, plan_patches
 
 FRAME_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Clips = Tensor | np.ndarray | Sequence[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class PatchTables:
-    """A PatchPlan for the ops: tensors on one device, and what the host has to know as plain numbers.
-
-    `patches` [T, 4 + slots]: first row, h, w in patches, clip; then where each slot's frame starts in its clip.
-    """
-
-    family: Family
-    channels_last: bool
-    sizes: tuple[int, ...]  # 3 a clip: frames, height, width
-    kept: (
-        tuple[int, ...] | None
-    )  # temporal patches that are rows, each clip's ended by -1; None: all are
-    num_rows: int
-    starts: Tensor  # [C] int64 values before each clip, in one buffer
-    patches: Tensor  # [T, 4 + slots] int64
-    blocks: Tensor  # [tokens, 4] int32: temporal patch, first of its rows there, first pixel (y, x)
-
-    @property
-    def shapes(self) -> list[tuple[int, int, int, int]]:
-        """Frame-major shape of each clip."""
-        sizes = zip(self.sizes[::3], self.sizes[1::3], self.sizes[2::3], strict=True)
-        if self.channels_last:
-            return [(n, h, w, CHANNELS) for n, h, w in sizes]
-        return [(n, CHANNELS, h, w) for n, h, w in sizes]
-
-
-_TABLES: weakref.WeakKeyDictionary[PatchPlan, dict[torch.device, PatchTables]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def patch_tables(plan: PatchPlan, device: torch.device | str = "cpu") -> PatchTables:
-    """The plan on `device`; made once for each. What is compiled or captured takes these in place of the plan."""
-    device = torch.empty(0, device=device).device  # with its number
-    known = _TABLES.setdefault(plan, {})
-    if device not in known:
-        known[device] = _tables(plan, device)
-    return known[device]
 
 
 def pack_video(
@@ -176,7 +126,7 @@ def _pack_video(
     repeat: bool,
 ) -> Tensor:
     layout = get_family(family)
-    out = clips[0].new_empty(_count_rows(sizes, kept, layout), layout.patch_dim, dtype=dtype)
+    out = clips[0].new_empty(count_rows(sizes, kept, layout), layout.patch_dim, dtype=dtype)
     mean, std = (None if x is None else scaled(x, rescale) for x in (mean, std))
     scale = rescale if mean is None else None
     if choose("pack_video", out.device) == "torch":
@@ -205,7 +155,7 @@ def _unpack_video(
 ) -> Tensor:
     layout = get_family(family)
     new = rows.new_zeros if kept is not None else rows.new_empty
-    out = new(_count_values(sizes))
+    out = new(count_values(sizes))
     if choose("pack_video", out.device) == "torch":
         unpack_torch(rows, out, sizes, kept, layout, channels_last, total)
     else:
@@ -233,7 +183,7 @@ def _(
     repeat: bool,
 ) -> Tensor:
     layout = get_family(family)
-    return clips[0].new_empty(_count_rows(sizes, kept, layout), layout.patch_dim, dtype=dtype)
+    return clips[0].new_empty(count_rows(sizes, kept, layout), layout.patch_dim, dtype=dtype)
 
 
 @_unpack_video.register_fake
@@ -248,7 +198,7 @@ def _(
     channels_last: bool,
     total: bool,
 ) -> Tensor:
-    return rows.new_empty(_count_values(sizes))
+    return rows.new_empty(count_values(sizes))
 
 
 def _keep_for_pack(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -292,154 +242,10 @@ torch.library.register_autograd(
 )
 
 
-def pack_torch(
-    clips: Sequence[Tensor],
-    out: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
-    family: Family,
-    channels_last: bool,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    scale: float | None,
-    repeat: bool,
-) -> None:
-    """Rows of clips (or of one buffer of all) into `out`, a run of temporal patches after the other."""
-    of_rows, of_frames = _runs(clips, out, sizes, kept, family, channels_last)
-    of_channels = [torch.tensor(x or ()).view(-1, 1, 1, 1).to(out.device) for x in (mean, std)]
-    for rows, frames in zip(of_rows, of_frames, strict=True):
-        slots = frames.shape[6]
-        changed = frames
-        if mean is not None:
-            changed = frames.to(torch.float32, copy=True).sub_(of_channels[0]).div_(of_channels[1])
-        elif scale is not None:
-            changed = frames.to(torch.float32) * scale
-        rows[..., :slots, :, :].copy_(changed)
-        if slots < rows.shape[6]:
-            rows[..., slots:, :, :] = changed[..., -1:, :, :] if repeat else 0
-
-
-def unpack_torch(
-    rows: Tensor,
-    out: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
-    family: Family,
-    channels_last: bool,
-    total: bool,
-) -> None:
-    """The frames of `rows` into the buffer `out`. `total`: with repeats added, from the last one to the first."""
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    of_rows, of_frames = _runs([out], rows, sizes, kept, family, channels_last)
-    for values, frames in zip(of_rows, of_frames, strict=True):
-        slots = frames.shape[6]
-        frames.copy_(values[..., :slots, :, :])
-        if total and slots < values.shape[6]:
-            last = values[..., slots - 1 :, :, :].to(wide)
-            summed = last[..., -1, :, :]
-            for k in range(last.shape[6] - 2, -1, -1):
-                summed = summed + last[..., k, :, :]
-            frames[..., -1, :, :] = summed.to(rows.dtype)
-
-
 def scaled(values: Sequence[float], rescale: float | None) -> list[float]:
     """mean or std in the units of the frames, rounded as transformers' processors round: float32 times 1/rescale."""
     factor = np.float32(1.0 if rescale is None else 1.0 / rescale)
     return [float(np.float32(v) * factor) for v in values]
-
-
-def _runs(
-    clips: Sequence[Tensor],
-    rows: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
-    family: Family,
-    channels_last: bool,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Views of rows and of frames, in the axes of `token_view`: runs of whole temporal patches, and each last one."""
-    of_rows, of_frames = [], []
-    temporal, patch = family.temporal_patch_size, family.patch_size
-    first = start = 0
-    for clip, (n, h, w, numbers) in enumerate(_clips(sizes, kept, temporal)):
-        values = n * h * w * CHANNELS
-        flat = clips[clip].view(-1) if len(clips) > 1 else clips[0].view(-1)[start : start + values]
-        start += values
-        frames = flat.view((n, h, w, CHANNELS) if channels_last else (n, CHANNELS, h, w))
-        for a, b in _consecutive(numbers, n // temporal):
-            stop = min(b * temporal, n)
-            slots = min(temporal, stop - a * temporal)
-            of_frames.append(token_view(frames[a * temporal : stop], family, slots))
-            grid = (b - a, h // patch, w // patch)
-            count = grid[0] * grid[1] * grid[2]
-            of_rows.append(row_view(rows[first : first + count], grid, family))
-            first += count
-    return of_rows, of_frames
-
-
-def _consecutive(numbers: Sequence[int], whole: int) -> Iterator[tuple[int, int]]:
-    """[first, stop) of runs of temporal patches; one that frames don't fill (number `whole`) stands alone."""
-    first = stop = None
-    for k in numbers:
-        if k != stop or k == whole:
-            if first is not None and stop is not None:
-                yield first, stop
-            first = k
-        stop = k + 1
-    if first is not None and stop is not None:
-        yield first, stop
-
-
-def _clips(
-    sizes: Sequence[int], kept: Sequence[int] | None, temporal: int
-) -> Iterator[tuple[int, int, int, Sequence[int]]]:
-    """Frames, height, width and kept temporal patches of each clip."""
-    numbers = iter(kept or ())
-    for n, h, w in zip(sizes[::3], sizes[1::3], sizes[2::3], strict=True):
-        if kept is not None:
-            yield n, h, w, list(iter(lambda: next(numbers), -1))
-        else:
-            yield n, h, w, range(-(-n // temporal))
-
-
-def _count_rows(sizes: Sequence[int], kept: Sequence[int] | None, family: Family) -> int:
-    cell = family.patch_size**2
-    clips = _clips(sizes, kept, family.temporal_patch_size)
-    return sum(len(numbers) * (h * w // cell) for _, h, w, numbers in clips)
-
-
-def _count_values(sizes: Sequence[int]) -> int:
-    values = zip(sizes[::3], sizes[1::3], sizes[2::3], strict=True)
-    return sum(n * h * w * CHANNELS for n, h, w in values)
-
-
-def _tables(plan: PatchPlan, device: torch.device) -> PatchTables:
-    frame = plan.sizes[:, 1] * plan.sizes[:, 2] * CHANNELS
-    clip = plan.clip_index
-    plane = plan.grids[clip][:, 1:]
-    slots = plan.frame_index * frame[clip][:, None]
-    entries = np.column_stack([plan.cu_rows[:-1], plane, clip, slots])
-    merge = merge_of(plan.family)
-    count = np.diff(plan.cu_rows) // merge**2
-    number = np.repeat(np.arange(len(count)), count)
-    token = np.arange(len(number)) - np.repeat(np.cumsum(count) - count, count)
-    across = plane[number, 1] // merge
-    unit = plan.family.patch_size * merge
-    blocks = [number, token * merge**2, token // across * unit, token % across * unit]
-    whole = -(-plan.sizes[:, 0] // plan.family.temporal_patch_size)
-    kept = None
-    if (whole != plan.grids[:, 0]).any():
-        pieces = np.split(plan.kept, plan.cu_temporal[1:-1])
-        kept = tuple(k for piece in pieces for k in (*piece.tolist(), -1))
-    return PatchTables(
-        family=plan.family,
-        channels_last=plan.channels_last,
-        sizes=tuple(plan.sizes.reshape(-1).tolist()),
-        kept=kept,
-        num_rows=plan.num_rows,
-        starts=torch.from_numpy(plan.value_offsets[:-1]).to(device),
-        patches=torch.from_numpy(entries).to(device),
-        blocks=torch.from_numpy(np.column_stack(blocks).astype(np.int32)).to(device),
-    )
 
 
 def _tables_of(
@@ -468,10 +274,10 @@ def _plain(tables: PatchTables) -> tuple[Any, ...]:
 def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
     shapes = tables.shapes
     if len(clips) == 1 and clips[0].ndim == 1:
-        if len(clips[0]) != _count_values(tables.sizes):
+        if len(clips[0]) != count_values(tables.sizes):
             raise ArgumentError(
                 f"pack_video: the buffer holds {len(clips[0])} values, the plan's clips "
-                f"{_count_values(tables.sizes)}. Fix: all clips of the plan, one after the other"
+                f"{count_values(tables.sizes)}. Fix: all clips of the plan, one after the other"
             )
     else:
         found = [tuple(c.shape) for c in clips]

@@ -54,16 +54,14 @@ class Batch(LossIndex):
     media_order: list[int]  # the same on the host, where the forward is planned
     loss_columns: dict[str, torch.Tensor]  # [N] each
     token_columns: dict[str, torch.Tensor]  # [T, …] each
-    token_rows: (
-        torch.Tensor
-    )  # [sum of L] int64: the row of each sample's tokens, samples concatenated
+    # [sum of L] int64: the row of each sample's tokens, samples concatenated
+    token_rows: torch.Tensor
     token_counts: list[int]  # [B]
     loss_counts: list[int]  # [B]
     dropped: list[Problem]  # why samples were left out, with on_invalid="drop"
     stats: dict[str, int] = field(default_factory=dict)
-    visible_until: (
-        torch.Tensor
-    )  # int32, [T] or [B, S]: row q sees row k if k <= q < visible_until[k]
+    # int32, [T] or [B, S]: row q sees row k if k <= q < visible_until[k]
+    visible_until: torch.Tensor
     attention_plan: AttentionPlan  # the same for attention kernels
     id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
 

@@ -14,7 +14,7 @@ import numpy as np
 from mmpack.families import get_family
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.runs import placeholder_runs
-from mmpack.parity.causes.media import same_medium
+from mmpack.parity.causes.alike import same_medium
 from mmpack.parity.causes.pair import common_prefix, show, show_ids
 from mmpack.parity.causes.settings import compare_settings
 from mmpack.schema.sample import Sample

@@ -23,9 +23,8 @@ class Forest:
     segment_offsets: np.ndarray  # [G+1] rows
     segment_parent: np.ndarray  # [G], -1 for a root
     segment_sample: np.ndarray  # [G] a sample that has the segment
-    segment_depth: (
-        np.ndarray
-    )  # [G] token index of the segment's first row, in any sample that has it
+    # [G] token index of the segment's first row, in any sample that has it
+    segment_depth: np.ndarray
     sample_segment: np.ndarray  # [B] each sample's last segment
 
     @property

@@ -46,9 +46,8 @@ class Block:
     left_out: frozenset[str] = frozenset()  # columns to take from the same rows of another file
     stamp: Stamp = ()  # of the file
     other: Stamp = ()  # of the file that was compared with
-    lists: dict[str, Any] = field(
-        default_factory=dict
-    )  # columns of records that are parsed, as lists of structs
+    # columns of records that are parsed, as lists of structs
+    lists: dict[str, Any] = field(default_factory=dict)
 
     def slice(self, start: int, stop: int) -> Block:
         """The rows [start, stop), without a copy."""

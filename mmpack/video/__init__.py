@@ -26,7 +26,8 @@ _HOME = {
         "token_view",
     ),
     "mmpack.video.drop": ("drop_frames", "mask_frames"),
-    "mmpack.ops.pack_video": ("PatchTables", "pack_video", "patch_tables", "unpack_video"),
+    "mmpack.ops.pack_video": ("pack_video", "unpack_video"),
+    "mmpack.ops.patch_tables": ("PatchTables", "patch_tables"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -26,9 +26,8 @@ class VideoInfo:
     codec: str  # FFmpeg's name: h264, hevc, vp9, av1, …
     fps: float | None  # average, as the container has it or its times give it
     total_frames: int  # in the stream, whatever the header says
-    timestamps: (
-        np.ndarray | None
-    )  # float64 [total_frames] from the first frame; None: the packets have no times
+    # float64 [total_frames] from the first frame; None: the packets have no times
+    timestamps: np.ndarray | None
     variable: bool  # frames are not equally far apart
     duration: float  # from the first frame to the end of the last
     content_key: str  # sha256 hex of the file's bytes

@@ -11,7 +11,6 @@ class Limits:
 
     max_pixels: int = 8192 * 8192  # of one frame
     max_frames: int = 1 << 20  # of the stream: 9.7 hours at 30 frames a second
-    max_decoded_pixels: int = (
-        1 << 38
-    )  # decoded on the way to the frames asked for: 73 minutes of 1080p30
+    # decoded on the way to the frames asked for: 73 minutes of 1080p30
+    max_decoded_pixels: int = 1 << 38
     max_bytes: int = 8 << 30  # of the frames handed out

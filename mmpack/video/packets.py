@@ -119,9 +119,8 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
     pts, durations, keyframes, shown = columns[0], *columns[2:]
     times: np.ndarray = columns[1]
     if times.dtype == object:
-        times = np.zeros(
-            len(rows), np.int64
-        )  # neither pts nor dts: the file is read from its start
+        # neither pts nor dts: the file is read from its start
+        times = np.zeros(len(rows), np.int64)
     # AVI has no pts: FFmpeg counts the packets, which tells the times, but not whose they are
     guessed = video.container.format.name == "avi" and video.stream.codec_context.has_b_frames
     timed = pts.dtype != object

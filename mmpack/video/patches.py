@@ -17,10 +17,8 @@ from mmpack.families import Family, get_family
 from mmpack.video.values import read_numbers
 
 CHANNELS = 3
-MOST_FRAMES, MOST_VALUES = (
-    1 << 24,
-    1 << 62,
-)  # of all clips of a plan: its tables stay small, its offsets int64
+# of all clips of a plan: its tables stay small, its offsets int64
+MOST_FRAMES, MOST_VALUES = 1 << 24, 1 << 62
 
 _LEAST, _MOST = 1e-37, 1e37  # of factors: they and their inverse are float32
 
@@ -36,9 +34,8 @@ class PatchPlan:
     sizes: np.ndarray  # [C, 3] frames, height, width (pixels), as they are handed in
     grids: np.ndarray  # [C, 3] patches t, h, w; t counts what is kept
     kept: np.ndarray  # [T] number of the temporal patch in its clip
-    frame_index: (
-        np.ndarray
-    )  # [T, temporal_patch_size] frame of the clip; the last one fills the last patch
+    # [T, temporal_patch_size] frame of the clip; the last one fills the last patch
+    frame_index: np.ndarray
     cu_temporal: np.ndarray  # [C+1] temporal patches before each clip
     cu_rows: np.ndarray  # [T+1] rows before each temporal patch
 

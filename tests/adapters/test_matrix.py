@@ -65,9 +65,8 @@ def test_equal_traces(traces):
     found = matrix.compare_traces(traces[0])
     assert found.ok and {c.verdict[0] for c in found.cells} == {"✓"}
     pairs = {(c.engine, c.trainer) for c in found.cells}
-    assert (
-        len(pairs) == len(found.cells) == 14
-    )  # 3 engines, 5 trainers, transformers not against itself
+    # 3 engines, 5 trainers, transformers not against itself
+    assert len(pairs) == len(found.cells) == 14
     assert all(c.compared == 3 for c in found.cells)
 
 

@@ -169,9 +169,8 @@ def test_adversarial_logits(device, name, budget):
     assert (lp - expected)[finite].abs().max() <= linear_logprob_bound(peak)
     assert (h - entropy).abs().max() <= linear_logprob_bound(peak)
     if name == "one winner":
-        assert torch.equal(
-            lp[finite], torch.zeros_like(lp[finite])
-        )  # the same bits from both products
+        # the same bits from both products
+        assert torch.equal(lp[finite], torch.zeros_like(lp[finite]))
     up = torch.where(finite, torch.randn(len(rows), device=device), 0.0)
     lp.backward(up)
     expected.backward(up.double())

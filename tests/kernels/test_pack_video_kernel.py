@@ -4,7 +4,8 @@ import pytest
 import torch
 from support.clips import PIXELS, clips_of, normalised, rows_by_index, shapes_of
 
-from mmpack.ops.pack_video import pack_video, patch_tables, unpack_video
+from mmpack.ops.pack_video import pack_video, unpack_video
+from mmpack.ops.patch_tables import patch_tables
 from mmpack.video.patches import plan_patches
 
 pytestmark = pytest.mark.kernel

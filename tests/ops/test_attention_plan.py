@@ -20,9 +20,8 @@ def lines(draw, longest=6):
     """visible_until of one line, and what each row sees, from ancestors alone; then padding."""
     lengths, parents, on_path = [], [], [-1]
     for g in range(draw(st.integers(1, 7))):
-        parents.append(
-            draw(st.sampled_from(on_path))
-        )  # of the branch that was left last, or a new root
+        # of the branch that was left last, or a new root
+        parents.append(draw(st.sampled_from(on_path)))
         on_path = [*on_path[: on_path.index(parents[-1]) + 1], g]
         lengths.append(draw(st.integers(1, longest)))
     owner = np.repeat(np.arange(len(lengths)), lengths)

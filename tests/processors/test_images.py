@@ -118,9 +118,8 @@ def test_truncated_in_memory(processor):
     refuses(processor, Image.open(io.BytesIO(encoded(in_mode("RGB"))[:150])), "can't be decoded")
 
 
-@pytest.mark.parametrize(
-    "factor", [1.5, 3]
-)  # Pillow warns above its limit, and refuses above twice
+# Pillow warns above its limit, and refuses above twice
+@pytest.mark.parametrize("factor", [1.5, 3])
 def test_bombs(processor, monkeypatch, factor):
     data = encoded(Image.new("RGB", (100, 100)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(10_000 / factor))

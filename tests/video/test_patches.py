@@ -13,7 +13,8 @@ from transformers.vision_utils import get_vision_cu_seqlens
 
 import mmpack as mp
 from mmpack.families import FAMILIES, get_family
-from mmpack.ops.pack_video import pack_video, patch_tables, unpack_video
+from mmpack.ops.pack_video import pack_video, unpack_video
+from mmpack.ops.patch_tables import patch_tables
 from mmpack.video.patches import normalization, plan_patches, row_view, token_view
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures/patches/patches.json"

@@ -115,9 +115,8 @@ def test_dropped_and_black_frames_are_what_the_processor_makes(real, name, gone)
     processor = mp.wrap_processor(hf)
     unit = get_family(name).patch_size * 2
     rng = np.random.default_rng(1)
-    frames = rng.integers(
-        0, 256, (9, unit, 2 * unit, 3), dtype=np.uint8
-    )  # the last patch is half full
+    # the last patch is half full
+    frames = rng.integers(0, 256, (9, unit, 2 * unit, 3), dtype=np.uint8)
     indices = np.arange(9) * 37 + 3
     sample = sample_of(processor, name, by_hf(hf, frames, indices), indices)
     left = [f for f in range(9) if f // 2 not in gone]

@@ -37,9 +37,8 @@ class AttentionPlan:
     cu_seqlens_k: torch.Tensor  # [S+1] int32
     max_seqlen_q: int
     max_seqlen_k: int
-    key_rows: (
-        torch.Tensor | None
-    )  # [K] int32; None where no sequence has rows above it: keys are rows
+    # [K] int32; None where no sequence has rows above it: keys are rows
+    key_rows: torch.Tensor | None
     key_inverse: Inverse | None  # of key_rows
     pairs: int  # of a query and a key that it sees: what varlen kernels compute
     full_blocks: int  # BLOCK × BLOCK in which all is seen, and blocks with a mask: what FlexAttention computes

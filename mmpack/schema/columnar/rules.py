@@ -296,9 +296,10 @@ def _arrays(rows: Rows) -> np.ndarray:
 
 
 def _are_logprobs(flat: np.ndarray) -> bool:
+    # NaN is in no range
     return not flat.size or bool(
         np.finfo(np.float32).min <= flat.min() and flat.max().astype(np.float32) <= 1e-4
-    )  # NaN is in no range
+    )
 
 
 def _other_spans(rows: Rows) -> np.ndarray:

@@ -1,0 +1,79 @@
+"""Whether two records are of one medium: the names, files, sizes and pixels that both sides recorded."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from mmpack.parity.causes.pair import Pair, possible, show
+from mmpack.parity.causes.settings import pixel_settings
+from mmpack.parity.fixes import UNKNOWN
+from mmpack.schema.media import Medium
+
+# a media_id made of the content, where no caller gave one
+_MADE_UP = re.compile("(image|video):[0-9a-f]{16}")
+
+Cause = tuple[str, str]  # cause, evidence
+
+
+def same_medium(a: Medium, b: Medium) -> bool:
+    """Whether nothing that both sides recorded of a medium differs; names and where it came from don't count."""
+    return (
+        a.cache_key == b.cache_key
+        and tuple(a.grid_thw) == tuple(b.grid_thw)
+        and a.modality == b.modality
+        and a.num_tokens == b.num_tokens
+        and not differ(a.content_hash, b.content_hash)
+        and not differ(a.size, b.size)
+        and (a.modality != "video" or same_video(a, b))
+    )
+
+
+def same_video(a: Medium, b: Medium) -> bool:
+    names = ("fps", "frame_indices", "frame_timestamps", "second_per_grid_ts", "total_frames")
+    return not any(differ(getattr(a, name), getattr(b, name)) for name in names)
+
+
+def differ(a: object, b: object) -> bool:
+    """Both recorded, and not equal."""
+    return a is not None and b is not None and not np.array_equal(a, b)  # type: ignore[arg-type]
+
+
+def both(a: Medium, b: Medium, name: str) -> str:
+    return f"{name}: rollout {show(getattr(a, name))}, train {show(getattr(b, name))}"
+
+
+def one_file(a: Medium, b: Medium) -> bool:
+    return a.file_hash is not None and a.file_hash == b.file_hash
+
+
+def one_name(a: Medium, b: Medium) -> bool:
+    return a.media_id == b.media_id or (a.source is not None and a.source == b.source)
+
+
+def known_as_one(a: Medium, b: Medium) -> bool:
+    return one_name(a, b) or one_file(a, b)
+
+
+def named_apart(a: Medium, b: Medium) -> bool:
+    """Whether callers gave the two other names."""
+    made_up = any(_MADE_UP.fullmatch(m.media_id) for m in (a, b))
+    return not one_name(a, b) and (not made_up or differ(a.source, b.source))
+
+
+def other_keys(pair: Pair, a: Medium, b: Medium) -> Cause:
+    if a.cache_key == b.cache_key:
+        return UNKNOWN, f"{both(a, b, 'num_tokens')} under one grid"
+    limits = pixel_settings(pair, a.modality)
+    if limits:
+        return "max_pixels", f"same grid, other cache_key; {limits}"
+    if None in (a.content_hash, b.content_hash):
+        causes = possible("exif_rotation", "alpha", "jpeg_reencode", "cache_key")
+        return UNKNOWN, f"same grid, other cache_key, no content_hash on both sides; {causes}"
+    return UNKNOWN, "same content and grid, other cache_key: other settings, or another key rule"
+
+
+def described(medium: Medium) -> str:
+    size = "" if medium.size is None else f" of {medium.size[0]} x {medium.size[1]} px"
+    return f"{medium.modality}{size}, grid {list(medium.grid_thw)}, key {medium.cache_key[:12]}"

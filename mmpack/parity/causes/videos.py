@@ -1,0 +1,145 @@
+"""What was done to a video that differs: turned, misread, sampled or resized by another rule, its seconds rounded.
+
+Grids are (t, h, w) in patches; sizes are (width, height) in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mmpack.layout.seconds import DTYPES, seconds_in
+from mmpack.parity.causes.alike import (
+    Cause,
+    both,
+    differ,
+    known_as_one,
+    named_apart,
+    one_file,
+    other_keys,
+)
+from mmpack.parity.causes.frames import misread, other_policies, rotated, same_frames_other_pixels
+from mmpack.parity.causes.pair import Pair, possible
+from mmpack.parity.causes.settings import pixel_settings
+from mmpack.parity.fixes import UNKNOWN
+from mmpack.parity.frames import FrameDifference
+from mmpack.schema.media import Medium
+
+ASSUMED_FPS = 24.0  # what transformers assumes where a video says nothing
+
+
+def video_causes(
+    pair: Pair, a: Medium, b: Medium, parted: FrameDifference | None
+) -> Iterator[Cause]:
+    """What was done to a video; only possible where what was recorded of its file differs."""
+    causes = list(_film_causes(pair, a, b, parted))
+    names = () if one_file(a, b) else ("total_frames", "decoded_size", "file_hash")
+    unlike = [name for name in names if differ(getattr(a, name), getattr(b, name))]
+    if rotated(a, b) and "decoded_size" in unlike:
+        unlike.remove("decoded_size")
+    if not known_as_one(a, b) and named_apart(a, b):
+        unlike += ["media_id", *(["source"] if differ(a.source, b.source) else [])]
+    named = [cause for cause, _ in causes if cause not in (UNKNOWN, "max_pixels")]
+    if not unlike or not named:
+        yield from causes
+        return
+    evidence = "; ".join(both(a, b, name) for name in unlike)
+    yield UNKNOWN, f"another video, or another file of it: {evidence}; {possible(*named)}"
+    yield from (told for told in causes if told[0] == "max_pixels")
+
+
+def _film_causes(
+    pair: Pair, a: Medium, b: Medium, parted: FrameDifference | None
+) -> Iterator[Cause]:
+    (ta, *plane_a), (tb, *plane_b) = a.grid_thw, b.grid_thw
+    seen = False
+    first = f"; {parted}" if parted and parted.place is not None else ""
+    turned = rotated(a, b)
+    if turned:
+        yield "video_rotation", turned
+        seen = True
+    if assumed := _assumed_fps(pair, a, b):
+        yield "fps_missing", assumed + first
+        seen = True
+    if told := misread(a, b, rates=not assumed):
+        yield "video_metadata", told + first
+        seen = True
+    if differ(a.frame_indices, b.frame_indices):
+        yield "frame_sampling", _frames(a, b) + first
+        seen = True
+    elif ta != tb and not seen:
+        causes = possible("frame_sampling", "fps_missing")
+        counts = f"{ta} against {tb} temporal patches, no frame_indices on both sides"
+        yield UNKNOWN, f"{counts}{first}; {causes}"
+        seen = True
+    if not turned and same_frames_other_pixels(a, b):
+        evidence = f"same frames and size, {both(a, b, 'content_hash')}"
+        yield "frame_pixels", f"{evidence}: another decoder, other colours, or turned by 180°"
+        seen = True
+    if plane_a != plane_b and plane_a == plane_b[::-1]:
+        if not turned:
+            grid = f"h, w of the grid swap: {plane_a} against {plane_b}"
+            yield UNKNOWN, f"{grid}, {both(a, b, 'size')}; {possible('video_rotation')}"
+        seen = True
+    elif plane_a != plane_b:
+        limits = pixel_settings(pair, "video")
+        grid = f"h, w of the grid: {plane_a} against {plane_b}"
+        if limits:
+            yield "max_pixels", limits
+        elif policies := other_policies(pair, a, b):
+            yield "video_budget", f"{grid}, each by its own rule; {policies}"
+        elif limits is None:
+            yield UNKNOWN, f"{grid}; no settings; {possible('video_budget', 'max_pixels')}"
+        else:
+            yield "video_budget", f"{grid}, under equal pixel limits"
+        seen = True
+    if not seen and differ(a.second_per_grid_ts, b.second_per_grid_ts):
+        yield "second_per_grid_ts", both(a, b, "second_per_grid_ts") + _rounded(a, b)
+        seen = True
+    if not seen:
+        names = ("fps", "frame_timestamps", "total_frames", "size", "content_hash", "num_tokens")
+        unlike = [name for name in names if differ(getattr(a, name), getattr(b, name))]
+        if unlike:
+            yield UNKNOWN, "; ".join(both(a, b, name) for name in unlike) + first
+        else:
+            yield other_keys(pair, a, b)
+
+
+def _rounded(a: Medium, b: Medium) -> str:
+    """Whose seconds are the other side's, cast to a smaller dtype."""
+    for mine, other, told in ((a, b, "rollout's is train's"), (b, a, "train's is rollout's")):
+        small, exact = mine.second_per_grid_ts, other.second_per_grid_ts
+        assert small is not None and exact is not None
+        for dtype in DTYPES:
+            if seconds_in(exact, dtype) == small:
+                return f": {told} in {dtype}"
+    return ""
+
+
+def _assumed_fps(pair: Pair, a: Medium, b: Medium) -> str | None:
+    """One side's seconds are its frames over 24, the other side knows another fps.
+
+    By the timestamps, or by `second_per_grid_ts`: frames of a temporal patch over the assumed 24.
+    """
+    for m, other in ((a, b), (b, a)):
+        if m.fps not in (None, ASSUMED_FPS) or other.fps in (None, ASSUMED_FPS):
+            continue
+        if m.second_per_grid_ts is not None and other.second_per_grid_ts is not None:
+            step = pair.left.family.temporal_patch_size / ASSUMED_FPS
+            assumed = np.isclose(m.second_per_grid_ts, step, rtol=1e-3)
+            if assumed and not np.isclose(other.second_per_grid_ts, step, rtol=1e-3):
+                seconds = both(a, b, "second_per_grid_ts")
+                return f"{both(a, b, 'fps')}; {seconds}: one side's are its frames over 24"
+        if m.frame_indices is None or m.frame_timestamps is None:
+            continue
+        counted = np.asarray(m.frame_indices) / ASSUMED_FPS
+        stamps = np.asarray(m.frame_timestamps)
+        if len(stamps) and len(stamps) == len(counted) and np.allclose(stamps, counted, atol=1e-3):
+            return f"{both(a, b, 'fps')}; one side's timestamps are its frames over 24"
+    return None
+
+
+def _frames(a: Medium, b: Medium) -> str:
+    one, two = (len(np.asarray(m.frame_indices)) for m in (a, b))
+    return f"{one} frames against {two}"
