@@ -1,7 +1,8 @@
 """Decoding 32 of 300 frames: mmpack against decord, PyAV and torchcodec used straight, and against decoding everything.
 
 H.264 of moving noise, 30 frames a second, keyframes every 250 frames (FFmpeg's default) or every 30. Calls run in turn,
-to and fro, with two threads each; a figure is the median, over the rounds, of the ratio of CPU seconds of the process. No GPU.
+to and fro, with two threads each; a figure is the median, over the rounds, of the ratio of CPU seconds of the process.
+No GPU.
 """
 
 from __future__ import annotations
@@ -88,7 +89,6 @@ def measured(path: str, clip: dict, rounds: int) -> list[dict]:
         clip
         | {
             "library": name,
-            "straight_cpu_s": round(statistics.median(seconds[name]), 3),
             "same_backend_over_straight": ratio(f"mmpack {name}", name),
             "auto_over_straight": ratio("mmpack pyav", name),
             "auto_over_everything": ratio("mmpack pyav", "everything"),

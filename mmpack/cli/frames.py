@@ -16,6 +16,7 @@ from mmpack.errors import ArgumentError
 if TYPE_CHECKING:
     from mmpack.video.info import VideoInfo
     from mmpack.video.plan import FramePlan
+    from mmpack.video.policies.base import Policy
 
 SHOWN = 100  # frames, on the screen
 
@@ -51,9 +52,10 @@ def command(
         raise ArgumentError(
             f"frames: --sheet {sheet.name!r:.60} is no .png. Fix: a name ending in .png"
         )
-    asked = [_policy(text) for text in policy]
-    for name, value in _settings(setting or []).items():
-        _set_for_all(asked, name, value)
+    texts = [_policy(text) for text in policy]
+    for name, text in _settings(setting or []).items():
+        _set_for_all(texts, name, text)
+    asked = [(name, _read(policy_of(name), settings)) for name, settings in texts]
     for name, settings in asked:
         policy_of(name).resolve(settings)  # before these are keywords of a call
     info = probe(str(video))
@@ -77,33 +79,41 @@ def _refuse_the_video(target: Path | None, video: Path) -> None:
         raise ArgumentError(f"frames: {target.name!r:.60} is the video itself. Fix: another file")
 
 
-def _policy(text: str) -> tuple[str, dict[str, Any]]:
+def _policy(text: str) -> tuple[str, dict[str, str]]:
     """`NAME` or `NAME:SETTING=VALUE,…`."""
     name, _, settings = text.partition(":")
     return name, _settings([part for part in settings.split(",") if part])
 
 
-def _settings(texts: Sequence[str]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in map(_setting, texts):
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ArgumentError(f"frames: {text!r:.60} is no setting. Fix: SETTING=VALUE")
         if name in out:
             raise ArgumentError(f"frames: {name!r:.40} is set twice. Fix: once")
         out[name] = value
     return out
 
 
-def _setting(text: str) -> tuple[str, Any]:
-    """A value is a JSON number or boolean, else a text."""
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ArgumentError(f"frames: {text!r:.60} is no setting. Fix: SETTING=VALUE")
+def _read(policy: Policy, texts: dict[str, str]) -> dict[str, Any]:
+    """JSON numbers and booleans; texts of what is a text, or no JSON: transformers=5.8 is no number."""
+    from dataclasses import fields
+
+    kinds = {f.name: str(f.type) for f in fields(policy.settings)}
+    return {name: _value(kinds.get(name, ""), text) for name, text in texts.items()}
+
+
+def _value(kind: str, text: str) -> Any:
     try:
-        return name, json.loads(value)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return name, value
+        return text
+    return text if kind.startswith("str") and not isinstance(value, str | None) else value
 
 
-def _set_for_all(asked: list[tuple[str, dict[str, Any]]], name: str, value: Any) -> None:
+def _set_for_all(asked: list[tuple[str, dict[str, str]]], name: str, value: str) -> None:
     from dataclasses import fields
 
     from mmpack.video.sample import policy_of

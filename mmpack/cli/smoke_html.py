@@ -14,10 +14,13 @@ def page(job: Any) -> str:
     """The parity report of a job that has run, as one self-contained page."""
     pictures: dict[str, np.ndarray] = {}
     for messages in job.messages:
-        for kind, image in parts_of(messages, None):
-            if kind == "image":  # a video has no thumbnail
-                pixels, _ = job.processor.rgb_pixels(image, "smoke")
+        for kind, item in parts_of(messages, None):
+            if kind == "image":
+                pixels, _ = job.processor.rgb_pixels(item, "smoke")
                 pictures[content_hash("image", pixels)] = pixels
+            else:
+                clip = job.processor.clip(item, "smoke")
+                pictures[clip.content_hash] = clip.frames
     logprobs = {}
     if hasattr(job, "old_logprobs"):  # parity held, so they were computed
         ends = np.cumsum([s.num_loss_tokens for s in job.train])[:-1]

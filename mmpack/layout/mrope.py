@@ -9,6 +9,7 @@ which multiplies seconds in float64, all others in float32);
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -183,6 +184,16 @@ def _frames(videos: np.ndarray, most: int) -> np.ndarray:
     return frames
 
 
+def _floats(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
+    try:
+        return np.asarray(seconds, dtype=np.float32).reshape(-1)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"mrope_positions: second_per_grid_ts {reprlib.repr(seconds):.80} are no numbers. "
+            "Fix: pass the seconds of each video"
+        ) from None
+
+
 def _intervals(
     runs: Runs,
     second_per_grid_ts: Sequence[float] | np.ndarray | None,
@@ -199,10 +210,7 @@ def _intervals(
         vision = getattr(config, "vision_config", config)
         tokens_per_second = getattr(vision, "tokens_per_second", None) or family.tokens_per_second
     videos = np.flatnonzero(runs.is_video)
-    if second_per_grid_ts is None:
-        seconds = np.ones(len(videos), dtype=np.float32)
-    else:
-        seconds = np.asarray(second_per_grid_ts, dtype=np.float32).reshape(-1)
+    seconds = _floats(np.ones(len(videos)) if second_per_grid_ts is None else second_per_grid_ts)
     if len(seconds) != len(videos) or not np.isfinite(seconds).all() or (seconds < 0).any():
         raise ArgumentError(
             f"mrope_positions: second_per_grid_ts has {len(seconds)} values for {len(videos)} videos, "

@@ -10,10 +10,15 @@ from mmpack.errors import ArgumentError
 from mmpack.processors.kinds import kind_of_item
 from mmpack.video.sample import POLICIES
 
-# what others read beside a video; here a processor has one way to sample
-_BESIDE = {f.name for policy in POLICIES.values() for f in fields(policy.settings)} | {
-    "sample_fps",
-    "raw_fps",
+# what others read beside a medium; here a processor has one way to sample and to resize
+_OF_VIDEOS = {f.name for policy in POLICIES.values() for f in fields(policy.settings)}
+_BESIDE = {
+    "video": _OF_VIDEOS | {"sample_fps", "raw_fps"},
+    "image": {"min_pixels", "max_pixels", "resized_height", "resized_width"},
+}
+_INSTEAD = {
+    "video": "video_settings of wrap_processor for every video, or (file, mp.video.sample(…)) for this one",
+    "image": "min_pixels and max_pixels of the image processor for every picture, or hand over this one resized",
 }
 
 
@@ -38,8 +43,7 @@ def parts_of(
             kind = kind_of_part(part, where)
             if kind is None:
                 continue
-            if kind == "video":
-                _refuse_settings(part, where)
+            _refuse_settings(part, kind, where)
             item = part.get(kind, part.get("path"))
             if item is None:
                 item = next(extra, None)
@@ -83,10 +87,9 @@ def kind_of_part(part: Any, where: str) -> str | None:
     return None
 
 
-def _refuse_settings(part: dict[str, Any], where: str) -> None:
-    odd = next((name for name in part if name in _BESIDE), None)
+def _refuse_settings(part: dict[str, Any], kind: str, where: str) -> None:
+    odd = next((name for name in part if name in _BESIDE[kind]), None)
     if odd is not None:
         raise ArgumentError(
-            f"{where} has {odd!r} beside the video, which is not read here. Fix: video_settings of wrap_processor for "
-            "every video, or (file, mp.video.sample(…)) for this one"
+            f"{where} has {odd!r} beside the {kind}, which is not read here. Fix: {_INSTEAD[kind]}"
         )

@@ -54,6 +54,13 @@ def test_one_plan_and_its_settings(film):
     assert json.loads(more.stdout)["plans"][0]["settings"]["fps"] == 1.0
 
 
+def test_a_text_that_looks_like_a_number(film):
+    old = "transformers_qwen3_vl:transformers=5.8"
+    for text in (old, old[:-3] + '"5.8"'):
+        result = run_mmpack("frames", film, "--policy", text, "--json")
+        assert json.loads(result.stdout)["plans"][0]["settings"]["transformers"] == "5.8"
+
+
 def test_variable_rate(tmp_path):
     path = tmp_path / "film.mkv"
     path.write_bytes(clip(5, times=[0, 40, 60, 900, 1000], container="matroska"))

@@ -121,7 +121,9 @@ def test_what_needs_a_real_engine_says_so(options):
 
 @pytest.mark.slow
 def test_clips_of_both_kinds_of_family(tmp_path):
-    report = smoke(video=True, limit=2, n=2, max_new_tokens=4, workdir=tmp_path)
+    pages = tmp_path.with_name("pages") / "step.html"
+    pages.parent.mkdir()
+    report = smoke(video=True, limit=2, n=2, max_new_tokens=4, workdir=tmp_path, html=pages)
     values = report.to_dict()
     assert report.failed == [] and report.exit_code == 0
     for family in ("qwen2_5_vl", "qwen3_vl"):
@@ -133,6 +135,8 @@ def test_clips_of_both_kinds_of_family(tmp_path):
         lines = (tmp_path / family / "rollout.jsonl").read_text().splitlines()
         media = [json.loads(line)["media"] for line in lines]
         assert {m["modality"] for one in media for m in one} == {"video"}
+        page = pages.with_stem(f"step-{family}").read_text()
+        assert page.count("<image ") > 0 and "mm-empty" not in page.partition("</style>")[2]
 
 
 @pytest.mark.slow

@@ -234,7 +234,7 @@ def test_wrong_arguments():
     with pytest.raises(mp.LayoutError, match="MM006"):
         mp.mrope_positions([1], "llava")
     video = [151656]
-    for seconds in ([], [1.0, 2.0], [float("nan")], [-1.0]):
+    for seconds in ([], [1.0, 2.0], [float("nan")], [-1.0], ["soon"], [None, []]):
         with pytest.raises(mp.ArgumentError, match="second_per_grid_ts"):
             mp.mrope_positions(
                 video, "qwen2_5_vl", video_grid_thw=[[1, 2, 2]], second_per_grid_ts=seconds

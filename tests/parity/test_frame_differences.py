@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+import torch
 from film import FPS, FRAMES, watched, write_clip
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,6 +97,22 @@ def test_two_wrapped_processors(clip):
     assert report.first.frames.rollout.policy == POLICIES[0]
     assert not [name for name in report.not_compared if name.startswith("processor.video.sampling")]
     assert mp.compare([sides[0]], [copy.deepcopy(sides[0])]).ok
+
+
+@pytest.mark.parametrize("rounded", ["rollout", "train"])
+def test_seconds_that_one_side_rounded(clip, rounded):
+    """What vLLM's cast does to them: the cause says whose they are, and in which dtype."""
+    exact, _, _ = watched(clip, policy="transformers_qwen2_vl")
+    other = copy.deepcopy(exact)
+    seconds = torch.tensor(exact.media[0].second_per_grid_ts)
+    other.media[0].second_per_grid_ts = seconds.bfloat16().item()
+    pair = [[other], [exact]] if rounded == "rollout" else [[exact], [other]]
+    report = mp.compare(*pair)
+    assert report.first.cause == "second_per_grid_ts"
+    theirs = "train" if rounded == "rollout" else "rollout"
+    assert report.first.evidence.endswith(f": {rounded}'s is {theirs}'s in bfloat16")
+    other.media[0].second_per_grid_ts = 1.5
+    assert "'s is " not in mp.compare(*pair).first.evidence
 
 
 # ---- one recorded film, changed ------------------------------------------------------------------

@@ -159,6 +159,24 @@ def test_a_file_that_changed_is_refused(make, root, files):
         make().from_ids(whole.input_ids, media=[recorded], sample_id="s")
 
 
+def test_seconds_as_the_engine_rounded_them_are_kept(make):
+    """vLLM casts them to its dtype, and its positions follow: so do the trainer's, given the rollout's video."""
+    exact = make()(ask("clips/a.mp4"), [1, 2], sample_id="s")
+    rounded = dataclasses.replace(exact.media[0], second_per_grid_ts=1.5)
+    rounded.pixel_values = None
+    followed = make()(ask(rounded), [1, 2], sample_id="s")
+    assert followed.media[0].second_per_grid_ts == 1.5
+    wanted, _ = mp.mrope_positions(
+        followed.input_ids,
+        "qwen2_5_vl",
+        video_grid_thw=[rounded.grid_thw],
+        second_per_grid_ts=[1.5],
+        rule=followed.processor["position_rule"],
+    )
+    assert np.array_equal(followed.position_ids, wanted)
+    assert not np.array_equal(followed.position_ids, exact.position_ids)
+
+
 def test_without_a_root_a_recorded_medium_stays_as_it_is(make, make_hf):
     recorded = dataclasses.replace(make()(ask("clips/a.mp4"), sample_id="s").media[0])
     recorded.pixel_values = None

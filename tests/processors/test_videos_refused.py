@@ -99,6 +99,13 @@ def test_settings_beside_a_video(make, name):
     refused(f"has '{name}' beside the video", make(), ask("a.mp4", **{name: 5}), sample_id="s")
 
 
+@pytest.mark.parametrize("name", ["min_pixels", "max_pixels", "resized_height", "resized_width"])
+def test_settings_beside_an_image(make, name):
+    part = {"type": "image", "image": Image.new("RGB", (56, 56)), name: 5}
+    messages = [{"role": "user", "content": [part]}]
+    refused(f"has '{name}' beside the image", make(), messages, sample_id="s")
+
+
 def test_masked_frames_are_not_decoded_again(make, tmp_path, files):
     processor = make()
     whole = processor(ask("a.mp4"), [1, 2], sample_id="s")

@@ -3,6 +3,9 @@
 TRAPS: dict[str, str] = {
     "position_rule": "After a video, text goes on at the last position + 1; in transformers at max(h, w) "
     "// merge past its start. Positions are recorded as the engine's model computes them, and parity compares them.",
+    "second_per_grid_ts": "What a processor returns is cast to the engine's dtype, a video's seconds too: bfloat16 "
+    "keeps three digits, and positions follow. They are recorded as cast; a trainer given the rollout's video takes "
+    "them.",
     "double_expansion": "Expanded ids with multi_modal_data are expanded again. `from_samples` makes engine inputs "
     "that hold the placeholder ranges, which nothing expands.",
     "dropped_image": "`LLM.generate` takes an engine input (what render_cmpl made) for bare ids and drops its media "

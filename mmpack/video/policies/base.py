@@ -25,6 +25,7 @@ Size = tuple[int, int]
 
 ASSUMED_FPS = 24.0  # transformers' guess where a container has no frame rate
 _ANY_SIGN = ("video_start", "video_end")
+_SIZES, _LARGEST = ("patch_size", "temporal_patch_size", "merge_size"), 1024
 AREAS = {  # area limits of released checkpoints: of a frame (single), of a whole video (frames)
     "single": (56 * 56, 16384 * 28 * 28),
     "frames": (64 * 64, 24576 * 32 * 32),
@@ -90,6 +91,8 @@ class Policy:
             return
         if not math.isfinite(value) or (value <= 0 and name not in _ANY_SIGN):
             raise self.error(f"setting {name} is {value}", "a positive number")
+        if name in _SIZES and value > _LARGEST:
+            raise self.error(f"setting {name} is {value}", f"at most {_LARGEST}")
 
 
 def models_of(*layouts: str) -> tuple[str, ...]:
