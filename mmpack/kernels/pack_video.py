@@ -1,6 +1,7 @@
 """Frames to rows of patches and back: one launch each, one read and one write of each value.
 
-A program has the patches of one token and goes through their frames and channels, a pixel or two of a patch a thread.
+A program has the patches of one token, a thread some pixels of each channel. Bytes are read and written as words of the
+2 or 4 neighbouring pixels that fit a patch's rows; all words of a program are on their way before one is used.
 Normalised values are rounded after each step, as PyTorch rounds them: subtraction, then IEEE
 division, or three steps that give its bits (Markstein 1990) where that was checked for all values of a byte.
 """
@@ -8,6 +9,7 @@ division, or three steps that give its bits (Markstein 1990) where that was chec
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,16 +23,61 @@ from mmpack.families import Family
 from mmpack.video.patches import merge_of
 
 WARPS = 4
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 @triton.jit
-def place(starts, patches, blocks, TEMPORAL: tl.constexpr):
-    """Of a program: its first row, the entry of its temporal patch, first pixel (y, x), start of its clip."""
+def place(
+    starts,
+    patches,
+    blocks,
+    PATCH: tl.constexpr,
+    MERGE: tl.constexpr,
+    TEMPORAL: tl.constexpr,
+    UNIT: tl.constexpr,
+    LAST: tl.constexpr,
+    ITEMS: tl.constexpr,
+):
+    """A program's items, each UNIT neighbouring pixels of a frame of a patch, where they lie in the token's first patch.
+
+    Returns places in frames (in UNITs), distances of channels, and of patches down and across there; places in rows (in
+    values); which are items, which of them are the first slot of their frame, and how many slots behind repeat it.
+    """
     block = blocks + 4 * tl.program_id(0).to(tl.int64)
     entry = patches + tl.load(block).to(tl.int64) * (4 + TEMPORAL)
-    row = tl.load(entry) + tl.load(block + 1)
-    clip = tl.load(starts + tl.load(entry + 3))
-    return row, entry, tl.load(block + 2), tl.load(block + 3), clip
+    row, clip = tl.load(entry) + tl.load(block + 1), tl.load(starts + tl.load(entry + 3))
+    RUNS: tl.constexpr = PATCH * PATCH // UNIT  # items of a frame of a patch
+    STEP: tl.constexpr = 3 if LAST else 1
+    width = tl.load(entry + 2) * PATCH
+    plane = 1 if LAST else tl.load(entry + 1) * PATCH * width // UNIT
+    item = tl.arange(0, ITEMS)
+    mask = item < TEMPORAL * RUNS
+    f, cell = item // RUNS, item % RUNS * UNIT
+    start = tl.load(entry + 4 + f, mask=mask, other=0)
+    first = (f == 0) | (tl.load(entry + 3 + f, mask=mask, other=0) != start)
+    repeats = tl.zeros((ITEMS,), dtype=tl.int32)
+    for k in tl.static_range(1, TEMPORAL):
+        repeats += ((f < k) & (tl.load(entry + 4 + k) == start)).to(tl.int32)
+    y, x = tl.load(block + 2) + cell // PATCH, tl.load(block + 3) + cell % PATCH
+    frame = (clip + start + (y * width + x) * STEP) // UNIT
+    down, across = PATCH * width * STEP // UNIT, PATCH * STEP // UNIT
+    kept = row * (3 * TEMPORAL * PATCH * PATCH) + item * UNIT
+    return frame, plane, down, across, kept, mask, first, repeats
+
+
+@triton.jit
+def value_of(w0, w1, w2, C: tl.constexpr, P: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr):
+    """Channel C of pixel P of three words; of single values the one of C."""
+    AT: tl.constexpr = 3 * P + C if LAST and UNIT > 1 else C * UNIT + P
+    if AT // UNIT == 0:
+        word = w0
+    elif AT // UNIT == 1:
+        word = w1
+    else:
+        word = w2
+    if UNIT > 1:
+        word = (word >> (8 * (AT % UNIT))) & 255
+    return word
 
 
 @triton.jit
@@ -48,7 +95,41 @@ def changed(x, mean, std, inverse, scale, CHANGE: tl.constexpr, BYTES: tl.conste
     return x
 
 
-@triton.jit(do_not_specialize=["shift"])
+@triton.jit
+def channel(
+    w0,
+    w1,
+    w2,
+    mean,
+    std,
+    inverse,
+    scale,
+    C: tl.constexpr,
+    CHANGE: tl.constexpr,
+    BYTES: tl.constexpr,
+    UNIT: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    """[items, UNIT]: channel C of each item's pixels, changed."""
+    v0 = value_of(w0, w1, w2, C, 0, UNIT, LAST)
+    v0 = changed(v0, mean, std, inverse, scale, CHANGE, BYTES)
+    if UNIT == 1:
+        out = v0[:, None]
+    else:
+        v1 = value_of(w0, w1, w2, C, 1, UNIT, LAST)
+        v1 = changed(v1, mean, std, inverse, scale, CHANGE, BYTES)
+        if UNIT == 2:
+            out = tl.join(v0, v1)
+        else:
+            v2 = value_of(w0, w1, w2, C, 2, UNIT, LAST)
+            v2 = changed(v2, mean, std, inverse, scale, CHANGE, BYTES)
+            v3 = value_of(w0, w1, w2, C, 3, UNIT, LAST)
+            v3 = changed(v3, mean, std, inverse, scale, CHANGE, BYTES)
+            out = tl.reshape(tl.join(tl.join(v0, v2), tl.join(v1, v3)), (v0.shape[0], 4))
+    return out
+
+
+@triton.jit
 def pack_kernel(
     frames,
     out,
@@ -65,7 +146,6 @@ def pack_kernel(
     inverse_1,
     inverse_2,
     scale,
-    shift,
     CHANGE: tl.constexpr,
     BYTES: tl.constexpr,
     REPEAT: tl.constexpr,
@@ -73,37 +153,57 @@ def pack_kernel(
     PATCH: tl.constexpr,
     MERGE: tl.constexpr,
     TEMPORAL: tl.constexpr,
-    CELLS: tl.constexpr,
+    UNIT: tl.constexpr,
+    ITEMS: tl.constexpr,
 ):
-    row, entry, y, x, clip = place(starts, patches, blocks, TEMPORAL)
-    STEP: tl.constexpr = 3 if LAST else 1
-    width = tl.load(entry + 2).to(tl.int32) * PATCH
-    plane = 1 if LAST else tl.load(entry + 1).to(tl.int32) * PATCH * width
-    APART: tl.constexpr = TEMPORAL * PATCH * PATCH
-    cell = tl.arange(0, CELLS)
-    mask = cell < PATCH * PATCH
-    inside = (cell // PATCH * width + cell % PATCH) * STEP
+    read, plane, down, across, write, mask, first, _ = place(
+        starts, patches, blocks, PATCH, MERGE, TEMPORAL, UNIT, LAST, ITEMS
+    )
+    shown = mask if REPEAT else mask & first
+    words = ()
     for r in tl.static_range(MERGE * MERGE):
-        corner = clip + ((y + r // MERGE * PATCH) * width + x + r % MERGE * PATCH) * STEP
-        write = out + (row + r) * (3 * TEMPORAL * PATCH * PATCH) + (cell + shift)
-        for f in tl.static_range(TEMPORAL):
-            start = tl.load(entry + 4 + f)
-            shown = mask
-            if not REPEAT and f > 0:
-                shown = mask & (start != tl.load(entry + 3 + f))
-            read = frames + (corner + start) + inside
-            # all three are on their way before the first is written: a store would hold up the loads behind it
-            v0 = tl.load(read, mask=shown, other=0)
-            v1 = tl.load(read + plane, mask=shown, other=0)
-            v2 = tl.load(read + 2 * plane, mask=shown, other=0)
-            v0 = changed(v0, mean_0, std_0, inverse_0, scale, CHANGE, BYTES)
-            v1 = changed(v1, mean_1, std_1, inverse_1, scale, CHANGE, BYTES)
-            v2 = changed(v2, mean_2, std_2, inverse_2, scale, CHANGE, BYTES)
-            where = write + f * (PATCH * PATCH)
-            kind = out.dtype.element_ty
-            tl.store(where, v0.to(kind), mask=mask, cache_modifier=".cs")
-            tl.store(where + APART, v1.to(kind), mask=mask, cache_modifier=".cs")
-            tl.store(where + 2 * APART, v2.to(kind), mask=mask, cache_modifier=".cs")
+        at = frames + read + (r // MERGE * down + r % MERGE * across)
+        w0 = tl.load(at, mask=shown, other=0)
+        w1 = tl.load(at + plane, mask=shown, other=0)
+        w2 = tl.load(at + 2 * plane, mask=shown, other=0)
+        words = words + ((w0, w1, w2),)
+    APART: tl.constexpr = TEMPORAL * PATCH * PATCH
+    where = out + write[:, None] + tl.arange(0, UNIT)[None, :]
+    kind = out.dtype.element_ty
+    for r in tl.static_range(MERGE * MERGE):
+        w0, w1, w2 = words[r]
+        v0 = channel(w0, w1, w2, mean_0, std_0, inverse_0, scale, 0, CHANGE, BYTES, UNIT, LAST)
+        v1 = channel(w0, w1, w2, mean_1, std_1, inverse_1, scale, 1, CHANGE, BYTES, UNIT, LAST)
+        v2 = channel(w0, w1, w2, mean_2, std_2, inverse_2, scale, 2, CHANGE, BYTES, UNIT, LAST)
+        at = where + 3 * APART * r
+        tl.store(at, v0.to(kind), mask=mask[:, None], cache_modifier=".cs")
+        tl.store(at + APART, v1.to(kind), mask=mask[:, None], cache_modifier=".cs")
+        tl.store(at + 2 * APART, v2.to(kind), mask=mask[:, None], cache_modifier=".cs")
+
+
+@triton.jit
+def piece(w0, w1, w2, AT: tl.constexpr, UNIT: tl.constexpr):
+    """Byte AT of an item's pixels, channels last, in its place in its word; w0 to w2: a word of each channel."""
+    return value_of(w0, w1, w2, AT % 3, AT // 3, UNIT, False) << (8 * (AT % UNIT))
+
+
+@triton.jit
+def interleaved(w0, w1, w2, K: tl.constexpr, UNIT: tl.constexpr):
+    """Word K of an item's pixels, channels last."""
+    word = piece(w0, w1, w2, UNIT * K, UNIT) | piece(w0, w1, w2, UNIT * K + 1, UNIT)
+    if UNIT == 4:
+        word |= piece(w0, w1, w2, UNIT * K + 2, UNIT) | piece(w0, w1, w2, UNIT * K + 3, UNIT)
+    return word
+
+
+@triton.jit
+def with_repeats(read, repeats, mask, SUM: tl.constexpr, PATCH: tl.constexpr, MOST: tl.constexpr):
+    """What stands at `read`, and in the `repeats` slots behind it, added from the last to the first."""
+    total = tl.zeros(read.shape, dtype=SUM)
+    for k in tl.static_range(MOST - 1, -1, -1):
+        there = mask & (k <= repeats)
+        total += tl.load(read + k * PATCH * PATCH, mask=there, other=0).to(SUM)
+    return total
 
 
 @triton.jit
@@ -119,31 +219,38 @@ def unpack_kernel(
     PATCH: tl.constexpr,
     MERGE: tl.constexpr,
     TEMPORAL: tl.constexpr,
-    CELLS: tl.constexpr,
+    UNIT: tl.constexpr,
+    ITEMS: tl.constexpr,
 ):
-    row, entry, y, x, clip = place(starts, patches, blocks, TEMPORAL)
-    STEP: tl.constexpr = 3 if LAST else 1
-    width = tl.load(entry + 2).to(tl.int32) * PATCH
-    plane = 1 if LAST else tl.load(entry + 1).to(tl.int32) * PATCH * width
-    cell = tl.arange(0, CELLS)
-    mask = cell < PATCH * PATCH
-    inside = (cell // PATCH * width + cell % PATCH) * STEP
+    write, plane, down, across, read, mask, first, repeats = place(
+        starts, patches, blocks, PATCH, MERGE, TEMPORAL, UNIT, LAST, ITEMS
+    )
+    APART: tl.constexpr = TEMPORAL * PATCH * PATCH // UNIT
+    shown = mask & first
+    words = ()
     for r in tl.static_range(MERGE * MERGE):
-        corner = clip + ((y + r // MERGE * PATCH) * width + x + r % MERGE * PATCH) * STEP
-        read = rows + (row + r) * (3 * TEMPORAL * PATCH * PATCH) + cell
-        for c in tl.static_range(3):
-            added = tl.zeros((CELLS,), dtype=SUM)
-            for f in tl.static_range(TEMPORAL - 1, -1, -1):
-                start = tl.load(entry + 4 + f)
-                own = True
-                if f > 0:
-                    own = start != tl.load(entry + 3 + f)
-                value = tl.load(read + (c * TEMPORAL + f) * (PATCH * PATCH), mask=mask, other=0)
-                if TOTAL:
-                    added += value.to(SUM)
-                    value = added.to(out.dtype.element_ty)
-                    added = tl.where(own, 0.0, added)
-                tl.store(out + (corner + start + c * plane) + inside, value, mask=mask & own)
+        at = rows + read // UNIT + 3 * APART * r
+        if TOTAL:
+            w0 = with_repeats(at, repeats, shown, SUM, PATCH, TEMPORAL)
+            w1 = with_repeats(at + APART, repeats, shown, SUM, PATCH, TEMPORAL)
+            w2 = with_repeats(at + 2 * APART, repeats, shown, SUM, PATCH, TEMPORAL)
+        else:
+            w0 = tl.load(at, mask=shown, other=0)
+            w1 = tl.load(at + APART, mask=shown, other=0)
+            w2 = tl.load(at + 2 * APART, mask=shown, other=0)
+        words = words + ((w0, w1, w2),)
+    kind = out.dtype.element_ty
+    for r in tl.static_range(MERGE * MERGE):
+        w0, w1, w2 = words[r]
+        if LAST and UNIT > 1:
+            c0, c1, c2 = w0, w1, w2
+            w0 = interleaved(c0, c1, c2, 0, UNIT)
+            w1 = interleaved(c0, c1, c2, 1, UNIT)
+            w2 = interleaved(c0, c1, c2, 2, UNIT)
+        at = out + write + (r // MERGE * down + r % MERGE * across)
+        tl.store(at, w0.to(kind), mask=shown)
+        tl.store(at + plane, w1.to(kind), mask=shown)
+        tl.store(at + 2 * plane, w2.to(kind), mask=shown)
 
 
 def pack_video(
@@ -158,8 +265,12 @@ def pack_video(
     std: Sequence[float] | None,
     scale: float | None,
     repeat: bool,
+    aligned: int,
 ) -> None:
-    """Fill `out` [rows, patch_dim] from `frames` and what else `starts` point at. Tables: `PatchTables`."""
+    """Fill `out` [rows, patch_dim] from `frames` and what else `starts` point at. Tables: `PatchTables`.
+
+    `aligned`: bytes of which the addresses of all clips are multiples.
+    """
     if out.numel() == 0:
         return
     change = "normalise" if mean is not None else "copy" if scale is None else "rescale"
@@ -167,9 +278,10 @@ def pack_video(
     inverse = [float(np.float32(1) / np.float32(s)) for s in std]
     # the interpreter rounds an fma twice
     bytes_alone = frames.dtype == torch.uint8 and frames.is_cuda
+    shape = shape_of(family, channels_last, frames.dtype, aligned)
     with torch.cuda.device_of(frames):
         pack_kernel[(len(blocks),)](
-            frames,
+            as_words(frames, shape["UNIT"]),
             out,
             starts,
             patches,
@@ -178,11 +290,10 @@ def pack_video(
             *std,
             *inverse,
             1.0 if scale is None else scale,
-            0,  # not known when it is compiled: neighbours in a patch go to neighbouring threads, one value each
             CHANGE=change,
             BYTES=bytes_alone and divides_bytes(mean, std),
             REPEAT=repeat,
-            **shape_of(family, channels_last),
+            **shape,
         )
 
 
@@ -199,16 +310,18 @@ def unpack_video(
     """Fill the buffer `out` [values] from `rows`; with `total`, repeats of a frame are added."""
     if rows.numel() == 0:
         return
+    aligned = 1 if total else math.gcd(4, rows.data_ptr(), out.data_ptr())
+    shape = shape_of(family, channels_last, rows.dtype, aligned)
     with torch.cuda.device_of(rows):
         unpack_kernel[(len(blocks),)](
-            rows,
-            out,
+            as_words(rows, shape["UNIT"]),
+            as_words(out, shape["UNIT"]),
             starts,
             patches,
             blocks,
             TOTAL=total,
             SUM=tl.float64 if rows.dtype == torch.float64 else tl.float32,
-            **shape_of(family, channels_last),
+            **shape,
         )
 
 
@@ -225,13 +338,26 @@ def divides_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> bool:
     return np.array_equal(made, x / by)
 
 
-def shape_of(family: Family, channels_last: bool) -> dict[str, Any]:
+def as_words(values: Tensor, unit: int) -> Tensor:
+    """Bytes as words of `unit` bytes; whatever has no words of its own as it is."""
+    return (
+        values if unit == 1 else values.view(-1)[: values.numel() // unit * unit].view(WORDS[unit])
+    )
+
+
+def shape_of(
+    family: Family, channels_last: bool, dtype: torch.dtype, aligned: int
+) -> dict[str, Any]:
     """What both kernels are compiled for."""
+    patch, merge, temporal = family.patch_size, merge_of(family), family.temporal_patch_size
+    unit = math.gcd(4, patch, aligned) if dtype == torch.uint8 else 1
+    items = temporal * patch**2 // unit
     return {
         "LAST": channels_last,
-        "PATCH": family.patch_size,
-        "MERGE": merge_of(family),
-        "TEMPORAL": family.temporal_patch_size,
-        "CELLS": triton.next_power_of_2(family.patch_size**2),
-        "num_warps": WARPS,
+        "PATCH": patch,
+        "MERGE": merge,
+        "TEMPORAL": temporal,
+        "UNIT": unit,
+        "ITEMS": triton.next_power_of_2(items),
+        "num_warps": WARPS if unit > 1 else 2 * WARPS,
     }

@@ -5,6 +5,7 @@ The two are each other's transpose: the gradient of one is the other. Where each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,7 +137,8 @@ def _pack_video(
 
         if len(clips) > 1:
             starts = _apart(clips)
-        order = layout, channels_last, mean, std, scale, repeat
+        aligned = math.gcd(4, *(c.data_ptr() for c in clips))
+        order = layout, channels_last, mean, std, scale, repeat, aligned
         kernels.pack_video(clips[0], out, starts, patches, blocks, *order)
     return out
 

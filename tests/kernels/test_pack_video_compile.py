@@ -1,5 +1,7 @@
 """The kernels of patch packing, compiled for every target: both patch sizes, both orders of channels, every change."""
 
+import math
+
 import pytest
 from support.offline_compile import compiled_size, each_target
 
@@ -8,9 +10,15 @@ pytestmark = pytest.mark.compile
 TABLES = {"starts": "*i64", "patches": "*i64", "blocks": "*i32"}
 
 
-def shape(patch, last, merge=2, temporal=2):
-    sizes = {"PATCH": patch, "MERGE": merge, "TEMPORAL": temporal, "LAST": last}
-    return sizes | {"CELLS": 256}
+def shape(patch, last, value, merge=2, temporal=2):
+    unit = math.gcd(4, patch) if value == "u8" else 1
+    sizes = {"PATCH": patch, "MERGE": merge, "TEMPORAL": temporal, "LAST": last, "UNIT": unit}
+    return sizes | {"ITEMS": 1 << (temporal * patch**2 // unit - 1).bit_length()}
+
+
+def words(value, unit):
+    """Bytes are read as words of `unit` bytes."""
+    return {1: value, 2: "i16", 4: "i32"}[unit]
 
 
 @each_target
@@ -30,10 +38,10 @@ def test_pack(target, patch, last, value, made, change):
     from mmpack.kernels.pack_video import pack_kernel
 
     numbers = [f"{name}_{c}" for name in ("mean", "std", "inverse") for c in range(3)]
-    signature = {"frames": f"*{value}", "out": f"*{made}"} | TABLES
-    signature |= dict.fromkeys([*numbers, "scale"], "fp32") | {"shift": "i32"}
-    constants = shape(patch, last) | {"CHANGE": change, "REPEAT": value != "bf16"}
+    constants = shape(patch, last, value) | {"CHANGE": change, "REPEAT": value != "bf16"}
     constants["BYTES"] = made == "bf16"
+    signature = {"frames": f"*{words(value, constants['UNIT'])}", "out": f"*{made}"} | TABLES
+    signature |= dict.fromkeys([*numbers, "scale"], "fp32")
     assert compiled_size(pack_kernel, signature, constants, target)
 
 
@@ -47,8 +55,9 @@ def test_unpack(target, value, patch, merge, temporal):
 
     from mmpack.kernels.pack_video import unpack_kernel
 
-    signature = {"rows": f"*{value}", "out": f"*{value}"} | TABLES
     wide = tl.float64 if value == "fp64" else tl.float32
-    for total, last in ((True, True), (False, False)):
-        constants = shape(patch, last, merge, temporal) | {"TOTAL": total, "SUM": wide}
+    for total, last in ((value != "u8", True), (False, False)):
+        constants = shape(patch, last, value, merge, temporal) | {"TOTAL": total, "SUM": wide}
+        kind = words(value, constants["UNIT"])
+        signature = {"rows": f"*{kind}", "out": f"*{kind}"} | TABLES
         assert compiled_size(unpack_kernel, signature, constants, target)

@@ -42,6 +42,24 @@ def test_rows_and_frames_again(device, name, last):
 
 
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("shift", [1, 2])
+def test_addresses_of_no_word(device, name, shift):
+    """One buffer, and one of several clips, that start at an odd byte or at one of two."""
+    shapes = shapes_of(name, True)
+    plan, clips = plan_patches(shapes, name), clips_of(shapes, device=device)
+    wanted = rows_by_index(clips, plan)
+    values = torch.cat([c.view(-1) for c in clips])
+    buffer = torch.cat([values[:shift], values])[shift:]
+    assert buffer.data_ptr() % 4 == shift
+    assert torch.equal(pack_video(buffer, plan), wanted)
+    clips[1] = buffer[clips[0].numel() :][: clips[1].numel()].view(shapes[1])
+    assert torch.equal(pack_video(clips, plan), wanted)
+    rows = torch.cat([wanted.view(-1)[:shift], wanted.view(-1)])[shift:].view(wanted.shape)
+    assert all(map(torch.equal, unpack_video(rows, plan), clips))
+
+
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("change", CHANGES[1:])
 @pytest.mark.parametrize(("name", "last"), [("qwen2_5_vl", True), ("qwen3_vl", False)])
 def test_normalised(device, name, last, change):
