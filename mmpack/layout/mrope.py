@@ -185,9 +185,11 @@ def _frames(videos: np.ndarray, most: int) -> np.ndarray:
 
 
 def _floats(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
+    values = seconds.tolist() if hasattr(seconds, "tolist") else seconds  # a tensor may be bfloat16
     try:
-        return np.asarray(seconds, dtype=np.float32).reshape(-1)
-    except (TypeError, ValueError):
+        with np.errstate(over="ignore"):
+            return np.asarray(values, dtype=np.float32).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
         raise ArgumentError(
             f"mrope_positions: second_per_grid_ts {reprlib.repr(seconds):.80} are no numbers. "
             "Fix: pass the seconds of each video"

@@ -38,7 +38,7 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
 
 
 def seconds_in(seconds: float, dtype: str) -> float:
-    """`second_per_grid_ts` once a float32 tensor of it was cast to `dtype`: of three digits in bfloat16.
+    """`second_per_grid_ts` (finite) once a float32 tensor of it was cast to `dtype`: in bfloat16 three digits are left.
 
     transformers' BatchFeature.to(dtype) does so, and vLLM with all that a processor returns.
     """

@@ -33,7 +33,7 @@ FIXES: dict[str, str] = {
     "retokenized_response": "Train on the ids that the engine returned; never encode the text again.",
     "stop_token": "Keep the sampled stop token on both sides, or strip it on both.",
     "position_rule": "Use one position rule on both sides (grid: transformers 5.19 and later).",
-    "second_per_grid_ts": "Pass second_per_grid_ts, and one tokens_per_second, to both sides.",
+    "second_per_grid_ts": "Pass one second_per_grid_ts, and one tokens_per_second, to both sides.",
     "padding_positions": "Compute position_ids from the attention mask, so that padding adds none.",
     "loss_mask_shift": "Take loss_spans from the engine's turns: each turn's ids, its end included.",
     "empty_response": "Drop samples without a response token before rewards are scattered.",

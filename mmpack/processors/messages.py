@@ -18,7 +18,7 @@ _BESIDE = {
 }
 _INSTEAD = {
     "video": "video_settings of wrap_processor for every video, or (file, mp.video.sample(…)) for this one",
-    "image": "min_pixels and max_pixels of the image processor for every picture, or hand over this one resized",
+    "image": "settings of the image processor for every picture, or hand over this one resized",
 }
 
 
@@ -88,7 +88,7 @@ def kind_of_part(part: Any, where: str) -> str | None:
 
 
 def _refuse_settings(part: dict[str, Any], kind: str, where: str) -> None:
-    odd = next((name for name in part if name in _BESIDE[kind]), None)
+    odd = next((name for name in part if name in _BESIDE[kind] and part[name] is not None), None)
     if odd is not None:
         raise ArgumentError(
             f"{where} has {odd!r} beside the {kind}, which is not read here. Fix: {_INSTEAD[kind]}"

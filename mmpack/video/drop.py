@@ -18,7 +18,7 @@ from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
 from mmpack.layout.fingerprint import cache_key, content_hash
 from mmpack.layout.mrope import sample_positions
-from mmpack.layout.seconds import frame_seconds
+from mmpack.layout.seconds import frame_seconds, seconds_in
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.video.patches import CHANNELS, normalization
@@ -241,6 +241,9 @@ def _spread(medium: Medium, count: int, left: int, family: Family) -> float:
         )
         if np.isclose(told, medium.second_per_grid_ts, rtol=1e-6):
             return found
+        for dtype in ("bfloat16", "float16"):  # as an engine cast it
+            if seconds_in(told, dtype) == medium.second_per_grid_ts:
+                return seconds_in(found, dtype)
     return medium.second_per_grid_ts * count / left
 
 

@@ -50,7 +50,7 @@ def train_side(processor, prompts, rollouts):
 def test_both_sides_make_one_plan_of_a_file(engine, clips, policy, monkeypatch, tmp_path):
     (tmp_path / "a.mp4").write_bytes(clips[0])
     options = {"media_root": tmp_path, "video_policy": policy, "position_rule": "max"}
-    options["video_settings"] = {"dtype": "float32"} if policy == "vllm" else {"fps": 2.0}
+    options["video_settings"] = {} if policy == "vllm" else {"fps": 2.0}
     monkeypatch.setattr(engine, "processor", mp.wrap_processor(engine.hf_processor, **options))
     prompts = [film("a.mp4"), film(clips[1])]
     rollouts = engine.rollout(prompts, ["a", "b"], n=2, max_new_tokens=5)

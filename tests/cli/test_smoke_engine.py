@@ -93,6 +93,6 @@ def test_another_dtype_is_named():
     assert report.failed == ["parity", "drift"] and report.values["drift"]["max_abs"] > MAX
     first = report.values["first"]
     assert first["cause"] == "second_per_grid_ts"
-    assert "rollout's is train's in bfloat16" in first["message"]
+    assert "rollout's engine casts it to bfloat16" in first["message"]
     assert set(report.values["drift"]["causes"]) == {"dtype"}
     assert "bfloat16" in report.values["drift"]["causes"]["dtype"]

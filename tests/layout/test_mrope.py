@@ -234,11 +234,22 @@ def test_wrong_arguments():
     with pytest.raises(mp.LayoutError, match="MM006"):
         mp.mrope_positions([1], "llava")
     video = [151656]
-    for seconds in ([], [1.0, 2.0], [float("nan")], [-1.0], ["soon"], [None, []]):
+    for seconds in ([], [1.0, 2.0], [float("nan")], [-1.0], ["soon"], [None, []], [10**400]):
         with pytest.raises(mp.ArgumentError, match="second_per_grid_ts"):
             mp.mrope_positions(
                 video, "qwen2_5_vl", video_grid_thw=[[1, 2, 2]], second_per_grid_ts=seconds
             )
+
+
+def test_seconds_as_tensors():
+    """vLLM holds them in the model's dtype."""
+    ids, grids = [151656] * 12, [[12, 2, 2]]
+    options = {"video_grid_thw": grids, "second_per_grid_ts": [1.5]}
+    wanted, _ = mp.mrope_positions(ids, "qwen2_5_vl", **options)
+    for dtype in (torch.float32, torch.bfloat16):
+        options["second_per_grid_ts"] = torch.tensor([1.5], dtype=dtype, requires_grad=True)
+        found, _ = mp.mrope_positions(ids, "qwen2_5_vl", **options)
+        assert np.array_equal(found, wanted)
 
 
 def test_no_tokens():

@@ -99,20 +99,42 @@ def test_two_wrapped_processors(clip):
     assert mp.compare([sides[0]], [copy.deepcopy(sides[0])]).ok
 
 
-@pytest.mark.parametrize("rounded", ["rollout", "train"])
-def test_seconds_that_one_side_rounded(clip, rounded):
-    """What vLLM's cast does to them: the cause says whose they are, and in which dtype."""
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("side", ["rollout", "train"])
+def test_seconds_that_an_engine_cast(tmp_path, clip, side, suffix):
+    """As vLLM does: whose they are is told, and the dtype where the trace has it."""
+    exact, _, _ = watched(clip, policy="transformers_qwen2_vl")
+    told = torch.tensor(exact.media[0].second_per_grid_ts)
+
+    def first(seconds, engine):
+        other = copy.deepcopy(exact)
+        other.media[0].second_per_grid_ts = seconds
+        other.metadata = engine
+        made = {"rollout": exact, "train": exact} | {side: other}
+        for name, sample in made.items():
+            mp.write_trace(tmp_path / f"{name}.{suffix}", [sample])
+        first = mp.compare(tmp_path / f"rollout.{suffix}", tmp_path / f"train.{suffix}").first
+        assert first.cause == "second_per_grid_ts"
+        return first.evidence
+
+    cast = told.bfloat16().item()
+    known = {"engine": {"dtype": "bfloat16"}}
+    assert first(cast, known).endswith(f": {side}'s engine casts it to bfloat16")
+    assert first(cast, {}).endswith(f": maybe {side}'s was cast to bfloat16")
+    assert " cast" not in first(cast, {"engine": {"dtype": "float32"}})
+    for other in (1.0, 1.5):
+        assert " cast" not in first(other, {}) and " cast" not in first(other, known)
+
+
+def test_one_second_is_assumed_and_not_cast(clip):
+    """bfloat16 of 1.001, of 30000/1001 frames a second, is 1."""
     exact, _, _ = watched(clip, policy="transformers_qwen2_vl")
     other = copy.deepcopy(exact)
-    seconds = torch.tensor(exact.media[0].second_per_grid_ts)
-    other.media[0].second_per_grid_ts = seconds.bfloat16().item()
-    pair = [[other], [exact]] if rounded == "rollout" else [[exact], [other]]
-    report = mp.compare(*pair)
-    assert report.first.cause == "second_per_grid_ts"
-    theirs = "train" if rounded == "rollout" else "rollout"
-    assert report.first.evidence.endswith(f": {rounded}'s is {theirs}'s in bfloat16")
-    other.media[0].second_per_grid_ts = 1.5
-    assert "'s is " not in mp.compare(*pair).first.evidence
+    exact.media[0].second_per_grid_ts, other.media[0].second_per_grid_ts = 1.001, 1.0
+    assert " cast" not in mp.compare([exact], [other]).first.evidence
+    for odd in (0.0, 1e300, 10**400):
+        other.media[0].second_per_grid_ts = odd
+        assert " cast" not in mp.compare([exact], [other]).first.evidence
 
 
 # ---- one recorded film, changed ------------------------------------------------------------------

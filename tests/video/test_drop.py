@@ -268,6 +268,16 @@ def test_seconds():
     assert out.media[0].second_per_grid_ts == 3.0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_seconds_that_an_engine_cast(dtype):
+    """What it would make of the 10 frames of 14 that are left."""
+    whole = film(7)
+    told, wanted = (torch.tensor(2 / (n / 200 * 8)).to(dtype).item() for n in (14, 10))
+    whole.second_per_grid_ts = told
+    found = drop_frames(watched("qwen2_5_vl", whole), 0, [1, 3]).media[0].second_per_grid_ts
+    assert found == wanted != told * 14 / 10
+
+
 @pytest.mark.parametrize("rule", ["grid", "max", "grid_int"])
 def test_positions_keep_their_rule(rule):
     from mmpack.layout.mrope import sample_positions

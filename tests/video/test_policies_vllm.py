@@ -47,7 +47,6 @@ def test_fresh_cases(engine):
         ("transformers_qwen3_vl", {"max_pixels": 100_000}),
         ("transformers_qwen3_vl", {"num_frames": 5}),
         ("vllm", {}),
-        ("vllm", {"dtype": "float32"}),
         ("vllm", {"model": "qwen3_vl"}),
     ],
 )
@@ -57,7 +56,7 @@ def test_the_processor_keeps_the_plan(engine, policy, given):
 
     plan = sample(clip(113, 25.0, 160, 120), policy=policy, **given)
     model = plan.settings["model"]
-    processor, _ = engine._processor(model, plan.settings.get("dtype", "float32"))
+    processor, _ = engine._processor(model)
     width, height = plan.loaded_size
     frames = np.zeros((plan.num_frames, height, width, 3), dtype=np.uint8)
     inputs = ProcessorInputs(
@@ -68,7 +67,7 @@ def test_the_processor_keeps_the_plan(engine, policy, given):
     out = processor.apply(inputs, TimingContext(enabled=False))["mm_kwargs"]["video"][0]
     assert tuple(out["video_grid_thw"].data.tolist()) == plan.grid_thw
     if plan.second_per_grid_ts is not None:
-        seconds = np.float32(float(out["second_per_grid_ts"].data))
+        seconds = np.float32(out["second_per_grid_ts"].data)
         assert seconds == np.float32(plan.second_per_grid_ts)
     else:
         assert tuple(float(t) for t in out["timestamps"].data) == plan.patch_timestamps

@@ -56,24 +56,14 @@ def test_resized_twice():
     assert wrong.resizes == ((644, 364), (640, 352)) and right.resizes == ((640, 352),)
 
 
-def test_vllm_rounds_seconds_to_its_dtype():
-    info = clip(113, 25.0, 320, 240)
-    exact = sample(info, policy="transformers_qwen2_vl", fps=2.0)
-    for dtype, digits in (("float32", 24), ("float16", 11), ("bfloat16", 8)):
-        plan = sample(info, policy="vllm", dtype=dtype)
-        assert plan.indices == exact.indices
-        apart = abs(plan.second_per_grid_ts / exact.second_per_grid_ts - 1)
-        assert 0 < apart <= 2.0**-digits
-        assert (plan.second_per_grid_ts * 2**30).is_integer()
-    assert sample(info, policy="vllm").settings["dtype"] == "bfloat16"
-    refused("dtype 'int8' is unknown", info, policy="vllm", dtype="int8")
-    days = clip(4, 1e-5, 320, 240)
-    refused("are no float16", days, policy="vllm", dtype="float16")
-
-
-@pytest.mark.parametrize("name", ["patch_size", "temporal_patch_size", "merge_size"])
-def test_a_patch_beyond_all_sizes(name):
-    refused("at most 1024", clip(100, 25.0, 640, 360), policy="vllm", **{name: 10**12})
+@pytest.mark.parametrize(
+    "name", ["patch_size", "image_patch_size", "temporal_patch_size", "merge_size"]
+)
+def test_sizes_beyond_all_pictures(name):
+    info = clip(100, 25.0, 640, 360)
+    refused("at most 1024", info, policy="qwen_vl_utils", **{name: 10**12})
+    pixels = {"min_pixels": 10**12, "max_pixels": 10**13}
+    refused("are no pictures", info, policy="transformers_qwen2_vl", fps=2.0, **pixels)
 
 
 def test_fps_missing():

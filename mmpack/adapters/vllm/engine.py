@@ -98,9 +98,6 @@ class VllmEngine:
                 f"VllmEngine: vLLM rejects {str(checkpoint)!r:.200} ({type(error).__name__}: {reason}). "
                 "Fix: a checkpoint and settings that vllm.LLM takes"
             ) from error
-        dtype = str(self.llm.model_config.dtype).removeprefix("torch.")
-        if video_policy == "vllm":
-            video_settings = {"dtype": dtype, **(video_settings or {})}
         self.hf_processor = self.llm.renderer.get_mm_processor().info.get_hf_processor()
         rules = family_of_model_type(self.llm.model_config.hf_config.model_type).position_rules
         self.processor = wrap_processor(
@@ -113,7 +110,7 @@ class VllmEngine:
         self.about = {
             "name": "vllm",
             "version": vllm.__version__,
-            "dtype": dtype,
+            "dtype": str(self.llm.model_config.dtype).removeprefix("torch."),
             "prefix_caching": prefix_caching,
             "chunked_prefill": chunked_prefill,
         }

@@ -103,8 +103,6 @@ def _of_sampling(name: str) -> str:
         return "max_pixels"
     if name in OTHERS:
         return UNKNOWN
-    if name == "dtype":
-        return "second_per_grid_ts"
     return "video_budget" if name in BUDGETS else "frame_sampling"
 
 

@@ -27,6 +27,7 @@ from mmpack.parity.frames import FrameDifference
 from mmpack.schema.media import Medium
 
 ASSUMED_FPS = 24.0  # what transformers assumes where a video says nothing
+LONGEST = 1e9  # seconds; what is more is no time
 
 
 def video_causes(
@@ -95,7 +96,7 @@ def _film_causes(
             yield "video_budget", f"{grid}, under equal pixel limits"
         seen = True
     if not seen and differ(a.second_per_grid_ts, b.second_per_grid_ts):
-        yield "second_per_grid_ts", both(a, b, "second_per_grid_ts") + _rounded(a, b)
+        yield "second_per_grid_ts", both(a, b, "second_per_grid_ts") + _cast(pair, a, b)
         seen = True
     if not seen:
         names = ("fps", "frame_timestamps", "total_frames", "size", "content_hash", "num_tokens")
@@ -106,14 +107,20 @@ def _film_causes(
             yield other_keys(pair, a, b)
 
 
-def _rounded(a: Medium, b: Medium) -> str:
-    """Whose seconds are the other side's, cast to a smaller dtype."""
-    for mine, other, told in ((a, b, "rollout's is train's"), (b, a, "train's is rollout's")):
+def _cast(pair: Pair, a: Medium, b: Medium) -> str:
+    """Whose seconds are the other side's, cast to the dtype of an engine."""
+    for side, mine, other in ((pair.left, a, b), (pair.right, b, a)):
         small, exact = mine.second_per_grid_ts, other.second_per_grid_ts
         assert small is not None and exact is not None
-        for dtype in DTYPES:
-            if seconds_in(exact, dtype) == small:
-                return f": {told} in {dtype}"
+        if not (0 < small < LONGEST and 0 < exact < LONGEST):
+            continue
+        fits = [dtype for dtype in DTYPES if seconds_in(exact, dtype) == small]
+        engine = side.sample.metadata.get("engine")
+        dtype = engine.get("dtype") if isinstance(engine, dict) else None
+        if dtype in fits:
+            return f": {side.name}'s engine casts it to {dtype}"
+        if dtype is None and fits and small != 1.0:  # what is assumed where nobody tells
+            return f": maybe {side.name}'s was cast to {' or '.join(fits)}"
     return ""
 
 
@@ -127,7 +134,8 @@ def _assumed_fps(pair: Pair, a: Medium, b: Medium) -> str | None:
             continue
         if m.second_per_grid_ts is not None and other.second_per_grid_ts is not None:
             step = pair.left.family.temporal_patch_size / ASSUMED_FPS
-            assumed = np.isclose(m.second_per_grid_ts, step, rtol=1e-3)
+            steps = (step, seconds_in(step, "bfloat16"))
+            assumed = any(np.isclose(m.second_per_grid_ts, s, rtol=1e-3) for s in steps)
             if assumed and not np.isclose(other.second_per_grid_ts, step, rtol=1e-3):
                 seconds = both(a, b, "second_per_grid_ts")
                 return f"{both(a, b, 'fps')}; {seconds}: one side's are its frames over 24"

@@ -14,6 +14,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES, Family, get_family
+from mmpack.video.limits import Limits
 from mmpack.video.plan import FramePlan
 from mmpack.video.policies.resize import qwen2_size, qwen3_size
 from mmpack.video.values import read_value
@@ -25,7 +26,8 @@ Size = tuple[int, int]
 
 ASSUMED_FPS = 24.0  # transformers' guess where a container has no frame rate
 _ANY_SIGN = ("video_start", "video_end")
-_SIZES, _LARGEST = ("patch_size", "temporal_patch_size", "merge_size"), 1024
+_SIZES = ("patch_size", "image_patch_size", "temporal_patch_size", "merge_size")
+_LARGEST = 1024
 AREAS = {  # area limits of released checkpoints: of a frame (single), of a whole video (frames)
     "single": (56 * 56, 16384 * 28 * 28),
     "frames": (64 * 64, 24576 * 32 * 32),
@@ -125,6 +127,9 @@ def finish(
     source = (info.width, info.height)
     loaded = source if loaded_size is None else loaded_size
     size = processed_size(policy, settings, len(frames), loaded) if resize else loaded
+    for width, height in (loaded, size):
+        if width * height > Limits.max_pixels:
+            raise policy.error(f"frames of {width} × {height} are no pictures", "a smaller size")
     unit = settings.patch_size * settings.merge_size
     if size[0] % unit or size[1] % unit:
         raise policy.error(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.families import get_family
-from mmpack.layout.seconds import DTYPES, seconds_in
 from mmpack.video.limits import Limits
 from mmpack.video.plan import FramePlan
 from mmpack.video.policies import transformers_qwen2_vl as qwen2
@@ -40,7 +39,6 @@ class Settings(ProcessorSettings):
     min_frames: int | None = None
     max_frames: int | None = None
     max_duration: int | None = None  # seconds
-    dtype: str = "bfloat16"  # the engine's: its processor casts second_per_grid_ts to it
 
 
 def choose(info: VideoInfo, settings: Settings) -> FramePlan:
@@ -60,11 +58,8 @@ def choose(info: VideoInfo, settings: Settings) -> FramePlan:
     plan = finish(POLICY, settings, info, indices, fps=fps, fps_assumed=assumed, fps_told=assumed)
     if plan.second_per_grid_ts is None:
         return plan
-    seconds = seconds_in(plan.second_per_grid_ts, settings.dtype)
-    if not 0 < seconds < math.inf:
-        what = f"{plan.second_per_grid_ts:.6g} seconds a temporal patch are no {settings.dtype}"
-        raise POLICY.error(what, "dtype='bfloat16'")
-    return replace(plan, second_per_grid_ts=seconds)
+    # it travels to vLLM's model as a float32 tensor
+    return replace(plan, second_per_grid_ts=float(np.float32(plan.second_per_grid_ts)))
 
 
 def complete(settings: Settings) -> Settings:
@@ -79,10 +74,6 @@ def complete(settings: Settings) -> Settings:
     for name in ("fps", "num_frames", "min_frames", "max_frames", "max_duration"):
         if name not in read and getattr(settings, name) is not None:
             raise POLICY.error(f"loader {loader!r} reads no {name}", f"use {', '.join(read)}")
-    if settings.dtype not in DTYPES:
-        raise POLICY.error(
-            f"dtype {settings.dtype!r:.40} is unknown", f"use one of {', '.join(DTYPES)}"
-        )
     missing = {name: value for name, value in read.items() if getattr(settings, name) is None}
     return Settings(**{**vars(settings), **missing, "loader": loader})
 
