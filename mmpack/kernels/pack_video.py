@@ -38,7 +38,7 @@ def place(
     LAST: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
-    """A program's items, each UNIT neighbouring pixels of a frame of a patch, where they lie in the token's first patch.
+    """Where a program's items (UNIT neighbouring pixels of a frame of a patch each) lie in its token's first patch.
 
     Returns places in frames (in UNITs), distances of channels, and of patches down and across there; places in rows (in
     values); which are items, which of them are the first slot of their frame, and how many slots behind repeat it.
@@ -166,7 +166,7 @@ def pack_kernel(
         w0 = tl.load(at, mask=shown, other=0)
         w1 = tl.load(at + plane, mask=shown, other=0)
         w2 = tl.load(at + 2 * plane, mask=shown, other=0)
-        words = words + ((w0, w1, w2),)
+        words = words + ((w0, w1, w2),)  # type: ignore[assignment]
     APART: tl.constexpr = TEMPORAL * PATCH * PATCH
     where = out + write[:, None] + tl.arange(0, UNIT)[None, :]
     kind = out.dtype.element_ty
@@ -182,17 +182,17 @@ def pack_kernel(
 
 
 @triton.jit
-def piece(w0, w1, w2, AT: tl.constexpr, UNIT: tl.constexpr):
-    """Byte AT of an item's pixels, channels last, in its place in its word; w0 to w2: a word of each channel."""
-    return value_of(w0, w1, w2, AT % 3, AT // 3, UNIT, False) << (8 * (AT % UNIT))
+def piece(words, AT: tl.constexpr, UNIT: tl.constexpr):
+    """Byte AT of an item's pixels, channels last, in its place in its word; `words`: one of each channel."""
+    return value_of(words[0], words[1], words[2], AT % 3, AT // 3, UNIT, False) << (8 * (AT % UNIT))
 
 
 @triton.jit
-def interleaved(w0, w1, w2, K: tl.constexpr, UNIT: tl.constexpr):
+def interleaved(words, K: tl.constexpr, UNIT: tl.constexpr):
     """Word K of an item's pixels, channels last."""
-    word = piece(w0, w1, w2, UNIT * K, UNIT) | piece(w0, w1, w2, UNIT * K + 1, UNIT)
+    word = piece(words, UNIT * K, UNIT) | piece(words, UNIT * K + 1, UNIT)
     if UNIT == 4:
-        word |= piece(w0, w1, w2, UNIT * K + 2, UNIT) | piece(w0, w1, w2, UNIT * K + 3, UNIT)
+        word |= piece(words, UNIT * K + 2, UNIT) | piece(words, UNIT * K + 3, UNIT)
     return word
 
 
@@ -238,15 +238,14 @@ def unpack_kernel(
             w0 = tl.load(at, mask=shown, other=0)
             w1 = tl.load(at + APART, mask=shown, other=0)
             w2 = tl.load(at + 2 * APART, mask=shown, other=0)
-        words = words + ((w0, w1, w2),)
+        words = words + ((w0, w1, w2),)  # type: ignore[assignment]
     kind = out.dtype.element_ty
     for r in tl.static_range(MERGE * MERGE):
         w0, w1, w2 = words[r]
         if LAST and UNIT > 1:
-            c0, c1, c2 = w0, w1, w2
-            w0 = interleaved(c0, c1, c2, 0, UNIT)
-            w1 = interleaved(c0, c1, c2, 1, UNIT)
-            w2 = interleaved(c0, c1, c2, 2, UNIT)
+            w0 = interleaved(words[r], 0, UNIT)
+            w1 = interleaved(words[r], 1, UNIT)
+            w2 = interleaved(words[r], 2, UNIT)
         at = out + write + (r // MERGE * down + r % MERGE * across)
         tl.store(at, w0.to(kind), mask=shown)
         tl.store(at + plane, w1.to(kind), mask=shown)
