@@ -59,8 +59,9 @@ def test_both_frames_from_memory(sides):
     pictures, _ = shown(report.to_html(pictures=known))
     first = report.first.frames
     wanted = [first.rollout.index, first.train.index]
-    # beside the frames, each medium is drawn by its first frame
-    assert [number_of(p) for p in pictures] == [0, 0, *wanted]
+    # beside the frames, each medium is drawn by the frame in its middle
+    middle = [plan.indices[plan.num_frames // 2] for _, plan, _ in sides]
+    assert [number_of(p) for p in pictures] == [*middle, *wanted]
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ def finder(root: str | os.PathLike[str] | None, known: Mapping[str, np.ndarray] 
 
     def find(medium: Medium) -> tuple[np.ndarray | None, str]:
         pixels = (known or {}).get(medium.content_hash or "")
-        if pixels is not None and pixels.ndim == 4:  # the frames of a video
-            return pixels[0], ""
+        if pixels is not None and pixels.ndim == 4:  # of a video the frame in the middle
+            return pixels[len(pixels) // 2], ""
         if pixels is not None or medium.modality != "image" or root is None:
             return pixels, ""
         if medium.source is None:
