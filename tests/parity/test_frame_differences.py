@@ -126,6 +126,16 @@ def test_seconds_that_an_engine_cast(tmp_path, clip, side, suffix):
         assert " cast" not in first(other, {}) and " cast" not in first(other, known)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_assumed_frames_a_second_that_an_engine_cast(clip, dtype):
+    """Two frames of the 24 a second that transformers assumes; no times to tell it by."""
+    known, _, _ = watched(clip, policy="transformers_qwen2_vl")
+    other = copy.deepcopy(known)
+    other.media[0].fps = other.media[0].frame_timestamps = None
+    other.media[0].second_per_grid_ts = torch.tensor(2 / 24).to(dtype).item()
+    assert mp.compare([other], [known]).first.cause == "fps_missing"
+
+
 def test_one_second_is_assumed_and_not_cast(clip):
     """bfloat16 of 1.001, of 30000/1001 frames a second, is 1."""
     exact, _, _ = watched(clip, policy="transformers_qwen2_vl")
