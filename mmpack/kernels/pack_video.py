@@ -23,7 +23,7 @@ from mmpack.families import Family
 from mmpack.video.patches import merge_of
 
 WARPS = 4
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+WORDS = {2: torch.int16, 4: torch.int32}
 
 
 @triton.jit
@@ -275,8 +275,7 @@ def pack_video(
     change = "normalise" if mean is not None else "copy" if scale is None else "rescale"
     mean, std = tuple(mean or (0.0,) * 3), tuple(std or (1.0,) * 3)
     inverse = [float(np.float32(1) / np.float32(s)) for s in std]
-    # the interpreter rounds an fma twice
-    bytes_alone = frames.dtype == torch.uint8 and frames.is_cuda
+    by_fma = frames.dtype == torch.uint8 and frames.is_cuda  # the interpreter rounds an fma twice
     shape = shape_of(family, channels_last, frames.dtype, aligned)
     with torch.cuda.device_of(frames):
         pack_kernel[(len(blocks),)](
@@ -290,7 +289,7 @@ def pack_video(
             *inverse,
             1.0 if scale is None else scale,
             CHANGE=change,
-            BYTES=bytes_alone and divides_bytes(mean, std),
+            BYTES=by_fma and divides_bytes(mean, std),
             REPEAT=repeat,
             **shape,
         )
@@ -338,10 +337,11 @@ def divides_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> bool:
 
 
 def as_words(values: Tensor, unit: int) -> Tensor:
-    """Bytes as words of `unit` bytes; whatever has no words of its own as it is."""
-    return (
-        values if unit == 1 else values.view(-1)[: values.numel() // unit * unit].view(WORDS[unit])
-    )
+    """Contiguous bytes as words of `unit` bytes; what is read one by one as it is."""
+    if unit == 1:
+        return values
+    whole = values.numel() // unit * unit
+    return values.view(-1)[:whole].view(WORDS[unit])
 
 
 def shape_of(

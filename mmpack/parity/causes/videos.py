@@ -25,8 +25,8 @@ from mmpack.parity.causes.settings import pixel_settings
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.frames import FrameDifference
 from mmpack.schema.media import Medium
+from mmpack.video.policies.base import ASSUMED_FPS
 
-ASSUMED_FPS = 24.0  # what transformers assumes where a video says nothing
 LONGEST = 1e9  # seconds; what is more is no time
 
 
