@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
-from mmpack.ops.light import refuse_tangents
+from mmpack.ops.light import light_op, refuse_tangents
 
 
 class Inverse(NamedTuple):
@@ -40,7 +40,9 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
             "Fix: pass inverse_index(index, len(x))"
         )
     refuse_tangents("gather_rows", x)
-    out: Tensor = _gather_rows(x, index, *(inverse or (None, None)))
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return gather_op(x, index)
+    out: Tensor = _Gather.apply(x, index, *(inverse or (None, None)))
     return out
 
 
@@ -91,8 +93,7 @@ def sum_rows_torch(values: Tensor, index: Tensor, inverse: Inverse | None, num_r
     return summed.to(values.dtype)
 
 
-@torch.library.custom_op("mmpack::gather_rows", mutates_args=())
-def _gather_rows(x: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None) -> Tensor:
+def _gather(x: Tensor, index: Tensor) -> Tensor:
     check_range("gather_rows", "index", index, 0, len(x))
     if choose("gather_rows", x.device) == "torch":
         return x.index_select(0, index)
@@ -101,8 +102,7 @@ def _gather_rows(x: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor
     return kernels.gather_rows(x, index)
 
 
-@torch.library.custom_op("mmpack::sum_rows", mutates_args=())
-def _sum_rows(
+def _sum(
     values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
 ) -> Tensor:
     inverse = None if order is None or offsets is None else Inverse(order, offsets)
@@ -113,31 +113,46 @@ def _sum_rows(
     return kernels.sum_rows(values, *(inverse or inverse_index(index, num_rows)))
 
 
-@_gather_rows.register_fake
-def _(x: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None) -> Tensor:
+def _gather_fake(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(index.shape[0], *x.shape[1:])
 
 
-@_sum_rows.register_fake
-def _(
+def _sum_fake(
     values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
 ) -> Tensor:
     return values.new_empty(num_rows, *values.shape[1:])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:4])
-    ctx.num_rows = inputs[0].shape[0]
+gather_op = light_op("gather_rows(Tensor x, Tensor index) -> Tensor", _gather, _gather_fake)
+sum_op = light_op(
+    "sum_rows(Tensor values, Tensor index, Tensor? order, Tensor? offsets, SymInt num_rows) -> Tensor",
+    _sum,
+    _sum_fake,
+)
 
 
-def _gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _sum_rows(grad, *ctx.saved_tensors, ctx.num_rows), None, None, None
+class _Gather(torch.autograd.Function):
+    """x, index, order and offsets of its inverse; its transpose is _Sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, *inverse: Tensor | None) -> Tensor:
+        ctx.save_for_backward(index, *inverse)
+        ctx.num_rows = x.shape[0]
+        return gather_op(x, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Sum.apply(grad, *ctx.saved_tensors, ctx.num_rows), None, None, None
 
 
-def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _gather_rows(grad, *ctx.saved_tensors), None, None, None, None
+class _Sum(torch.autograd.Function):
+    """values, index, order and offsets of its inverse, number of rows; its transpose is _Gather."""
 
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, *places: Any) -> Tensor:
+        ctx.save_for_backward(*places[:3])
+        return sum_op(values, *places)
 
-# Each is the other's transpose.
-torch.library.register_autograd("mmpack::gather_rows", _gather_backward, setup_context=_keep)
-torch.library.register_autograd("mmpack::sum_rows", _sum_backward, setup_context=_keep)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Gather.apply(grad, *ctx.saved_tensors), None, None, None, None

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
 from mmpack.ops.gather_rows import Inverse, check_index, check_range, sum_rows_torch
-from mmpack.ops.light import refuse_tangents
+from mmpack.ops.light import light_op, refuse_tangents
 
 
 class VisionRows(NamedTuple):
@@ -59,10 +59,9 @@ def merge_embeddings(
     _check_shapes(embeddings, features, vision, levels)
     refuse_tangents("merge_embeddings", embeddings, features, *levels)
     features = features.to(embeddings.dtype)
-    made: tuple[Tensor, list[Tensor]] = _merge(
-        embeddings, features, [level.to(embeddings.dtype) for level in levels], *vision
-    )
-    return made
+    levels = [level.to(embeddings.dtype) for level in levels]
+    merged, *made = _Merge.apply(embeddings, features, *vision, *levels)
+    return merged, made
 
 
 def _check_shapes(
@@ -84,7 +83,6 @@ def _check_shapes(
         check_index("merge_embeddings", f"vision.{name}", index, embeddings.device)
 
 
-@torch.library.custom_op("mmpack::merge_embeddings", mutates_args=())
 def _merge(
     embeddings: Tensor,
     features: Tensor,
@@ -92,8 +90,6 @@ def _merge(
     source: Tensor,
     rows: Tensor,
     index: Tensor,
-    order: Tensor,
-    offsets: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:
     check_range("merge_embeddings", "vision.source", source, -1, len(features))
     check_range("merge_embeddings", "vision.features", index, 0, len(features))
@@ -105,7 +101,6 @@ def _merge(
     return kernels.merge_embeddings(embeddings, features, levels, source, index)
 
 
-@torch.library.custom_op("mmpack::unmerge_embeddings", mutates_args=())
 def _unmerge(
     grad: Tensor,
     grad_levels: list[Tensor],
@@ -139,59 +134,77 @@ def _unmerge(
     )
 
 
-@_merge.register_fake
-def _(
+def _merge_fake(
     embeddings: Tensor,
     features: Tensor,
     levels: list[Tensor],
     source: Tensor,
     rows: Tensor,
     index: Tensor,
-    order: Tensor,
-    offsets: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:
     merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     return merged, [level.new_empty(index.shape[0], level.shape[1]) for level in levels]
 
 
-@_unmerge.register_fake
-def _(
-    grad: Tensor,
-    grad_levels: list[Tensor],
-    source: Tensor,
-    rows: Tensor,
-    index: Tensor,
-    order: Tensor,
-    offsets: Tensor,
-    num_tokens: int,
-    num_features: int,
+def _unmerge_fake(
+    grad: Tensor, grad_levels: list[Tensor], *rest: Any
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    *_, num_tokens, num_features = rest
     width = grad.shape[1]
     to_levels = [grad.new_empty(num_features, width) for _ in grad_levels]
     return grad.new_empty(num_tokens, width), grad.new_empty(num_features, width), to_levels
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[3:])
+merge_op = light_op(
+    """merge_embeddings(
+        Tensor embeddings, Tensor features, Tensor[] levels, Tensor source, Tensor rows, Tensor index
+    ) -> (Tensor, Tensor[])""",
+    _merge,
+    _merge_fake,
+)
+unmerge_op = light_op(
+    """unmerge_embeddings(
+        Tensor grad, Tensor[] grad_levels, Tensor source, Tensor rows, Tensor index, Tensor order,
+        Tensor offsets, SymInt num_tokens, SymInt num_features
+    ) -> (Tensor, Tensor, Tensor[])""",
+    _unmerge,
+    _unmerge_fake,
+)
 
 
-def _backward(ctx: Any, grad: Tensor, grad_levels: list[Tensor]) -> tuple[Any, ...]:
-    vision = VisionRows(*ctx.saved_tensors)  # read once: checkpointing allows no more
-    needs_embeddings, needs_features, needs_levels, *_ = ctx.needs_input_grad
-    wanted = needs_features or any(needs_levels)
-    to_embeddings, to_features, to_levels = _unmerge(
-        grad,
-        grad_levels,
-        *vision,
-        vision.source.shape[0] if needs_embeddings else 0,
-        vision.offsets.shape[0] - 1 if wanted else 0,
-    )
-    return (
-        to_embeddings if needs_embeddings else None,
-        to_features if needs_features else None,
-        [g if needed else None for g, needed in zip(to_levels, needs_levels, strict=True)],
-        *[None] * 5,
-    )
+class _Merge(torch.autograd.Function):
+    """(merged, *levels) from embeddings, features, the parts of VisionRows, and levels."""
 
+    @staticmethod
+    def forward(
+        ctx: Any, embeddings: Tensor, features: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
+        vision, levels = rest[:5], rest[5:]
+        ctx.save_for_backward(*vision)
+        merged, made = merge_op(embeddings, features, list(levels), *vision[:3])
+        return merged, *made
 
-_merge.register_autograd(_backward, setup_context=_keep)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *grad_levels: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise ArgumentError(
+                "merge_embeddings: its gradient is asked for with create_graph=True, and it has no second "
+                "derivative. Fix: leave create_graph out"
+            )
+        vision = VisionRows(*ctx.saved_tensors)  # read once: checkpointing allows no more
+        needs_embeddings, needs_features, *needs = ctx.needs_input_grad
+        needs_levels = needs[5:]
+        wanted = needs_features or any(needs_levels)
+        to_embeddings, to_features, to_levels = unmerge_op(
+            grad,
+            list(grad_levels),
+            *vision,
+            vision.source.shape[0] if needs_embeddings else 0,
+            vision.offsets.shape[0] - 1 if wanted else 0,
+        )
+        return (
+            to_embeddings if needs_embeddings else None,
+            to_features if needs_features else None,
+            *[None] * 5,
+            *(g if needed else None for g, needed in zip(to_levels, needs_levels, strict=True)),
+        )

@@ -98,9 +98,9 @@ def test_nan_stays_in_its_row(device):
 
 
 def test_opcheck(device):
-    x = torch.randn(5, 3, requires_grad=True, device=device)
+    x = torch.randn(5, 3, device=device)
     index = torch.tensor([4, 0, 0, 2], device=device)
-    torch.library.opcheck(torch.ops.mmpack.gather_rows.default, (x, index, None, None))
+    torch.library.opcheck(torch.ops.mmpack.gather_rows.default, (x, index))
 
 
 @pytest.mark.gpu

@@ -56,11 +56,11 @@ def test_gradients_of_gradients():
 
 
 def test_opcheck():
-    x = torch.randn(5, 3, requires_grad=True)
+    x = torch.randn(5, 3)
     index = torch.tensor([4, 0, 0, 2])
     for inverse in ((None, None), inverse_index(index, 5)):
-        torch.library.opcheck(torch.ops.mmpack.gather_rows.default, (x, index, *inverse))
-        values = torch.randn(4, 3, requires_grad=True)
+        torch.library.opcheck(torch.ops.mmpack.gather_rows.default, (x, index))
+        values = torch.randn(4, 3)
         torch.library.opcheck(torch.ops.mmpack.sum_rows.default, (values, index, *inverse, 5))
 
 

@@ -90,8 +90,21 @@ def test_features_take_the_dtype_of_the_embeddings():
 @pytest.mark.parametrize("levels", [0, 2])
 def test_opcheck(levels):
     vision = some_vision(CPU, [3, 4], [0, 1, 0], gap=1)
-    inputs = drawn(len(vision.source), 4), drawn(7, 4), [drawn(7, 4) for _ in range(levels)]
-    torch.library.opcheck(torch.ops.mmpack.merge_embeddings.default, (*inputs, *vision))
+    rows, features = drawn(len(vision.source), 4).detach(), drawn(7, 4).detach()
+    deep = [drawn(7, 4).detach() for _ in range(levels)]
+    torch.library.opcheck(
+        torch.ops.mmpack.merge_embeddings.default, (rows, features, deep, *vision[:3])
+    )
+    back = rows, [drawn(len(vision.rows), 4).detach() for _ in deep], *vision, len(rows), 7
+    torch.library.opcheck(torch.ops.mmpack.unmerge_embeddings.default, back)
+
+
+def test_no_second_derivative():
+    vision = some_vision(CPU, [3, 4], [0, 1, 0], gap=1)
+    features = drawn(7, 4).requires_grad_()
+    merged, _ = merge_embeddings(drawn(len(vision.source), 4), features, vision)
+    with pytest.raises(mp.ArgumentError, match="no second derivative"):
+        torch.autograd.grad(merged.square().sum(), features, create_graph=True)
 
 
 def test_compiles_in_one_piece():
