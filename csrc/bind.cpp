@@ -155,6 +155,50 @@ Tensor scatter_rewards(Tensor rewards, Tensor cu_loss, int64_t count, double wei
   return out;
 }
 
+// The largest power of two, up to 16, that divides all of them.
+int32_t alignment(std::initializer_list<uint64_t> of) {
+  uint64_t bits = 16;
+  for (const uint64_t value : of) bits |= value;
+  return static_cast<int32_t>(bits & -bits);
+}
+
+// New rows [count, columns] as those of `like`.
+struct NewRows {
+  NewRows(const Tensor& like, int64_t count, int32_t device)
+      : like(column(like, device)),
+        out(empty<2>({count, like.size(1)}, this->like.dtype, device)),
+        rows{this->like.data, count, like.size(1) * static_cast<int64_t>(aoti_torch_dtype_element_size(this->like.dtype))} {}
+
+  void* data() const { return out.data_ptr(); }
+  int32_t aligned() const {
+    return alignment({reinterpret_cast<uint64_t>(rows.data), reinterpret_cast<uint64_t>(data()),
+                      static_cast<uint64_t>(rows.bytes)});
+  }
+
+  mmpack::Column like;
+  Tensor out;
+  mmpack::Rows rows;
+};
+
+Tensor gather_rows(Tensor x, Tensor index) {
+  Launch launch(x);
+  NewRows made(x, index.numel(), launch.device);
+  if (made.out.numel() != 0)
+    check(mmpack::launch_gather_rows(
+        made.rows, column(index, launch.device), made.data(), made.aligned(), launch.stream));
+  return made.out;
+}
+
+Tensor sum_rows(Tensor values, Tensor order, Tensor offsets) {
+  Launch launch(values);
+  NewRows made(values, offsets.numel() - 1, launch.device);
+  if (made.out.numel() != 0)
+    check(mmpack::launch_sum_rows(
+        made.rows, made.like.dtype, column(order, launch.device), column(offsets, launch.device), made.data(),
+        made.aligned(), launch.stream));
+  return made.out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(mmpack_native, library) {
@@ -164,11 +208,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mmpack_native, library) {
       "float ratio_low, float ratio_high, int kl_kind, float kl_coef, float entropy_coef, int correction, "
       "int correction_level, float correction_low, float correction_high) -> (Tensor, Tensor, Tensor)");
   library.def("group_advantages(Tensor rewards, Tensor group_index, int kind, float eps) -> Tensor");
+  library.def("gather_rows(Tensor x, Tensor index) -> Tensor");
+  library.def("sum_rows(Tensor values, Tensor order, Tensor offsets) -> Tensor");
   library.def("scatter_rewards(Tensor rewards, Tensor cu_loss, int count, float weight, int at) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(mmpack_native, CUDA, library) {
   library.impl("policy_loss", TORCH_BOX(&policy_loss));
   library.impl("group_advantages", TORCH_BOX(&group_advantages));
+  library.impl("gather_rows", TORCH_BOX(&gather_rows));
+  library.impl("sum_rows", TORCH_BOX(&sum_rows));
   library.impl("scatter_rewards", TORCH_BOX(&scatter_rewards));
 }

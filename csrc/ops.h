@@ -46,4 +46,15 @@ enum At : int32_t { LAST, ALL, MEAN };
 int launch_scatter_rewards(Column rewards, Column cu_loss, int32_t num_samples, int32_t count, double weight, int32_t at,
                            float* out, Stream stream);
 
+// Rows of `bytes` bytes each; `count` of them are written.
+struct Rows {
+  const void* data;
+  int64_t count, bytes;
+};
+
+// `aligned` (a power of two up to 16) divides the addresses and the bytes of a row. Less than 2^31 tiles of 4 kB.
+int launch_gather_rows(Rows x, Column index, void* out, int32_t aligned, Stream stream);
+int launch_sum_rows(Rows values, int32_t dtype, Column order, Column offsets, void* out, int32_t aligned,
+                    Stream stream);
+
 }  // namespace mmpack

@@ -12,6 +12,7 @@ using bfloat16 = hip_bfloat16;
 using Stream = hipStream_t;
 #define SHUFFLE_XOR(value, mask) __shfl_xor(value, mask)
 #define FROM_BFLOAT16(value) static_cast<float>(value)
+#define TO_BFLOAT16(value) hip_bfloat16(value)
 using Mask = unsigned long long;  // of the lanes of a warp
 #define BALLOT(predicate) __ballot(predicate)
 #define COUNT_BITS(mask) __popcll(mask)
@@ -40,6 +41,7 @@ using bfloat16 = __nv_bfloat16;
 using Stream = cudaStream_t;
 #define SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask)
 #define FROM_BFLOAT16(value) __bfloat162float(value)
+#define TO_BFLOAT16(value) __float2bfloat16_rn(value)
 using Mask = unsigned;  // of the lanes of a warp
 #define BALLOT(predicate) __ballot_sync(0xffffffffu, predicate)
 #define COUNT_BITS(mask) __popc(mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -90,6 +91,20 @@ def scatter_rewards(rewards: Tensor, cu_loss: Tensor, count: int, weight: float,
         _numbers(rewards), _index(cu_loss), count, weight, PLACES[at]
     )
     return scattered
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """x [R, …], index [K] -> [K, …]."""
+    flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
+    out: Tensor = _ops().gather_rows.default(flat, _index(index))
+    return out.view(len(index), *x.shape[1:])
+
+
+def sum_rows(values: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
+    """values [K, …] (floating), order [K], offsets [R+1] -> [R, …]."""
+    flat = values.reshape(len(values), math.prod(values.shape[1:])).contiguous()
+    out: Tensor = _ops().sum_rows.default(flat, _index(order), _index(offsets))
+    return out.view(len(offsets) - 1, *values.shape[1:])
 
 
 @functools.cache

@@ -18,7 +18,7 @@ BACKENDS = ("torch", "triton", "cuda")
 
 # Kernels of each op besides the torch path, in the order in which auto takes them.
 KERNELS: dict[str, tuple[str, ...]] = {
-    "gather_rows": ("triton",),
+    "gather_rows": ("cuda", "triton"),
     "merge_embeddings": ("triton",),
     "selected_logprobs": ("triton",),
     "linear_selected_logprobs": ("triton",),

@@ -5,6 +5,7 @@ The backward adds the gradients of a row that is read several times in the order
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
 from mmpack.ops.light import light_op, refuse_tangents
+
+_MODULES = {"cuda": "native", "triton": "gather_rows"}
 
 
 class Inverse(NamedTuple):
@@ -95,22 +98,24 @@ def sum_rows_torch(values: Tensor, index: Tensor, inverse: Inverse | None, num_r
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
     check_range("gather_rows", "index", index, 0, len(x))
-    if choose("gather_rows", x.device) == "torch":
+    backend = choose("gather_rows", x.device)
+    if backend == "torch":
         return x.index_select(0, index)
-    from mmpack.kernels import gather_rows as kernels
-
-    return kernels.gather_rows(x, index)
+    return _kernels(backend).gather_rows(x, index)
 
 
 def _sum(
     values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
 ) -> Tensor:
     inverse = None if order is None or offsets is None else Inverse(order, offsets)
-    if choose("gather_rows", values.device) == "torch":
+    backend = choose("gather_rows", values.device)
+    if backend == "torch":
         return sum_rows_torch(values, index, inverse, num_rows)
-    from mmpack.kernels import gather_rows as kernels
+    return _kernels(backend).sum_rows(values, *(inverse or inverse_index(index, num_rows)))
 
-    return kernels.sum_rows(values, *(inverse or inverse_index(index, num_rows)))
+
+def _kernels(backend: str) -> Any:
+    return importlib.import_module(f"mmpack.kernels.{_MODULES[backend]}")
 
 
 def _gather_fake(x: Tensor, index: Tensor) -> Tensor:

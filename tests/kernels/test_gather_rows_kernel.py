@@ -4,10 +4,17 @@ import pytest
 import torch
 from support import gathers
 from support.gathers import DTYPES, SHAPES, some_index
+from support.native import device_of
 
 from mmpack.ops.gather_rows import gather_rows, inverse_index
 
 pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(params=["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, monkeypatch) -> torch.device:
+    monkeypatch.setenv("MMPACK_BACKEND", request.param)
+    return device_of(request.param)
 
 
 def summed_in_order(values, index, num_rows):

@@ -1,0 +1,1 @@
+../../csrc/gather_rows.cu
