@@ -24,6 +24,7 @@ RESULTS = Path(__file__).parent / "results"
 L2_BYTES = 256 << 20  # more than any L2: writing them drives out what was there
 
 AHEAD_CYCLES = 2_000_000  # about 1 ms
+CYCLES_PER_SECOND = 2e9  # about
 
 
 def milliseconds(
@@ -39,14 +40,19 @@ def milliseconds(
     host's launches run ahead of it, as they do in a training step; else the time of launching counts.
     """
     other = torch.empty(L2_BYTES, dtype=torch.uint8, device="cuda") if flush else None
+    host = 0.0
     for _ in range(warmups):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
         call()
+        host = time.perf_counter() - begun
+    cycles = max(AHEAD_CYCLES, int(2 * host * CYCLES_PER_SECOND))
     times = []
     for _ in range(repeats):
         if other is not None:
             other.zero_()
         if ahead:
-            torch.cuda._sleep(AHEAD_CYCLES)
+            torch.cuda._sleep(cycles)
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()

@@ -2,14 +2,17 @@
 
 1,000 clips of 32 uint8 frames of four sizes (224 × 224 pixels each, about), as one buffer and as a tensor each, for
 Qwen2.5-VL's patches (14) and Qwen3-VL's (16). Bytes: each value of the frames read once, each of the rows written once.
-`of_floor` is against the bandwidth of a copy of gigabytes. transformers' processor (resize off; from torchvision) runs
+`of_floor` is against the bandwidth of a copy of gigabytes; torch's conversion of as many values in their order shows
+what is left of it where more bytes are written than read. transformers' processor (resize off; from torchvision) runs
 where torchvision is installed, on as many clips as its temporary tensors leave room for, and is scaled to all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpu
@@ -22,6 +25,7 @@ from mmpack.ops.patch_tables import patch_tables
 from mmpack.video.patches import normalization, plan_patches, token_view
 
 CLIPS, FRAMES, PART = 1_000, 32, 100
+BACKENDS = {"": "auto", ", Triton": "triton", ", csrc/": "cuda"}
 SIDES = {
     14: [(224, 224), (196, 252), (280, 168), (140, 336)],
     16: [(224, 224), (192, 256), (288, 160), (128, 384)],
@@ -44,7 +48,7 @@ def main() -> None:
     def measure(case: str, who: str, size: int, call: Callable[[], Any], scale: float = 1) -> None:
         floor = size / floors["copy_bytes_per_second"] * 1e3
         extra = gpu.peak_bytes(call)
-        ms = gpu.milliseconds(call, repeats=3, warmups=1, ahead=True) * scale
+        ms = gpu.milliseconds(call, repeats=5, warmups=2, ahead=True) * scale
         row = {"case": case, "who": who, "ms": ms, "bytes": size, "flops": 0}
         row |= {"of_floor": floor / ms, "extra_bytes": int(extra * scale)}
         rows.append(row | {"host_us": gpu.host_microseconds(call, calls=2) * scale})
@@ -82,10 +86,14 @@ def packed(name: str, order: str, measure: Callable[..., None]) -> None:
     ]
     for told, how, width in kinds:
         size = values * (1 + width)
-        agree(pack_video(buffer, tables, **how), 8, how)
-        measure(
-            f"{case}, {told}", "mmpack", size, lambda how=how: pack_video(buffer, tables, **how)
-        )
+        dtype = {4: torch.float32, 2: torch.bfloat16, 1: torch.uint8}[width]
+        in_order = lambda dtype=dtype: buffer.to(dtype, copy=True)  # noqa: E731
+        measure(f"{case}, {told}", "torch: values in their order", size, in_order)
+        for who in BACKENDS:
+            with backend(who):
+                agree(pack_video(buffer, tables, **how), 8, how)
+                call = lambda how=how: pack_video(buffer, tables, **how)  # noqa: E731
+                measure(f"{case}, {told}", f"mmpack{who}", size, call)
         if order == "last" and width == 4:
             apart = [c.clone() for c in clips]
             measure(
@@ -114,9 +122,18 @@ def packed(name: str, order: str, measure: Callable[..., None]) -> None:
             measure(f"{case}, {told}", "transformers", size, call, CLIPS / PART)
     rows = pack_video(buffer, tables)
     gpu.require(all(map(torch.equal, unpack_video(rows, tables)[:8], clips[:8])), f"{case}: back")
-    measure(
-        f"{case}, uint8, back to frames", "mmpack", 2 * values, lambda: unpack_video(rows, tables)
-    )
+    for who in BACKENDS:
+        with backend(who):
+            gpu.require(all(map(torch.equal, unpack_video(rows, tables)[:8], clips[:8])), who)
+            call = lambda: unpack_video(rows, tables)  # noqa: E731
+            measure(f"{case}, uint8, back to frames", f"mmpack{who}", 2 * values, call)
+
+
+@contextlib.contextmanager
+def backend(who: str) -> Iterator[None]:
+    os.environ["MMPACK_BACKEND"] = BACKENDS[who]
+    yield
+    os.environ["MMPACK_BACKEND"] = "auto"
 
 
 def by_permute(clip: Tensor, family: Any, how: dict[str, Any]) -> Tensor:

@@ -189,14 +189,50 @@ Tensor gather_rows(Tensor x, Tensor index) {
   return made.out;
 }
 
-Tensor sum_rows(Tensor values, Tensor order, Tensor offsets) {
-  Launch launch(values);
-  NewRows made(values, offsets.numel() - 1, launch.device);
-  if (made.out.numel() != 0)
-    check(mmpack::launch_sum_rows(
-        made.rows, made.like.dtype, column(order, launch.device), column(offsets, launch.device), made.data(),
-        made.aligned(), launch.stream));
-  return made.out;
+mmpack::PatchTables patch_tables(const MaybeTensor& shifts, const Tensor& patches, const Tensor& blocks, int64_t patch,
+                                 int64_t merge, int64_t temporal, bool last, int32_t device) {
+  return {static_cast<const int64_t*>(column(shifts, device).data),
+          static_cast<const int64_t*>(column(patches, device).data),
+          static_cast<const int32_t*>(column(blocks, device).data),
+          blocks.size(0),
+          static_cast<int32_t>(patch),
+          static_cast<int32_t>(merge),
+          static_cast<int32_t>(temporal),
+          last};
+}
+
+uint8_t* bytes_of(const Tensor& tensor, int32_t device) {
+  STD_TORCH_CHECK(column(tensor, device).dtype == mmpack::BYTE, "mmpack_native: frames are bytes");
+  return static_cast<uint8_t*>(tensor.data_ptr());
+}
+
+// `frames` is the first clip where there are several: shifts say how far the others are. Fills `rows`.
+void pack_video(Tensor frames, Tensor rows, MaybeTensor shifts, Tensor patches, Tensor blocks, int64_t patch,
+                int64_t merge, int64_t temporal, bool last, int64_t change, double mean_0, double mean_1, double mean_2, double std_0,
+                double std_1, double std_2, double scale, bool repeat, int64_t aligned) {
+  Launch launch(frames);
+  mmpack::Numbers numbers{static_cast<mmpack::Change>(change)};
+  const double means[] = {mean_0, mean_1, mean_2}, stds[] = {std_0, std_1, std_2};
+  for (int c = 0; c < 3; ++c) {
+    numbers.mean[c] = static_cast<float>(means[c]);
+    numbers.std[c] = static_cast<float>(stds[c]);
+    numbers.inverse[c] = 1.0f / numbers.std[c];
+  }
+  numbers.scale = static_cast<float>(scale);
+  check(mmpack::launch_pack_video(
+      patch_tables(shifts, patches, blocks, patch, merge, temporal, last, launch.device),
+      bytes_of(frames, launch.device), rows.data_ptr(),
+      static_cast<mmpack::Dtype>(column(rows, launch.device).dtype), numbers, repeat, static_cast<int32_t>(aligned),
+      launch.stream));
+}
+
+void unpack_video(Tensor rows, Tensor frames, Tensor patches, Tensor blocks, int64_t patch, int64_t merge,
+                   int64_t temporal, bool last, int64_t rows_aligned, int64_t aligned) {
+  Launch launch(rows);
+  check(mmpack::launch_unpack_video(
+      patch_tables(std::nullopt, patches, blocks, patch, merge, temporal, last, launch.device),
+      bytes_of(rows, launch.device), bytes_of(frames, launch.device), static_cast<int32_t>(rows_aligned),
+      static_cast<int32_t>(aligned), launch.stream));
 }
 
 }  // namespace
@@ -209,7 +245,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mmpack_native, library) {
       "int correction_level, float correction_low, float correction_high) -> (Tensor, Tensor, Tensor)");
   library.def("group_advantages(Tensor rewards, Tensor group_index, int kind, float eps) -> Tensor");
   library.def("gather_rows(Tensor x, Tensor index) -> Tensor");
-  library.def("sum_rows(Tensor values, Tensor order, Tensor offsets) -> Tensor");
+  library.def(
+      "pack_video(Tensor frames, Tensor(a!) rows, Tensor? shifts, Tensor patches, Tensor blocks, int patch, int merge, "
+      "int temporal, bool last, int change, float mean_0, float mean_1, float mean_2, float std_0, float std_1, "
+      "float std_2, float scale, bool repeat, int aligned) -> ()");
+  library.def(
+      "unpack_video(Tensor rows, Tensor(a!) frames, Tensor patches, Tensor blocks, int patch, "
+      "int merge, int temporal, bool last, int rows_aligned, int aligned) -> ()");
   library.def("scatter_rewards(Tensor rewards, Tensor cu_loss, int count, float weight, int at) -> Tensor");
 }
 
@@ -217,6 +259,7 @@ STABLE_TORCH_LIBRARY_IMPL(mmpack_native, CUDA, library) {
   library.impl("policy_loss", TORCH_BOX(&policy_loss));
   library.impl("group_advantages", TORCH_BOX(&group_advantages));
   library.impl("gather_rows", TORCH_BOX(&gather_rows));
-  library.impl("sum_rows", TORCH_BOX(&sum_rows));
+  library.impl("pack_video", TORCH_BOX(&pack_video));
+  library.impl("unpack_video", TORCH_BOX(&unpack_video));
   library.impl("scatter_rewards", TORCH_BOX(&scatter_rewards));
 }

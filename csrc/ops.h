@@ -54,7 +54,29 @@ struct Rows {
 
 // `aligned` (a power of two up to 16) divides the addresses and the bytes of a row. Less than 2^31 tiles of 4 kB.
 int launch_gather_rows(Rows x, Column index, void* out, int32_t aligned, Stream stream);
-int launch_sum_rows(Rows values, int32_t dtype, Column order, Column offsets, void* out, int32_t aligned,
-                    Stream stream);
+
+// Where frames and rows of patches lie: mmpack/ops/patch_tables.py. A patch is an even number of pixels wide.
+// `shifts`: of clips that are not in one buffer, nullptr where they are.
+struct PatchTables {
+  const int64_t *shifts, *patches;
+  const int32_t* blocks;
+  int64_t tokens;
+  int32_t patch, merge, temporal;
+  bool last;  // channels
+};
+
+// What becomes of bytes: (x - mean) / std, by three steps where they have the bits of a division, or x * scale.
+enum Change : int32_t { CONVERT, NORMALISE, NORMALISE_BYTES, RESCALE };
+struct Numbers {
+  Change change;
+  float mean[3], std[3], inverse[3], scale;
+};
+
+// `aligned` (1, 2 or 4) divides the addresses of clips and the bytes of a token's line, `rows_aligned` (up to 16) the
+// address of rows and the bytes of a token. Rows of bytes are not changed; others are float16, bfloat16 or float32.
+int launch_pack_video(const PatchTables& tables, uint8_t* frames, void* rows, Dtype dtype, const Numbers& numbers,
+                      bool repeat, int32_t aligned, Stream stream);
+int launch_unpack_video(const PatchTables& tables, const uint8_t* rows, uint8_t* frames, int32_t rows_aligned,
+                        int32_t aligned, Stream stream);
 
 }  // namespace mmpack

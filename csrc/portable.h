@@ -26,6 +26,10 @@ using Mask = unsigned long long;  // of the lanes of a warp
   } while (0)
 #define LAST_ERROR() static_cast<int>(hipGetLastError())
 #define ADDRESS_OF(pointer, symbol) static_cast<int>(hipGetSymbolAddress(pointer, HIP_SYMBOL(symbol)))
+#define ALLOW_SHARED(kernel, bytes) \
+  static_cast<int>(                 \
+      hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, bytes))
+#define IN_DEVICE_MEMORY(pointer) (pointer)
 #ifndef MMPACK_WAVEFRONT  // host and device must agree: 64 on CDNA, -DMMPACK_WAVEFRONT=32 for RDNA
 #define MMPACK_WAVEFRONT 64
 #endif
@@ -50,13 +54,22 @@ using Mask = unsigned;  // of the lanes of a warp
 #define SYNC_WARP() __syncwarp()
 #define LAST_ERROR() static_cast<int>(cudaGetLastError())
 #define ADDRESS_OF(pointer, symbol) static_cast<int>(cudaGetSymbolAddress(pointer, symbol))
+#define ALLOW_SHARED(kernel, bytes) \
+  static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
+// A pointer that was read from shared memory, of which the compiler doesn't see where it points.
+#define IN_DEVICE_MEMORY(pointer) in_device_memory(pointer)
+template <class Value>
+__device__ inline Value* in_device_memory(Value* pointer) {
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
+}
 constexpr int WARP = 32;
 #endif
 
 namespace mmpack {
 
 // torch's numbers of data types; data == nullptr: the column was not given.
-enum Dtype : int32_t { INT32 = 3, INT64 = 4, HALF = 5, FLOAT = 6, DOUBLE = 7, BFLOAT16 = 15 };
+enum Dtype : int32_t { BYTE = 0, INT32 = 3, INT64 = 4, HALF = 5, FLOAT = 6, DOUBLE = 7, BFLOAT16 = 15 };
 
 struct Column {
   const void* data = nullptr;
@@ -75,6 +88,25 @@ __device__ inline double read(const Column& column, int64_t i) {
     default: return static_cast<double>(static_cast<const int64_t*>(column.data)[i]);
   }
 }
+
+// A value that nobody reads soon.
+template <class Value>
+__device__ inline void write_through(Value* to, const Value& value) {
+#ifndef __HIP__
+  if constexpr (sizeof(Value) == 16)
+    __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(value));
+  else if constexpr (sizeof(Value) == 8)
+    __stcs(reinterpret_cast<uint2*>(to), reinterpret_cast<const uint2&>(value));
+  else if constexpr (sizeof(Value) == 4)
+    __stcs(reinterpret_cast<unsigned*>(to), reinterpret_cast<const unsigned&>(value));
+  else
+#endif
+    *to = value;
+}
+
+__device__ inline void narrow(float value, float& out) { out = value; }
+__device__ inline void narrow(float value, __half& out) { out = __float2half_rn(value); }
+__device__ inline void narrow(float value, bfloat16& out) { out = TO_BFLOAT16(value); }
 
 // Tokens [start, stop) of a sample. Both are on their way before either is waited for.
 struct Span {

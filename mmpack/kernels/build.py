@@ -20,7 +20,14 @@ from mmpack.errors import BackendError
 
 NAME = "mmpack_native"
 FOLDER = Path(__file__).resolve().parents[1] / "_csrc"
-SOURCES = ("bind.cpp", "gather_rows.cu", "policy_loss.cu", "rewards.cu", "tickets.cu")
+SOURCES = (
+    "bind.cpp",
+    "gather_rows.cu",
+    "pack_video.cu",
+    "policy_loss.cu",
+    "rewards.cu",
+    "tickets.cu",
+)
 HEADERS = ("ops.h", "portable.h")
 FLAGS = [
     "-O3",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmpack.families import Family
 from mmpack.kernels.build import library
+from mmpack.kernels.division import divides_bytes
+from mmpack.video.patches import CHANNELS, merge_of
 
 # The numbers of csrc/ops.h.
 KINDS = {"gspo": 1, "cispo": 2}
@@ -17,6 +21,7 @@ KL_KINDS = {"k1": 0, "k2": 1, "k3": 2}
 CORRECTIONS = {None: 0, "tis": 1, "mis": 2}
 LEVELS = {"token": 0, "sequence": 1, "geometric": 2}
 ADVANTAGES = {"grpo": 0, "rloo": 1, "dr_grpo": 2, "lite_ppo": 3, "reinforce_pp": 4}
+CHANGES = {"convert": 0, "normalise": 1, "normalise_bytes": 2, "rescale": 3}
 PLACES = {"last": 0, "all": 1, "mean": 2}
 
 READ = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64}
@@ -100,11 +105,73 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     return out.view(len(index), *x.shape[1:])
 
 
-def sum_rows(values: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
-    """values [K, …] (floating), order [K], offsets [R+1] -> [R, …]."""
-    flat = values.reshape(len(values), math.prod(values.shape[1:])).contiguous()
-    out: Tensor = _ops().sum_rows.default(flat, _index(order), _index(offsets))
-    return out.view(len(offsets) - 1, *values.shape[1:])
+def pack_video(
+    frames: Tensor,
+    out: Tensor,
+    shifts: Tensor | None,
+    patches: Tensor,
+    blocks: Tensor,
+    family: Family,
+    channels_last: bool,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    scale: float | None,
+    repeat: bool,
+    aligned: int,
+) -> None:
+    """Fill `out` [rows, patch_dim] from `frames`, one buffer or the first clip. Tables: `PatchTables`.
+
+    `shifts` [C] int64: values that each clip is further from the first than in one buffer; None for a buffer.
+    `aligned`: bytes of which the addresses of all clips are multiples.
+    """
+    if out.numel() == 0:
+        return
+    change = "normalise" if mean is not None else "convert" if scale is None else "rescale"
+    mean, std = tuple(mean or (0.0,) * 3), tuple(std or (1.0,) * 3)
+    if change == "normalise" and divides_bytes(mean, std):
+        change = "normalise_bytes"
+    _ops().pack_video.default(
+        frames,
+        out,
+        shifts,
+        patches,
+        blocks,
+        *_geometry(family, channels_last),
+        CHANGES[change],
+        *mean,
+        *std,
+        1.0 if scale is None else scale,
+        repeat,
+        _words(family, channels_last, aligned),
+    )
+
+
+def unpack_video(
+    rows: Tensor,
+    out: Tensor,
+    patches: Tensor,
+    blocks: Tensor,
+    family: Family,
+    channels_last: bool,
+    total: bool,
+) -> None:
+    """Fill the buffer `out` [values] from `rows`. `total`: of floats alone."""
+    if rows.numel() == 0:
+        return
+    geometry = _geometry(family, channels_last)
+    token = family.patch_dim * merge_of(family) ** 2
+    words = math.gcd(16, rows.data_ptr(), token), _words(family, channels_last, out.data_ptr())
+    _ops().unpack_video.default(rows, out, patches, blocks, *geometry, *words)
+
+
+def _geometry(family: Family, channels_last: bool) -> tuple[int, int, int, bool]:
+    return family.patch_size, merge_of(family), family.temporal_patch_size, channels_last
+
+
+def _words(family: Family, channels_last: bool, aligned: int) -> int:
+    """Bytes of the words in which a token's lines are read or written."""
+    line = family.patch_size * merge_of(family) * (CHANNELS if channels_last else 1)
+    return math.gcd(4, aligned, line)
 
 
 @functools.cache

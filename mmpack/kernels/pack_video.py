@@ -8,7 +8,6 @@ division, or three steps that give its bits (Markstein 1990) where that was chec
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mmpack.families import Family
+from mmpack.kernels.division import divides_bytes
 from mmpack.video.patches import merge_of
 
 WARPS = 4
@@ -28,9 +28,10 @@ WORDS = {2: torch.int16, 4: torch.int32}
 
 @triton.jit
 def place(
-    starts,
+    shifts,
     patches,
     blocks,
+    APART: tl.constexpr,
     PATCH: tl.constexpr,
     MERGE: tl.constexpr,
     TEMPORAL: tl.constexpr,
@@ -45,7 +46,7 @@ def place(
     """
     block = blocks + 4 * tl.program_id(0).to(tl.int64)
     entry = patches + tl.load(block).to(tl.int64) * (4 + TEMPORAL)
-    row, clip = tl.load(entry) + tl.load(block + 1), tl.load(starts + tl.load(entry + 3))
+    row = tl.load(entry) + tl.load(block + 1)
     RUNS: tl.constexpr = PATCH * PATCH // UNIT  # items of a frame of a patch
     STEP: tl.constexpr = 3 if LAST else 1
     width = tl.load(entry + 2) * PATCH
@@ -59,7 +60,10 @@ def place(
     for k in tl.static_range(1, TEMPORAL):
         repeats += ((f < k) & (tl.load(entry + 4 + k) == start)).to(tl.int32)
     y, x = tl.load(block + 2) + cell // PATCH, tl.load(block + 3) + cell % PATCH
-    frame = (clip + start + (y * width + x) * STEP) // UNIT
+    frame = start + (y * width + x) * STEP
+    if APART:
+        frame += tl.load(shifts + tl.load(entry + 3))
+    frame = frame // UNIT
     down, across = PATCH * width * STEP // UNIT, PATCH * STEP // UNIT
     kept = row * (3 * TEMPORAL * PATCH * PATCH) + item * UNIT
     return frame, plane, down, across, kept, mask, first, repeats
@@ -133,7 +137,7 @@ def channel(
 def pack_kernel(
     frames,
     out,
-    starts,
+    shifts,
     patches,
     blocks,
     mean_0,
@@ -146,6 +150,7 @@ def pack_kernel(
     inverse_1,
     inverse_2,
     scale,
+    APART: tl.constexpr,
     CHANGE: tl.constexpr,
     BYTES: tl.constexpr,
     REPEAT: tl.constexpr,
@@ -157,7 +162,7 @@ def pack_kernel(
     ITEMS: tl.constexpr,
 ):
     read, plane, down, across, write, mask, first, _ = place(
-        starts, patches, blocks, PATCH, MERGE, TEMPORAL, UNIT, LAST, ITEMS
+        shifts, patches, blocks, APART, PATCH, MERGE, TEMPORAL, UNIT, LAST, ITEMS
     )
     shown = mask if REPEAT else mask & first
     words = ()
@@ -167,7 +172,7 @@ def pack_kernel(
         w1 = tl.load(at + plane, mask=shown, other=0)
         w2 = tl.load(at + 2 * plane, mask=shown, other=0)
         words = words + ((w0, w1, w2),)  # type: ignore[assignment]
-    APART: tl.constexpr = TEMPORAL * PATCH * PATCH
+    PLANE: tl.constexpr = TEMPORAL * PATCH * PATCH
     where = out + write[:, None] + tl.arange(0, UNIT)[None, :]
     kind = out.dtype.element_ty
     for r in tl.static_range(MERGE * MERGE):
@@ -175,10 +180,10 @@ def pack_kernel(
         v0 = channel(w0, w1, w2, mean_0, std_0, inverse_0, scale, 0, CHANGE, BYTES, UNIT, LAST)
         v1 = channel(w0, w1, w2, mean_1, std_1, inverse_1, scale, 1, CHANGE, BYTES, UNIT, LAST)
         v2 = channel(w0, w1, w2, mean_2, std_2, inverse_2, scale, 2, CHANGE, BYTES, UNIT, LAST)
-        at = where + 3 * APART * r
+        at = where + 3 * PLANE * r
         tl.store(at, v0.to(kind), mask=mask[:, None], cache_modifier=".cs")
-        tl.store(at + APART, v1.to(kind), mask=mask[:, None], cache_modifier=".cs")
-        tl.store(at + 2 * APART, v2.to(kind), mask=mask[:, None], cache_modifier=".cs")
+        tl.store(at + PLANE, v1.to(kind), mask=mask[:, None], cache_modifier=".cs")
+        tl.store(at + 2 * PLANE, v2.to(kind), mask=mask[:, None], cache_modifier=".cs")
 
 
 @triton.jit
@@ -210,7 +215,6 @@ def with_repeats(read, repeats, mask, SUM: tl.constexpr, PATCH: tl.constexpr, MO
 def unpack_kernel(
     rows,
     out,
-    starts,
     patches,
     blocks,
     TOTAL: tl.constexpr,
@@ -223,21 +227,21 @@ def unpack_kernel(
     ITEMS: tl.constexpr,
 ):
     write, plane, down, across, read, mask, first, repeats = place(
-        starts, patches, blocks, PATCH, MERGE, TEMPORAL, UNIT, LAST, ITEMS
+        patches, patches, blocks, False, PATCH, MERGE, TEMPORAL, UNIT, LAST, ITEMS
     )
-    APART: tl.constexpr = TEMPORAL * PATCH * PATCH // UNIT
+    PLANE: tl.constexpr = TEMPORAL * PATCH * PATCH // UNIT
     shown = mask & first
     words = ()
     for r in tl.static_range(MERGE * MERGE):
-        at = rows + read // UNIT + 3 * APART * r
+        at = rows + read // UNIT + 3 * PLANE * r
         if TOTAL:
             w0 = with_repeats(at, repeats, shown, SUM, PATCH, TEMPORAL)
-            w1 = with_repeats(at + APART, repeats, shown, SUM, PATCH, TEMPORAL)
-            w2 = with_repeats(at + 2 * APART, repeats, shown, SUM, PATCH, TEMPORAL)
+            w1 = with_repeats(at + PLANE, repeats, shown, SUM, PATCH, TEMPORAL)
+            w2 = with_repeats(at + 2 * PLANE, repeats, shown, SUM, PATCH, TEMPORAL)
         else:
             w0 = tl.load(at, mask=shown, other=0)
-            w1 = tl.load(at + APART, mask=shown, other=0)
-            w2 = tl.load(at + 2 * APART, mask=shown, other=0)
+            w1 = tl.load(at + PLANE, mask=shown, other=0)
+            w2 = tl.load(at + 2 * PLANE, mask=shown, other=0)
         words = words + ((w0, w1, w2),)  # type: ignore[assignment]
     kind = out.dtype.element_ty
     for r in tl.static_range(MERGE * MERGE):
@@ -255,7 +259,7 @@ def unpack_kernel(
 def pack_video(
     frames: Tensor,
     out: Tensor,
-    starts: Tensor,
+    shifts: Tensor | None,
     patches: Tensor,
     blocks: Tensor,
     family: Family,
@@ -266,8 +270,9 @@ def pack_video(
     repeat: bool,
     aligned: int,
 ) -> None:
-    """Fill `out` [rows, patch_dim] from `frames` and what else `starts` point at. Tables: `PatchTables`.
+    """Fill `out` [rows, patch_dim] from `frames`, one buffer or the first clip. Tables: `PatchTables`.
 
+    `shifts` [C] int64: values that each clip is further from the first than in one buffer; None for a buffer.
     `aligned`: bytes of which the addresses of all clips are multiples.
     """
     if out.numel() == 0:
@@ -281,13 +286,14 @@ def pack_video(
         pack_kernel[(len(blocks),)](
             as_words(frames, shape["UNIT"]),
             out,
-            starts,
+            patches if shifts is None else shifts,
             patches,
             blocks,
             *mean,
             *std,
             *inverse,
             1.0 if scale is None else scale,
+            APART=shifts is not None,
             CHANGE=change,
             BYTES=by_fma and divides_bytes(mean, std),
             REPEAT=repeat,
@@ -298,7 +304,6 @@ def pack_video(
 def unpack_video(
     rows: Tensor,
     out: Tensor,
-    starts: Tensor,
     patches: Tensor,
     blocks: Tensor,
     family: Family,
@@ -314,26 +319,12 @@ def unpack_video(
         unpack_kernel[(len(blocks),)](
             as_words(rows, shape["UNIT"]),
             as_words(out, shape["UNIT"]),
-            starts,
             patches,
             blocks,
             TOTAL=total,
             SUM=tl.float64 if rows.dtype == torch.float64 else tl.float32,
             **shape,
         )
-
-
-@functools.cache
-def divides_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> bool:
-    """Whether (x − mean) / std has the bits of IEEE division, of every byte x, where a reciprocal and fma make it."""
-    x = np.arange(256, dtype=np.float32)[:, None] - np.array(mean, np.float32)
-    by = np.array(std, np.float32)
-    inverse = np.float32(1) / by
-    near = x * inverse
-    wide = np.longdouble
-    left = (x.astype(wide) - near.astype(wide) * by.astype(wide)).astype(np.float32)
-    made = (near.astype(wide) + left.astype(wide) * inverse.astype(wide)).astype(np.float32)
-    return np.array_equal(made, x / by)
 
 
 def as_words(values: Tensor, unit: int) -> Tensor:

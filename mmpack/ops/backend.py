@@ -19,13 +19,16 @@ BACKENDS = ("torch", "triton", "cuda")
 # Kernels of each op besides the torch path, in the order in which auto takes them.
 KERNELS: dict[str, tuple[str, ...]] = {
     "gather_rows": ("cuda", "triton"),
+    "sum_rows": ("triton",),
     "merge_embeddings": ("triton",),
     "selected_logprobs": ("triton",),
     "linear_selected_logprobs": ("triton",),
     "policy_loss": ("cuda", "triton"),
     "group_advantages": ("cuda", "triton"),
     "scatter_rewards": ("cuda", "triton"),
-    "pack_video": ("triton",),
+    "pack_video": ("cuda", "triton"),
+    "pack_video to float32": ("triton", "cuda"),
+    "unpack_video": ("cuda", "triton"),
 }
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -61,7 +64,10 @@ def why_not(
         return f"the op has no {backend} kernel"
     if op == "linear_selected_logprobs" and dtype not in (None, *HALVES):
         return f"its kernels take bf16 and fp16, not {dtype}"
-    if dtype == torch.float64:
+    if "pack_video" in op:
+        if backend == "cuda" and dtype not in (None, torch.uint8):
+            return f"csrc/ packs bytes, not {dtype}"
+    elif dtype == torch.float64:
         return "the kernels compute in float32, not in float64"
     return _why_no_triton(device.type) if backend == "triton" else _why_no_cuda(device.type)
 

@@ -108,10 +108,11 @@ def _sum(
     values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
 ) -> Tensor:
     inverse = None if order is None or offsets is None else Inverse(order, offsets)
-    backend = choose("gather_rows", values.device)
-    if backend == "torch":
+    if choose("sum_rows", values.device) == "torch":
         return sum_rows_torch(values, index, inverse, num_rows)
-    return _kernels(backend).sum_rows(values, *(inverse or inverse_index(index, num_rows)))
+    from mmpack.kernels import gather_rows as kernels
+
+    return kernels.sum_rows(values, *(inverse or inverse_index(index, num_rows)))
 
 
 def _kernels(backend: str) -> Any:

@@ -5,6 +5,7 @@ The two are each other's transpose: the gradient of one is the other. Where each
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +17,14 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
 from mmpack.ops.backend import choose
+from mmpack.ops.light import light_op, refuse_tangents
 from mmpack.ops.pack_video_torch import pack_torch, unpack_torch
-from mmpack.ops.patch_tables import PatchTables, count_rows, count_values, patch_tables
+from mmpack.ops.patch_tables import PatchTables, patch_tables
 from mmpack.video.patches import CHANNELS, PatchPlan, divisor, of_channels, plan_patches
 
-FRAME_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MODULES = {"cuda": "native", "triton": "pack_video"}
+ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of values that change
+FRAME_DTYPES = (torch.uint8, *ROW_DTYPES, torch.float64)
 Clips = Tensor | np.ndarray | Sequence[Any]
 
 
@@ -42,7 +46,7 @@ def pack_video(
         mean, std, rescale_factor: as image processors have them (`normalization(settings)`). With all three a value is
             (x − mean · (1/rescale)) / (std · (1/rescale)) in float32, one rounding a step, as transformers computes it;
             rescale_factor alone multiplies; mean and std alone normalise values as they are.
-        dtype: of the rows; by default float32 where values change, else the frames'.
+        dtype: of the rows, float32, bfloat16 or float16; by default float32 where values change, else the frames'.
 
     One copy of what is read, on the frames' device. Float frames have a gradient: that of a frame which fills its
     patch by being repeated is the sum over its repeats. Raises: ArgumentError for shapes that are not the plan's.
@@ -73,22 +77,21 @@ def pack_video(
         )
     if dtype is None:
         dtype = torch.float32 if changed else clips[0].dtype if clips else torch.uint8
-    if changed and not dtype.is_floating_point:
+    stay = not clips or (not changed and dtype == clips[0].dtype)
+    if not stay and (dtype not in ROW_DTYPES or clips[0].dtype == torch.float64):
+        told = "normalised values" if changed else f"values of {clips[0].dtype}"
         raise ArgumentError(
-            f"pack_video: normalised values don't fit {dtype}. Fix: dtype=torch.float32 or torch.bfloat16"
+            f"pack_video: {told} don't become {dtype}. Fix: dtype=torch.float32, torch.bfloat16 or torch.float16"
         )
     if not clips:
         return torch.empty(0, tables.family.patch_dim, dtype=dtype)
-    rows: Tensor = _pack_video(
-        [c.contiguous() for c in clips],
-        *_plain(tables),
-        mean,
-        std,
-        rescale_factor,
-        dtype,
-        True,
-    )
-    return rows
+    change = mean, std, rescale_factor, dtype, True
+    refuse_tangents("pack_video", *clips)
+    clips = [c.contiguous() for c in clips]
+    if torch.is_grad_enabled() and any(c.requires_grad for c in clips):
+        rows: Tensor = _Pack.apply(*tables.tensors, tables.plain, change, *clips)
+        return rows
+    return pack_op(clips, *tables.tensors, *tables.plain, *change)
 
 
 def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> list[Tensor]:
@@ -105,143 +108,146 @@ def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> li
             f"unpack_video: rows have shape {list(values.shape)}, the plan's "
             f"{[tables.num_rows, tables.family.patch_dim]}. Fix: pass the rows that the plan packs"
         )
-    buffer: Tensor = _unpack_video(values.contiguous(), *_plain(tables), False)
-    counts = [n * h * w * c for n, h, w, c in tables.shapes]
-    return [x.view(s) for x, s in zip(buffer.split(counts), tables.shapes, strict=True)]
+    refuse_tangents("unpack_video", values)
+    if torch.is_grad_enabled() and values.requires_grad:
+        buffer = _Unpack.apply(values, *tables.tensors, tables.plain, False)
+    else:
+        buffer = unpack_op(values, *tables.tensors, *tables.plain, False)
+    pieces = buffer.split(tables.counts)
+    return [x.view(s) for x, s in zip(pieces, tables.shapes, strict=True)]
 
 
-@torch.library.custom_op("mmpack::pack_video", mutates_args=())
-def _pack_video(
-    clips: Sequence[Tensor],
-    starts: Tensor,
+def _pack(
+    clips: list[Tensor],
     patches: Tensor,
     blocks: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
+    sizes: list[int],
+    kept: list[int] | None,
+    num_rows: int,
+    num_values: int,
     family: str,
     channels_last: bool,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
+    mean: list[float] | None,
+    std: list[float] | None,
     rescale: float | None,
     dtype: torch.dtype,
     repeat: bool,
 ) -> Tensor:
-    layout = get_family(family)
-    out = clips[0].new_empty(count_rows(sizes, kept, layout), layout.patch_dim, dtype=dtype)
+    layout, first = get_family(family), clips[0]
+    out = first.new_empty(num_rows, layout.patch_dim, dtype=dtype)
     mean, std = (None if x is None else scaled(x, rescale) for x in (mean, std))
     scale = rescale if mean is None else None
-    if choose("pack_video", out.device) == "torch":
+    op = "pack_video to float32" if dtype == torch.float32 else "pack_video"
+    backend = choose(op, out.device, first.dtype)
+    if backend == "torch":
         pack_torch(clips, out, sizes, kept, layout, channels_last, mean, std, scale, repeat)
     else:
-        from mmpack.kernels import pack_video as kernels
-
-        if len(clips) > 1:
-            starts = _apart(clips)
-        aligned = math.gcd(4, *(c.data_ptr() for c in clips))
-        order = layout, channels_last, mean, std, scale, repeat, aligned
-        kernels.pack_video(clips[0], out, starts, patches, blocks, *order)
+        addresses = [c.data_ptr() for c in clips]
+        shifts = _shifts(first, addresses, sizes) if len(clips) > 1 else None
+        order = layout, channels_last, mean, std, scale, repeat, math.gcd(16, *addresses)
+        _kernels(backend).pack_video(first, out, shifts, patches, blocks, *order)
     return out
 
 
-@torch.library.custom_op("mmpack::unpack_video", mutates_args=())
-def _unpack_video(
+def _unpack(
     rows: Tensor,
-    starts: Tensor,
     patches: Tensor,
     blocks: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
+    sizes: list[int],
+    kept: list[int] | None,
+    num_rows: int,
+    num_values: int,
     family: str,
     channels_last: bool,
     total: bool,
 ) -> Tensor:
-    layout = get_family(family)
+    layout, rows = get_family(family), rows.contiguous()
     new = rows.new_zeros if kept is not None else rows.new_empty
-    out = new(count_values(sizes))
-    if choose("pack_video", out.device) == "torch":
+    out = new(num_values)
+    backend = choose("unpack_video", out.device, rows.dtype)
+    if backend == "torch":
         unpack_torch(rows, out, sizes, kept, layout, channels_last, total)
     else:
-        from mmpack.kernels import pack_video as kernels
-
         order = layout, channels_last, total
-        kernels.unpack_video(rows, out, starts, patches, blocks, *order)
+        _kernels(backend).unpack_video(rows, out, patches, blocks, *order)
     return out
 
 
-@_pack_video.register_fake
-def _(
-    clips: Sequence[Tensor],
-    starts: Tensor,
-    patches: Tensor,
-    blocks: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
-    family: str,
-    channels_last: bool,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    rescale: float | None,
-    dtype: torch.dtype,
-    repeat: bool,
-) -> Tensor:
-    layout = get_family(family)
-    return clips[0].new_empty(count_rows(sizes, kept, layout), layout.patch_dim, dtype=dtype)
+def _pack_fake(clips: list[Tensor], *rest: Any) -> Tensor:
+    num_rows, family, dtype = rest[4], rest[6], rest[11]
+    return clips[0].new_empty(num_rows, get_family(family).patch_dim, dtype=dtype)
 
 
-@_unpack_video.register_fake
-def _(
-    rows: Tensor,
-    starts: Tensor,
-    patches: Tensor,
-    blocks: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
-    family: str,
-    channels_last: bool,
-    total: bool,
-) -> Tensor:
-    return rows.new_empty(count_values(sizes))
+def _unpack_fake(rows: Tensor, *rest: Any) -> Tensor:
+    return rows.new_empty(rest[5])
 
 
-def _keep_for_pack(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    clips, starts, patches, blocks, *plain, _mean, std, rescale, _dtype, repeat = inputs
-    ctx.save_for_backward(starts, patches, blocks)
-    ctx.plain, ctx.repeat = plain, repeat
-    ctx.factors = std, rescale
-    ctx.clips = [(c.shape, c.dtype) for c in clips]
-
-
-def _pack_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    std, rescale = ctx.factors
-    dtype = ctx.clips[0][1]
-    if std is not None:
-        of_channel = grad.new_tensor(scaled(std, rescale), dtype=torch.float32)
-        grad = (grad.float().view(len(grad), CHANNELS, -1) / of_channel[:, None]).view_as(grad)
-    elif rescale is not None:
-        grad = grad.float() * rescale
-    buffer = _unpack_video(grad.to(dtype).contiguous(), *ctx.saved_tensors, *ctx.plain, ctx.repeat)
-    pieces = buffer.split([shape.numel() for shape, _ in ctx.clips])
-    of_clips = [x.view(shape) for x, (shape, _) in zip(pieces, ctx.clips, strict=True)]
-    return of_clips, *[None] * 12
-
-
-def _keep_for_unpack(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rows, starts, patches, blocks, *plain, total = inputs
-    ctx.save_for_backward(starts, patches, blocks)
-    ctx.plain, ctx.total, ctx.dtype = plain, total, rows.dtype
-
-
-def _unpack_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    rows = _pack_video(
-        [grad.contiguous()], *ctx.saved_tensors, *ctx.plain, None, None, None, ctx.dtype, ctx.total
-    )
-    return rows, *[None] * 8
-
-
-torch.library.register_autograd("mmpack::pack_video", _pack_backward, setup_context=_keep_for_pack)
-torch.library.register_autograd(
-    "mmpack::unpack_video", _unpack_backward, setup_context=_keep_for_unpack
+_TABLES = """Tensor patches, Tensor blocks, int[] sizes, int[]? kept, int num_rows, int num_values,
+    str family, bool channels_last"""
+pack_op = light_op(
+    f"""pack_video(
+        Tensor[] clips, {_TABLES}, float[]? mean, float[]? std, float? rescale, ScalarType dtype, bool repeat
+    ) -> Tensor""",
+    _pack,
+    _pack_fake,
 )
+unpack_op = light_op(
+    f"unpack_video(Tensor rows, {_TABLES}, bool total) -> Tensor", _unpack, _unpack_fake
+)
+
+
+class _Pack(torch.autograd.Function):
+    """Clips, behind the two tables and what else both ops are told, to rows; its transpose is _Unpack."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        patches: Tensor,
+        blocks: Tensor,
+        plain: tuple[Any, ...],
+        change: tuple[Any, ...],
+        *clips: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(patches, blocks)
+        ctx.plain, ctx.change = plain, change
+        ctx.shapes, ctx.dtype = [c.shape for c in clips], clips[0].dtype
+        return pack_op(list(clips), patches, blocks, *plain, *change)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        _, std, rescale, _, repeat = ctx.change
+        if std is not None:
+            factors = grad.new_tensor(scaled(std, rescale), dtype=torch.float32)
+            grad = (grad.float().view(len(grad), CHANNELS, -1) / factors[:, None]).view_as(grad)
+        elif rescale is not None:
+            grad = grad.float() * rescale
+        buffer = _Unpack.apply(grad.to(ctx.dtype), *ctx.saved_tensors, ctx.plain, repeat)
+        pieces = buffer.split([shape.numel() for shape in ctx.shapes])
+        to_clips = (x.view(shape) for x, shape in zip(pieces, ctx.shapes, strict=True))
+        return *[None] * 4, *to_clips
+
+
+class _Unpack(torch.autograd.Function):
+    """Rows, before the two tables and what else both ops are told, to one buffer; its transpose is _Pack."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        patches: Tensor,
+        blocks: Tensor,
+        plain: tuple[Any, ...],
+        total: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(patches, blocks)
+        ctx.plain, ctx.total, ctx.dtype = plain, total, rows.dtype
+        return unpack_op(rows, patches, blocks, *plain, total)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        change = None, None, None, ctx.dtype, ctx.total
+        rows = _Pack.apply(*ctx.saved_tensors, ctx.plain, change, grad.contiguous())
+        return rows, *[None] * 4
 
 
 def scaled(values: Sequence[float], rescale: float | None) -> list[float]:
@@ -260,29 +266,16 @@ def _tables_of(
     return patch_tables(plan, tensors[0].device if tensors else "cpu")
 
 
-def _plain(tables: PatchTables) -> tuple[Any, ...]:
-    """The arguments of both ops that tell the layout."""
-    return (
-        tables.starts,
-        tables.patches,
-        tables.blocks,
-        tables.sizes,
-        tables.kept,
-        tables.family.name,
-        tables.channels_last,
-    )
-
-
 def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
     shapes = tables.shapes
     if len(clips) == 1 and clips[0].ndim == 1:
-        if len(clips[0]) != count_values(tables.sizes):
+        if len(clips[0]) != tables.num_values:
             raise ArgumentError(
                 f"pack_video: the buffer holds {len(clips[0])} values, the plan's clips "
-                f"{count_values(tables.sizes)}. Fix: all clips of the plan, one after the other"
+                f"{tables.num_values}. Fix: all clips of the plan, one after the other"
             )
     else:
-        found = [tuple(c.shape) for c in clips]
+        found = tuple(tuple(c.shape) for c in clips)
         if found != shapes:
             at = next((i for i, s in enumerate(found) if i >= len(shapes) or s != shapes[i]), -1)
             told = f"{len(found)} clips for {len(shapes)}"
@@ -294,21 +287,25 @@ def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
         raise ArgumentError(
             f"pack_video: clips of {len(kinds)} dtypes or devices. Fix: one dtype on one device"
         )
-    if clips and clips[0].device != tables.starts.device:
+    if clips and clips[0].device != tables.patches.device:
         raise ArgumentError(
-            f"pack_video: frames are on {clips[0].device}, the tables on {tables.starts.device}. "
+            f"pack_video: frames are on {clips[0].device}, the tables on {tables.patches.device}. "
             "Fix: patch_tables(plan, frames.device)"
         )
 
 
-def _apart(clips: Sequence[Tensor]) -> Tensor:
-    """[C] int64: where clips of their own memory start, counted in values from the first one's start."""
-    first, size = clips[0].data_ptr(), clips[0].element_size()
-    starts = torch.tensor([(c.data_ptr() - first) // size for c in clips])
-    device = clips[0].device
-    if device.type == "cpu":
-        return starts
-    return starts.pin_memory().to(device, non_blocking=True)
+def _shifts(first: Tensor, addresses: list[int], sizes: list[int]) -> Tensor:
+    """[C] int64: values that each clip is further from the first one than it would be in one buffer."""
+    counts = np.prod(np.array(sizes).reshape(-1, 3), axis=1) * CHANNELS
+    apart = (np.array(addresses) - addresses[0]) // first.element_size()
+    shifts = torch.from_numpy(apart - (np.cumsum(counts) - counts))
+    if first.device.type == "cpu":
+        return shifts
+    return shifts.pin_memory().to(first.device, non_blocking=True)
+
+
+def _kernels(backend: str) -> Any:
+    return importlib.import_module(f"mmpack.kernels.{_MODULES[backend]}")
 
 
 def _single(frames: Clips) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from mmpack.video.patches import CHANNELS, PatchPlan, merge_of
 class PatchTables:
     """A PatchPlan for the ops: tensors on one device, and what the host has to know as plain numbers.
 
-    `patches` [T, 4 + slots]: first row, h, w in patches, clip; then where each slot's frame starts in its clip.
+    `patches` [T, 4 + slots]: first row, h, w in patches, clip; then where each slot's frame starts in one buffer.
     """
 
     family: Family
@@ -27,17 +29,21 @@ class PatchTables:
     # temporal patches that are rows, each clip's ended by -1; None: all are
     kept: tuple[int, ...] | None
     num_rows: int
-    starts: Tensor  # [C] int64 values before each clip, in one buffer
+    num_values: int
+    shapes: tuple[tuple[int, int, int, int], ...]  # of each clip, frame-major
+    counts: tuple[int, ...]  # values of each clip
     patches: Tensor  # [T, 4 + slots] int64
     blocks: Tensor  # [tokens, 4] int32: temporal patch, first of its rows there, first pixel (y, x)
 
     @property
-    def shapes(self) -> list[tuple[int, int, int, int]]:
-        """Frame-major shape of each clip."""
-        sizes = zip(self.sizes[::3], self.sizes[1::3], self.sizes[2::3], strict=True)
-        if self.channels_last:
-            return [(n, h, w, CHANNELS) for n, h, w in sizes]
-        return [(n, CHANNELS, h, w) for n, h, w in sizes]
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return self.patches, self.blocks
+
+    @property
+    def plain(self) -> tuple[Any, ...]:
+        """What else the ops are told, in the order of their schemas."""
+        counts = self.num_rows, self.num_values
+        return self.sizes, self.kept, *counts, self.family.name, self.channels_last
 
 
 _TABLES: weakref.WeakKeyDictionary[PatchPlan, dict[torch.device, PatchTables]] = (
@@ -66,22 +72,11 @@ def clips_of(
             yield n, h, w, range(-(-n // temporal))
 
 
-def count_rows(sizes: Sequence[int], kept: Sequence[int] | None, family: Family) -> int:
-    cell = family.patch_size**2
-    clips = clips_of(sizes, kept, family.temporal_patch_size)
-    return sum(len(numbers) * (h * w // cell) for _, h, w, numbers in clips)
-
-
-def count_values(sizes: Sequence[int]) -> int:
-    values = zip(sizes[::3], sizes[1::3], sizes[2::3], strict=True)
-    return sum(n * h * w * CHANNELS for n, h, w in values)
-
-
 def _tables(plan: PatchPlan, device: torch.device) -> PatchTables:
     frame = plan.sizes[:, 1] * plan.sizes[:, 2] * CHANNELS
     clip = plan.clip_index
     plane = plan.grids[clip][:, 1:]
-    slots = plan.frame_index * frame[clip][:, None]
+    slots = plan.value_offsets[clip][:, None] + plan.frame_index * frame[clip][:, None]
     entries = np.column_stack([plan.cu_rows[:-1], plane, clip, slots])
     merge = merge_of(plan.family)
     count = np.diff(plan.cu_rows) // merge**2
@@ -95,13 +90,18 @@ def _tables(plan: PatchPlan, device: torch.device) -> PatchTables:
     if (whole != plan.grids[:, 0]).any():
         pieces = np.split(plan.kept, plan.cu_temporal[1:-1])
         kept = tuple(k for piece in pieces for k in (*piece.tolist(), -1))
+    order = [0, 1, 2, 3] if plan.channels_last else [0, 3, 1, 2]
+    channels = np.full(len(plan.sizes), CHANNELS)
+    shapes = np.column_stack([plan.sizes, channels])[:, order].tolist()
     return PatchTables(
         family=plan.family,
         channels_last=plan.channels_last,
         sizes=tuple(plan.sizes.reshape(-1).tolist()),
         kept=kept,
         num_rows=plan.num_rows,
-        starts=torch.from_numpy(plan.value_offsets[:-1]).to(device),
+        num_values=int(plan.value_offsets[-1]),
+        shapes=tuple(map(tuple, shapes)),
+        counts=tuple(map(math.prod, shapes)),
         patches=torch.from_numpy(entries).to(device),
         blocks=torch.from_numpy(np.column_stack(blocks).astype(np.int32)).to(device),
     )

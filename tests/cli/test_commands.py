@@ -238,7 +238,8 @@ def test_doctor_says_which_op_runs_on_what():
             "policy_loss: MMPACK_BACKEND is cuda, and csrc/ has no cpu code. Fix: MMPACK_BACKEND=auto"
         )
         assert (
-            "gather_rows: MMPACK_BACKEND is cuda, and the op has no" in forced["gather_rows"]["why"]
+            "sum_rows: MMPACK_BACKEND is cuda, and the op has no cuda kernel"
+            in forced["sum_rows"]["why"]
         )
         assert "varlen needs a CUDA device, not cpu. Fix: " in forced["attention"]["why"]
     assert ops("torch")["policy_loss"]["why"] == "MMPACK_BACKEND=torch"

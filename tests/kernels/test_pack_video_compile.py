@@ -7,7 +7,7 @@ from support.offline_compile import compiled_size, each_target
 
 pytestmark = pytest.mark.compile
 
-TABLES = {"starts": "*i64", "patches": "*i64", "blocks": "*i32"}
+TABLES = {"patches": "*i64", "blocks": "*i32"}
 
 
 def shape(patch, last, value, merge=2, temporal=2):
@@ -40,7 +40,9 @@ def test_pack(target, patch, last, value, made, change):
     numbers = [f"{name}_{c}" for name in ("mean", "std", "inverse") for c in range(3)]
     constants = shape(patch, last, value) | {"CHANGE": change, "REPEAT": value != "bf16"}
     constants["BYTES"] = made == "bf16"
-    signature = {"frames": f"*{words(value, constants['UNIT'])}", "out": f"*{made}"} | TABLES
+    constants["APART"] = last
+    signature = {"frames": f"*{words(value, constants['UNIT'])}", "out": f"*{made}"}
+    signature |= {"shifts": "*i64"} | TABLES
     signature |= dict.fromkeys([*numbers, "scale"], "fp32")
     assert compiled_size(pack_kernel, signature, constants, target)
 

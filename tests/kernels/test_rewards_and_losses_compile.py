@@ -78,7 +78,7 @@ def test_scatter_rewards(target, at):
 HIP = "hipcc -std=c++17 -O3 -Wno-pass-failed -c -x hip"  # loops it leaves rolled
 
 
-@pytest.mark.parametrize("source", ["gather_rows.cu", "policy_loss.cu", "rewards.cu", "tickets.cu"])
+@pytest.mark.parametrize("source", sorted(p.name for p in CSRC.glob("*.cu")))
 @pytest.mark.parametrize(
     "command",
     [

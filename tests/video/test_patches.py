@@ -162,21 +162,12 @@ def test_opcheck():
     shapes = shapes_of("qwen2_vl", True, [(3, 1, 1), (2, 1, 2)])
     for keep in (None, [[1], None]):
         tables = patch_tables(plan_patches(shapes, "qwen2_vl", keep=keep))
-        kept = None if keep is None else list(tables.kept)
-        plain = (
-            tables.starts,
-            tables.patches,
-            tables.blocks,
-            list(tables.sizes),
-            kept,
-            "qwen2_vl",
-            True,
-        )
-        clips = [c.float().requires_grad_() for c in clips_of(shapes)]
+        told = *tables.tensors, *tables.plain
+        clips = [c.float() for c in clips_of(shapes)]
         change = ([0.5, 0.4, 0.3], [0.2, 0.3, 0.25], 1 / 255, torch.float32, True)
-        torch.library.opcheck(torch.ops.mmpack.pack_video.default, (clips, *plain, *change))
-        rows = torch.randn(tables.num_rows, 1176, requires_grad=True)
-        torch.library.opcheck(torch.ops.mmpack.unpack_video.default, (rows, *plain, True))
+        torch.library.opcheck(torch.ops.mmpack.pack_video.default, (clips, *told, *change))
+        rows = torch.randn(tables.num_rows, 1176)
+        torch.library.opcheck(torch.ops.mmpack.unpack_video.default, (rows, *told, True))
 
 
 def test_no_clips():
@@ -226,7 +217,7 @@ def test_what_is_refused():
         ([good, good], {}, "2 clips for 1"),
         (torch.zeros(5), {}, "holds 5 values"),
         (good, {"mean": (0.5,) * 3}, "mean and std go together"),
-        (good, {"rescale_factor": 0.5, "dtype": torch.uint8}, "don't fit torch.uint8"),
+        (good, {"rescale_factor": 0.5, "dtype": torch.uint8}, "don't become torch.uint8"),
         (good, {"mean": (0.5,) * 2, "std": (0.5,) * 3}, "mean is .*3 numbers"),
         (good, {"mean": 0.5, "std": 0.5}, "mean is 0.5"),
         (good, {"mean": np.zeros((9, 9)), "std": (0.5,) * 3}, "mean is .*3 numbers"),
@@ -238,6 +229,8 @@ def test_what_is_refused():
         ([None], {}, "a clip is NoneType"),
         (good.bool(), {}, "frames are torch.bool"),
         (good.long(), {}, "frames are torch.int64"),
+        (good, {"dtype": torch.int64}, "values of torch.uint8 don't become torch.int64"),
+        (good.double(), {"dtype": torch.float32}, "torch.float64 don't become torch.float32"),
         (good.double(), {"rescale_factor": 0.5}, "frames are torch.float64, .*float32"),
     ]:
         with pytest.raises(mp.ArgumentError, match=told):

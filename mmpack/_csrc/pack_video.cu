@@ -1,0 +1,1 @@
+../../csrc/pack_video.cu
