@@ -121,10 +121,11 @@ def packed(name: str, order: str, measure: Callable[..., None]) -> None:
             )
             measure(f"{case}, {told}", "transformers", size, call, CLIPS / PART)
     rows = pack_video(buffer, tables)
-    gpu.require(all(map(torch.equal, unpack_video(rows, tables)[:8], clips[:8])), f"{case}: back")
     for who in BACKENDS:
         with backend(who):
-            gpu.require(all(map(torch.equal, unpack_video(rows, tables)[:8], clips[:8])), who)
+            gpu.require(
+                all(map(torch.equal, unpack_video(rows, tables)[:8], clips[:8])), f"{case}: back"
+            )
             call = lambda: unpack_video(rows, tables)  # noqa: E731
             measure(f"{case}, uint8, back to frames", f"mmpack{who}", 2 * values, call)
 
@@ -132,8 +133,10 @@ def packed(name: str, order: str, measure: Callable[..., None]) -> None:
 @contextlib.contextmanager
 def backend(who: str) -> Iterator[None]:
     os.environ["MMPACK_BACKEND"] = BACKENDS[who]
-    yield
-    os.environ["MMPACK_BACKEND"] = "auto"
+    try:
+        yield
+    finally:
+        os.environ["MMPACK_BACKEND"] = "auto"
 
 
 def by_permute(clip: Tensor, family: Any, how: dict[str, Any]) -> Tensor:

@@ -167,7 +167,8 @@ struct NewRows {
   NewRows(const Tensor& like, int64_t count, int32_t device)
       : like(column(like, device)),
         out(empty<2>({count, like.size(1)}, this->like.dtype, device)),
-        rows{this->like.data, count, like.size(1) * static_cast<int64_t>(aoti_torch_dtype_element_size(this->like.dtype))} {}
+        rows{this->like.data, count,
+             like.size(1) * static_cast<int64_t>(aoti_torch_dtype_element_size(this->like.dtype))} {}
 
   void* data() const { return out.data_ptr(); }
   int32_t aligned() const {
@@ -208,8 +209,8 @@ uint8_t* bytes_of(const Tensor& tensor, int32_t device) {
 
 // `frames` is the first clip where there are several: shifts say how far the others are. Fills `rows`.
 void pack_video(Tensor frames, Tensor rows, MaybeTensor shifts, Tensor patches, Tensor blocks, int64_t patch,
-                int64_t merge, int64_t temporal, bool last, int64_t change, double mean_0, double mean_1, double mean_2, double std_0,
-                double std_1, double std_2, double scale, bool repeat, int64_t aligned) {
+                int64_t merge, int64_t temporal, bool last, int64_t change, double mean_0, double mean_1, double mean_2,
+                double std_0, double std_1, double std_2, double scale, bool repeat, int64_t aligned) {
   Launch launch(frames);
   mmpack::Numbers numbers{static_cast<mmpack::Change>(change)};
   const double means[] = {mean_0, mean_1, mean_2}, stds[] = {std_0, std_1, std_2};
@@ -227,7 +228,7 @@ void pack_video(Tensor frames, Tensor rows, MaybeTensor shifts, Tensor patches, 
 }
 
 void unpack_video(Tensor rows, Tensor frames, Tensor patches, Tensor blocks, int64_t patch, int64_t merge,
-                   int64_t temporal, bool last, int64_t rows_aligned, int64_t aligned) {
+                  int64_t temporal, bool last, int64_t rows_aligned, int64_t aligned) {
   Launch launch(rows);
   check(mmpack::launch_unpack_video(
       patch_tables(std::nullopt, patches, blocks, patch, merge, temporal, last, launch.device),

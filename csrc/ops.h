@@ -52,7 +52,8 @@ struct Rows {
   int64_t count, bytes;
 };
 
-// `aligned` (a power of two up to 16) divides the addresses and the bytes of a row. Less than 2^31 tiles of 4 kB.
+// `aligned` (a power of two up to 16) divides the addresses and the bytes of a row. Less than 2^31 words a row, and tiles
+// of 1,024 words.
 int launch_gather_rows(Rows x, Column index, void* out, int32_t aligned, Stream stream);
 
 // Where frames and rows of patches lie: mmpack/ops/patch_tables.py. A patch is an even number of pixels wide.

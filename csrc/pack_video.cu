@@ -1,5 +1,6 @@
 // mmpack::pack_video and its reverse, of bytes. A block has a tile, some neighbouring tokens: their bytes change their
-// order in shared memory, four pixels at a time, so that device memory is read and written in long runs on both sides.
+// order in shared memory, four pixels or two at a time, so that device memory is read and written in long runs on both
+// sides.
 #include <type_traits>
 
 #include "ops.h"
@@ -8,7 +9,7 @@ namespace mmpack {
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int BLOCKS = 5;             // on an SM
+constexpr int BLOCKS = 5;             // on an SM, by their registers
 constexpr int TILE_BYTES = 6 * 4096;  // at most, but for a single token
 constexpr int AT_ONCE = 4;            // units of a thread that are on their way before one is used
 constexpr int CHANNELS = 3;
@@ -21,8 +22,8 @@ struct Divisor {
   __device__ int of(int n) const { return static_cast<int>(__umulhi(static_cast<uint32_t>(n), magic)); }
 };
 
-// A token's bytes: in frames [slot, (channel,) y, x (, channel)], in rows [down, across, channel, slot, y, x]. A line is
-// of all channels.
+// A token's bytes: in frames [slot, (channel,) y, x (, channel)], in rows [down, across, channel, slot, y, x].
+// A line is of all channels.
 struct Token {
   Divisor patch, height, quads;  // pixels down a patch, and down the token; four bytes of a channel of a patch
   int merge, side, temporal, bytes, plane;  // plane: bytes of a channel of a patch
@@ -80,7 +81,8 @@ __host__ __device__ int padded(int bytes) { return (bytes + 15) / 16 * 16; }
 // Of a token's slot: where its first byte is; whether it counts, and not only repeats the slot before.
 struct Slot {
   uint8_t* at;
-  int across, plane;  // bytes from line to line, and from plane to plane
+  int64_t plane;  // bytes from plane to plane
+  int across;     // and from line to line
   bool counts;
   __device__ uint8_t* line(int y) const { return IN_DEVICE_MEMORY(at) + static_cast<int64_t>(y) * across; }
 };
@@ -94,7 +96,7 @@ __device__ Slot slot_of(const Tiles& tiles, int64_t token, int f, uint8_t* frame
   slot.at = frames + start + (block[2] * width + block[3]) * step;
   if (tiles.shifts != nullptr) slot.at += tiles.shifts[entry[3]];
   slot.across = static_cast<int>(width * step);
-  slot.plane = tiles.token.last ? 0 : static_cast<int>(entry[1] * tiles.token.patch.by * width);
+  slot.plane = tiles.token.last ? 0 : entry[1] * tiles.token.patch.by * width;
   slot.counts = repeat || f == 0 || entry[3 + f] != start;
   return slot;
 }
@@ -183,25 +185,25 @@ __device__ void write(uint8_t* at, const uint32_t (&words)[CHANNELS], int start)
 
 // Unit `unit` of a line of frames, or of three, one a channel, as it lies there.
 template <class Word, bool LAST>
-__device__ Pixels read_unit(const uint8_t* line, int plane, int unit) {
+__device__ Pixels read_unit(const uint8_t* line, int64_t plane, int unit) {
   constexpr int PX = PIXELS<Word>;
   Pixels p{};
   if constexpr (LAST) {
     read<Word, CHANNELS * PX>(line + unit * CHANNELS * PX, p.w, 0);
   } else {
 #pragma unroll
-    for (int c = 0; c < CHANNELS; ++c) read<Word, PX>(line + static_cast<int64_t>(c) * plane + unit * PX, p.w, 4 * c);
+    for (int c = 0; c < CHANNELS; ++c) read<Word, PX>(line + c * plane + unit * PX, p.w, 4 * c);
   }
   return p;
 }
 template <class Word, bool LAST>
-__device__ void write_unit(uint8_t* line, int plane, int unit, const Pixels& p) {
+__device__ void write_unit(uint8_t* line, int64_t plane, int unit, const Pixels& p) {
   constexpr int PX = PIXELS<Word>;
   if constexpr (LAST) {
     write<Word, CHANNELS * PX>(line + unit * CHANNELS * PX, p.w, 0);
   } else {
 #pragma unroll
-    for (int c = 0; c < CHANNELS; ++c) write<Word, PX>(line + static_cast<int64_t>(c) * plane + unit * PX, p.w, 4 * c);
+    for (int c = 0; c < CHANNELS; ++c) write<Word, PX>(line + c * plane + unit * PX, p.w, 4 * c);
   }
 }
 
@@ -294,8 +296,8 @@ __device__ void rows_to_lines(const Tile& tile, const uint8_t* rows, At at) {
   const auto write = [&](int i, int k) {
     const Line line(token, i);
     const Slot& slot = slots[line.slot];
-    if (slot.counts)
-      write_unit<Word, LAST>(at(walk.token, i, slot, line.y), slot.plane, walk.unit, LAST ? by_pixel(held[k]) : held[k]);
+    const Pixels p = LAST ? by_pixel(held[k]) : held[k];
+    if (slot.counts) write_unit<Word, LAST>(at(walk.token, i, slot, line.y), slot.plane, walk.unit, p);
   };
   in_batches(walk, read, write);
 }
@@ -366,7 +368,7 @@ __device__ void write_changed(const Token& token, const uint8_t* from, int bytes
       Values<Out, 4> made;
 #pragma unroll
       for (int j = 0; j < 4; ++j) narrow(how(word >> (8 * j) & 255), made.at[j]);
-      write_through(reinterpret_cast<Values<Out, 4>*>(to) + at + c * plane, made);
+      write_streaming(reinterpret_cast<Values<Out, 4>*>(to) + at + c * plane, made);
     }
   }
 }
@@ -380,10 +382,6 @@ __device__ void write_rows(const Token& token, const uint8_t* from, int bytes, c
     default: return write_changed<CONVERT>(token, from, bytes, numbers, to);
   }
 }
-
-struct alignas(16) Word16 {
-  uint32_t a, b, c, d;
-};
 
 // put(to + i, a word) of `bytes` bytes that lie together; `aligned` divides the addresses and a token's bytes.
 template <class Put>
@@ -402,13 +400,13 @@ __device__ void copy(const uint8_t* from, int bytes, int aligned, uint8_t* to, P
     }
   };
   if (aligned == 16)
-    as(Word16());
+    as(Values<uint32_t, 4>());
   else
     as_words(min(aligned, 4), as);
 }
 
 __device__ void write_rows(const Token& token, const uint8_t* from, int bytes, const Numbers&, uint8_t* to) {
-  copy(from, bytes, token.bytes % 16 == 0 ? 16 : 4, to, [](auto* at, auto word) { write_through(at, word); });
+  copy(from, bytes, token.bytes % 16 == 0 ? 16 : 4, to, [](auto* at, auto word) { write_streaming(at, word); });
 }
 
 template <class Out>
@@ -468,8 +466,8 @@ int launch_pack_video(const PatchTables& tables, uint8_t* frames, void* rows, Dt
                       bool repeat, int32_t aligned, Stream stream) {
   const Tiles tiles(tables);
   const auto to = [&](auto* out) {
-    return launch(pack_kernel<std::remove_pointer_t<decltype(out)>>, tiles, 1, stream, frames, out, tiles, numbers, repeat,
-                  aligned);
+    using Out = std::remove_pointer_t<decltype(out)>;
+    return launch(pack_kernel<Out>, tiles, 1, stream, frames, out, tiles, numbers, repeat, aligned);
   };
   switch (dtype) {
     case BYTE: return to(static_cast<uint8_t*>(rows));

@@ -91,7 +91,7 @@ __device__ inline double read(const Column& column, int64_t i) {
 
 // A value that nobody reads soon.
 template <class Value>
-__device__ inline void write_through(Value* to, const Value& value) {
+__device__ inline void write_streaming(Value* to, const Value& value) {
 #ifndef __HIP__
   if constexpr (sizeof(Value) == 16)
     __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(value));

@@ -155,7 +155,7 @@ def unpack_video(
     channels_last: bool,
     total: bool,
 ) -> None:
-    """Fill the buffer `out` [values] from `rows`. `total`: of floats alone."""
+    """Fill the buffer `out` [values] from `rows`. Bytes have no gradient: `total` is False."""
     if rows.numel() == 0:
         return
     geometry = _geometry(family, channels_last)

@@ -31,6 +31,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "unpack_video": ("cuda", "triton"),
 }
 
+PACKS = ("pack_video", "pack_video to float32", "unpack_video")
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -64,7 +65,7 @@ def why_not(
         return f"the op has no {backend} kernel"
     if op == "linear_selected_logprobs" and dtype not in (None, *HALVES):
         return f"its kernels take bf16 and fp16, not {dtype}"
-    if "pack_video" in op:
+    if op in PACKS:
         if backend == "cuda" and dtype not in (None, torch.uint8):
             return f"csrc/ packs bytes, not {dtype}"
     elif dtype == torch.float64:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
-from mmpack.ops.light import light_op, refuse_tangents
+from mmpack.ops.light import apart, light_op, refuse_transforms
 
 _MODULES = {"cuda": "native", "triton": "gather_rows"}
 
@@ -42,10 +42,11 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
             f"gather_rows: the inverse is of {len(inverse.offsets) - 1} rows, x has {len(x)}. "
             "Fix: pass inverse_index(index, len(x))"
         )
-    refuse_tangents("gather_rows", x)
+    refuse_transforms("gather_rows", x)
     if not (x.requires_grad and torch.is_grad_enabled()):
         return gather_op(x, index)
-    out: Tensor = _Gather.apply(x, index, *(inverse or (None, None)))
+    order, offsets = (None, None) if inverse is None else apart(*inverse)
+    out: Tensor = _Gather.apply(x, index, order, offsets)
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.light import refuse_tangents
+from mmpack.ops.light import refuse_transforms
 
 
 def check_tensors(what: str, **tensors: Tensor | None) -> None:
@@ -24,4 +24,4 @@ def check_tensors(what: str, **tensors: Tensor | None) -> None:
                 f"{what}: {name} is a DTensor, of which this rank has a part. Fix: call it within the forward of the "
                 f"module that fully_shard wraps, or pass {name}.full_tensor()"
             )
-    refuse_tangents(what, *given.values())
+    refuse_transforms(what, *given.values())

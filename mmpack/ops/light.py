@@ -6,7 +6,7 @@ come from a `torch.autograd.Function` around the op, which torch.compile traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,11 +31,21 @@ def light_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> 
     return getattr(torch.ops.mmpack, name).default
 
 
-def refuse_tangents(what: str, *tensors: Tensor) -> None:
-    """Raise ArgumentError in forward-mode AD: without a formula for it torch would drop the tangents without a word."""
-    if forward_ad._current_level < 0:
-        return
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+def refuse_transforms(what: str, *tensors: Tensor) -> None:
+    """Raise ArgumentError in forward-mode AD and torch.func's transforms: derivatives would be lost without a word."""
+    level = forward_ad._current_level
+    if level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise ArgumentError(
             f"{what}: it has no forward-mode derivative. Fix: differentiate backward, or detach its inputs"
         )
+    # Dynamo traces no look at the stack of transforms.
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
+        return
+    raise ArgumentError(
+        f"{what}: it has no rule for torch.func's transforms. Fix: call it outside of grad and vmap"
+    )
+
+
+def apart(*tensors: Tensor) -> Iterable[Tensor]:
+    """The tensors for a Function, of which Dynamo takes none twice."""
+    return (x.view_as(x) for x in tensors) if torch.compiler.is_compiling() else tensors

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
 from mmpack.ops.gather_rows import Inverse, check_index, check_range, sum_rows_torch
-from mmpack.ops.light import light_op, refuse_tangents
+from mmpack.ops.light import apart, light_op, refuse_transforms
 
 
 class VisionRows(NamedTuple):
@@ -57,10 +57,10 @@ def merge_embeddings(
     Raises ArgumentError for shapes that don't fit each other.
     """
     _check_shapes(embeddings, features, vision, levels)
-    refuse_tangents("merge_embeddings", embeddings, features, *levels)
+    refuse_transforms("merge_embeddings", embeddings, features, *levels)
     features = features.to(embeddings.dtype)
     levels = [level.to(embeddings.dtype) for level in levels]
-    merged, *made = _Merge.apply(embeddings, features, *vision, *levels)
+    merged, *made = _Merge.apply(embeddings, *apart(features), *apart(*vision), *apart(*levels))
     return merged, made
 
 
@@ -173,7 +173,7 @@ unmerge_op = light_op(
 
 
 class _Merge(torch.autograd.Function):
-    """(merged, *levels) from embeddings, features, the parts of VisionRows, and levels."""
+    """(merged, *levels) from embeddings, features, the parts of VisionRows, and levels; its transpose is _Unmerge."""
 
     @staticmethod
     def forward(
@@ -186,21 +186,14 @@ class _Merge(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *grad_levels: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise ArgumentError(
-                "merge_embeddings: its gradient is asked for with create_graph=True, and it has no second "
-                "derivative. Fix: leave create_graph out"
-            )
         vision = VisionRows(*ctx.saved_tensors)  # read once: checkpointing allows no more
         needs_embeddings, needs_features, *needs = ctx.needs_input_grad
         needs_levels = needs[5:]
         wanted = needs_features or any(needs_levels)
-        to_embeddings, to_features, to_levels = unmerge_op(
-            grad,
-            list(grad_levels),
-            *vision,
-            vision.source.shape[0] if needs_embeddings else 0,
-            vision.offsets.shape[0] - 1 if wanted else 0,
+        num_tokens = vision.source.shape[0] if needs_embeddings else 0
+        num_features = vision.offsets.shape[0] - 1 if wanted else 0
+        to_embeddings, to_features, *to_levels = _Unmerge.apply(
+            num_tokens, num_features, *apart(grad), *vision, *apart(*grad_levels)
         )
         return (
             to_embeddings if needs_embeddings else None,
@@ -208,3 +201,32 @@ class _Merge(torch.autograd.Function):
             *[None] * 5,
             *(g if needed else None for g, needed in zip(to_levels, needs_levels, strict=True)),
         )
+
+
+class _Unmerge(torch.autograd.Function):
+    """Gradients of embeddings, features and levels from how many rows of them are asked for, the gradient of what is
+    merged, the parts of VisionRows, and the gradients of levels; its transpose is _Merge."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, num_tokens: int, num_features: int, grad: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
+        vision, levels = rest[:5], rest[5:]
+        ctx.save_for_backward(*vision)
+        ctx.counts = num_tokens, num_features
+        text, features, made = unmerge_op(grad, list(levels), *vision, num_tokens, num_features)
+        return text, features, *made
+
+    @staticmethod
+    def backward(
+        ctx: Any, text: Tensor, features: Tensor, *levels: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        vision = VisionRows(*ctx.saved_tensors)
+        num_tokens, num_features = ctx.counts
+        if num_tokens == 0:
+            text = text.new_zeros(vision.source.shape[0], text.shape[1])
+        if num_features == 0:
+            zeros = features.new_zeros(vision.offsets.shape[0] - 1, features.shape[1])
+            features, levels = zeros, tuple(zeros for _ in levels)
+        merged, *made = _Merge.apply(text, *apart(features), *vision, *apart(*levels))
+        return None, None, merged, *[None] * 5, *made

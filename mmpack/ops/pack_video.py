@@ -17,7 +17,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
 from mmpack.ops.backend import choose
-from mmpack.ops.light import light_op, refuse_tangents
+from mmpack.ops.light import apart, light_op, refuse_transforms
 from mmpack.ops.pack_video_torch import pack_torch, unpack_torch
 from mmpack.ops.patch_tables import PatchTables, patch_tables
 from mmpack.video.patches import CHANNELS, PatchPlan, divisor, of_channels, plan_patches
@@ -68,28 +68,26 @@ def pack_video(
     tables = _tables_of(plan, clips, "pack_video")
     _check_clips(clips, tables)
     changed = mean is not None or rescale_factor is not None
-    if clips and (
-        clips[0].dtype not in FRAME_DTYPES or (changed and clips[0].dtype == torch.float64)
-    ):
+    found = clips[0].dtype if clips else torch.uint8
+    if found not in FRAME_DTYPES or (changed and found == torch.float64):
         told = "normalised in float32" if changed else "uint8 or float"
         raise ArgumentError(
-            f"pack_video: frames are {clips[0].dtype}, they are {told}. Fix: uint8 or float32 frames"
+            f"pack_video: frames are {found}, they are {told}. Fix: uint8 or float32 frames"
         )
     if dtype is None:
-        dtype = torch.float32 if changed else clips[0].dtype if clips else torch.uint8
-    stay = not clips or (not changed and dtype == clips[0].dtype)
-    if not stay and (dtype not in ROW_DTYPES or clips[0].dtype == torch.float64):
-        told = "normalised values" if changed else f"values of {clips[0].dtype}"
-        raise ArgumentError(
-            f"pack_video: {told} don't become {dtype}. Fix: dtype=torch.float32, torch.bfloat16 or torch.float16"
-        )
+        dtype = torch.float32 if changed else found
+    if (changed or dtype != found) and (dtype not in ROW_DTYPES or found == torch.float64):
+        told = "normalised values" if changed else f"values of {found}"
+        fix = "dtype=torch.float32, torch.bfloat16 or torch.float16"
+        fix = "frames of float32" if found == torch.float64 else fix
+        raise ArgumentError(f"pack_video: {told} don't become {dtype}. Fix: {fix}")
     if not clips:
-        return torch.empty(0, tables.family.patch_dim, dtype=dtype)
+        return tables.patches.new_empty(0, tables.family.patch_dim, dtype=dtype)
     change = mean, std, rescale_factor, dtype, True
-    refuse_tangents("pack_video", *clips)
+    refuse_transforms("pack_video", *clips)
     clips = [c.contiguous() for c in clips]
     if torch.is_grad_enabled() and any(c.requires_grad for c in clips):
-        rows: Tensor = _Pack.apply(*tables.tensors, tables.plain, change, *clips)
+        rows: Tensor = _Pack.apply(*tables.tensors, tables.plain, change, *apart(*clips))
         return rows
     return pack_op(clips, *tables.tensors, *tables.plain, *change)
 
@@ -108,7 +106,7 @@ def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> li
             f"unpack_video: rows have shape {list(values.shape)}, the plan's "
             f"{[tables.num_rows, tables.family.patch_dim]}. Fix: pass the rows that the plan packs"
         )
-    refuse_tangents("unpack_video", values)
+    refuse_transforms("unpack_video", values)
     if torch.is_grad_enabled() and values.requires_grad:
         buffer = _Unpack.apply(values, *tables.tensors, tables.plain, False)
     else:
@@ -182,17 +180,17 @@ def _unpack_fake(rows: Tensor, *rest: Any) -> Tensor:
     return rows.new_empty(rest[5])
 
 
-_TABLES = """Tensor patches, Tensor blocks, int[] sizes, int[]? kept, int num_rows, int num_values,
+_LAYOUT = """Tensor patches, Tensor blocks, int[] sizes, int[]? kept, int num_rows, int num_values,
     str family, bool channels_last"""
 pack_op = light_op(
     f"""pack_video(
-        Tensor[] clips, {_TABLES}, float[]? mean, float[]? std, float? rescale, ScalarType dtype, bool repeat
+        Tensor[] clips, {_LAYOUT}, float[]? mean, float[]? std, float? rescale, ScalarType dtype, bool repeat
     ) -> Tensor""",
     _pack,
     _pack_fake,
 )
 unpack_op = light_op(
-    f"unpack_video(Tensor rows, {_TABLES}, bool total) -> Tensor", _unpack, _unpack_fake
+    f"unpack_video(Tensor rows, {_LAYOUT}, bool total) -> Tensor", _unpack, _unpack_fake
 )
 
 

@@ -99,12 +99,33 @@ def test_opcheck(levels):
     torch.library.opcheck(torch.ops.mmpack.unmerge_embeddings.default, back)
 
 
-def test_no_second_derivative():
+@pytest.mark.parametrize("levels", [0, 2])
+def test_second_derivatives(levels):
     vision = some_vision(CPU, [3, 4], [0, 1, 0], gap=1)
-    features = drawn(7, 4).requires_grad_()
-    merged, _ = merge_embeddings(drawn(len(vision.source), 4), features, vision)
-    with pytest.raises(mp.ArgumentError, match="no second derivative"):
-        torch.autograd.grad(merged.square().sum(), features, create_graph=True)
+    inputs = [drawn(len(vision.source), 4), *(drawn(7, 4) for _ in range(1 + levels))]
+    inputs = [x.detach().double().requires_grad_() for x in inputs]
+
+    def merged(embeddings, features, *deep):
+        out, made = merge_embeddings(embeddings, features, vision, deep)
+        return out, *made
+
+    assert torch.autograd.gradgradcheck(merged, inputs)
+    for kept in range(len(inputs)):  # one input alone has a gradient
+        alone = [x if i == kept else x.detach() for i, x in enumerate(inputs)]
+        assert torch.autograd.gradgradcheck(merged, alone)
+
+
+def test_one_tensor_twice_under_compile():
+    vision = some_vision(CPU, [3, 4], [0, 1, 0], gap=1)
+    rows, features = drawn(len(vision.source), 4).detach(), drawn(7, 4).detach().requires_grad_()
+
+    def step(x):
+        merged, made = merge_embeddings(rows, x, vision, [x])
+        return merged.sum() + made[0].square().sum()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    found, wanted = (torch.autograd.grad(f(features), features)[0] for f in (compiled, step))
+    assert torch.equal(found, wanted)
 
 
 def test_compiles_in_one_piece():

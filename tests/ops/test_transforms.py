@@ -95,6 +95,17 @@ def test_compile(device, name):
 
 
 @each_device
+def test_transforms_of_functions_are_refused(device):
+    x, index, where = torch.randn(4, 5, 3), torch.tensor([0, 2, 2]), vision(device)
+    x, index = x.to(device).requires_grad_(), index.to(device)
+    refused = "it has no rule for torch.func's transforms. Fix: call it outside"
+    with pytest.raises(ArgumentError, match=f"gather_rows: {refused}"):
+        torch.vmap(lambda rows: gather_rows(rows, index))(x)
+    with pytest.raises(ArgumentError, match=f"merge_embeddings: {refused}"):
+        torch.func.grad(lambda rows: merge_embeddings(rows, x[0, :2], where)[0].sum())(x[0])
+
+
+@each_device
 def test_opcheck(device):
     x, index, where = (
         torch.randn(5, 3, device=device),

@@ -158,6 +158,19 @@ def test_under_compile(keep):
     assert all(map(torch.equal, found, wanted))
 
 
+def test_one_clip_twice_under_compile():
+    clip = clips_of([(3, 28, 28, 3)])[0].float().requires_grad_()
+    tables = patch_tables(plan_patches([clip.shape] * 2, "qwen2_vl"))
+    weight = torch.randn(tables.num_rows, 1176)
+
+    def step(x):
+        return (pack_video([x, x], tables) * weight).sum()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    found, wanted = (torch.autograd.grad(f(clip), clip)[0] for f in (compiled, step))
+    assert torch.equal(found, wanted)
+
+
 def test_opcheck():
     shapes = shapes_of("qwen2_vl", True, [(3, 1, 1), (2, 1, 2)])
     for keep in (None, [[1], None]):
@@ -173,6 +186,9 @@ def test_opcheck():
 def test_no_clips():
     plan = plan_patches([], "qwen2_vl")
     assert pack_video([], plan).shape == (0, 1176)
+    for told in ({"dtype": torch.int64}, {"dtype": torch.uint8, "rescale_factor": 0.5}):
+        with pytest.raises(mp.ArgumentError, match="don't become"):
+            pack_video([], plan, **told)
     assert plan.num_rows == 0 and plan.max_seqlen == 0
 
 
@@ -230,7 +246,11 @@ def test_what_is_refused():
         (good.bool(), {}, "frames are torch.bool"),
         (good.long(), {}, "frames are torch.int64"),
         (good, {"dtype": torch.int64}, "values of torch.uint8 don't become torch.int64"),
-        (good.double(), {"dtype": torch.float32}, "torch.float64 don't become torch.float32"),
+        (
+            good.double(),
+            {"dtype": torch.float32},
+            "torch.float64 don't become torch.float32. Fix: frames of float32",
+        ),
         (good.double(), {"rescale_factor": 0.5}, "frames are torch.float64, .*float32"),
     ]:
         with pytest.raises(mp.ArgumentError, match=told):
