@@ -2,8 +2,7 @@
 
 1,000 clips of 32 uint8 frames of four sizes (224 × 224 pixels each, about), as one buffer and as a tensor each, for
 Qwen2.5-VL's patches (14) and Qwen3-VL's (16). Bytes: each value of the frames read once, each of the rows written once.
-`of_floor` is against the bandwidth of a copy of gigabytes; torch's conversion of as many values in their order shows
-what is left of it where more bytes are written than read. transformers' processor (resize off; from torchvision) runs
+`of_floor` is against the bandwidth of a copy of gigabytes. transformers' processor (resize off; from torchvision) runs
 where torchvision is installed, on as many clips as its temporary tensors leave room for, and is scaled to all.
 """
 
@@ -25,7 +24,7 @@ from mmpack.ops.patch_tables import patch_tables
 from mmpack.video.patches import normalization, plan_patches, token_view
 
 CLIPS, FRAMES, PART = 1_000, 32, 100
-BACKENDS = {"": "auto", ", Triton": "triton", ", csrc/": "cuda"}
+BACKENDS = {"Triton": "triton", "csrc/": "cuda"}
 SIDES = {
     14: [(224, 224), (196, 252), (280, 168), (140, 336)],
     16: [(224, 224), (192, 256), (288, 160), (128, 384)],
@@ -86,23 +85,16 @@ def packed(name: str, order: str, measure: Callable[..., None]) -> None:
     ]
     for told, how, width in kinds:
         size = values * (1 + width)
-        dtype = {4: torch.float32, 2: torch.bfloat16, 1: torch.uint8}[width]
-        in_order = lambda dtype=dtype: buffer.to(dtype, copy=True)  # noqa: E731
-        measure(f"{case}, {told}", "torch: values in their order", size, in_order)
         for who in BACKENDS:
             with backend(who):
                 agree(pack_video(buffer, tables, **how), 8, how)
                 call = lambda how=how: pack_video(buffer, tables, **how)  # noqa: E731
-                measure(f"{case}, {told}", f"mmpack{who}", size, call)
-        if order == "last" and width == 4:
-            apart = [c.clone() for c in clips]
-            measure(
-                f"{case}, {told}, a tensor a clip",
-                "mmpack",
-                size,
-                lambda how=how, apart=apart: pack_video(apart, tables, **how),
-            )
-            del apart
+                measure(f"{case}, {told}", f"mmpack, {who}", size, call)
+                if order == "last" and width == 4:
+                    apart = [c.clone() for c in clips]
+                    call = lambda how=how, apart=apart: pack_video(apart, tables, **how)  # noqa: E731
+                    measure(f"{case}, {told}, a tensor a clip", f"mmpack, {who}", size, call)
+                    del apart, call
         measure(
             f"{case}, {told}",
             "torch: permute, contiguous",
@@ -127,7 +119,7 @@ def packed(name: str, order: str, measure: Callable[..., None]) -> None:
                 all(map(torch.equal, unpack_video(rows, tables)[:8], clips[:8])), f"{case}: back"
             )
             call = lambda: unpack_video(rows, tables)  # noqa: E731
-            measure(f"{case}, uint8, back to frames", f"mmpack{who}", 2 * values, call)
+            measure(f"{case}, uint8, back to frames", f"mmpack, {who}", 2 * values, call)
 
 
 @contextlib.contextmanager

@@ -27,11 +27,10 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "group_advantages": ("cuda", "triton"),
     "scatter_rewards": ("cuda", "triton"),
     "pack_video": ("cuda", "triton"),
-    "pack_video to float32": ("triton", "cuda"),
     "unpack_video": ("cuda", "triton"),
 }
 
-PACKS = ("pack_video", "pack_video to float32", "unpack_video")
+PACKS = ("pack_video", "unpack_video")
 HALVES = (torch.bfloat16, torch.float16)
 
 

@@ -135,8 +135,7 @@ def _pack(
     out = first.new_empty(num_rows, layout.patch_dim, dtype=dtype)
     mean, std = (None if x is None else scaled(x, rescale) for x in (mean, std))
     scale = rescale if mean is None else None
-    op = "pack_video to float32" if dtype == torch.float32 else "pack_video"
-    backend = choose(op, out.device, first.dtype)
+    backend = choose("pack_video", out.device, first.dtype)
     if backend == "torch":
         pack_torch(clips, out, sizes, kept, layout, channels_last, mean, std, scale, repeat)
     else:
