@@ -25,14 +25,14 @@ struct Tiles {
   int64_t blocks() const { return ((count - 1) / rows + 1) * parts; }
 };
 
-// use(row, column) for each of a thread's places in its block's tile, at most EACH of them.
-template <int EACH, class Use>
+// use(k, row, column) for each of a thread's places in its block's tile, at most AT_ONCE of them.
+template <class Use>
 __device__ void each_place(const Tiles& tiles, Use use) {
   const int64_t tile = blockIdx.x;
   const int64_t row = tiles.parts == 1 ? tile * tiles.rows : tile / tiles.parts;
-  const int first = tiles.parts == 1 ? 0 : static_cast<int>(tile % tiles.parts) * EACH * THREADS;
+  const int first = tiles.parts == 1 ? 0 : static_cast<int>(tile % tiles.parts) * AT_ONCE * THREADS;
 #pragma unroll
-  for (int k = 0; k < EACH; ++k) {
+  for (int k = 0; k < AT_ONCE; ++k) {
     const int i = first + k * THREADS + threadIdx.x;
     const int down = tiles.parts == 1 ? i / tiles.width : 0;
     if (tiles.parts == 1 ? down < tiles.rows && row + down < tiles.count : i < tiles.width)
@@ -44,10 +44,10 @@ template <class Word, class Index>
 __global__ void __launch_bounds__(THREADS)
     gather_kernel(const Word* x, const Index* index, Word* out, const Tiles tiles) {
   Word held[AT_ONCE];
-  each_place<AT_ONCE>(tiles, [&](int k, int64_t row, int column) {
+  each_place(tiles, [&](int k, int64_t row, int column) {
     held[k] = x[static_cast<int64_t>(index[row]) * tiles.width + column];
   });
-  each_place<AT_ONCE>(tiles, [&](int k, int64_t row, int column) { out[row * tiles.width + column] = held[k]; });
+  each_place(tiles, [&](int k, int64_t row, int column) { out[row * tiles.width + column] = held[k]; });
 }
 
 template <class Word>

@@ -7,8 +7,10 @@ CUDA devices. `auto` takes the first of an op's row in KERNELS that can run, els
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
+from typing import Any
 
 import torch
 
@@ -70,6 +72,12 @@ def why_not(
     elif dtype == torch.float64:
         return "the kernels compute in float32, not in float64"
     return _why_no_triton(device.type) if backend == "triton" else _why_no_cuda(device.type)
+
+
+def kernels_of(backend: str, module: str) -> Any:
+    """The module with an op's kernels: `module` of kernels/ for Triton, native for all of csrc/."""
+    name = "native" if backend == "cuda" else module
+    return importlib.import_module(f"mmpack.kernels.{name}")
 
 
 def report(device: torch.device) -> list[tuple[str, str | None, str]]:

@@ -5,17 +5,14 @@ The backward adds the gradients of a row that is read several times in the order
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.backend import choose
+from mmpack.ops.backend import choose, kernels_of
 from mmpack.ops.light import apart, light_op, refuse_transforms
-
-_MODULES = {"cuda": "native", "triton": "gather_rows"}
 
 
 class Inverse(NamedTuple):
@@ -102,22 +99,19 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
     backend = choose("gather_rows", x.device)
     if backend == "torch":
         return x.index_select(0, index)
-    return _kernels(backend).gather_rows(x, index)
+    return kernels_of(backend, "gather_rows").gather_rows(x, index)
 
 
 def _sum(
     values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
 ) -> Tensor:
     inverse = None if order is None or offsets is None else Inverse(order, offsets)
-    if choose("sum_rows", values.device) == "torch":
+    backend = choose("sum_rows", values.device)
+    if backend == "torch":
         return sum_rows_torch(values, index, inverse, num_rows)
-    from mmpack.kernels import gather_rows as kernels
-
-    return kernels.sum_rows(values, *(inverse or inverse_index(index, num_rows)))
-
-
-def _kernels(backend: str) -> Any:
-    return importlib.import_module(f"mmpack.kernels.{_MODULES[backend]}")
+    return kernels_of(backend, "gather_rows").sum_rows(
+        values, *(inverse or inverse_index(index, num_rows))
+    )
 
 
 def _gather_fake(x: Tensor, index: Tensor) -> Tensor:

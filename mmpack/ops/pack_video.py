@@ -5,7 +5,6 @@ The two are each other's transpose: the gradient of one is the other. Where each
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +15,12 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
-from mmpack.ops.backend import choose
+from mmpack.ops.backend import choose, kernels_of
 from mmpack.ops.light import apart, light_op, refuse_transforms
 from mmpack.ops.pack_video_torch import pack_torch, unpack_torch
 from mmpack.ops.patch_tables import PatchTables, patch_tables
 from mmpack.video.patches import CHANNELS, PatchPlan, divisor, of_channels, plan_patches
 
-_MODULES = {"cuda": "native", "triton": "pack_video"}
 ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of values that change
 FRAME_DTYPES = (torch.uint8, *ROW_DTYPES, torch.float64)
 Clips = Tensor | np.ndarray | Sequence[Any]
@@ -142,7 +140,7 @@ def _pack(
         addresses = [c.data_ptr() for c in clips]
         shifts = _shifts(first, addresses, sizes) if len(clips) > 1 else None
         order = layout, channels_last, mean, std, scale, repeat, math.gcd(16, *addresses)
-        _kernels(backend).pack_video(first, out, shifts, patches, blocks, *order)
+        kernels_of(backend, "pack_video").pack_video(first, out, shifts, patches, blocks, *order)
     return out
 
 
@@ -166,7 +164,7 @@ def _unpack(
         unpack_torch(rows, out, sizes, kept, layout, channels_last, total)
     else:
         order = layout, channels_last, total
-        _kernels(backend).unpack_video(rows, out, patches, blocks, *order)
+        kernels_of(backend, "pack_video").unpack_video(rows, out, patches, blocks, *order)
     return out
 
 
@@ -299,10 +297,6 @@ def _shifts(first: Tensor, addresses: list[int], sizes: list[int]) -> Tensor:
     if first.device.type == "cpu":
         return shifts
     return shifts.pin_memory().to(first.device, non_blocking=True)
-
-
-def _kernels(backend: str) -> Any:
-    return importlib.import_module(f"mmpack.kernels.{_MODULES[backend]}")
 
 
 def _single(frames: Clips) -> bool:

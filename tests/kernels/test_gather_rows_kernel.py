@@ -4,7 +4,7 @@ import pytest
 import torch
 from support import gathers
 from support.gathers import DTYPES, SHAPES, some_index
-from support.native import device_of
+from support.native import chosen
 
 from mmpack.ops.gather_rows import gather_rows, inverse_index
 
@@ -13,10 +13,7 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture(params=["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch) -> torch.device:
-    """Of a backend; csrc/ by choice, for Triton has what it has not."""
-    device = device_of(request.param)
-    monkeypatch.setenv("MMPACK_BACKEND", "auto" if request.param == "cuda" else request.param)
-    return device
+    return chosen("gather_rows", request.param, monkeypatch)
 
 
 def summed_in_order(values, index, num_rows):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.clips import PIXELS, clips_of, normalised, rows_by_index, shapes_of
-from support.native import device_of
+from support.native import chosen
 
 from mmpack.ops.pack_video import pack_video, unpack_video
 from mmpack.ops.patch_tables import patch_tables
@@ -22,10 +22,7 @@ FAMILIES = ["qwen2_5_vl", "qwen3_vl"]
 
 @pytest.fixture(params=["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch) -> torch.device:
-    """Of a backend; csrc/ by choice, for Triton has what it has not."""
-    device = device_of(request.param)
-    monkeypatch.setenv("MMPACK_BACKEND", "auto" if request.param == "cuda" else request.param)
-    return device
+    return chosen("pack_video", request.param, monkeypatch)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 
+from mmpack.ops.backend import choose
+
 each_backend = pytest.mark.parametrize(
     "backend_device", ["triton", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
 )
@@ -32,6 +34,14 @@ def device_of(backend: str) -> torch.device:
     if backend == "cuda":
         build_native()
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def chosen(op: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """The device of `backend`; csrc/ is left to auto, for Triton has the dtypes and gradients that it has not."""
+    device = device_of(backend)
+    monkeypatch.setenv("MMPACK_BACKEND", "auto" if backend == "cuda" else backend)
+    assert choose(op, device) == backend
+    return device
 
 
 def poison_outputs(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
