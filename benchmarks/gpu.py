@@ -39,46 +39,42 @@ def milliseconds(
     `flush`: empty the L2 before each, for inputs that would fit into it. `ahead`: the GPU waits first, so that the
     host's launches run ahead of it, as they do in a training step; else the time of launching counts.
     """
-    other = torch.empty(L2_BYTES, dtype=torch.uint8, device="cuda") if flush else None
-    host = 0.0
-    for _ in range(warmups):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        call()
-        host = time.perf_counter() - begun
-    cycles = max(AHEAD_CYCLES, int(2 * host * CYCLES_PER_SECOND))
-    times = []
-    for _ in range(repeats):
-        if other is not None:
-            other.zero_()
-        if ahead:
-            torch.cuda._sleep(cycles)
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times)
+    return _measured([call], repeats, warmups, flush, ahead)[0]
 
 
 def in_turn(calls: list[Callable[[], Any]], repeats: int = 11, warmups: int = 2) -> list[float]:
-    """Median time of each call on the GPU, the calls run in turn.
+    """Median time of each call on the GPU, the calls run in turn, the host ahead.
 
-    A card's clock follows its load and heat: a long op and its floor are compared at the same. The GPU waits before
-    each, so that the host's launches run ahead of it.
+    A card's clock follows its load and heat: a long op and its floor are compared at the same.
     """
+    return _measured(calls, repeats, warmups, flush=False, ahead=True)
+
+
+def _measured(
+    calls: list[Callable[[], Any]], repeats: int, warmups: int, flush: bool, ahead: bool
+) -> list[float]:
+    other = torch.empty(L2_BYTES, dtype=torch.uint8, device="cuda") if flush else None
+    cycles = [0] * len(calls)
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(warmups + repeats):
-        for call, taken in zip(calls, times, strict=True):
-            torch.cuda._sleep(AHEAD_CYCLES)
+        for i, call in enumerate(calls):
+            if turn < warmups:
+                torch.cuda.synchronize()
+            if other is not None:
+                other.zero_()
+            if ahead and turn >= warmups:
+                torch.cuda._sleep(cycles[i])
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun = time.perf_counter()
             start.record()
             call()
             stop.record()
+            if turn < warmups:  # twice what the host takes
+                host = time.perf_counter() - begun
+                cycles[i] = max(AHEAD_CYCLES, int(2 * host * CYCLES_PER_SECOND))
             stop.synchronize()
             if turn >= warmups:
-                taken.append(start.elapsed_time(stop))
+                times[i].append(start.elapsed_time(stop))
     return [statistics.median(taken) for taken in times]
 
 
@@ -121,11 +117,19 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     return peak
 
 
-def copy_bytes_per_second(size: int = 4 << 30) -> float:
-    """Bandwidth of a copy on the device, bytes read + bytes written."""
-    source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+COPIED = 4 << 30  # bytes
+
+
+def copy() -> Callable[[], Any]:
+    """A copy of COPIED bytes on the device."""
+    source, target = (torch.empty(COPIED, dtype=torch.uint8, device="cuda") for _ in range(2))
     source.random_()
-    return 2 * size / milliseconds(lambda: target.copy_(source)) * 1e3
+    return lambda: target.copy_(source)
+
+
+def copy_bytes_per_second() -> float:
+    """Bandwidth of a copy on the device, bytes read + bytes written."""
+    return 2 * COPIED / milliseconds(copy()) * 1e3
 
 
 def product_milliseconds(

@@ -210,7 +210,7 @@ uint8_t* bytes_of(const Tensor& tensor, int32_t device) {
 // `frames` is the first clip where there are several: shifts say how far the others are. Fills `rows`.
 void pack_video(Tensor frames, Tensor rows, MaybeTensor shifts, Tensor patches, Tensor blocks, int64_t patch,
                 int64_t merge, int64_t temporal, bool last, int64_t change, double mean_0, double mean_1, double mean_2,
-                double std_0, double std_1, double std_2, double scale, bool repeat, int64_t aligned) {
+                double std_0, double std_1, double std_2, double scale, int64_t aligned) {
   Launch launch(frames);
   mmpack::Numbers numbers{static_cast<mmpack::Change>(change)};
   const double means[] = {mean_0, mean_1, mean_2}, stds[] = {std_0, std_1, std_2};
@@ -223,7 +223,7 @@ void pack_video(Tensor frames, Tensor rows, MaybeTensor shifts, Tensor patches, 
   check(mmpack::launch_pack_video(
       patch_tables(shifts, patches, blocks, patch, merge, temporal, last, launch.device),
       bytes_of(frames, launch.device), rows.data_ptr(),
-      static_cast<mmpack::Dtype>(column(rows, launch.device).dtype), numbers, repeat, static_cast<int32_t>(aligned),
+      static_cast<mmpack::Dtype>(column(rows, launch.device).dtype), numbers, static_cast<int32_t>(aligned),
       launch.stream));
 }
 
@@ -249,7 +249,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mmpack_native, library) {
   library.def(
       "pack_video(Tensor frames, Tensor(a!) rows, Tensor? shifts, Tensor patches, Tensor blocks, int patch, int merge, "
       "int temporal, bool last, int change, float mean_0, float mean_1, float mean_2, float std_0, float std_1, "
-      "float std_2, float scale, bool repeat, int aligned) -> ()");
+      "float std_2, float scale, int aligned) -> ()");
   library.def(
       "unpack_video(Tensor rows, Tensor(a!) frames, Tensor patches, Tensor blocks, int patch, "
       "int merge, int temporal, bool last, int rows_aligned, int aligned) -> ()");

@@ -76,7 +76,7 @@ struct Numbers {
 // `aligned` (1, 2 or 4) divides the addresses of clips and the bytes of a token's line, `rows_aligned` (up to 16) the
 // address of rows and the bytes of a token. Rows of bytes are not changed; others are float16, bfloat16 or float32.
 int launch_pack_video(const PatchTables& tables, uint8_t* frames, void* rows, Dtype dtype, const Numbers& numbers,
-                      bool repeat, int32_t aligned, Stream stream);
+                      int32_t aligned, Stream stream);
 int launch_unpack_video(const PatchTables& tables, const uint8_t* rows, uint8_t* frames, int32_t rows_aligned,
                         int32_t aligned, Stream stream);
 

@@ -122,7 +122,7 @@ def pack_video(
     """Fill `out` [rows, patch_dim] from `frames`, one buffer or the first clip. Tables: `PatchTables`.
 
     `shifts` [C] int64: values that each clip is further from the first than in one buffer; None for a buffer.
-    `aligned`: bytes of which the addresses of all clips are multiples.
+    `aligned`: bytes of which the addresses of all clips are multiples. Bytes have no gradient: `repeat` is True.
     """
     if out.numel() == 0:
         return
@@ -141,7 +141,6 @@ def pack_video(
         *mean,
         *std,
         1.0 if scale is None else scale,
-        repeat,
         _words(family, channels_last, aligned),
     )
 
