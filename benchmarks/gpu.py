@@ -1,7 +1,8 @@
 """What the benchmarks of one GPU share: times by CUDA events, the two floors of this run, memory, and the report.
 
 A time is the median of `repeats` calls after warm-ups, in ms. Floors are measured in the same process, since a card's
-rates move from day to day: a large copy on the device (bytes read + written), and cuBLAS's product.
+rates move from day to day: a large copy on the device (bytes read + written), and cuBLAS's product; `in_turn` with the
+call where its heat matters too.
 """
 
 from __future__ import annotations
@@ -21,25 +22,20 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parent / "results"
-L2_BYTES = 256 << 20  # more than any L2: writing them drives out what was there
-
 AHEAD_CYCLES = 2_000_000  # about 1 ms
 CYCLES_PER_SECOND = 2e9  # about
+COPIED = 4 << 30  # bytes
 
 
 def milliseconds(
-    call: Callable[[], Any],
-    repeats: int = 11,
-    warmups: int = 3,
-    flush: bool = False,
-    ahead: bool = False,
+    call: Callable[[], Any], repeats: int = 11, warmups: int = 3, ahead: bool = False
 ) -> float:
     """Median time of `call` on the GPU.
 
-    `flush`: empty the L2 before each, for inputs that would fit into it. `ahead`: the GPU waits first, so that the
-    host's launches run ahead of it, as they do in a training step; else the time of launching counts.
+    `ahead`: the GPU waits first, so that the host's launches run ahead of it, as they do in a training step; else the
+    time of launching counts.
     """
-    return _measured([call], repeats, warmups, flush, ahead)[0]
+    return _measured([call], repeats, warmups, ahead)[0]
 
 
 def in_turn(calls: list[Callable[[], Any]], repeats: int = 11, warmups: int = 2) -> list[float]:
@@ -47,21 +43,18 @@ def in_turn(calls: list[Callable[[], Any]], repeats: int = 11, warmups: int = 2)
 
     A card's clock follows its load and heat: a long op and its floor are compared at the same.
     """
-    return _measured(calls, repeats, warmups, flush=False, ahead=True)
+    return _measured(calls, repeats, warmups, ahead=True)
 
 
 def _measured(
-    calls: list[Callable[[], Any]], repeats: int, warmups: int, flush: bool, ahead: bool
+    calls: list[Callable[[], Any]], repeats: int, warmups: int, ahead: bool
 ) -> list[float]:
-    other = torch.empty(L2_BYTES, dtype=torch.uint8, device="cuda") if flush else None
-    cycles = [0] * len(calls)
+    cycles = [AHEAD_CYCLES] * len(calls)
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(warmups + repeats):
         for i, call in enumerate(calls):
             if turn < warmups:
                 torch.cuda.synchronize()
-            if other is not None:
-                other.zero_()
             if ahead and turn >= warmups:
                 torch.cuda._sleep(cycles[i])
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -69,7 +62,7 @@ def _measured(
             start.record()
             call()
             stop.record()
-            if turn < warmups:  # twice what the host takes
+            if turn < warmups:  # twice what the host takes, with what it waits for inside the call
                 host = time.perf_counter() - begun
                 cycles[i] = max(AHEAD_CYCLES, int(2 * host * CYCLES_PER_SECOND))
             stop.synchronize()
@@ -115,9 +108,6 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     peak = torch.cuda.max_memory_allocated() - before
     del kept
     return peak
-
-
-COPIED = 4 << 30  # bytes
 
 
 def copy() -> Callable[[], Any]:

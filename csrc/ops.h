@@ -56,7 +56,8 @@ struct Rows {
 // of 1,024 words.
 int launch_gather_rows(Rows x, Column index, void* out, int32_t aligned, Stream stream);
 
-// Where frames and rows of patches lie: mmpack/ops/patch_tables.py. A patch is an even number of pixels wide.
+// Where frames and rows of patches lie: mmpack/ops/patch_tables.py. A patch is an even number of pixels wide, and there is
+// a token at least.
 // `shifts`: of clips that are not in one buffer, nullptr where they are.
 struct PatchTables {
   const int64_t *shifts, *patches;

@@ -1,5 +1,6 @@
 // mmpack::pack_video and its reverse, of bytes. A block has a tile, some neighbouring tokens: their bytes change their
-// order in shared memory, four pixels at a time, so that device memory is read and written in long runs on both sides.
+// order in shared memory, four pixels at a time where addresses allow it, so that device memory is read and written in
+// long runs on both sides.
 #include <type_traits>
 
 #include "ops.h"
@@ -13,8 +14,8 @@ constexpr int COPY_AT_ONCE = 5;       // words of a thread that are on their way
 constexpr int TOKENS_APART = 32;      // bytes between tokens in shared memory
 constexpr int CHANNELS = 3;
 
-// What was measured to suit a kernel: tokens of a tile, blocks on an SM, by their registers, and lines of a lane that are
-// on their way before one is used. `size`: of patches that kernels know, or 0; `bytes`: of a value of rows.
+// What was measured to suit a kernel: tokens of a tile, blocks on an SM, by their registers, and lines of a lane that
+// are on their way before one is used. `size`: of patches that kernels know, or 0; `bytes`: of a value of rows.
 struct Shape {
   int tokens, blocks, at_once;
 };
@@ -33,9 +34,9 @@ __host__ __device__ int over(int n, int by) {  // of numbers that are not negati
 }
 
 // A token's bytes: in frames [slot, (channel,) y, x (, channel)], in rows [patch (down, across), channel, slot, y, x].
-// A line is of all channels. In shared memory patches and tokens stand apart, so that the units of a line lie in 32
-// different banks. SIZE: pixels down and across a patch, where a token is of 2 x 2 patches and 2 slots; 0: as told.
-// TOKENS: of a tile; 0: as many as TILE_BYTES hold, a power of two.
+// A line is of all channels. In shared memory patches and tokens stand apart, so that the units of a line of whole
+// tokens lie in different banks. SIZE: pixels down and across a patch, where a token is of 2 x 2 patches and 2 slots; 0:
+// as told. TOKENS: of a tile; 0: as many as TILE_BYTES hold, a power of two.
 template <int SIZE, int TOKENS>
 struct Token {
   int told_size, told_merge, told_temporal;
@@ -106,7 +107,7 @@ struct Lane {
   bool there;       // or idle
 };
 
-// Neighbouring lanes that have a line: of whole tokens, whose units lie in different banks.
+// Neighbouring lanes that have a line: of whole tokens, where a warp is wide enough for one.
 template <class Word, int SIZE, int TOKENS>
 __device__ int whole_tokens(const Token<SIZE, TOKENS>& token) {
   const int units = token.side() / PIXELS<Word>;
@@ -143,7 +144,7 @@ __device__ void each_lane(const Tiles<SIZE, TOKENS>& tiles, int lanes, Use use) 
 // Where a lane's unit of line 0 lies in frames.
 struct Place {
   uint8_t* at;
-  int64_t plane;    // bytes from plane to plane
+  int64_t plane;    // bytes from plane to plane, channels first
   uint32_t across;  // and from line to line
   bool repeats;     // the slot before
 
@@ -158,7 +159,7 @@ struct Place {
     place.at = frames + start + (block[2] * width + block[3] + lane.unit * PIXELS<Word>) * step;
     if (tiles.shifts != nullptr) place.at += tiles.shifts[entry[3]];
     place.across = static_cast<uint32_t>(width * step);
-    place.plane = token.last ? PIXELS<Word> : entry[1] * token.size() * width;
+    place.plane = entry[1] * token.size() * width;
     place.repeats = lane.slot > 0 && entry[3 + lane.slot] == start;
     return place;
   }
@@ -492,7 +493,10 @@ __global__ void __launch_bounds__(THREADS, unpacking(SIZE).blocks)
 
 template <int SIZE, int TOKENS, class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), const Tiles<SIZE, TOKENS>& tiles, Stream stream, Arguments... arguments) {
-  if (const int refused = ALLOW_SHARED(kernel, tiles.shared())) return refused;
+  if (const int refused = ALLOW_SHARED(kernel, tiles.shared())) {
+    LAST_ERROR();  // is forgotten
+    return refused;
+  }
   kernel<<<static_cast<unsigned>(tiles.count()), THREADS, tiles.shared(), stream>>>(arguments...);
   return LAST_ERROR();
 }

@@ -56,7 +56,7 @@ using Mask = unsigned;  // of the lanes of a warp
 #define ADDRESS_OF(pointer, symbol) static_cast<int>(cudaGetSymbolAddress(pointer, symbol))
 #define ALLOW_SHARED(kernel, bytes) \
   static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes))
-// A pointer that was read from shared memory, of which the compiler doesn't see where it points.
+// A pointer that came by a shuffle, of which the compiler doesn't see where it points.
 #define IN_DEVICE_MEMORY(pointer) in_device_memory(pointer)
 template <class Value>
 __device__ inline Value* in_device_memory(Value* pointer) {
