@@ -493,10 +493,7 @@ __global__ void __launch_bounds__(THREADS, unpacking(SIZE).blocks)
 
 template <int SIZE, int TOKENS, class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), const Tiles<SIZE, TOKENS>& tiles, Stream stream, Arguments... arguments) {
-  if (const int refused = ALLOW_SHARED(kernel, tiles.shared())) {
-    LAST_ERROR();  // is forgotten
-    return refused;
-  }
+  if (ALLOW_SHARED(kernel, tiles.shared()) != 0) return LAST_ERROR();  // and no later launch is told of it
   kernel<<<static_cast<unsigned>(tiles.count()), THREADS, tiles.shared(), stream>>>(arguments...);
   return LAST_ERROR();
 }
