@@ -21,7 +21,7 @@ struct Shape {
 };
 __host__ __device__ constexpr Shape packing(int size, int bytes) {
   if (size == 0) return {0, 4, 4};
-  if (bytes == 4) return {4, 3, 14};  // few tiles at a time: writing takes longer the further apart it is
+  if (bytes == 4) return {4, 3, 14};
   return size == 14 ? Shape{8, 3, 14} : Shape{4, 5, 4};
 }
 __host__ __device__ constexpr Shape unpacking(int size) {

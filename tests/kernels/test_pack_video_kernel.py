@@ -5,6 +5,7 @@ import torch
 from support.clips import PIXELS, clips_of, normalised, rows_by_index, shapes_of
 from support.native import chosen
 
+from mmpack.families import get_family
 from mmpack.ops.pack_video import pack_video, unpack_video
 from mmpack.ops.patch_tables import patch_tables
 from mmpack.video.patches import plan_patches
@@ -45,6 +46,20 @@ def test_rows_and_frames_again(device, name, last):
     buffer = torch.cat([c.view(-1) for c in clips])
     assert torch.equal(pack_video(buffer, plan), wanted)
     assert all(map(torch.equal, unpack_video(wanted, plan), clips))
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_frames_of_rows_that_differ_from_their_repeats(device, name, last):
+    """A frame that fills two slots is what stands in the first."""
+    plan = plan_patches(shapes_of(name, last), name)
+    patch = get_family(name).patch_dim
+    rows = torch.randint(256, (plan.num_rows, patch), dtype=torch.uint8, device=device)
+    for i, frames in enumerate(unpack_video(rows, plan)):
+        index = torch.from_numpy(plan.scatter_index(i)).to(device).view(-1)
+        wanted = rows.view(-1)[index + int(plan.row_offsets[i]) * patch]
+        assert torch.equal(frames.reshape(-1), wanted)
 
 
 @pytest.mark.usefixtures("poisoned")
