@@ -3,7 +3,6 @@
 import os
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch and transformers are imported. Parallel workers share the cores.
@@ -45,17 +44,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     np.random.seed(0)  # noqa: NPY002  (for libraries that draw from the global state)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """torch sums in one order: how many threads share a matrix product decides its last bits."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,6 @@ def batch_of(name):
     return with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ["three responses", "mixed", "tree"])
 def test_values_and_gradients_are_those_of_each_sample_alone(model, name):
     samples = batch_of(name)

@@ -15,7 +15,7 @@ from mmpack.adapters.transformers.tiny import tiny_model
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 
-pytestmark = [pytest.mark.adapter, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.adapter
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
 LINEAR = [name for name in FAMILIES if name not in PACKABLE]
 LAYOUTS = {

@@ -11,7 +11,7 @@ from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 
-pytestmark = [pytest.mark.adapter, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.adapter
 
 
 def with_lora(model, **settings):
