@@ -1,4 +1,4 @@
-"""Numbers and types that would give a wrong loss in silence: each is one line that says where, what is due and the fix."""
+"""Numbers and types that would give a wrong loss in silence: each is one line with what is due and the fix."""
 
 import math
 
@@ -122,7 +122,11 @@ def test_each_is_one_line_with_a_fix(call, keywords, says):
 @pytest.mark.parametrize("cost", [NAN, INF, -1.0, None])
 def test_a_cost_that_is_none(cost):
     with pytest.raises(ArgumentError, match=r"plan: cost\(\d+, \d+, \d+\) is .* Fix: return what"):
-        mp.plan([make_sample()], max_tokens=10_000, cost=lambda rows, pairs, patches: cost)
+        mp.plan(
+            [make_sample([("text", [1, 2]), ("response", [3])])],
+            max_tokens=10_000,
+            cost=lambda rows, pairs, patches: cost,
+        )
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(1), 1, 0.5])
