@@ -141,8 +141,8 @@ def _refuse_missing_kernels(text: Any) -> None:
         return
     if not (is_flash_attn_2_available() or is_kernels_available()):
         raise ModelError(
-            "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor a kernels that "
-            "transformers takes is installed. Fix: model.set_attn_implementation('sdpa'), or attach(model)"
+            "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor kernels of a "
+            "fitting version is installed. Fix: model.set_attn_implementation('sdpa'), or attach(model)"
         )
 
 
