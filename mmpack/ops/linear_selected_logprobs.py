@@ -64,7 +64,9 @@ def linear_selected_logprobs(
     a bf16 or fp16 weight is rounded once a block of rows, of which there are up to four.
 
     Kernels take bf16 and fp16; other dtypes run on torch, where fp32 products obey
-    `torch.set_float32_matmul_precision`, and the numerical contract needs its default, "highest".
+    `torch.set_float32_matmul_precision`, and the numerical contract needs its default, "highest". Logits of some
+    hundreds are rounded by 1e-5 and more, and errors of values and gradients grow with them, as those of any fp32
+    product do (`linear_logprob_bound`, `linear_gradient_fp32_bound`).
 
     Raises ArgumentError for wrong shapes, unlike devices, DTensors and forward-mode tangents, and on the CPU for
     indices out of range.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.models import with_pixels
 from support.samples import make_sample
-from transformers.utils import is_flash_attn_2_available, is_kernels_available
+from transformers.utils.import_utils import is_flash_attn_2_available, is_kernels_available
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.utils import is_flash_attn_2_available, is_kernels_available
+from transformers.utils.import_utils import is_flash_attn_2_available, is_kernels_available
 
 from mmpack.adapters.transformers.attention import Inside, is_attached, planned
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
