@@ -56,7 +56,35 @@ def attention(**keywords):
     return tree_attention(**(arguments | keywords))
 
 
+def batch():
+    return mp.pack([make_sample([("text", [1, 2]), ("response", [3])])])
+
+
+def unpack_tokens(x):
+    return batch().unpack_tokens(x)
+
+
+def unpack_loss(x):
+    return batch().unpack_loss(x)
+
+
+def merge(**keywords):
+    arguments = {
+        "embeddings": torch.zeros(N, 4),
+        "features": torch.zeros(0, 4),
+        "vision": batch().vision_rows,
+    }
+    return mp.merge_embeddings(**(arguments | keywords))
+
+
 CASES = [
+    (unpack_tokens, {"x": [1.0] * N}, "unpack_tokens: x is of type list, expected a tensor"),
+    (unpack_tokens, {"x": np.zeros(N)}, "unpack_tokens: x is a numpy array"),
+    (unpack_loss, {"x": None}, "unpack_loss: x is None"),
+    (merge, {"embeddings": np.zeros((N, 4))}, "embeddings is a numpy array"),
+    (merge, {"features": None}, "features is None"),
+    (merge, {"levels": [[0.0]]}, "levels[0] is of type list"),
+    (merge, {"vision": torch.zeros(N)}, "vision is of type Tensor, expected VisionRows"),
     (gae, {"gamma": NAN}, "gamma is nan, expected a finite number of 0 or more up to 1"),
     (gae, {"gamma": 1.5}, "gamma is 1.5"),
     (gae, {"lam": -0.1}, "lam is -0.1"),
