@@ -31,6 +31,11 @@ TOLERANCES = {
     ),
     "loss": Tolerance("ratio, KL, losses", "× sum of |terms| / denominator", 1e-6),
     "gradient_fp32": Tolerance("gradients, fp32", "× largest |gradient|", 1e-5),
+    "linear_gradient_fp32": Tolerance(
+        "gradients of the fused linear selected logprob, fp32",
+        "× largest sum of |terms| × max(1, max|z| / 50)",
+        1e-5,
+    ),
     "gradient_bf16": Tolerance("gradients, bf16", "relative Frobenius norm", 5e-3),
     "gradient_vs_torch": Tolerance("gradients, all dtypes", "× PyTorch's own error", 1.1),
     "advantage": Tolerance("advantages, reward scatter", "absolute", 1e-6),
@@ -93,3 +98,12 @@ def parameter_gradient_fp32_bound(separate: float) -> float:
     """
     floor, share = (TOLERANCES[f"parameter_gradient_{n}"].value for n in ("floor", "vs_separate"))
     return min(max(share * separate, floor), TOLERANCES["parameter_gradient_fp32"].value)
+
+
+def linear_gradient_fp32_bound(sum_abs_terms: Any, max_abs_logit: float) -> Any:
+    """Allowed error of each entry of a fused linear fp32 gradient, which the rounding of the logits themselves moves.
+
+    Args: `sum_abs_terms`: the largest sum over loss tokens of what each adds to an entry, signs left out (for softcap a
+    slope of 1). `max_abs_logit`: over finite logits before softcap, after temperature.
+    """
+    return TOLERANCES["linear_gradient_fp32"].value * sum_abs_terms * max(1.0, max_abs_logit / 50)

@@ -7,8 +7,10 @@ and exit code 2 (`SchemaError`, a broken rule, into 1 where the design says so).
 from __future__ import annotations
 
 import importlib
+import math
+from numbers import Real
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmpack.schema.rules import Problem
@@ -79,3 +81,45 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         raise MissingExtraError(
             f"{purpose} needs the package {package!r}, which is not installed. Fix: pip install 'mmpack[{extra}]'"
         ) from None
+
+
+def check_number(
+    what: str,
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    finite: bool = True,
+    fix: str = "pass such a number",
+) -> None:
+    """Raise ArgumentError unless `value` is a number of the host in the range; NaN is in none.
+
+    Args: `what`: the function. `name`: its option. `finite`: infinities are refused too. `least` or `above` is given
+    where they are not.
+    """
+    number = isinstance(value, (float, int, Real))
+    fits = (
+        number
+        and (not finite or -math.inf < value < math.inf)
+        and (least is None or value >= least)
+        and (above is None or value > above)
+        and (most is None or value <= most)
+    )
+    if fits:
+        return
+    shown = repr(value) if number else kind_of(value)
+    words = ["a finite number" if finite else "a number"]
+    words += [f"above {above:g}"] if above is not None else []
+    words += [f"of {least:g} or more"] if least is not None else []
+    words += [f"up to {most:g}"] if most is not None else []
+    raise ArgumentError(f"{what}: {name} is {shown}, expected {' '.join(words)}. Fix: {fix}")
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in the words of an error: `None`, `a list`, `a numpy array`."""
+    if value is None:
+        return "None"
+    module, name = type(value).__module__.split(".")[0], type(value).__name__
+    return "a numpy array" if (module, name) == ("numpy", "ndarray") else f"of type {name}"

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, PlanError, SchemaError
+from mmpack.errors import ArgumentError, PlanError, SchemaError, check_number
 from mmpack.plan.balance import balance
 from mmpack.plan.bfd import best_fit_decreasing, spread
 from mmpack.plan.cost import Cost, CostModel
@@ -153,7 +153,12 @@ class _Work:
         return _Unit(members, forest.num_tokens, int((stop**2 - start**2).sum()), media)
 
     def cost_of(self, unit: _Unit) -> float:
-        return float(self.cost(unit.rows, unit.pairs, unit.patches))
+        cost = self.cost(unit.rows, unit.pairs, unit.patches)
+        where = f"cost({unit.rows}, {unit.pairs}, {unit.patches})"
+        check_number(
+            "plan", where, cost, least=0, fix="return what a micro-batch takes, in any unit"
+        )
+        return float(cost)
 
     def pieces(self, group: list[int]) -> list[_Unit]:
         """The group in one unit if a bin takes it, else in as few as best-fit-decreasing finds."""
@@ -248,10 +253,10 @@ def _check_arguments(
 ) -> None:
     named = {"max_tokens": max_tokens, "max_samples": max_samples, "ranks": ranks}
     for name, value in named.items():
-        if value is not None and value < 1:
-            raise ArgumentError(f"plan: {name} is {value}. Fix: pass 1 or more")
-    if max_patches is not None and max_patches < 0:
-        raise ArgumentError(f"plan: max_patches is {max_patches}. Fix: pass 0 or more, or None")
+        if value is not None or name != "max_samples":
+            check_number("plan", name, value, least=1)
+    if max_patches is not None:
+        check_number("plan", "max_patches", max_patches, least=0)
     if on_invalid not in ("raise", "drop"):
         raise ArgumentError(f'plan: on_invalid is {on_invalid!r}. Fix: pass "raise" or "drop"')
 

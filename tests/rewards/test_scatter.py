@@ -129,8 +129,16 @@ def test_a_score_without_a_loss_token_is_an_error_unless_it_is_zero(sample, scop
 @pytest.mark.parametrize(
     ("keywords", "says"),
     [
-        ({"rewards": [1.0, 2.0]}, "rewards has 2 entries for 3 samples"),
-        ({"rewards": np.zeros((3, 1))}, "rewards has 3 entries for 3 samples"),
+        ({"rewards": [1.0, 2.0]}, "rewards is of shape [2] for 3 samples"),
+        ({"rewards": np.zeros((3, 1))}, "rewards is of shape [3, 1] for 3 samples"),
+        ({"rewards": 1.0}, "rewards is of type float for 3 samples"),
+        ({"rewards": "abc"}, "rewards is of type str for 3 samples"),
+        ({"rewards": [1.0, None, 2.0]}, "rewards[1] is None, expected a number or a list of Score"),
+        ({"rewards": [[1.0], [], []]}, "rewards[0] is [1.0], expected a number or a list of Score"),
+        ({"weights": {"r": float("nan")}}, "weights['r'] is nan, expected a finite number"),
+        ({"weights": ["r"]}, "weights is of type list, expected a dict"),
+        ({"rewards": [1.0] * 3, "weights": {"typo": 1.0}}, "weights name 'typo', which no score"),
+        ({"batch": [1]}, "batch is of type list, expected a PackedBatch"),
         ({"rewards": [1.0, 0.0, float("nan")]}, "'reward' of sample 'c' is nan"),
         (
             {"rewards": [[score(1.0, "episode")], [], []]},
@@ -141,5 +149,16 @@ def test_a_score_without_a_loss_token_is_an_error_unless_it_is_zero(sample, scop
 )
 def test_wrong_arguments_are_named(keywords, says):
     with pytest.raises(ArgumentError) as error:
-        scatter_rewards(HandBatch(), **keywords)
+        scatter_rewards(**({"batch": HandBatch()} | keywords))
     assert says in str(error.value)
+    assert "Fix: " in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_misspelt_weight_is_an_error_and_a_score_that_a_batch_lacks_is_none():
+    batch = HandBatch(rewards=[[score(1.0, name="exact")], [], [score(3.0, name="format")]])
+    with pytest.raises(
+        ArgumentError, match=r"'fromat', which no score of the batch bears.*'format'"
+    ):
+        scatter_rewards(batch, weights={"exact": 1.0, "fromat": 0.5})
+    weights = {"exact": 1.0, "format": 0.0, "iou": 0.5}  # no sample of this batch has boxes
+    assert scatter_rewards(batch, weights=weights).tolist() == [0, 0, 0, 0, 1, 0, 0]
