@@ -361,26 +361,27 @@ def check_json(value: Any, where: str) -> None:
 
 def json_fault(value: Any) -> tuple[str, str] | None:
     """Why JSON can't carry `value`, and the code; None if it can. Iterative: depth can't overflow the stack."""
-    stack = [(value, 0)]
+    stack = [iter((value,))]
     while stack:
-        item, depth = stack.pop()
-        kind = type(item)
-        if depth > MAX_DEPTH:
-            return f"is nested deeper than {MAX_DEPTH} levels", "MM010"
-        if kind is dict:
-            if not all(type(key) is str for key in item):
-                return "holds an object with a key that is not a string", "MM003"
-            stack.extend((v, depth + 1) for v in item.values() if type(v) is not str)
-        elif kind is list or kind is tuple:
-            stack.extend((v, depth + 1) for v in item if type(v) is not str)
-        elif kind is float:
-            if not math.isfinite(item):
-                return f"holds {item}, which is not a finite number", "MM009"
-        elif kind is int:
-            if not -(2**63) <= item < 2**64:
-                return f"holds {shown(item)}, which is beyond 64 bits", "MM003"
-        elif kind not in (bool, str, type(None)):
-            return f"holds a value of type {kind.__name__}, which JSON does not have", "MM003"
+        for item in stack[-1]:
+            kind = type(item)
+            if kind is dict or kind is list or kind is tuple:
+                if kind is dict and not all(type(key) is str for key in item):
+                    return "holds an object with a key that is not a string", "MM003"
+                if len(stack) > MAX_DEPTH + 1:
+                    return f"is nested deeper than {MAX_DEPTH} levels", "MM010"
+                stack.append(iter(item.values() if kind is dict else item))
+                break
+            if kind is float:
+                if not math.isfinite(item):
+                    return f"holds {item}, which is not a finite number", "MM009"
+            elif kind is int:
+                if not -(2**63) <= item < 2**64:
+                    return f"holds {shown(item)}, which is beyond 64 bits", "MM003"
+            elif kind not in (bool, str, type(None)):
+                return f"holds a value of type {kind.__name__}, which JSON does not have", "MM003"
+        else:
+            stack.pop()
     return None
 
 
