@@ -5,7 +5,9 @@ from __future__ import annotations
 from mmpack.schema.fields import fail
 
 MAX_RECORDS = 32  # a file of any size may decode to so many records of the largest size
-EXPANSION = 1024  # or to so many times its own bytes: JSON compresses 10 to 100 times, equal samples more
+EXPANSION = (
+    1024  # or to so many times its own bytes: JSON compresses 10 to 100 times, equal samples more
+)
 
 
 class Total:

@@ -33,10 +33,9 @@ def read_jsonl(path: Path, max_record_bytes: int, zstd: bool) -> Iterator[tuple[
     `bounds.Total` allows.
     """
     with path.open("rb") as file:
+        chunks: Iterator[bytes] = iter(lambda: file.read(READ_BYTES), b"")
         if zstd:
             chunks = _zstd_chunks(file, path, max_record_bytes)
-        else:
-            chunks = iter(lambda: file.read(READ_BYTES), b"")
         for number, line, ended in _lines(chunks, max_record_bytes, path):
             yield number, _parse_line(line, ended, f"{path}: record {number}")
 

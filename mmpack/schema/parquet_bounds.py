@@ -85,7 +85,10 @@ def _batch_rows(
             row_bytes += chunk.repeated_bytes
     out = max(1, min(BATCH_ROWS, batch_bytes // row_bytes))
     while out > 1 and len(sizes):  # rows may be of very unlike length
-        if np.add.reduceat(sizes, np.arange(0, rows, out)).max() <= BATCH_RECORDS * max_record_bytes:
+        if (
+            np.add.reduceat(sizes, np.arange(0, rows, out)).max()
+            <= BATCH_RECORDS * max_record_bytes
+        ):
             break
         out //= 2
     return out

@@ -22,9 +22,7 @@ STREAMED = {2: "gzip", 4: "brotli", 6: "zstd"}  # codecs whose first bytes come 
 WHOLE = {1: "snappy", 7: "lz4_raw"}
 
 
-def row_lengths(
-    file: IO[bytes], chunk: Chunk, rows: int, max_level: int, where: str
-) -> np.ndarray:
+def row_lengths(file: IO[bytes], chunk: Chunk, rows: int, max_level: int, where: str) -> np.ndarray:
     """int64 [rows]: the values of each row of a chunk, those of lists within lists included.
 
     `max_level`: the column's largest repetition level, 1 or more. Raises TraceError: MM001 for levels that contradict
