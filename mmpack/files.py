@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, beside their place and then moved there."""
+"""Files that are written whole or not at all, beside their place and then moved there; and read up to a size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -70,6 +70,21 @@ def _mode(path: Path) -> int | None:
         return os.stat(path).st_mode
     except FileNotFoundError:
         return None
+
+
+def read_bounded(path: Path, most: int, look: Callable[[IO[bytes]], object] | None = None) -> bytes:
+    """The bytes of a file of at most so many, after a `look` at its head. Raises OSError, and what `look` does."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {most}")
+        if look is not None:
+            look(file)
+            file.seek(0)
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it grew beyond {most} bytes")
+    return data
 
 
 class _Guarded:

@@ -101,7 +101,7 @@ def _row_starts(data: bytes, count: int, max_level: int) -> tuple[np.ndarray, in
             if stop > len(data):
                 raise IndexError
             bits = np.unpackbits(np.frombuffer(data[at:stop], np.uint8), bitorder="little")
-            is_start = ~bits.reshape(-1, width).any(axis=1)[: count - place]
+            is_start = bits.reshape(-1, width).max(axis=1)[: count - place] == 0
             starts.append(np.flatnonzero(is_start) + place)
             place += length * 8
             at = stop

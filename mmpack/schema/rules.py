@@ -253,7 +253,7 @@ def _other_spans(sample: Sample, family: Family) -> Found:
 
 def _columns(sample: Sample, family: Family) -> Found:
     size = vocabulary_size(sample.processor)
-    beyond = () if size is None else np.flatnonzero(sample.input_ids >= size)
+    beyond = np.flatnonzero(sample.input_ids >= (np.inf if size is None else size))
     if len(beyond):
         at = int(beyond[0])
         message = f"is {sample.input_ids[at]}, the vocabulary has {size}"

@@ -33,7 +33,8 @@ def read_trace(
 
     Args: `path`: a .jsonl, .jsonl.zst or .parquet file. `media`: cache key -> pixel_values
     [t·h·w, patch_dim]; media whose key it lacks keep None. `max_record_bytes`: the largest record
-    to accept; memory stays within a small multiple of it (64 times, of a Parquet row group).
+    to accept; memory stays within a small multiple of it. A compressed file may decode to 32 such
+    records, or to 1,024 times its own bytes.
 
     Raises TraceError with file, record, field and a code (MM001 to MM010): here for a path that is
     no trace, while iterating for a record whose structure is wrong. Broken rules (MM1xx and up)
