@@ -89,9 +89,15 @@ def watched(samples: Iterable[T], what: str) -> Iterable[T]:
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step: whole, or the old one stays. Devices and pipes are written to."""
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        try:
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            why = f"can't be written ({error.strerror})"
+            raise ArgumentError(f"output: {path} {why}. Fix: name a file") from None
         return
-    with replaced(path, "mmpack", ArgumentError) as file:
+    with replaced(path, "output", ArgumentError) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 

@@ -209,6 +209,7 @@ def _modality_spans(sample: Sample, family: Family) -> Found:
 def _loss_spans(sample: Sample, family: Family) -> Found:
     end = 0
     blocked = list(family.placeholder_ids.values())
+    observed = _covered([(o.start, o.stop) for o in sample.observation_spans or ()], len(sample))
     for i, s in enumerate(sample.loss_spans):
         field, at = f"loss_spans[{i}]", (s.start, s.stop)
         if not end <= s.start <= s.stop <= len(sample):
@@ -222,9 +223,19 @@ def _loss_spans(sample: Sample, family: Family) -> Found:
             token = s.start + int(hit[0])
             message = f"covers placeholder {sample.input_ids[token]} at token {token}"
             yield "MM203", field, message, at
-        for o in sample.observation_spans or ():
-            if max(s.start, o.start) < min(s.stop, o.stop):
-                yield "MM204", field, f"overlaps observation [{o.start}, {o.stop})", at
+        if observed[s.start : s.stop].any():
+            token = s.start + int(np.argmax(observed[s.start : s.stop]))
+            yield "MM204", field, f"covers token {token} of an observation", at
+
+
+def _covered(spans: list[tuple[int, int]], length: int) -> np.ndarray:
+    """bool [length]: tokens within any of [start, stop), however many there are."""
+    edges = np.zeros(length + 1, np.int64)
+    bounds = np.minimum(np.array(spans, np.int64).reshape(-1, 2), length)
+    bounds = bounds[bounds[:, 0] < bounds[:, 1]]
+    np.add.at(edges, bounds[:, 0], 1)
+    np.subtract.at(edges, bounds[:, 1], 1)
+    return np.cumsum(edges[:-1]) > 0
 
 
 def _other_spans(sample: Sample, family: Family) -> Found:
@@ -280,16 +291,20 @@ def _columns(sample: Sample, family: Family) -> Found:
 
 def _scores(sample: Sample, family: Family) -> Found:
     spans = [(s.start, s.stop) for s in sample.loss_spans]
+    # loss tokens before each token: a scope reaches some if the count rises within it
+    before = np.concatenate([[0], np.cumsum(_covered(spans, len(sample)))])
+    written: dict[int | None, bool] = {}  # turn: whether it has a loss token
+    for span in sample.loss_spans:
+        written[span.turn] = written.get(span.turn, False) or span.start < span.stop
     for name in ("rewards", "costs"):
         for i, score in enumerate(getattr(sample, name) or ()):
             field, scope = f"{name}[{i}]", score.scope
-            reached = spans
+            reaches = any(written.values())
             if isinstance(scope, dict) and "turn" in scope:
-                of_turn = [s for s in sample.loss_spans if s.turn == scope["turn"]]
-                if not of_turn:
+                if scope["turn"] not in written:
                     yield "MM304", field, f"is of turn {scope['turn']}, which has no span", None
                     continue
-                reached = [(s.start, s.stop) for s in of_turn]
+                reaches = written[scope["turn"]]
             elif isinstance(scope, dict):
                 if "region" in scope:
                     regions = sample.region_spans or []
@@ -304,8 +319,9 @@ def _scores(sample: Sample, family: Family) -> Found:
                         message = f"is of span [{start}, {stop}) of {len(sample)} tokens"
                         yield "MM304", field, message, None
                         continue
-                reached = [(max(a, start), min(b, stop)) for a, b in spans]
-            if score.value != 0 and all(a >= b for a, b in reached):
+                last = len(sample)
+                reaches = bool(before[min(start, last)] < before[min(stop, last)])
+            if score.value != 0 and not reaches:
                 message = f"({score.name!r:.40}) is {score.value:g}, no loss token takes it"
                 yield "MM305", field, message, None
 

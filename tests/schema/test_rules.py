@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -566,3 +568,15 @@ def test_an_error_names_file_record_and_field(tmp_path):
         f"{path}: record 3.media[0].grid_thw: expected 3 values, found 2 (MM008). "
         f"Fix: {RULES['MM008'].fix}"
     )
+
+
+def test_many_spans_and_scores_take_no_time():
+    """Each pair of them would be 4 · 10^8 looks."""
+    sample = make_sample([("text", [1] * 30_000)])
+    sample.loss_spans = [LossSpan(i + 1, i + 2) for i in range(20_000)]
+    sample.observation_spans = [ObservationSpan(0, 30_000, "tool") for _ in range(20_000)]
+    sample.rewards = [Score("r", 1.0, {"span": [25_000, 30_000]}) for _ in range(20_000)]
+    begin = time.process_time()
+    codes = Counter(p.code for p in validate(sample))
+    assert codes == {"MM204": 20_000, "MM206": 19_999, "MM305": 20_000}
+    assert time.process_time() - begin < 30  # seconds; pairs take minutes
