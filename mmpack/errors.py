@@ -25,7 +25,14 @@ class ArgumentError(MmpackError, ValueError):
 
 
 class TraceError(MmpackError, ValueError):
-    """A file is not a trace, or a record in it has the wrong structure."""
+    """A file is not a trace, or a record in it has the wrong structure.
+
+    Where it breaks a rule: its `code`, the place and what is wrong there.
+    """
+
+    def __init__(self, message: str, code: str | None = None, where: str = "", why: str = ""):
+        self.code, self.where, self.why = code, where, why
+        super().__init__(message)
 
 
 class SchemaError(MmpackError, ValueError):

@@ -29,7 +29,6 @@ class LossBatch(Protocol):
     loss_token_index: Tensor  # [N]
     region_rows: Tensor  # [regions, 3]: sample, start, stop on the loss axis
     rewards: list[list[Score]]  # of each sample
-    costs: list[list[Score]]
 
 
 def scatter_rewards(
@@ -37,7 +36,6 @@ def scatter_rewards(
     rewards: Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[Score]] | None = None,
     *,
     weights: Mapping[str, float] | None = None,
-    costs: bool = False,
     at: At = "last",
 ) -> Tensor:
     """The reward of each loss token, [N] float32 on the batch's device; scores that meet on a token add up.
@@ -46,10 +44,9 @@ def scatter_rewards(
         batch: a PackedBatch or PaddedBatch. Scores are host data: with a batch on a GPU they make this wait for it,
             so scatter them before `batch.to`.
         rewards: instead of `Sample.rewards`: [B] numbers (scope "sequence", name "reward"), or B lists of Score. A
-            tensor for a batch on a GPU is scattered there without waiting, unless `costs` are.
+            tensor for a batch on a GPU is scattered there without waiting.
         weights: name of a score to its factor; scores that are not named are left out. None: all, with factor 1. A name
             that no score of the batch bears is an error where scores are left out, for it may be misspelt.
-        costs: also subtract `Sample.costs`, which `weights` names and scales like rewards.
         at: where a score goes within its scope: to its `last` loss token, in full to `all`, or evenly spread (`mean`).
 
     Scopes: "sequence", the sample's loss tokens; {turn: k}, those of loss spans with that turn; {region: k}, those of
@@ -67,16 +64,14 @@ def scatter_rewards(
             f"scatter_rewards: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
             "Fix: pass what mp.pack or mp.pad returned"
         )
-    if isinstance(rewards, Tensor) and batch.cu_loss.is_cuda and not costs:
+    if isinstance(rewards, Tensor) and batch.cu_loss.is_cuda:
         return _scatter_on_device(batch, rewards, weights, at)
     _check_weights(weights)
     host = _Host(batch)
     out = np.zeros(host.cu[-1], dtype=np.float64)
     scores = batch.rewards if rewards is None else _overrides(rewards, len(batch.sample_ids))
-    _check_names(weights, [*scores, *(batch.costs if costs else [])])
-    _scatter(out, host, scores, weights, 1.0, at)
-    if costs:
-        _scatter(out, host, batch.costs, weights, -1.0, at)
+    _check_names(weights, scores)
+    _scatter(out, host, scores, weights, at)
     return torch.from_numpy(out.astype(np.float32)).to(batch.cu_loss.device)
 
 
@@ -128,14 +123,13 @@ def _scatter(
     host: _Host,
     scores: Sequence[Iterable[Score]],
     weights: Mapping[str, float] | None,
-    sign: float,
     at: At,
 ) -> None:
     for sample, of_sample in enumerate(scores):
         for score in of_sample:
             if weights is not None and score.name not in weights:
                 continue
-            value = sign * float(score.value) * (1.0 if weights is None else weights[score.name])
+            value = float(score.value) * (1.0 if weights is None else weights[score.name])
             name = f"{score.name!r} of sample {host.sample_ids[sample]!r}"
             if not np.isfinite(value):
                 raise ArgumentError(

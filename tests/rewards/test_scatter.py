@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from support.samples import full_sample
 
 from mmpack.errors import ArgumentError
+from mmpack.pack.pack import pack
 from mmpack.rewards.scatter import scatter_rewards
 from mmpack.schema.spans import Score
 
@@ -26,7 +28,6 @@ class HandBatch:
         default_factory=lambda: torch.tensor([[0, 1, 3], [2, 5, 6], [0, 5, 5]])
     )
     rewards: list[list[Score]] = field(default_factory=lambda: [[], [], []])
-    costs: list[list[Score]] = field(default_factory=lambda: [[], [], []])
 
 
 def score(value, scope="sequence", name="r"):
@@ -69,15 +70,26 @@ def test_each_sample_keeps_its_own():
     assert scatter_rewards(batch).tolist() == [0, 0, 0, 0, 1, 2, 4]
 
 
-def test_scores_that_meet_add_up_and_costs_are_kept_apart():
+def test_scores_that_meet_add_up():
     batch = HandBatch(
         rewards=[[score(1.0, name="exact"), score(0.25, {"turn": 1}, "format")], [], []],
-        costs=[[score(0.5, name="length")], [], [score(3.0, name="tool")]],
     )
     assert scatter_rewards(batch).tolist() == [0, 0, 0, 0, 1.25, 0, 0]
-    assert scatter_rewards(batch, costs=True).tolist() == [0, 0, 0, 0, 0.75, 0, -3]
-    weighted = scatter_rewards(batch, weights={"format": 2.0, "length": 4.0}, costs=True)
-    assert weighted.tolist() == [0, 0, 0, 0, 0.5 - 2.0, 0, 0]
+    weighted = scatter_rewards(batch, weights={"format": 2.0})
+    assert weighted.tolist() == [0, 0, 0, 0, 0.5, 0, 0]
+
+
+def test_costs_never_enter_rewards():
+    """`Sample.costs` are carried and not subtracted: there is no parameter for it."""
+    sample = full_sample()
+    batch = pack([sample])
+    assert batch.costs == [sample.costs]
+    with_costs = scatter_rewards(batch)
+    sample.costs = None
+    assert torch.equal(scatter_rewards(pack([sample])), with_costs)
+    assert with_costs.sum() == 1.5  # "exact" and "box"
+    with pytest.raises(TypeError, match="costs"):
+        scatter_rewards(batch, costs=True)
 
 
 @pytest.mark.parametrize(
