@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal, get_args
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
+from mmpack.ops.inputs import check_type
 from mmpack.ops.light import light_op
 from mmpack.ops.segments import keyed_sum
 
@@ -16,7 +18,12 @@ AdvantageKind = Literal["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp"]
 
 
 def group_advantages(
-    rewards: Tensor, group_index: Tensor, kind: AdvantageKind = "grpo", eps: float = 1e-6
+    rewards: Tensor,
+    group_index: Tensor,
+    kind: AdvantageKind = "grpo",
+    eps: float = 1e-6,
+    *,
+    check: bool = True,
 ) -> Tensor:
     """Advantages [B] float32 over the whole batch, before it is planned into micro-batches and ranks.
 
@@ -33,9 +40,13 @@ def group_advantages(
     `reinforce_pp`: it has nothing to be compared with (TRL does so too; verl's rloo passes the bare reward on).
 
     Args: rewards: [B] float. group_index: [B] int, any numbers in any order. eps: TRL takes 1e-4, verl 1e-6.
+    check: read the values, which waits for a GPU once a batch: a NaN or infinite reward is an error, and groups of one
+    throughout (samples without a `group_id`) are a UserWarning where they make every advantage 0. False neither waits
+    nor looks, as in a CUDA graph; while torch.compile traces nothing is read either.
     Sums are float64 and in the order of the batch, so all of a group get the same mean and std. One launch on a GPU.
-    Raises ArgumentError for shapes, dtypes and devices that don't fit, and an unknown kind.
+    Raises ArgumentError for shapes, dtypes and devices that don't fit, an unknown kind, and rewards as said.
     """
+    check_type("group_advantages", rewards=rewards, group_index=group_index)
     if kind not in get_args(AdvantageKind):
         raise ArgumentError(
             f"group_advantages: kind is {kind!r}. Fix: one of {', '.join(get_args(AdvantageKind))}"
@@ -53,8 +64,34 @@ def group_advantages(
             f"group_advantages: rewards are on {rewards.device}, group_index on {group_index.device}. "
             "Fix: move both to one device"
         )
+    if check and not torch.compiler.is_compiling():
+        _check_values(rewards, group_index, kind)
     advantages: Tensor = _op(rewards.detach(), group_index, kind, eps)
     return advantages
+
+
+def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
+    """Raise for rewards that are not finite; warn where each sample is alone in its group, and gets 0 for it."""
+    if rewards.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ArgumentError(
+            "group_advantages: a CUDA graph is being captured, and the rewards can't be read. Fix: check=False"
+        )
+    values = rewards.detach().cpu()
+    bad = (~values.isfinite()).nonzero()[:, 0].tolist()
+    if bad:
+        named = ", ".join(f"rewards[{i}] is {float(values[i])}" for i in bad[:3])
+        raise ArgumentError(
+            f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite), which makes NaN of the advantages "
+            "of the group. Fix: leave those samples out, or score them again"
+        )
+    alone = len(values) > 1 and len(group_index.unique()) == len(values)
+    if alone and kind != "reinforce_pp":
+        warnings.warn(
+            f"group_advantages: all {len(values)} samples are alone in their group, so every advantage is 0 and nothing "
+            "is learned. Fix: give samples of one prompt one group_id, or use kind='reinforce_pp'",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _torch(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tensor:

@@ -150,7 +150,7 @@ class _Part:
             block = self.block.slice(run[0], run[-1] + 1)
             for k, (number, record) in zip(run, block.records(), strict=True):
                 where = f"{block.path}: record {number}"
-                sample = Sample.read(record, where)
+                sample = Sample.from_dict(record, where)
                 if k in self.repeated:
                     raise repeated_id(sample.sample_id, where)
                 yield number - 1, sample

@@ -113,11 +113,12 @@ class Sample(Record):
     )
 
     @classmethod
-    def read(cls, value: Any, where: str) -> Sample:
-        """Build a sample from parsed JSON (arrays may be numpy); padding is cut off.
+    def from_dict(cls, value: Any, where: str | None = None) -> Sample:
+        """Build a sample from parsed JSON (arrays may be numpy); padding is cut off, unknown fields go to `metadata`.
 
-        Raises TraceError.
+        `where` begins the message of an error. Raises TraceError.
         """
+        where = cls.__name__ if where is None else where
         if isinstance(value, dict):
             version = value.get("schema_version")
             if version is None:
@@ -128,7 +129,7 @@ class Sample(Record):
                     f"{shown(version)} is unknown, this mmpack reads {SCHEMA_VERSION!r}",
                     "MM005",
                 )
-        sample: Sample = super().read(value, where)
+        sample: Sample = super().from_dict(value, where)
         if sample.family not in FAMILIES:
             raise fail(
                 f"{where}.family",
@@ -147,6 +148,12 @@ class Sample(Record):
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sample({self.sample_id!r}, group_id={self.group_id!r}, family={self.family!r}, "
+            f"tokens={len(self)}, media={len(self.media)}, loss_tokens={self.num_loss_tokens})"
+        )
 
     @property
     def media_ids(self) -> list[str]:
