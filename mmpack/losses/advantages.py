@@ -81,14 +81,14 @@ def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
     if bad:
         named = ", ".join(f"rewards[{i}] is {float(values[i])}" for i in bad[:3])
         raise ArgumentError(
-            f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite), which makes NaN of the advantages "
-            "of the group. Fix: leave those samples out, or score them again"
+            f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite), which makes NaN of the "
+            "group's advantages. Fix: leave those samples out, or score them again"
         )
     alone = len(values) > 1 and len(group_index.unique()) == len(values)
     if alone and kind != "reinforce_pp":
         warnings.warn(
-            f"group_advantages: all {len(values)} samples are alone in their group, so every advantage is 0 and nothing "
-            "is learned. Fix: give samples of one prompt one group_id, or use kind='reinforce_pp'",
+            f"group_advantages: all {len(values)} samples are alone in their group, so every advantage is 0 and "
+            "nothing is learned. Fix: give samples of one prompt one group_id, or use kind='reinforce_pp'",
             UserWarning,
             stacklevel=3,
         )

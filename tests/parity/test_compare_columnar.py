@@ -40,7 +40,9 @@ def both_ways(folder, left, right, **options):
 
 def assert_same(fast, slow):
     assert fast.to_json() == slow.to_json()
-    drawn = [[[s.to_dict(numpy=True) for s in pair] for pair in report.pairs] for report in (fast, slow)]
+    drawn = [
+        [[s.to_dict(numpy=True) for s in pair] for pair in report.pairs] for report in (fast, slow)
+    ]
     np.testing.assert_equal(*drawn)
 
 

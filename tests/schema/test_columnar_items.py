@@ -65,7 +65,9 @@ def assert_right(texts, cls):
                 elif value is None:
                     assert getattr(record, name) == getattr(cls, name, None)  # its default
                 else:
-                    np.testing.assert_equal(np.asarray(value), np.asarray(record.to_dict(numpy=True)[name]))
+                    np.testing.assert_equal(
+                        np.asarray(value), np.asarray(record.to_dict(numpy=True)[name])
+                    )
     return found
 
 

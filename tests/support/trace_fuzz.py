@@ -160,7 +160,9 @@ def read_all(path: Path) -> bool:
     if path.suffix == ".parquet":
         assert compare(samples, samples).to_json() == by_columns(path)
     for sample in samples:
-        assert sample == Sample.from_dict(json.loads(dump_json(sample.to_dict(numpy=True))), "again")
+        assert sample == Sample.from_dict(
+            json.loads(dump_json(sample.to_dict(numpy=True))), "again"
+        )
         for problem in validate(sample):
             assert "\n" not in str(problem)
     return True

@@ -96,12 +96,12 @@ class MmpackGRPO(_Trainer):
             self._mmpack_attached = attach(policy)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """TRL's, [B, functions]. NaN is its word for "no reward", and it warns; an infinite one it makes 0 in silence."""
+        """TRL's, [B, functions]. NaN is "no reward" to it, and it warns; an infinite one becomes 0 in silence."""
         rewards: torch.Tensor = super()._calculate_rewards(*args, **kwargs)
         for b, f in rewards.isinf().nonzero()[:1].tolist():
             raise ArgumentError(
-                f"MmpackGRPO: {self.reward_func_names[f]} gave {float(rewards[b, f])} to completion {b} of {len(rewards)}, "
-                "which makes the advantages of its group 0. Fix: a finite reward, or None for no reward"
+                f"MmpackGRPO: {self.reward_func_names[f]} gave {float(rewards[b, f])} to completion {b} of "
+                f"{len(rewards)}, which makes the advantages of its group 0. Fix: a finite reward, or None"
             )
         return rewards
 
