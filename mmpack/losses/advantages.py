@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
-from mmpack.ops.inputs import check_type
 from mmpack.ops.light import light_op
 from mmpack.ops.segments import keyed_sum
 
@@ -46,7 +45,6 @@ def group_advantages(
     Sums are float64 and in the order of the batch, so all of a group get the same mean and std. One launch on a GPU.
     Raises ArgumentError for shapes, dtypes and devices that don't fit, an unknown kind, and rewards as said.
     """
-    check_type("group_advantages", rewards=rewards, group_index=group_index)
     if kind not in get_args(AdvantageKind):
         raise ArgumentError(
             f"group_advantages: kind is {kind!r}. Fix: one of {', '.join(get_args(AdvantageKind))}"

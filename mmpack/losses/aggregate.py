@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.losses.samples import sample_mean
-from mmpack.ops.inputs import check_type
 
 Aggregation = Literal[
     "token_mean",
@@ -46,7 +45,6 @@ def aggregate(
     tokens adds nothing and counts in total_samples. An empty batch gives 0. Raises ArgumentError for an unknown name
     and for a missing max_tokens (the longest response that generation allows).
     """
-    check_type("aggregate", terms=terms, cu_loss=cu_loss)
     total, factor = denominator(
         aggregation, len(terms), len(cu_loss) - 1, total_tokens, total_samples, max_tokens
     )

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.losses.samples import check_columns
-from mmpack.ops.inputs import check_type
 from mmpack.ops.segments import segment_ids, suffix_scan
 
 
@@ -28,10 +27,7 @@ def gae(
     Args: rewards, values: [N] float. bootstrap: [B], the value after each sample's last loss token, for samples that
     were cut off; None: 0, they ended. Raises ArgumentError for shapes that don't fit.
     """
-    check_type("gae", rewards=rewards, values=values)
     check_columns("gae", cu_loss, {"rewards": rewards, "values": values})
-    if bootstrap is not None:
-        check_type("gae", bootstrap=bootstrap)
     if bootstrap is not None and bootstrap.shape != (len(cu_loss) - 1,):
         raise ArgumentError(
             f"gae: bootstrap has shape {list(bootstrap.shape)}, expected [{len(cu_loss) - 1}]. Fix: one value a sample"

@@ -6,16 +6,14 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.inputs import check_type
 from mmpack.ops.segments import segment_ids, segment_sum
 
 
 def check_columns(what: str, cu_loss: Tensor, columns: dict[str, Tensor | None]) -> None:
-    """Raise ArgumentError unless every column is a float [N] and cu_loss cuts N. None is a column that was not given.
+    """Raise ArgumentError unless every column is a float [N] and cu_loss cuts N.
 
     The values of cu_loss are read on the CPU only, on a GPU that would wait for it, and not while torch.compile traces.
     """
-    check_type(what, cu_loss=cu_loss, **{name: c for name, c in columns.items() if c is not None})
     if cu_loss.ndim != 1 or len(cu_loss) == 0 or cu_loss.dtype not in (torch.int32, torch.int64):
         raise ArgumentError(
             f"{what}: cu_loss has shape {list(cu_loss.shape)} and dtype {cu_loss.dtype}, expected [B+1] int32. "

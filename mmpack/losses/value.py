@@ -8,7 +8,6 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.losses.aggregate import Aggregation, Total, aggregate
 from mmpack.losses.samples import check_columns
-from mmpack.ops.inputs import check_type
 
 
 def value_loss(
@@ -31,7 +30,6 @@ def value_loss(
     a zero that is attached to the graph. Raises ArgumentError for shapes that don't fit, and unless old_values and
     clip come together.
     """
-    check_type("value_loss", values=values, returns=returns)
     check_columns(
         "value_loss", cu_loss, {"values": values, "returns": returns, "old_values": old_values}
     )

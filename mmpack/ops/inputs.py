@@ -8,21 +8,9 @@ from mmpack.errors import ArgumentError
 from mmpack.ops.light import refuse_transforms
 
 
-def check_type(what: str, **tensors: Tensor) -> None:
-    """Raise ArgumentError for what is no tensor: a list, an array, None."""
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor):
-            raise ArgumentError(
-                f"{what}: {name} is {type(x).__name__}, expected a tensor. Fix: pass torch.as_tensor({name})"
-            )
-
-
 def check_tensors(what: str, **tensors: Tensor | None) -> None:
-    """Raise ArgumentError for what is no tensor, and for tensors that are on unlike devices, sharded, or carry
-    forward-mode tangents. None is one that was not given.
-    """
+    """Raise ArgumentError for tensors that are on unlike devices, sharded, or carry forward-mode tangents."""
     given = {name: x for name, x in tensors.items() if x is not None}
-    check_type(what, **given)
     first, *others = given
     for name in others:
         if given[name].device != given[first].device:

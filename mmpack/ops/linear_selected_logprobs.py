@@ -14,7 +14,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.ops import linear_torch, linear_triton
 from mmpack.ops.backend import choose
-from mmpack.ops.inputs import check_tensors, check_type
+from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_rows import Call, Statistics
 from mmpack.ops.rows import Runs, check_arguments, make_runs
 
@@ -68,7 +68,6 @@ def linear_selected_logprobs(
     Raises ArgumentError for wrong shapes, unlike devices, DTensors and forward-mode tangents, and on the CPU for
     indices out of range.
     """
-    check_type(NAME, hidden=hidden, weight=weight, targets=targets)
     check_tensors(
         NAME, hidden=hidden, weight=weight, bias=bias, targets=targets, rows=rows,
         rows_unique=rows_unique, row_inverse=row_inverse,

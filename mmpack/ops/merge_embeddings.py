@@ -14,7 +14,6 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
 from mmpack.ops.gather_rows import Inverse, check_index, check_range, sum_rows_torch
-from mmpack.ops.inputs import check_type
 from mmpack.ops.light import apart, light_op, refuse_transforms
 
 
@@ -57,8 +56,6 @@ def merge_embeddings(
 
     Raises ArgumentError for shapes that don't fit each other.
     """
-    named = {f"levels[{i}]": level for i, level in enumerate(levels)}
-    check_type("merge_embeddings", embeddings=embeddings, features=features, **named)
     _check_shapes(embeddings, features, vision, levels)
     refuse_transforms("merge_embeddings", embeddings, features, *levels)
     features = features.to(embeddings.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import choose
-from mmpack.ops.inputs import check_tensors, check_type
+from mmpack.ops.inputs import check_tensors
 from mmpack.ops.rows import Runs, by_slot, check_arguments, gather_gradients, make_runs, slots_of
 from mmpack.ops.scalars import runtime_scalar
 from mmpack.ops.softmax import pad_columns, row_gradient, row_statistics, target_gradient
@@ -56,7 +56,6 @@ def selected_logprobs(
     Raises ArgumentError for wrong shapes, unlike devices, DTensors and forward-mode tangents, and on the CPU for
     indices out of range. On a GPU looking would wait for it: there kernels give NaN for a target that is out of range.
     """
-    check_type("selected_logprobs", logits=logits, targets=targets)
     check_tensors(
         "selected_logprobs", logits=logits, targets=targets, rows=rows,
         rows_unique=rows_unique, row_inverse=row_inverse,
