@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES
 from mmpack.schema.fields import (
     Array,
@@ -182,6 +183,22 @@ class Sample(Record):
         """int64 [n]: token index of each loss token, spans concatenated (and cut at L)."""
         length = len(self)
         return concatenated_ranges([(s.start, min(s.stop, length)) for s in self.loss_spans])
+
+
+def as_samples(given: Any, what: str) -> list[Sample]:
+    """The samples of a list, a data set or a generator. Raises: ArgumentError for what is none."""
+    if isinstance(given, Sample) or not hasattr(given, "__iter__"):
+        raise ArgumentError(
+            f"{what}: samples is {type(given).__name__}, expected a list of Samples. Fix: pass [sample]"
+        )
+    samples = list(given)
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, Sample):
+            raise ArgumentError(
+                f"{what}: samples[{i}] is {type(sample).__name__}, expected Sample. "
+                "Fix: what a processor or read_trace gives; of a dict, mp.Sample.from_dict"
+            )
+    return samples
 
 
 def concatenated_ranges(spans: list[tuple[int, int]]) -> np.ndarray:
