@@ -57,7 +57,7 @@ def as_spans(spans: Any, length: int) -> list[LossSpan]:
     out = []
     for i, span in enumerate(_items(spans, "loss_spans", "(start, stop)")):
         pair = isinstance(span, (tuple, list)) and len(span) == 2
-        s = LossSpan(*span, turn=0) if pair else span
+        s = LossSpan(span[0], span[1], turn=0) if pair else span
         whole = isinstance(s, LossSpan) and all(
             isinstance(edge, (int, np.integer)) for edge in (s.start, s.stop)
         )

@@ -48,7 +48,7 @@ def assistant_turns(
 
 
 def sources(messages: Sequence[dict[str, Any]]) -> list[str]:
-    """For each assistant turn, who wrote what stands between it and the turn before: `tool` or `user`."""
+    """For each assistant turn, and what may follow, who wrote what stands before it: `tool` or `user`."""
     out, since = [], list[str]()
     for message in messages:
         if message["role"] == "assistant":
@@ -56,7 +56,7 @@ def sources(messages: Sequence[dict[str, Any]]) -> list[str]:
             since = []
         else:
             since.append(message["role"])
-    return out
+    return [*out, source_of(since)]
 
 
 def source_of(roles: Sequence[str]) -> str:

@@ -239,16 +239,16 @@ class Processor:
             render = functools.partial(self.render, **(template_kwargs or {}))
             turns = assistant_turns(render, messages, text)
         prompt, spans = self._encoded_turns(text, turns, items)
-        if turns and fields.get("observation_spans") is None:
-            gaps = list(zip(spans, spans[1:], sources(messages)[1:], strict=False))
-            between = [ObservationSpan(a.stop, b.start, who, b.turn) for a, b, who in gaps]
-            fields["observation_spans"] = [s for s in between if s.start < s.stop] or None
         response = as_ids(
             () if response_ids is None else response_ids, self.family.vocab_size, "response_ids"
         )
         if response_ids is not None:
             start = len(prompt)
             spans.append(LossSpan(start, start + len(response), turn=len(turns)))
+        if assistant_loss and fields.get("observation_spans") is None:
+            gaps = zip(spans, spans[1:], sources(messages)[1:], strict=False)
+            between = [ObservationSpan(a.stop, b.start, who, b.turn) for a, b, who in gaps]
+            fields["observation_spans"] = [s for s in between if s.start < s.stop] or None
         return build_sample(
             self,
             np.concatenate([prompt, response]),

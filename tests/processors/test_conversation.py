@@ -163,6 +163,8 @@ def test_a_response_after_the_turns(processor):
     sample = processor(messages, response_ids=[40, EOS], assistant_loss=True, sample_id="s")
     assert [s.turn for s in sample.loss_spans] == [0, 1]
     assert sample.input_ids[sample.loss_indices].tolist()[-2:] == [40, EOS]
+    first, last = sample.loss_spans
+    assert sample.observation_spans == [ObservationSpan(first.stop, last.start, "user", 1)]
     plain = processor(messages, response_ids=[40, EOS], sample_id="s")
     assert np.array_equal(plain.input_ids, sample.input_ids) and len(plain.loss_spans) == 1
 
@@ -177,6 +179,25 @@ def test_a_turn_begins_with_its_own_token(processor):
     )
     prompted = processor(messages[:1], response_ids=sample.input_ids[span.start :], sample_id="s")
     assert np.array_equal(prompted.input_ids, sample.input_ids)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_clips_of_tools(make_hf, picture, name):
+    processor = mp.wrap_processor(
+        make_hf(name, max_pixels=256 * 32 * 32), chat_template=template(name)
+    )
+    messages = conversation(picture)
+    clip = (np.zeros((8, 64, 64, 3), np.uint8), {"fps": 2.0})
+    messages[4]["content"].append({"type": "video", "video": clip})
+    sample = processor(messages, assistant_loss=True, sample_id="s")
+    plain = processor(messages, sample_id="s", template_kwargs={"add_generation_prompt": False})
+    assert np.array_equal(sample.input_ids, plain.input_ids)
+    assert sample.modality_spans == plain.modality_spans and mp.validate(sample) == []
+    assert [m.modality for m in sample.media] == ["image", "image", "video"]
+    answers = [sample.input_ids[s.start : s.stop] for s in sample.loss_spans]
+    more = processor(messages[:2], response_ids=answers[0], sample_id="s")
+    more = processor.append(more, messages=messages[3:5], response_ids=answers[1])
+    assert np.array_equal(more.input_ids, sample.input_ids[: len(more)])
 
 
 THINKING = [
