@@ -82,10 +82,10 @@ def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
             f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite), which makes NaN of the "
             "group's advantages. Fix: leave those samples out, or score them again"
         )
-    alone = len(values) > 1 and len(group_index.unique()) == len(values)
+    alone = len(values) > 0 and len(group_index.unique()) == len(values)
     if alone and kind != "reinforce_pp":
         warnings.warn(
-            f"group_advantages: all {len(values)} samples are alone in their group, so every advantage is 0 and "
+            f"group_advantages: each of {len(values)} samples is alone in its group, so every advantage is 0 and "
             "nothing is learned. Fix: give samples of one prompt one group_id, or use kind='reinforce_pp'",
             UserWarning,
             stacklevel=3,

@@ -60,7 +60,7 @@ def append_turn(
         raise ArgumentError(
             f"processor.append: source {source!r} is unknown. Fix: use one of {', '.join(OBSERVATION_SOURCES)}"
         )
-    response = as_ids(response_ids, processor.family.vocab_size, "response_ids")
+    response = as_ids(response_ids, processor.vocab_size, "response_ids")
     start = len(sample)
     middle, stop = start + len(observed), start + len(observed) + len(response)
     turn = 1 + max((s.turn or 0 for s in sample.loss_spans), default=-1)
@@ -86,7 +86,7 @@ def _observed(
 ) -> tuple[np.ndarray, list[Medium], str]:
     """Expanded ids of the observation, its media, and its source. `modalities`: of the media in `sample`, in order."""
     if given.messages is None:
-        ids = as_ids(given.ids, processor.family.vocab_size, "observation_ids")
+        ids = as_ids(given.ids, processor.vocab_size, "observation_ids")
         items = processor.media_from(given.media)
         if not given.expanded:
             ids, _ = expanded_ids(

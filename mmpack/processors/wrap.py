@@ -193,6 +193,11 @@ class Processor:
         )
 
     @property
+    def vocab_size(self) -> int:
+        """Ids are below it: rows of the family's largest embedding, or more where tokens were added."""
+        return max(self.family.vocab_size, len(self.tokenizer))
+
+    @property
     def fingerprint(self) -> str:
         """`sha256:<64 hex>` of `settings`."""
         return fingerprint(self.settings)
@@ -240,7 +245,7 @@ class Processor:
             turns = assistant_turns(render, messages, text)
         prompt, spans = self._encoded_turns(text, turns, items)
         response = as_ids(
-            () if response_ids is None else response_ids, self.family.vocab_size, "response_ids"
+            () if response_ids is None else response_ids, self.vocab_size, "response_ids"
         )
         if response_ids is not None:
             start = len(prompt)
@@ -284,7 +289,7 @@ class Processor:
 
         Raises: ArgumentError, LayoutError where runs and media contradict each other.
         """
-        ids = as_ids(input_ids, self.family.vocab_size)
+        ids = as_ids(input_ids, self.vocab_size)
         items = self.media_from(media)
         spans = as_spans(loss_spans, len(ids))
         if not expanded:

@@ -107,6 +107,13 @@ def test_ids_outside_the_vocabulary(processor, bad):
         )
 
 
+def test_tokens_that_were_added_are_in_the_vocabulary(hf, processor, monkeypatch):
+    assert processor.vocab_size == 152_064
+    monkeypatch.setattr(type(hf.tokenizer), "__len__", lambda self: 160_000)
+    assert len(processor.from_ids([1, 159_999], sample_id="s")) == 2
+    refused(lambda: processor.from_ids([160_000], sample_id="s"), ArgumentError, "to 159999")
+
+
 @pytest.mark.parametrize("spans", [[3], (1, 3), [("a", 3)], [(1, 2, 3)], {"a": 1}, [(0.5, 1.0)]])
 def test_loss_spans(processor, spans):
     refused(
