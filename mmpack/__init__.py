@@ -35,6 +35,7 @@ _HOME = {
     "mmpack.ops.linear_selected_logprobs": ("linear_selected_logprobs",),
     "mmpack.ops.merge_embeddings": ("merge_embeddings",),
     "mmpack.pack.batch": ("PackedBatch",),
+    "mmpack.pack.collate": ("collate",),
     "mmpack.pack.pack": ("pack",),
     "mmpack.pack.pad": ("PaddedBatch", "pad"),
     "mmpack.rewards.scatter": ("scatter_rewards",),

@@ -19,6 +19,7 @@ from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs as line
 from mmpack.ops.merge_embeddings import merge_embeddings as merge_embeddings
 from mmpack.ops.selected_logprobs import selected_logprobs as selected_logprobs
 from mmpack.pack.batch import PackedBatch as PackedBatch
+from mmpack.pack.collate import collate as collate
 from mmpack.pack.pack import pack as pack
 from mmpack.pack.pad import PaddedBatch as PaddedBatch
 from mmpack.pack.pad import pad as pad

@@ -102,7 +102,7 @@ def _one(sample: Sample) -> dict[str, Any]:
     from mmpack.schema.rules import problems_of
 
     spans = [
-        {"field": f"{name}[{i}]", **span.write()}
+        {"field": f"{name}[{i}]", **span.to_dict(numpy=True)}
         for name in SPANS
         for i, span in enumerate(getattr(sample, name) or ())
     ]

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from mmpack._version import __version__
 from mmpack.errors import MmpackError, require
 from mmpack.parity.report import one_line
 
@@ -49,6 +50,20 @@ def _run(args: list[str]) -> int:
         epilog="Exit codes: 0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage.",
         add_completion=False,
     )
+
+    def show(version: bool) -> None:
+        if version:
+            print(f"mmpack {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", help="Show the version.", is_eager=True, callback=show
+        ),
+    ) -> None:
+        pass
+
     for name in COMMANDS:
         app.command(name)(importlib.import_module(f"mmpack.cli.{name}").command)
     if isinstance(sys.stdout, io.TextIOWrapper):  # else there is none, or a caller's own
@@ -59,7 +74,7 @@ def _run(args: list[str]) -> int:
         # not command.main(): it prints errors over several lines, and a closed pipe exits 1
         with command.make_context("mmpack", args) as context:
             return int(command.invoke(context))
-    except typer.Exit as error:  # --help
+    except typer.Exit as error:  # --help, --version
         return int(error.exit_code)
     except usage_error as error:
         path = error.ctx.command_path if error.ctx else "mmpack"

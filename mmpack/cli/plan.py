@@ -49,10 +49,14 @@ def command(
         "bins": [
             {
                 "samples": [samples[i].sample_id for i in members],
+                "rows": rows,
                 "tokens": sum(len(samples[i]) for i in members),
+                "patches": patches,
                 "loss_tokens": sum(samples[i].num_loss_tokens for i in members),
             }
-            for members in planned.bins
+            for members, rows, patches in zip(
+                planned.bins, planned.bin_rows, planned.bin_patches, strict=True
+            )
         ],
     }
     emit(document, _for_people(document), as_json, out)
@@ -62,14 +66,17 @@ def command(
 def _for_people(document: dict[str, Any]) -> list[str | Table]:
     totals = {"samples": document["total_samples"], "loss_tokens": document["total_tokens"]}
     rank_of = {b: rank for rank, bins in enumerate(document["ranks"]) for b in bins}
+    # rows are what max_tokens bounds; without sharing they are the tokens
+    shared = ("tokens",) if document["stats"]["rows_shared"] is not None else ()
+    columns = ("rows", *shared, "patches", "loss_tokens")
     bins = [
-        (b, rank_of[b], len(row["samples"]), row["tokens"], row["loss_tokens"])
+        (b, rank_of[b], len(row["samples"]), *(row[name] for name in columns))
         for b, row in enumerate(document["bins"][:SHOWN])
     ]
     out: list[str | Table] = [
         table(("what", "value"), [*totals.items(), *document["stats"].items()]),
         "",
-        table(("bin", "rank", "samples", "tokens", "loss_tokens"), bins),
+        table(("bin", "rank", "samples", *columns), bins),
     ]
     if len(document["bins"]) > SHOWN:
         out.append(f"and {len(document['bins']) - SHOWN} bins more")

@@ -17,6 +17,7 @@ QWEN3_5 = replace(
     vision_end_id=248054,
     pad_token_id=248044,
     vision_levels=1,
+    vocab_size=248_320,
     packing="no",
     sharing="none",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal, get_args
 
 import torch
@@ -23,6 +24,7 @@ def group_advantages(
     eps: float = 1e-6,
     *,
     num_tokens: Tensor | None = None,
+    check: bool = True,
 ) -> Tensor:
     """Advantages [B] float32 over the whole batch, before it is planned into micro-batches and ranks.
 
@@ -42,8 +44,12 @@ def group_advantages(
 
     Args: rewards: [B] float. group_index: [B] int, any numbers in any order. eps: TRL takes 1e-4, verl 1e-6.
     num_tokens: [B] int, the loss tokens of each sample (`Sample.num_loss_tokens`), for `reinforce_pp` only.
+    check: read the values, which waits for a GPU once a batch: a NaN or infinite reward is an error, and groups of one
+    throughout (samples without a `group_id`) are a UserWarning where they make every advantage 0. False neither waits
+    nor looks, as in a CUDA graph; while torch.compile traces nothing is read either.
     Sums are float64 and in the order of the batch, so all of a group get the same mean and std. One launch on a GPU.
-    Raises ArgumentError for shapes, dtypes and devices that don't fit, an eps below 0, and an unknown kind.
+    Raises ArgumentError for shapes, dtypes and devices that don't fit, an eps below 0, an unknown kind, and rewards as
+    said.
     """
     if kind not in get_args(AdvantageKind):
         raise ArgumentError(
@@ -70,6 +76,8 @@ def group_advantages(
             f"group_advantages: rewards are on {rewards.device}, group_index on {group_index.device}. "
             "Fix: move both to one device"
         )
+    if check and not torch.compiler.is_compiling():
+        _check_values(rewards, group_index, kind)
     if num_tokens is not None:
         _check_num_tokens(num_tokens, rewards, kind)
     advantages: Tensor = _op(rewards.detach(), group_index, num_tokens, kind, eps)
@@ -92,6 +100,30 @@ def _check_num_tokens(num_tokens: Tensor, rewards: Tensor, kind: str) -> None:
     if can_look_at(num_tokens) and bool((num_tokens < 0).any()):
         raise ArgumentError(
             f"group_advantages: num_tokens holds {int(num_tokens.min())}. Fix: pass 0 or more of each sample"
+        )
+
+
+def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
+    """Raise for rewards that are not finite; warn where each sample is alone in its group, and gets 0 for it."""
+    if rewards.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ArgumentError(
+            "group_advantages: a CUDA graph is being captured, and the rewards can't be read. Fix: check=False"
+        )
+    values = rewards.detach().cpu()
+    bad = (~values.isfinite()).nonzero()[:, 0].tolist()
+    if bad:
+        named = ", ".join(f"rewards[{i}] is {float(values[i])}" for i in bad[:3])
+        raise ArgumentError(
+            f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite), which makes NaN of the "
+            "group's advantages. Fix: leave those samples out, or score them again"
+        )
+    alone = len(values) > 0 and len(group_index.unique()) == len(values)
+    if alone and kind != "reinforce_pp":
+        warnings.warn(
+            f"group_advantages: each of {len(values)} samples is alone in its group, so every advantage is 0 and "
+            "nothing is learned. Fix: give samples of one prompt one group_id, or use kind='reinforce_pp'",
+            UserWarning,
+            stacklevel=3,
         )
 
 

@@ -35,6 +35,9 @@ class VisionRows(NamedTuple):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> VisionRows:
         return VisionRows(*(part.to(device, non_blocking=non_blocking) for part in self))
 
+    def pin_memory(self) -> VisionRows:
+        return VisionRows(*(part.pin_memory() for part in self))
+
 
 def merge_embeddings(
     embeddings: Tensor,

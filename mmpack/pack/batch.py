@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, BackendError
 from mmpack.families import Family, get_family
 from mmpack.ops.attention import AttentionPlan
 from mmpack.ops.gather_rows import gather_rows
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.merge_embeddings import VisionRows
+from mmpack.pack.media import patch_offsets
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.spans import LossSpan, ModalitySpan, Score
@@ -37,7 +38,7 @@ class LossIndex:
     region_rows: torch.Tensor  # [regions, 3] int32: sample, start, stop on the loss axis
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Batch(LossIndex):
     """What packed and padded batches have in common."""
 
@@ -92,19 +93,54 @@ class Batch(LossIndex):
 
         Raises ArgumentError where `visible_until` is no longer what `attention_plan` was made of, before the move.
         """
+        return self._with_tensors("to", device, non_blocking=non_blocking)
+
+    def pin_memory(self) -> Any:
+        """The batch in page-locked memory, from where `to(device, non_blocking=True)` copies without waiting.
+
+        A DataLoader with `pin_memory=True` calls it. Pixels of single media are views of the pinned ones.
+        Raises BackendError without an accelerator.
+        """
+        if not torch.accelerator.is_available():
+            raise BackendError(
+                "pin_memory: there is no accelerator here to copy to. Fix: leave pin_memory out"
+            )
+        batch = self._with_tensors("pin_memory")
+        if batch.pixel_values is not None:
+            ends = zip(patch_offsets(batch.media), patch_offsets(batch.media)[1:], strict=False)
+            batch.media = [
+                dataclasses.replace(medium, pixel_values=batch.pixel_values[a:b])
+                for medium, (a, b) in zip(batch.media, ends, strict=True)
+            ]
+        return batch
+
+    def _with_tensors(self, move: str, *args: Any, **kwargs: Any) -> Any:
+        """The batch with `tensor.move(…)` in place of each tensor."""
         self.attention_plan.check(self.visible_until)
         moved: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if isinstance(value, torch.Tensor | AttentionPlan | VisionRows):
-                moved[f.name] = value.to(device, non_blocking=non_blocking)
+                moved[f.name] = getattr(value, move)(*args, **kwargs)
             elif isinstance(value, dict) and value and all(map(torch.is_tensor, value.values())):
-                moved[f.name] = {
-                    k: v.to(device, non_blocking=non_blocking) for k, v in value.items()
-                }
+                moved[f.name] = {k: getattr(v, move)(*args, **kwargs) for k, v in value.items()}
         batch = dataclasses.replace(self, **moved)
         batch.attention_plan.bind(batch.visible_until)  # unread: the copy may not have arrived yet
         return batch
+
+    def __repr__(self) -> str:
+        shapes = {
+            "input_ids": self.input_ids,
+            "pixel_values": self.pixel_values,
+            **{f"loss_columns[{k!r}]": v for k, v in self.loss_columns.items()},
+            **{f"token_columns[{k!r}]": v for k, v in self.token_columns.items()},
+        }
+        told = [f"{name}={list(x.shape)}" for name, x in shapes.items() if x is not None]
+        return (
+            f"{type(self).__name__}({self.family!r}, samples={len(self.sample_ids)}, "
+            f"loss_tokens={self.num_loss_tokens}, media={len(self.media)}, {', '.join(told)}, "
+            f"device={str(self.device)!r})"
+        )
 
     def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Cut x [T, …] into one [L, …] tensor a sample; shared rows go to every sample that has them."""
@@ -138,7 +174,7 @@ class Batch(LossIndex):
             )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class PackedBatch(Batch):
     """One row of T tokens. The attention rule is `visible_until` alone; the rest of the fields: see the bases."""
 

@@ -18,7 +18,7 @@ from mmpack.pack.media import vision_rows
 from mmpack.pack.prepare import common_fields, keep_valid, kept_columns, row_multiple
 from mmpack.plan.forest import Forest, build_forest, occurrences, positions_of
 from mmpack.schema.rules import Problem
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import Sample, as_samples
 from mmpack.schema.spans import LossSpan, ModalitySpan
 
 
@@ -44,7 +44,7 @@ def pack(
     Returns: PackedBatch on the CPU. Raises: SchemaError with all broken rules; ArgumentError.
     """
     multiple = row_multiple(pad_to_multiple_of, "pack")
-    samples = list(samples)
+    samples = as_samples(samples, "pack")
     keep, dropped = keep_valid(samples, "pack", on_invalid)
     if dropped:
         loss_columns = kept_columns(

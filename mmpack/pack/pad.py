@@ -17,10 +17,10 @@ from mmpack.pack.columns import Column
 from mmpack.pack.columns import token_columns as pack_token_columns
 from mmpack.pack.prepare import common_fields, keep_valid, kept_columns, row_multiple
 from mmpack.plan.forest import build_forest, occurrences, positions_of
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import Sample, as_samples
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class PaddedBatch(Batch):
     """Rectangles of B samples by S tokens; row (b, s) is b·S + s of `loss_rows` and of unpacked tensors."""
 
@@ -60,7 +60,7 @@ def pad(
     if side not in ("left", "right"):
         raise ArgumentError(f"pad: side is {side!r}. Fix: use 'left' or 'right'")
     multiple = row_multiple(pad_to_multiple_of, "pad")
-    samples = list(samples)
+    samples = as_samples(samples, "pad")
     keep, dropped = keep_valid(samples, "pad", on_invalid)
     if dropped:
         loss_columns = kept_columns(loss_columns, [s.num_loss_tokens for s in samples], keep, "pad")

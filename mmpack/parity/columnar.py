@@ -150,7 +150,7 @@ class _Part:
             block = self.block.slice(run[0], run[-1] + 1)
             for k, (number, record) in zip(run, block.records(), strict=True):
                 where = f"{block.path}: record {number}"
-                sample = Sample.read(record, where)
+                sample = Sample.from_dict(record, where)
                 if k in self.repeated:
                     raise repeated_id(sample.sample_id, where)
                 yield number - 1, sample
@@ -272,7 +272,7 @@ def _same_numbers(left: Rows, right: Rows, name: str) -> np.ndarray:
 
 
 def _of_kind(rows: Rows, name: str) -> bool:
-    """Whether an array is of integers where it has to be: 1.0 equals 1, and `Sample.read` refuses it."""
+    """Whether an array is of integers where it has to be: 1.0 equals 1, and `Sample.from_dict` refuses it."""
     spec, numbers = Sample.columns()[name].spec, rows.numbers(name)
     whole = isinstance(spec, Array) and spec.dtype.startswith("int")
     return not whole or (numbers is not None and numbers.flat.dtype.kind in "iu")

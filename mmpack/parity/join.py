@@ -128,7 +128,7 @@ class _Waiting:
         row = (
             _key(sample.sample_id),
             ordinal,
-            json.dumps(sample.write(), default=np.ndarray.tolist),
+            json.dumps(sample.to_dict(numpy=True), default=np.ndarray.tolist),
         )
         self.disk.execute("INSERT INTO waiting VALUES (?, ?, ?)", row)
 
@@ -153,7 +153,7 @@ class _Waiting:
         if row is None:
             return None
         self.disk.execute("DELETE FROM waiting WHERE id = ?", (key,))
-        return row[0], Sample.read(json.loads(row[1]), f"compare: sample {sample_id!r:.60}")
+        return row[0], Sample.from_dict(json.loads(row[1]), f"compare: sample {sample_id!r:.60}")
 
     def rest(self) -> Iterator[tuple[int, str]]:
         for sample_id, (ordinal, _) in self.memory.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from mmpack.plan.bfd import best_fit_decreasing, spread
 from mmpack.plan.cost import Cost, CostModel
 from mmpack.plan.forest import build_forest
 from mmpack.schema.rules import Problem, problems_of
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import Sample, as_samples
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Plan:
     they are the totals that `policy_loss` takes. `stats`: bins; rows_padded (each bin a rectangle),
     rows_packed, rows_shared (None without sharing); fill (rows of the packs / rows that the bins
     could hold); patches (each medium once a bin), patches_padded (once a sample); balance (cost of
-    the costliest rank / mean).
+    the costliest rank / mean). `bin_rows`, `bin_patches`: of each bin, as `max_tokens` and
+    `max_patches` count them: shared rows and media once.
     """
 
     bins: list[list[int]]
@@ -56,6 +57,15 @@ class Plan:
     total_samples: int
     dropped: list[Dropped]
     stats: dict[str, int | float | None]
+    bin_rows: list[int] = field(default_factory=list)
+    bin_patches: list[int] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan(bins={len(self.bins)}, ranks={len(self.ranks)}, samples={self.total_samples}, "
+            f"loss_tokens={self.total_tokens}, dropped={len(self.dropped)}, fill={self.stats['fill']:.3f}, "
+            f"balance={self.stats['balance']:.3f})"
+        )
 
 
 def plan(
@@ -87,7 +97,7 @@ def plan(
     (MM405), for samples of two families (MM406), and where the kept samples can't give each rank
     equally many bins (a multiple of `ranks` samples always can); ArgumentError.
     """
-    samples = list(samples)
+    samples = as_samples(samples, "plan")
     _check_arguments(max_tokens, max_patches, max_samples, ranks, on_invalid)
     kept, dropped = _sort_out(samples, max_tokens, max_patches, on_invalid)
     work = _Work(
@@ -115,6 +125,8 @@ def plan(
         total_samples=len(kept),
         dropped=dropped,
         stats=_stats(samples, measured, share_prefix, max_tokens, costs, ranked),
+        bin_rows=[u.rows for u in measured],
+        bin_patches=[u.patches for u in measured],
     )
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
-from mmpack.processors.build import COMPUTED, as_ids, as_logprobs, build_sample
+from mmpack.processors.arguments import as_ids, as_logprobs
+from mmpack.processors.build import COMPUTED, build_sample
+from mmpack.processors.conversation import after_a_turn, source_of
 from mmpack.processors.expand import expanded_ids
+from mmpack.processors.messages import parts_of
+from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import OBSERVATION_SOURCES, LossSpan, ObservationSpan
 
@@ -20,20 +25,28 @@ if TYPE_CHECKING:
 _DERIVED = COMPUTED | {"attention_mask", "rollout_logprobs", "observation_spans"}
 
 
+class Observation(NamedTuple):
+    """What the environment said: ids, or messages that the chat template writes."""
+
+    ids: Sequence[int] | np.ndarray
+    messages: Sequence[dict[str, Any]] | None
+    media: Sequence[Any]
+    expanded: bool
+    source: str | None
+    template_kwargs: dict[str, Any] | None
+
+
 def append_turn(
     processor: Processor,
     sample: Sample,
-    observation_ids: Sequence[int] | np.ndarray,
-    media: Sequence[Any],
-    expanded: bool,
-    source: str,
+    observation: Observation,
     response_ids: Sequence[int] | np.ndarray,
     rollout_logprobs: Sequence[float] | np.ndarray | None,
 ) -> Sample:
     """See `Processor.append`."""
-    if source not in OBSERVATION_SOURCES:
+    if not isinstance(sample, Sample):
         raise ArgumentError(
-            f"processor.append: source {source!r} is unknown. Fix: use one of {', '.join(OBSERVATION_SOURCES)}"
+            f"processor.append: the sample is {type(sample).__name__}. Fix: what the processor made before"
         )
     made_by = sample.processor_fingerprint or processor.fingerprint
     if (sample.family, made_by) != (processor.family.name, processor.fingerprint):
@@ -41,13 +54,13 @@ def append_turn(
             f"processor.append: {sample.sample_id!r:.60} was made by a processor of other settings. "
             "Fix: append with the one that made it"
         )
-    items = processor.media_from(media)
-    observed = as_ids(observation_ids)
-    if not expanded:
-        observed, _ = expanded_ids(
-            observed, items, processor.family, processor.tokenizer, processor.video_markers
+    runs = [sample.media[s.media_index] for s in sample.modality_spans if not s.frame]
+    observed, items, source = _observed(processor, sample, observation, [m.modality for m in runs])
+    if source not in OBSERVATION_SOURCES:
+        raise ArgumentError(
+            f"processor.append: source {source!r} is unknown. Fix: use one of {', '.join(OBSERVATION_SOURCES)}"
         )
-    response = as_ids(response_ids)
+    response = as_ids(response_ids, processor.vocab_size, "response_ids")
     start = len(sample)
     middle, stop = start + len(observed), start + len(observed) + len(response)
     turn = 1 + max((s.turn or 0 for s in sample.loss_spans), default=-1)
@@ -64,9 +77,47 @@ def append_turn(
     if len(response):
         kept["finish_reason"] = None
     kept["rollout_logprobs"] = _joined_logprobs(sample, rollout_logprobs, len(response))
-    runs = [sample.media[s.media_index] for s in sample.modality_spans if not s.frame]
     ids = np.concatenate([sample.input_ids, observed, response])
     return build_sample(processor, ids, runs + items, spans, **kept)
+
+
+def _observed(
+    processor: Processor, sample: Sample, given: Observation, modalities: list[str]
+) -> tuple[np.ndarray, list[Medium], str]:
+    """Expanded ids of the observation, its media, and its source. `modalities`: of the media in `sample`, in order."""
+    if given.messages is None:
+        ids = as_ids(given.ids, processor.vocab_size, "observation_ids")
+        items = processor.media_from(given.media)
+        if not given.expanded:
+            ids, _ = expanded_ids(
+                ids, items, processor.family, processor.tokenizer, processor.video_markers
+            )
+        return ids, items, given.source or "tool"
+    if len(given.ids):
+        raise ArgumentError(
+            "processor.append: observation_ids and messages are two ways to say one thing. Fix: pass one of them"
+        )
+    parts = parts_of(given.messages, given.media)
+    items = [
+        processor.medium(item, f"processor: media[{i}]", kind)
+        for i, (kind, item) in enumerate(parts)
+    ]
+    render = functools.partial(processor.render, **(given.template_kwargs or {}))
+    ending, text = after_a_turn(render, given.messages, modalities)
+    ids, end = processor.encoded(text, items), processor.encoded(ending, ())
+    had = _overlap(sample.input_ids, end)
+    if not had and not (sample.loss_spans and sample.loss_spans[-1].stop == len(sample)):
+        raise ArgumentError(
+            f"processor.append: {sample.sample_id!r:.60} ends in a prompt, which the messages would answer. "
+            "Fix: append the response to it first"
+        )
+    source = source_of([message["role"] for message in given.messages])
+    return ids[had:], items, given.source or source
+
+
+def _overlap(ids: np.ndarray, end: np.ndarray) -> int:
+    """How many ids of a turn's end the sample has: engines return the end of turn, and no line break behind it."""
+    return next((n for n in range(len(end), 0, -1) if np.array_equal(ids[-n:], end[:n])), 0)
 
 
 def _joined_logprobs(sample: Sample, more: Any, count: int) -> np.ndarray | None:

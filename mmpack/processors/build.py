@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError
+from mmpack.families import Family
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.mrope import mrope_positions
 from mmpack.layout.runs import placeholder_runs
+from mmpack.processors.arguments import as_logprobs, check_fields
 from mmpack.processors.settings import text_hash
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
@@ -48,10 +50,12 @@ def build_sample(
         raise ArgumentError(
             f"processor: {unknown[0]!r} is no field of Sample, or one that follows from the ids. Fix: drop it"
         )
+    check_fields({"sample_id": sample_id, "group_id": group_id} | fields)
     family = processor.family
     policy = loss_mask(loss_spans, len(ids))
     # a placeholder that the policy sampled stands for nothing: to the engine it was a word
     context = np.where(policy, family.pad_token_id, ids)
+    _refuse_lone(context, media, family)
     videos = [m for m in media if m.modality == "video"]
     positions, _ = mrope_positions(
         context,
@@ -96,28 +100,20 @@ def loss_mask(spans: Sequence[LossSpan], length: int) -> np.ndarray:
     return inside
 
 
-def as_ids(ids: Sequence[int] | np.ndarray) -> np.ndarray:
-    """int64 [n]. Raises: ArgumentError."""
-    array = np.asarray(ids)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ArgumentError(
-            f"processor: ids have shape {list(array.shape)} and dtype {array.dtype}, "
-            "expected integers [n]. Fix: pass token ids"
-        )
-    return array.astype(np.int64)
-
-
-def as_logprobs(values: Any, count: int) -> np.ndarray | None:
-    """float32 [count]. Raises: ArgumentError."""
-    if values is None:
-        return None
-    array = np.asarray(values, dtype=np.float32)
-    if array.shape != (count,):
-        raise ArgumentError(
-            f"processor: rollout_logprobs has shape {list(array.shape)}, expected [{count}]. "
-            "Fix: one value for each sampled token"
-        )
-    return array
+def _refuse_lone(context: np.ndarray, media: Sequence[Medium], family: Family) -> None:
+    """Raise LayoutError for one placeholder where a medium has several: ids that were not expanded."""
+    found = placeholder_runs(context, family)
+    lengths = (found.stops - found.starts).tolist()
+    i = 0
+    for m in media:
+        runs = family.spans_of(m.modality, m.grid_thw)
+        if lengths[i : i + 1] == [1] and m.num_tokens > runs:
+            raise LayoutError(
+                f"processor: token {found.starts[i]} is one {m.modality} placeholder, the {m.modality} has "
+                f"{m.num_tokens} vision tokens. Fix: expanded=False, for ids with one placeholder a medium",
+                "MM101",
+            )
+        i += runs
 
 
 def _modality_spans(

@@ -7,6 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from mmpack.errors import ArgumentError
+from mmpack.processors.arguments import check_messages, items_of
+from mmpack.processors.data_url import from_base64, is_data_url, loaded
 from mmpack.processors.kinds import kind_of_item
 from mmpack.video.sample import POLICIES
 
@@ -16,6 +18,7 @@ _BESIDE = {
     "video": _OF_VIDEOS | {"sample_fps", "raw_fps"},
     "image": {"min_pixels", "max_pixels", "resized_height", "resized_width"},
 }
+_REMOTE = ("url", "image_url", "video_url", "base64")
 _INSTEAD = {
     "video": "video_settings of wrap_processor for every video, or (file, mp.video.sample(…)) for this one",
     "image": "settings of the image processor for every picture, or hand over this one resized",
@@ -34,7 +37,8 @@ def parts_of(
     messages: Sequence[dict[str, Any]], media: Sequence[Any] | None
 ) -> list[tuple[str, Any]]:
     """`media_of`, each with what its part says that it is: `image` or `video`. Raises: ArgumentError."""
-    extra = iter(() if media is None else media)
+    check_messages(messages)
+    extra = iter(items_of(media, "media"))
     out = []
     for m, message in enumerate(messages):
         content = message.get("content")
@@ -44,9 +48,12 @@ def parts_of(
             if kind is None:
                 continue
             _refuse_settings(part, kind, where)
-            item = part.get(kind, part.get("path"))
+            item = _inline(part, where)
+            if item is None:
+                item = part.get(kind, part.get("path"))
             if item is None:
                 item = next(extra, None)
+            item = loaded(item, where)
             if item is None:
                 raise ArgumentError(
                     f"{where} is of type {kind} and has none. Fix: put it into the part, or pass media="
@@ -72,11 +79,13 @@ def kind_of_part(part: Any, where: str) -> str | None:
         raise ArgumentError(
             f'{where} is {type(part).__name__}. Fix: an object such as {{"type": "text", …}}'
         )
-    remote = [name for name in ("url", "image_url", "video_url", "base64") if name in part]
+    remote = [name for name in _REMOTE if name in part]
     if remote or part.get("type") in ("image_url", "video_url"):
         name = (remote or [part["type"]])[0]
         video = any("video" in str(n) for n in (part.get("type"), *part))
         kind, what = ("video", "its ") if video else ("image", "the picture, its ")
+        if remote and _inline(part, where) is not None:
+            return kind
         raise ArgumentError(
             f"{where} has a {name!r}, mmpack fetches nothing. "
             f'Fix: {{"type": "{kind}", "{kind}": …}} with {what}bytes or a path below media_root'
@@ -85,6 +94,32 @@ def kind_of_part(part: Any, where: str) -> str | None:
         if part.get("type") == kind or kind in part:
             return kind
     return None
+
+
+def plain_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`messages` as templates know them: parts of type `image_url` or `video_url` become bare ones."""
+    return [
+        {**message, "content": [_plain(part) for part in message["content"]]}
+        if isinstance(message.get("content"), (list, tuple))
+        else message
+        for message in messages
+    ]
+
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, dict) and part.get("type") in ("image_url", "video_url"):
+        return {"type": part["type"].removesuffix("_url")}
+    return part
+
+
+def _inline(part: dict[str, Any], where: str) -> bytes | None:
+    """The bytes of a part that holds them as text, as a `data:` URL or `base64`; None if it doesn't."""
+    given = next((part[name] for name in _REMOTE if name in part), None)
+    if isinstance(given, dict):  # {"image_url": {"url": …}}
+        given = given.get("url")
+    if "base64" in part and isinstance(given, (str, bytes)) and not is_data_url(given):
+        return from_base64(given, where)
+    return loaded(given, where) if is_data_url(given) else None
 
 
 def _refuse_settings(part: dict[str, Any], kind: str, where: str) -> None:

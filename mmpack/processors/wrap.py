@@ -6,31 +6,39 @@ Ids [L] are expanded, one a vision token; each distinct medium is processed once
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError
-from mmpack.families import FAMILIES, Family, get_family
+from mmpack.errors import ArgumentError, require
+from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
-from mmpack.processors.append import append_turn
-from mmpack.processors.build import as_ids, build_sample, loss_mask
+from mmpack.processors.append import Observation, append_turn
+from mmpack.processors.arguments import as_ids, as_spans, check_messages, items_of
+from mmpack.processors.build import build_sample, loss_mask
 from mmpack.processors.cache import MediaCache
-from mmpack.processors.expand import KEPT, REPLACED, expanded_ids, repeated, with_runs
-from mmpack.processors.frames import FrameProcessor
+from mmpack.processors.conversation import assistant_turns, sources
+from mmpack.processors.data_url import loaded
+from mmpack.processors.expand import expanded_ids, repeated, with_runs
 from mmpack.processors.images import path_below, rgb_pixels
 from mmpack.processors.kinds import HEAD, is_picture, kind_of_file, kind_of_item
-from mmpack.processors.messages import media_of, parts_of
+from mmpack.processors.messages import media_of, parts_of, plain_parts
 from mmpack.processors.pixels import process
+from mmpack.processors.resolve import (
+    check_settings,
+    family_of,
+    own_video_processor,
+    video_markers,
+)
 from mmpack.processors.sampling import resolved_sampling
 from mmpack.processors.settings import TokenizerHash, describe
 from mmpack.processors.videos import Clip, VideoReader
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.schema.spans import LossSpan
+from mmpack.schema.spans import LossSpan, ObservationSpan
 from mmpack.video.cache import FrameCache
 from mmpack.video.container import open_file
 from mmpack.video.decode import check_threads
@@ -90,9 +98,9 @@ def wrap_processor(
         raise ArgumentError(
             "wrap_processor: no tokenizer. Fix: pass a processor that has one, or tokenizer="
         )
-    about = _family_of(hf_processor, family)
+    about = family_of(hf_processor, family)
     rule = about.position_rules[0] if position_rule is None else position_rule
-    _check_settings(about, parts["image_processor"], rule, tokens_per_second)
+    check_settings(about, parts["image_processor"], rule, tokens_per_second)
     if chat_template is None:
         chat_template = getattr(hf_processor, "chat_template", None)
     if chat_template is None:
@@ -106,7 +114,7 @@ def wrap_processor(
     reader = None
     if about.video_token_id is not None:
         if parts["video_processor"] is None:
-            parts["video_processor"] = _own_video_processor(about, parts["image_processor"])
+            parts["video_processor"] = own_video_processor(about, parts["image_processor"])
         given_settings = {} if video_settings is None else video_settings
         sampling = resolved_sampling(video_policy, given_settings, parts["video_processor"], about)
         check_threads(decode_threads, "wrap_processor: decode_threads")
@@ -126,75 +134,11 @@ def wrap_processor(
         chat_template=chat_template,
         position_rule=rule,
         tokens_per_second=tokens_per_second,
-        video_markers=_video_markers(hf_processor),
+        video_markers=video_markers(hf_processor),
         media_root=root,
         cache_bytes=cache_bytes,
         videos=reader,
     )
-
-
-def _own_video_processor(family: Family, image_processor: Any) -> FrameProcessor:
-    """With the image processor's settings, as transformers loads a checkpoint that has one file for both."""
-    known = {} if image_processor is None else image_processor.to_dict()
-    return FrameProcessor(family, **known)
-
-
-def _family_of(hf_processor: Any, given: str | None) -> Family:
-    """The one given, or by the processor's class; of several that share it, the one with its image token."""
-    name = type(hf_processor).__name__
-    families = [f for f in FAMILIES.values() if name in f.processors]
-    if given is not None:
-        families = [get_family(given)]
-    if not families:
-        what = "parts alone" if hf_processor is None else name
-        raise ArgumentError(
-            f"wrap_processor: the family of {what} is unknown. "
-            f"Fix: family=, one of {', '.join(FAMILIES)}"
-        )
-    token = getattr(hf_processor, "image_token_id", None)
-    for family in families:
-        if token in (None, family.image_token_id):
-            return family
-    known = ", ".join(f"{f.name} {f.image_token_id}" for f in families)
-    raise ArgumentError(
-        f"wrap_processor: the image token of this {name} is {token}, known are {known}. "
-        "Fix: the tokenizer of a checkpoint of these families"
-    )
-
-
-def _video_markers(hf_processor: Any) -> str:
-    """See `expand`: transformers has had a method of this name for as long as the markers stay."""
-    old = hf_processor is not None and not hasattr(hf_processor, "replace_video_token")
-    return REPLACED if old else KEPT
-
-
-def _check_settings(
-    family: Family, image_processor: Any, rule: str, tokens_per_second: float | None
-) -> None:
-    if rule not in family.position_rules:
-        known = ", ".join(family.position_rules)
-        raise ArgumentError(
-            f"wrap_processor: position_rule {rule!r} is unknown. Fix: use one of {known}"
-        )
-    if tokens_per_second is not None and family.tokens_per_second is None:
-        raise ArgumentError(
-            f"wrap_processor: {family.name} does not count tokens a second. Fix: drop tokens_per_second"
-        )
-    if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
-        raise ArgumentError(
-            f"wrap_processor: tokens_per_second={tokens_per_second}. Fix: a positive number"
-        )
-    for name, own in (
-        ("merge_size", family.spatial_merge_size),
-        ("patch_size", family.patch_size),
-        ("temporal_patch_size", family.temporal_patch_size),
-    ):
-        found = getattr(image_processor, name, own)
-        if found != own:
-            raise ArgumentError(
-                f"wrap_processor: image_processor.{name} is {found}, {family.name} has {own}. "
-                "Fix: the image processor of this family"
-            )
 
 
 class Processor:
@@ -249,6 +193,11 @@ class Processor:
         )
 
     @property
+    def vocab_size(self) -> int:
+        """Ids are below it: rows of the family's largest embedding, or more where tokens were added."""
+        return max(self.family.vocab_size, len(self.tokenizer))
+
+    @property
     def fingerprint(self) -> str:
         """`sha256:<64 hex>` of `settings`."""
         return fingerprint(self.settings)
@@ -262,6 +211,7 @@ class Processor:
         group_id: str | None = None,
         media: Sequence[Any] | None = None,
         rollout_logprobs: Sequence[float] | np.ndarray | None = None,
+        assistant_loss: bool = False,
         template_kwargs: dict[str, Any] | None = None,
         **fields: Any,
     ) -> Sample:
@@ -269,12 +219,15 @@ class Processor:
 
         Args:
             messages: chat messages; images in content parts `{"type": "image", "image": …}` (Pillow, uint8 [h, w, 3],
-                bytes or a path below `media_root`), `{"type": "image", "path": …}`, or bare `{"type": "image"}` with
-                `media` in order. Videos likewise, `{"type": "video", "video": …}`: bytes or a path; either with the
-                plan of the other side, `(file, plan)`; frames that were sampled already (uint8 [n, h, w, 3] or
-                pictures), `(frames, {"fps": …})`; or a `Medium`.
+                bytes, a `data:` URL or a path below `media_root`), `{"type": "image", "path": …}`, or bare
+                `{"type": "image"}` with `media` in order. Videos likewise, `{"type": "video", "video": …}`: bytes or a
+                path; either with the plan of the other side, `(file, plan)`; frames that were sampled already (uint8
+                [n, h, w, 3] or pictures), `(frames, {"fps": …})`; or a `Medium`.
             response_ids: the sampled ids, never decoded and encoded again; all of them are loss tokens.
-            rollout_logprobs: float [n], of `response_ids`.
+            rollout_logprobs: float [n], of the loss tokens.
+            assistant_loss: the assistant's turns among the messages are loss tokens, turn by turn, each with its end of
+                turn; what stands between them are observations. Then without response_ids no generation prompt follows.
+            template_kwargs: of the chat template, such as `tools` or `enable_thinking`.
             fields: any other field of Sample, as it is.
 
         Raises: ArgumentError, LayoutError, VideoError.
@@ -283,22 +236,29 @@ class Processor:
             self.medium(item, f"processor: media[{i}]", kind)
             for i, (kind, item) in enumerate(parts_of(messages, media))
         ]
-        text = with_runs(
-            self.render(messages, **(template_kwargs or {})),
-            items,
-            self.family,
-            self.tokenizer,
-            self.video_markers,
+        options = {"add_generation_prompt": response_ids is not None or not assistant_loss}
+        options |= template_kwargs or {}
+        text = self.render(messages, **options)
+        turns = []
+        if assistant_loss:
+            render = functools.partial(self.render, **(template_kwargs or {}))
+            turns = assistant_turns(render, messages, text)
+        prompt, spans = self._encoded_turns(text, turns, items)
+        response = as_ids(
+            () if response_ids is None else response_ids, self.vocab_size, "response_ids"
         )
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        prompt = repeated(np.asarray(ids, dtype=np.int64), items, self.family)
-        response = as_ids(() if response_ids is None else response_ids)
-        spans = [] if response_ids is None else [(len(prompt), len(prompt) + len(response))]
+        if response_ids is not None:
+            start = len(prompt)
+            spans.append(LossSpan(start, start + len(response), turn=len(turns)))
+        if assistant_loss and fields.get("observation_spans") is None:
+            gaps = zip(spans, spans[1:], sources(messages)[1:], strict=False)
+            between = [ObservationSpan(a.stop, b.start, who, b.turn) for a, b, who in gaps]
+            fields["observation_spans"] = [s for s in between if s.start < s.stop] or None
         return build_sample(
             self,
             np.concatenate([prompt, response]),
             items,
-            [LossSpan(a, b, turn=0) for a, b in spans],
+            spans,
             sample_id=sample_id,
             group_id=group_id,
             rollout_logprobs=rollout_logprobs,
@@ -329,10 +289,9 @@ class Processor:
 
         Raises: ArgumentError, LayoutError where runs and media contradict each other.
         """
-        ids = as_ids(input_ids)
+        ids = as_ids(input_ids, self.vocab_size)
         items = self.media_from(media)
-        spans = [s if isinstance(s, LossSpan) else LossSpan(*s, turn=0) for s in loss_spans]
-        _check_spans(spans, len(ids))
+        spans = as_spans(loss_spans, len(ids))
         if not expanded:
             sampled = loss_mask(spans, len(ids))
             context = np.where(sampled, self.family.pad_token_id, ids)
@@ -354,22 +313,66 @@ class Processor:
         sample: Sample,
         *,
         observation_ids: Sequence[int] | np.ndarray = (),
+        messages: Sequence[dict[str, Any]] | None = None,
         media: Sequence[Any] = (),
         expanded: bool = True,
-        source: str = "tool",
+        source: str | None = None,
         response_ids: Sequence[int] | np.ndarray = (),
         rollout_logprobs: Sequence[float] | np.ndarray | None = None,
+        template_kwargs: dict[str, Any] | None = None,
     ) -> Sample:
         """One more turn: what the environment said (with its pictures), then what the policy answered.
 
-        `observation_ids` and `response_ids` are ids as the engine saw them; `sample` stays as it was.
-        `source`: `tool`, `environment`, `screenshot` or `user`. `rollout_logprobs` are of `response_ids`; they are
-        kept if every turn has them. `finish_reason` was the last turn's: a new response drops it.
+        `observation_ids` and `response_ids` are ids as the engine saw them; `sample` stays as it was. `expanded` says
+        whether a picture has one of `observation_ids` a vision token, or one in all. In place of ids, `messages` (of
+        role `tool` or `user`): the chat template writes them between the answer and the next generation prompt, with
+        the end of turn if the answer lacks it; `media` and `template_kwargs` as in `__call__`.
+        `source`: `tool`, `environment`, `screenshot` or `user`; by default `tool`, of messages their role's.
+        `rollout_logprobs` are of `response_ids`; they are kept if every turn has them. `finish_reason` was the last
+        turn's: a new response drops it.
         Raises: ArgumentError, LayoutError.
         """
         return append_turn(
-            self, sample, observation_ids, media, expanded, source, response_ids, rollout_logprobs
+            self,
+            sample,
+            Observation(observation_ids, messages, media, expanded, source, template_kwargs),
+            response_ids,
+            rollout_logprobs,
         )
+
+    def encoded(self, text: str, items: Sequence[Medium]) -> np.ndarray:
+        """int64 [L]: a rendered text, each placeholder as many times as its medium has vision tokens."""
+        text = with_runs(text, items, self.family, self.tokenizer, self.video_markers)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return repeated(np.asarray(ids, dtype=np.int64), items, self.family)
+
+    def _encoded_turns(
+        self, text: str, turns: Sequence[tuple[int, int]], items: Sequence[Medium]
+    ) -> tuple[np.ndarray, list[LossSpan]]:
+        """Ids of `text`, each turn encoded by itself, as a policy is prompted; and the turns in them."""
+        pads = self.tokenizer.convert_ids_to_tokens(list(self.family.placeholder_ids.values()))
+        left, done = list(items), 0
+        pieces: list[np.ndarray] = []
+        spans: list[LossSpan] = []
+
+        def add(piece: str, media: Sequence[Medium]) -> tuple[int, int]:
+            start = sum(map(len, pieces))
+            pieces.append(self.encoded(piece, media))
+            return start, start + len(pieces[-1])
+
+        for k, (start, stop) in enumerate(turns):
+            context, turn = text[done:start], text[start:stop]
+            if any(pad in turn for pad in pads):
+                raise ArgumentError(
+                    f"processor: the assistant's turn {k} holds a picture or its placeholder, which no policy writes. "
+                    "Fix: put the picture into a user's or a tool's message"
+                )
+            count = sum(context.count(pad) for pad in pads)
+            add(context, left[:count])
+            left, done = left[count:], stop
+            spans.append(LossSpan(*add(turn, ()), turn=k))
+        add(text[done:], left)
+        return np.concatenate(pieces), spans
 
     def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
         """The prompt's text by the chat template, one placeholder a medium, with the generation prompt."""
@@ -377,10 +380,19 @@ class Processor:
             raise ArgumentError(
                 "processor: there is no chat template. Fix: wrap_processor(…, chat_template=…)"
             )
+        check_messages(messages)
         options = {"add_generation_prompt": True} | template_kwargs
-        text: str = self.tokenizer.apply_chat_template(
-            list(messages), chat_template=self.chat_template, tokenize=False, **options
-        )
+        template_error = require("jinja2", "hf", "a chat template").TemplateError
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                plain_parts(messages), chat_template=self.chat_template, tokenize=False, **options
+            )
+        except (template_error, TypeError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise ArgumentError(
+                f"processor: the chat template can't write these messages ({why}). "
+                "Fix: roles and contents that the template knows"
+            ) from None
         return text
 
     def medium(self, item: Any, where: str = "processor: media", kind: str | None = None) -> Medium:
@@ -390,6 +402,7 @@ class Processor:
         of a video without pixels whose `source` lies below `media_root` the recorded frames are decoded again.
         Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError.
         """
+        item = loaded(item, where)
         if isinstance(item, Medium):
             again = item.modality == "video" and item.pixel_values is None and item.source
             if not again or self.media_root is None or item.frame_indices is None:
@@ -422,7 +435,7 @@ class Processor:
 
         Raises: ArgumentError, VideoError.
         """
-        return self._reader(where).clip(item, self.settings["video"], where)
+        return self._reader(where).clip(loaded(item, where), self.settings["video"], where)
 
     def _reader(self, where: str) -> VideoReader:
         if self.videos is None:
@@ -466,15 +479,7 @@ class Processor:
 
     def media_from(self, items: Sequence[Any]) -> list[Medium]:
         """`medium` of each item."""
-        return [self.medium(item, f"processor: media[{i}]") for i, item in enumerate(items)]
-
-
-def _check_spans(spans: Sequence[LossSpan], length: int) -> None:
-    for i, s in enumerate(spans):
-        if not 0 <= s.start <= s.stop <= length:
-            raise LayoutError(
-                f"processor: loss_spans[{i}] [{s.start}, {s.stop}) is out of range, there are {length} ids. "
-                "Fix: count in the ids as given",
-                "MM201",
-                (s.start, s.stop),
-            )
+        return [
+            self.medium(item, f"processor: media[{i}]")
+            for i, item in enumerate(items_of(items, "media"))
+        ]

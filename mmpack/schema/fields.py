@@ -70,7 +70,7 @@ class Spec:
             faults.append(fail(where, f"is {why}"))
         return value
 
-    def write(self, value: Any) -> Any:
+    def write(self, value: Any, numpy: bool) -> Any:
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class Ints(Spec):
     def read(self, value: Any, where: str) -> tuple[int, ...]:
         return _tuple(value, where, Int(self.low, self.high), self.length)
 
-    def write(self, value: Any) -> list[int]:
+    def write(self, value: Any, numpy: bool) -> list[int]:
         return [int(v) for v in value]
 
     def holds(self, value: Any) -> bool:
@@ -180,7 +180,7 @@ class Floats(Spec):
     def read(self, value: Any, where: str) -> tuple[float, ...]:
         return _tuple(value, where, Float(), self.length)
 
-    def write(self, value: Any) -> list[float]:
+    def write(self, value: Any, numpy: bool) -> list[float]:
         return [float(v) for v in value]
 
     def holds(self, value: Any) -> bool:
@@ -259,8 +259,10 @@ class Array(Spec):
     def _shape(self) -> str:
         return "an array [n]" if self.rows is None else f"an array [{self.rows or 'rows'}, n]"
 
-    def write(self, value: Any) -> Any:
-        return value if isinstance(value, (list, tuple)) else np.asarray(value)
+    def write(self, value: Any, numpy: bool) -> Any:
+        if isinstance(value, (list, tuple)):
+            return value
+        return np.asarray(value) if numpy else np.asarray(value).tolist()
 
     def schema(self) -> dict[str, Any]:
         item: dict[str, Any] = {"type": "integer" if self.dtype.startswith("int") else "number"}
@@ -303,10 +305,10 @@ class Records(Spec):
     def read(self, value: Any, where: str) -> list[Any]:
         if not isinstance(value, (list, tuple)):
             raise fail(where, f"expected an array of objects, found {shown(value)}")
-        return [self.cls.read(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [self.cls.from_dict(item, f"{where}[{i}]") for i, item in enumerate(value)]
 
-    def write(self, value: Any) -> list[dict[str, Any]]:
-        return [item.write() for item in value]
+    def write(self, value: Any, numpy: bool) -> list[dict[str, Any]]:
+        return [item.to_dict(numpy) for item in value]
 
     def holds(self, value: Any) -> bool:
         return type(value) is list and all(type(v) is self.cls and v.holds() for v in value)
@@ -354,11 +356,12 @@ class Record:
         return cls._columns
 
     @classmethod
-    def read(cls, value: Any, where: str) -> Any:
+    def from_dict(cls, value: Any, where: str | None = None) -> Any:
         """Build the record from parsed JSON (arrays may be numpy); unknown keys go to `metadata`.
 
-        A null is an absent field. Raises TraceError.
+        A null is an absent field. `where` begins the message of an error. Raises TraceError.
         """
+        where = cls.__name__ if where is None else where
         if not isinstance(value, dict):
             raise fail(where, f"expected an object, found {shown(value)}")
         columns = cls.columns()
@@ -376,13 +379,16 @@ class Record:
             known["metadata"] = keep_unknown(known.get("metadata", {}), unknown)
         return cls(**known)
 
-    def write(self) -> dict[str, Any]:
-        """The record as JSON values (arrays as numpy), absent fields left out."""
+    def to_dict(self, numpy: bool = False) -> dict[str, Any]:
+        """The record as JSON values, absent fields and pixels left out; `from_dict` makes an equal one of it.
+
+        `numpy`: arrays stay numpy instead of lists. Free objects (`metadata`, `processor`) are not copied.
+        """
         out: dict[str, Any] = {}
         for name, declared in self.columns().items():
             value = getattr(self, name)
             if value is not None and (name != "metadata" or value):
-                out[name] = declared.spec.write(value)
+                out[name] = declared.spec.write(value, numpy)
         return out
 
     def holds(self) -> bool:

@@ -39,3 +39,10 @@ class Medium(Record):
     metadata: dict[str, Any] = column(Json(), "unknown fields, carried through", factory=dict)
 
     pixel_values: Any = None  # [t·h·w, patch_dim]
+
+    def __repr__(self) -> str:
+        shape = None if self.pixel_values is None else list(self.pixel_values.shape)
+        return (
+            f"Medium({self.media_id!r}, {self.modality!r}, grid_thw={self.grid_thw}, "
+            f"num_tokens={self.num_tokens}, pixel_values={shape})"
+        )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES
 from mmpack.schema.fields import (
     Array,
@@ -113,11 +114,12 @@ class Sample(Record):
     )
 
     @classmethod
-    def read(cls, value: Any, where: str) -> Sample:
-        """Build a sample from parsed JSON (arrays may be numpy); padding is cut off.
+    def from_dict(cls, value: Any, where: str | None = None) -> Sample:
+        """Build a sample from parsed JSON (arrays may be numpy); padding is cut off, unknown fields go to `metadata`.
 
-        Raises TraceError.
+        `where` begins the message of an error. Raises TraceError.
         """
+        where = cls.__name__ if where is None else where
         if isinstance(value, dict):
             version = value.get("schema_version")
             if version is None:
@@ -128,7 +130,7 @@ class Sample(Record):
                     f"{shown(version)} is unknown, this mmpack reads {SCHEMA_VERSION!r}",
                     "MM005",
                 )
-        sample: Sample = super().read(value, where)
+        sample: Sample = super().from_dict(value, where)
         if sample.family not in FAMILIES:
             raise fail(
                 f"{where}.family",
@@ -147,6 +149,12 @@ class Sample(Record):
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sample({self.sample_id!r}, group_id={self.group_id!r}, family={self.family!r}, "
+            f"tokens={len(self)}, media={len(self.media)}, loss_tokens={self.num_loss_tokens})"
+        )
 
     @property
     def media_ids(self) -> list[str]:
@@ -182,6 +190,22 @@ def vocabulary_size(processor: dict[str, Any] | None) -> int | None:
     tokenizer = (processor or {}).get("tokenizer")
     size = tokenizer.get("vocab_size") if isinstance(tokenizer, dict) else None
     return size if type(size) is int and size > 0 else None
+
+
+def as_samples(given: Any, what: str) -> list[Sample]:
+    """The samples of a list, a data set or a generator. Raises: ArgumentError for what is none."""
+    if isinstance(given, Sample) or not hasattr(given, "__iter__"):
+        raise ArgumentError(
+            f"{what}: samples is {type(given).__name__}, expected a list of Samples. Fix: pass [sample]"
+        )
+    samples = list(given)
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, Sample):
+            raise ArgumentError(
+                f"{what}: samples[{i}] is {type(sample).__name__}, expected Sample. "
+                "Fix: what a processor or read_trace gives; of a dict, mp.Sample.from_dict"
+            )
+    return samples
 
 
 def concatenated_ranges(spans: list[tuple[int, int]]) -> np.ndarray:

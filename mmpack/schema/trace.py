@@ -69,10 +69,10 @@ def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
             where = f"write_trace: samples[{count}]"
             if not isinstance(sample, Sample):
                 raise ArgumentError(f"{where} is a {type(sample).__name__}. Fix: pass Samples")
-            checked = Sample.read(sample.write(), where)
+            checked = Sample.from_dict(sample.to_dict(numpy=True), where)
             seen.add(checked.sample_id, where)
             count += 1
-            yield checked.write()
+            yield checked.to_dict(numpy=True)
 
     with replaced(Path(path), "write_trace", TraceError) as file:
         if kind == ".parquet":
@@ -95,7 +95,7 @@ class TraceReader:
         seen = Ids()
         for number, record in self._records():
             where = f"{self.path}: record {number}"
-            sample = Sample.read(record, where)
+            sample = Sample.from_dict(record, where)
             seen.add(sample.sample_id, where)
             if self.media is not None:
                 for medium in sample.media:

@@ -193,6 +193,44 @@ def test_plan(trace):
     assert "balance" in text and len(text.partition("loss_tokens\n")[2].splitlines()) == 3
 
 
+def test_version():
+    result = run_mmpack("--version")
+    assert (result.returncode, result.stdout, result.stderr) == (
+        0,
+        f"mmpack {mp.__version__}\n",
+        "",
+    )
+    assert "--version" in run_mmpack("--help").stdout
+
+
+def test_plan_counts_shared_rows_once(tmp_path):
+    """Eight answers of 4 ids to one prompt of 40: 72 rows, 352 tokens."""
+    samples = [
+        make_sample([("text", list(range(40))), ("response", [100 + i, 1, 2, 3])], f"s{i}")
+        for i in range(8)
+    ]
+    path = write(tmp_path / "a.jsonl", samples)
+    found = document(run_mmpack("plan", path, "--max-tokens", 80, "--share-prefix", "--json"))
+    (only,) = found["bins"]
+    assert (only["rows"], only["tokens"], only["patches"], only["loss_tokens"]) == (72, 352, 0, 32)
+    batch = mp.pack(samples, share_prefix=True)
+    assert only["rows"] == batch.num_tokens == found["stats"]["rows_shared"]
+    text = run_mmpack("plan", path, "--max-tokens", 80, "--share-prefix").stdout.splitlines()
+    assert text[-2].split() == [
+        "bin",
+        "rank",
+        "samples",
+        "rows",
+        "tokens",
+        "patches",
+        "loss_tokens",
+    ]
+    assert text[-1].split() == ["0", "0", "8", "72", "352", "0", "32"]
+    text = run_mmpack("plan", path, "--max-tokens", 80).stdout.splitlines()
+    head = next(line.split() for line in text if line.startswith("bin "))
+    assert head == ["bin", "rank", "samples", "rows", "patches", "loss_tokens"]
+
+
 def test_plan_shows_fifty_bins(tmp_path):
     samples = [
         make_sample([("text", [1]), ("response", [2])], sample_id=f"s{i}", group_id=f"g{i}")

@@ -181,7 +181,7 @@ def test_cuda_graph(backend_device):
     mp.group_advantages(rewards, index, "reinforce_pp")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = mp.group_advantages(rewards, index, "reinforce_pp")
+        captured = mp.group_advantages(rewards, index, "reinforce_pp", check=False)
     for _ in range(3):
         rewards.normal_()
         graph.replay()

@@ -1,6 +1,7 @@
 """group_advantages against Python's statistics module, group by group, and TRL's nanstd."""
 
 import statistics
+import warnings
 
 import pytest
 import torch
@@ -94,9 +95,25 @@ def test_groups_that_are_equal_and_groups_of_one(kind):
 def test_one_sample_a_prompt():
     rewards, groups = torch.tensor([0.0, 1.0, 3.0]), torch.arange(3)
     for kind in ("grpo", "rloo", "dr_grpo", "lite_ppo"):
-        assert torch.equal(group_advantages(rewards, groups, kind), torch.zeros(3))
+        with pytest.warns(UserWarning, match="each of 3 samples is alone in its group.*Fix: "):
+            assert torch.equal(group_advantages(rewards, groups, kind), torch.zeros(3))
     expected = (rewards - rewards.mean()) / rewards.std()
-    torch.testing.assert_close(group_advantages(rewards, groups, "reinforce_pp"), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = group_advantages(rewards, groups, "reinforce_pp")
+        group_advantages(rewards, torch.tensor([0, 0, 1]))  # one of several may be alone
+        group_advantages(rewards, groups, check=False)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reward_that_is_no_number_is_named(kind, value):
+    rewards, groups = torch.arange(40.0), torch.arange(40) // 4
+    rewards[[7, 9]] = value
+    with pytest.raises(ArgumentError, match=rf"rewards\[7\] is {value}, rewards\[9\].*\(2 of 40"):
+        group_advantages(rewards, groups, kind)
+    assert not group_advantages(rewards, groups, kind, check=False)[4:12].isfinite().all()
 
 
 def test_wrong_arguments_are_named():
@@ -115,7 +132,7 @@ def test_gpu_agrees_and_never_waits(kind):
     on_gpu = rewards.cuda(), groups.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = group_advantages(*on_gpu, kind)
+        got = group_advantages(*on_gpu, kind, check=False)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     expected = group_advantages(rewards, groups, kind)

@@ -567,12 +567,12 @@ def test_padding_positions():
 
 def padded(sample, positions, pad):
     """The sample as a left-padded record is read."""
-    record = sample.write() | {
+    record = sample.to_dict(numpy=True) | {
         "input_ids": [0] * pad + sample.input_ids.tolist(),
         "attention_mask": [0] * pad + [1] * len(sample),
         "position_ids": positions.tolist(),
     }
-    return mp.Sample.read(record, "record")
+    return mp.Sample.from_dict(record, "record")
 
 
 def test_padding_positions_of_a_rectangle():

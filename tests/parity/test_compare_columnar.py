@@ -40,7 +40,9 @@ def both_ways(folder, left, right, **options):
 
 def assert_same(fast, slow):
     assert fast.to_json() == slow.to_json()
-    drawn = [[[s.write() for s in pair] for pair in report.pairs] for report in (fast, slow)]
+    drawn = [
+        [[s.to_dict(numpy=True) for s in pair] for pair in report.pairs] for report in (fast, slow)
+    ]
     np.testing.assert_equal(*drawn)
 
 
@@ -122,7 +124,7 @@ def any_sample(rng, name):
 
 def nudged(sample, rng):
     """A sample with one value changed, such as the schema's types allow; the same one if they don't."""
-    record = json.loads(dump_json(sample.write()))
+    record = json.loads(dump_json(sample.to_dict(numpy=True)))
     holder = record
     while True:
         keys = [k for k in holder if k != "sample_id"] if isinstance(holder, dict) else None
@@ -143,7 +145,7 @@ def nudged(sample, rng):
     }[type(value)]()
     holder[key] = new
     try:
-        return Sample.read(record, "nudged")
+        return Sample.from_dict(record, "nudged")
     except TraceError:
         return sample
 
@@ -275,7 +277,7 @@ def test_sound_rows_break_no_rule(tmp_path):
     found = together(tmp_path / "t.parquet")
     assert found == soundness(tmp_path / "t.parquet")
     for broken, is_sound, sample in zip(codes, found, read, strict=True):
-        assert not (broken and is_sound), (broken, sample.write())
+        assert not (broken and is_sound), (broken, sample.to_dict(numpy=True))
     seen = set().union(*codes)
     rules = {code for code in mp.schema.codes.RULES if code[2] in "123"}
     assert rules - seen <= {"MM109", "MM307", "MM308", "MM312"}  # see the next test

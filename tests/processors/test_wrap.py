@@ -152,7 +152,7 @@ def test_path_parts(hf, picture, tmp_path):
     [
         ({"response_ids": [1, 2], "rollout_logprobs": [-1.0]}, ArgumentError, r"expected \[2\]"),
         ({"rollout_logprobs": [-1.0]}, ArgumentError, r"expected \[0\]"),
-        ({"response_ids": [[1, 2]]}, ArgumentError, "ids have shape"),
+        ({"response_ids": [[1, 2]]}, ArgumentError, "response_ids has shape"),
         ({"response_ids": [1.5]}, ArgumentError, "dtype float64"),
         ({"colour": 1}, ArgumentError, "'colour' is no field"),
         ({"position_ids": None}, ArgumentError, "'position_ids' is no field"),

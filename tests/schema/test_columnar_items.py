@@ -1,4 +1,4 @@
-"""Columns of records against reading each text with Python's json and `Record.read`."""
+"""Columns of records against reading each text with Python's json and `Record.from_dict`."""
 
 import json
 
@@ -37,11 +37,11 @@ def once(pairs):
 
 
 def read(text, cls):
-    """The records of a text as `Record.read` gives them; None where it refuses it."""
+    """The records of a text as `Record.from_dict` gives them; None where it refuses it."""
     try:
         values = json.loads(text, object_pairs_hook=once)
         assert isinstance(values, list)
-        return [cls.read(value, "test") for value in values]
+        return [cls.from_dict(value, "test") for value in values]
     except (ValueError, AssertionError, TraceError):
         return None
 
@@ -65,7 +65,9 @@ def assert_right(texts, cls):
                 elif value is None:
                     assert getattr(record, name) == getattr(cls, name, None)  # its default
                 else:
-                    np.testing.assert_equal(np.asarray(value), np.asarray(record.write()[name]))
+                    np.testing.assert_equal(
+                        np.asarray(value), np.asarray(record.to_dict(numpy=True)[name])
+                    )
     return found
 
 

@@ -79,7 +79,7 @@ def test_blocks_are_filled_from_the_other_file(tmp_path):
     assert ["input_ids" in block.columns for block in rights] == [False, True, False]
     filled = [b.filled(a) for a, b in zip(lefts, rights, strict=True)]
     records = [record for block in filled for _, record in block.records()]
-    wanted = [sample.write() for sample in read_trace(right)]
+    wanted = [sample.to_dict(numpy=True) for sample in read_trace(right)]
     assert len(records) == len(wanted)
     for record, sample in zip(records, wanted, strict=True):
         np.testing.assert_equal(record["input_ids"], sample["input_ids"])

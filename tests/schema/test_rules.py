@@ -29,7 +29,7 @@ IMAGE_ID = 151655
 
 
 def as_record(sample: Sample) -> dict[str, Any]:
-    return json.loads(json.dumps(sample.write(), default=np.ndarray.tolist))
+    return json.loads(json.dumps(sample.to_dict(numpy=True), default=np.ndarray.tolist))
 
 
 def base() -> Sample:

@@ -337,7 +337,8 @@ def test_page_walk_agrees_with_pyarrow(tmp_path, compression, version, dictionar
     path = tmp_path / "t.parquet"
     rng = np.random.default_rng(0)
     rows = [
-        make_sample([("text", rng.integers(0, 10**5, 300))], f"s{i}").write() for i in range(50)
+        make_sample([("text", rng.integers(0, 10**5, 300))], f"s{i}").to_dict(numpy=True)
+        for i in range(50)
     ]
     table = pa.table(
         {

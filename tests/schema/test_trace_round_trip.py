@@ -129,7 +129,7 @@ def test_media_come_from_the_store(tmp_path):
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_unknown_fields_survive_in_metadata(tmp_path, suffix):
-    record = json.loads(json.dumps(full_sample().write(), default=lambda a: a.tolist()))
+    record = json.loads(json.dumps(full_sample().to_dict(numpy=True), default=lambda a: a.tolist()))
     record |= {"engine": {"name": "x"}, "latency": 2.5, "dataset": "other"}
     record["media"][0]["camera"] = "B"
     record["loss_spans"][0]["tool_calls"] = [1, {"a": None}]
@@ -148,7 +148,7 @@ def test_unknown_fields_survive_in_metadata(tmp_path, suffix):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_cut_off(tmp_path, side):
     plain = full_sample()
-    record = plain.write()
+    record = plain.to_dict(numpy=True)
     before, after = (5, 0) if side == "left" else (0, 5)
     record["input_ids"] = np.pad(plain.input_ids, (before, after), constant_values=151643)
     record["position_ids"] = np.pad(plain.position_ids, ((0, 0), (before, after)))
@@ -160,7 +160,7 @@ def test_padding_is_cut_off(tmp_path, side):
 
 
 def test_null_is_absent_and_a_last_line_needs_no_newline(tmp_path):
-    record = make_sample([("text", [1, 2])]).write() | {"turn": None, "metadata": None}
+    record = make_sample([("text", [1, 2])]).to_dict(numpy=True) | {"turn": None, "metadata": None}
     path = tmp_path / "t.jsonl"
     path.write_text("\n\n" + json.dumps(record, default=lambda a: a.tolist()))
     (sample,) = read_trace(path)

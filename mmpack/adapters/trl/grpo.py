@@ -1,8 +1,8 @@
 """`class Trainer(MmpackGRPO, GRPOTrainer)`: TRL's trainer, its logprob passes on packed, prefix-shared batches.
 
-Two methods are overridden: the one that every logprob and entropy [B, C] comes from (old, reference and loss passes),
-and the one that generates, for which the model gets its own attention back. Rewards, advantages, losses, corrections
-and metrics are TRL's own code.
+Three methods are overridden: the one that every logprob and entropy [B, C] comes from (old, reference and loss passes),
+the one that generates, for which the model gets its own attention back, and the one that calls the reward functions,
+which refuses infinite rewards. Rewards, advantages, losses, corrections and metrics are TRL's own code.
 """
 
 from __future__ import annotations
@@ -94,6 +94,16 @@ class MmpackGRPO(_Trainer):
             return super()._generate(*args, **kwargs)
         finally:
             self._mmpack_attached = attach(policy)
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """TRL's, [B, functions]. NaN is "no reward" to it, and it warns; an infinite one becomes 0 in silence."""
+        rewards: torch.Tensor = super()._calculate_rewards(*args, **kwargs)
+        for b, f in rewards.isinf().nonzero()[:1].tolist():
+            raise ArgumentError(
+                f"MmpackGRPO: {self.reward_func_names[f]} gave {float(rewards[b, f])} to completion {b} of "
+                f"{len(rewards)}, which makes the advantages of its group 0. Fix: a finite reward, or None"
+            )
+        return rewards
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +54,19 @@ class AttentionPlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
         if self.cu_seqlens_q.device == torch.device(device):
             return self
+        return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> AttentionPlan:
+        return self._with_tensors(torch.Tensor.pin_memory)
+
+    def _with_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> AttentionPlan:
         moved = dict(UNRESOLVED)
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if isinstance(value, torch.Tensor):
-                moved[f.name] = value.to(device, non_blocking=non_blocking)
+                moved[f.name] = move(value)
             elif isinstance(value, Inverse):
-                moved[f.name] = Inverse(*(x.to(device, non_blocking=non_blocking) for x in value))
+                moved[f.name] = Inverse(*map(move, value))
         return dataclasses.replace(self, **moved)
 
     def check(self, visible_until: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Which of many rows are sound: the rules of `mmpack.schema.rules` and `Sample.read`, by columns."""
+"""Which of many rows are sound: the rules of `mmpack.schema.rules` and `Sample.from_dict`, by columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CACHED_IDS = 2**15
 
 
 def sound(rows: Rows, max_record_bytes: int) -> np.ndarray:
-    """bool [n]: rows that `Sample.read` takes as they are (padding is not cut off) and that break no rule."""
+    """bool [n]: rows that `Sample.from_dict` takes as they are (padding is not cut off) and that break no rule."""
     if sum(column.nbytes for column in rows.columns.values()) > max_record_bytes:
         return np.zeros(rows.rows, bool)
     ok = _structure(rows)
@@ -269,7 +269,7 @@ def _overlaps(
 
 
 def _arrays(rows: Rows) -> np.ndarray:
-    """Shapes against the ids, values against their rules. A mask with a zero is left to `Sample.read`."""
+    """Shapes against the ids, values against their rules. A mask with a zero is left to `Sample.from_dict`."""
     ok = np.ones(rows.rows, bool)
     ids = rows.numbers("input_ids")
     assert ids is not None

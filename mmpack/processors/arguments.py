@@ -1,0 +1,147 @@
+"""What callers hand to a processor, checked where it enters: ids, logprobs, spans, messages, fields of Sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, LayoutError, TraceError
+from mmpack.schema.fields import Records, shown
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import LossSpan
+
+_FIXES = {"Score": "[mp.Score(name='accuracy', value=1.0)]"}
+
+
+def as_ids(ids: Sequence[int] | np.ndarray, limit: int, name: str = "input_ids") -> np.ndarray:
+    """int64 [n], each at least 0 and below `limit`, the rows of the vocabulary. Raises: ArgumentError."""
+    array = _array(ids, name, "integers [n]")
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ArgumentError(
+            f"processor: {name} has shape {list(array.shape)} and dtype {array.dtype}, expected integers [n]. "
+            "Fix: pass token ids"
+        )
+    odd = np.flatnonzero((array < 0) | (array >= limit))
+    if len(odd):
+        at = int(odd[0])
+        raise ArgumentError(
+            f"processor: {name}[{at}] is {array[at]}, the vocabulary has ids from 0 to {limit - 1} "
+            f"({len(odd)} of {len(array)} are not in it). Fix: ids of this model's tokenizer, without padding or -100"
+        )
+    return array.astype(np.int64)
+
+
+def as_logprobs(values: Any, count: int) -> np.ndarray | None:
+    """float32 [count], finite. Raises: ArgumentError."""
+    if values is None:
+        return None
+    array = _array(values, "rollout_logprobs", "numbers", np.float32)
+    if array.shape != (count,):
+        raise ArgumentError(
+            f"processor: rollout_logprobs has shape {list(array.shape)}, expected [{count}]. "
+            "Fix: one value for each sampled token"
+        )
+    bad = np.flatnonzero(~np.isfinite(array))
+    if len(bad):
+        raise ArgumentError(
+            f"processor: rollout_logprobs[{bad[0]}] is {array[bad[0]]}. "
+            "Fix: the engine's logprob of the sampled token, a finite number"
+        )
+    return array
+
+
+def as_spans(spans: Any, length: int) -> list[LossSpan]:
+    """LossSpans within `length` ids, of LossSpans or (start, stop). Raises: ArgumentError, LayoutError (MM201)."""
+    out = []
+    for i, span in enumerate(_items(spans, "loss_spans", "(start, stop)")):
+        pair = isinstance(span, (tuple, list)) and len(span) == 2
+        s = LossSpan(span[0], span[1], turn=0) if pair else span
+        whole = isinstance(s, LossSpan) and all(
+            isinstance(edge, (int, np.integer)) for edge in (s.start, s.stop)
+        )
+        if not whole:
+            raise ArgumentError(
+                f"processor: loss_spans[{i}] is {shown(span)}, expected (start, stop). "
+                "Fix: pass pairs of token indices, or LossSpans"
+            )
+        if not 0 <= s.start <= s.stop <= length:
+            raise LayoutError(
+                f"processor: loss_spans[{i}] [{s.start}, {s.stop}) is out of range, there are {length} ids. "
+                "Fix: count in the ids as given",
+                "MM201",
+                (s.start, s.stop),
+            )
+        out.append(s)
+    return out
+
+
+def check_messages(messages: Any, name: str = "messages") -> None:
+    """Raise ArgumentError for what is no list of chat messages."""
+    fix = f'Fix: {name}=[{{"role": "user", "content": …}}]'
+    for i, message in enumerate(_items(messages, name, "chat messages")):
+        where = f"processor: {name}[{i}]"
+        if not isinstance(message, dict):
+            raise ArgumentError(f"{where} is {type(message).__name__}, expected an object. {fix}")
+        if not isinstance(message.get("role"), str):
+            raise ArgumentError(f"{where} has no role. {fix}")
+        content = message.get("content")
+        empty = content is None and not message.get("tool_calls")
+        if empty or not isinstance(content, (str, list, tuple, type(None))):
+            raise ArgumentError(
+                f"{where} has the content {shown(content)}, expected a text or parts. {fix}"
+            )
+    if not len(messages):
+        raise ArgumentError(f"processor: {name} is empty. {fix}")
+
+
+def check_fields(fields: dict[str, Any]) -> None:
+    """Raise ArgumentError for values that a field of Sample can't hold; records must be of their class."""
+    for name, value in fields.items():
+        if value is None or name == "rollout_logprobs":  # see `as_logprobs`
+            continue
+        if name in ("sample_id", "group_id") and not isinstance(value, str):
+            raise ArgumentError(
+                f"processor: {name} is {shown(value)}, expected a text. Fix: str({name})"
+            )
+        spec = Sample.columns()[name].spec
+        if isinstance(spec, Records):
+            wanted = spec.cls.__name__
+            fix = f"Fix: {name}={_FIXES.get(wanted, f'[mp.{wanted}(…)]')}"
+            for i, item in enumerate(_items(value, name, wanted, fix)):
+                if not isinstance(item, spec.cls):
+                    raise ArgumentError(
+                        f"processor: {name}[{i}] is {shown(item)}, expected {wanted}. {fix}"
+                    )
+        try:
+            spec.read(spec.write(value, numpy=True), f"processor: {name}")
+        except TraceError as error:
+            raise ArgumentError(str(error)) from None
+
+
+def items_of(given: Any, name: str) -> list[Any]:
+    """A list of media; none for None. Raises: ArgumentError for a single one."""
+    return [] if given is None else _items(given, name, "media", f"Fix: {name}=[…]")
+
+
+def _items(given: Any, name: str, what: str, fix: str | None = None) -> list[Any]:
+    if not isinstance(given, (list, tuple)):
+        raise ArgumentError(
+            f"processor: {name} is {type(given).__name__}, expected a list of {what}. {fix or f'Fix: {name}=[…]'}"
+        )
+    return list(given)
+
+
+def _array(values: Any, name: str, what: str, dtype: Any = None) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype=dtype)
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+    ) as error:  # ragged lists, words, a tensor on a GPU
+        why = " ".join(str(error).split())[:120]
+        raise ArgumentError(
+            f"processor: {name} is no array of {what} ({why}). Fix: pass a flat list or a numpy array"
+        ) from None

@@ -1,0 +1,41 @@
+"""`data:` URLs (RFC 2397): bytes written as text, so nothing is fetched."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from mmpack.errors import ArgumentError
+
+
+def is_data_url(item: Any) -> bool:
+    return isinstance(item, str) and item[:5].lower() == "data:"
+
+
+def loaded(item: Any, where: str) -> Any:
+    """`item` with the bytes of a `data:` URL in its place, also in a video's pair; all else as it is.
+
+    Raises: ArgumentError.
+    """
+    if isinstance(item, (tuple, list)) and item and is_data_url(item[0]):
+        return type(item)([loaded(item[0], where), *item[1:]])
+    if not is_data_url(item):
+        return item
+    head, comma, data = item.partition(",")
+    if not comma:
+        raise ArgumentError(f"{where} is a data: URL without a comma. Fix: data:image/png;base64,…")
+    content = unquote_to_bytes(data)
+    return from_base64(content, where) if head.lower().endswith(";base64") else content
+
+
+def from_base64(text: str | bytes, where: str) -> bytes:
+    """Raises: ArgumentError."""
+    try:
+        raw = text.encode("ascii") if isinstance(text, str) else text
+        return base64.b64decode(b"".join(raw.split()), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise ArgumentError(
+            f"{where} is no base64 ({error}). Fix: encode the file's bytes"
+        ) from None

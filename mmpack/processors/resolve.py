@@ -1,0 +1,75 @@
+"""What `wrap_processor` finds out about the parts that it is given. Raises: ArgumentError."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mmpack.errors import ArgumentError
+from mmpack.families import FAMILIES, Family, get_family
+from mmpack.processors.expand import KEPT, REPLACED
+from mmpack.processors.frames import FrameProcessor
+
+
+def own_video_processor(family: Family, image_processor: Any) -> FrameProcessor:
+    """With the image processor's settings, as transformers loads a checkpoint that has one file for both."""
+    known = {} if image_processor is None else image_processor.to_dict()
+    return FrameProcessor(family, **known)
+
+
+def family_of(hf_processor: Any, given: str | None) -> Family:
+    """The one given, or by the processor's class; of several that share it, the one with its image token."""
+    name = type(hf_processor).__name__
+    families = [f for f in FAMILIES.values() if name in f.processors]
+    if given is not None:
+        families = [get_family(given)]
+    if not families:
+        what = "parts alone" if hf_processor is None else name
+        raise ArgumentError(
+            f"wrap_processor: the family of {what} is unknown. "
+            f"Fix: family=, one of {', '.join(FAMILIES)}"
+        )
+    token = getattr(hf_processor, "image_token_id", None)
+    for family in families:
+        if token in (None, family.image_token_id):
+            return family
+    known = ", ".join(f"{f.name} {f.image_token_id}" for f in families)
+    raise ArgumentError(
+        f"wrap_processor: the image token of this {name} is {token}, known are {known}. "
+        "Fix: the tokenizer of a checkpoint of these families"
+    )
+
+
+def video_markers(hf_processor: Any) -> str:
+    """See `expand`: transformers has had a method of this name for as long as the markers stay."""
+    old = hf_processor is not None and not hasattr(hf_processor, "replace_video_token")
+    return REPLACED if old else KEPT
+
+
+def check_settings(
+    family: Family, image_processor: Any, rule: str, tokens_per_second: float | None
+) -> None:
+    if rule not in family.position_rules:
+        known = ", ".join(family.position_rules)
+        raise ArgumentError(
+            f"wrap_processor: position_rule {rule!r} is unknown. Fix: use one of {known}"
+        )
+    if tokens_per_second is not None and family.tokens_per_second is None:
+        raise ArgumentError(
+            f"wrap_processor: {family.name} does not count tokens a second. Fix: drop tokens_per_second"
+        )
+    if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
+        raise ArgumentError(
+            f"wrap_processor: tokens_per_second={tokens_per_second}. Fix: a positive number"
+        )
+    for name, own in (
+        ("merge_size", family.spatial_merge_size),
+        ("patch_size", family.patch_size),
+        ("temporal_patch_size", family.temporal_patch_size),
+    ):
+        found = getattr(image_processor, name, own)
+        if found != own:
+            raise ArgumentError(
+                f"wrap_processor: image_processor.{name} is {found}, {family.name} has {own}. "
+                "Fix: the image processor of this family"
+            )

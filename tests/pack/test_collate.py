@@ -1,0 +1,225 @@
+"""collate in DataLoader workers, pinned batches, accelerate's shards, reprs: against `pack` and torch's own."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from support.models import with_pixels
+from support.samples import full_sample, make_sample
+from torch.utils.data import DataLoader
+
+import mmpack as mp
+from mmpack.errors import ArgumentError, BackendError
+
+
+def some_samples(count=6):
+    return with_pixels(
+        [
+            make_sample(
+                [
+                    ("text", [1, 2, 3]),
+                    ("image", (1, 4, 4), f"picture-{i // 3}"),
+                    ("response", list(range(10 + i, 14 + 2 * i))),
+                ],
+                f"s{i}",
+                f"g{i // 3}",
+                rollout_logprobs=torch.full((4 + i,), -0.5).numpy(),
+            )
+            for i in range(count)
+        ]
+    )
+
+
+def tensors(value, name="batch"):
+    """Every tensor that a batch holds, by its place; pixels of single media too."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif dataclasses.is_dataclass(value):
+        for f in dataclasses.fields(value):
+            yield from tensors(getattr(value, f.name), f"{name}.{f.name}")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from tensors(item, f"{name}[{key!r}]")
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from tensors(item, f"{name}[{i}]")
+
+
+def assert_same(a, b):
+    mine, theirs = dict(tensors(a)), dict(tensors(b))
+    assert mine.keys() == theirs.keys() and len(mine) > 20
+    for name in mine:
+        assert torch.equal(mine[name], theirs[name]), name
+    assert (a.sample_ids, a.stats, repr(a)) == (b.sample_ids, b.stats, repr(b))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("share", [False, True])
+def test_a_loader_gives_what_pack_gives(workers, share):
+    samples = some_samples()
+    plan = mp.plan(samples, max_tokens=60 if not share else 38, share_prefix=share)
+    assert len(plan.bins) > 1
+    loader = DataLoader(
+        samples,
+        batch_sampler=plan.bins,
+        collate_fn=functools.partial(mp.collate, share_prefix=share, pad_to_multiple_of=8),
+        num_workers=workers,
+    )
+    for batch, members in zip(loader, plan.bins, strict=True):
+        expected = mp.pack([samples[i] for i in members], None, share, 8)
+        assert_same(batch, expected)
+        batch.attention_plan.check(batch.visible_until)
+
+
+def test_columns():
+    samples = some_samples(3)
+    items = [
+        (s, {"advantages": a, "ref_logprobs": torch.arange(float(s.num_loss_tokens))})
+        for s, a in zip(samples, (0.5, torch.tensor(-1.0), 2), strict=True)
+    ]
+    batch = mp.collate(items)
+    expected = torch.tensor([0.5] * 4 + [-1.0] * 5 + [2.0] * 6)
+    assert torch.equal(batch.loss_columns["advantages"].float(), expected)
+    assert batch.loss_columns["ref_logprobs"].tolist() == [*range(4), *range(5), *range(6)]
+    assert "rollout_logprobs" in batch.loss_columns
+    nothing = make_sample([("text", [1, 2])])
+    assert mp.collate([(nothing, {"advantages": 1.0})]).loss_columns["advantages"].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("items", "match"),
+    [
+        (full_sample(), "items is Sample"),
+        ([full_sample().to_dict()], r"items\[0\] is dict.*from_dict"),
+        ([full_sample(), (full_sample("b"), {"a": 1.0})], r"items\[1\] has the columns \['a'\]"),
+        ([(full_sample(), 0.5)], r"items\[0\] is tuple"),
+        ([], "no samples"),
+    ],
+)
+def test_refused_in_one_line(items, match):
+    with pytest.raises(ArgumentError, match=match) as caught:
+        mp.collate(items)
+    assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize("call", [mp.pack, mp.pad, functools.partial(mp.plan, max_tokens=9)])
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        (None, "samples is NoneType"),
+        (full_sample(), r"samples is Sample.*Fix: pass \[sample\]"),
+        ([full_sample().to_dict()], r"samples\[0\] is dict"),
+        ([1], r"samples\[0\] is int"),
+    ],
+)
+def test_what_is_no_list_of_samples(call, given, match):
+    with pytest.raises(ArgumentError, match=match) as caught:
+        call(given)
+    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- pinned memory
+
+
+@pytest.mark.parametrize("layout", [mp.pack, mp.pad])
+def test_every_tensor_is_pinned(layout, monkeypatch):
+    """Without an accelerator nothing can be pinned: copies that are counted stand for pinned tensors."""
+    pinned = set()
+
+    def pin(tensor, device=None):
+        copy = tensor.clone()
+        pinned.add(copy.untyped_storage().data_ptr())
+        return copy
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    batch = layout(some_samples())
+    after = torch.utils.data._utils.pin_memory.pin_memory(batch)  # as a loader does
+    assert_same(after, batch)
+    left = [
+        n for n, x in tensors(after) if x.numel() and x.untyped_storage().data_ptr() not in pinned
+    ]
+    assert left == [] and after.media[0].pixel_values.data_ptr() == after.pixel_values.data_ptr()
+    assert batch.pixel_values.untyped_storage().data_ptr() not in pinned
+    after.attention_plan.check(after.visible_until)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_nothing_to_pin_for():
+    with pytest.raises(BackendError, match="no accelerator"):
+        mp.pack(some_samples()).pin_memory()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pinned_on_a_gpu(workers):
+    samples = some_samples()
+    loader = DataLoader(
+        samples, batch_sampler=[[0, 1, 2], [3, 4, 5]], collate_fn=mp.collate, pin_memory=True,
+        num_workers=workers,
+    )  # fmt: skip
+    for batch, members in zip(loader, ([0, 1, 2], [3, 4, 5]), strict=True):
+        assert [n for n, x in tensors(batch) if x.numel() and not x.is_pinned()] == []
+        moved = batch.to("cuda", non_blocking=True)
+        torch.cuda.synchronize()
+        assert_same(moved.to("cpu"), mp.pack([samples[i] for i in members]))
+
+
+# ---------------------------------------------------------------- accelerate
+
+
+def test_accelerate_gives_each_rank_its_bins():
+    accelerate = pytest.importorskip("accelerate")
+    samples = some_samples()
+    plan = mp.plan(samples, max_tokens=60, ranks=2)
+    order = [plan.bins[b] for step in zip(*plan.ranks, strict=True) for b in step]
+    loader = DataLoader(samples, batch_sampler=order, collate_fn=mp.collate)
+    for rank in range(2):
+        mine = accelerate.data_loader.prepare_data_loader(
+            loader,
+            device=torch.device("cpu"),
+            num_processes=2,
+            process_index=rank,
+            put_on_device=True,
+            even_batches=False,
+        )
+        found = [batch.sample_ids for batch in mine]
+        assert found == [[samples[i].sample_id for i in plan.bins[b]] for b in plan.ranks[rank]]
+
+
+def test_accelerate_never_cuts_a_pack():
+    """Under `dispatch_batches=True` it stops; bins' numbers can be dispatched."""
+    accelerate = pytest.importorskip("accelerate")
+    prepare = functools.partial(
+        accelerate.data_loader.prepare_data_loader, dispatch_batches=True, put_on_device=True
+    )
+    samples = some_samples()
+    loader = DataLoader(samples, batch_sampler=[[0, 1], [2, 3]], collate_fn=mp.collate)
+    with pytest.raises(TypeError, match="Can only find the batch size of tensors"):
+        next(iter(prepare(loader)))
+    batches = [mp.pack(samples[:2]), mp.pack(samples[2:4])]
+    with pytest.raises(TypeError, match="Can only concatenate tensors"):
+        accelerate.utils.operations.concatenate(batches)
+    numbers = prepare(DataLoader(torch.arange(2), batch_size=1))
+    assert [int(number) for number in numbers] == [0, 1]
+
+
+# ---------------------------------------------------------------- reprs
+
+
+def test_reprs_are_short():
+    samples = some_samples()
+    assert repr(mp.pack(samples, pad_to_multiple_of=8)) == (
+        "PackedBatch('qwen2_5_vl', samples=6, loss_tokens=39, media=2, input_ids=[96], "
+        "pixel_values=[32, 1176], loss_columns['rollout_logprobs']=[39], device='cpu')"
+    )
+    assert repr(mp.pad(samples)).startswith("PaddedBatch('qwen2_5_vl', samples=6, loss_tokens=39")
+    plan = mp.plan(samples, max_tokens=38, share_prefix=True)
+    assert repr(plan) == (
+        "Plan(bins=2, ranks=1, samples=6, loss_tokens=39, dropped=0, fill=0.750, balance=1.000)"
+    )
+    assert plan.bin_rows == [
+        mp.pack([samples[i] for i in b], None, True).num_tokens for b in plan.bins
+    ]
+    assert plan.bin_patches == [16, 16]

@@ -1,0 +1,224 @@
+"""What people hand in by mistake is refused where it enters, in one line that names it."""
+
+import base64
+import functools
+import io
+
+import numpy as np
+import pytest
+import torch
+
+import mmpack as mp
+from mmpack.adapters.clips import clip_problems
+from mmpack.errors import ArgumentError, LayoutError, MmpackError
+
+IMAGE, START, END = 151655, 151652, 151653
+ASKED = [{"role": "user", "content": "1 + 1?"}]
+
+
+def refused(call, error, match):
+    with pytest.raises(error, match=match) as caught:
+        call()
+    assert isinstance(caught.value, MmpackError)
+    assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"rewards": [1.0]}, r"rewards\[0\] is 1.0, expected Score. Fix: rewards=\[mp.Score\("),
+        ({"rewards": 1.0}, "rewards is float, expected a list of Score"),
+        ({"rewards": {"a": 1.0}}, "rewards is dict"),
+        ({"rewards": [mp.Score("a", float("nan"))]}, r"rewards\[0\].value: nan"),
+        ({"rewards": [mp.Score("a", 1.0, "everywhere")]}, r"rewards\[0\].scope"),
+        ({"costs": ["much"]}, r"costs\[0\] is 'much'"),
+        ({"observation_spans": [(1, 2)]}, "expected ObservationSpan"),
+        ({"turn": "x"}, "turn: expected an integer"),
+        ({"finish_reason": "eos"}, "'eos' is none of stop"),
+        ({"metadata": [1]}, "metadata: expected an object"),
+        ({"metadata": {"a": np.ones(2)}}, "metadata"),
+        ({"group_id": 3}, r"group_id is 3, expected a text. Fix: str\(group_id\)"),
+        ({"rollout_logprobs": ["a", "b"]}, "rollout_logprobs is no array of numbers"),
+        ({"rollout_logprobs": [None, -1.0]}, r"rollout_logprobs\[0\] is nan"),
+        ({"rollout_logprobs": -1.0}, r"shape \[\], expected \[2\]"),
+        ({"response_ids": [1, -5]}, r"response_ids\[1\] is -5"),
+        ({"response_ids": [10**6, 1]}, r"response_ids\[0\] is 1000000.* \(1 of 2 are not"),
+        ({"response_ids": np.array([2**63], np.uint64)}, r"response_ids\[0\]"),
+        ({"response_ids": [1, [2]]}, "response_ids is no array of integers"),
+        ({"media": np.zeros((60, 60, 3), np.uint8)}, "media is ndarray, expected a list"),
+    ],
+)
+def test_fields(processor, fields, match):
+    call = {"response_ids": [1, 2], "sample_id": "s"} | fields
+    refused(lambda: processor(ASKED, **call), ArgumentError, match)
+
+
+def test_what_is_right_passes(processor):
+    sample = processor(
+        ASKED,
+        response_ids=torch.tensor([1, 152_063]),  # the released embeddings' last row
+        rollout_logprobs=[np.float32(-1.0), torch.tensor(-2.0)],
+        rewards=[mp.Score("a", np.float32(1.0))],
+        costs=(),
+        sample_id="s",
+        turn=np.int64(1),
+    )
+    assert sample.rollout_logprobs.tolist() == [-1.0, -2.0] and mp.validate(sample) == []
+
+
+@pytest.mark.parametrize(
+    ("messages", "match"),
+    [
+        ([], "messages is empty"),
+        (None, "messages is NoneType"),
+        ("hello", "messages is str"),
+        (ASKED[0], "messages is dict"),
+        ([ASKED], r"messages\[0\] is list"),
+        ([{"content": "x"}], r"messages\[0\] has no role"),
+        ([{"role": "user"}], r"messages\[0\] has the content None"),
+        ([{"role": "user", "content": 3}], r"messages\[0\] has the content 3"),
+    ],
+)
+def test_messages(processor, messages, match):
+    refused(lambda: processor(messages, sample_id="s"), ArgumentError, match)
+    refused(lambda: processor.render(messages), ArgumentError, match)
+    if messages is not None:
+        sample = processor(ASKED, response_ids=[1], sample_id="s")
+        refused(lambda: processor.append(sample, messages=messages), ArgumentError, match)
+
+
+def test_a_template_that_refuses_is_one_line(hf):
+    alternate = "{{ raise_exception('roles must\nalternate') }}"
+    processor = mp.wrap_processor(hf, chat_template=alternate)
+    refused(lambda: processor(ASKED, sample_id="s"), ArgumentError, "roles must alternate")
+    processor = mp.wrap_processor(hf, chat_template="{{ messages[0].name.first }}")
+    refused(lambda: processor(ASKED, sample_id="s"), ArgumentError, "can't write these messages")
+
+
+@pytest.mark.parametrize("bad", [-5, -100, 152_064, 10**6])
+def test_ids_outside_the_vocabulary(processor, bad):
+    refused(lambda: processor.from_ids([1, bad], sample_id="s"), ArgumentError, rf"\[1\] is {bad}")
+    sample = processor(ASKED, response_ids=[1], sample_id="s")
+    for name in ("observation_ids", "response_ids"):
+        refused(
+            functools.partial(processor.append, sample, **{name: [bad]}),
+            ArgumentError,
+            rf"{name}\[0\] is {bad}",
+        )
+
+
+def test_tokens_that_were_added_are_in_the_vocabulary(hf, processor, monkeypatch):
+    assert processor.vocab_size == 152_064
+    monkeypatch.setattr(type(hf.tokenizer), "__len__", lambda self: 160_000)
+    assert len(processor.from_ids([1, 159_999], sample_id="s")) == 2
+    refused(lambda: processor.from_ids([160_000], sample_id="s"), ArgumentError, "to 159999")
+
+
+@pytest.mark.parametrize("spans", [[3], (1, 3), [("a", 3)], [(1, 2, 3)], {"a": 1}, [(0.5, 1.0)]])
+def test_loss_spans(processor, spans):
+    refused(
+        lambda: processor.from_ids([1, 2, 3], loss_spans=spans, sample_id="s"),
+        ArgumentError,
+        "loss_spans",
+    )
+
+
+def test_a_lone_placeholder_says_expanded(processor, picture):
+    one, whole = [START, IMAGE, END], [START, *[IMAGE] * 12, END]
+    match = r"one image placeholder, the image has 12 vision tokens. Fix: expanded=False.*MM101"
+    refused(
+        lambda: processor.from_ids([9, *one], media=[picture(0)], sample_id="s"), LayoutError, match
+    )
+    refused(
+        lambda: processor.from_ids([9, *whole, *one], media=[picture(0)] * 2, sample_id="s"),
+        LayoutError,
+        "token 16 is " + match,
+    )
+    sample = processor([{"role": "user", "content": [{"type": "image", "image": picture(0)}]}],
+                       response_ids=[1], sample_id="s")  # fmt: skip
+    refused(
+        lambda: processor.append(sample, observation_ids=one, media=[picture(1)]),
+        LayoutError,
+        f"token {len(sample) + 1} is " + match,
+    )
+    refused(lambda: processor.append(None, observation_ids=[1]), ArgumentError, "NoneType")
+
+
+def test_a_lone_video_placeholder_says_expanded(make_hf):
+    processor = mp.wrap_processor(make_hf("qwen3_vl", max_pixels=256 * 32 * 32))
+    clip = (np.zeros((8, 64, 64, 3), np.uint8), {"fps": 2.0})
+    refused(
+        lambda: processor.from_ids([9, START, IMAGE + 1, END], media=[clip], sample_id="s"),
+        LayoutError,
+        "one video placeholder.*Fix: expanded=False",
+    )
+
+
+# ---------------------------------------------------------------- data: URLs
+
+
+@pytest.fixture
+def png(picture):
+    out = io.BytesIO()
+    picture(0).save(out, "PNG")
+    return out.getvalue()
+
+
+def as_url(data, kind="image/png"):
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def test_data_urls_are_bytes(processor, png):
+    url = as_url(png)
+    escaped = "data:image/png," + "".join(f"%{b:02x}" for b in png)
+    wanted = processor(
+        [{"role": "user", "content": [{"type": "image", "image": png}]}], sample_id="s"
+    )
+    for part in (
+        {"type": "image", "image": url},
+        {"type": "image", "image": escaped},
+        {"type": "image", "url": url},
+        {"type": "image_url", "image_url": url},
+        {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
+        {"type": "image", "base64": base64.b64encode(png).decode()},
+    ):
+        found = processor([{"role": "user", "content": [part]}], sample_id="s")
+        assert found == wanted
+        assert np.array_equal(found.media[0].pixel_values, wanted.media[0].pixel_values)
+    ids = [START, IMAGE, END]
+    by_ids = [processor.from_ids(ids, [x], expanded=False, sample_id="s") for x in (url, png)]
+    assert by_ids[0] == by_ids[1]
+    assert processor.medium(url) == processor.medium(png)
+
+
+def test_data_urls_of_videos(processor):
+    data = clip_problems(1)[0].video
+    url = as_url(data, "video/mp4")
+    found = [
+        processor([{"role": "user", "content": [part]}], sample_id="s")
+        for part in (
+            {"type": "video", "video": data},
+            {"type": "video", "video": url},
+            {"type": "video_url", "video_url": {"url": url}},
+        )
+    ]
+    assert found[0] == found[1] == found[2] and found[0].media[0].modality == "video"
+
+
+@pytest.mark.parametrize(
+    ("url", "match"),
+    [
+        ("data:image/png;base64", "without a comma"),
+        ("data:image/png;base64,@@@", "is no base64"),
+        ("data:image/png;base64,é", "is no base64"),
+        ("data:image/png;base64,aGVsbG8=", "can't be decoded"),
+        ("data:,", "can't be decoded"),
+    ],
+)
+def test_broken_data_urls(processor, url, match):
+    for part in ({"type": "image", "image": url}, {"type": "image_url", "image_url": {"url": url}}):
+        refused(
+            lambda p=part: processor([{"role": "user", "content": [p]}], sample_id="s"),
+            ArgumentError,
+            match,
+        )

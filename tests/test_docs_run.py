@@ -1,0 +1,102 @@
+"""The code in README.md and docs/loaders.md runs, block after block, as it is printed."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mmpack as mp
+from mmpack.adapters.qwen_processor import qwen_vl_processor
+from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
+
+pytestmark = pytest.mark.adapter
+ROOT = Path(__file__).resolve().parent.parent
+EOS = 151645
+
+
+def blocks(page):
+    """(first line, code) of each python block."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, found.start(1)), found[1])
+        for found in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+def run(page, names, code=None):
+    """Run the blocks of a page (or those given) in one namespace, with lines numbered as in the page."""
+    for line, block in blocks(page) if code is None else code:
+        exec(compile("\n" * line + block, str(ROOT / page), "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def yours():
+    """What the pages take from the reader: a model, a processor, and what an engine returned."""
+    hf, model = qwen_vl_processor(max_pixels=16 * 28 * 28), tiny_qwen2_5_vl()
+    processor = mp.wrap_processor(hf)
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, (56, 84, 3), dtype=np.uint8) for _ in range(2)]
+    responses, problems = [], []
+    for i in range(6):
+        group = i // 3
+        parts = [{"type": "image", "image": pictures[group]}, {"type": "text", "text": "How many?"}]
+        messages = [{"role": "user", "content": parts}]
+        problems.append({"messages": messages, "id": f"p{i}"})
+        ids = [*rng.integers(0, 1000, 3 + i).tolist(), EOS]
+        sample = processor(messages, response_ids=ids, sample_id=str(i), group_id=f"g{group}")
+        with attach(model), torch.no_grad():
+            logprobs = packed_logprobs(model, mp.pack([sample]))
+        text = hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        responses.append(
+            {
+                "messages": messages,
+                "prompt_ids": hf.tokenizer(text)["input_ids"],
+                "response_ids": ids,
+                "images": [pictures[group]],
+                "logprobs": logprobs.tolist(),
+                "sample_id": f"s{i}",
+                "group_id": f"g{group}",
+                "reward": i % 2,
+            }
+        )
+    return {"model": model, "hf_processor": hf, "responses": responses, "problems": problems}
+
+
+def test_readme(yours):
+    code = [block for block in blocks("README.md") if "from trl" not in block[1]]
+    assert len(code) == 2 and "from_ids" in code[0][1] and "out.loss.backward()" in code[1][1]
+    model = yours["model"]
+    before = [p.detach().clone() for p in model.parameters()]
+    names = yours | {"optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
+    ran = run("README.md", names, code)
+    assert ran["report"].ok and ran["report"].compared == 6
+    assert ran["rollout"] == ran["train"]
+    assert ran["advantages"].abs().min() > 0
+    changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert sum(changed) > len(changed) / 2
+
+
+def test_readme_on_trl(yours):
+    pytest.importorskip("trl")
+    (code,) = [block for block in blocks("README.md") if "from trl" in block[1]]
+    assert issubclass(run("README.md", {}, [code])["PackedTrainer"], mp.adapters.trl.MmpackGRPO)
+
+
+def test_loaders(yours, capsys):
+    pytest.importorskip("accelerate")
+    processor = mp.wrap_processor(yours["hf_processor"])
+    train = [
+        processor(
+            r["messages"], r["response_ids"], sample_id=r["sample_id"], group_id=r["group_id"]
+        )
+        for r in yours["responses"]
+    ]
+    names = run("docs/loaders.md", yours | {"train": train, "advantages": torch.arange(6.0)})
+    assert names["again"] == train and names["batch"].pixel_values is not None
+    printed = capsys.readouterr().out
+    assert "['s0', 's1', 's2', 's3', 's4', 's5'] torch.Size([39])" in printed
+    assert "PackedBatch('qwen2_5_vl', samples=6, loss_tokens=39, media=2" in printed
