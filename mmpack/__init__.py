@@ -54,6 +54,7 @@ _HOME = {
         "PlanError",
         "SchemaError",
         "TraceError",
+        "VideoError",
     ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
