@@ -1,6 +1,7 @@
 """What is missing is one line that names the extra, and every extra is one that the package has."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from support.process import run_python
 
+import mmpack as mp
+from mmpack.adapters.clips import clip_problems
 from mmpack.errors import MissingExtraError, needs, require
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,6 +76,15 @@ def test_adapters_name_their_extra():
     for line, extra in zip(said, ADAPTERS.values(), strict=True):
         assert line.startswith("MissingExtraError mmpack.adapters.")
         assert line.endswith(f"Fix: pip install 'mmpack[{extra}]'")
+
+
+@pytest.mark.parametrize("decoder", ["decord", "torchcodec"])
+def test_a_decoder_asked_for_by_name_names_its_extra(decoder, monkeypatch):
+    [problem] = clip_problems(1)
+    monkeypatch.setitem(sys.modules, decoder, None)
+    told = rf"{decoder} is not installed \(pip install 'mmpack\[{decoder}\]'\)"
+    with pytest.raises(mp.BackendError, match=told):
+        mp.video.decode(problem.video, [0], backend=decoder)
 
 
 def test_needs():
