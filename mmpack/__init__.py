@@ -55,6 +55,7 @@ _HOME = {
         "PlanError",
         "SchemaError",
         "TraceError",
+        "VideoError",
     ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

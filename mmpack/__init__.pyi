@@ -9,6 +9,7 @@ from mmpack.errors import ModelError as ModelError
 from mmpack.errors import PlanError as PlanError
 from mmpack.errors import SchemaError as SchemaError
 from mmpack.errors import TraceError as TraceError
+from mmpack.errors import VideoError as VideoError
 from mmpack.layout.mrope import mrope_positions as mrope_positions
 from mmpack.losses.advantages import group_advantages as group_advantages
 from mmpack.losses.gae import gae as gae

@@ -7,7 +7,10 @@ and exit code 2 (`SchemaError`, a broken rule, into 1 where the design says so).
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Real
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -74,20 +77,28 @@ class MissingExtraError(MmpackError, ImportError):
     """An optional package is not installed."""
 
 
-def require(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import an optional module, or say which extra brings it.
+@contextmanager
+def needs(extra: str, purpose: str) -> Iterator[None]:
+    """Imports in this block: a package that is missing raises MissingExtraError, which names the extra to install.
 
-    Args: `module`: dotted name. `extra`: the extra of mmpack's wheel that installs it. `purpose`: what needs it.
+    Args: `extra`: the extra of mmpack's wheel that installs it. `purpose`: what needs it.
     """
     try:
-        return importlib.import_module(module)
+        yield
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+        package, _, inside = (error.name or "").partition(".")
+        if package in ("", "mmpack"):
             raise
-        package = module.split(".")[0]
-        raise MissingExtraError(
-            f"{purpose} needs the package {package!r}, which is not installed. Fix: pip install 'mmpack[{extra}]'"
-        ) from None
+        missing = f"{purpose} needs the package {package!r}, which is not installed"
+        if inside and importlib.util.find_spec(package) is not None:
+            missing = f"{purpose} needs {error.name!r}, which the {package} that is installed lacks"
+        raise MissingExtraError(f"{missing}. Fix: pip install 'mmpack[{extra}]'") from None
+
+
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional module (a dotted name) under `needs`."""
+    with needs(extra, purpose):
+        return importlib.import_module(module)
 
 
 def check_number(

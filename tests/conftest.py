@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch and transformers are imported. Parallel workers share the cores.
@@ -44,6 +45,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     np.random.seed(0)  # noqa: NPY002  (for libraries that draw from the global state)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def settings_put_back() -> Iterator[None]:
+    """MMPACK_* as they were before a test, also where a teardown fails: `monkeypatch` then stops half way."""
+    before = _own_settings()
+    yield
+    for name in _own_settings().keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _own_settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("MMPACK_")}
+
+
+@pytest.fixture
+def no_tf32() -> Iterator[None]:
+    """Products of float32 are of float32 on a GPU too."""
+    from support.tf32 import without_tf32
+
+    with without_tf32():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import transformers
-from transformers.utils.import_utils import is_torchvision_available
+from mmpack.errors import needs, require
+
+with needs("smoke", __name__):
+    import transformers
+    from transformers.utils.import_utils import is_torchvision_available
 
 from mmpack.adapters.qwen_vocab import qwen_tokenizer
 from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
-from mmpack.errors import require
 
 TOKENS = (  # ids from 151665 on
     "<img>",

@@ -12,7 +12,11 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-import torch
+
+from mmpack.errors import ArgumentError, LayoutError, needs, require
+
+with needs("openrlhf", __name__):
+    import torch
 
 from mmpack.adapters.rows import (
     GRIDS,
@@ -28,7 +32,6 @@ from mmpack.adapters.rows import (
     response_start,
     row_sample,
 )
-from mmpack.errors import ArgumentError, LayoutError, require
 from mmpack.families import get_family
 from mmpack.pack.batch import Batch
 from mmpack.processors.wrap import Processor

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import transformers
-from transformers.utils.import_utils import is_torchvision_available
+from mmpack.errors import ArgumentError, needs
+
+with needs("smoke", __name__):
+    import transformers
+    from transformers.utils.import_utils import is_torchvision_available
 
 from mmpack.adapters.qwen_vocab import qwen_tokenizer
 from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
-from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 
 if TYPE_CHECKING:

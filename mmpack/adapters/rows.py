@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
-from mmpack.errors import ArgumentError, LayoutError, SchemaError
+from mmpack.errors import ArgumentError, LayoutError, SchemaError, needs
+
+with needs("hf", __name__):
+    import torch
+
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.runs import placeholder_runs

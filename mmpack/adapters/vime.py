@@ -10,7 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
+
+from mmpack.errors import ArgumentError, LayoutError, needs
+
+with needs("hf", __name__):
+    import torch
 
 from mmpack.adapters.rows import (
     GRIDS,
@@ -26,7 +30,6 @@ from mmpack.adapters.rows import (
     response_start,
     row_sample,
 )
-from mmpack.errors import ArgumentError, LayoutError
 from mmpack.pack.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample

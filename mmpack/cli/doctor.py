@@ -25,6 +25,9 @@ EXTRAS = {  # package -> the extra of mmpack that installs it
     "zstandard": "zstd",
     "datasets": "data",
     "av": "video",
+    "decord": "decord",
+    "torchcodec": "torchcodec",
+    "flash-attn-4": "fa4",
     "dashscope": "smoke",
 }
 

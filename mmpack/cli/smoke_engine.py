@@ -1,7 +1,7 @@
 """`mmpack smoke --engine vllm`: the step with a real engine as the rollout and transformers, packed, as the trainer.
 
 Beside the step's own checks: drift of the engine's raw logprobs, new weights in the running engine, and one row for
-each way to run it (prefix cache, chunked prefill, one or many in a batch). A video is among the prompts.
+each way to run it (prefix cache, media cache, chunked prefill, one or many in a batch). A video is among the prompts.
 """
 
 from __future__ import annotations
@@ -194,28 +194,30 @@ class EngineJob(Job):
         rows = []
         for chunk, caching in product((None, CHUNK), (True, False)):
             if (chunk, caching) != (None, True):  # which runs already
-                self.restart(chunk, caching)
+                self.restart(chunk, caching, media=caching == (chunk is None))
             for together in (True, False):
                 rows.append(self.row(chunk, caching, together))
         self.report.values["engines"] = rows
-        columns = ["prefix cache", "chunks", "batch", "tokens", "cached"]
+        columns = ["prefix cache", "media cache", "chunks", "batch", "tokens", "cached", "hits"]
         columns += ["max", "mean", "k3", "argmax", "seconds"]
         self.report.table(columns, [shown(row) for row in rows])
         fine = all(row["ok"] for row in rows)
         worst = max(row["max_abs"] for row in rows)
         self.report.check("engine settings", fine, f"{len(rows)} rows, largest {worst:.1e}")
 
-    def restart(self, chunk: int | None, caching: bool) -> None:
+    def restart(self, chunk: int | None, caching: bool, media: bool) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
             self.hf_processor.save_pretrained(folder)
             self.engine.close()
-            self.engine = self.start_engine(folder, chunked_prefill=chunk, prefix_caching=caching)
+            settings = {"prefix_caching": caching} | ({} if media else {"media_cache_gb": 0})
+            self.engine = self.start_engine(folder, chunked_prefill=chunk, **settings)
         self.engine.load_weights(self.model.state_dict(), self.version)
 
     def row(self, chunk: int | None, caching: bool, together: bool) -> dict[str, Any]:
         """The last three prompts, the video among them, from an empty cache."""
         self.engine.reset_prefix_cache()
+        before = self.engine.media_cache_hits()
         few = slice(-3, None)
         start = time.perf_counter()
         rollouts = self.engine.rollout(
@@ -232,9 +234,11 @@ class EngineJob(Job):
         cached = [s.prefix_cached_tokens or 0 for s in rollouts]
         return {
             "prefix_cache": caching,
+            "media_cache": self.engine.about["media_cache"],
             "chunked_prefill": chunk,
             "batch": len(rollouts) if together else 1,
             "prefix_cached_tokens": cached,
+            "media_cache_hits": self.engine.media_cache_hits() - before,
             "seconds": took,
             **self.drift(rollouts, train).to_dict(),
         }
@@ -248,11 +252,12 @@ class EngineJob(Job):
 def shown(row: dict[str, Any]) -> list[str]:
     share = "n/a" if row["argmax_differs"] is None else f"{row['argmax_differs']:.2%}"
     return [
-        "on" if row["prefix_cache"] else "off",
+        *("on" if row[name] else "off" for name in ("prefix_cache", "media_cache")),
         "off" if row["chunked_prefill"] is None else str(row["chunked_prefill"]),
         str(row["batch"]),
         str(row["tokens"]),
         str(sum(row["prefix_cached_tokens"])),
+        str(row["media_cache_hits"]),
         *(f"{row[name]:.1e}" for name in ("max_abs", "mean_abs", "k3")),
         share,
         f"{row['seconds']:.1f}",

@@ -14,9 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-
-from mmpack.errors import BackendError
+from mmpack.errors import BackendError, MissingExtraError, require
 
 NAME = "mmpack_native"
 FOLDER = Path(__file__).resolve().parents[1] / "_csrc"
@@ -39,6 +37,8 @@ FLAGS = [
 @functools.cache
 def library() -> Path | None:
     """The library that was built for these sources, this CUDA and, among others, the GPUs of this machine."""
+    import torch
+
     present = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
     for path in sorted(_folder().glob(f"*/{NAME}.so")):
         if all(_runs(path.parent.name, capability) for capability in present):
@@ -48,8 +48,8 @@ def library() -> Path | None:
 
 def build(verbose: bool = False) -> Path:
     """Compile csrc/ and load it; returns the library. Raises BackendError where a compiler is missing."""
-    # Looks for CUDA when it is imported.
-    from torch.utils import cpp_extension
+    import torch
+    from torch.utils import cpp_extension  # looks for CUDA when it is imported
 
     needs = {
         "a CUDA build of torch": torch.version.cuda is not None,
@@ -85,6 +85,8 @@ def build(verbose: bool = False) -> Path:
 
 def _folder() -> Path:
     """Where libraries of these sources and this CUDA are, in a folder named after what they are compiled for."""
+    import torch
+
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for name in SOURCES + HEADERS:
         digest.update((FOLDER / name).read_bytes())
@@ -105,6 +107,8 @@ def _runs(codes: str, capability: tuple[int, int]) -> bool:
 
 def _architectures() -> str:
     """As TORCH_CUDA_ARCH_LIST writes them, "8.0;9.0"."""
+    import torch
+
     named = os.environ.get("TORCH_CUDA_ARCH_LIST")
     if named:
         return named
@@ -114,8 +118,9 @@ def _architectures() -> str:
 
 def main() -> int:
     try:
+        require("torch", "torch", "mmpack.kernels.build")
         print(build(verbose="-v" in sys.argv[1:]))
-    except BackendError as error:
+    except (BackendError, MissingExtraError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -1,1 +1,5 @@
 """Advantages and losses over compact loss tokens [N], cut into samples by `cu_loss` [B+1]."""
+
+from mmpack.errors import require
+
+require("torch", "torch", __name__)

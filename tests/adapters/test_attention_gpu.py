@@ -31,13 +31,11 @@ def some_samples():
         *((torch.bfloat16, 0.15, 0.1, name) for name in ("auto", "sdpa", "varlen", "flash_attn_4")),
     ],
 )
-def test_layouts_agree(dtype, values_off, gradients_off, attention, monkeypatch):
+def test_layouts_agree(dtype, values_off, gradients_off, attention, monkeypatch, no_tf32):
     reason = explain(torch.device("cuda"), dtype, 32).get(attention)
     if reason is not None:
         pytest.skip(reason)
     monkeypatch.setenv("MMPACK_ATTENTION", attention)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = spread_out(tiny_qwen2_5_vl())
     samples = some_samples()
     expected, expected_gradients = logprobs_and_gradients(model, mp.pad(samples))

@@ -74,9 +74,7 @@ def test_the_model_merges_the_same(family):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_of_the_tower_are_the_same_bits_twice(family, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_gradients_of_the_tower_are_the_same_bits_twice(family, no_tf32):
     model, batch = spread_out(tiny_model(family)), some_batch(family)
     with attach(model):
         expected, expected_gradients = hidden_and_gradients(by_merging(model, batch), model)

@@ -1,5 +1,6 @@
 """A real vLLM engine on the CPU: its outputs as samples and back, what its model was run with, its weights."""
 
+import copy
 import math
 
 import numpy as np
@@ -125,7 +126,7 @@ def test_positions_follow_rule_max_and_not_grid_after_a_video(samples):
 
 def test_samples_go_back_as_the_inputs_that_they_came_from(engine, samples):
     handed = [engine.prompt(p) for p in PROMPTS]
-    rendered = engine.llm.renderer.render_cmpl(handed)
+    rendered = engine.render(handed)
     for sample, back in zip(samples[::2], from_samples(samples[::2], responses=False), strict=True):
         given = rendered[NAMES.index(sample.group_id)]
         assert back["prompt_token_ids"] == given["prompt_token_ids"]
@@ -240,12 +241,13 @@ def test_bytes_of_an_engine_that_normalises_on_the_device_become_normalised_pixe
 
     picture = image(4)["image"]
     prompt = engine.prompt(messages(image(4)))
-    [given] = engine.llm.renderer.render_cmpl([prompt])
+    [given] = engine.render([prompt])
     raw = engine.hf_processor.image_processor(
         images=[picture], do_rescale=False, do_normalize=False, return_tensors="pt"
     )["pixel_values"]
-    wanted = given["mm_kwargs"]["image"][0]["pixel_values"].data.clone()
-    given["mm_kwargs"]["image"][0]["pixel_values"].data = raw.round().clamp(0, 255).to(torch.uint8)
+    [item] = given["mm_kwargs"]["image"] = copy.deepcopy(given["mm_kwargs"]["image"])  # cached
+    wanted = item["pixel_values"].data
+    item["pixel_values"].data = raw.round().clamp(0, 255).to(torch.uint8)
     output = request_output(prompt_token_ids=given["prompt_token_ids"])
     [sample, *_] = to_samples([output], [given], [prompt], SamplingParams(), engine.processor)
     torch.testing.assert_close(
@@ -257,10 +259,10 @@ def test_an_input_whose_pixels_stayed_in_the_cache_is_refused(engine):
     from vllm import SamplingParams
 
     prompt = engine.prompt(messages(image(4)))
-    [given] = engine.llm.renderer.render_cmpl([prompt])
+    [given] = engine.render([prompt])
     given["mm_kwargs"]["image"] = [None]
     output = request_output(prompt_token_ids=given["prompt_token_ids"])
-    with pytest.raises(ArgumentError, match="mm_processor_cache_gb"):
+    with pytest.raises(ArgumentError, match=r"in vLLM's cache\. Fix: cached=cached_media"):
         to_samples([output], [given], [prompt], SamplingParams(), engine.processor)
 
 
@@ -269,10 +271,8 @@ def test_an_input_whose_pixels_stayed_in_the_cache_is_refused(engine):
 
 def test_expanded_ids_with_media_are_expanded_again(engine):
     prompt = engine.prompt(messages(image(1)))
-    [given] = engine.llm.renderer.render_cmpl([prompt])
-    [again] = engine.llm.renderer.render_cmpl(
-        [prompt | {"prompt_token_ids": given["prompt_token_ids"]}]
-    )
+    [given] = engine.render([prompt])
+    [again] = engine.render([prompt | {"prompt_token_ids": given["prompt_token_ids"]}])
     assert len(again["prompt_token_ids"]) > len(given["prompt_token_ids"])
     assert "double_expansion" in TRAPS
 
@@ -281,7 +281,7 @@ def test_generate_drops_the_media_of_an_engine_input(engine):
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
 
-    [given] = engine.llm.renderer.render_cmpl([engine.prompt(messages(image(1)))])
+    [given] = engine.render([engine.prompt(messages(image(1)))])
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=1)
 
     def first(found):

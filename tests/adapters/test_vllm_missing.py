@@ -11,8 +11,8 @@ from support.samples import make_sample
 import mmpack as mp
 import mmpack.adapters.vllm.samples as inputs
 from mmpack.adapters.transformers import tiny_qwen2_5_vl
-from mmpack.adapters.vllm import engine
-from mmpack.errors import BackendError
+from mmpack.adapters.vllm import cache, engine
+from mmpack.errors import ArgumentError, BackendError
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
@@ -74,6 +74,18 @@ def test_what_vllm_rejects_is_one_line(llm):
     assert (asked["max_model_len"], asked["max_num_batched_tokens"]) == (256, 64)
 
 
+def test_the_media_cache_is_on_unless_it_is_switched_off(llm):
+    folder, asked = llm
+    for settings, size in (
+        ({}, 4.0),
+        ({"media_cache_gb": 0}, 0),
+        ({"mm_processor_cache_gb": 2}, 2),
+    ):
+        with pytest.raises(BackendError):
+            engine.VllmEngine(folder, **settings)
+        assert asked["mm_processor_cache_gb"] == size
+
+
 def test_an_engine_closes_once():
     calls = []
     core = SimpleNamespace(shutdown=lambda: calls.append("shutdown"))
@@ -82,6 +94,33 @@ def test_an_engine_closes_once():
     running.close()
     running.close()
     assert calls == ["shutdown"]
+
+
+def given(*items):
+    """An engine input of pictures: (hash, item), where an item is None, its fields, or a place in shared memory."""
+    return {
+        "type": "multimodal",
+        "mm_hashes": {"image": [digest for digest, _ in items]},
+        "mm_kwargs": {"image": [item for _, item in items]},
+    }
+
+
+def test_a_medium_that_came_before_is_found_by_its_hash():
+    whole = {"image_grid_thw": 1}
+    first, second = given(("a", whole), ("b", None)), given(("a", None), ("c", {"address": 7}))
+    kept = {"b": {"image_grid_thw": 2}, "c": {"image_grid_thw": 3}}
+    known = cache.items_of([first, {"type": "token"}, second], kept)
+    assert cache.item_of(first, "image", 0, known, "f") is whole
+    assert cache.item_of(first, "image", 1, known, "f") is kept["b"]
+    assert cache.item_of(second, "image", 0, known, "f") is whole
+    assert cache.item_of(second, "image", 1, known, "f") is kept["c"]
+    alone = cache.items_of([second], {})
+    assert alone == {}
+    for k in (0, 1):
+        with pytest.raises(
+            ArgumentError, match=rf"^f: image {k} of an input has no pixels.* Fix: "
+        ):
+            cache.item_of(second, "image", k, alone, "f")
 
 
 FRAMES = [

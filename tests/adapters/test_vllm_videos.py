@@ -77,7 +77,7 @@ def test_what_vllm_was_handed_is_enough_to_record(engine, clips):
     from vllm import SamplingParams
 
     prompt = engine.prompt(film(clips[0]))
-    [given] = engine.llm.renderer.render_cmpl([prompt])
+    [given] = engine.render([prompt])
     params = SamplingParams(max_tokens=2, logprobs=1)
     outputs = engine._generate([given], params, True)
     [s] = to_samples(
@@ -116,6 +116,13 @@ with VllmEngine(folder) as engine:
         assert report.ok, report.findings
         assert np.array_equal(s.media[0].pixel_values, mine.media[0].pixel_values)
         assert len(mine.modality_spans) == mine.media[0].grid_thw[0] > 1
+        hits = engine.media_cache_hits()
+        [again] = engine.rollout([messages], ["g"], n=1, max_new_tokens=3)
+        assert engine.media_cache_hits() == hits + 1
+        assert np.array_equal(again.input_ids[:-3], s.input_ids[:-3])
+        assert np.array_equal(again.position_ids[:, :-3], s.position_ids[:, :-3])
+        assert again.modality_spans == s.modality_spans
+        assert np.array_equal(again.media[0].pixel_values, s.media[0].pixel_values)
 print("three policies")
 """
 

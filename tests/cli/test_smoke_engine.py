@@ -2,6 +2,7 @@
 
 import io
 import json
+from itertools import product
 
 import pytest
 from rich.console import Console
@@ -50,6 +51,10 @@ def test_the_command_does_the_whole_job():
     for row in rows:
         assert row["ok"] and inside(row)
         assert (sum(row["prefix_cached_tokens"]) > 0) == row["prefix_cache"]
+        assert row["media_cache_hits"] == 0 or row["media_cache"]
+    again = [r for r in rows if r["batch"] == 1]  # the prompts of the row before
+    assert [r["media_cache_hits"] > 0 for r in again] == [r["media_cache"] for r in again]
+    assert {(r["media_cache"], r["prefix_cache"]) for r in rows} == set(product((0, 1), repeat=2))
 
 
 @pytest.mark.parametrize("cause", ["max_pixels", "position_rule"])

@@ -1,6 +1,8 @@
-"""Build the wheel, compare it with the tree, and use it where nothing but numpy is installed.
+"""Build the wheel, compare it with the tree, and use it where nothing but numpy is installed: every public name and
+command works, or says in one line which extra it needs.
 
-Then once more with the extra [cli]. Prints a line for each check; the first that fails ends it.
+Then once more with the extra [cli], and pip resolves the extras. Prints a line for each check; the first that fails
+ends it.
 """
 
 import json
@@ -40,7 +42,37 @@ mp.write_trace("trace.jsonl", [sample])
 (back,) = mp.read_trace("trace.jsonl")
 assert back.input_ids.tolist() == [5, 6, 7, 8] and back.rollout_logprobs.tolist() == [-0.5, -0.25]
 assert mp.__version__ == sys.argv[1], mp.__version__
+
+need_torch = []
+for room in (mp, mp.video):
+    for name in room.__all__:
+        try:
+            getattr(room, name)
+        except mp.MissingExtraError as error:  # and no other error
+            assert isinstance(error, ImportError) and "\\n" not in str(error), error
+            assert str(error).endswith("Fix: pip install 'mmpack[torch]'"), error
+            need_torch.append(name)
+assert {"pack", "policy_loss", "pack_video"} <= set(need_torch), need_torch
+assert not {"validate", "plan", "compare", "sample", "probe"} & set(need_torch), need_torch
+print(len(need_torch))
 """
+
+# What each command does where numpy, typer and rich are all there is: its exit code, and the extra that it names.
+COMMANDS = [
+    (("validate", "trace.jsonl"), 0, None),
+    (("validate", "none.parquet"), 2, "parquet"),
+    (("validate", "none.jsonl.zst"), 2, "zstd"),
+    (("inspect", "trace.jsonl"), 0, None),
+    (("parity", "trace.jsonl", "trace.jsonl"), 0, None),
+    (("parity", "trace.jsonl", "trace.jsonl", "--html", "page.html"), 0, None),
+    (("plan", "trace.jsonl", "--max-tokens", "99"), 0, None),
+    (("frames", "none.mp4", "--policy", "vllm"), 2, "video"),
+    (("smoke",), 2, "smoke"),
+    (("doctor",), 0, None),
+    (("schema",), 0, None),
+]
+# One resolution for all of these, so that each has one; those of the frameworks exclude one another.
+TOGETHER = "cli,parquet,zstd,data,video,decord,torchcodec,triton,fa4,view,smoke,trl"
 
 
 def main() -> None:
@@ -58,18 +90,35 @@ def main() -> None:
         packages = json.loads(run(python, "-m", "pip", "list", "--format=json", cwd=work).stdout)
         names = {package["name"].lower() for package in packages} - {"pip", "setuptools"}
         assert names == {"mmpack", "numpy"}, names
-        run(python, "-c", CORE, version, cwd=work)
+        found = run(python, "-c", CORE, version, cwd=work).stdout.strip()
         print("core: imports, validates, writes and reads a trace with numpy alone")
+        print(f"public names: {found} say that they need mmpack[torch], the others are there")
 
-        result = run(command, "--help", cwd=work, exit_code=2)
-        assert result.stdout == "" and result.stderr.count("\n") == 1, result
-        assert "mmpack[cli]" in result.stderr, result.stderr
-        print(f"command without [cli]: exit 2, {result.stderr.strip()!r}")
+        for args in [("--help",), *(args for args, _, _ in COMMANDS)]:
+            one_line(run(command, *args, cwd=work, exit_code=2), "cli")
+        build = (python, "-m", "mmpack.kernels.build")
+        one_line(run(*build, cwd=work, exit_code=2), "torch")
+        print("commands without [cli]: exit 2, and one line that names it")
 
         install(python, f"{wheel}[cli]")
-        assert "smoke" in run(command, "--help", cwd=work).stdout
+        helped = run(command, "--help", cwd=work).stdout
+        for name in ("none.parquet", "none.jsonl.zst", "none.mp4"):
+            (work / name).write_bytes(b"x")
+        for args, code, extra in COMMANDS:
+            assert args[0] in helped
+            result = run(command, *args, cwd=work, exit_code=code)
+            if extra is not None:
+                one_line(result, extra)
         json.loads(run(command, "schema", cwd=work).stdout)
-        print("command with [cli]: --help and schema run")
+        print(f"commands with [cli]: {len(COMMANDS)} run, or name the extra that they need")
+
+        install(python, f"{wheel}[{TOGETHER}]", "--dry-run")
+        print(f"pip resolves [{TOGETHER}]")
+
+
+def one_line(result: subprocess.CompletedProcess[str], extra: str) -> None:
+    assert result.stdout == "" and result.stderr.count("\n") == 1, result
+    assert f"pip install 'mmpack[{extra}]'" in result.stderr, result.stderr
 
 
 def build_wheel(work: Path) -> Path:
@@ -98,9 +147,9 @@ def check_contents(wheel: Path) -> None:
     print(f"{wheel.name}: {len(packed)} files, those of mmpack/")
 
 
-def install(python: Path, requirement: str) -> None:
+def install(python: Path, requirement: str, *options: str) -> None:
     constraints = str(ROOT / "constraints.txt")
-    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *options)
     run(*pip, "-c", constraints, requirement, cwd=python.parent)
 
 

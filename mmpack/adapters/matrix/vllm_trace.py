@@ -20,7 +20,7 @@ def matrix_trace(fixture: Fixture) -> list[Sample]:
         fixture.hf_processor.save_pretrained(folder)
         with VllmEngine(folder) as engine:
             handed = [engine.prompt(messages) for messages in fixture.messages]
-            inputs = engine.llm.renderer.render_cmpl(handed)
+            inputs = engine.render(handed)
             places = [engine.positions(given) for given in inputs]
             outputs = [
                 RequestOutput(

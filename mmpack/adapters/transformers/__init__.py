@@ -1,5 +1,11 @@
 """transformers: packed and shared batches through its own models, and its rollouts as samples."""
 
+from mmpack.errors import needs
+
+with needs("hf", __name__):
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
 from mmpack.adapters.transformers.attention import attach, is_attached
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.adapters.transformers.generate import rollout

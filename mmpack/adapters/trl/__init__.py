@@ -1,5 +1,11 @@
 """TRL 1.16: a real `GRPOTrainer` on packed, prefix-shared batches, and its batches as samples and back."""
 
+from mmpack.errors import needs
+
+with needs("trl", __name__):
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
 from mmpack.adapters.trl.convert import from_batch, loss_columns, to_samples
 from mmpack.adapters.trl.grpo import MmpackGRPO
 from mmpack.adapters.trl.traps import TRAPS

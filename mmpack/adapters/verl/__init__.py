@@ -6,6 +6,11 @@ One line of configuration, `actor_rollout_ref.model.external_lib=mmpack.adapters
 
 from typing import Any
 
+from mmpack.errors import needs
+
+with needs("verl", __name__):
+    import torch  # noqa: F401
+
 from mmpack.adapters.verl.data import from_batch, from_samples, loss_columns, to_samples
 from mmpack.adapters.verl.traps import TRAPS
 
@@ -14,7 +19,7 @@ __all__ = ["TRAPS", "from_batch", "from_samples", "loss_columns", "to_samples", 
 
 def __getattr__(name: str) -> Any:
     if name == "use":  # imports transformers
-        from mmpack.adapters.verl.engine import use
-
+        with needs("verl", __name__):
+            from mmpack.adapters.verl.engine import use
         return use
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

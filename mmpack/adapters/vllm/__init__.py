@@ -1,5 +1,12 @@
 """vLLM: a running engine as the rollout side, its outputs as samples, samples and batches as its inputs."""
 
+from mmpack.errors import needs
+
+with needs("vllm", __name__):
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
+from mmpack.adapters.vllm.cache import cached_media
 from mmpack.adapters.vllm.engine import VllmEngine, load_vllm
 from mmpack.adapters.vllm.samples import from_batch, from_samples, to_samples
 from mmpack.adapters.vllm.traps import TRAPS
@@ -8,6 +15,7 @@ from mmpack.adapters.vllm.weights import engine_checksums, unlike_weights, weigh
 __all__ = [
     "TRAPS",
     "VllmEngine",
+    "cached_media",
     "engine_checksums",
     "from_batch",
     "from_samples",

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from transformers import AutoConfig
 
+from mmpack.adapters.vllm.cache import item_of
 from mmpack.adapters.vllm.samples import from_samples, to_samples
 from mmpack.adapters.vllm.weights import engine_checksums
 from mmpack.errors import BackendError, require
@@ -48,6 +49,7 @@ class VllmEngine:
         checkpoint: a folder or a hub name.
         dtype: `float32`, `bfloat16`, … or `auto`.
         prefix_caching: keys and values of shared prompts are computed once.
+        media_cache_gb: GiB of processed media that are kept for when they come again; 0: each is processed every time.
         chunked_prefill: prompts are cut into pieces of at most this many tokens; None: each in one piece.
         max_model_len: longest prompt and response together, in tokens; None: 4096, or the model's own if less.
         media_root, video_policy, video_settings: of `wrap_processor`: which files messages may name, and how their
@@ -63,6 +65,7 @@ class VllmEngine:
         *,
         dtype: str = "float32",
         prefix_caching: bool = True,
+        media_cache_gb: float = 4.0,
         chunked_prefill: int | None = None,
         max_model_len: int | None = None,
         media_root: str | Path | None = None,
@@ -77,7 +80,7 @@ class VllmEngine:
             "limit_mm_per_prompt": {"image": 8, "video": 1},
             "max_num_seqs": 64,
             "mm_device_do_normalize": False,  # pixels are normalised once, by the processor
-            "mm_processor_cache_gb": 0,  # so that every input has its pixels
+            "mm_processor_cache_gb": media_cache_gb,
             "skip_mm_profiling": True,
         }
         try:
@@ -112,6 +115,7 @@ class VllmEngine:
             "version": vllm.__version__,
             "dtype": str(self.llm.model_config.dtype).removeprefix("torch."),
             "prefix_caching": prefix_caching,
+            "media_cache": self.llm.model_config.multimodal_config.mm_processor_cache_gb > 0,
             "chunked_prefill": chunked_prefill,
         }
 
@@ -159,7 +163,7 @@ class VllmEngine:
         )
         opened = [self.open(messages) for messages in prompts]
         handed = [self._prompt(m, media) for m, media in zip(prompts, opened, strict=True)]
-        inputs = self.llm.renderer.render_cmpl(handed)
+        inputs = self.render(handed)
         places = [self.positions(given) for given in inputs]
         order = [p for p in range(len(prompts)) for _ in range(n)]
         outputs = self._generate([inputs[p] for p in order], params, together)
@@ -223,6 +227,28 @@ class VllmEngine:
                 out["mm_processor_kwargs"]["do_resize"] = False
         return out
 
+    def render(self, prompts: Sequence[dict[str, Any]]) -> list[Any]:
+        """Engine inputs of prompts: expanded ids, placeholder ranges, and every medium's pixels, cached or not.
+
+        The media cache is vLLM's own for inputs that leave its process; the other one, between its processes, takes
+        the pixels of media that come again out of an input. Raises: BackendError where one prompt's media don't fit.
+        """
+        try:
+            rendered: list[Any] = self.llm.renderer.render_cmpl(prompts, skip_mm_cache=True)
+        except AssertionError as error:  # vLLM's: one of them pushed out another before it was read
+            if "cached item" not in str(error):
+                raise
+            raise BackendError(
+                "VllmEngine: the media of one prompt don't fit into the media cache. Fix: a larger "
+                "media_cache_gb, or 0"
+            ) from error
+        return rendered
+
+    def media_cache_hits(self) -> int:
+        """How many media of all prompts so far came out of the media cache, and were not processed again."""
+        cache = self.llm.renderer._mm_processor_only_cache
+        return 0 if cache is None else int(cache.make_stats().hits)
+
     def positions(self, given: Any) -> tuple[np.ndarray, int]:
         """int64 [3, P] and rope delta of an engine input's prompt, by the model's own function."""
         from vllm.multimodal.inputs import MultiModalFeatureSpec
@@ -231,7 +257,7 @@ class VllmEngine:
         for modality, ranges in given.get("mm_placeholders", {}).items():
             for k, where in enumerate(ranges):
                 digest = given["mm_hashes"][modality][k]
-                item = given["mm_kwargs"][modality][k]
+                item = item_of(given, modality, k, {}, "VllmEngine.positions")
                 features.append(MultiModalFeatureSpec(item, modality, digest, where, digest))
         ask = partial(_ask_positions, ids=given["prompt_token_ids"], features=features)
         [(positions, delta)] = self.llm.apply_model(ask)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmpack.adapters.vllm.cache import GRIDS, item_of, items_of
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.pack.batch import PackedBatch
@@ -25,8 +26,7 @@ from mmpack.schema.rules import Problem
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan, PolicyVersion
 
-# vLLM's names of a medium's grid and pixels
-GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+# vLLM's names of a medium's pixels and seconds; of its grid: GRIDS
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 SECONDS = "second_per_grid_ts"
 LOGPROB_KINDS = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
@@ -50,13 +50,13 @@ def to_samples(
     logprobs_mode: str = "raw_logprobs",
     engine: dict[str, Any] | None = None,
     media: Sequence[Mapping[str, Sequence[Any]]] | None = None,
+    cached: Mapping[str, Any] | None = None,
 ) -> list[Sample]:
     """One sample for each completion of each RequestOutput.
 
     Args:
         outputs: what `LLM.generate` returned.
-        inputs: what `llm.renderer.render_cmpl(prompts)` made, one an output. Pixels must still be in them
-            (`mm_processor_cache_gb=0`): vLLM's cache sends a picture's grid once.
+        inputs: what `llm.renderer.render_cmpl(prompts)` made, one an output.
         prompts: dicts with `multi_modal_data`, one an output; content hashes are of what is in them.
         sampling: the SamplingParams, one for all or one an output.
         processor: `wrap_processor` of the engine's own processor: its settings are recorded.
@@ -66,8 +66,11 @@ def to_samples(
         engine: what else is known of the engine; goes to `metadata["engine"]`.
         media: of each output what `VllmEngine.open` returned: videos with their plans, which are recorded. Else a
             video's frames and metadata are taken as `(frames, {"fps": …})` is by `wrap_processor`.
+        cached: processed media by vLLM's hash, as `cached_media(llm)` gives them. vLLM's processor cache leaves pixels
+            and grid out of an input whose media it has seen, unless it was rendered with `skip_mm_cache=True`. Media
+            that another of these inputs holds need not be in it.
 
-    Raises: ArgumentError for lists of unlike length, for modes that give logits, and for inputs without pixels.
+    Raises: ArgumentError for lists of unlike length, for modes that give logits, and for media without pixels.
     """
     if logprobs_mode not in LOGPROB_KINDS:
         raise ArgumentError(
@@ -84,6 +87,7 @@ def to_samples(
             f"to_samples: {len(outputs)} outputs, {len(inputs)} inputs, {len(prompts)} prompts, "
             f"{len(per_output)} sampling, {len(groups)} groups, {len(places)} positions. Fix: one each an output"
         )
+    known = items_of(inputs, cached or {})
     settings = processor.settings
     kind = LOGPROB_KINDS[logprobs_mode]
     count: dict[str, int] = {}
@@ -91,7 +95,7 @@ def to_samples(
     for output, given, own, params, group, place in zip(
         outputs, inputs, handed, per_output, groups, places, strict=True
     ):
-        found, spans = _media(given, own, processor, settings)
+        found, spans = _media(given, own, known, processor, settings)
         for completion in output.outputs:
             k = count[group] = count.get(group, -1) + 1
             out.append(
@@ -221,7 +225,11 @@ def _range(make: Any, spans: list[tuple[int, int]]) -> Any:
 
 
 def _media(
-    given: Any, own: Mapping[str, Any], processor: Processor, settings: dict[str, Any]
+    given: Any,
+    own: Mapping[str, Any],
+    known: Mapping[str, Any],
+    processor: Processor,
+    settings: dict[str, Any],
 ) -> tuple[list[Medium], list[ModalitySpan]]:
     """The distinct media of an engine input in order of appearance, and the spans of their placeholders."""
     if given["type"] != "multimodal":
@@ -231,12 +239,7 @@ def _media(
         handed = own.get(modality)
         handed = handed if isinstance(handed, list) else [handed]
         for k, where in enumerate(ranges):
-            item = given["mm_kwargs"][modality][k]
-            if item is None:
-                raise ArgumentError(
-                    f"to_samples: {modality} {k} of an input has no pixels, vLLM took them from its cache. "
-                    "Fix: mm_processor_cache_gb=0"
-                )
+            item = item_of(given, modality, k, known, "to_samples")
             digest = given["mm_hashes"][modality][k]
             medium = _medium(modality, item, digest, handed[k], processor, settings)
             places.append((where, medium))
@@ -289,9 +292,12 @@ def _medium(
 
 
 def _normalised(rows: torch.Tensor, part: dict[str, Any]) -> np.ndarray:
-    """float32 [patches, patch_dim] as the vision tower reads them; bytes are what `mm_device_do_normalize` left so."""
+    """float32 [patches, patch_dim] as the vision tower reads them; bytes are what `mm_device_do_normalize` left so.
+
+    A copy: `rows` may lie in vLLM's cache.
+    """
     if rows.dtype != torch.uint8:
-        return rows.float().numpy()
+        return rows.float().numpy().copy()
     values = rows.float().unflatten(1, (3, -1))  # a row is channels first
     if part["do_rescale"]:
         values = values * part["rescale_factor"]

@@ -22,8 +22,9 @@ TRAPS: dict[str, str] = {
     "differs then, and samples carry the engine's own pixels.",
     "device_normalize": "By default an engine input holds bytes where a trainer reads normalised pixels. `to_samples` "
     "normalises them; engines made here leave it to the processor.",
-    "cached_pixels": "The processor cache leaves out pixels and grid of a picture that comes again. Engines made here "
-    "have none, and `to_samples` refuses such an input.",
+    "cached_pixels": "The processor cache leaves pixels and grid of a picture that comes again out of the input. "
+    "Inputs of engines made here keep them; `to_samples` finds those of others by their hash (`cached_media`), or "
+    "refuses the input.",
     "cached_tokens_of_n": "A request with n > 1 reports one num_cached_tokens for all its responses. `rollout` sends "
     "one request a response.",
     "prefix_cache_after_update": "New weights leave old keys and values in the prefix cache. `load_weights` empties it "

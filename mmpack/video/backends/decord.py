@@ -25,7 +25,7 @@ def decode(
     source: Source, video: Opened, packets: Packets, frames: np.ndarray, threads: int
 ) -> np.ndarray:
     """uint8 [len(frames), h, w, 3], upright. `frames`: distinct and ascending. Raises: VideoError."""
-    decord = require("decord", "video", video.where)
+    decord = require("decord", "decord", video.where)
     try:
         reader = decord.VideoReader(
             io.BytesIO(source) if isinstance(source, IN_MEMORY) else os.fspath(source),

@@ -32,5 +32,8 @@ def why_not(package: str, video: Opened, packets: Packets) -> str | None:
     try:
         importlib.import_module(package)
     except (ImportError, OSError, RuntimeError) as error:  # missing, or FFmpeg's libraries are
+        extra = package.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name == extra:
+            return f"is not installed (pip install 'mmpack[{extra}]')"
         return f"can't be loaded ({' '.join(str(error).split())[:200]})"
     return None

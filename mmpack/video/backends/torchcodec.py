@@ -22,7 +22,7 @@ def decode(
     source: Source, video: Opened, packets: Packets, frames: np.ndarray, threads: int
 ) -> np.ndarray:
     """uint8 [len(frames), h, w, 3], upright. `frames`: distinct and ascending. Raises: VideoError."""
-    decoders = require("torchcodec.decoders", "video", video.where)
+    decoders = require("torchcodec.decoders", "torchcodec", video.where)
     try:
         decoder = decoders.VideoDecoder(
             bytes(source) if isinstance(source, IN_MEMORY) else os.fspath(source),

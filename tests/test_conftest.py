@@ -1,0 +1,62 @@
+"""What a test sets is put back, also where its teardown fails."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.tf32 import without_tf32
+
+TESTS = Path(__file__).resolve().parent
+
+TWO_TESTS = """
+import os
+
+
+def test_one_whose_teardown_fails(monkeypatch):
+    monkeypatch.setenv("MMPACK_ATTENTION", "sdpa")
+    monkeypatch.setenv("MMPACK_BACKEND", "triton")
+    monkeypatch.setattr(os, "gone", 1, raising=False)
+    del os.gone
+
+
+def test_the_next():
+    assert "MMPACK_ATTENTION" not in os.environ and os.environ["MMPACK_BACKEND"] == "torch"
+"""
+
+
+def test_settings_are_put_back_where_a_teardown_fails(tmp_path):
+    (tmp_path / "test_two.py").write_text(TWO_TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider"]
+    env = os.environ | {"PYTHONPATH": str(TESTS), "MMPACK_BACKEND": "torch"}
+    done = subprocess.run(
+        [*command, str(tmp_path)], env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_tf32_is_put_back(allowed):
+    holders = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [holder.allow_tf32 for holder in holders]
+    try:
+        for holder in holders:
+            holder.allow_tf32 = allowed
+        with pytest.raises(KeyError), without_tf32():
+            assert [holder.allow_tf32 for holder in holders] == [False, False]
+            raise KeyError
+        assert [holder.allow_tf32 for holder in holders] == [allowed, allowed]
+    finally:
+        for holder, value in zip(holders, before, strict=True):
+            holder.allow_tf32 = value
+
+
+def test_no_test_leaves_torch_backends_to_monkeypatch():
+    """Since pytest 9.2 it deletes what is in no object's `__dict__`: there, that fails."""
+    pattern = re.compile(r"\.(?:set|del)attr\(\s*[\"']?torch\.backends\b")
+    assert pattern.search('monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)')
+    files = [path for path in TESTS.rglob("*.py") if path != Path(__file__).resolve()]
+    assert [path.name for path in files if pattern.search(path.read_text(encoding="utf-8"))] == []

