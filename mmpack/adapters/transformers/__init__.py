@@ -1,6 +1,6 @@
 """transformers: packed and shared batches through its own models, and its rollouts as samples."""
 
-from mmpack.adapters.transformers.attention import attach, is_attached
+from mmpack.adapters.transformers.attention import attach, detach, is_attached
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
@@ -12,6 +12,7 @@ from mmpack.adapters.transformers.tiny import tiny_model, tiny_qwen2_5_vl
 __all__ = [
     "SampleCollator",
     "attach",
+    "detach",
     "is_attached",
     "load_checkpoint",
     "model_inputs",
