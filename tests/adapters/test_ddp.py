@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from support.models import spread_out, with_pixels
+from support.models import smallest_qwen2_5_vl, with_pixels
 from support.samples import make_sample
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, is_attached, packed_logprobs
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 
@@ -33,13 +32,6 @@ def loss_of(model, batch, entropy):
     return (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + entropies.sum() / 3
 
 
-def made(tied):
-    model = spread_out(tiny_qwen2_5_vl())
-    if not tied:
-        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    return model
-
-
 def test_two_ranks_are_one_process(tmp_path):
     torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous")), nprocs=2)
 
@@ -61,13 +53,13 @@ def run(rank, ranks, rendezvous):
 
 def check(rank, ranks, tied, unused, reentrant, entropy):
     """`reentrant`: the kind of gradient checkpointing, None for none of it."""
-    whole = made(tied)
+    whole = smallest_qwen2_5_vl(tied)
     with attach(whole):
         sum(loss_of(whole, b, entropy) / ranks for own in batches() for b in own).backward()
     wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
     del whole
 
-    model = made(tied).train()
+    model = smallest_qwen2_5_vl(tied).train()
     if reentrant is not None:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     parallel = DistributedDataParallel(model, find_unused_parameters=unused)

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from support.families import mixed_batch
-from support.models import relative_difference
+from support.models import relative_difference, smallest_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, heads, packed_logprobs
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 
 peft = pytest.importorskip("peft")
 pytestmark = [pytest.mark.adapter, pytest.mark.usefixtures("one_thread")]
@@ -21,7 +20,7 @@ HEADS = {
 
 def wrapped(settings):
     torch.manual_seed(0)
-    model = peft.get_peft_model(tiny_qwen2_5_vl(), peft.LoraConfig(r=4, **settings)).eval()
+    model = peft.get_peft_model(smallest_qwen2_5_vl(), peft.LoraConfig(r=4, **settings)).eval()
     with torch.no_grad():  # adapters start as nothing
         for name, parameter in model.named_parameters():
             if "lora_B" in name or "modules_to_save" in name:
