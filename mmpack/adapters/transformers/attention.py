@@ -25,6 +25,7 @@ from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.pack.batch import Batch
 
 KEPT = "_mmpack_kept"  # on the decoder of an attached model
+ENTERED = "_mmpack_entered"  # on a model below its head that is attached for this forward
 
 
 class Kept:
@@ -80,6 +81,19 @@ def attach(model: Any) -> Attached:
 def detach(model: Any) -> None:
     """Give the text model back the attention that it had before `attach`; nothing where it is not attached."""
     _detach(unwrap(model, "detach").model)
+
+
+def attach_in_forwards(model: Any) -> None:
+    """Attach the model, and each deep copy of it, while a forward that is given `visible_until` runs, and no longer.
+
+    Raises: as `attach` does.
+    """
+    whole = unwrap(model, "attach")
+    refuse_unpackable(whole)
+    core = whole.model
+    if _enter not in core._forward_pre_hooks.values():
+        core.register_forward_pre_hook(_enter, with_kwargs=True)
+        core.register_forward_hook(_leave, always_call=True)  # after an error too
 
 
 def is_attached(model: Any) -> bool:
@@ -208,6 +222,16 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
     if isinstance(ids, Ids):
         kwargs = kwargs | ids.open(core, _is_attached(core.get_decoder()))
     return args, kwargs
+
+
+def _enter(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    if kwargs.get("visible_until") is not None and _attach(core):
+        vars(core)[ENTERED] = True
+
+
+def _leave(core: Any, args: Any, output: Any) -> None:
+    if vars(core).pop(ENTERED, False):
+        _detach(core)
 
 
 def expect_ids(core: Any) -> None:

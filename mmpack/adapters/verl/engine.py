@@ -90,6 +90,11 @@ def refuse_unsupported(engine: Any) -> None:
         why = "ulysses_sequence_parallel_size is above 1", "set it to 1"
     elif engine.model_config.use_fused_kernels:
         why = "use_fused_kernels is on, and makes logprobs of every row", "turn it off"
+    elif engine.model_config.enable_activation_offload:
+        why = (
+            "enable_activation_offload is on, whose checkpoints run layers again without mmpack's attention",
+            "turn it off",
+        )
     elif any(
         type(m).forward.__module__.startswith("verl.") for n, m in _named(model, ".self_attn")
     ):
