@@ -384,7 +384,9 @@ def test_a_pickled_model_is_attached_and_detaches_by_itself():
     assert not is_attached(model)
 
 
-@pytest.mark.parametrize("own", ["eager", "sdpa", {"text_config": "eager", "vision_config": "sdpa"}])
+@pytest.mark.parametrize(
+    "own", ["eager", "sdpa", {"text_config": "eager", "vision_config": "sdpa"}]
+)
 def test_detach_restores_what_was_there(own):
     model = tiny_qwen2_5_vl()
     model.set_attn_implementation(own)

@@ -150,7 +150,9 @@ def logits_of(model, inputs):
 
 BATCHES = {
     "pictures": lambda: mp.pack(two_media(), share_prefix=True),
-    "text": lambda: mp.pack([make_sample([("text", [1, 2]), ("response", [3])], f"{k}") for k in "ab"]),
+    "text": lambda: mp.pack(
+        [make_sample([("text", [1, 2]), ("response", [3])], f"{k}") for k in "ab"]
+    ),
     "padded": lambda: mp.pad(two_media()),
     "padded text": lambda: mp.pad([make_sample([("text", [1, 2]), ("response", [3])])]),
 }
@@ -167,11 +169,15 @@ def test_inputs_are_of_one_model_as_it_was_attached(model, name, vision):
         with attach(other), pytest.raises(mp.ModelError, match="made for another model") as caught:
             other(**inputs)
         assert "\n" not in str(caught.value)
-        copied = inputs | {"input_ids": inputs["input_ids"].clone().to("cpu")}  # as wrappers move them
+        copied = inputs | {
+            "input_ids": inputs["input_ids"].clone().to("cpu")
+        }  # as wrappers move them
         assert torch.equal(logits_of(model, copied), expected)
     for target in (model, model.model, other, other.model, copy.deepcopy(model)):
         for given in (inputs, copied):
-            with pytest.raises(mp.ModelError, match="detached before its forward|made for another"):
+            with pytest.raises(
+                mp.ModelError, match=r"detached before its forward|made for another"
+            ):
                 target(**given)
     with attach(model):
         assert torch.equal(logits_of(model, inputs), expected)

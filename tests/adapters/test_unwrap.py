@@ -83,9 +83,15 @@ def test_other_wrappers_are_refused():
 
     model = tiny_qwen2_5_vl()
     cases = [
-        (torch.nn.DataParallel(model), r"DataParallel is no .*pass its \.module, which trains on one"),
+        (
+            torch.nn.DataParallel(model),
+            r"DataParallel is no .*pass its \.module, which trains on one",
+        ),
         (Engine(model), r"Engine is no transformers model. Fix: wrap the model in Distributed"),
-        (torch.compile(model), "OptimizedModule is no .* Fix: compile the model's layers, and pass"),
+        (
+            torch.compile(model),
+            "OptimizedModule is no .* Fix: compile the model's layers, and pass",
+        ),
         (torch.nn.Linear(1, 1), "Linear is no transformers model. Fix: pass the model that from_"),
     ]
     batch = mp.pad(mixed_batch("qwen2_5_vl")[-1:])

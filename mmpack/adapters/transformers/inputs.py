@@ -120,7 +120,9 @@ def _refuse_other_media(batch: Batch, config: Any, family: Family) -> None:
         if m.pixel_values is None:
             problem = Problem("MM404", m.media_id, "pixel_values", "is missing")
             raise SchemaError([problem], "model_inputs")
-        if family.pixel_layout == "tiles" and tuple(m.grid_thw[1:]) != (size := _tile(config, family)):
+        if family.pixel_layout == "tiles" and tuple(m.grid_thw[1:]) != (
+            size := _tile(config, family)
+        ):
             raise ModelError(
                 f"model_inputs: {m.media_id!r:.60} has tiles of {list(m.grid_thw[1:])} patches, "
                 f"the model's tower reads {list(size)}. Fix: wrap the processor of this model"

@@ -39,7 +39,11 @@ def _exchanged(function: Any) -> bool:
 
 
 def _checkpoint(
-    own: Callable[..., Any], configs: list[Any], layer: Callable[..., Any], *args: Any, **kwargs: Any
+    own: Callable[..., Any],
+    configs: list[Any],
+    layer: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """`own`, of the layer with mmpack's attention if that is on now. Compiled layers are not traced a second time."""
     if configs[0]._attn_implementation == NAME and not torch.compiler.is_compiling():

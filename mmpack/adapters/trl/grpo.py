@@ -1,7 +1,7 @@
 """`class Trainer(MmpackGRPO, GRPOTrainer)`: TRL's trainer, its logprob passes on packed, prefix-shared batches.
 
-One method is overridden: the one that every logprob and entropy [B, C] comes from (old, reference and loss passes). The
-models are attached inside it alone. Generation, rewards, advantages, losses, corrections and metrics are TRL's own code.
+One method is overridden: the one that every logprob and entropy [B, C] comes from (old, reference and loss passes).
+The models are attached inside it alone. Generation, rewards, advantages, losses, corrections and metrics are TRL's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from mmpack.adapters.trl.work import Work
 from mmpack.errors import ArgumentError, BackendError, ModelError, require
 from mmpack.families import Family, family_of_model_type
 from mmpack.layout.runs import placeholder_runs
-from mmpack.pack.batch import PackedBatch
 from mmpack.pack.pack import pack
 from mmpack.parity.fixes import FIXES
 from mmpack.schema.sample import Sample
