@@ -164,7 +164,9 @@ def test_inputs_are_of_one_model_as_it_was_attached(model, name, vision):
     other = tiny_qwen2_5_vl(seed=1)
     with attach(model):
         inputs = BATCHES[name]().model_inputs(model, vision=vision)
-        assert inputs["input_ids"].shape == inputs["position_ids"].shape[-2:]
+        ids = inputs["input_ids"]  # read as the tensor
+        assert ids.shape == inputs["position_ids"].shape[-2:] and len(ids) == len(ids[:])
+        assert torch.equal(ids, ids[:]) and ids.sum() == ids[:].sum()
         expected = logits_of(model, inputs)
         with attach(other), pytest.raises(mp.ModelError, match="made for another model") as caught:
             other(**inputs)

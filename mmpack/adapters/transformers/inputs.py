@@ -74,7 +74,7 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
         if make is None:  # nothing here is of this model
             return inputs | {"input_ids": ids}
         expect_ids(model.model)
-    return inputs | {"input_ids": Ids.of(ids, model.model, attached, make or dict)}
+    return inputs | {"input_ids": Ids(ids, model.model, attached, make or dict)}
 
 
 def _refuse_idle_tower(model: Any, attached: bool) -> None:

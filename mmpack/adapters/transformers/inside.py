@@ -10,26 +10,24 @@ import torch
 from mmpack.errors import ModelError
 
 
-class Ids(torch.Tensor):
-    """input_ids for the forward of one model, which makes what depends on its weights there (`make`).
+class Ids:
+    """In the place of input_ids [B, S], for the forward of one model, which makes what depends on its weights there.
 
-    An embedding that is handed them raises: the model was detached, or is another one.
+    Reads as the tensor does. No embedding takes it, so a model that was detached, or another one, raises. No subclass
+    of Tensor, which torch.compile would look into.
     """
 
-    core: torch.nn.Module  # the model below the head
-    attached: bool  # whether its attention must be mmpack's
-    make: Callable[[], dict[str, Any]]  # more keywords
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         ids: torch.Tensor,
         core: torch.nn.Module,
         attached: bool,
         make: Callable[[], dict[str, Any]],
-    ) -> Ids:
-        out = ids.as_subclass(Ids)
-        out.core, out.attached, out.make = core, attached, make
-        return out
+    ):
+        self.ids = ids
+        self.core = core  # the model below the head
+        self.attached = attached  # whether its attention must be mmpack's
+        self.make = make  # more keywords
 
     @classmethod
     def __torch_function__(
@@ -40,13 +38,24 @@ class Ids(torch.Tensor):
                 "model_inputs: the model was detached before its forward, or is not the one that they were made for. "
                 "Fix: detach after the forward; make inputs for each model"
             )
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **(kwargs or {}))
-        own = next((a for a in args if isinstance(a, Ids)), None)
-        same = type(out) is torch.Tensor and own is not None and out.dtype == own.dtype
-        if same and out.numel() == own.numel():  # moved, copied, reshaped
-            return Ids.of(out, own.core, own.attached, own.make)
-        return out
+        return func(*(a.ids if isinstance(a, Ids) else a for a in args), **(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copies and pickles ask before there are ids
+            raise AttributeError(name)
+        return getattr(self.ids, name)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.ids[index]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to(self, *args: Any, **kwargs: Any) -> Ids:
+        return Ids(self.ids.to(*args, **kwargs), self.core, self.attached, self.make)
+
+    def clone(self) -> Ids:
+        return Ids(self.ids.clone(), self.core, self.attached, self.make)
 
     def open(self, core: torch.nn.Module, attached: bool) -> dict[str, Any]:
         """Keywords of the forward below the head. Raises ModelError for another model, or one that was detached."""
@@ -59,7 +68,7 @@ class Ids(torch.Tensor):
             raise ModelError(
                 "model_inputs: the model was detached before its forward. Fix: detach after the forward"
             )
-        return {"input_ids": self.as_subclass(torch.Tensor)} | self.make()
+        return {"input_ids": self.ids} | self.make()
 
 
 class OtherAttention(ModelError, AttributeError):

@@ -30,7 +30,7 @@ def restore(decoder: torch.nn.Module) -> None:
     for module in decoder.modules():
         for name in FUNCTIONS:
             now = vars(module).get(name)
-            if _exchanged(now):
+            if now is not None and _exchanged(now):
                 setattr(module, name, now.args[0])
 
 
