@@ -11,8 +11,8 @@ from support.models import logprobs_and_gradients, relative_difference, spread_o
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.adapters.transformers.attention import is_attached, visible_attention
+from mmpack.adapters.transformers import attach, detach, is_attached, packed_logprobs
+from mmpack.adapters.transformers.attention import visible_attention
 from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.attention import choose, plan_attention
@@ -337,20 +337,72 @@ def test_rows_beyond_one_block(monkeypatch):
     assert (out - expected).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("through", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_a_copy_of_an_attached_model_detaches_by_itself(through):
+def test_a_deep_copy_is_not_attached():
+    model = tiny_qwen2_5_vl().train()
+    model.gradient_checkpointing_enable()
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+        with attach(model):
+            copies = [copy.deepcopy(model), copy.deepcopy(model.model)]
+            assert not is_attached(copies[0]) and is_attached(model)
+        other, core = copies
+        assert torch.equal(other(input_ids=ids, use_cache=True).logits, expected)
+        assert core(input_ids=ids).last_hidden_state.shape == (1, 3, 128)
+    batch = mp.pack(batch_of("three responses"), share_prefix=True)
+    with attach(model):
+        values, gradients = logprobs_and_gradients(model, batch)
+    for _ in range(2):
+        with attach(other):
+            found, own = logprobs_and_gradients(other, batch)
+        assert torch.equal(found, values) and relative_difference(own, gradients) == 0
+    assert not is_attached(other) and not is_attached(model)
+
+
+def test_a_pickled_model_is_attached_and_detaches_by_itself():
     model = tiny_qwen2_5_vl()  # a new one: hooks that other tests leave can't be pickled
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=True).logits
         with attach(model):
-            other = through(model)
+            other = pickle.loads(pickle.dumps(model))
             assert is_attached(other)
             with pytest.raises(mp.ModelError, match="use_cache is on"):
                 other(input_ids=ids, use_cache=True)
-            attach(other).detach()
+            detach(other)
             assert is_attached(model) and not is_attached(other)
             assert torch.equal(other(input_ids=ids, use_cache=True).logits, expected)
             with pytest.raises(mp.ModelError, match="use_cache is on"):
                 model(input_ids=ids, use_cache=True)
     assert not is_attached(model)
+
+
+@pytest.mark.parametrize(
+    "own", ["eager", "sdpa", {"text_config": "eager", "vision_config": "sdpa"}]
+)
+def test_detach_restores_what_was_there(own):
+    model = tiny_qwen2_5_vl()
+    model.set_attn_implementation(own)
+    configs = [model.config, model.config.get_text_config(), model.config.vision_config]
+    before = [c._attn_implementation for c in configs]
+    hooks = [dict(m._forward_pre_hooks) for m in model.modules()]
+    with pytest.raises(ZeroDivisionError), attach(model):
+        outer = attach(model)
+        with attach(model):
+            assert [c._attn_implementation for c in configs] == [before[0], "mmpack", before[2]]
+        assert is_attached(model)
+        outer.detach()
+        detach(model)  # twice is once
+        attach(model)
+        raise ZeroDivisionError
+    assert [c._attn_implementation for c in configs] == before
+    assert [dict(m._forward_pre_hooks) for m in model.modules()] == hooks
+
+
+def test_two_models_of_one_config_are_refused_at_once():
+    model = tiny_qwen2_5_vl()
+    other = type(model)(model.config)
+    with attach(model), pytest.raises(mp.ModelError, match="config is another model's too"):
+        attach(other)
+    with attach(other):
+        assert is_attached(other) and not is_attached(model)

@@ -1,5 +1,6 @@
 """SampleCollator in a real Trainer, against the same Trainer on rectangles that the test pads itself."""
 
+import copy
 import pickle
 
 import pytest
@@ -11,7 +12,7 @@ from support.models import spread_out, with_pixels
 from support.samples import make_sample
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from mmpack.adapters.transformers import attach
+from mmpack.adapters.transformers import attach, is_attached
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.adapters.transformers.tiny import tiny_model, tiny_qwen2_5_vl
 from mmpack.errors import ArgumentError, ModelError, SchemaError
@@ -229,3 +230,30 @@ def test_wrong_use_is_an_error():
     other = make_sample([("text", [1]), ("response", [2])], family="qwen2_vl")
     with pytest.raises(ModelError, match="of qwen2_vl, the model of qwen2_5_vl"):
         SampleCollator(model)([other])
+
+
+def test_the_model_is_its_own_outside_of_forwards():
+    """Between forward and backward too; a deep copy takes batches as the model does."""
+    model = spread_out(tiny_qwen2_5_vl()).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    inputs = SampleCollator(model, share_prefix=True)(samples())
+    ids = torch.tensor([[1, 2, 3]])
+    gradients = []
+    for own in (model, copy.deepcopy(model)):
+        loss = own(**inputs).loss
+        assert not is_attached(own)
+        own.generate(input_ids=ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
+        loss.backward()
+        gradients.append(
+            {n: p.grad.clone() for n, p in own.named_parameters() if p.grad is not None}
+        )
+    with attach(model):
+        model.zero_grad()
+        model.gradient_checkpointing_disable()
+        model(**inputs).loss.backward()
+        expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        assert is_attached(model)  # as before the forward
+    assert all(relative_difference(g, expected) <= 1e-6 for g in gradients)
+    with pytest.raises(ModelError, match="visible_until has shape"):
+        model(**(inputs | {"visible_until": inputs["visible_until"][1:], "attention_plan": None}))
+    assert not is_attached(model)

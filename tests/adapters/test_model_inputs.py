@@ -1,5 +1,7 @@
 """model_inputs: what the tower encodes, an idle tower, and what is refused."""
 
+import copy
+
 import pytest
 import torch
 from support.models import logprobs_and_gradients, with_pixels
@@ -139,3 +141,75 @@ def test_temperature_divides_the_logits(attached):
     full = torch.log_softmax(logits[batch.loss_rows.long()].double() / 0.5, -1)
     expected = full.gather(1, batch.loss_targets[:, None])[:, 0]
     assert (values - expected).abs().max() <= 1e-4
+
+
+def logits_of(model, inputs):
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+BATCHES = {
+    "pictures": lambda: mp.pack(two_media(), share_prefix=True),
+    "text": lambda: mp.pack(
+        [make_sample([("text", [1, 2]), ("response", [3])], f"{k}") for k in "ab"]
+    ),
+    "padded": lambda: mp.pad(two_media()),
+    "padded text": lambda: mp.pad([make_sample([("text", [1, 2]), ("response", [3])])]),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("vision", ["auto", "always"])
+def test_inputs_are_of_one_model_as_it_was_attached(model, name, vision):
+    other = tiny_qwen2_5_vl(seed=1)
+    with attach(model):
+        inputs = BATCHES[name]().model_inputs(model, vision=vision)
+        ids = inputs["input_ids"]  # read as the tensor
+        assert ids.shape == inputs["position_ids"].shape[-2:] and len(ids) == len(ids[:])
+        assert torch.equal(ids, ids[:]) and ids.sum() == ids[:].sum()
+        expected = logits_of(model, inputs)
+        with attach(other), pytest.raises(mp.ModelError, match="made for another model") as caught:
+            other(**inputs)
+        assert "\n" not in str(caught.value)
+        copied = inputs | {
+            "input_ids": inputs["input_ids"].clone().to("cpu")
+        }  # as wrappers move them
+        assert torch.equal(logits_of(model, copied), expected)
+    for target in (model, model.model, other, other.model, copy.deepcopy(model)):
+        for given in (inputs, copied):
+            with pytest.raises(
+                mp.ModelError, match=r"detached before its forward|made for another"
+            ):
+                target(**given)
+    with attach(model):
+        assert torch.equal(logits_of(model, inputs), expected)
+
+
+def test_inputs_of_padded_text_with_a_tower_are_of_one_model(model):
+    """Its own attention obeys the mask; the embeddings that the tower is added to are one model's."""
+    inputs = BATCHES["padded text"]().model_inputs(model, vision="always")
+    other = tiny_qwen2_5_vl(seed=1)
+    for refused in (other, other.model):
+        with pytest.raises(mp.ModelError, match="not the one that they were made for"):
+            refused(**inputs)
+    plain = BATCHES["padded text"]().model_inputs(model)
+    assert torch.equal(logits_of(model, inputs), logits_of(model, plain))
+
+
+@pytest.mark.parametrize("how", ["an optimizer's step", "data, which no version counts"])
+def test_inputs_that_are_used_again_have_the_tower_s_weights_of_now(how):
+    model = tiny_qwen2_5_vl()
+    tower = list(model.model.visual.parameters())
+    with attach(model):
+        batch = BATCHES["pictures"]()
+        inputs = batch.model_inputs(model)
+        before = logits_of(model, inputs)
+        if how == "an optimizer's step":
+            packed_logprobs(model, batch).sum().backward()
+            torch.optim.SGD(tower, lr=0.1).step()
+        else:
+            for parameter in tower:
+                parameter.data.mul_(1.5)
+        after = logits_of(model, inputs)
+        assert torch.equal(after, logits_of(model, batch.model_inputs(model)))
+        assert (after - before).abs().max() > 1e-3

@@ -7,8 +7,7 @@ from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.adapters.transformers.attention import is_attached
+from mmpack.adapters.transformers import attach, detach, is_attached, packed_logprobs
 from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
@@ -56,12 +55,6 @@ def test_a_handle_of_either_detaches():
     handle.detach()
 
 
-def test_an_adapter_on_the_head_is_named():
-    wrapped = with_lora(tiny_qwen2_5_vl(), modules_to_save=["lm_head"])
-    with attach(wrapped), pytest.raises(mp.ModelError, match="merge the adapter"):
-        packed_logprobs(wrapped, mp.pack(mixed_batch("qwen2_5_vl")))
-
-
 def test_prompts_of_peft_are_refused():
     peft = pytest.importorskip("peft")
     config = peft.PromptTuningConfig(
@@ -77,15 +70,29 @@ def test_prompts_of_peft_are_refused():
 
 
 def test_other_wrappers_are_refused():
-    for call in (
-        lambda m: attach(m),
-        lambda m: is_attached(m),
-        lambda m: packed_logprobs(m, mp.pad(mixed_batch("qwen2_5_vl")[-1:])),
-    ):
-        with pytest.raises(
-            mp.ModelError, match=r"DataParallel is no .*pass its \.module"
-        ) as caught:
-            call(torch.nn.DataParallel(tiny_qwen2_5_vl()))
-        assert "\n" not in str(caught.value)
-    with pytest.raises(mp.ModelError, match="Linear is no transformers model"):
-        attach(torch.nn.Linear(1, 1))
+    """No error sends anybody to the `.module` of a wrapper that reduces gradients."""
+
+    class Engine(torch.nn.Module):  # as DeepSpeed's and FSDP1's are
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    model = tiny_qwen2_5_vl()
+    cases = [
+        (
+            torch.nn.DataParallel(model),
+            r"DataParallel is no .*pass its \.module, which trains on one",
+        ),
+        (Engine(model), r"Engine is no transformers model. Fix: wrap the model in Distributed"),
+        (
+            torch.compile(model),
+            "OptimizedModule is no .* Fix: compile the model's layers, and pass",
+        ),
+        (torch.nn.Linear(1, 1), "Linear is no transformers model. Fix: pass the model that from_"),
+    ]
+    batch = mp.pad(mixed_batch("qwen2_5_vl")[-1:])
+    for wrapper, message in cases:
+        for call in (attach, detach, is_attached, lambda m: packed_logprobs(m, batch)):
+            with pytest.raises(mp.ModelError, match=message) as caught:
+                call(wrapper)
+            assert "\n" not in str(caught.value)

@@ -342,14 +342,18 @@ def test_log_probs_are_verl_s(engine, data):
 
 
 def test_loss_and_gradients_are_verl_s(engine, data):
+    from mmpack.adapters.transformers import is_attached
     from mmpack.adapters.verl import use
 
     data.batch["old_log_probs"] = inferred(engine, data)["log_probs"] - 0.1
     data.batch["ref_log_prob"] = data.batch["old_log_probs"].clone()
     data.batch["advantages"] = torch.nan_to_num(data.batch["advantages"])
     loss, gradients = trained(engine, data)
+    assert engine.module.is_gradient_checkpointing
     with use(engine):
+        assert not is_attached(engine.module)
         own_loss, own_gradients = trained(engine, data)
+        assert not is_attached(engine.module)
     assert own_loss == pytest.approx(loss, abs=1e-5)
     assert own_gradients.keys() == gradients.keys()
     apart = sum((own_gradients[n] - g).double().square().sum() for n, g in gradients.items())
@@ -369,6 +373,10 @@ def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
         with pytest.raises(ModelError, match="already"):
             use(engine)
         assert "forward_step" in vars(used)  # the first still stands
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.model_config, "enable_activation_offload", True)
+        with pytest.raises(ModelError, match="enable_activation_offload is on"):
+            use(engine)
     with monkeypatch.context() as patched:
         patched.setattr(Qwen2_5_VLAttention, "forward", qwen2_vl_attn_forward)  # as verl does
         with pytest.raises(ModelError, match="use_remove_padding"):

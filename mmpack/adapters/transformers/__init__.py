@@ -6,7 +6,7 @@ with needs("hf", __name__):
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-from mmpack.adapters.transformers.attention import attach, is_attached
+from mmpack.adapters.transformers.attention import attach, detach, is_attached
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
@@ -18,6 +18,7 @@ from mmpack.adapters.transformers.tiny import tiny_model, tiny_qwen2_5_vl
 __all__ = [
     "SampleCollator",
     "attach",
+    "detach",
     "is_attached",
     "load_checkpoint",
     "model_inputs",

@@ -7,8 +7,8 @@ can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack c
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -16,29 +16,27 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from mmpack.adapters.transformers.inside import RULE, Ids, Rule
+from mmpack.adapters.transformers.recompute import NAME, exchange, put, restore
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.families import family_of_model_type
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.pack.batch import Batch
 
-NAME = "mmpack"
-KEPT = "_mmpack_kept"  # on an attached model, so that copies have it: what to put back, the hooks
+KEPT = "_mmpack_kept"  # on the decoder of an attached model
+ENTERED = "_mmpack_entered"  # on a model below its head that is attached for this forward
 
 
-class Inside:
-    """In the place of input_ids: makes them and more keywords, inside an attached model's forward."""
+class Kept:
+    """What detach puts back. A pickled model has it too; a deep copy is a model of its own and comes out detached."""
 
-    def __init__(self, make: Callable[[], dict[str, Any]]):
-        self.make = make
+    def __init__(self, configs: list[Any], hooks: list[Any]):
+        self.configs, self.hooks = configs, hooks
+        self.own = [config._attn_implementation for config in configs]
 
-    @classmethod
-    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Called by the embedding of a model that is not attached."""
-        raise ModelError(
-            "model_inputs: the model was detached before its forward. "
-            "Fix: detach after it, or make the inputs again"
-        )
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        put([copy.deepcopy(config, memo) for config in self.configs], self.own)
 
 
 class Attached:
@@ -52,13 +50,7 @@ class Attached:
         self.nested = nested
 
     def detach(self) -> None:
-        model = unwrap(self.model, "detach")
-        original = vars(model).pop(KEPT, None)
-        if original is not None:
-            implementation, *hooks = original
-            for hook in hooks:
-                hook.remove()
-            model.set_attn_implementation({"text_config": implementation})
+        detach(self.model)
 
     def __enter__(self) -> Any:
         return self.model
@@ -74,41 +66,98 @@ class Attached:
 
 
 def attach(model: Any) -> Attached:
-    """Let the text model of a transformers VLM (or of one that PEFT wraps) obey `visible_until`.
+    """Let the text model of a transformers VLM (or of one that PEFT or DDP wraps) obey `visible_until`.
 
-    The vision tower keeps its attention. Returns a handle: `attach(model)` for good, or `with attach(model): …`, or
-    `handle.detach()`.
+    The vision tower keeps its attention. Returns a handle: `attach(model)` until `detach(model)`, or
+    `with attach(model): …`. A backward after detach is right: layers that gradient checkpointing runs again get the
+    attention of their forward, or raise where another library than transformers or torch checkpoints them.
     Raises: LayoutError (MM006) for an unknown family, ModelError for one that can't obey the rule.
     """
     whole = unwrap(model, "attach")
+    refuse_unpackable(whole)
+    return Attached(model, nested=not _attach(whole.model))
+
+
+def detach(model: Any) -> None:
+    """Give the text model back the attention that it had before `attach`; nothing where it is not attached."""
+    _detach(unwrap(model, "detach").model)
+
+
+def attach_in_forwards(model: Any) -> None:
+    """Attach the model, and each deep copy of it, while a forward that is given `visible_until` runs, and no longer.
+
+    Raises: as `attach` does.
+    """
+    whole = unwrap(model, "attach")
+    refuse_unpackable(whole)
+    core = whole.model
+    if _enter not in core._forward_pre_hooks.values():
+        core.register_forward_pre_hook(_enter, with_kwargs=True)
+        core.register_forward_hook(_leave, always_call=True)  # after an error too
+
+
+def is_attached(model: Any) -> bool:
+    """Whether the model's text attention is mmpack's."""
+    return _is_attached(unwrap(model, "is_attached").get_decoder())
+
+
+def refuse_unpackable(whole: Any) -> None:
+    """Raises as `attach` does."""
     family = family_of_model_type(whole.config.model_type)
-    text = whole.config.get_text_config()
     if family.packing != "yes":
         raise ModelError(
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
         )
+    text = whole.config.get_text_config()
     if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
         raise ModelError(
             "attach: the model has sliding-window layers, whose window packed rows would cross. "
             "Fix: load it with use_sliding_window=False"
         )
+
+
+def _attach(core: Any) -> bool:
+    """Whether it was not attached. `core`: the model below the head."""
+    decoder = core.get_decoder()
+    if _is_attached(decoder):
+        return False
+    configs = _configs(decoder)
+    if any(config._attn_implementation == NAME for config in configs):
+        raise ModelError(
+            "attach: the model's config is another model's too, which is attached. "
+            "Fix: detach that one, or give each a config of its own (copy.deepcopy)"
+        )
     AttentionInterface.register(NAME, visible_attention)
     AttentionMaskInterface.register(NAME, no_mask)
-    nested = is_attached(whole)
-    if not nested:
-        hooks = (
-            whole.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True),
-            whole.model.register_forward_pre_hook(_make_inside, with_kwargs=True),
-        )
-        setattr(whole, KEPT, (text._attn_implementation, *hooks))
-        whole.set_attn_implementation({"text_config": NAME})
-    return Attached(model, nested)
+    hooks = [
+        core.register_forward_pre_hook(open_ids, with_kwargs=True),
+        decoder.register_forward_pre_hook(_refuse_cache, with_kwargs=True),
+    ]
+    setattr(decoder, KEPT, Kept(configs, hooks))
+    put(configs, [NAME] * len(configs))
+    exchange(decoder, configs)
+    return True
 
 
-def is_attached(model: Any) -> bool:
-    """Whether the model's text attention is mmpack's."""
-    config = unwrap(model, "is_attached").config
-    return bool(config.get_text_config()._attn_implementation == NAME)
+def _detach(core: Any) -> None:
+    decoder = core.get_decoder()
+    kept = vars(decoder).pop(KEPT, None)
+    if kept is not None:
+        restore(decoder)
+        put(kept.configs, kept.own)
+        for hook in kept.hooks:
+            hook.remove()
+
+
+def _is_attached(decoder: Any) -> bool:
+    kept = vars(decoder).get(KEPT)
+    return kept is not None and all(c._attn_implementation == NAME for c in kept.configs)
+
+
+def _configs(decoder: torch.nn.Module) -> list[Any]:
+    """Those that the decoder's attention layers read; one, as a rule."""
+    found = {id(c): c for m in decoder.modules() if (c := getattr(m, "config", None)) is not None}
+    return [c for c in found.values() if hasattr(c, "_attn_implementation")]
 
 
 def planned(batch: Batch, model: Any) -> AttentionPlan:
@@ -157,24 +206,45 @@ def visible_attention(
     return out, None
 
 
-def no_mask(*, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> None:
+def no_mask(*, attention_mask: Any = None, **kwargs: Any) -> Rule:
     """transformers' mask interface: `visible_until` is the whole rule, so a mask beside it is an error."""
-    if attention_mask is not None:
+    if not (attention_mask is None or isinstance(attention_mask, Rule)):
         raise ModelError(
             "mmpack attention: an attention_mask is given too. "
             "Fix: leave it out, visible_until is the whole rule"
         )
+    return RULE
 
 
-def _make_inside(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Before the forward below the head: see `Inside`."""
+def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before the forward below the head: see `Ids`."""
     ids = kwargs.get("input_ids")
-    return args, kwargs | ids.make() if isinstance(ids, Inside) else kwargs
+    if isinstance(ids, Ids):
+        kwargs = kwargs | ids.open(core, _is_attached(core.get_decoder()))
+    return args, kwargs
 
 
-def _refuse_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _enter(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    if kwargs.get("visible_until") is not None and _attach(core):
+        vars(core)[ENTERED] = True
+
+
+def _leave(core: Any, args: Any, output: Any) -> None:
+    if vars(core).pop(ENTERED, False):
+        _detach(core)
+
+
+def expect_ids(core: Any) -> None:
+    """Let the forward of a model that is not attached open `Ids`. The hook stays: it does nothing for others."""
+    if open_ids not in core._forward_pre_hooks.values():
+        core.register_forward_pre_hook(open_ids, with_kwargs=True)
+
+
+def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Before the text model's forward: not every transformers tells attention of an empty cache."""
-    if kwargs.get("use_cache") or (kwargs.get("use_cache") is None and module.config.use_cache):
+    if not _is_attached(decoder):
+        return  # a deep copy, which has the hook
+    if kwargs.get("use_cache") or (kwargs.get("use_cache") is None and decoder.config.use_cache):
         raise ModelError(
             "mmpack attention: use_cache is on. Fix: leave use_cache=False, as model_inputs sets it; detach to generate"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.attention import attach, is_attached
+from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
 from mmpack.adapters.transformers.inputs import _pixels, _tower_arguments
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, SchemaError
@@ -24,9 +24,10 @@ IGNORED = -100  # transformers' label of a token that is not scored
 class SampleCollator:
     """Samples (with pixels) to keyword arguments of the model's forward: its loss is the mean over all loss tokens.
 
-    Packed, the default, the model is attached for good, and logits are made of loss rows alone. `padding="left"` or
-    `"right"` gives rectangles and leaves the model's own attention; families that can't be packed need it. It holds
-    no model, so workers may load with it. The tower encodes a medium once for each place in the batch that has it.
+    Packed, the default, the model is attached inside the forwards of such batches and nowhere else (`generate` has
+    its own attention), and logits are made of loss rows alone. `padding="left"` or `"right"` gives rectangles and
+    leaves the model's own attention; families that can't be packed need it. It holds no model, so workers may load
+    with it. The tower encodes a medium once for each place in the batch that has it.
 
     Args: `share_prefix`, `pad_to_multiple_of`: see `mp.pack`.
     Raises: ArgumentError; ModelError and LayoutError as `attach` does, and ModelError for padding an attached model.
@@ -46,7 +47,7 @@ class SampleCollator:
                 "Fix: padding=None packs, and may share; 'left' or 'right' pads"
             )
         if padding is None:
-            attach(model)
+            attach_in_forwards(model)
         elif is_attached(model):
             raise ModelError("SampleCollator: the model is attached. Fix: detach it, or pack")
         self.family = family_of_model_type(unwrap(model, "SampleCollator").config.model_type).name

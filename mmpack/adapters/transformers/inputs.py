@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from transformers.utils.import_utils import is_flash_attn_2_available, is_kernels_available
 
-from mmpack.adapters.transformers.attention import Inside, is_attached, planned
-from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
+from mmpack.adapters.transformers.attention import expect_ids, is_attached, planned
+from mmpack.adapters.transformers.inside import Ids
+from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import Family, family_of_model_type
 from mmpack.ops.gather_rows import gather_rows
@@ -26,10 +27,12 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
 
     A packed batch needs `attach(model)`. A padded one goes either way: attached by `visible_until`, else by
     `attention_mask`; it encodes a medium once for each time it occurs, as frameworks do.
-    `batch.stats["patches_encoded"]` says what the tower really ran. The tower of a model that FSDP2 shards runs in the
-    model's forward, where its weights are whole; `input_ids` holds what is to be made there (see `Inside`).
+    They are for this model's forward, attached if it is now: any other raises. What depends on weights is made in the
+    forward (see `Ids`), so the same inputs may be used again after a step of the optimizer; after it
+    `batch.stats["patches_encoded"]` says what the tower really ran.
 
-    Args: `vision`: `auto`, or `always`: a batch without media runs the smallest medium with weight exactly 0.
+    Args: `vision`: `always`: a batch without media runs the smallest medium with weight exactly 0. `auto`: that for
+    DistributedDataParallel, which waits for every parameter's gradient.
     Raises: ModelError for a model that would ignore the rule, or has not the batch's ids; SchemaError (MM404) for
     missing pixels.
     """
@@ -37,12 +40,15 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
         raise ArgumentError(f"model_inputs: vision is {vision!r}. Fix: use 'auto' or 'always'")
     if not isinstance(batch, Batch):
         raise ArgumentError(f"model_inputs: {type(batch).__name__} is no batch. Fix: use mp.pack")
+    always = vision == "always" or is_parallel(model)
     model = unwrap(model, "model_inputs")
     family = family_of_model_type(model.config.model_type)
     _refuse_other_ids(batch, model.config, family)
+    _refuse_other_media(batch, model.config, family)
+    attached = is_attached(model)
     inputs: dict[str, Any] = {"use_cache": False}
     if isinstance(batch, PackedBatch):
-        if not is_attached(model):
+        if not attached:
             raise ModelError(
                 "model_inputs: the model's attention ignores visible_until. "
                 "Fix: mmpack.adapters.transformers.attach(model)"
@@ -51,20 +57,33 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
     else:
         assert isinstance(batch, PaddedBatch)
         ids, positions = batch.input_ids, batch.position_ids
-        key = "visible_until" if is_attached(model) else "attention_mask"
+        key = "visible_until" if attached else "attention_mask"
     inputs["position_ids"] = positions if family.position_rows > 1 else positions[0]
     inputs[key] = getattr(batch, key)
-    if key == "visible_until":
+    if attached:
         inputs["attention_plan"] = planned(batch, model)
     else:
         _refuse_missing_kernels(model.config.get_text_config())
-    idle = not batch.media and vision == "always"
-    encode = functools.partial(_with_idle_tower, batch, model, ids)
-    if not idle:
-        encode = functools.partial(_vision_inputs, batch, model)
-    if not ((idle or _once(batch, model)) and is_sharded(model)):
-        return inputs | {"input_ids": ids} | encode()
-    if not is_attached(model):
+    batch.stats["patches_encoded"] = 0
+    make: Callable[[], dict[str, Any]] | None = None
+    if not batch.media and always:
+        _refuse_idle_tower(model, attached)
+        make = functools.partial(_with_idle_tower, batch, model, ids)
+    elif batch.media and isinstance(batch, PackedBatch) and encodes_apart(model):
+        make = functools.partial(_encoded, batch, model)
+    elif batch.media:  # the model's forward encodes
+        inputs |= _pixel_inputs(batch, family)
+    if not attached:
+        if make is None:  # nothing here is of this model
+            return inputs | {"input_ids": ids}
+        expect_ids(model.model)
+    return inputs | {"input_ids": Ids(ids, model.model, attached, make or dict)}
+
+
+def _refuse_idle_tower(model: Any, attached: bool) -> None:
+    if not is_sharded(model):
+        return
+    if not attached:
         raise ModelError(
             "model_inputs: the model is sharded, and its own attention is on. "
             "Fix: mmpack.adapters.transformers.attach(model)"
@@ -74,7 +93,6 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
             "model_inputs: the model is sharded, the batch has no media, and this transformers encodes them inside. "
             "Fix: transformers 5.19 or newer, or media in every batch"
         )
-    return inputs | {"input_ids": Inside(lambda: {"input_ids": ids} | encode())}
 
 
 def _refuse_other_ids(batch: Batch, config: Any, family: Family) -> None:
@@ -99,42 +117,6 @@ def _refuse_other_ids(batch: Batch, config: Any, family: Family) -> None:
         )
 
 
-def _vision_inputs(batch: Batch, model: Any) -> dict[str, Any]:
-    """Pixels or embeddings of every placeholder run, in row order, images apart from videos."""
-    if not batch.media:
-        batch.stats["patches_encoded"] = 0
-        return {}
-    for m in batch.media:
-        if m.pixel_values is None:
-            problem = Problem("MM404", m.media_id, "pixel_values", "is missing")
-            raise SchemaError([problem], "model_inputs")
-    family = batch.family_of()
-    _refuse_cut_pixels(batch, family)
-    _refuse_other_tiles(batch, model.config, family)
-    once = _once(batch, model)
-    out: dict[str, Any] = {}
-    embeddings: dict[str, Any] = {}
-    encoded = 0
-    for modality in family.placeholder_ids:
-        runs = [i for i in batch.media_order if batch.media[i].modality == modality]
-        if not runs:
-            continue
-        media = sorted(set(runs)) if once else runs
-        grids = [batch.media[i].grid_thw for i in media]
-        pixels = _pixels(batch, media)
-        encoded += len(pixels)
-        arguments = _tower_arguments(family, modality, pixels, grids)
-        if once:
-            features = _encode(model, modality, arguments)
-            if isinstance(batch, PackedBatch) and len(runs) > len(media):
-                _repeat(features, batch, media, runs)
-            embeddings[modality] = features
-        else:
-            out |= arguments
-    batch.stats["patches_encoded"] = encoded
-    return out | ({"mm_encoder_outputs": embeddings} if once else {})
-
-
 def _refuse_missing_kernels(text: Any) -> None:
     """An attention that was written into a config is looked for in the forward only."""
     if text._attn_implementation != "flash_attention_2":
@@ -146,46 +128,72 @@ def _refuse_missing_kernels(text: Any) -> None:
         )
 
 
+def _refuse_other_media(batch: Batch, config: Any, family: Family) -> None:
+    """Media without pixels, pixels cut after packing, and tiles of another size than the tower's, which has one."""
+    for m in batch.media:
+        if m.pixel_values is None:
+            problem = Problem("MM404", m.media_id, "pixel_values", "is missing")
+            raise SchemaError([problem], "model_inputs")
+        if family.pixel_layout == "tiles" and tuple(m.grid_thw[1:]) != (
+            size := _tile(config, family)
+        ):
+            raise ModelError(
+                f"model_inputs: {m.media_id!r:.60} has tiles of {list(m.grid_thw[1:])} patches, "
+                f"the model's tower reads {list(size)}. Fix: wrap the processor of this model"
+            )
+    if batch.media:
+        _refuse_cut_pixels(batch, family)
+
+
 def _refuse_cut_pixels(batch: Batch, family: Family) -> None:
     """Rows of pixels that were cut or added after packing: each medium would read its neighbour's."""
     whole, expected = batch.pixel_values, [patch_offsets(batch.media)[-1], family.patch_dim]
     if whole is None or list(whole.shape) != expected:
         found = "is missing" if whole is None else f"has shape {list(whole.shape)}"
-        raise SchemaError(
-            [
-                Problem(
-                    "MM404",
-                    batch.media[0].media_id,
-                    "pixel_values",
-                    f"{found}, the batch's media need {expected}",
-                )
-            ],
-            "model_inputs",
-        )
+        why = f"{found}, the batch's media need {expected}"
+        problem = Problem("MM404", batch.media[0].media_id, "pixel_values", why)
+        raise SchemaError([problem], "model_inputs")
 
 
-def _refuse_other_tiles(batch: Batch, config: Any, family: Family) -> None:
-    """A tower that reads tiles has one size of them."""
-    if family.pixel_layout != "tiles":
-        return
-    size = _tile(config, family)
-    for m in batch.media:
-        if tuple(m.grid_thw[1:]) != size:
-            raise ModelError(
-                f"model_inputs: {m.media_id!r:.60} has tiles of {list(m.grid_thw[1:])} patches, "
-                f"the model's tower reads {list(size)}. Fix: wrap the processor of this model"
-            )
+def _runs(batch: Batch, family: Family) -> Iterator[tuple[str, list[int]]]:
+    """The medium of each placeholder run, in row order, images apart from videos."""
+    for modality in family.placeholder_ids:
+        runs = [i for i in batch.media_order if batch.media[i].modality == modality]
+        if runs:
+            yield modality, runs
+
+
+def _pixel_inputs(batch: Batch, family: Family) -> dict[str, Any]:
+    """Pixels of every run, which the model's forward encodes."""
+    out: dict[str, Any] = {}
+    for modality, runs in _runs(batch, family):
+        pixels = _pixels(batch, runs)
+        batch.stats["patches_encoded"] += len(pixels)
+        out |= _tower_arguments(family, modality, pixels, [batch.media[i].grid_thw for i in runs])
+    return out
+
+
+def _encoded(batch: PackedBatch, model: Any) -> dict[str, Any]:
+    """Embeddings of every run; the tower is called here, once a medium."""
+    family = batch.family_of()
+    encoded, embeddings = 0, {}
+    for modality, runs in _runs(batch, family):
+        media = sorted(set(runs))
+        pixels = _pixels(batch, media)
+        encoded += len(pixels)
+        grids = [batch.media[i].grid_thw for i in media]
+        features = _encode(model, modality, _tower_arguments(family, modality, pixels, grids))
+        if len(runs) > len(media):
+            _repeat(features, batch, media, runs)
+        embeddings[modality] = features
+    batch.stats["patches_encoded"] = encoded
+    return {"mm_encoder_outputs": embeddings}
 
 
 def _tile(config: Any, family: Family) -> tuple[int, int]:
     """Patches (h, w) of a tile."""
     height, width = config.vision_config.image_size
     return height // family.patch_size, width // family.patch_size
-
-
-def _once(batch: Batch, model: Any) -> bool:
-    """Whether the tower is called here, once a medium, and not by the model's forward, once a run."""
-    return bool(batch.media) and isinstance(batch, PackedBatch) and encodes_apart(model)
 
 
 def encodes_apart(model: Any) -> bool:

@@ -8,10 +8,9 @@ from typing import Any, Literal, overload
 
 import torch
 
+from mmpack.adapters.transformers.heads import head_of, reader
 from mmpack.adapters.transformers.inputs import model_inputs
-from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
-from mmpack.errors import ModelError
-from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
+from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
 from mmpack.pack.batch import Batch
 
 
@@ -40,32 +39,17 @@ def packed_logprobs(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """float32 [N]: log p of each loss token under `model`, of a packed or a padded batch; differentiable.
 
+    A model in DistributedDataParallel, or sharded by FSDP2, runs in its own forward, so that gradients are reduced.
+    A head that an adapter changed (LoRA, DoRA) makes logits, of 1,024 loss tokens at a time.
+
     Args: `temperature`: logits are divided by it. `vision`: see `model_inputs`. `entropy`: return also the entropy
     in nats [N] of the distribution that each loss token is of.
     """
     whole = unwrap(model, "packed_logprobs")
-    head = whole.get_output_embeddings()
-    if not _is_linear(head):
-        raise ModelError(
-            f"packed_logprobs: the head is a {type(head).__name__}, and only a plain Linear can be read "
-            "by its weight. Fix: merge the adapter, or make logits and use mp.selected_logprobs"
-        )
-
-    def read(hidden: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        return linear_selected_logprobs(
-            hidden.reshape(-1, hidden.shape[-1]),
-            head.weight,
-            batch.loss_targets,
-            rows=batch.loss_rows,
-            bias=head.bias,
-            temperature=temperature,
-            entropy=entropy,
-            rows_unique=batch.loss_rows_unique,
-            row_inverse=batch.loss_row_inverse,
-        )
-
-    inputs = model_inputs(batch, whole, vision)
-    if not is_sharded(whole):
+    head = head_of(whole)
+    read = reader(head, batch, temperature, entropy)
+    inputs = model_inputs(batch, model, vision)
+    if not (is_parallel(model) or is_sharded(whole)):
         return read(whole.model(**inputs).last_hidden_state)
 
     def read_as_logits(hidden: torch.Tensor) -> torch.Tensor:
@@ -73,7 +57,7 @@ def packed_logprobs(
         both = (values, torch.zeros_like(values)) if torch.is_tensor(values) else values
         return torch.complex(*both)
 
-    # The weights are whole inside the outermost forward alone, and what it returns is what FSDP watches. Complex
+    # DDP and FSDP watch what the outermost forward returns; FSDP has the weights whole inside it alone. Complex
     # numbers pass as they are: real ones it casts to a policy's output_dtype.
     with _forward_of(head, read_as_logits):
         values = model(**inputs).logits
@@ -92,9 +76,3 @@ def _forward_of(module: Any, forward: Callable[..., torch.Tensor]) -> Iterator[N
         del module.forward
         if own is not None:
             module.forward = own
-
-
-def _is_linear(head: Any) -> bool:
-    """Whether the head's weight and bias say all; `fully_shard` makes a class of its own."""
-    kinds = [k for k in type(head).__mro__ if not k.__module__.startswith("torch.distributed.")]
-    return kinds[0] is torch.nn.Linear

@@ -1,4 +1,4 @@
-"""The transformers model in what frameworks hand around: PEFT's wrapper holds it; others are refused by name.
+"""The transformers model in what frameworks hand around: PEFT's and DDP's wrappers; others are refused by name.
 
 FSDP2's `fully_shard` leaves the model as it is, with parameters that are whole in its forward alone.
 """
@@ -18,13 +18,14 @@ def unwrap(model: Any, what: str) -> Any:
 
     Raises: ModelError for anything else, and for PEFT methods that put tokens of their own before the batch's.
     """
+    if is_parallel(model):
+        model = model.module
     if isinstance(model, PreTrainedModel):
         return model
     peft = getattr(model, "active_peft_config", None)
     if peft is None:
-        inner = " Fix: pass its .module" if hasattr(model, "module") else " Fix: pass the model"
         raise ModelError(
-            f"{what}: {type(model).__name__} is no transformers model.{inner} that from_pretrained made"
+            f"{what}: {type(model).__name__} is no transformers model. Fix: {_instead(model)}"
         )
     if getattr(peft, "is_prompt_learning", False):
         raise ModelError(
@@ -32,6 +33,22 @@ def unwrap(model: Any, what: str) -> Any:
             "Fix: train adapters of weights (LoRA)"
         )
     return model.get_base_model()
+
+
+def _instead(model: Any) -> str:
+    """What to pass: the `.module` of a wrapper that reduces gradients would train without reducing them."""
+    if isinstance(model, torch.nn.DataParallel):
+        return "pass its .module, which trains on one device, or use DistributedDataParallel"
+    if hasattr(model, "module"):
+        return "wrap the model in DistributedDataParallel or FSDP2 (fully_shard) instead"
+    if hasattr(model, "_orig_mod"):
+        return "compile the model's layers, and pass the model that from_pretrained made"
+    return "pass the model that from_pretrained made"
+
+
+def is_parallel(model: Any) -> bool:
+    """Whether it is DDP around a model: gradients are reduced of its own forward alone."""
+    return isinstance(model, torch.nn.parallel.DistributedDataParallel)
 
 
 def is_sharded(module: torch.nn.Module) -> bool:

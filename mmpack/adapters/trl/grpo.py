@@ -1,21 +1,20 @@
 """`class Trainer(MmpackGRPO, GRPOTrainer)`: TRL's trainer, its logprob passes on packed, prefix-shared batches.
 
-Three methods are overridden: the one that every logprob and entropy [B, C] comes from (old, reference and loss passes),
-the one that generates, for which the model gets its own attention back, and the one that calls the reward functions,
-which refuses infinite rewards. Rewards, advantages, losses, corrections and metrics are TRL's own code.
+Two methods are overridden: the one that every logprob and entropy [B, C] comes from (old, reference and loss passes),
+and the one that calls the reward functions, which refuses infinite rewards. The models are attached inside the first
+only. Generation, rewards, advantages, losses, corrections and metrics are TRL's.
 """
 
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from mmpack.adapters.transformers.attention import attach
+from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.adapters.trl.rows import media_of_rows, rows_to_samples
@@ -23,7 +22,6 @@ from mmpack.adapters.trl.work import Work
 from mmpack.errors import ArgumentError, BackendError, ModelError, require
 from mmpack.families import Family, family_of_model_type
 from mmpack.layout.runs import placeholder_runs
-from mmpack.pack.batch import PackedBatch
 from mmpack.pack.pack import pack
 from mmpack.parity.fixes import FIXES
 from mmpack.schema.sample import Sample
@@ -75,25 +73,11 @@ class MmpackGRPO(_Trainer):
         self.mmpack_work = Work()
         policy = unwrap(self.accelerator.unwrap_model(self.model), "MmpackGRPO")
         self._mmpack_family = family_of_model_type(policy.config.model_type)
-        self._mmpack_attached = attach(policy)
-        add_packed_forward(policy, self.temperature)
-        if self.ref_model is not None:
-            reference = unwrap(self.accelerator.unwrap_model(self.ref_model), "MmpackGRPO")
-            attach(reference)
-            add_packed_forward(reference, self.temperature)
+        refuse_unpackable(policy)
         if self.use_vllm:
             self.vllm_generation.generate = check_prompts(
                 self.vllm_generation.generate, self._mmpack_family
             )
-
-    def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's, with the model's own attention: mmpack's has no KV cache."""
-        policy = self._mmpack_attached.model
-        self._mmpack_attached.detach()
-        try:
-            return super()._generate(*args, **kwargs)
-        finally:
-            self._mmpack_attached = attach(policy)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's, [B, functions]. NaN is "no reward" to it, and it warns; an infinite one becomes 0 in silence."""
@@ -161,12 +145,10 @@ class MmpackGRPO(_Trainer):
     ) -> tuple[torch.Tensor, ...]:
         """Logprobs [N] (and entropies [N]) of the samples' loss tokens, from one packed forward through `model`."""
         batch = pack(samples, share_prefix=True).to(device)
-        with self.accelerator.autocast():
-            # through the wrapper, so that DDP sees the forward; a rank without a picture still runs the tower
-            vision = "always" if self.accelerator.num_processes > 1 else "auto"
-            values: tuple[torch.Tensor, ...] = model(
-                packed_batch=batch, entropy=entropy, vision=vision
-            )
+        # a rank without a picture still runs the tower
+        vision = "always" if self.accelerator.num_processes > 1 else "auto"
+        with self.accelerator.autocast(), attach(model):
+            values = packed_logprobs(model, batch, self.temperature, vision, entropy=entropy)
         work = Work(
             passes=1,
             samples=len(samples),
@@ -179,40 +161,7 @@ class MmpackGRPO(_Trainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in ("tokens", "tokens_stock", "patches", "patches_stock"):
             metrics[f"mmpack/{name}"].append(getattr(work, name))
-        return values
-
-
-def add_packed_forward(model: Any, temperature: float) -> None:
-    """Let `model(packed_batch=…)` return (logprobs [N],) or (logprobs, entropies); all else as before.
-
-    In the forward, so that what wraps the model (DDP, autocast, PEFT) wraps the packed pass too.
-    """
-    original = _unbound(model.forward, model)  # a deep copy of the model calls it with itself
-
-    @functools.wraps(type(model).forward)  # generate reads its signature
-    def forward(
-        self: Any,
-        *args: Any,
-        packed_batch: PackedBatch | None = None,
-        entropy: bool = False,
-        vision: str = "auto",
-        **kwargs: Any,
-    ) -> Any:
-        if packed_batch is None:
-            return original(self, *args, **kwargs)
-        out = packed_logprobs(self, packed_batch, temperature, vision, entropy=entropy)
-        return out if isinstance(out, tuple) else (out,)
-
-    model.forward = types.MethodType(forward, model)
-
-
-def _unbound(forward: Callable[..., Any], model: Any) -> Callable[..., Any]:
-    """`forward`, taking the model first: a method, or what a hook of accelerate's made of one."""
-    if isinstance(forward, types.MethodType) and forward.__self__ is model:
-        return forward.__func__
-    if isinstance(forward, functools.partial) and forward.args == (model,) and not forward.keywords:
-        return forward.func
-    return lambda model, *args, **kwargs: forward(*args, **kwargs)  # bound to what it likes
+        return values if isinstance(values, tuple) else (values,)
 
 
 def check_prompts(generate: Callable[..., Any], family: Family) -> Callable[..., Any]:
@@ -254,6 +203,7 @@ def _refuse_unsupported(trainer: Any) -> None:
         ("FSDP", trainer.is_fsdp_enabled),
         ("DeepSpeed ZeRO-3", plugin is not None and plugin.zero_stage == 3),
         ("the router's auxiliary loss", trainer.aux_loss_enabled),
+        ("torch_compile", trainer.args.torch_compile),
     ):
         if on:
             raise ModelError(

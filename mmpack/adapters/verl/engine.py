@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from mmpack.adapters.rows import media_of_inputs, row_sample
 from mmpack.adapters.transformers import attach, model_inputs
+from mmpack.adapters.transformers.attention import refuse_unpackable
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.families import Family, family_of_model_type
@@ -39,7 +40,7 @@ class Used:
     def __init__(self, engine: Any):
         self.engine = engine
         self.stats: Counter[str] = Counter()
-        self.attached = attach(_model(engine))
+        refuse_unpackable(_model(engine))
         engine.forward_step = self.forward_step
 
     def forward_step(
@@ -50,7 +51,6 @@ class Used:
 
     def stop(self) -> None:
         self.engine.__dict__.pop("forward_step", None)
-        self.attached.detach()
 
     def __enter__(self) -> Any:
         return self.engine
@@ -90,6 +90,11 @@ def refuse_unsupported(engine: Any) -> None:
         why = "ulysses_sequence_parallel_size is above 1", "set it to 1"
     elif engine.model_config.use_fused_kernels:
         why = "use_fused_kernels is on, and makes logprobs of every row", "turn it off"
+    elif engine.model_config.enable_activation_offload:
+        why = (
+            "enable_activation_offload is on, whose checkpoints run layers again without mmpack's attention",
+            "turn it off",
+        )
     elif any(
         type(m).forward.__module__.startswith("verl.") for n, m in _named(model, ".self_attn")
     ):
@@ -195,7 +200,8 @@ def _logprobs(
     rows = batch.loss_rows_unique.long()
     hook = head.register_forward_pre_hook(lambda _, args: (args[0][:, rows],))
     try:  # the outermost module is called: FSDP gathers what it needs there
-        logits = engine.module(**model_inputs(batch, model)).logits[0]
+        with attach(model):
+            logits = engine.module(**model_inputs(batch, model)).logits[0]
     finally:
         hook.remove()
     values = selected_logprobs(

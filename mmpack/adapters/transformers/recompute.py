@@ -1,0 +1,73 @@
+"""Gradient checkpointing: what backward runs again finds mmpack's attention, also in a model detached since.
+
+The function that checkpoints a layer (transformers', or that of torch's `checkpoint_wrapper`) is exchanged while the
+model is attached. It hands on the layer with the attention that it ran with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+NAME = "mmpack"  # of the attention function
+FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
+
+
+def exchange(decoder: torch.nn.Module, configs: list[Any]) -> None:
+    """Let the decoder's checkpoints remember that its attention is mmpack's."""
+    for module in decoder.modules():
+        for name in FUNCTIONS:
+            own = vars(module).get(name)
+            if own is not None and not _exchanged(own):  # of a copy it is already
+                setattr(module, name, functools.partial(_checkpoint, own, configs))
+
+
+def restore(decoder: torch.nn.Module) -> None:
+    for module in decoder.modules():
+        for name in FUNCTIONS:
+            now = vars(module).get(name)
+            if now is not None and _exchanged(now):
+                setattr(module, name, now.args[0])
+
+
+def _exchanged(function: Any) -> bool:
+    return isinstance(function, functools.partial) and function.func is _checkpoint
+
+
+def _checkpoint(
+    own: Callable[..., Any],
+    configs: list[Any],
+    layer: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`own`, of the layer with mmpack's attention if that is on now. Compiled layers are not traced a second time."""
+    if configs[0]._attn_implementation == NAME and not torch.compiler.is_compiling():
+        layer = functools.partial(_attached, configs, layer)
+    return own(layer, *args, **kwargs)
+
+
+def _attached(configs: list[Any], layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with switched(configs):
+        return layer(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def switched(configs: list[Any]) -> Iterator[None]:
+    """mmpack's attention for a while, then what was there."""
+    before = [config._attn_implementation for config in configs]
+    put(configs, [NAME] * len(configs))
+    try:
+        yield
+    finally:
+        put(configs, before)
+
+
+def put(configs: list[Any], names: list[str]) -> None:
+    """Not by the property, which sets configs below too, nor by `set_attn_implementation`, which checks and loads."""
+    for config, name in zip(configs, names, strict=True):
+        config._attn_implementation_internal = name
