@@ -23,7 +23,7 @@ from mmpack.parity.fields import (
 )
 from mmpack.parity.fixes import RANK, UNKNOWN
 from mmpack.parity.join import Missing, Source, paired
-from mmpack.parity.records import OF_TOKENS, RECORDS
+from mmpack.parity.records import RECORDS
 from mmpack.parity.report import Finding, ParityReport
 from mmpack.schema.sample import Sample
 
@@ -121,7 +121,7 @@ def _explain(shown: Difference | Hit, hits: list[Hit], same_ids: bool) -> Hit | 
             return min(here or of_media, key=_rank, default=None)
         case "position_ids":
             return min(own, key=_rank, default=None) or _nearest(start, hits)
-        case field if not own and not same_ids and (field == "loss_spans" or field in OF_TOKENS):
+        case "loss_spans" if not own and not same_ids:
             return _nearest(stop, hits)
         case "finish_reason" if not own:
             return next((hit for hit in hits if hit.cause in _ENDINGS), None)
@@ -268,7 +268,8 @@ _LACKS = {"both": "neither side"}
 _WHY = {
     "never": "its values are not compared, only what they mean",
     "unscored": "there are no logprobs on both sides that it speaks of",
-    "moot": "it differs, and raw logprobs do not depend on it",
-    "unread": "it differs, and what it does to logprobs is not known",
-    "note": "it differs, and is not compared",
+    "moot": "unlike on the two sides; raw logprobs do not depend on it",
+    "unread": "unlike on the two sides; what it does to logprobs is not known",
+    "moved": "not compared where ids differ",
+    "note": "unlike on the two sides; carried along, not compared",
 }

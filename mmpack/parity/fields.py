@@ -14,7 +14,7 @@ import numpy as np
 from mmpack.families import get_family
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.runs import placeholder_runs
-from mmpack.parity.causes.alike import same_medium
+from mmpack.parity.causes.alike import differ, same_medium
 from mmpack.parity.causes.pair import common_prefix, show, show_ids
 from mmpack.parity.causes.settings import compare_settings
 from mmpack.parity.differences import (
@@ -32,6 +32,7 @@ from mmpack.parity.records import (
     unlike_records,
 )
 from mmpack.parity.sampling import lacking_sampling, unlike_sampling, who_lacks
+from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
 FIELDS = (
@@ -54,7 +55,8 @@ def unlike_fields(left: Sample, right: Sample) -> list[str]:
     out = []
     if left.family != right.family:
         out.append("family")
-    if not np.array_equal(left.input_ids, right.input_ids):
+    same_ids = np.array_equal(left.input_ids, right.input_ids)
+    if not same_ids:
         out.append("input_ids")
     if not _same_spans(left.modality_spans, right.modality_spans, _modality_key):
         out.append("modality_spans")
@@ -66,7 +68,7 @@ def unlike_fields(left: Sample, right: Sample) -> list[str]:
         out.append("media")
     if _unlike_loss(left, right):
         out.append("loss_spans")
-    out += unlike_records(left, right)
+    out += unlike_records(left, right, same_ids)
     if _unlike_settings(left, right):
         out.append("processor")
     if _unlike_fingerprints(left, right):
@@ -80,7 +82,8 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
     """(field, who) of everything that was not compared.
 
     who: the side that lacks it (rollout, train, both), or why it was not: never (its values never are), unscored (no
-    logprobs that it speaks of), moot (raw logprobs don't depend on it), unread (what it does is not known), note.
+    logprobs that it speaks of), moot (raw logprobs don't depend on it), unread (what it does is not known), note
+    (carried along), moved (spans of other ids).
     """
     for name in ("position_ids", "attention_mask", "rollout_logprobs"):
         a, b = getattr(left, name), getattr(right, name)
@@ -232,13 +235,20 @@ def _first_medium(left: Sample, right: Sample) -> Difference:
     a, b = left.media, right.media
     both = enumerate(zip(a, b, strict=False))
     at = next((i for i, (x, y) in both if not same_medium(x, y)), min(len(a), len(b)))
-    shown = [
-        f"{x[at].modality} grid {list(x[at].grid_thw)}, key {x[at].cache_key[:12]}"
-        if at < len(x)
-        else f"{len(x)} media"
-        for x in (a, b)
-    ]
+    if at == min(len(a), len(b)):
+        shown = [f"{len(x)} media" if at == len(x) else _medium(x[at]) for x in (a, b)]
+        return Difference("media", shown[0], shown[1], at)
+    x, y = a[at], b[at]
+    shown = [_medium(x), _medium(y)]
+    if shown[0] == shown[1]:
+        parts = ("num_tokens", *MEDIA_FIELDS, *VIDEO_FIELDS, "cache_key")
+        name = next(name for name in parts if differ(getattr(x, name), getattr(y, name)))
+        shown = [f"{_medium(m)}, {name} {show(getattr(m, name))}" for m in (x, y)]
     return Difference("media", shown[0], shown[1], at)
+
+
+def _medium(medium: Medium) -> str:
+    return f"{medium.modality} grid {list(medium.grid_thw)}, key {medium.cache_key[:12]}"
 
 
 def _first_setting(left: Sample, right: Sample) -> Difference:

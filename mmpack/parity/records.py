@@ -49,7 +49,7 @@ RECORDS: dict[str, str] = {
     "policy_versions": "Hand the engine's policy_versions on: importance ratios need the weights that sampled.",
 }
 OF_TOKENS = ("observation_spans", "action_spans", "region_spans", "policy_versions")
-# what differs without a difference in what is trained on
+# of media, what differs without a difference in what is trained on
 MEDIA_NOTES = ("media_id", "source", "decoded_size", "mode", "exif_orientation", "file_hash")
 _UNORDERED = ("rewards", "costs", "verifiers")
 
@@ -60,14 +60,29 @@ def recorded(sample: Sample, field: str) -> Any:
     return None if field == "group_id" and value == "" else value
 
 
-def unlike_records(left: Sample, right: Sample) -> list[str]:
-    """Fields of RECORDS that both sides recorded and that differ."""
+def unlike_records(left: Sample, right: Sample, same_ids: bool) -> list[str]:
+    """Fields of RECORDS that both sides recorded and that differ; of tokens only where these are the same."""
+    return [name for name in _unlike_records(left, right) if same_ids or not _of_tokens(name, left)]
+
+
+def _unlike_records(left: Sample, right: Sample) -> list[str]:
     both = ((name, recorded(left, name), recorded(right, name)) for name in RECORDS)
     return [name for name, a, b in both if None not in (_none(a), _none(b)) and _unlike(name, a, b)]
 
 
+def _of_tokens(field: str, sample: Sample) -> bool:
+    """Whether a field speaks of token indices."""
+    if field in _UNORDERED:
+        return any("span" in score.scope for score in getattr(sample, field))
+    return field in OF_TOKENS
+
+
 def lacking_records(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
     """(field, who) of RECORDS, as `fields.lacking` gives them."""
+    if not np.array_equal(left.input_ids, right.input_ids):
+        for name in _unlike_records(left, right):
+            if _of_tokens(name, left):
+                yield name, "moved"
     for name in RECORDS:
         a, b = recorded(left, name), recorded(right, name)
         if a is None or b is None:

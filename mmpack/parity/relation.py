@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FEW = 16  # tokens; fewer fit anything
+FEW = 16  # tokens that moved; fewer fit anything
+MOVED = 1e-3  # by which two engines in fp32 may differ at one token
 SOME = 3  # tokens; one or two may be noise
 BETTER = 10.0  # a relation leaves at most this part of the drift
 # train over rollout
@@ -59,7 +60,8 @@ def fits_temperatures(rollout: Logprobs, train: Logprobs, ratio: float) -> bool:
 
 
 def _tell(r: np.ndarray, t: np.ndarray) -> bool:
-    return len(r) >= FEW and bool(np.isfinite(r).all() and np.isfinite(t).all())
+    finite = bool(np.isfinite(r).all() and np.isfinite(t).all())
+    return finite and int((np.abs(t - r) > MOVED).sum()) >= FEW
 
 
 def _told(r: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

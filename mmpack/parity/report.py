@@ -215,11 +215,13 @@ def _shares(sizes: list[int], limit: int) -> list[int]:
 
 
 def _by_reason(not_compared: Mapping[str, str]) -> dict[str, list[str]]:
-    """Reason to the fields that share it; a reason that names its field says `it`."""
+    """Reason to the fields that share it; the reason leaves their names out."""
     out: dict[str, list[str]] = {}
     for name, why in not_compared.items():
-        why = why.replace(f" has no {name} ", " does not have it ")
-        out.setdefault(why.replace(f" has {name} ", " has it "), []).append(name)
+        for side in ("rollout", "train"):
+            why = why.replace(f"{side} has no {name} ", f"not recorded in {side} ")
+        why = why.replace(f"neither side has {name} ", "not recorded on either side ")
+        out.setdefault(why, []).append(name)
     return out
 
 

@@ -6,9 +6,12 @@ A number that went through float32, or was written with six digits or six decima
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+
+from mmpack.schema.fields import INT_MAX
 
 DIGITS = (
     5e-6  # relative: half a unit of the sixth digit; float32 errs less, 30000/1001 is not 30 (1e-3)
@@ -24,7 +27,7 @@ def same_value(a: Any, b: Any) -> bool:
         a, b = _listed(a), _listed(b)
         return a == b or (len(a) == len(b) and all(map(same_value, a, b)))
     if isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
-        return bool(a == b) or _close(float(a), float(b))
+        return bool(a == b) or _close(a, b)
     return a is b or (isinstance(a, str | bytes) and isinstance(b, str | bytes) and a == b)
 
 
@@ -36,7 +39,9 @@ def _listed(values: Any) -> list[Any]:
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
-def _close(a: float, b: float) -> bool:
-    if a.is_integer() and b.is_integer():
+def _close(a: Any, b: Any) -> bool:
+    whole = [isinstance(x, int | np.integer) or float(x).is_integer() for x in (a, b)]
+    far = [isinstance(x, int) and abs(x) > INT_MAX for x in (a, b)]  # no float holds it
+    if all(whole) or any(far) or not (math.isfinite(a) and math.isfinite(b)):
         return False
-    return abs(a - b) <= max(DIGITS * max(abs(a), abs(b)), DECIMALS)
+    return bool(abs(a - b) <= max(DIGITS * max(abs(a), abs(b)), DECIMALS))

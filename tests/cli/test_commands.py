@@ -80,7 +80,7 @@ def test_parity_requires_fields(tmp_path):
     path = write(tmp_path / "a.jsonl", [sample])
     assert run_mmpack("parity", path, path).returncode == 0
     result = run_mmpack("parity", path, path, "--require", "input_ids, position_ids")
-    assert result.returncode == 1 and result.stdout.startswith("NOT COMPARED: 1 samples compared")
+    assert result.returncode == 1 and result.stdout.startswith("NOT COMPARED: 1 sample compared")
     assert "not compared: position_ids" in result.stdout
 
 

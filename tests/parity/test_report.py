@@ -26,7 +26,7 @@ def test_a_finding_is_one_line():
 def test_a_finding_says_where_what_why_and_how():
     right = episode(grid=(1, 4, 4), processor=settings(image={"max_pixels": 50176}))
     text = str(compare([episode()], [right]).first)
-    assert text.startswith("sample s0: input_ids at 8 [4, 16): rollout has 12 placeholders")
+    assert text.startswith("sample s0: input_ids at 8 [4, 16): rollout: 12 placeholders")
     assert "max_pixels (processor.image.max_pixels: rollout 1003520, train 50176)" in text
     assert text.endswith("Fix: Set the same min_pixels and max_pixels on both sides.")
 
@@ -77,11 +77,9 @@ def test_html_is_self_contained_and_escaped():
 
 
 def test_summary():
-    assert (
-        compare([episode()], [episode()]).summary() == "parity ok: 1 samples compared, 0 findings"
-    )
+    assert compare([episode()], [episode()]).summary() == "parity ok: 1 sample compared, 0 findings"
     report = compare([episode()], [other(episode(), sample_id="s1")])
-    assert "1 samples missing in rollout; 1 samples missing in train" in report.summary()
+    assert "1 sample missing in rollout; 1 sample missing in train" in report.summary()
     assert isinstance(report, mp.ParityReport)
 
 
