@@ -110,8 +110,11 @@ class ParityReport:
         A cause comes with its findings, then its evidence and fix, once.
         """
         out = wrapped(self.summary())
-        for why, names in _by_reason(self.not_compared).items():
-            out += wrapped(f"not compared: {_named(names)}: {why}", "  ")
+        for required in (True, False):
+            told = "required, but not compared" if required else "not compared"
+            lacks = {k: v for k, v in self.not_compared.items() if (k in self.require) == required}
+            for why, names in _by_reason(lacks).items():
+                out += wrapped(f"{told}: {_named(names)}: {why}")
         groups = by_cause(self.findings)
         shares = _shares([len(group) for group in groups], limit)
         for group, share in zip(groups, shares, strict=True):
