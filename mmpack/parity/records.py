@@ -5,7 +5,6 @@ Notes (names, provenance, free metadata) are never compared; where they differ, 
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -194,7 +193,7 @@ def _ordered(field: str, values: list[Any]) -> list[Any]:
     """Scores by name and scope: their order says nothing."""
     if field not in _UNORDERED:
         return values
-    return sorted(values, key=lambda s: (s.name, json.dumps(s.scope, sort_keys=True)))
+    return sorted(values, key=lambda s: (s.name, repr(s.scope)))
 
 
 def _shown(record: Record) -> tuple[Any, ...]:
