@@ -81,7 +81,9 @@ def test_parity_requires_fields(tmp_path):
     assert run_mmpack("parity", path, path).returncode == 0
     result = run_mmpack("parity", path, path, "--require", "input_ids, position_ids")
     assert result.returncode == 1 and result.stdout.startswith("NOT COMPARED: 1 sample compared")
-    assert "\nrequired, but not compared: position_ids: not recorded on either side" in result.stdout
+    assert (
+        "\nrequired, but not compared: position_ids: not recorded on either side" in result.stdout
+    )
 
 
 def test_validate(trace, broken):
