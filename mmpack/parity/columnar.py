@@ -7,7 +7,7 @@ rule, and as steps, the samples of all other rows, in the order in which reading
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,17 +18,15 @@ import numpy as np
 
 from mmpack.families import FAMILIES
 from mmpack.parity.causes.settings import compare_settings
-from mmpack.parity.fields import (
-    MEDIA_FIELDS,
-    VIDEO_FIELDS,
-    lacking_sampling,
-    unlike_sampling,
-    who_lacks,
-)
+from mmpack.parity.fields import MEDIA_FIELDS, VIDEO_FIELDS
+from mmpack.parity.records import MEDIA_NOTES, RECORDS
+from mmpack.parity.sampling import lacking_sampling, unlike_sampling, who_lacks
+from mmpack.parity.values import same_value
+from mmpack.schema.columnar.items import Items
 from mmpack.schema.columnar.rows import Rows, parsed_lists, take
 from mmpack.schema.columnar.rules import sound
 from mmpack.schema.columnar.texts import DOUBTED
-from mmpack.schema.fields import Array
+from mmpack.schema.fields import Array, keep_unknown
 from mmpack.schema.parquet import Block
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import Ids, TraceReader, repeated_id
@@ -261,6 +259,10 @@ def _same_layout(left: Rows, right: Rows) -> np.ndarray:
     both = left.present("position_ids") & right.present("position_ids")
     if both.any():
         same &= _same_numbers(left, right, "position_ids") | ~both
+    for name in RECORDS:
+        both = left.present(name) & right.present(name)
+        if name not in right.shared and both.any():
+            same &= ~both | _same_values(left, right, name)
     return same
 
 
@@ -307,35 +309,97 @@ def _same_items(
 
 
 def _lacking(left: Rows, right: Rows, ok: np.ndarray) -> list[Lacks]:
-    """Of arrays and media of the rows that are `ok`."""
+    """Of all but settings and sampling, of the rows that are `ok`."""
     found: list[tuple[str, str]] = []
-    code = np.zeros(left.rows, np.int64)  # a bit for each of `found`
+    marks: list[np.ndarray] = []  # bool [n] for each of `found`
 
-    def note(name: str, row: np.ndarray, has: np.ndarray, other_has: np.ndarray) -> None:
-        for who, where in (
-            ("both", ~has & ~other_has),
-            ("rollout", ~has & other_has),
-            ("train", has & ~other_has),
-        ):
-            if where.any():
-                code[row[where]] |= 1 << len(found)
-                found.append((name, who))
+    def note(name: str, who: str, row: np.ndarray, where: np.ndarray) -> None:
+        if where.any():
+            found.append((name, who))
+            marks.append(np.zeros(left.rows, bool))
+            marks[-1][row[where]] = True
 
-    for name in ("position_ids", "attention_mask", "rollout_logprobs"):
-        note(name, np.arange(left.rows), left.present(name), right.present(name))
+    def lack(name: str, row: np.ndarray, has: np.ndarray, other_has: np.ndarray) -> None:
+        note(name, "both", row, ~has & ~other_has)
+        note(name, "rollout", row, ~has & other_has)
+        note(name, "train", row, has & ~other_has)
+
+    rows = np.arange(left.rows)
+    extra = (left.columns.keys() | right.columns.keys()) - Sample.columns().keys()
+    for name in ("position_ids", "attention_mask", "rollout_logprobs", *RECORDS):
+        lack(name, rows, _recorded(left, name), _recorded(right, name))
     a, b = left.items("media"), right.items("media")
-    mine, theirs = (ok[side.row] for side in (a, b))
+    mine, theirs = (np.flatnonzero(ok[side.row]) for side in (a, b))
+    row = a.row[mine]
     video = a.codes("modality", ["video"])[mine] == 0
     for name in MEDIA_FIELDS + (VIDEO_FIELDS if video.any() else ()):
         left_has, right_has = a.has(name)[mine], b.has(name)[theirs]
         if name in VIDEO_FIELDS:
             left_has, right_has = left_has | ~video, right_has | ~video
-        note(f"media.{name}", a.row[mine], left_has, right_has)
-    lacks = {
-        bits: frozenset(item for k, item in enumerate(found) if bits >> k & 1)
-        for bits in np.unique(code).tolist()
-    }
-    return [lacks[bits] for bits in code.tolist()]
+        lack(f"media.{name}", row, left_has, right_has)
+    if "media" not in right.shared:
+        for name in MEDIA_NOTES:
+            note(f"media.{name}", "note", row, ~a.same(b, mine, theirs, name))
+        note("media.metadata", "note", row, _other_notes(a, b, mine, theirs))
+    for name in ("modality_spans", "loss_spans"):
+        if name in right.shared:
+            continue
+        a, b = left.items(name), right.items(name)
+        mine, theirs = (np.flatnonzero(ok[side.row]) for side in (a, b))
+        row = a.row[mine]
+        note(f"{name}.metadata", "note", row, _other_notes(a, b, mine, theirs))
+        if name == "loss_spans":
+            empty = (a.numbers("start") == a.numbers("stop"))[mine]
+            turns = a.has("turn")[mine], b.has("turn")[theirs]
+            note("loss_spans.turn", "rollout", row, ~turns[0] & turns[1] & ~empty)
+            note("loss_spans.turn", "train", row, turns[0] & ~turns[1] & ~empty)
+    counts = (side.values("prefix_cached_tokens") for side in (left, right))
+    note("prefix_cached_tokens", "note", rows, ok & _unlike(*counts))
+    if extra or "metadata" not in right.shared:
+        note("metadata", "note", rows, ok & _unlike(_metadata(left), _metadata(right)))
+    if not marks:
+        return [frozenset()] * left.rows
+    bits = np.packbits(np.stack(marks, axis=1), axis=1)
+    made: dict[bytes, Lacks] = {}
+    out = []
+    for key in map(bytes, bits):
+        if key not in made:
+            kept = np.unpackbits(np.frombuffer(key, np.uint8), count=len(found))
+            made[key] = frozenset(item for item, bit in zip(found, kept, strict=True) if bit)
+        out.append(made[key])
+    return out
+
+
+def _recorded(rows: Rows, name: str) -> np.ndarray:
+    """bool [n]: see `records.recorded`."""
+    if name != "group_id":
+        return rows.present(name)
+    return np.array([bool(value) for value in rows.values(name)], bool)
+
+
+def _other_notes(a: Items, b: Items, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """bool [k]: records whose `metadata` differ; none is as good as an empty one."""
+    notes = a.values("metadata"), b.values("metadata")
+    return _unlike((notes[0][i] for i in mine.tolist()), (notes[1][j] for j in theirs.tolist()))
+
+
+def _unlike(a: Iterable[Any], b: Iterable[Any]) -> np.ndarray:
+    """bool [n]: other values; none is as good as 0 or an empty one."""
+    return np.array([not same_value(x or None, y or None) for x, y in zip(a, b, strict=True)], bool)
+
+
+def _metadata(rows: Rows) -> list[Any]:
+    """As `Sample.read` makes it: columns of no field join it."""
+    notes = rows.objects("metadata")
+    names = [name for name in rows.columns if name not in Sample.columns()]
+    if not names:
+        return notes
+    values = zip(*(rows.values(name) for name in names), strict=True)
+    found = [{k: v for k, v in zip(names, row, strict=True) if v is not None} for row in values]
+    return [
+        keep_unknown({} if own is DOUBTED else own or {}, more)
+        for own, more in zip(notes, found, strict=True)
+    ]
 
 
 def _settings(left: Rows, right: Rows) -> list[Lacks | None]:

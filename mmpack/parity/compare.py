@@ -1,32 +1,36 @@
 """Compare what the rollout engine saw with what the trainer sees, sample by sample, in bounded memory.
 
-Layouts alone, never logprobs: token ids, placeholders, positions, masks, media, loss spans, settings.
+Layouts (token ids, placeholders, positions, masks, media, loss spans, settings) and what samples carry beside them
+(groups, scores, turns, targets), never logprobs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mmpack.errors import ArgumentError
 from mmpack.parity.causes import Decode, Hit, Pair, broken_rules, hits_of, rule_hits
 from mmpack.parity.columnar import Alike
+from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
     FIELDS,
     MEDIA_FIELDS,
     VIDEO_FIELDS,
-    Difference,
     difference,
     lacking,
     unlike_fields,
 )
 from mmpack.parity.fixes import RANK, UNKNOWN
 from mmpack.parity.join import Missing, Source, paired
+from mmpack.parity.records import RECORDS
 from mmpack.parity.report import Finding, ParityReport
 from mmpack.schema.sample import Sample
 
-_REQUIRABLE = (*FIELDS, *(f"media.{name}" for name in MEDIA_FIELDS + VIDEO_FIELDS))
+_REQUIRABLE = (*FIELDS, *RECORDS, *(f"media.{name}" for name in MEDIA_FIELDS + VIDEO_FIELDS))
 _PARTED = ("processor.", "sampling.")  # required as a whole: no part may lack
+_ORDER = {name: rank for rank, name in enumerate((*FIELDS, *RECORDS))}
+_ENDINGS = ("truncated", "truncated_medium", "stop_token")  # what makes another finish_reason
 _DRAWN = 20  # samples whose two sides the report keeps
 _NAMED = 256  # fields that `not_compared` tells apart; parts of a field beyond that count as the whole field
 
@@ -88,7 +92,8 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
         hit = _explain(shown, hits, same_ids="input_ids" not in fields)
         if field == "processor" and hit:
             shown = hit  # the setting that the cause was told from
-        findings.append(_finding(left, shown, hit))
+        fix = RECORDS.get(field, "") if hit is None else ""
+        findings.append(_finding(left, shown, hit, fix))
     told = {_key(f) for f in findings}
     for hit in hits:
         if _key(hit) not in told:
@@ -118,6 +123,8 @@ def _explain(shown: Difference | Hit, hits: list[Hit], same_ids: bool) -> Hit | 
             return min(own, key=_rank, default=None) or _nearest(start, hits)
         case "loss_spans" if not own and not same_ids:
             return _nearest(stop, hits)
+        case "finish_reason" if not own:
+            return next((hit for hit in hits if hit.cause in _ENDINGS), None)
         case _:
             return min(own, key=_rank, default=None)
 
@@ -134,7 +141,7 @@ def _logprob_kind(left: Sample, right: Sample) -> Hit:
     return Hit("logprob_kind", "sampling", evidence, shown.left, shown.right)
 
 
-def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None) -> Finding:
+def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None, fix: str = "") -> Finding:
     return Finding(
         sample_id=sample.sample_id,
         field=shown.field,
@@ -144,6 +151,7 @@ def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None) -> Findin
         right=shown.right,
         cause=hit.cause if hit else UNKNOWN,
         evidence=hit.evidence if hit else "nothing recorded tells why",
+        fix=fix,
         frames=hit.frames if hit else None,
     )
 
@@ -158,7 +166,7 @@ def _rank(hit: Hit) -> int:
 
 
 def _field_rank(finding: Finding) -> int:
-    return FIELDS.index(finding.field) if finding.field in FIELDS else len(FIELDS)
+    return _ORDER.get(finding.field, len(_ORDER))
 
 
 class _Tally:
@@ -179,10 +187,16 @@ class _Tally:
 
     def alike(self, item: Alike) -> None:
         self.compared += item.count
-        for name, who in item.lacks:
-            if (name, who) not in self.lacking and len(self.lacking) >= _NAMED:
+        self.lacking.update(dict.fromkeys(self._named(item.lacks), item.count))
+
+    def _named(self, lacks: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Each once: parts that `not_compared` tells apart, and the fields of all others."""
+        out: set[tuple[str, str]] = set()
+        for name, who in sorted(lacks):
+            if (name, who) not in self.lacking and len(self.lacking) + len(out) >= _NAMED:
                 name = name.partition(".")[0]
-            self.lacking[name, who] += item.count
+            out.add((name, who))
+        return out
 
     def pair(self, ordinal: int, left: Sample, right: Sample, decode: Decode | None) -> None:
         self.alike(Alike(1, frozenset(lacking(left, right))))
@@ -219,9 +233,10 @@ class _Tally:
             self.first = (ordinal, found[0])
 
     def report(self, require: tuple[str, ...]) -> ParityReport:
-        lacks = self._not_compared()
-        parts = {name.partition(".")[0] for name in lacks if name.startswith(_PARTED)}
-        unmet = [name for name in require if name in lacks or name in parts]
+        lacks = self._not_compared(require)
+        told = {name for name, who in self.lacking if who not in ("moot", "note")}
+        told |= {name.partition(".")[0] for name in told if name.startswith(_PARTED)}
+        unmet = not self.compared or [name for name in require if name in told]
         kept = sorted(self.findings + self.unmatched, key=lambda item: item[0])
         return ParityReport(
             ok=self.compared > 0 and not self.total and not unmet,
@@ -236,21 +251,25 @@ class _Tally:
             pairs=(self.unlike + self.scored)[:_DRAWN],
         )
 
-    def _not_compared(self) -> dict[str, str]:
+    def _not_compared(self, require: tuple[str, ...]) -> dict[str, str]:
         why: dict[str, list[str]] = {}
         if not self.compared:
             why["sample_id"] = ["no sample is on both sides"]
         for (name, who), count in sorted(self.lacking.items()):
-            of = f"({count} of {self.compared} samples)"
-            if who == "never":
-                text = f"its values are not compared, only what they mean {of}"
-            elif who == "unscored":
-                text = f"there are no logprobs on both sides that it speaks of {of}"
-            else:
-                text = f"{'neither side' if who == 'both' else who} has {_none(who)}{name} {of}"
-            why.setdefault(name, []).append(text)
+            if who == "both" and name in RECORDS and name not in require:
+                continue
+            no = "" if who == "both" else "no "
+            text = _WHY.get(who) or f"{_LACKS.get(who, who)} has {no}{name}"
+            why.setdefault(name, []).append(f"{text} ({count} of {self.compared} samples)")
         return {name: "; ".join(texts) for name, texts in why.items()}
 
 
-def _none(who: str) -> str:
-    return "" if who == "both" else "no "
+_LACKS = {"both": "neither side"}
+_WHY = {
+    "never": "its values are not compared, only what they mean",
+    "unscored": "there are no logprobs on both sides that it speaks of",
+    "moot": "unlike on the two sides; raw logprobs do not depend on it",
+    "unread": "unlike on the two sides; what it does to logprobs is not known",
+    "moved": "not compared where ids differ",
+    "note": "unlike on the two sides; carried along, not compared",
+}

@@ -14,11 +14,15 @@ import numpy as np
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError
 from mmpack.parity.fixes import UNKNOWN
+from mmpack.parity.relation import excluded, fits_temperatures, relation
 from mmpack.schema.sample import Sample
 
 DRIFT_FIXES = {
     "dtype": "Run both sides in one dtype, or correct for the difference by importance sampling.",
     "stale_weights": "Send every tensor after each step, and compare checksums on both sides.",
+    "logprob_shift": "Take each token's logprob from the row before it: one side reads the next row, or its own.",
+    "logprob_base": "Hand natural logs on: multiply logs of base 2 by ln 2, and of base 10 by ln 10.",
+    "temperature": "Divide the trainer's logits by the rollout's temperature, or record raw logprobs on both sides.",
     UNKNOWN: "Compare layouts first; then record dtype, policy versions and checksums on both sides.",
 }
 _SHOWN = 4  # tensors named in one line
@@ -59,9 +63,13 @@ def logprob_drift(
     argmax_ids: Sequence[np.ndarray] | None = None,
     dtype: str | None = None,
     version: str | None = None,
+    temperature: float | None = None,
     checksums: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
 ) -> LogprobDrift:
     """Compare `rollout_logprobs` of samples with a trainer's, token by token.
+
+    Beside what is recorded, the numbers themselves tell of logprobs of the next token or the one before
+    (`logprob_shift`), of base 2 or 10 (`logprob_base`) and of another temperature: see `parity.relation`.
 
     Args:
         samples: of the rollout; `metadata["engine"]["dtype"]`, `metadata["argmax_ids"]` and `policy_versions` are
@@ -70,6 +78,7 @@ def logprob_drift(
         kind: what `logprobs` are, `raw` or `processed`.
         argmax_ids: int [n] a sample, the trainer's likeliest ids.
         dtype, version: the trainer's compute dtype and weights version.
+        temperature: by which the trainer divides its logits, where it does.
         checksums: of the trainer's and of the engine's tensors, by name.
 
     Raises: ArgumentError for logprobs of unlike kinds, missing ones, other counts, or no token at all.
@@ -80,7 +89,8 @@ def logprob_drift(
             f"logprob_drift: the rollout has {sum(map(len, rolled))} logprobs, the trainer "
             f"{sum(map(len, logprobs))}. Fix: one for each loss token of each sample, and one at least"
         )
-    d = np.concatenate([np.asarray(x, np.float64) for x in logprobs]) - np.concatenate(rolled)
+    theirs = [np.asarray(x, np.float64) for x in logprobs]
+    d = np.concatenate(theirs) - np.concatenate(rolled)
     figures = {
         "max_abs": float(np.abs(d).max()),
         "mean_abs": float(np.abs(d).mean()),
@@ -91,9 +101,12 @@ def logprob_drift(
         for name, value in figures.items()
     )
     causes = _evidence(samples, dtype, version, checksums)
+    if not fine:
+        causes |= _told_by_numbers(samples, rolled, theirs, temperature)
     if not fine and not causes:
+        out = {UNKNOWN} | excluded(rolled, theirs)
         causes = {
-            UNKNOWN: "no evidence; possible: " + ", ".join(c for c in DRIFT_FIXES if c != UNKNOWN)
+            UNKNOWN: "no evidence; possible: " + ", ".join(c for c in DRIFT_FIXES if c not in out)
         }
     share = None if argmax_ids is None else _argmax_differs(samples, argmax_ids)
     return LogprobDrift(tokens=len(d), **figures, argmax_differs=share, ok=fine, causes=causes)
@@ -111,6 +124,30 @@ def _recorded(sample: Sample, kind: str) -> np.ndarray:
             "Fix: compare raw with raw, or processed with processed under the same sampling"
         )
     return sample.rollout_logprobs.astype(np.float64)
+
+
+def _told_by_numbers(
+    samples: Sequence[Sample],
+    rolled: list[np.ndarray],
+    theirs: list[np.ndarray],
+    temperature: float | None,
+) -> dict[str, str]:
+    found = relation(rolled, theirs)
+    if found is not None and found[0] != "temperature":
+        return dict([found])
+    ratio = _temperature_ratio(samples, temperature)
+    if ratio not in (None, 1) and fits_temperatures(rolled, theirs, ratio):
+        told = f"the rollout's temperature is {ratio:.3g} times the trainer's {temperature:g}"
+        return {"temperature": f"{told}, and every token fits that"}
+    return {} if found is None else dict([found])
+
+
+def _temperature_ratio(samples: Sequence[Sample], temperature: float | None) -> float | None:
+    """The rollout's temperature over the trainer's; None if they were not recorded, or several were used."""
+    used = [(s.sampling or {}).get("temperature") for s in samples]
+    if not temperature or not isinstance(used[0], int | float) or used != used[:1] * len(used):
+        return None
+    return used[0] / temperature or None
 
 
 def _evidence(

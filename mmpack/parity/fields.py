@@ -5,8 +5,8 @@ A field that a side did not record is neither equal nor different: it is `lackin
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,25 @@ import numpy as np
 from mmpack.families import get_family
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.runs import placeholder_runs
-from mmpack.parity.causes.alike import same_medium
+from mmpack.parity.causes.alike import differ, same_medium
 from mmpack.parity.causes.pair import common_prefix, show, show_ids
 from mmpack.parity.causes.settings import compare_settings
+from mmpack.parity.differences import (
+    Difference,
+    at_shared,
+    joined,
+    of_list,
+    unlike_where_shared,
+)
+from mmpack.parity.records import (
+    RECORDS,
+    lacking_records,
+    notes,
+    record_difference,
+    unlike_records,
+)
+from mmpack.parity.sampling import lacking_sampling, unlike_sampling, who_lacks
+from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
 FIELDS = (
@@ -32,19 +48,6 @@ FIELDS = (
 )
 MEDIA_FIELDS = ("content_hash", "size")
 VIDEO_FIELDS = ("fps", "frame_indices", "frame_timestamps", "second_per_grid_ts", "total_frames")
-SAMPLING_FIELDS = (
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
-)
-
-
-@dataclass(frozen=True)
-class Difference:
-    field: str
-    left: str
-    right: str
-    index: int | None = None
-    span: tuple[int, int] | None = None
 
 
 def unlike_fields(left: Sample, right: Sample) -> list[str]:
@@ -52,7 +55,8 @@ def unlike_fields(left: Sample, right: Sample) -> list[str]:
     out = []
     if left.family != right.family:
         out.append("family")
-    if not np.array_equal(left.input_ids, right.input_ids):
+    same_ids = np.array_equal(left.input_ids, right.input_ids)
+    if not same_ids:
         out.append("input_ids")
     if not _same_spans(left.modality_spans, right.modality_spans, _modality_key):
         out.append("modality_spans")
@@ -62,8 +66,9 @@ def unlike_fields(left: Sample, right: Sample) -> list[str]:
         out.append("attention_mask")
     if len(left.media) != len(right.media) or not all(map(same_medium, left.media, right.media)):
         out.append("media")
-    if _loss_mask(left) != _loss_mask(right) or _unlike_turn(left, right):
+    if _unlike_loss(left, right):
         out.append("loss_spans")
+    out += unlike_records(left, right, same_ids)
     if _unlike_settings(left, right):
         out.append("processor")
     if _unlike_fingerprints(left, right):
@@ -74,7 +79,12 @@ def unlike_fields(left: Sample, right: Sample) -> list[str]:
 
 
 def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
-    """(field, who lacks it) of everything that was not compared; who: rollout, train, both, never, or unscored."""
+    """(field, who) of everything that was not compared.
+
+    who: the side that lacks it (rollout, train, both), or why it was not: never (its values never are), unscored (no
+    logprobs that it speaks of), moot (raw logprobs don't depend on it), unread (what it does is not known), note
+    (carried along), moved (spans of other ids).
+    """
     for name in ("position_ids", "attention_mask", "rollout_logprobs"):
         a, b = getattr(left, name), getattr(right, name)
         if a is None or b is None:
@@ -96,16 +106,15 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
             a, b = getattr(medium, name), getattr(other, name)
             if a is None or b is None:
                 yield f"media.{name}", who_lacks(a, b)
+    yield from lacking_records(left, right)
+    yield from notes(left, right)
 
 
 def difference(field: str, left: Sample, right: Sample) -> Difference:
     """The first mismatched span of a field that differs."""
+    if field in RECORDS:
+        return record_difference(field, left, right)
     return _FIRST[field](left, right)
-
-
-def who_lacks(a: Any, b: Any) -> str:
-    """Which side has None, where one has."""
-    return "both" if a is None and b is None else "rollout" if a is None else "train"
 
 
 def _unlike_arrays(a: np.ndarray | None, b: np.ndarray | None) -> bool:
@@ -125,30 +134,10 @@ def _same_spans(a: list[Any], b: list[Any], key: Any) -> bool:
     return len(a) == len(b) and all(key(x) == key(y) for x, y in zip(a, b, strict=True))
 
 
-def _loss_mask(sample: Sample) -> list[tuple[int, int, str]]:
-    """The loss spans, empty ones left out, touching ones of one kind joined: what the loss reads."""
-    out: list[tuple[int, int, str]] = []
-    for s in sample.loss_spans:
-        if s.start == s.stop:
-            continue
-        if out and out[-1][1] == s.start and out[-1][2] == s.kind:
-            out[-1] = (out[-1][0], s.stop, s.kind)
-        else:
-            out.append((s.start, s.stop, s.kind))
-    return out
-
-
-def _unlike_turn(left: Sample, right: Sample) -> tuple[int, int] | None:
-    """The loss spans, by their places, that share the first token of which both sides recorded another turn."""
+def _unlike_loss(left: Sample, right: Sample) -> bool:
+    """Whether the loss reads other tokens, or knows the turn of one by another number."""
     a, b = left.loss_spans, right.loss_spans
-    i = j = 0
-    while i < len(a) and j < len(b):
-        x, y = a[i], b[j]
-        unlike = None not in (x.turn, y.turn) and x.turn != y.turn
-        if unlike and max(x.start, y.start) < min(x.stop, y.stop):
-            return i, j
-        i, j = i + (x.stop <= y.stop), j + (y.stop <= x.stop)
-    return None
+    return joined(a, "kind") != joined(b, "kind") or unlike_where_shared(a, b, "turn") is not None
 
 
 def _unlike_settings(left: Sample, right: Sample) -> bool:
@@ -173,37 +162,6 @@ def _unlike_sampling(left: Sample, right: Sample) -> bool:
     if left.rollout_logprobs is None or right.rollout_logprobs is None:
         return False
     return bool(unlike_sampling(left.sampling, right.sampling))
-
-
-def unlike_sampling(left: dict[str, Any] | None, right: dict[str, Any] | None) -> list[str]:
-    """The settings by which two sets of logprobs mean different things."""
-    a, b = left or {}, right or {}
-    kinds = a.get("logprobs"), b.get("logprobs")
-    if None in kinds:
-        return []
-    if kinds[0] != kinds[1]:
-        return ["logprobs"]
-    if kinds[0] != "processed":
-        return []
-    both = [name for name in SAMPLING_FIELDS if None not in (a.get(name), b.get(name))]
-    return [name for name in both if a[name] != b[name]]
-
-
-def lacking_sampling(
-    left: dict[str, Any] | None, right: dict[str, Any] | None, scored: bool
-) -> Iterator[tuple[str, str]]:
-    """What `lacking` gives of `sampling`; `scored`: both sides have the logprobs that it speaks of."""
-    a, b = left or {}, right or {}
-    kinds = a.get("logprobs"), b.get("logprobs")
-    if None in kinds:
-        yield "sampling", who_lacks(*kinds)
-    elif not scored:
-        yield "sampling", "unscored"
-    elif kinds == ("processed", "processed"):
-        for name in SAMPLING_FIELDS:
-            values = a.get(name), b.get(name)
-            if (values[0] is None) != (values[1] is None):
-                yield f"sampling.{name}", who_lacks(*values)
 
 
 def _first_ids(left: Sample, right: Sample) -> Difference:
@@ -237,28 +195,17 @@ def _run_at(sample: Sample, at: int) -> tuple[int, int] | None:
 
 
 def _first_span(left: Sample, right: Sample) -> Difference:
-    return _of_list("modality_spans", left.modality_spans, right.modality_spans, _modality_key)
+    a, b = ([_modality_key(span) for span in s.modality_spans] for s in (left, right))
+    return of_list("modality_spans", a, b, operator.eq)
 
 
 def _first_loss(left: Sample, right: Sample) -> Difference:
-    keys = [_loss_mask(s) for s in (left, right)]
-    unlike = _unlike_turn(left, right)
-    if keys[0] != keys[1] or unlike is None:
-        return _of_list("loss_spans", keys[0], keys[1], lambda key: key)
-    x, y = left.loss_spans[unlike[0]], right.loss_spans[unlike[1]]
-    shown = [
-        f"loss_spans[{i}] {(s.start, s.stop, s.turn)}" for i, s in zip(unlike, (x, y), strict=True)
-    ]
-    both = max(x.start, y.start), min(x.stop, y.stop)
-    return Difference("loss_spans", shown[0], shown[1], unlike[0], both)
-
-
-def _of_list(field: str, a: list[Any], b: list[Any], key: Any) -> Difference:
-    both = zip(a, b, strict=False)
-    at = next((i for i, (x, y) in enumerate(both) if key(x) != key(y)), min(len(a), len(b)))
-    shown = [f"{field}[{at}] {key(x[at])}" if at < len(x) else f"{len(x)} {field}" for x in (a, b)]
-    spans = [key(x[at])[:2] for x in (a, b) if at < len(x)]
-    return Difference(field, shown[0], shown[1], at, spans[0] if spans else None)
+    a, b = left.loss_spans, right.loss_spans
+    masks = joined(a, "kind"), joined(b, "kind")
+    places = unlike_where_shared(a, b, "turn")
+    if masks[0] != masks[1] or places is None:
+        return of_list("loss_spans", *masks, operator.eq)
+    return at_shared("loss_spans", a, b, places, "turn")
 
 
 def _first_positions(left: Sample, right: Sample) -> Difference:
@@ -288,13 +235,20 @@ def _first_medium(left: Sample, right: Sample) -> Difference:
     a, b = left.media, right.media
     both = enumerate(zip(a, b, strict=False))
     at = next((i for i, (x, y) in both if not same_medium(x, y)), min(len(a), len(b)))
-    shown = [
-        f"{x[at].modality} grid {list(x[at].grid_thw)}, key {x[at].cache_key[:12]}"
-        if at < len(x)
-        else f"{len(x)} media"
-        for x in (a, b)
-    ]
+    if at == min(len(a), len(b)):
+        shown = [f"{len(x)} media" if at == len(x) else _medium(x[at]) for x in (a, b)]
+        return Difference("media", shown[0], shown[1], at)
+    x, y = a[at], b[at]
+    shown = [_medium(x), _medium(y)]
+    if shown[0] == shown[1]:
+        parts = ("num_tokens", *MEDIA_FIELDS, *VIDEO_FIELDS, "cache_key")
+        name = next(name for name in parts if differ(getattr(x, name), getattr(y, name)))
+        shown = [f"{_medium(m)}, {name} {show(getattr(m, name))}" for m in (x, y)]
     return Difference("media", shown[0], shown[1], at)
+
+
+def _medium(medium: Medium) -> str:
+    return f"{medium.modality} grid {list(medium.grid_thw)}, key {medium.cache_key[:12]}"
 
 
 def _first_setting(left: Sample, right: Sample) -> Difference:

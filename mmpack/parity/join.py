@@ -11,7 +11,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -19,11 +19,12 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.parity.columnar import Alike, Step, steps
-from mmpack.schema.fields import fail
+from mmpack.schema.fields import Array, fail
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import TraceReader, read_trace
 
 WINDOW = 64
+_CASTS = {"i": "iub", "f": "f"}  # kinds of dtypes
 Source = str | os.PathLike[str] | Iterable[Sample]
 
 
@@ -103,7 +104,22 @@ def _samples(source: Iterable[Sample], name: str) -> Iterator[Sample]:
                 f"compare: {name}[{i}] is a {type(sample).__name__}, expected a Sample. "
                 "Fix: pass samples, or the path of a trace"
             )
-        yield sample
+        yield as_read(sample)
+
+
+def as_read(sample: Sample) -> Sample:
+    """The sample with arrays of the dtypes that reading a trace gives, where no value changes by that."""
+    cast: dict[str, Any] = {}
+    for name, declared in Sample.columns().items():
+        array, spec = getattr(sample, name), declared.spec
+        if isinstance(spec, Array) and isinstance(array, np.ndarray) and array.dtype != spec.dtype:
+            to = np.dtype(spec.dtype)
+            if array.dtype.kind in _CASTS[to.kind]:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    made = array.astype(to)
+                if to.kind == "f" or np.array_equal(made, array):
+                    cast[name] = made
+    return replace(sample, **cast) if cast else sample
 
 
 class _Waiting:

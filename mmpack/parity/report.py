@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from mmpack.parity.fixes import FIXES
+from mmpack.parity.fixes import FIXES, UNKNOWN
 from mmpack.parity.frames import FrameDifference
 
 if TYPE_CHECKING:
     import numpy as np
 
     from mmpack.schema.sample import Sample
+
+WIDTH = 120  # characters of a line
+NAMES = 12  # fields named that were not compared for one reason
+EVIDENCE = 3  # sentences told of one cause
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,14 @@ class Finding:
             object.__setattr__(self, "fix", FIXES[self.cause])
 
     def __str__(self) -> str:
+        return one_line(f"{self.where}: {self.cause} ({self.evidence}). Fix: {self.fix}")
+
+    @property
+    def where(self) -> str:
+        """Sample, field and tokens, and what each side has there."""
         place = "" if self.index is None else f" at {self.index}"
         place += "" if self.span is None else f" [{self.span[0]}, {self.span[1]})"
-        return one_line(
-            f"sample {self.sample_id}: {self.field}{place}: rollout has {self.left}, "
-            f"train has {self.right}: {self.cause} ({self.evidence}). Fix: {self.fix}"
-        )
+        return f"sample {self.sample_id}: {self.field}{place}: rollout: {self.left}; train: {self.right}"
 
 
 @dataclass
@@ -88,20 +95,50 @@ class ParityReport:
     def summary(self) -> str:
         """One line: the verdict and its numbers."""
         verdict = "parity ok" if self.ok else "parity NOT ok"
-        parts = [f"{verdict}: {self.compared} samples compared, {self.total_findings} findings"]
-        parts += [f"{n} samples missing in {side}" for side, n in self.missing.items() if n]
+        counts = f"{counted(self.compared, 'sample')} compared, {counted(self.total_findings, 'finding')}"
+        parts = [f"{verdict}: {counts}"]
+        parts += [
+            f"{counted(n, 'sample')} missing in {side}" for side, n in self.missing.items() if n
+        ]
         if self.causes:
             parts.append(", ".join(f"{cause} in {n}" for cause, n in self.causes.items()))
         return "; ".join(parts)
 
     def lines(self, limit: int = 20) -> list[str]:
-        """The report as lines of text: the summary, what was not compared, the first `limit` findings."""
-        out = [self.summary()]
-        out += [one_line(f"not compared: {name}: {why}") for name, why in self.not_compared.items()]
-        out += [str(finding) for finding in self.findings[:limit]]
-        if self.total_findings > limit:
-            out.append(f"and {self.total_findings - limit} findings more")
+        """The report as lines of at most 120 characters: the summary, what was not compared, `limit` findings by cause.
+
+        A cause comes with its findings, then its evidence and fix, once.
+        """
+        out = wrapped(self.summary())
+        for required in (True, False):
+            told = "required, but not compared" if required else "not compared"
+            lacks = {k: v for k, v in self.not_compared.items() if (k in self.require) == required}
+            for why, names in _by_reason(lacks).items():
+                out += wrapped(f"{told}: {_named(names)}: {why}")
+        groups = by_cause(self.findings)
+        shares = _shares([len(group) for group in groups], limit)
+        for group, share in zip(groups, shares, strict=True):
+            if share:
+                out += self._told(group, share)
+        if self.total_findings > sum(shares):
+            out.append(f"and {counted(self.total_findings - sum(shares), 'finding')} more")
         return out
+
+    def _told(self, group: list[Finding], share: int) -> list[str]:
+        """One cause: how often, where, why, and what to do."""
+        first = group[0]
+        among = len({finding.sample_id for finding in group})
+        if first.cause != UNKNOWN:
+            among = self.causes.get(first.cause, among)
+        out = wrapped(f"{first.cause} in {counted(among, 'sample')}:")
+        for finding in _each_field_first(group)[:share]:
+            out += wrapped(f"  {finding.where}", "    ")
+        why = list(dict.fromkeys(finding.evidence for finding in group))
+        for evidence in why[:EVIDENCE]:
+            out += wrapped(f"  evidence: {evidence}", "    ")
+        if len(why) > EVIDENCE:
+            out.append(f"  evidence: and {len(why) - EVIDENCE} more of this kind")
+        return out + wrapped(f"  fix: {first.fix}", "    ")
 
     def to_html(
         self,
@@ -136,6 +173,61 @@ class ParityReport:
         return fragment(self)
 
 
+def by_cause(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings of one cause together, in the order of their first; unknown ones only where the evidence is one."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for f in findings:
+        key = (f.cause, f.fix, f.evidence) if f.cause == UNKNOWN else (f.cause, f.fix)
+        groups.setdefault(key, []).append(f)
+    return list(groups.values())
+
+
+def counted(n: int, what: str) -> str:
+    """`1 sample`, `2 samples`."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def wrapped(text: str, indent: str = "  ") -> list[str]:
+    """`text` as printable lines of at most WIDTH characters; those after the first are indented."""
+    return textwrap.wrap(
+        one_line(text), WIDTH, subsequent_indent=indent, break_on_hyphens=False
+    ) or [""]
+
+
 def one_line(text: str) -> str:
     """`text` with every control or unprintable character escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _each_field_first(group: list[Finding]) -> list[Finding]:
+    """The first finding of each field, then the others."""
+    first: dict[str, int] = {}
+    for k, finding in enumerate(group):
+        first.setdefault(finding.field, k)
+    chosen = set(first.values())
+    return [group[k] for k in first.values()] + [f for k, f in enumerate(group) if k not in chosen]
+
+
+def _shares(sizes: list[int], limit: int) -> list[int]:
+    """How many findings of each group are told: one of each before two of any."""
+    shares = [0] * len(sizes)
+    while sum(shares) < limit and shares != sizes:
+        for k, size in enumerate(sizes):
+            shares[k] += shares[k] < size and sum(shares) < limit
+    return shares
+
+
+def _by_reason(not_compared: Mapping[str, str]) -> dict[str, list[str]]:
+    """Reason to the fields that share it; the reason leaves their names out."""
+    out: dict[str, list[str]] = {}
+    for name, why in not_compared.items():
+        for side in ("rollout", "train"):
+            why = why.replace(f"{side} has no {name} ", f"not recorded in {side} ")
+        why = why.replace(f"neither side has {name} ", "not recorded on either side ")
+        out.setdefault(why, []).append(name)
+    return out
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - NAMES
+    return ", ".join(names[:NAMES]) + (f" and {more} more" if more > 0 else "")

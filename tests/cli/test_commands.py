@@ -68,8 +68,8 @@ def test_parity_of_unlike_traces(tmp_path, trace):
     assert (result.returncode, result.stderr) == (1, "")
     first, *lines = result.stdout.splitlines()
     assert first.startswith("DIFFERENT: 3 samples compared, 3 findings")
-    assert sum(line.startswith("sample s") for line in lines) == 2
-    assert lines[-1] == "and 1 findings more"
+    assert sum(line.startswith("  sample s") for line in lines) == 2
+    assert lines[-1] == "and 1 finding more"
     assert "Layouts differ" in page.read_text()
     report = document(run_mmpack("parity", trace, other, "--json"), code=1)
     assert report["first"]["field"] == "input_ids" and report["first"]["index"] == 0
@@ -80,8 +80,10 @@ def test_parity_requires_fields(tmp_path):
     path = write(tmp_path / "a.jsonl", [sample])
     assert run_mmpack("parity", path, path).returncode == 0
     result = run_mmpack("parity", path, path, "--require", "input_ids, position_ids")
-    assert result.returncode == 1 and result.stdout.startswith("NOT COMPARED: 1 samples compared")
-    assert "not compared: position_ids" in result.stdout
+    assert result.returncode == 1 and result.stdout.startswith("NOT COMPARED: 1 sample compared")
+    assert (
+        "\nrequired, but not compared: position_ids: not recorded on either side" in result.stdout
+    )
 
 
 def test_validate(trace, broken):

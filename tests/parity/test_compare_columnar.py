@@ -351,7 +351,7 @@ def test_texts_that_differ_and_mean_the_same(tmp_path, built):
     for sample in left + right:
         sample.rollout_logprobs = None
     for sample in right:
-        sample.policy_versions = [mp.PolicyVersion(0, 1, "w2")]
+        sample.policy_versions, sample.rewards = None, [mp.Score("exact", 1.0)]
         sample.metadata = {"trainer": sample.sample_id}
         for medium in sample.media:
             medium.media_id, medium.source = "another name", "elsewhere.png"

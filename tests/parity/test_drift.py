@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import log_softmax, softmax
 
 from mmpack.errors import ArgumentError
 from mmpack.parity.drift import logprob_drift
@@ -112,3 +113,141 @@ def test_a_rollout_without_logprobs_is_refused():
     rolled.rollout_logprobs = None
     with pytest.raises(ArgumentError, match="ask the engine"):
         logprob_drift([rolled], [np.array([-1.0])])
+
+
+# ---- what the numbers themselves tell ------------------------------------------------------------
+
+
+def scored(seed, tokens=120, vocabulary=500):
+    """Log softmax [tokens, vocabulary] of made-up logits, and ids sampled from it."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(tokens, vocabulary)) * 1.5
+    logits[np.arange(tokens), rng.integers(0, vocabulary, tokens)] += 2 + rng.uniform(0, 14, tokens)
+    probabilities = softmax(logits, axis=1)
+    ids = [rng.choice(vocabulary, p=row) for row in probabilities]
+    return logits, np.array(ids)
+
+
+def chosen(logits, ids, temperature=1.0):
+    return log_softmax(logits / temperature, axis=1)[np.arange(len(ids)), ids]
+
+
+def drift_of(rolled, train, cut=50):
+    """Of two samples, the second beginning at token `cut`."""
+    samples = [sample(part) for part in np.split(rolled, [cut])]
+    return logprob_drift(samples, np.split(train, [cut]))
+
+
+NOISE = [0.0, 0.02]  # of logits: one engine in fp32, two in bf16
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("cause", "change"),
+    [
+        ("logprob_shift", lambda z, ids: np.roll(chosen(z, ids), 1)),
+        ("logprob_shift", lambda z, ids: np.roll(chosen(z, ids), -1)),
+        ("logprob_base", lambda z, ids: chosen(z, ids) / np.log(2)),
+        ("logprob_base", lambda z, ids: chosen(z, ids) * np.log(2)),
+        ("logprob_base", lambda z, ids: chosen(z, ids) / np.log(10)),
+        ("logprob_base", lambda z, ids: chosen(z, ids) * np.log(10)),
+        ("temperature", lambda z, ids: chosen(z, ids, 0.7)),
+        (
+            "temperature",
+            lambda z, ids: chosen(z, ids, np.log(2)),
+        ),  # ratios of bases, as temperatures
+        ("temperature", lambda z, ids: chosen(z, ids, 1 / np.log(2))),
+    ],
+)
+def test_one_cause_that_excludes_the_others(seed, noise, cause, change):
+    logits, ids = scored(seed)
+    rng = np.random.default_rng(99)
+    drift = drift_of(
+        chosen(logits, ids), change(logits + noise * rng.normal(size=logits.shape), ids)
+    )
+    assert set(drift.causes) == {cause}, drift
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_base_is_told_from_the_other(seed):
+    logits, ids = scored(seed)
+    told = {
+        base: drift_of(chosen(logits, ids), chosen(logits, ids) / np.log(base)).causes[
+            "logprob_base"
+        ]
+        for base in (2, 10)
+    }
+    assert "base 2" in told[2] and "base 10" in told[10]
+    before = drift_of(chosen(logits, ids), np.roll(chosen(logits, ids), 1)).causes["logprob_shift"]
+    after = drift_of(chosen(logits, ids), np.roll(chosen(logits, ids), -1)).causes["logprob_shift"]
+    assert "before it" in before and "after it" in after
+
+
+def other_weights(z, ids, by):
+    return chosen(z + by * np.random.default_rng(7).normal(size=z.shape), ids)
+
+
+def sharper(z, ids, by):
+    return chosen(z + by * (z == z.max(axis=1, keepdims=True)), ids)
+
+
+def trained(z, ids, by):
+    z = z.copy()
+    z[np.arange(len(ids)), ids] += by
+    return chosen(z, ids)
+
+
+def truncated(z, ids, share):
+    """Renormalised over the likeliest ids that hold `share`; the sampled one is kept."""
+    p = softmax(z, axis=1)
+    order = np.argsort(-p, axis=1)
+    held = np.cumsum(np.take_along_axis(p, order, axis=1), axis=1)
+    kept = np.zeros_like(p, bool)
+    np.put_along_axis(kept, order, held - np.take_along_axis(p, order, axis=1) < share, axis=1)
+    kept[np.arange(len(ids)), ids] = True
+    return chosen(np.where(kept, z, -np.inf), ids)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("change", [other_weights, sharper, trained, truncated])
+@pytest.mark.parametrize("by", [0.3, 0.9, 2.0])
+def test_what_is_neither_is_not_named(seed, change, by):
+    """Other weights (noise, entropy collapse, a step on these tokens) and top-p have causes of their own."""
+    logits, ids = scored(seed)
+    pair = chosen(logits, ids), change(logits, ids, by)
+    for rolled, train in (pair, pair[::-1]):
+        drift = drift_of(rolled, train)
+        assert drift.ok or set(drift.causes) == {"unknown"}, drift
+        if not drift.ok and "unknown" in drift.causes:
+            assert "logprob_shift" not in drift.causes["unknown"]
+            assert "dtype, stale_weights" in drift.causes["unknown"]
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 15])
+def test_a_few_tokens_fit_anything(tokens):
+    logits, ids = scored(0, tokens)
+    drift = drift_of(chosen(logits, ids), chosen(logits, ids) / np.log(2), cut=1)
+    assert set(drift.causes) == {"unknown"}
+    for name in ("logprob_shift", "logprob_base", "temperature"):
+        assert name in drift.causes["unknown"]
+
+
+def test_recorded_temperatures_where_the_numbers_allow_them():
+    logits, ids = scored(3, tokens=12)  # too few for the numbers alone
+    rolled, train = chosen(logits, ids, 0.7), chosen(logits, ids)
+    mine = sample(rolled, kind="processed")
+    mine.sampling["temperature"] = 0.7
+    drift = logprob_drift([mine], [train], kind="processed", temperature=1.0)
+    assert set(drift.causes) == {"temperature"} and "0.7 times" in drift.causes["temperature"]
+    same = logprob_drift([mine], [train], kind="processed", temperature=0.7)
+    assert set(same.causes) == {"unknown"}
+    reverse = logprob_drift([mine], [train], kind="processed", temperature=0.35)
+    assert set(reverse.causes) == {"unknown"}  # they would sharpen, the numbers do not
+    mine.rollout_logprobs = None
+    halves = sample(np.concatenate([rolled] * 2), kind="processed")
+    halves.sampling["temperature"] = 0.7
+    doubled = logprob_drift(
+        [halves], [np.concatenate([rolled] * 2) / np.log(2)], kind="processed", temperature=1.0
+    )
+    assert set(doubled.causes) == {"logprob_base"}  # whatever is recorded

@@ -46,7 +46,6 @@ def test_order_names_and_notes_do_not_count(trace, random):
     random.shuffle(train)
     for sample in train:
         sample.metadata = {"note": random.random()}
-        sample.group_id += "x"
         for medium in sample.media:
             medium.source, medium.metadata = "elsewhere.png", {"note": 1}
     assert mp.compare(trace, train).total_findings == 0

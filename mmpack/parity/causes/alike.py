@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
 from mmpack.parity.causes.pair import Pair, possible, show
 from mmpack.parity.causes.settings import pixel_settings
 from mmpack.parity.fixes import UNKNOWN
+from mmpack.parity.values import same_value
 from mmpack.schema.media import Medium
 
 # a media_id made of the content, where no caller gave one
@@ -37,7 +36,7 @@ def same_video(a: Medium, b: Medium) -> bool:
 
 def differ(a: object, b: object) -> bool:
     """Both recorded, and not equal."""
-    return a is not None and b is not None and not np.array_equal(a, b)  # type: ignore[arg-type]
+    return a is not None and b is not None and not same_value(a, b)
 
 
 def both(a: Medium, b: Medium, name: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side, show
 from mmpack.parity.frames import Frame, FrameDifference, clock, known
+from mmpack.parity.values import same_value
 from mmpack.schema.media import Medium
 
 BY = ("frame_indices", "frame_timestamps")
@@ -25,6 +26,7 @@ def first_difference(pair: Pair, i: int, j: int) -> FrameDifference | None:
         one, two = (np.asarray(x) for x in lists)
         shorter = min(len(one), len(two))
         unlike = np.flatnonzero(one[:shorter] != two[:shorter])
+        unlike = unlike[[not same_value(one[k], two[k]) for k in unlike]]
         if len(unlike) or len(one) != len(two):
             place = int(unlike[0]) if len(unlike) else shorter
             differing = len(unlike) + max(len(one), len(two)) - shorter

@@ -104,9 +104,9 @@ def rule_hits(pair: Pair, first: Broken, known: list[Hit]) -> list[Hit]:
             hits.append(_hit(pair.left, left, "both sides", (left.message, left.message)))
             continue
         if left is not None:
-            hits.append(_hit(pair.left, left, "rollout", (left.message, "see evidence")))
+            hits.append(_hit(pair.left, left, "rollout", (left.message, "no such break")))
         if right is not None:
-            hits.append(_hit(pair.right, right, "train", ("see evidence", right.message)))
+            hits.append(_hit(pair.right, right, "train", ("no such break", right.message)))
     return hits
 
 

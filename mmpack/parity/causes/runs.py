@@ -102,7 +102,7 @@ def _unexplained(pair: Pair) -> Iterator[Hit]:
 
 def _hit(pair: Pair, side: Side, cause: str, evidence: str, start: int, stop: int) -> Hit:
     shown = f"{stop - start} placeholders at {start}"
-    other = "see evidence"
+    other = "no such run"
     left, right = (shown, other) if side is pair.left else (other, shown)
     field = "loss_spans" if cause == "sampled_placeholder" else "modality_spans"
     return Hit(cause, field, evidence, left, right, start, (start, stop), start)

@@ -6,6 +6,7 @@ from typing import Any
 
 from mmpack.parity.causes.pair import Hit, Pair, show
 from mmpack.parity.fixes import UNKNOWN
+from mmpack.parity.values import same_value
 
 PIXEL_LIMITS = (
     *("min_pixels", "max_pixels", "total_pixels", "size"),
@@ -49,7 +50,9 @@ def compare_settings(
     Of two sampling policies, what one of them alone has as a setting is not lacking.
     """
     a, b = _flat(left), _flat(right)
-    unlike = {path: (a[path], b[path]) for path in a if path in b and a[path] != b[path]}
+    unlike = {
+        path: (a[path], b[path]) for path in a if path in b and not same_value(a[path], b[path])
+    }
     lacking = {path: "train" for path in a if path not in b}
     lacking |= {path: "rollout" for path in b if path not in a}
     if f"{SAMPLING}policy" in unlike:

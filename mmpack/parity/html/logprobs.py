@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side
-from mmpack.parity.fields import unlike_sampling
 from mmpack.parity.html.tags import Markup, table, tag
+from mmpack.parity.sampling import unlike_sampling
 
 WIDTH, HEIGHT = 1000, 90  # of the drawing, in its own units
 BARS = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from mmpack.parity.html.pictures import Find, finder, pictures
 from mmpack.parity.html.strips import overview, words, zoom
 from mmpack.parity.html.style import STYLE
 from mmpack.parity.html.tags import Markup, joined, table, tag
+from mmpack.parity.report import EVIDENCE, by_cause, counted
 
 if TYPE_CHECKING:
     from mmpack.parity.report import Finding, ParityReport
@@ -118,7 +119,9 @@ def _lacking(report: ParityReport) -> Markup:
     if not report.not_compared:
         return Markup("")
     lacking = table(("field", "why"), list(report.not_compared.items()), "mm-told")
-    title = tag("summary", f"{len(report.not_compared)} fields were not compared in every sample")
+    title = tag(
+        "summary", f"{counted(len(report.not_compared), 'field')} not compared in every sample"
+    )
     unmet = set(report.require) & report.not_compared.keys()
     return tag("details", title, lacking, open="" if unmet else None)
 
@@ -180,24 +183,35 @@ def _card(
 def _findings(findings: list[Finding]) -> Markup:
     if not findings:
         return Markup("")
-    rows = [_row(finding) for finding in findings[:LINES]]
     more = len(findings) - LINES
-    fixes = dict.fromkeys((finding.cause, finding.fix) for finding in findings)
     return joined(
         [
-            table(("field", "at", "rollout", "train", "cause", "evidence"), rows, "mm-told"),
-            tag("p", f"{more} findings more of this sample", class_="mm-note") if more > 0 else "",
-            *(tag("p", tag("b", f"{cause}: "), fix) for cause, fix in fixes),
+            *_by_cause(findings[:LINES], ("field", "at", "rollout", "train"), _row),
+            tag("p", f"{counted(more, 'finding')} more of this sample", class_="mm-note")
+            if more > 0
+            else "",
         ]
     )
+
+
+def _by_cause(
+    findings: list[Finding], head: tuple[str, ...], row: Callable[[Finding], tuple[Any, ...]]
+) -> Iterator[Markup]:
+    """Each cause: its evidence, its findings as a table, its fix."""
+    for group in by_cause(findings):
+        why = list(dict.fromkeys(finding.evidence for finding in group))
+        more = [f"and {len(why) - EVIDENCE} more of this kind"] if len(why) > EVIDENCE else []
+        cause = tag("span", group[0].cause, class_="mm-cause")
+        yield tag("p", cause, Markup(" "), "; ".join(why[:EVIDENCE] + more))
+        yield table(head, [row(finding) for finding in group], "mm-told")
+        yield tag("p", tag("b", "Fix: "), group[0].fix)
 
 
 def _row(finding: Finding) -> tuple[Any, ...]:
     place = "" if finding.index is None else str(finding.index)
     if finding.span is not None:
         place += f" [{finding.span[0]}, {finding.span[1]})"
-    cause = tag("span", finding.cause, class_="mm-cause")
-    return (finding.field, place, finding.left, finding.right, cause, finding.evidence)
+    return (finding.field, place, finding.left, finding.right)
 
 
 def _rest(report: ParityReport, rest: list[Finding]) -> Markup:
@@ -205,9 +219,9 @@ def _rest(report: ParityReport, rest: list[Finding]) -> Markup:
     left_out = report.total_findings - len(report.findings) + max(len(rest) - ROWS, 0)
     parts: list[Markup] = []
     if rest:
-        head = ("sample", "field", "at", "rollout", "train", "cause", "evidence")
-        rows = [(finding.sample_id, *_row(finding)) for finding in rest[:ROWS]]
-        parts += [tag("h2", "Further findings"), table(head, rows, "mm-told")]
+        head = ("sample", "field", "at", "rollout", "train")
+        parts.append(tag("h2", "Further findings"))
+        parts += _by_cause(rest[:ROWS], head, lambda f: (f.sample_id, *_row(f)))
     if left_out:
         parts.append(tag("p", f"{left_out} findings more are not shown.", class_="mm-note"))
     return joined(parts)

@@ -1,0 +1,207 @@
+"""What a sample carries beside its layout: groups, scores, turns, targets, versions. Compared where both sides have it.
+
+Notes (names, provenance, free metadata) are never compared; where they differ, the report says so.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.parity.causes.pair import covered, show
+from mmpack.parity.differences import (
+    Difference,
+    at_shared,
+    joined,
+    of_list,
+    overlaps,
+    unlike_where_shared,
+)
+from mmpack.parity.sampling import who_lacks
+from mmpack.parity.values import same_value
+from mmpack.schema.fields import Record
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
+
+_SCORES = "Score each response once, and hand the scores on with it."
+_TARGETS = "Hand reference answers and their coordinate system on unchanged."
+_EPISODE = "Hand it on unchanged: it ties the turns of an episode together."
+# field to fix
+RECORDS: dict[str, str] = {
+    "group_id": "Hand the rollout's group_id on: advantages are taken over groups.",
+    "trajectory_id": _EPISODE,
+    "turn": _EPISODE,
+    "finish_reason": "Hand the engine's finish_reason on: truncated responses are masked by it.",
+    "observation_spans": "Take observation_spans from the engine's turns; no policy wrote their tokens.",
+    "action_spans": "Hand the actions that the engine's tokens decode to on, with their tokens.",
+    "region_spans": "Hand region_spans on unchanged: scores of regions are paid to their tokens.",
+    "bbox_targets": _TARGETS,
+    "point_targets": _TARGETS,
+    "coordinate_system": _TARGETS,
+    "screen_size": _TARGETS,
+    "rewards": _SCORES,
+    "costs": _SCORES,
+    "verifiers": _SCORES,
+    "policy_versions": "Hand the engine's policy_versions on: importance ratios need the weights that sampled.",
+}
+OF_TOKENS = ("observation_spans", "action_spans", "region_spans", "policy_versions")
+# of media, what differs without a difference in what is trained on
+MEDIA_NOTES = ("media_id", "source", "decoded_size", "mode", "exif_orientation", "file_hash")
+_UNORDERED = ("rewards", "costs", "verifiers")
+
+
+def recorded(sample: Sample, field: str) -> Any:
+    """The value of a field; None where nothing was recorded, an empty group_id included."""
+    value = getattr(sample, field)
+    return None if field == "group_id" and value == "" else value
+
+
+def unlike_records(left: Sample, right: Sample, same_ids: bool) -> list[str]:
+    """Fields of RECORDS that both sides recorded and that differ; of tokens only where these are the same."""
+    return [name for name in _unlike_records(left, right) if same_ids or not _of_tokens(name, left)]
+
+
+def _unlike_records(left: Sample, right: Sample) -> list[str]:
+    both = ((name, recorded(left, name), recorded(right, name)) for name in RECORDS)
+    return [name for name, a, b in both if None not in (_none(a), _none(b)) and _unlike(name, a, b)]
+
+
+def _of_tokens(field: str, sample: Sample) -> bool:
+    """Whether a field speaks of token indices."""
+    if field in _UNORDERED:
+        return any("span" in score.scope for score in getattr(sample, field))
+    return field in OF_TOKENS
+
+
+def lacking_records(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
+    """(field, who) of RECORDS, as `fields.lacking` gives them."""
+    if not np.array_equal(left.input_ids, right.input_ids):
+        for name in _unlike_records(left, right):
+            if _of_tokens(name, left):
+                yield name, "moved"
+    for name in RECORDS:
+        a, b = recorded(left, name), recorded(right, name)
+        if a is None or b is None:
+            yield name, who_lacks(a, b)
+        elif name == "policy_versions":
+            yield from _uncovered(left, right)
+        elif isinstance(a, list):
+            yield from _lacking_parts(name, a, b)
+    for i, j in overlaps(left.loss_spans, right.loss_spans):
+        turns = left.loss_spans[i].turn, right.loss_spans[j].turn
+        if (turns[0] is None) != (turns[1] is None):
+            yield "loss_spans.turn", who_lacks(*turns)
+
+
+def notes(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
+    """(field, "note") of what differs and is never compared."""
+    for name in ("prefix_cached_tokens", "metadata"):
+        if not same_value(getattr(left, name) or None, getattr(right, name) or None):
+            yield name, "note"
+    for a, b in zip(left.media, right.media, strict=False):
+        yield from _media_notes(a, b)
+    for name in ("modality_spans", "loss_spans"):
+        if _other_notes(getattr(left, name), getattr(right, name)):
+            yield f"{name}.metadata", "note"
+
+
+def record_difference(field: str, left: Sample, right: Sample) -> Difference:
+    """The first difference of a field of RECORDS that differs."""
+    a, b = getattr(left, field), getattr(right, field)
+    if field == "policy_versions":
+        places = unlike_where_shared(a, b, "version")
+        assert places is not None
+        return at_shared(field, a, b, places, "version")
+    if field == "observation_spans":
+        masks = joined(a, "source"), joined(b, "source")
+        places = unlike_where_shared(a, b, "turn")
+        if masks[0] != masks[1] or places is None:
+            return of_list(field, *masks, operator.eq)
+        return at_shared(field, a, b, places, "turn")
+    if not isinstance(a, list):
+        return Difference(field, show(a), show(b))
+    return of_list(field, _ordered(field, a), _ordered(field, b), _same, _shown)
+
+
+def _unlike(field: str, a: Any, b: Any) -> bool:
+    if field == "policy_versions":
+        return unlike_where_shared(a, b, "version") is not None
+    if field == "observation_spans":
+        unlike = joined(a, "source") != joined(b, "source")
+        return unlike or unlike_where_shared(a, b, "turn") is not None
+    if not isinstance(a, list):
+        return not same_value(a, b)
+    a, b = _ordered(field, a), _ordered(field, b)
+    return len(a) != len(b) or not all(map(_same, a, b))
+
+
+def _same(a: Record, b: Record) -> bool:
+    """Equal in what is required, and in what else both recorded."""
+    return all(
+        same_value(x, y) or (not declared.required and None in (_none(x), _none(y)))
+        for name, declared, x, y in _parts(a, b)
+        if name != "metadata"
+    )
+
+
+def _parts(a: Record, b: Record) -> Iterator[tuple[str, Any, Any, Any]]:
+    for name, declared in type(a).columns().items():
+        yield name, declared, getattr(a, name), getattr(b, name)
+
+
+def _lacking_parts(field: str, a: list[Any], b: list[Any]) -> Iterator[tuple[str, str]]:
+    """What one side alone recorded of the entries of a list."""
+    if field == "observation_spans":
+        pairs = [(a[i], b[j]) for i, j in overlaps(a, b)]
+    else:
+        pairs = list(zip(_ordered(field, a), _ordered(field, b), strict=False))
+    for pair in pairs:
+        for name, _, x, y in _parts(*pair):
+            if name == "metadata":
+                if not same_value(x, y):
+                    yield f"{field}.metadata", "note"
+            elif (x is None) != (y is None):
+                yield f"{field}.{name}", who_lacks(x, y)
+
+
+def _uncovered(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
+    """Loss tokens whose version one side alone knows."""
+    length = min(len(left), len(right))
+    loss = covered(left.loss_spans, length) & covered(right.loss_spans, length)
+    known = [covered(s.policy_versions or [], length)[loss] for s in (left, right)]
+    for who, lacks in (("rollout", ~known[0] & known[1]), ("train", known[0] & ~known[1])):
+        if np.any(lacks):
+            yield "policy_versions", who
+
+
+def _media_notes(a: Medium, b: Medium) -> Iterator[tuple[str, str]]:
+    for name in MEDIA_NOTES:
+        if not same_value(getattr(a, name), getattr(b, name)):
+            yield f"media.{name}", "note"
+    if not same_value(a.metadata, b.metadata):
+        yield "media.metadata", "note"
+
+
+def _other_notes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return any(not same_value(x.metadata, y.metadata) for x, y in zip(a, b, strict=False))
+
+
+def _ordered(field: str, values: list[Any]) -> list[Any]:
+    """Scores by name and scope: their order says nothing."""
+    if field not in _UNORDERED:
+        return values
+    return sorted(values, key=lambda s: (s.name, repr(s.scope)))
+
+
+def _shown(record: Record) -> tuple[Any, ...]:
+    """What was recorded of it."""
+    names = [name for name in type(record).columns() if name != "metadata"]
+    return tuple(value for name in names if (value := getattr(record, name)) is not None)
+
+
+def _none(value: Any) -> Any:
+    """None for None, else something that is not: arrays don't compare to one truth value."""
+    return None if value is None else True
