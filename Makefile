@@ -36,14 +36,24 @@ test: $(STAMP)  ## the tests, without those marked slow or gpu
 test-slow: $(STAMP)  ## the tests marked slow
 	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not engine and not upstream and not decoders $(APART)" || [ $$? -eq 5 ]  # 5: there is none
 
+# What compares floats with an oracle's: results differ between CPUs, bounds must not.
+NUMERICAL := tests/losses tests/ops tests/rewards \
+  $(patsubst %,tests/adapters/test_%.py,attention collator families merge_in_models pack_videos trl_grpo unwrap)
+
+.PHONY: test-cpus
+test-cpus: $(STAMP)  ## the numerical tests as other CPUs compute: narrower vectors, two threads
+	runs="$$($(BIN)/python tests/support/cpus.py)" && echo "$$runs" | while read -r settings; do \
+	  echo "$$settings"; \
+	  env $$settings $(PYTEST) $(PARALLEL) -m "not slow and not gpu and not kernel and not compile" $(NUMERICAL) </dev/null || exit 1; \
+	done
+
 .PHONY: test-video
 test-video: .venv-upstream/.stamp .venv-video/.stamp  ## videos beside qwen-vl-utils and transformers' processors; every decoder beside PyAV
 	.venv-upstream/bin/python -m pytest $(PARALLEL) -m "upstream and not engine" $(call marked,upstream)
 	.venv-video/bin/python -m pytest $(PARALLEL) -m decoders $(call marked,decoders)
 
 .PHONY: test-transformers
-test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests under each supported transformers
-	$(PYTEST) $(PARALLEL) -m "adapter and not gpu and not engine" $(call marked,adapter)
+test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests under each older transformers; `test` has the newest
 
 .PHONY: test-engines
 test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a whole step with it, causes put in

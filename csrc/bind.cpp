@@ -82,8 +82,8 @@ void check(int code) {
 std::tuple<Tensor, Tensor, Tensor> policy_loss(
     Tensor logprobs, MaybeTensor entropy, Tensor advantages, Tensor cu_loss, MaybeTensor old_logprobs,
     MaybeTensor ref_logprobs, MaybeTensor rollout_logprobs, MaybeTensor total, double scale, bool sample_mean,
-    int64_t kind, double ratio_low, double ratio_high, int64_t kl_kind, double kl_coef, double entropy_coef,
-    int64_t correction, int64_t correction_level, double correction_low, double correction_high) {
+    int64_t kind, double ratio_low, double ratio_high, double dual_clip, int64_t kl_kind, double kl_coef,
+    double entropy_coef, int64_t correction, int64_t correction_level, double correction_low, double correction_high) {
   Launch launch(logprobs);
   mmpack::PolicyLoss a{};
   a.logprobs = column(logprobs, launch.device);
@@ -105,6 +105,7 @@ std::tuple<Tensor, Tensor, Tensor> policy_loss(
   a.scale = scale;
   a.ratio_low = ratio_low;
   a.ratio_high = ratio_high;
+  a.dual_clip = dual_clip;
   a.kl_coef = kl_coef;
   a.entropy_coef = entropy_coef;
   a.correction_low = correction_low;
@@ -126,7 +127,7 @@ std::tuple<Tensor, Tensor, Tensor> policy_loss(
   return {loss, metrics, derivatives};
 }
 
-Tensor group_advantages(Tensor rewards, Tensor group_index, int64_t kind, double eps) {
+Tensor group_advantages(Tensor rewards, Tensor group_index, MaybeTensor tokens, int64_t kind, double eps) {
   Launch launch(rewards);
   const auto count = static_cast<int32_t>(rewards.numel());
   Tensor out = empty<1>({count}, mmpack::FLOAT, launch.device);
@@ -138,7 +139,8 @@ Tensor group_advantages(Tensor rewards, Tensor group_index, int64_t kind, double
     ticket = launch.ticket();
   }
   check(mmpack::launch_group_advantages(
-      column(rewards, launch.device), column(group_index, launch.device), count, static_cast<int32_t>(kind), eps,
+      column(rewards, launch.device), column(group_index, launch.device),
+      static_cast<const double*>(column(tokens, launch.device).data), count, static_cast<int32_t>(kind), eps,
       baselined ? static_cast<double*>(baselined->data_ptr()) : nullptr, static_cast<float*>(out.data_ptr()),
       ticket, launch.stream));
   return out;
@@ -242,9 +244,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mmpack_native, library) {
   library.def(
       "policy_loss(Tensor logprobs, Tensor? entropy, Tensor advantages, Tensor cu_loss, Tensor? old_logprobs, "
       "Tensor? ref_logprobs, Tensor? rollout_logprobs, Tensor? total, float scale, bool sample_mean, int kind, "
-      "float ratio_low, float ratio_high, int kl_kind, float kl_coef, float entropy_coef, int correction, "
-      "int correction_level, float correction_low, float correction_high) -> (Tensor, Tensor, Tensor)");
-  library.def("group_advantages(Tensor rewards, Tensor group_index, int kind, float eps) -> Tensor");
+      "float ratio_low, float ratio_high, float dual_clip, int kl_kind, float kl_coef, float entropy_coef, "
+      "int correction, int correction_level, float correction_low, float correction_high) -> (Tensor, Tensor, Tensor)");
+  library.def("group_advantages(Tensor rewards, Tensor group_index, Tensor? tokens, int kind, float eps) -> Tensor");
   library.def("gather_rows(Tensor x, Tensor index) -> Tensor");
   library.def(
       "pack_video(Tensor frames, Tensor(a!) rows, Tensor? shifts, Tensor patches, Tensor blocks, int patch, int merge, "

@@ -14,7 +14,7 @@ enum Correction : int32_t { NONE, TIS, MIS };
 enum Level : int32_t { TOKEN, SEQUENCE, GEOMETRIC };
 
 // What a block adds up: METRICS of mmpack/losses/policy_torch.py, but LOSS and SQUARES in place of `tokens` and `ess`.
-enum Sum : int32_t { LOSS, RATIO, CLIPPED, KL_OLD, SQUARES, CORRECTION, CUT, KL_REF, ENTROPY, SUMS };
+enum Sum : int32_t { LOSS, RATIO, CLIPPED, KL_OLD, SQUARES, CORRECTION, CUT, KL_REF, ENTROPY, DUAL_CUT, SUMS };
 
 // As in mmpack::policy_loss (mmpack/losses/policy_op.py). Less than 2^31 tokens.
 struct PolicyLoss {
@@ -23,6 +23,7 @@ struct PolicyLoss {
   int32_t kind, kl_kind, correction, level;
   bool sample_mean, by_sample;  // by_sample: advantages are [num_samples], not [count]
   double scale, ratio_low, ratio_high, kl_coef, entropy_coef, correction_low, correction_high;
+  double dual_clip;  // infinite: none
   float* loss;
   float* metrics;
   void* derivatives;  // double where logprobs are, else float
@@ -37,9 +38,10 @@ int launch_policy_loss(const PolicyLoss& arguments, const PolicyLossGrid& grid, 
 
 enum AdvantageKind : int32_t { GRPO, RLOO, DR_GRPO, LITE_PPO, REINFORCE_PP };
 
-// Rewards are float or double, groups and offsets int32 or int64. `baselined` [count] is needed by REINFORCE_PP.
-int launch_group_advantages(Column rewards, Column groups, int32_t count, int32_t kind, double eps, double* baselined,
-                            float* out, unsigned* ticket, Stream stream);
+// Rewards are float or double, groups and offsets int32 or int64. `baselined` [count] is needed by REINFORCE_PP, which
+// counts a sample tokens[i] times (nullptr: once) where it centres and scales.
+int launch_group_advantages(Column rewards, Column groups, const double* tokens, int32_t count, int32_t kind, double eps,
+                            double* baselined, float* out, unsigned* ticket, Stream stream);
 
 enum At : int32_t { LAST, ALL, MEAN };
 

@@ -16,11 +16,12 @@ constexpr int LANES = 1024;  // a sample is summed as so many interleaved runs, 
 constexpr double BOUND = 20.0;
 
 // What a kernel is compiled for, besides what every loss has.
-enum Part { CORRECTED = 1, REFERENCE = 2, UNCERTAIN = 4 };
+enum Part { CORRECTED = 1, REFERENCE = 2, UNCERTAIN = 4, DUAL = 8, EVERY = 15 };
 
 // Sums that can be other than 0: the first so many.
 template <int PARTS>
-constexpr int SUMS_OF = PARTS & UNCERTAIN   ? SUMS
+constexpr int SUMS_OF = PARTS & DUAL        ? SUMS
+                        : PARTS & UNCERTAIN ? ENTROPY + 1
                         : PARTS & REFERENCE ? KL_REF + 1
                         : PARTS & CORRECTED ? CUT + 1
                                             : SQUARES + 1;
@@ -160,6 +161,11 @@ __device__ void do_token(const PolicyLoss& a, int i, const Token<Raw>& token, co
     clipped = (below && advantage < 0) || (above && advantage > 0);
     term = -(clipped ? within : ratio) * advantage;
     slope = !clipped && fabs(exponent) <= BOUND ? term : 0;
+    if (PARTS & DUAL && ratio > a.dual_clip && advantage < 0) {
+      term = -a.dual_clip * advantage;
+      slope = 0;
+      sums[DUAL_CUT] += 1;
+    }
   }
   double importance = ratio;
   if (PARTS & CORRECTED && a.correction != NONE) {
@@ -341,8 +347,10 @@ int launch_policy_loss(const PolicyLoss& arguments, const PolicyLossGrid& grid, 
       policy_loss_kernel<float, 6>, policy_loss_kernel<float, 7>};
   const int given = (arguments.correction != NONE ? CORRECTED : 0) | (arguments.ref_logprobs.data ? REFERENCE : 0) |
                     (arguments.entropy.data ? UNCERTAIN : 0);
-  const Kernel kernel = all_float(arguments) ? of_floats[given] : policy_loss_kernel<double, 7>;
-  const size_t shared = sizeof(double) * SUMS * grid.threads;
+  const bool dual = arguments.dual_clip < INFINITY, floats = all_float(arguments);
+  const Kernel with_all = floats ? Kernel(policy_loss_kernel<float, EVERY>) : Kernel(policy_loss_kernel<double, EVERY>);
+  const Kernel kernel = dual || !floats ? with_all : of_floats[given];
+  const size_t shared = sizeof(double) * (dual || !floats ? SUMS : DUAL_CUT) * grid.threads;
   kernel<<<grid.blocks, grid.threads, shared, stream>>>(
       arguments, sums_whole_samples(arguments), grid.parts, grid.warps, ticket);
   return LAST_ERROR();

@@ -29,20 +29,23 @@ __device__ double block_sum(double value) {
 }
 
 // The whole batch's values in a block: the first HELD of each thread are kept, the others read again each time.
+// weights [count]: how often each counts; nullptr: once.
 template <class Value>
 struct Batch {
   Value value;
   int count;
   double held[HELD], mean, variance;  // with n - 1
 
-  __device__ Batch(Value value, int count) : value(value), count(count) {
+  __device__ Batch(Value value, int count, const double* weights = nullptr) : value(value), count(count) {
 #pragma unroll
     for (int j = 0; j < HELD; ++j) {
       const int i = threadIdx.x + j * THREADS;
       held[j] = i < count ? value(i) : 0;
     }
-    mean = sum([](double x) { return x; }) / count;
-    variance = sum([&](double x) { return (x - mean) * (x - mean); }) / (count > 1 ? count - 1 : 1);
+    const auto weight = [&](int i) { return weights ? weights[i] : 1; };
+    const double total = weights ? sum([&](int i, double) { return weight(i); }) : count;
+    mean = sum([&](int i, double x) { return weight(i) * x; }) / (total > 1 ? total : 1);
+    variance = sum([&](int i, double x) { return weight(i) * (x - mean) * (x - mean); }) / (total > 1 ? total - 1 : 1);
   }
 
   // use(i, x) of each.
@@ -57,7 +60,7 @@ struct Batch {
   template <class Term>
   __device__ double sum(Term term) const {
     double mine = 0;
-    each([&](int, double x) { mine += term(x); });
+    each([&](int i, double x) { mine += term(i, x); });
     return block_sum(mine);
   }
 };
@@ -137,8 +140,8 @@ struct Groups {
 // and their order alone.
 template <class Reward, class Group>
 __global__ void __launch_bounds__(THREADS)
-    advantages_kernel(const Reward* rewards, const Group* groups, int count, int kind, double eps, double* baselined,
-                      float* out, unsigned* ticket) {
+    advantages_kernel(const Reward* rewards, const Group* groups, const double* tokens, int count, int kind, double eps,
+                      double* baselined, float* out, unsigned* ticket) {
   __shared__ Groups<Group> shared;
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, row = blockIdx.x * ROWS + warp;
   int* places = shared.places[warp];
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int m = lane; m < size; m += WARP) write(places[m]);
   }
   if (kind == REINFORCE_PP && comes_last(ticket, gridDim.x)) {
-    const Batch batch([&](int i) { return baselined[i]; }, count);
+    const Batch batch([&](int i) { return baselined[i]; }, count, tokens);
     batch.each(
         [&](int i, double x) { out[i] = static_cast<float>(scaled(x - batch.mean, batch.variance, eps)); });
   }
@@ -263,11 +266,11 @@ int typed(const Column& rewards, const Column& index, Launch launch) {
 
 }  // namespace
 
-int launch_group_advantages(Column rewards, Column groups, int32_t count, int32_t kind, double eps, double* baselined,
-                            float* out, unsigned* ticket, Stream stream) {
+int launch_group_advantages(Column rewards, Column groups, const double* tokens, int32_t count, int32_t kind, double eps,
+                            double* baselined, float* out, unsigned* ticket, Stream stream) {
   return typed(rewards, groups, [&](auto* reward, auto* group) {
     advantages_kernel<<<(count - 1) / ROWS + 1, THREADS, 0, stream>>>(
-        reward, group, count, kind, eps, baselined, out, ticket);
+        reward, group, tokens, count, kind, eps, baselined, out, ticket);
   });
 }
 

@@ -31,6 +31,11 @@ TOLERANCES = {
     ),
     "loss": Tolerance("ratio, KL, losses", "× sum of |terms| / denominator", 1e-6),
     "gradient_fp32": Tolerance("gradients, fp32", "× largest |gradient|", 1e-5),
+    "linear_gradient_fp32": Tolerance(
+        "gradients of the fused linear selected logprob, fp32",
+        "× largest sum of |terms| × max(1, max|z| / 50)",
+        1e-5,
+    ),
     "gradient_bf16": Tolerance("gradients, bf16", "relative Frobenius norm", 5e-3),
     "gradient_vs_torch": Tolerance("gradients, all dtypes", "× PyTorch's own error", 1.1),
     "advantage": Tolerance("advantages, reward scatter", "absolute", 1e-6),
@@ -42,7 +47,15 @@ TOLERANCES = {
     "parameter_gradient_fp32": Tolerance(
         "parameter gradients over other micro-batches or a shared prefix, fp32",
         "relative Frobenius norm",
-        1e-6,
+        1e-5,
+    ),
+    "parameter_gradient_vs_separate": Tolerance(
+        "the same; a bound of its own below that row's",
+        "× the error of separate forwards in the same dtype on the same machine",
+        1.5,
+    ),
+    "parameter_gradient_floor": Tolerance(
+        "the same; what is always allowed", "relative Frobenius norm", 2e-6
     ),
     "parameter_gradient_bf16": Tolerance(
         "parameter gradients over other micro-batches or a shared prefix, bf16",
@@ -75,3 +88,22 @@ def loss_bound(sum_abs_terms: Any, denominator: Any) -> Any:
 def gradient_fp32_bound(peak: Any) -> Any:
     """Allowed error of each entry of an fp32 gradient whose largest entry is `peak`."""
     return TOLERANCES["gradient_fp32"].value * abs(peak)
+
+
+def parameter_gradient_fp32_bound(separate: float) -> float:
+    """Allowed error of fp32 parameter gradients; `separate` is the error that forwards of each sample alone have.
+
+    Both errors are relative Frobenius norms of the difference from float64. Two fp32 results are not each other's
+    oracle: how far apart they are depends on the CPU.
+    """
+    floor, share = (TOLERANCES[f"parameter_gradient_{n}"].value for n in ("floor", "vs_separate"))
+    return min(max(share * separate, floor), TOLERANCES["parameter_gradient_fp32"].value)
+
+
+def linear_gradient_fp32_bound(sum_abs_terms: Any, max_abs_logit: float) -> Any:
+    """Allowed error of each entry of a fused linear fp32 gradient, which the rounding of the logits themselves moves.
+
+    Args: `sum_abs_terms`: the largest sum over loss tokens of what each adds to an entry, signs left out (for softcap a
+    slope of 1). `max_abs_logit`: over finite logits before softcap, after temperature.
+    """
+    return TOLERANCES["linear_gradient_fp32"].value * sum_abs_terms * max(1.0, max_abs_logit / 50)

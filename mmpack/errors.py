@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmpack.schema.rules import Problem
@@ -26,7 +28,14 @@ class ArgumentError(MmpackError, ValueError):
 
 
 class TraceError(MmpackError, ValueError):
-    """A file is not a trace, or a record in it has the wrong structure."""
+    """A file is not a trace, or a record in it has the wrong structure.
+
+    Where it breaks a rule: its `code`, the place and what is wrong there.
+    """
+
+    def __init__(self, message: str, code: str | None = None, where: str = "", why: str = ""):
+        self.code, self.where, self.why = code, where, why
+        super().__init__(message)
 
 
 class SchemaError(MmpackError, ValueError):
@@ -90,3 +99,45 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
     """Import an optional module (a dotted name) under `needs`."""
     with needs(extra, purpose):
         return importlib.import_module(module)
+
+
+def check_number(
+    what: str,
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    finite: bool = True,
+    fix: str = "pass such a number",
+) -> None:
+    """Raise ArgumentError unless `value` is a number of the host in the range; NaN is in none.
+
+    Args: `what`: the function. `name`: its option. `finite`: infinities are refused too. `least` or `above` is given
+    where they are not.
+    """
+    number = isinstance(value, (float, int, Real))
+    fits = (
+        number
+        and (not finite or -math.inf < value < math.inf)
+        and (least is None or value >= least)
+        and (above is None or value > above)
+        and (most is None or value <= most)
+    )
+    if fits:
+        return
+    shown = repr(value) if number else kind_of(value)
+    words = ["a finite number" if finite else "a number"]
+    words += [f"above {above:g}"] if above is not None else []
+    words += [f"of {least:g} or more"] if least is not None else []
+    words += [f"up to {most:g}"] if most is not None else []
+    raise ArgumentError(f"{what}: {name} is {shown}, expected {' '.join(words)}. Fix: {fix}")
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in the words of an error: `None`, `a list`, `a numpy array`."""
+    if value is None:
+        return "None"
+    module, name = type(value).__module__.split(".")[0], type(value).__name__
+    return "a numpy array" if (module, name) == ("numpy", "ndarray") else f"of type {name}"

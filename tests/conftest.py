@@ -70,17 +70,6 @@ def no_tf32() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """torch sums in one order: how many threads share a matrix product decides its last bits."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
 def geo3k_dir() -> Path:
     """Seven real problems of Geometry3K, which lie beside a checkout on some machines."""

@@ -19,11 +19,14 @@ def test_figures_are_the_published_ones():
         "linear_logprob": 1e-4,
         "loss": 1e-6,
         "gradient_fp32": 1e-5,
+        "linear_gradient_fp32": 1e-5,
         "gradient_bf16": 5e-3,
         "gradient_vs_torch": 1.1,
         "advantage": 1e-6,
         "same_sample": 0.0,
-        "parameter_gradient_fp32": 1e-6,
+        "parameter_gradient_fp32": 1e-5,
+        "parameter_gradient_vs_separate": 1.5,
+        "parameter_gradient_floor": 2e-6,
         "parameter_gradient_bf16": 5e-3,
         "layouts": 1e-5,
         "generate": 1e-4,
@@ -49,6 +52,15 @@ def test_linear_logprob_bound(peak, bound):
 def test_loss_and_gradient_bounds():
     assert contracts.loss_bound(30.0, 10) == pytest.approx(3e-6)
     assert contracts.gradient_fp32_bound(-2.0) == pytest.approx(2e-5)
+    assert contracts.linear_gradient_fp32_bound(3.0, 20.0) == pytest.approx(3e-5)
+    assert contracts.linear_gradient_fp32_bound(3.0, 500.0) == pytest.approx(3e-4)
+
+
+@pytest.mark.parametrize(
+    ("separate", "bound"), [(0.0, 2e-6), (1e-6, 2e-6), (4e-6, 6e-6), (8e-6, 1e-5), (1.0, 1e-5)]
+)
+def test_parameter_gradient_bound(separate, bound):
+    assert contracts.parameter_gradient_fp32_bound(separate) == pytest.approx(bound)
 
 
 def test_rows_are_frozen():

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from mmpack.adapters.geometry import draw_problems
 from mmpack.adapters.problems import Problem
 from mmpack.errors import ArgumentError, TraceError, require
-from mmpack.processors.images import decode
+from mmpack.files import read_bounded
+from mmpack.processors.images import MAX_FILE_BYTES, decode
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -228,7 +229,7 @@ def _file_below(root: Path, folder: Path, name: str, where: str) -> bytes:
     try:
         path = (folder / name).resolve()
         inside = path.is_relative_to(root.resolve())
-        data = path.read_bytes() if inside and path.is_file() else None
+        data = read_bounded(path, MAX_FILE_BYTES) if inside and path.is_file() else None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise TraceError(
             f"load_problems: {where}: {name!r} can't be read ({_line(error)}). Fix: check the file"

@@ -34,6 +34,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except MmpackError as error:
         return _fail(str(error))
+    except MemoryError:
+        return _fail("this machine's memory is full. Fix: split the file, or use a larger machine")
     except OSError as error:
         _discard_stdout()
         return _fail(str(error))

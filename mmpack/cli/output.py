@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mmpack.errors import ArgumentError
+from mmpack.files import replaced
 from mmpack.parity.report import one_line
 
 T = TypeVar("T")
@@ -89,16 +89,16 @@ def watched(samples: Iterable[T], what: str) -> Iterable[T]:
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step: whole, or the old one stays. Devices and pipes are written to."""
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        try:
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            why = f"can't be written ({error.strerror})"
+            raise ArgumentError(f"output: {path} {why}. Fix: name a file") from None
         return
-    target = path.resolve()  # the file that a link leads to, not the link
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replaced(path, "output", ArgumentError) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def _cell(value: Any) -> str:

@@ -11,14 +11,16 @@ KEPT = 100  # problems, on the screen and in the JSON document; all are counted
 
 
 def command(trace: TraceArgument, as_json: JsonOption = False, out: OutOption = None) -> int:
-    """Check every sample of a trace against the rules. Exits 1 if one is broken."""
+    """Check every sample of a trace against the rules. Exits 1 if one is broken, or there is none."""
     from mmpack.schema.rules import Problem, problems_of
     from mmpack.schema.trace import read_trace
 
     samples = 0
     codes: Counter[str] = Counter()
     kept: list[Problem] = []
-    for sample in watched(read_trace(trace), "validating"):
+    reader = read_trace(trace)
+    whole = trace.stat().st_size > 0  # else there is nothing to decompress either
+    for sample in watched(reader if whole else (), "validating"):
         samples += 1
         for problem in problems_of(sample):
             codes[problem.code] += 1
@@ -26,15 +28,18 @@ def command(trace: TraceArgument, as_json: JsonOption = False, out: OutOption = 
                 kept.append(problem)
     total = codes.total()
     document = {
-        "ok": not total,
+        "ok": samples > 0 and not total,
         "samples": samples,
         "total_problems": total,
         "codes": dict(sorted(codes.items())),
         "problems": [problem_document(p) for p in kept],
     }
-    lines = [f"{'BROKEN' if total else 'OK'}: {samples} samples, {total} broken rules"]
+    found = "BROKEN" if total else "OK" if samples else "EMPTY"
+    lines = [f"{found}: {samples} samples, {total} broken rules"]
+    if not samples:
+        lines.append(f"{trace} holds no sample. Fix: see why its writer wrote none")
     lines += [f"{p.code} {p}" for p in kept]
     if total > KEPT:
         lines.append(f"and {total - KEPT} more")
     emit(document, lines, as_json, out)
-    return 1 if total else 0
+    return 0 if document["ok"] else 1

@@ -16,14 +16,16 @@ ROWS, COLUMNS = 4, 128
 
 
 @triton.jit
-def spread_sum(values, count, centre, SQUARED: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sum of values [count], or of their squared distances from `centre`."""
+def spread_sum(values, weights, count, centre, SQUARED: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sum of values [count], or of their squared distances from `centre`; each weights[i] times, or once."""
     total = tl.zeros((COLUMNS,), tl.float64)
     for first in range(0, count, COLUMNS):
         at = first + tl.arange(0, COLUMNS)
         value = tl.load(values + at, mask=at < count, other=0, cache_modifier=".cg").to(tl.float64)
         if SQUARED:
             value = tl.where(at < count, (value - centre) * (value - centre), 0.0)
+        if weights is not None:
+            value *= tl.load(weights + at, mask=at < count, other=0).to(tl.float64)
         total += value
     return tl.sum(total)
 
@@ -38,6 +40,7 @@ def scaled(centred, variance, eps):
 def advantages_kernel(
     rewards,
     groups,
+    tokens,
     out,
     baselined,
     tickets,
@@ -81,8 +84,8 @@ def advantages_kernel(
     elif KIND == "rloo":
         value = centred * size / others_count
     elif KIND == "lite_ppo":
-        middle = spread_sum(rewards, count, 0.0, False, COLUMNS) / count
-        squared = spread_sum(rewards, count, middle, True, COLUMNS)
+        middle = spread_sum(rewards, None, count, 0.0, False, COLUMNS) / count
+        squared = spread_sum(rewards, None, count, middle, True, COLUMNS)
         value = scaled(centred, squared / tl.maximum(count - 1, 1), eps)
 
     if KIND != "reinforce_pp":
@@ -92,9 +95,13 @@ def advantages_kernel(
         tl.debug_barrier()
         arrived = tl.atomic_add(tickets + place, 1, sem="acq_rel")
         if arrived == tl.num_programs(0) - 1:  # the last has all of the batch before it
-            middle = spread_sum(baselined, count, 0.0, False, COLUMNS) / count
-            squared = spread_sum(baselined, count, middle, True, COLUMNS)
-            variance = squared / tl.maximum(count - 1, 1)
+            total = count.to(tl.float64)
+            if tokens is not None:
+                total = spread_sum(tokens, None, count, 0.0, False, COLUMNS)
+            middle = spread_sum(baselined, tokens, count, 0.0, False, COLUMNS)
+            middle = middle / tl.maximum(total, 1.0)
+            squared = spread_sum(baselined, tokens, count, middle, True, COLUMNS)
+            variance = squared / tl.maximum(total - 1, 1.0)
             for first in range(0, count, COLUMNS):
                 at = first + tl.arange(0, COLUMNS)
                 one = tl.load(baselined + at, mask=at < count, other=0, cache_modifier=".cg")
@@ -102,7 +109,9 @@ def advantages_kernel(
             tl.store(tickets + place, 0)
 
 
-def group_advantages(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tensor:
+def group_advantages(
+    rewards: Tensor, group_index: Tensor, tokens: Tensor | None, kind: str, eps: float
+) -> Tensor:
     """Arguments and results of mmpack::group_advantages."""
     count = len(rewards)
     out = rewards.new_empty(count, dtype=torch.float32)
@@ -114,6 +123,7 @@ def group_advantages(rewards: Tensor, group_index: Tensor, kind: str, eps: float
         advantages_kernel[(triton.cdiv(count, ROWS),)](
             rewards.contiguous(),
             group_index.contiguous(),
+            None if tokens is None else tokens.contiguous(),
             out,
             rewards.new_empty(count, dtype=torch.float64) if whole_batch else None,
             tickets,

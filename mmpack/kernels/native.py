@@ -48,6 +48,7 @@ def policy_loss(
     kind: str,
     ratio_low: float,
     ratio_high: float,
+    dual_clip: float,
     kl_kind: str,
     kl_coef: float,
     entropy_coef: float,
@@ -71,6 +72,7 @@ def policy_loss(
         KINDS.get(kind, 0),
         ratio_low,
         ratio_high,
+        dual_clip,
         KL_KINDS[kl_kind],
         kl_coef,
         entropy_coef,
@@ -82,10 +84,13 @@ def policy_loss(
     return results
 
 
-def group_advantages(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tensor:
+def group_advantages(
+    rewards: Tensor, group_index: Tensor, tokens: Tensor | None, kind: str, eps: float
+) -> Tensor:
     """Arguments and results of mmpack::group_advantages."""
+    weights = None if tokens is None else tokens.double().contiguous()
     advantages: Tensor = _ops().group_advantages.default(
-        _numbers(rewards), _index(group_index), ADVANTAGES[kind], eps
+        _numbers(rewards), _index(group_index), weights, ADVANTAGES[kind], eps
     )
     return advantages
 

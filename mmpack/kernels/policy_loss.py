@@ -6,6 +6,7 @@ The program that finishes last adds up what all of them left behind, in the orde
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from mmpack.kernels.tickets import take
 
 BLOCK = 256
 PROGRAMS = 512  # aimed at where samples are few and long
-SUMS = 9  # loss, ratio, clipped, kl_old, squared weight, correction, cut, kl_ref, entropy: METRICS but for two
+SUMS = 10  # loss, ratio, clipped, kl_old, squared weight, correction, cut, kl_ref, entropy, dual: METRICS but for two
 LOG_RATIO_BOUND = tl.constexpr(20.0)
 
 
@@ -72,6 +73,7 @@ def policy_loss_kernel(
     scale: tl.float64,
     ratio_low: tl.float64,
     ratio_high: tl.float64,
+    dual_clip: tl.float64,
     kl_coef: tl.float64,
     entropy_coef: tl.float64,
     correction_low: tl.float64,
@@ -84,6 +86,7 @@ def policy_loss_kernel(
     ENTROPY_TERM: tl.constexpr,
     CORRECTION: tl.constexpr,
     LEVEL: tl.constexpr,
+    DUAL: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
     MERGE: tl.constexpr,
@@ -117,7 +120,7 @@ def policy_loss_kernel(
 
     zeros = tl.zeros((BLOCK,), tl.float64)
     terms, ratios, clips, kls_old, squares = zeros, zeros, zeros, zeros, zeros
-    corrections, cuts, kls_ref, entropies = zeros, zeros, zeros, zeros
+    corrections, cuts, kls_ref, entropies, duals = zeros, zeros, zeros, zeros, zeros
     for first in range(start + part * BLOCK, stop, parts * BLOCK):
         at = first + tl.arange(0, BLOCK)
         live = at < stop
@@ -139,6 +142,11 @@ def policy_loss_kernel(
             )
             term = -tl.where(clipped, within, ratio) * advantage
             moves = (tl.abs(exponent) <= LOG_RATIO_BOUND) & (clipped == 0)
+            if DUAL:
+                cut_again = (ratio > dual_clip) & (advantage < 0)
+                term = tl.where(cut_again, -dual_clip * advantage, term)
+                moves = moves & (cut_again == 0)
+                duals += tl.where(live & cut_again, 1.0, 0.0)
             slope = tl.where(moves, term, 0.0)
 
         importance = ratio
@@ -192,6 +200,7 @@ def policy_loss_kernel(
     tl.store(mine + 6 * programs, tl.sum(cuts))
     tl.store(mine + 7 * programs, tl.sum(kls_ref))
     tl.store(mine + 8 * programs, tl.sum(entropies))
+    tl.store(mine + 9 * programs, tl.sum(duals))
     tl.debug_barrier()
     arrived = tl.atomic_add(tickets + place, 1, sem="acq_rel")
     if arrived == programs - 1:
@@ -199,7 +208,7 @@ def policy_loss_kernel(
         merged = tl.zeros((SLOTS, MERGE), tl.float64)
         for first in range(0, programs, MERGE):
             at = first + tl.arange(0, MERGE)
-            there = (slot < 9)[:, None] & (at < programs)[None, :]
+            there = (slot < 10)[:, None] & (at < programs)[None, :]
             merged += tl.load(
                 partials + slot[:, None] * programs + at[None, :],
                 mask=there,
@@ -213,7 +222,7 @@ def policy_loss_kernel(
         alike = first_power * first_power / tl.where(second_power == 0, 1.0, second_power * tokens)
         value = tl.where(slot == 0, count.to(tl.float64), sums / tokens)
         value = tl.where(slot == 4, alike, value)
-        tl.store(metrics + slot, value, mask=slot < 9)
+        tl.store(metrics + slot, value, mask=slot < 10)
         tl.store(loss, tl.sum(tl.where(slot == 0, sums, 0.0)) * factor)
         tl.store(tickets + place, 0)
 
@@ -232,6 +241,7 @@ def policy_loss(
     kind: str,
     ratio_low: float,
     ratio_high: float,
+    dual_clip: float,
     kl_kind: str,
     kl_coef: float,
     entropy_coef: float,
@@ -274,6 +284,7 @@ def policy_loss(
             scale,
             ratio_low,
             ratio_high,
+            dual_clip,
             kl_coef,
             entropy_coef,
             correction_low,
@@ -287,6 +298,7 @@ def policy_loss(
                 entropy_coef,
                 correction,
                 correction_level,
+                dual_clip < math.inf,
             ),
             MERGE=64 if programs <= PROGRAMS else 256,
             num_warps=4,
@@ -303,6 +315,7 @@ def variant(
     entropy_coef: float,
     correction: str | None,
     level: str,
+    dual: bool = False,
 ) -> dict[str, Any]:
     """What the kernel is compiled for; names that don't matter are left at one value."""
     return {
@@ -314,6 +327,7 @@ def variant(
         "ENTROPY_TERM": entropy_coef != 0,
         "CORRECTION": correction,
         "LEVEL": level,
+        "DUAL": dual,
         "BLOCK": BLOCK,
         "SLOTS": 16,
     }

@@ -7,8 +7,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number
 from mmpack.ops.backend import choose
+from mmpack.ops.inputs import can_look_at, check_are_tensors
 from mmpack.ops.light import light_op
 from mmpack.ops.segments import keyed_sum
 
@@ -16,7 +17,12 @@ AdvantageKind = Literal["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp"]
 
 
 def group_advantages(
-    rewards: Tensor, group_index: Tensor, kind: AdvantageKind = "grpo", eps: float = 1e-6
+    rewards: Tensor,
+    group_index: Tensor,
+    kind: AdvantageKind = "grpo",
+    eps: float = 1e-6,
+    *,
+    num_tokens: Tensor | None = None,
 ) -> Tensor:
     """Advantages [B] float32 over the whole batch, before it is planned into micro-batches and ranks.
 
@@ -27,19 +33,30 @@ def group_advantages(
     - `rloo`: r - the mean of the others, = (r - mean) · n / (n - 1) (arXiv 2402.14740)
     - `lite_ppo`: (r - mean) / (std of the batch's rewards + eps) (arXiv 2508.08221)
     - `reinforce_pp`: a = r - mean, then (a - batch mean of a) / (batch std of a + eps) (REINFORCE++ with baseline,
-      arXiv 2501.03262 section 3.3). In a group of one a = r, as in its form for one sample a prompt.
+      arXiv 2501.03262 section 3.3). In a group of one a = r, as in its form for one sample a prompt. The batch's mean
+      and std are over samples, as in the paper; with `num_tokens` over loss tokens, as in verl, so that long samples
+      count for more.
 
     A std of 0, or of a single value, gives the advantage 0. A group of one gives 0 for every kind but
     `reinforce_pp`: it has nothing to be compared with (TRL does so too; verl's rloo passes the bare reward on).
 
     Args: rewards: [B] float. group_index: [B] int, any numbers in any order. eps: TRL takes 1e-4, verl 1e-6.
+    num_tokens: [B] int, the loss tokens of each sample (`Sample.num_loss_tokens`), for `reinforce_pp` only.
     Sums are float64 and in the order of the batch, so all of a group get the same mean and std. One launch on a GPU.
-    Raises ArgumentError for shapes, dtypes and devices that don't fit, and an unknown kind.
+    Raises ArgumentError for shapes, dtypes and devices that don't fit, an eps below 0, and an unknown kind.
     """
     if kind not in get_args(AdvantageKind):
         raise ArgumentError(
             f"group_advantages: kind is {kind!r}. Fix: one of {', '.join(get_args(AdvantageKind))}"
         )
+    check_are_tensors(
+        "group_advantages",
+        ("num_tokens",),
+        rewards=rewards,
+        group_index=group_index,
+        num_tokens=num_tokens,
+    )
+    check_number("group_advantages", "eps", eps, least=0)
     whole = not (group_index.is_floating_point() or group_index.is_complex())
     fits = rewards.ndim == 1 and rewards.shape == group_index.shape
     if not (fits and rewards.is_floating_point() and whole):
@@ -53,11 +70,34 @@ def group_advantages(
             f"group_advantages: rewards are on {rewards.device}, group_index on {group_index.device}. "
             "Fix: move both to one device"
         )
-    advantages: Tensor = _op(rewards.detach(), group_index, kind, eps)
+    if num_tokens is not None:
+        _check_num_tokens(num_tokens, rewards, kind)
+    advantages: Tensor = _op(rewards.detach(), group_index, num_tokens, kind, eps)
     return advantages
 
 
-def _torch(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tensor:
+def _check_num_tokens(num_tokens: Tensor, rewards: Tensor, kind: str) -> None:
+    if kind != "reinforce_pp":
+        raise ArgumentError(
+            f"group_advantages: num_tokens is given and kind is {kind!r}, which looks at no token. "
+            "Fix: leave it out, or kind='reinforce_pp'"
+        )
+    whole = not (num_tokens.is_floating_point() or num_tokens.is_complex())
+    if num_tokens.shape != rewards.shape or num_tokens.device != rewards.device or not whole:
+        raise ArgumentError(
+            f"group_advantages: num_tokens has shape {list(num_tokens.shape)} and dtype {num_tokens.dtype} on "
+            f"{num_tokens.device}, expected {list(rewards.shape)} integers on {rewards.device}. "
+            "Fix: pass the loss tokens of each sample"
+        )
+    if can_look_at(num_tokens) and bool((num_tokens < 0).any()):
+        raise ArgumentError(
+            f"group_advantages: num_tokens holds {int(num_tokens.min())}. Fix: pass 0 or more of each sample"
+        )
+
+
+def _torch(
+    rewards: Tensor, group_index: Tensor, num_tokens: Tensor | None, kind: str, eps: float
+) -> Tensor:
     r = rewards.double()
     size = keyed_sum(torch.ones_like(r), group_index)
     mean = keyed_sum(r, group_index) / size
@@ -71,17 +111,17 @@ def _torch(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tenso
     if kind == "rloo":
         return (centred * size / (size - 1).clamp(min=1.0)).float()
     if kind == "lite_ppo":
-        return _scaled(centred, _batch_variance(r), eps).float()
+        return _scaled(centred, _spread(r, torch.ones_like(r))[1], eps).float()
     baselined = torch.where(size > 1, centred, r)
-    return _scaled(_centred(baselined), _batch_variance(baselined), eps).float()
+    weights = torch.ones_like(r) if num_tokens is None else num_tokens.double()
+    return _scaled(*_spread(baselined, weights), eps).float()
 
 
-def _centred(values: Tensor) -> Tensor:
-    return values - values.sum() / max(len(values), 1)
-
-
-def _batch_variance(values: Tensor) -> Tensor:
-    return _centred(values).square().sum() / max(len(values) - 1, 1)
+def _spread(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances [B] of values from their mean, and their variance; value b counts weights[b] times."""
+    total = weights.sum()
+    centred = values - (weights * values).sum() / total.clamp(min=1.0)
+    return centred, (weights * centred.square()).sum() / (total - 1).clamp(min=1.0)
 
 
 def _scaled(centred: Tensor, variance: Tensor, eps: float) -> Tensor:
@@ -89,25 +129,29 @@ def _scaled(centred: Tensor, variance: Tensor, eps: float) -> Tensor:
     return torch.where(std == 0, 0.0, centred / (std + eps))
 
 
-def _run(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tensor:
+def _run(
+    rewards: Tensor, group_index: Tensor, num_tokens: Tensor | None, kind: str, eps: float
+) -> Tensor:
     backend = choose("group_advantages", rewards.device)
     if backend == "torch":
-        return _torch(rewards, group_index, kind, eps)
+        return _torch(rewards, group_index, num_tokens, kind, eps)
     if backend == "cuda":
         from mmpack.kernels import native
 
-        return native.group_advantages(rewards, group_index, kind, eps)
+        return native.group_advantages(rewards, group_index, num_tokens, kind, eps)
     from mmpack.kernels.group_advantages import group_advantages
 
-    return group_advantages(rewards, group_index, kind, eps)
+    return group_advantages(rewards, group_index, num_tokens, kind, eps)
 
 
-def _fake(rewards: Tensor, group_index: Tensor, kind: str, eps: float) -> Tensor:
+def _fake(
+    rewards: Tensor, group_index: Tensor, num_tokens: Tensor | None, kind: str, eps: float
+) -> Tensor:
     return rewards.new_empty(len(rewards), dtype=torch.float32)
 
 
 _op = light_op(
-    "group_advantages(Tensor rewards, Tensor group_index, str kind, float eps) -> Tensor",
+    "group_advantages(Tensor rewards, Tensor group_index, Tensor? num_tokens, str kind, float eps) -> Tensor",
     _run,
     _fake,
 )

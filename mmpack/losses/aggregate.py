@@ -10,8 +10,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number
 from mmpack.losses.samples import sample_mean
+from mmpack.ops.inputs import can_look_at
 
 Aggregation = Literal[
     "token_mean",
@@ -42,8 +43,9 @@ def aggregate(
     - `token_sum`: sum
 
     Totals are of the global batch, over all micro-batches and ranks; None: this batch's. A sample without loss
-    tokens adds nothing and counts in total_samples. An empty batch gives 0. Raises ArgumentError for an unknown name
-    and for a missing max_tokens (the longest response that generation allows).
+    tokens adds nothing and counts in total_samples. An empty batch gives 0. Raises ArgumentError for an unknown name,
+    for a missing max_tokens (the longest response that generation allows), and for totals below this batch's own;
+    those on a GPU are not looked at, and count as 1 at least.
     """
     total, factor = denominator(
         aggregation, len(terms), len(cu_loss) - 1, total_tokens, total_samples, max_tokens
@@ -66,12 +68,16 @@ def denominator(
         raise ArgumentError(
             f"aggregate: aggregation is {aggregation!r}. Fix: one of {', '.join(get_args(Aggregation))}"
         )
+    _check_total("total_tokens", total_tokens, count, "loss tokens")
+    _check_total("total_samples", total_samples, num_samples, "samples")
     normed = aggregation == "sequence_mean_token_sum_norm"
     if normed != (max_tokens is not None):
         raise ArgumentError(
             f"aggregate: aggregation is {aggregation!r} and max_tokens {max_tokens}. "
             f"Fix: pass max_tokens with sequence_mean_token_sum_norm, and only there"
         )
+    if max_tokens is not None:
+        check_number("aggregate", "max_tokens", max_tokens, least=1)
     if aggregation == "token_sum":
         return 1, 1
     if aggregation == "token_mean":
@@ -84,3 +90,18 @@ def at_least_one(total: Total) -> float | Tensor:
     if isinstance(total, Tensor):
         return total.to(torch.float64).clamp(min=1.0)
     return float(max(total, 1))
+
+
+def _check_total(name: str, total: Total | None, own: int, of: str) -> None:
+    if isinstance(total, Tensor):
+        if total.numel() != 1:
+            raise ArgumentError(
+                f"aggregate: {name} has shape {list(total.shape)}, expected one number. Fix: pass its sum"
+            )
+        if not can_look_at(total):
+            return
+        total = total.item()
+    if total is None:
+        return
+    fix = f"pass that of the global batch, which holds this one's {own} {of}"
+    check_number("aggregate", name, total, least=own, fix=fix)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number
 from mmpack.losses.kl import LOG_RATIO_BOUND
 from mmpack.losses.samples import per_token, sample_mean
 from mmpack.ops.segments import segment_sum
@@ -52,7 +52,9 @@ def check_correction(kind: str, level: str, low: float, high: float) -> None:
             f"correction_weights: kind is {kind!r}, level {level!r}. Fix: kind is one of "
             f"{', '.join(get_args(Correction))}, level one of {', '.join(get_args(CorrectionLevel))}"
         )
-    if not 0 <= low < high:
+    check_number("correction_weights", "low", low, least=0)
+    check_number("correction_weights", "high", high, least=0, finite=False)
+    if not low < high:
         raise ArgumentError(
             f"correction_weights: low is {low}, high is {high}. Fix: weights are positive and low is below high"
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number
 from mmpack.losses.samples import check_columns
+from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.segments import segment_ids, suffix_scan
 
 
@@ -25,9 +26,13 @@ def gae(
     between them.
 
     Args: rewards, values: [N] float. bootstrap: [B], the value after each sample's last loss token, for samples that
-    were cut off; None: 0, they ended. Raises ArgumentError for shapes that don't fit.
+    were cut off; None: 0, they ended. gamma, lam: from 0 to 1. Raises ArgumentError for shapes that don't fit and
+    numbers out of their range.
     """
     check_columns("gae", cu_loss, {"rewards": rewards, "values": values})
+    check_are_tensors("gae", ("bootstrap",), bootstrap=bootstrap)
+    for name, number in (("gamma", gamma), ("lam", lam)):
+        check_number("gae", name, number, least=0, most=1)
     if bootstrap is not None and bootstrap.shape != (len(cu_loss) - 1,):
         raise ArgumentError(
             f"gae: bootstrap has shape {list(bootstrap.shape)}, expected [{len(cu_loss) - 1}]. Fix: one value a sample"

@@ -5,18 +5,20 @@ One launch forward and one backward on a GPU, nothing waits for it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number
 from mmpack.losses.aggregate import SAMPLE_MEAN, Aggregation, Total, denominator
 from mmpack.losses.correction import Correction, CorrectionLevel, check_correction
 from mmpack.losses.kl import KLKind, check_kl_kind
 from mmpack.losses.policy_op import PolicyLossFunction
 from mmpack.losses.policy_torch import METRICS
 from mmpack.losses.samples import check_columns
+from mmpack.ops.inputs import check_are_tensors
 
 Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]
 
@@ -59,6 +61,7 @@ def policy_loss(
     max_tokens: int | None = None,
     clip_low: float | None = None,
     clip_high: float | None = None,
+    dual_clip: float | None = None,
     kl_coef: float = 0.0,
     kl_kind: KLKind = "k3",
     entropy: Tensor | None = None,
@@ -75,7 +78,8 @@ def policy_loss(
     - `grpo`, `dr_grpo`, `ppo`, `dapo`: -min(r·A, clip(r, 1 - clip_low, 1 + clip_high)·A) (PPO, arXiv 1707.06347
       eq. 7). They differ in clip, advantage and aggregation; `dapo` clips higher.
     - `gspo`: the same with the sample's ratio s = exp(mean of logprobs - old_logprobs) for its value, and the
-      token's logprob for its gradient (arXiv 2507.18071 section 4.3).
+      token's logprob for its gradient (arXiv 2507.18071 section 4.3). With a `correction` of tokens each gradient is
+      weighed by its own token's w, as verl does; TRL weighs all of a sample's by their mean.
     - `cispo`: -clip(r, 1 - clip_low, 1 + clip_high)·A·logprobs, the clipped weight detached (arXiv 2506.13585
       section 3.1).
 
@@ -92,7 +96,9 @@ def policy_loss(
         rollout_logprobs: [N], of the engine that sampled, needed by correction.
         total_tokens, total_samples: of the global batch, over all micro-batches and ranks; None: this batch's.
         scale: undoes gradient averaging, e.g. the number of data-parallel ranks.
-        clip_low, clip_high: None: the kind's own, `CLIPS`.
+        clip_low, clip_high: None: the kind's own, `CLIPS`; infinite: no clip.
+        dual_clip: c > 1, verl's `clip_ratio_c`: where A < 0 the surrogate is at most -c·A, and a ratio above c has no
+            gradient (arXiv 1912.09729 eq. 5). TRL's `delta` is the same where it is above 1 + clip_high. Not of cispo.
         kl_kind: `k1`, `k2`, `k3`, see `kl_divergence`.
         entropy: [N] in nats, of the rows that the logprobs were read from; needed by entropy_coef.
         correction: `tis` or `mis`: weight w of the surrogate, see `correction_weights`; None: w = 1.
@@ -105,11 +111,13 @@ def policy_loss(
 
     Metrics: `tokens` (a count), `ratio` (of tokens; of samples for gspo), `clip_fraction` (share of tokens whose
     ratio the clip cut), `kl_old` (KL(old ‖ policy), k3), `ess`, `kl_ref`, `entropy`, `correction` and
-    `correction_fraction` (mean weight; share of tokens cut or masked), the last four where their input is given.
+    `correction_fraction` (mean weight; share of tokens cut or masked), `dual_clip_fraction` (share of tokens that
+    dual_clip cut, verl's pg_clipfrac_lower), the last five where their input is given.
     `ess` is Kish's effective sample size as a share of the tokens, (Σw)² / (N · Σw²), of the weights `correction`
     where one is given, cut or masked as they are, else of `ratio` before the clip: 1 where all weigh the same.
 
-    Raises ArgumentError for shapes that don't fit, unknown names, and inputs that a coefficient needs.
+    Raises ArgumentError for shapes that don't fit, unknown names, numbers out of their range, totals below this
+    batch's own, and inputs that a coefficient needs. Totals that are tensors on a GPU are not looked at.
     """
     what = "policy_loss"
     columns = {
@@ -119,9 +127,23 @@ def policy_loss(
         "rollout_logprobs": rollout_logprobs,
         "entropy": entropy,
     }
-    check_columns(what, cu_loss, columns)
+    check_columns(what, cu_loss, columns, optional=[name for name in columns if name != "logprobs"])
+    check_are_tensors(what, advantages=advantages)
     if kind not in get_args(Kind):
         raise ArgumentError(f"{what}: kind is {kind!r}. Fix: one of {', '.join(get_args(Kind))}")
+    for option, number in (("scale", scale), ("kl_coef", kl_coef)):
+        check_number(what, option, number, least=0)
+    check_number(what, "entropy_coef", entropy_coef)
+    for option, bound in (("clip_low", clip_low), ("clip_high", clip_high)):
+        if bound is not None:
+            check_number(what, option, bound, least=0, finite=False)
+    if dual_clip is not None:
+        check_number(what, "dual_clip", dual_clip, above=1, fix="pass c > 1, or None for none")
+        if kind == "cispo":
+            raise ArgumentError(
+                f"{what}: dual_clip is {dual_clip}, and cispo has no minimum that it could bound. "
+                "Fix: leave it out, clip_high bounds the weight"
+            )
     for option, value, needs in (
         ("kl_coef", kl_coef, "ref_logprobs"),
         ("entropy_coef", entropy_coef, "entropy"),
@@ -171,6 +193,7 @@ def policy_loss(
         kind,
         1 - (low if clip_low is None else clip_low),
         1 + (high if clip_high is None else clip_high),
+        math.inf if dual_clip is None else dual_clip,
         kl_kind,
         kl_coef,
         entropy_coef,
@@ -184,6 +207,7 @@ def policy_loss(
         "entropy": entropy is None,
         "correction": correction is None,
         "correction_fraction": correction is None,
+        "dual_clip_fraction": dual_clip is None,
     }
     metrics = zip(METRICS, values.unbind(), strict=True)
     return PolicyLoss(loss, {name: value for name, value in metrics if not absent.get(name)})

@@ -15,18 +15,19 @@ from mmpack.losses.policy_torch import METRICS, policy_loss_torch
 from mmpack.ops.backend import choose
 from mmpack.ops.light import light_op
 
-# The sum of the terms (with sample_mean, of the samples' means) times scale / max(total, 1); no total: 1.
-# Returns loss [], METRICS [9], and the derivatives of the loss: [1, N] to logprobs, with an entropy_coef [2, N] to
-# logprobs and entropy. Loss and metrics are float32, derivatives too unless logprobs are float64.
+# The sum of the terms (with sample_mean, of the samples' means) times scale / max(total, 1); no total: 1. An infinite
+# dual_clip is none. Returns loss [], METRICS [10], and the derivatives of the loss: [1, N] to logprobs, with an
+# entropy_coef [2, N] to logprobs and entropy. Loss and metrics are float32, derivatives too, or float64 where logprobs
+# are.
 SCHEMA = """policy_loss(
     Tensor logprobs, Tensor? entropy, Tensor advantages, Tensor cu_loss,
     Tensor? old_logprobs, Tensor? ref_logprobs, Tensor? rollout_logprobs,
     Tensor? total, float scale, bool sample_mean,
-    str kind, float ratio_low, float ratio_high,
+    str kind, float ratio_low, float ratio_high, float dual_clip,
     str kl_kind, float kl_coef, float entropy_coef,
     str? correction, str correction_level, float correction_low, float correction_high
 ) -> (Tensor, Tensor, Tensor)"""
-ENTROPY_COEF = 15  # its place in the schema
+ENTROPY_COEF = 16  # its place in the schema
 
 
 class PolicyLossFunction(torch.autograd.Function):

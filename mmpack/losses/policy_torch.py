@@ -23,6 +23,7 @@ METRICS = (
     "correction_fraction",
     "kl_ref",
     "entropy",
+    "dual_clip_fraction",
 )
 
 
@@ -40,6 +41,7 @@ def policy_loss_torch(
     kind: Any,
     ratio_low: float,
     ratio_high: float,
+    dual_clip: float,
     kl_kind: Any,
     kl_coef: float,
     entropy_coef: float,
@@ -63,6 +65,7 @@ def policy_loss_torch(
     bounded = exponent.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     ratio = bounded.exp()
     within = ratio.clamp(ratio_low, ratio_high)
+    cut_again = (ratio > dual_clip) & (adv < 0)
     if kind == "cispo":
         clipped = (ratio < ratio_low) | (ratio > ratio_high)
         terms = -within * adv * lp
@@ -70,9 +73,15 @@ def policy_loss_torch(
     else:
         clipped = ((ratio < ratio_low) & (adv < 0)) | ((ratio > ratio_high) & (adv > 0))
         terms = -torch.minimum(ratio * adv, within * adv)
-        slopes = torch.where(clipped | (bounded != exponent), 0.0, -ratio * adv)
+        terms = torch.where(cut_again, -dual_clip * adv, terms)
+        slopes = torch.where(clipped | cut_again | (bounded != exponent), 0.0, -ratio * adv)
 
-    logged = {"ratio": ratio, "clip_fraction": clipped, "kl_old": k3(-log_ratio)}
+    logged = {
+        "ratio": ratio,
+        "clip_fraction": clipped,
+        "kl_old": k3(-log_ratio),
+        "dual_clip_fraction": cut_again,
+    }
     importance = ratio
     if correction is not None and rollout_logprobs is not None:
         importance, cut = correction_weights(

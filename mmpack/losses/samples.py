@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
+from mmpack.ops.inputs import can_look_at, check_are_tensors
 from mmpack.ops.segments import segment_ids, segment_sum
 
 
-def check_columns(what: str, cu_loss: Tensor, columns: dict[str, Tensor | None]) -> None:
-    """Raise ArgumentError unless every column is a float [N] and cu_loss cuts N.
+def check_columns(
+    what: str, cu_loss: Tensor, columns: dict[str, Tensor | None], optional: Collection[str] = ()
+) -> None:
+    """Raise ArgumentError unless every column is a float [N] and cu_loss cuts N; columns named `optional` may be None.
 
     The values of cu_loss are read on the CPU only, on a GPU that would wait for it, and not while torch.compile traces.
     """
+    check_are_tensors(what, optional, cu_loss=cu_loss, **columns)
     if cu_loss.ndim != 1 or len(cu_loss) == 0 or cu_loss.dtype not in (torch.int32, torch.int64):
         raise ArgumentError(
             f"{what}: cu_loss has shape {list(cu_loss.shape)} and dtype {cu_loss.dtype}, expected [B+1] int32. "
@@ -33,8 +39,7 @@ def check_columns(what: str, cu_loss: Tensor, columns: dict[str, Tensor | None])
             raise ArgumentError(
                 f"{what}: {name} is on {column.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
             )
-    readable = cu_loss.device.type == "cpu" and not torch.compiler.is_compiling()
-    if readable and shape is not None:
+    if can_look_at(cu_loss) and shape is not None:
         first, last = int(cu_loss[0]), int(cu_loss[-1])
         if first != 0 or last != shape[0] or not bool((cu_loss[1:] >= cu_loss[:-1]).all()):
             raise ArgumentError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number
 from mmpack.losses.aggregate import Aggregation, Total, aggregate
 from mmpack.losses.samples import check_columns
 
@@ -27,16 +27,18 @@ def value_loss(
 
     With `clip` each term is ½ max((values - returns)², (old_values + clip(values - old_values, ±clip) - returns)²), the
     clipped value loss of PPO's reference code. All columns are [N]; totals and names as in `aggregate`; N = 0 gives
-    a zero that is attached to the graph. Raises ArgumentError for shapes that don't fit, and unless old_values and
-    clip come together.
+    a zero that is attached to the graph. Raises ArgumentError for shapes that don't fit, numbers out of their range,
+    and unless old_values and clip come together.
     """
-    check_columns(
-        "value_loss", cu_loss, {"values": values, "returns": returns, "old_values": old_values}
-    )
+    columns = {"values": values, "returns": returns, "old_values": old_values}
+    check_columns("value_loss", cu_loss, columns, optional=("old_values",))
+    check_number("value_loss", "scale", scale, least=0)
     if (old_values is None) != (clip is None):
         raise ArgumentError(
             "value_loss: old_values and clip go together. Fix: pass both, or none for no clipping"
         )
+    if clip is not None:
+        check_number("value_loss", "clip", clip, least=0, finite=False)
     v, target = values.double(), returns.detach().double()
     terms = (v - target).square()
     if old_values is not None and clip is not None:

@@ -1,16 +1,29 @@
-"""What every tensor that is handed to an op has to be, whatever the op."""
+"""What every tensor that is handed to a public function has to be, whatever the function."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.light import refuse_transforms
 
 
-def check_tensors(what: str, **tensors: Tensor | None) -> None:
-    """Raise ArgumentError for tensors that are on unlike devices, sharded, or carry forward-mode tangents."""
-    given = {name: x for name, x in tensors.items() if x is not None}
+def check_are_tensors(what: str, optional: Collection[str] = (), **tensors: Any) -> None:
+    """Raise ArgumentError for arrays, lists and None where a tensor is due; None may be what `optional` names."""
+    for name, x in tensors.items():
+        if not (isinstance(x, Tensor) or (x is None and name in optional)):
+            fix = "pass it" if x is None else f"pass torch.as_tensor({name})"
+            raise ArgumentError(f"{what}: {name} is {kind_of(x)}, expected a tensor. Fix: {fix}")
+
+
+def check_tensors(what: str, optional: Collection[str], **tensors: Any) -> None:
+    """Raise ArgumentError for what is no tensor, on another device, sharded, or carries forward-mode tangents."""
+    check_are_tensors(what, optional, **tensors)
+    given: dict[str, Tensor] = {name: x for name, x in tensors.items() if x is not None}
     first, *others = given
     for name in others:
         if given[name].device != given[first].device:
@@ -25,3 +38,9 @@ def check_tensors(what: str, **tensors: Tensor | None) -> None:
                 f"module that fully_shard wraps, or pass {name}.full_tensor()"
             )
     refuse_transforms(what, *given.values())
+
+
+def can_look_at(x: Tensor) -> bool:
+    """Looking at a GPU's values would wait for it; fake tensors have none, and no tensor while torch.compile traces."""
+    plain = type(x) is Tensor and x.device.type == "cpu"
+    return plain and not torch.compiler.is_compiling()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number
 from mmpack.ops import linear_torch, linear_triton
 from mmpack.ops.backend import choose
 from mmpack.ops.inputs import check_tensors
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 NAME = "linear_selected_logprobs"
+OPTIONAL = ("bias", "rows", "rows_unique", "row_inverse")
 
 
 def linear_selected_logprobs(
@@ -63,13 +64,15 @@ def linear_selected_logprobs(
     a bf16 or fp16 weight is rounded once a block of rows, of which there are up to four.
 
     Kernels take bf16 and fp16; other dtypes run on torch, where fp32 products obey
-    `torch.set_float32_matmul_precision`, and the numerical contract needs its default, "highest".
+    `torch.set_float32_matmul_precision`, and the numerical contract needs its default, "highest". Logits of some
+    hundreds are rounded by 1e-5 and more, and errors of values and gradients grow with them, as those of any fp32
+    product do (`linear_logprob_bound`, `linear_gradient_fp32_bound`).
 
     Raises ArgumentError for wrong shapes, unlike devices, DTensors and forward-mode tangents, and on the CPU for
     indices out of range.
     """
     check_tensors(
-        NAME, hidden=hidden, weight=weight, bias=bias, targets=targets, rows=rows,
+        NAME, OPTIONAL, hidden=hidden, weight=weight, bias=bias, targets=targets, rows=rows,
         rows_unique=rows_unique, row_inverse=row_inverse,
     )  # fmt: skip
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
@@ -86,10 +89,10 @@ def linear_selected_logprobs(
         raise ArgumentError(
             f"{NAME}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: one a vocabulary entry"
         )
-    if softcap is not None and not softcap > 0:
-        raise ArgumentError(f"{NAME}: softcap is {softcap}. Fix: pass a number above 0, or None")
-    if memory_budget is not None and memory_budget < 0:
-        raise ArgumentError(f"{NAME}: memory_budget is {memory_budget}. Fix: pass bytes, or None")
+    if softcap is not None:
+        check_number(NAME, "softcap", softcap, above=0, fix="pass None for no softcap")
+    if memory_budget is not None:
+        check_number(NAME, "memory_budget", memory_budget, least=0, fix="pass bytes, or None")
     ranks, rank, group_name = 1, 0, ""
     if group is not None:
         ranks, rank, group_name = group.size(), group.rank(), group.group_name
@@ -100,7 +103,7 @@ def linear_selected_logprobs(
     inputs = (hidden, weight) if bias is None else (hidden, weight, bias)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     count = num_rows if runs.rows is None else runs.rows.shape[0]
-    budget = memory_budget or 0
+    budget = int(memory_budget or 0)
     store = differentiable and count * shard * 2 <= budget
     logprobs, entropies, *_ = _forward(
         hidden, weight, bias, targets, *runs, float(temperature), softcap, entropy, store, budget,

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.backend import choose
 from mmpack.ops.gather_rows import Inverse, check_index, check_range, sum_rows_torch
+from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.light import apart, light_op, refuse_transforms
 
 
@@ -67,13 +68,19 @@ def merge_embeddings(
 def _check_shapes(
     embeddings: Tensor, features: Tensor, vision: VisionRows, levels: Sequence[Tensor]
 ) -> None:
+    if not isinstance(vision, VisionRows):
+        raise ArgumentError(
+            f"merge_embeddings: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
+        )
+    each = {f"levels[{i}]": level for i, level in enumerate(levels)}
+    check_are_tensors("merge_embeddings", embeddings=embeddings, features=features, **each)
     rows, count = vision.source.shape[0], vision.offsets.shape[0] - 1
     if embeddings.ndim != 2 or embeddings.shape[0] != rows:
         raise ArgumentError(
             f"merge_embeddings: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
             "Fix: pass one row for each of the batch's, without the batch dimension"
         )
-    for name, x in [("features", features), *((f"levels[{i}]", x) for i, x in enumerate(levels))]:
+    for name, x in {"features": features, **each}.items():
         if x.ndim != 2 or x.shape[0] != count or x.shape[1] != embeddings.shape[1]:
             raise ArgumentError(
                 f"merge_embeddings: {name} has shape {list(x.shape)}, expected {[count, embeddings.shape[1]]}. "

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number
+from mmpack.ops.inputs import can_look_at
 from mmpack.ops.segments import keyed_sum
 
 
@@ -55,8 +56,7 @@ def check_arguments(
     Their range is looked at on the CPU only: on a GPU that would wait for it.
     """
     num_rows, vocab = shape
-    if not temperature > 0:
-        raise ArgumentError(f"{what}: temperature is {temperature}. Fix: pass a number above 0")
+    check_number(what, "temperature", temperature, above=0)
     if (rows_unique is None) != (row_inverse is None):
         raise ArgumentError(
             f"{what}: rows_unique and row_inverse go together. Fix: pass both or none"
@@ -75,7 +75,7 @@ def check_arguments(
                 f"{what}: {name} has shape {list(index.shape)} and dtype {index.dtype}, expected one dimension of "
                 f"int64 or int32. Fix: pass compact indices, one a loss token"
             )
-        if _can_look_at(index) and len(index):
+        if can_look_at(index) and len(index):
             low, high = (int(x) for x in index.aminmax())
             if low < 0 or high >= bound:
                 raise ArgumentError(
@@ -87,13 +87,13 @@ def check_arguments(
         read = len(row_inverse)
         if rows is not None and (
             len(rows) != read
-            or (_can_look_at(rows) and bool((rows_unique[row_inverse] != rows).any()))
+            or (can_look_at(rows) and bool((rows_unique[row_inverse] != rows).any()))
         ):
             raise ArgumentError(
                 f"{what}: rows ({len(rows)} entries) is not rows_unique[row_inverse] ({read} entries). "
                 f"Fix: pass those of one batch"
             )
-        if _can_look_at(row_inverse) and len(row_inverse.unique()) != len(rows_unique):
+        if can_look_at(row_inverse) and len(row_inverse.unique()) != len(rows_unique):
             raise ArgumentError(
                 f"{what}: row_inverse names {len(row_inverse.unique())} of {len(rows_unique)} rows. "
                 f"Fix: pass rows_unique without rows that nobody reads"
@@ -103,12 +103,6 @@ def check_arguments(
             f"{what}: targets has {len(targets)} entries for {read} rows to read. "
             f"Fix: pass one target a row, and rows= where only some rows are scored"
         )
-
-
-def _can_look_at(index: Tensor) -> bool:
-    """Looking at a GPU's values would wait for it; fake tensors have none, and no tensor while torch.compile traces."""
-    plain = type(index) is Tensor and index.device.type == "cpu"
-    return plain and not torch.compiler.is_compiling()
 
 
 def make_runs(

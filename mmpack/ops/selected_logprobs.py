@@ -19,6 +19,7 @@ from mmpack.ops.scalars import runtime_scalar
 from mmpack.ops.softmax import pad_columns, row_gradient, row_statistics, target_gradient
 
 CHUNK_ROWS = 64  # of the torch path
+OPTIONAL = ("rows", "rows_unique", "row_inverse")
 GRADIENTS = ("dense", "compact", "inplace")
 
 
@@ -57,7 +58,7 @@ def selected_logprobs(
     indices out of range. On a GPU looking would wait for it: there kernels give NaN for a target that is out of range.
     """
     check_tensors(
-        "selected_logprobs", logits=logits, targets=targets, rows=rows,
+        "selected_logprobs", OPTIONAL, logits=logits, targets=targets, rows=rows,
         rows_unique=rows_unique, row_inverse=row_inverse,
     )  # fmt: skip
     if logits.ndim != 2 or not logits.is_floating_point():

@@ -16,6 +16,7 @@ from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
 from mmpack.ops.attention import AttentionPlan
 from mmpack.ops.gather_rows import gather_rows
+from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.merge_embeddings import VisionRows
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
@@ -129,6 +130,7 @@ class Batch(LossIndex):
         raise TypeError("a Batch is either packed or padded")
 
     def _expect(self, x: torch.Tensor, rows: int, what: str, name: str) -> None:
+        check_are_tensors(what, x=x)
         if x.ndim == 0 or x.shape[0] != rows:
             raise ArgumentError(
                 f"{what}: x has shape {list(x.shape)}, expected [{rows}, …] ({name}). "

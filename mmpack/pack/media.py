@@ -27,7 +27,11 @@ class MediaTable:
         self.what = what
 
     def add(self, medium: Medium) -> int:
-        """The medium's place. Pixels come from the first that has some, else from the store. Raises SchemaError."""
+        """The medium's place. Pixels come from the first that has some, else from the store.
+
+        Raises SchemaError for pixels that don't fit the grid, and for other pixels under one cache key, which are
+        compared where no content hash says that they are the same.
+        """
         at = self.index.setdefault(medium.cache_key, len(self.media))
         if at == len(self.media):
             self.media.append(dataclasses.replace(medium, pixel_values=None))
@@ -38,12 +42,24 @@ class MediaTable:
                 pixels = self.store.get(medium.cache_key)
             if pixels is not None:
                 known.pixel_values = self._checked(medium, pixels)
+        elif medium.pixel_values is not None and self._differs(known, medium):
+            message = f"has the cache key of {known.media_id!r:.60} but other pixels"
+            raise SchemaError(
+                [Problem("MM109", medium.media_id, "pixel_values", message)], self.what
+            )
         return at
 
     def stacked(self) -> torch.Tensor | None:
         """All patches, medium after medium; None if a medium has none (or there are no media)."""
         pixels = [m.pixel_values for m in self.media]
         return None if not pixels or any(p is None for p in pixels) else torch.cat(pixels)
+
+    def _differs(self, known: Medium, medium: Medium) -> bool:
+        if known.content_hash is not None and known.content_hash == medium.content_hash:
+            return False
+        pixels = self._checked(medium, medium.pixel_values)
+        same = pixels.data_ptr() == known.pixel_values.data_ptr()
+        return not (same or torch.equal(pixels.to(known.pixel_values.dtype), known.pixel_values))
 
     def _checked(self, medium: Medium, pixels: Any) -> torch.Tensor:
         tensor = as_tensor(pixels)

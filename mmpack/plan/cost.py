@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mmpack.errors import check_number
+
 Cost = Callable[[int, int, int], float]  # (rows, pairs, patches) -> cost, additive over samples
 
 
@@ -26,6 +28,10 @@ class CostModel:
     linear: float = 49_152.0
     quadratic: float = 1.0
     patch: float = 4_800.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_number("CostModel", name, value, least=0)
 
     def __call__(self, rows: int, pairs: int, patches: int) -> float:
         return self.linear * rows + self.quadratic * pairs + self.patch * patches

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, PlanError, SchemaError
+from mmpack.errors import ArgumentError, PlanError, SchemaError, check_number
 from mmpack.plan.balance import balance
 from mmpack.plan.bfd import best_fit_decreasing, spread
 from mmpack.plan.cost import Cost, CostModel
@@ -97,7 +97,7 @@ def plan(
             sum(s.num_patches for s in samples) if max_patches is None else max_patches,
             max(len(samples), 1) if max_samples is None else max_samples,
         ),
-        share_prefix,
+        _Shared(samples, kept) if share_prefix else None,
         cost or CostModel(),
     )
     groups: dict[str, list[int]] = {}
@@ -132,28 +132,46 @@ class _Unit:
         return sum(self.media.values())
 
 
+class _Shared:
+    """The prefix forest of all samples, built once: that of some of them is made of the segments on their paths."""
+
+    def __init__(self, samples: list[Sample], kept: list[int]):
+        forest = build_forest([samples[i] for i in kept])
+        start = forest.segment_depth
+        stop = start + np.diff(forest.segment_offsets)
+        self.rows: list[int] = (stop - start).tolist()  # of each segment
+        self.pairs: list[int] = (stop**2 - start**2).tolist()
+        self.path = {i: forest.path(k) for k, i in enumerate(kept)}
+
+    def rows_and_pairs(self, members: list[int]) -> tuple[int, int]:
+        segments = {g for i in members for g in self.path[i]}
+        return sum(self.rows[g] for g in segments), sum(self.pairs[g] for g in segments)
+
+
 @dataclass(frozen=True)
 class _Work:
     """Measures units, splits groups, fills bins. `capacity`: rows, patches, samples of a bin."""
 
     samples: list[Sample]
     capacity: tuple[int, int, int]
-    share: bool
+    shared: _Shared | None
     cost: Cost
 
     def unit(self, members: list[int]) -> _Unit:
         chosen = [self.samples[i] for i in members]
         media = {k: v for s in chosen for k, v in _patches(s).items()}
-        if not self.share or len(chosen) == 1:
-            lengths = [len(s) for s in chosen]
-            return _Unit(members, sum(lengths), sum(n * n for n in lengths), media)
-        forest = build_forest(chosen)
-        start = forest.segment_depth
-        stop = start + np.diff(forest.segment_offsets)
-        return _Unit(members, forest.num_tokens, int((stop**2 - start**2).sum()), media)
+        if self.shared is not None:
+            return _Unit(members, *self.shared.rows_and_pairs(members), media)
+        lengths = [len(s) for s in chosen]
+        return _Unit(members, sum(lengths), sum(n * n for n in lengths), media)
 
     def cost_of(self, unit: _Unit) -> float:
-        return float(self.cost(unit.rows, unit.pairs, unit.patches))
+        cost = self.cost(unit.rows, unit.pairs, unit.patches)
+        where = f"cost({unit.rows}, {unit.pairs}, {unit.patches})"
+        check_number(
+            "plan", where, cost, least=0, fix="return what a micro-batch takes, in any unit"
+        )
+        return float(cost)
 
     def pieces(self, group: list[int]) -> list[_Unit]:
         """The group in one unit if a bin takes it, else in as few as best-fit-decreasing finds."""
@@ -164,11 +182,9 @@ class _Work:
         media = [_patches(s) for s in chosen]
         sizes = np.array([(len(s), sum(m.values()), 1) for s, m in zip(chosen, media, strict=True)])
         parts = [[(key, 1, patches) for key, patches in m.items()] for m in media]
-        if self.share:
-            forest = build_forest(chosen)
-            rows = np.diff(forest.segment_offsets).tolist()
-            for i, part in enumerate(parts):
-                part += [(f"segment {g}", 0, rows[g]) for g in forest.path(i)]
+        if self.shared is not None:
+            for i, part in zip(group, parts, strict=True):
+                part += [(f"segment {g}", 0, self.shared.rows[g]) for g in self.shared.path[i]]
         bins = best_fit_decreasing(sizes, self.capacity, parts)
         return [self.unit(sorted(group[i] for i in b)) for b in bins]
 
@@ -248,10 +264,10 @@ def _check_arguments(
 ) -> None:
     named = {"max_tokens": max_tokens, "max_samples": max_samples, "ranks": ranks}
     for name, value in named.items():
-        if value is not None and value < 1:
-            raise ArgumentError(f"plan: {name} is {value}. Fix: pass 1 or more")
-    if max_patches is not None and max_patches < 0:
-        raise ArgumentError(f"plan: max_patches is {max_patches}. Fix: pass 0 or more, or None")
+        if value is not None or name != "max_samples":
+            check_number("plan", name, value, least=1)
+    if max_patches is not None:
+        check_number("plan", "max_patches", max_patches, least=0)
     if on_invalid not in ("raise", "drop"):
         raise ArgumentError(f'plan: on_invalid is {on_invalid!r}. Fix: pass "raise" or "drop"')
 

@@ -9,11 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from mmpack.errors import ArgumentError, MmpackError, require
+from mmpack.files import read_bounded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # Pillow reads many more, some by running other programs
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 ORIENTATION = 0x0112  # EXIF tag
+MAX_FILE_BYTES = 2**28  # of an encoded picture
 
 
 def rgb_pixels(
@@ -110,10 +112,19 @@ def _origin(image: Image) -> dict[str, Any]:
 
 
 def file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes, str]:
-    """The bytes of `root / path`, and that path from the root on, links resolved. Raises: ArgumentError."""
+    """The bytes of the picture `root / path`, and that path from the root on, links resolved.
+
+    Its size and its header are looked at before it is read. Raises: ArgumentError, MissingExtraError without Pillow.
+    """
     whole, inside = path_below(path, root, where)
+    pillow = require("PIL.Image", "hf", where)
+
+    def look(file: IO[bytes]) -> None:
+        with _decoding(where, ArgumentError):
+            pillow.open(file, formats=IMAGE_FORMATS)
+
     try:
-        return whole.read_bytes(), inside
+        return read_bounded(whole, MAX_FILE_BYTES, look), inside
     except OSError as error:
         raise _unreadable(path, error, where) from None
 

@@ -6,13 +6,14 @@ Where each score lands is decided on the host, in numpy. Numbers [B] for a batch
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.rewards.scatter_op import scatter_op
 from mmpack.schema.spans import Score
 
@@ -28,7 +29,6 @@ class LossBatch(Protocol):
     loss_token_index: Tensor  # [N]
     region_rows: Tensor  # [regions, 3]: sample, start, stop on the loss axis
     rewards: list[list[Score]]  # of each sample
-    costs: list[list[Score]]
 
 
 def scatter_rewards(
@@ -36,7 +36,6 @@ def scatter_rewards(
     rewards: Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[Score]] | None = None,
     *,
     weights: Mapping[str, float] | None = None,
-    costs: bool = False,
     at: At = "last",
 ) -> Tensor:
     """The reward of each loss token, [N] float32 on the batch's device; scores that meet on a token add up.
@@ -45,28 +44,34 @@ def scatter_rewards(
         batch: a PackedBatch or PaddedBatch. Scores are host data: with a batch on a GPU they make this wait for it,
             so scatter them before `batch.to`.
         rewards: instead of `Sample.rewards`: [B] numbers (scope "sequence", name "reward"), or B lists of Score. A
-            tensor for a batch on a GPU is scattered there without waiting, unless `costs` are.
-        weights: name of a score to its factor; scores that are not named are left out. None: all, with factor 1.
-        costs: also subtract `Sample.costs`, which `weights` names and scales like rewards.
+            tensor for a batch on a GPU is scattered there without waiting.
+        weights: name of a score to its factor; scores that are not named are left out. None: all, with factor 1. A name
+            that no score of the batch bears is an error where scores are left out, for it may be misspelt.
         at: where a score goes within its scope: to its `last` loss token, in full to `all`, or evenly spread (`mean`).
 
     Scopes: "sequence", the sample's loss tokens; {turn: k}, those of loss spans with that turn; {region: k}, those of
     the sample's k-th region span; {span: [start, stop]}, those among these tokens of the sample.
 
     Raises ArgumentError where a score that is not 0 has no loss token to go to (a reward never lands on another
-    sample's token), for a value that is not finite, and for overrides that don't fit the batch. On a GPU nobody looks
-    at the values: the number of a sample without a loss token goes nowhere, and a NaN goes to its sample's tokens.
+    sample's token), for a value or weight that is not finite, and for overrides that don't fit the batch. On a GPU
+    nobody looks at the values: the number of a sample without a loss token goes nowhere, and a NaN goes to its sample's
+    tokens.
     """
     if at not in get_args(At):
         raise ArgumentError(f"scatter_rewards: at is {at!r}. Fix: one of {', '.join(get_args(At))}")
-    if isinstance(rewards, Tensor) and batch.cu_loss.is_cuda and not costs:
+    if not hasattr(batch, "cu_loss"):
+        raise ArgumentError(
+            f"scatter_rewards: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
+            "Fix: pass what mp.pack or mp.pad returned"
+        )
+    if isinstance(rewards, Tensor) and batch.cu_loss.is_cuda:
         return _scatter_on_device(batch, rewards, weights, at)
+    _check_weights(weights)
     host = _Host(batch)
     out = np.zeros(host.cu[-1], dtype=np.float64)
     scores = batch.rewards if rewards is None else _overrides(rewards, len(batch.sample_ids))
-    _scatter(out, host, scores, weights, 1.0, at)
-    if costs:
-        _scatter(out, host, batch.costs, weights, -1.0, at)
+    _check_names(weights, scores)
+    _scatter(out, host, scores, weights, at)
     return torch.from_numpy(out.astype(np.float32)).to(batch.cu_loss.device)
 
 
@@ -74,6 +79,8 @@ def _scatter_on_device(
     batch: LossBatch, rewards: Tensor, weights: Mapping[str, float] | None, at: At
 ) -> Tensor:
     _check_overrides(rewards, len(batch.sample_ids))
+    _check_weights(weights)
+    _check_names(weights, [[Score(name="reward", value=0.0)]] if len(rewards) else [])
     weight = 1.0 if weights is None else weights.get("reward", 0.0)
     numbers = rewards.detach().to(batch.cu_loss.device, non_blocking=True)
     scattered: Tensor = scatter_op(numbers, batch.cu_loss, len(batch.loss_turn), weight, at)
@@ -116,14 +123,13 @@ def _scatter(
     host: _Host,
     scores: Sequence[Iterable[Score]],
     weights: Mapping[str, float] | None,
-    sign: float,
     at: At,
 ) -> None:
     for sample, of_sample in enumerate(scores):
         for score in of_sample:
             if weights is not None and score.name not in weights:
                 continue
-            value = sign * float(score.value) * (1.0 if weights is None else weights[score.name])
+            value = float(score.value) * (1.0 if weights is None else weights[score.name])
             name = f"{score.name!r} of sample {host.sample_ids[sample]!r}"
             if not np.isfinite(value):
                 raise ArgumentError(
@@ -142,16 +148,55 @@ def _scatter(
             out[places] += value / len(places) if at == "mean" else value
 
 
+def _check_weights(weights: Mapping[str, float] | None) -> None:
+    if weights is None:
+        return
+    if not isinstance(weights, Mapping):
+        raise ArgumentError(
+            f"scatter_rewards: weights is {kind_of(weights)}, expected a dict. "
+            "Fix: pass the names of scores and their factors"
+        )
+    for name, weight in weights.items():
+        check_number("scatter_rewards", f"weights[{name!r}]", weight)
+
+
+def _check_names(weights: Mapping[str, float] | None, scores: Iterable[Iterable[Score]]) -> None:
+    if weights is None:
+        return
+    there = {score.name for of_sample in scores for score in of_sample}
+    missing, left_out = sorted(weights.keys() - there), sorted(there - weights.keys())
+    if missing and left_out:
+        raise ArgumentError(
+            f"scatter_rewards: weights name {missing[0]!r}, which no score of the batch bears, and leave out "
+            f"{', '.join(map(repr, left_out))}. Fix: name scores as they are, with the factor 0 for those to leave out"
+        )
+
+
 def _overrides(rewards: Any, num_samples: int) -> list[list[Score]]:
     if isinstance(rewards, Tensor):
         rewards = rewards.detach().cpu().numpy()
     _check_overrides(rewards, num_samples)
-    return [[Score(name="reward", value=float(r))] if np.ndim(r) == 0 else list(r) for r in rewards]
+    return [_scores(i, of_sample) for i, of_sample in enumerate(rewards)]
+
+
+def _scores(sample: int, given: Any) -> list[Score]:
+    if isinstance(given, Real):
+        return [Score(name="reward", value=float(given))]
+    scores = list(given) if isinstance(given, Iterable) else [given]
+    if isinstance(given, str) or not all(isinstance(score, Score) for score in scores):
+        raise ArgumentError(
+            f"scatter_rewards: rewards[{sample}] is {given!r}, expected a number or a list of Score. "
+            "Fix: pass one number a sample, or Score(name, value)"
+        )
+    return scores
 
 
 def _check_overrides(rewards: Any, num_samples: int) -> None:
-    if len(rewards) != num_samples or getattr(rewards, "ndim", 1) != 1:
+    sized = isinstance(rewards, (Tensor, np.ndarray, Sequence)) and not isinstance(rewards, str)
+    shape = getattr(rewards, "shape", (len(rewards),)) if sized else None
+    if shape is None or tuple(shape) != (num_samples,):
+        found = kind_of(rewards) if shape is None else f"of shape {list(shape)}"
         raise ArgumentError(
-            f"scatter_rewards: rewards has {len(rewards)} entries for {num_samples} samples, expected one a sample. "
+            f"scatter_rewards: rewards is {found} for {num_samples} samples, expected one a sample. "
             f"Fix: pass [B] numbers or B lists of Score"
         )

@@ -32,7 +32,7 @@ RULES: dict[str, Rule] = {
         Rule("MM009", "not a finite number", "find the NaN or infinity where it is produced"),
         Rule(
             "MM010",
-            "a record is too large or nested too deep",
+            "a record or file is too large, or nested too deep",
             "split it, or raise max_record_bytes",
         ),
         Rule(
@@ -91,6 +91,17 @@ RULES: dict[str, Rule] = {
         Rule("MM307", "negative position", "count positions from 0"),
         Rule("MM308", "boxes or points without coordinate_system", "say which system they are in"),
         Rule("MM309", "prefix_cached_tokens beyond the sample", "count tokens of this sample"),
+        Rule("MM310", "a box with its corners the wrong way round", "write x0, y0, x1, y1"),
+        Rule(
+            "MM311",
+            "a box or point outside its coordinate system",
+            "name the system that the numbers are in, or clip them",
+        ),
+        Rule(
+            "MM312",
+            "an id beyond the vocabulary",
+            "use the tokenizer that made the ids, or drop the sample",
+        ),
         Rule("MM401", "family can't be packed", "train it unpacked; layout and parity still work"),
         Rule(
             "MM402", "shared rows with unlike token columns", "pass equal columns, or don't share"

@@ -6,6 +6,7 @@ file, record and field (`where`).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -26,7 +27,7 @@ UNSET: Any = object()
 
 def fail(where: str, message: str, code: str = "MM003") -> TraceError:
     """The error of a record that breaks rule `code` at `where`: one line, with the rule's fix."""
-    return TraceError(f"{where}: {message} ({code}). Fix: {RULES[code].fix}")
+    return TraceError(f"{where}: {message} ({code}). Fix: {RULES[code].fix}", code, where, message)
 
 
 def named(text: str) -> str:
@@ -40,15 +41,34 @@ def shown(value: Any) -> str:
         return f"{'an array' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and abs(value) > 2**128:
         return "a huge integer"
+    if not isinstance(value, (str, int, float, type(None))):
+        return f"a value of type {type(value).__name__}"
     text = ascii(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 class Spec:
-    """Base: `read` turns JSON into the value, `write` turns it back, `schema` describes it."""
+    """Base: `read` turns JSON into the value, `write` turns it back, `schema` describes it.
+
+    `holds`: whether a value is as `read` gives it. `taken`: what `read` gives of a value in memory.
+    """
 
     def read(self, value: Any, where: str) -> Any:
         raise TypeError(f"{type(self).__name__} has no read")
+
+    def holds(self, value: Any) -> bool:
+        return False
+
+    def taken(self, value: Any, where: str, faults: list[TraceError]) -> Any:
+        """A value whose fault is noted is given back as it is."""
+        try:
+            return self.read(value, where)
+        except TraceError as error:
+            faults.append(error)
+        except Exception as error:  # of an object of another's making, which may raise anything
+            why = f"a value of type {type(value).__name__} that raises {type(error).__name__}"
+            faults.append(fail(where, f"is {why}"))
+        return value
 
     def write(self, value: Any) -> Any:
         return value
@@ -71,6 +91,9 @@ class Int(Spec):
             raise fail(where, f"{shown(value)} is outside [{self.low}, {self.high}]")
         return value
 
+    def holds(self, value: Any) -> bool:
+        return type(value) is int and self.low <= value <= self.high
+
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
@@ -87,6 +110,9 @@ class Float(Spec):
         if not math.isfinite(value):
             raise fail(where, f"{value} is not a finite number", "MM009")
         return float(value)
+
+    def holds(self, value: Any) -> bool:
+        return type(value) is float and math.isfinite(value)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "number"}
@@ -105,6 +131,13 @@ class Str(Spec):
         if self.pattern and not re.search(self.pattern, value):
             raise fail(where, f"{shown(value)} does not match {self.pattern}")
         return value
+
+    def holds(self, value: Any) -> bool:
+        return (
+            type(value) is str
+            and (not self.choices or value in self.choices)
+            and (not self.pattern or re.search(self.pattern, value) is not None)
+        )
 
     def schema(self) -> dict[str, Any]:
         out: dict[str, Any] = {"type": "string"}
@@ -129,6 +162,11 @@ class Ints(Spec):
     def write(self, value: Any) -> list[int]:
         return [int(v) for v in value]
 
+    def holds(self, value: Any) -> bool:
+        if type(value) is not tuple or self.length not in (None, len(value)):
+            return False
+        return all(type(v) is int and self.low <= v <= self.high for v in value)
+
     def schema(self) -> dict[str, Any]:
         return _array_schema(Int(self.low, self.high), self.length)
 
@@ -144,6 +182,11 @@ class Floats(Spec):
 
     def write(self, value: Any) -> list[float]:
         return [float(v) for v in value]
+
+    def holds(self, value: Any) -> bool:
+        if type(value) is not tuple or self.length not in (None, len(value)):
+            return False
+        return all(type(v) is float and math.isfinite(v) for v in value)
 
     def schema(self) -> dict[str, Any]:
         return _array_schema(Float(), self.length)
@@ -196,6 +239,9 @@ class Array(Spec):
             at = where if self.rows is None else f"{where}[{i}]"
             if not isinstance(row, (list, tuple, np.ndarray)):
                 raise fail(at, f"expected an array, found {shown(row)}")
+            if isinstance(row, np.ndarray) and (row.ndim != 1 or row.dtype.kind not in "iuf"):
+                why = f"values of type {row.dtype} and shape {list(row.shape)}"
+                raise fail(at, f"expected numbers [n], found {why}")
             if len(row) != len(rows[0]):
                 raise fail(at, f"has {len(row)} values, row 0 has {len(rows[0])}", "MM008")
             if not isinstance(row, np.ndarray):
@@ -241,6 +287,9 @@ class Json(Spec):
         check_json(value, where)
         return value
 
+    def holds(self, value: Any) -> bool:
+        return type(value) is dict and (not value or json_fault(value) is None)
+
     def schema(self) -> dict[str, Any]:
         return {"type": "object"}
 
@@ -258,6 +307,24 @@ class Records(Spec):
 
     def write(self, value: Any) -> list[dict[str, Any]]:
         return [item.write() for item in value]
+
+    def holds(self, value: Any) -> bool:
+        return type(value) is list and all(type(v) is self.cls and v.holds() for v in value)
+
+    def taken(self, value: Any, where: str, faults: list[TraceError]) -> Any:
+        if self.holds(value):
+            return value
+        if not isinstance(value, (list, tuple)):
+            name = self.cls.__name__
+            faults.append(fail(where, f"is {shown(value)}, expected a list of {name}"))
+            return value
+        return [self._item(item, f"{where}[{i}]", faults) for i, item in enumerate(value)]
+
+    def _item(self, value: Any, where: str, faults: list[TraceError]) -> Any:
+        if isinstance(value, self.cls):
+            return value.taken(where, faults)
+        faults.append(fail(where, f"is {shown(value)}, expected a {self.cls.__name__}"))
+        return value
 
     def schema(self) -> dict[str, Any]:
         return {"type": "array", "items": {"$ref": f"#/$defs/{self.cls.__name__}"}}
@@ -318,6 +385,31 @@ class Record:
                 out[name] = declared.spec.write(value)
         return out
 
+    def holds(self) -> bool:
+        """Whether every field is as `read` gives it."""
+        values = self.__dict__
+        for name, declared in self.columns().items():
+            value = values.get(name)
+            if not declared.required if value is None else declared.spec.holds(value):
+                continue
+            return False
+        return True
+
+    def taken(self, where: str, faults: list[TraceError], prefix: str = ".") -> Any:
+        """The record with fields as `read` gives them; faults are noted. Itself if it has them already."""
+        changed: dict[str, Any] = {}
+        for name, declared in self.columns().items():
+            value, at = self.__dict__.get(name), f"{where}{prefix}{name}"
+            if value is None and declared.required:
+                faults.append(fail(at, "is missing", "MM004"))
+            elif value is not None and not declared.spec.holds(value):
+                changed[name] = declared.spec.taken(value, at, faults)
+        if not changed:
+            return self
+        out = copy.copy(self)
+        out.__dict__.update(changed)
+        return out
+
     def __eq__(self, other: object) -> bool:
         """Equal in every declared field, arrays in dtype and shape too; pixels are not compared."""
         if type(other) is not type(self):
@@ -361,26 +453,27 @@ def check_json(value: Any, where: str) -> None:
 
 def json_fault(value: Any) -> tuple[str, str] | None:
     """Why JSON can't carry `value`, and the code; None if it can. Iterative: depth can't overflow the stack."""
-    stack = [(value, 0)]
+    stack = [iter((value,))]
     while stack:
-        item, depth = stack.pop()
-        kind = type(item)
-        if depth > MAX_DEPTH:
-            return f"is nested deeper than {MAX_DEPTH} levels", "MM010"
-        if kind is dict:
-            if not all(type(key) is str for key in item):
-                return "holds an object with a key that is not a string", "MM003"
-            stack.extend((v, depth + 1) for v in item.values() if type(v) is not str)
-        elif kind is list or kind is tuple:
-            stack.extend((v, depth + 1) for v in item if type(v) is not str)
-        elif kind is float:
-            if not math.isfinite(item):
-                return f"holds {item}, which is not a finite number", "MM009"
-        elif kind is int:
-            if not -(2**63) <= item < 2**64:
-                return f"holds {shown(item)}, which is beyond 64 bits", "MM003"
-        elif kind not in (bool, str, type(None)):
-            return f"holds a value of type {kind.__name__}, which JSON does not have", "MM003"
+        for item in stack[-1]:
+            kind = type(item)
+            if kind is dict or kind is list or kind is tuple:
+                if kind is dict and not all(type(key) is str for key in item):
+                    return "holds an object with a key that is not a string", "MM003"
+                if len(stack) > MAX_DEPTH + 1:
+                    return f"is nested deeper than {MAX_DEPTH} levels", "MM010"
+                stack.append(iter(item.values() if kind is dict else item))
+                break
+            if kind is float:
+                if not math.isfinite(item):
+                    return f"holds {item}, which is not a finite number", "MM009"
+            elif kind is int:
+                if not -(2**63) <= item < 2**64:
+                    return f"holds {shown(item)}, which is beyond 64 bits", "MM003"
+            elif kind not in (bool, str, type(None)):
+                return f"holds a value of type {kind.__name__}, which JSON does not have", "MM003"
+        else:
+            stack.pop()
     return None
 
 

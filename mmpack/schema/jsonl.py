@@ -6,6 +6,7 @@ Records are numbered from 1, by their lines.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from mmpack.errors import require
+from mmpack.schema.bounds import Total
 from mmpack.schema.fields import fail, named
 
 READ_BYTES = 2**20
@@ -27,10 +29,13 @@ def read_jsonl(path: Path, max_record_bytes: int, zstd: bool) -> Iterator[tuple[
     """Yield (record number, parsed JSON) of each line that is not blank.
 
     Raises TraceError: MM001 not JSON, not UTF-8 or corrupt zstd; MM002 a cut last line; MM003 a
-    key twice in one object; MM010 a record beyond `max_record_bytes` or nested too deep.
+    key twice in one object; MM010 a record beyond `max_record_bytes` or nested too deep, zstd that decodes to more than
+    `bounds.Total` allows.
     """
     with path.open("rb") as file:
-        chunks = _zstd_chunks(file, path) if zstd else iter(lambda: file.read(READ_BYTES), b"")
+        chunks: Iterator[bytes] = iter(lambda: file.read(READ_BYTES), b"")
+        if zstd:
+            chunks = _zstd_chunks(file, path, max_record_bytes)
         for number, line, ended in _lines(chunks, max_record_bytes, path):
             yield number, _parse_line(line, ended, f"{path}: record {number}")
 
@@ -134,17 +139,20 @@ def _lines(chunks: Iterable[bytes], limit: int, path: Path) -> Iterator[tuple[in
         yield number, bytes(held), False
 
 
-def _zstd_chunks(file: IO[bytes], path: Path) -> Iterator[bytes]:
+def _zstd_chunks(file: IO[bytes], path: Path, max_record_bytes: int) -> Iterator[bytes]:
     """Decompressed bytes of all frames of `file`, at most 32 MiB at a time."""
     zstandard = require("zstandard", "zstd", "read_trace of a .zst file")
     decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
     frame = decompressor.decompressobj()
     data = b""
+    total = Total(os.fstat(file.fileno()).st_size, max_record_bytes)
     try:
         while data := data or file.read(ZSTD_READ_BYTES):
             if frame.eof:
                 frame = decompressor.decompressobj()
-            yield frame.decompress(data)
+            chunk = frame.decompress(data)
+            total.add(len(chunk), f"{path}")
+            yield chunk
             data = frame.unused_data
     except zstandard.ZstdError as error:
         raise fail(f"{path}", f"is not a whole zstd file: {error}", "MM001") from None

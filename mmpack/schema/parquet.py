@@ -18,20 +18,20 @@ from typing import IO, Any
 import numpy as np
 
 from mmpack.errors import require
+from mmpack.schema.bounds import Total
 from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Records, fail, shown
 from mmpack.schema.jsonl import dump_json, parse_json
-from mmpack.schema.parquet_pages import Chunk, read_row_groups
+from mmpack.schema.parquet_bounds import bounded, texts_of
+from mmpack.schema.parquet_pages import read_row_groups
 from mmpack.schema.parquet_twins import Same, Stamp, stamp, twins
 from mmpack.schema.sample import Sample
 
 GROUP_BYTES, GROUP_ROWS = 16 * 2**20, 1024  # of a row group that is written, in required columns
 MAX_GROUP_BYTES = 96 * 2**20  # of a row group that is written, in all columns
-BATCH_BYTES, BATCH_ROWS = 8 * 2**20, 512  # of rows that are decoded at a time, levels included
+BATCH_BYTES = 8 * 2**20  # of rows that are decoded at a time, levels included
 BLOCK_BYTES = 4 * BATCH_BYTES  # of rows that are compared at a time
 TEXT_BYTES = 8 * 2**20  # of texts that are held at a time
-MAX_GROUP_RECORDS = 64  # a row group may decode to so many records of the largest size
 BUFFER_BYTES = 2**20
-LEVEL_BYTES = 16  # a decoded value (8) with its levels and offsets
 
 
 @dataclass(frozen=True)
@@ -89,26 +89,26 @@ def read_blocks(
     `other`: a trace whose records, by number, stand in for columns that hold the same bytes there: those are
     not read, see `Block.left_out`.
 
-    Raises TraceError: MM001 not Parquet or corrupt, MM004 a missing column, MM010 a row group that
-    would decode to more than 64 records of `max_record_bytes`.
+    Raises TraceError: MM001 not Parquet or corrupt, MM004 a missing column, MM010 a record larger than
+    `max_record_bytes`, or a file that decodes to more than `bounds.Total` allows.
     """
     pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
     parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
     require("pyarrow.compute", "parquet", "read_trace of a .parquet file")
-    with path.open("rb") as file:
-        groups = read_row_groups(file, f"{path}")
-        opened = stamp(os.fstat(file.fileno()))
     first = 1
     try:
-        metadata = parquet.read_metadata(path)
-        leaves = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-        texts = _texts(set(leaves), [chunks for _, chunks in groups])
-        rows_of = [
-            _batch_rows(
-                rows, chunks, texts, batch_bytes, max_record_bytes, f"{path}: row group {i}"
+        with path.open("rb") as file:
+            groups = read_row_groups(file, f"{path}")
+            opened = stamp(os.fstat(file.fileno()))
+            metadata = parquet.read_metadata(path)
+            schema = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+            leaves = [column.path for column in schema]
+            texts = texts_of(set(leaves), [chunks for _, chunks in groups])
+            total = Total(os.fstat(file.fileno()).st_size, max_record_bytes)
+            levels = [column.max_repetition_level for column in schema]
+            rows_of = bounded(
+                file, groups, levels, texts, total, max_record_bytes, batch_bytes, f"{path}"
             )
-            for i, (rows, chunks) in enumerate(groups)
-        ]
         with ExitStack() as stack:
             reader = stack.enter_context(
                 parquet.ParquetFile(
@@ -138,7 +138,9 @@ def read_blocks(
                 for batch in reader.iter_batches(rows, row_groups=[group], columns=wanted):
                     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
                     columns = {n: c for n, c in columns.items() if c.null_count < len(c)}
-                    for start, stop in _parts(columns, batch.num_rows, pyarrow):
+                    sizes = _text_sizes(columns, batch.num_rows, pyarrow)
+                    total.add(int(sizes.sum()), f"{path}: row group {group}")
+                    for start, stop in _parts(sizes):
                         part = {
                             name: _decoded(column.slice(start, stop - start), pyarrow)
                             for name, column in columns.items()
@@ -205,37 +207,8 @@ def _check_names(names: list[str], where: str) -> None:
         raise fail(where, "has two columns of one name")
 
 
-def _texts(names: set[str], groups: list[list[Chunk]]) -> list[str]:
-    """The columns to leave as dictionaries: then a long text that returns is held once."""
-    refused = {c.name for chunks in groups for c in chunks if not c.as_dictionary}
-    return sorted(names & {c.name for chunks in groups for c in chunks} - refused)
-
-
-def _batch_rows(
-    rows: int,
-    chunks: list[Chunk],
-    texts: list[str],
-    batch_bytes: int,
-    max_record_bytes: int,
-    where: str,
-) -> int:
-    """How many rows of a row group to decode at a time."""
-    total = row_bytes = 0
-    for chunk in chunks:
-        total += chunk.page_bytes + chunk.values * LEVEL_BYTES
-        if chunk.is_text and chunk.is_nested:
-            total += chunk.values * chunk.repeated_bytes
-        elif chunk.is_text and chunk.name not in texts:
-            row_bytes += chunk.repeated_bytes
-    limit = MAX_GROUP_RECORDS * max_record_bytes
-    if total > limit:
-        raise fail(where, f"decodes to {total} bytes, more than {limit}", "MM010")
-    row_bytes += total // max(rows, 1) + 1
-    return max(1, min(BATCH_ROWS, batch_bytes // row_bytes))
-
-
-def _parts(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> Iterable[tuple[int, int]]:
-    """Cuts a batch into parts [start, stop) whose texts take about TEXT_BYTES (or one row) each.
+def _text_sizes(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> np.ndarray:
+    """int64 [rows]: bytes of the texts that are still in dictionaries.
 
     Raises ArrowInvalid for what is not UTF-8, or points beyond its dictionary.
     """
@@ -248,8 +221,13 @@ def _parts(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> Iterable[
             sizes += lengths[indices.to_numpy()]
         elif pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
             column.validate(full=True)
+    return sizes
+
+
+def _parts(sizes: np.ndarray) -> Iterable[tuple[int, int]]:
+    """Cuts a batch into parts [start, stop) whose texts take about TEXT_BYTES (or one row) each."""
     cuts = np.flatnonzero(np.diff(np.cumsum(sizes) // TEXT_BYTES)) + 1
-    return pairwise([0, *cuts.tolist(), rows])
+    return pairwise([0, *cuts.tolist(), len(sizes)])
 
 
 def _decoded(column: Any, pyarrow: ModuleType) -> Any:

@@ -18,7 +18,7 @@ from mmpack.schema.fields import fail, named
 
 MAGIC = b"PAR1"
 FOOTER_BYTES = 2**24  # some thousands of row groups
-HEADER_BYTES = 2**16
+FIRST_BYTES, HEADER_BYTES = 2**9, 2**16  # of a page's header: most are short
 BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY = 6, 7
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 OWN_HEADER = {DATA_PAGE: 5, DICTIONARY_PAGE: 7, DATA_PAGE_V2: 8}  # kind of page -> field
@@ -31,7 +31,8 @@ class Chunk:
     """One column of one row group: its values, and the bytes of its pages once decompressed.
 
     A value may take `repeated_bytes`: all of a dictionary, or of a page of shared prefixes.
-    `as_dictionary`: texts that pyarrow can leave as a dictionary and indices.
+    `as_dictionary`: texts that pyarrow can leave as a dictionary and indices. `place`: [start, stop) of
+    the pages in the file. `kind`, `codec`: physical type and compression, as parquet.thrift numbers them.
     """
 
     name: str
@@ -39,8 +40,28 @@ class Chunk:
     is_nested: bool
     values: int
     page_bytes: int
+    largest_page: int
     repeated_bytes: int
     as_dictionary: bool
+    place: tuple[int, int]
+    kind: int
+    codec: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: its kind, its own header by field ids, [start, stop) in the file, and its bytes once decompressed."""
+
+    kind: int
+    own: dict[int, Any]
+    start: int
+    stop: int
+    unpacked: int
+
+    @property
+    def count(self) -> int:
+        """Values; of a dictionary its entries."""
+        return int(self.own[1])
 
 
 def read_row_groups(file: IO[bytes], where: str) -> list[tuple[int, list[Chunk]]]:
@@ -56,6 +77,9 @@ def read_row_groups(file: IO[bytes], where: str) -> list[tuple[int, list[Chunk]]
         groups = [
             (index(group[3]), [column[3] for column in group[1]]) for group in footer.get(4, [])
         ]
+        ranges = [chunk_range(column) for rows, columns in groups if rows for column in columns]
+        if sum(max(stop - start, 0) for start, stop in ranges) > size:
+            raise fail(where, "has columns that share pages", "MM001")
         return [
             (rows, _chunks(file, size, rows, columns, f"{where}: row group {i}"))
             for i, (rows, columns) in enumerate(groups)
@@ -113,27 +137,20 @@ def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Ch
     start, stop = chunk_range(column)
     if not 0 <= start <= stop <= size:
         raise fail(where, f"has its pages at [{start}, {stop}) of {size} bytes", "MM001")
-    values = page_bytes = repeated_bytes = 0
+    values = page_bytes = largest_page = repeated_bytes = 0
     encodings = set()
-    while start < stop:
-        file.seek(start)
-        reader = _Thrift(file.read(min(HEADER_BYTES, stop - start)))
-        header = reader.struct()
-        kind, unpacked, packed = header[1], header[2], header[3]
-        own = header[OWN_HEADER[kind]]
-        count = own[1]
-        if not all(0 <= n < 2**31 for n in (unpacked, packed, count)):
-            raise fail(where, f"has a page of {unpacked} bytes and {count} values", "MM001")
-        if kind != DICTIONARY_PAGE:
-            values += count
-            encodings.add(own[ENCODING[kind]])
-        elif count * 4 > unpacked:  # each of its values has four bytes or more
-            raise fail(where, f"has {count} values in a page of {unpacked} bytes", "MM001")
-        if kind == DICTIONARY_PAGE or own[ENCODING[kind]] == DELTA_BYTE_ARRAY:
-            repeated_bytes = max(repeated_bytes, unpacked)
-        page_bytes += unpacked
-        start += reader.at + packed
-    if start != stop or values != column[5]:
+    for page in pages(file, start, stop, where):
+        if page.kind != DICTIONARY_PAGE:
+            values += page.count
+            encodings.add(page.own[ENCODING[page.kind]])
+        elif page.count * 4 > page.unpacked:  # each of its values has four bytes or more
+            why = f"has {page.count} values in a page of {page.unpacked} bytes"
+            raise fail(where, why, "MM001")
+        if page.kind == DICTIONARY_PAGE or page.own[ENCODING[page.kind]] == DELTA_BYTE_ARRAY:
+            repeated_bytes = max(repeated_bytes, page.unpacked)
+        page_bytes += page.unpacked
+        largest_page = max(largest_page, page.unpacked)
+    if values != column[5]:
         raise fail(where, f"has {values} values, its footer says {column[5]}", "MM001")
     is_text = column[1] in (BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY)
     is_nested = len(path) > 1
@@ -142,7 +159,49 @@ def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Ch
         and not is_nested
         and encodings <= {PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY}
     )
-    return Chunk(path[0], is_text, is_nested, values, page_bytes, repeated_bytes, as_dictionary)
+    return Chunk(
+        path[0],
+        is_text,
+        is_nested,
+        values,
+        page_bytes,
+        largest_page,
+        repeated_bytes,
+        as_dictionary,
+        (start, stop),
+        column[1],
+        column[4],
+    )
+
+
+def pages(file: IO[bytes], start: int, stop: int, where: str) -> Iterator[Page]:
+    """The pages of the chunk at [start, stop) of `file`. Raises TraceError (MM001)."""
+    at = start
+    with naming_broken(where):
+        while at < stop:
+            header, length = _header(file, at, stop)
+            kind, unpacked, packed = header[1], header[2], header[3]
+            own = header[OWN_HEADER[kind]]
+            if not all(0 <= n < 2**31 for n in (unpacked, packed, own[1])):
+                raise fail(where, f"has a page of {unpacked} bytes and {own[1]} values", "MM001")
+            first = at + length
+            at = first + packed
+            if at > stop:
+                raise fail(where, f"has a page that ends at {at}, beyond {stop}", "MM001")
+            yield Page(kind, own, first, at, unpacked)
+
+
+def _header(file: IO[bytes], start: int, stop: int) -> tuple[dict[int, Any], int]:
+    """A page's header and its length. Raises IndexError."""
+    for most in (FIRST_BYTES, HEADER_BYTES):
+        file.seek(start)
+        reader = _Thrift(file.read(min(most, stop - start)))
+        try:
+            return reader.struct(), reader.at
+        except IndexError:
+            if most == HEADER_BYTES:
+                raise
+    raise IndexError
 
 
 class _Thrift:

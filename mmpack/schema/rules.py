@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from mmpack.errors import SchemaError
-from mmpack.families import Family, get_family
+from mmpack.errors import SchemaError, TraceError
+from mmpack.families import Family
 from mmpack.schema.codes import RULES, Rule
-from mmpack.schema.fields import Array, named
+from mmpack.schema.fields import named, shown
 from mmpack.schema.media import Medium
-from mmpack.schema.sample import Sample
+from mmpack.schema.places import Found, places_of
+from mmpack.schema.sample import Sample, vocabulary_size
+from mmpack.schema.structure import structured
 
 __all__ = ["RULES", "Problem", "Rule", "check", "problems_of", "validate"]
 
@@ -32,15 +35,26 @@ class Problem:
         return RULES[self.code].fix
 
     def __str__(self) -> str:
-        where = f"{named(self.sample_id)}.{self.field}"
+        where = f"{named(self.sample_id)}.{self.field}" if self.field else named(self.sample_id)
         return f"{where} {self.message} ({self.code}). Fix: {self.fix}"
 
 
 def validate(samples: Sample | Iterable[Sample]) -> list[Problem]:
-    """All broken rules of `samples`, in order; an empty list if there are none."""
+    """All broken rules of `samples`, in order; an empty list if there are none.
+
+    Never raises: what is no sample is a problem too (MM003, at `samples[k]`), and so is a trace that ends in an error.
+    """
     if isinstance(samples, Sample):
         samples = [samples]
-    return [problem for sample in samples for problem in problems_of(sample)]
+    found: list[Problem] = []
+    at = 0
+    try:
+        for sample in samples:
+            found += problems_of(sample, f"samples[{at}]")
+            at += 1
+    except Exception as error:  # of the iteration: `problems_of` raises none
+        found.append(_unreadable(samples, error, f"samples[{at}]"))
+    return found
 
 
 def check(samples: Sample | Iterable[Sample], what: str = "check") -> None:
@@ -50,48 +64,34 @@ def check(samples: Sample | Iterable[Sample], what: str = "check") -> None:
         raise SchemaError(problems, what)
 
 
-def problems_of(sample: Sample) -> Iterator[Problem]:
-    """The broken rules of one sample. Never allocates by what a record claims.
+def problems_of(sample: Sample, place: str = "sample") -> Iterator[Problem]:
+    """The broken rules of one sample. Never raises, and never allocates by what a record claims.
 
-    Arrays that are not what `read_trace` makes (possible only in samples built by hand) are named
-    alone: the other rules can't be asked then. Raises LayoutError (MM006) for an unknown family.
+    Fields that are not what `read_trace` makes (possible only in samples built by hand) are named
+    alone: the other rules can't be asked then. `place` names what has no `sample_id`.
     """
-    family = get_family(sample.family)
-    broken = list(_arrays(sample, family))
-    for code, field, message, span in broken:
-        yield Problem(code, sample.sample_id, field, message, span)
-    if broken:
+    if not isinstance(sample, Sample):
+        yield Problem("MM003", place, "", f"is {shown(sample)}, expected a Sample")
         return
-    for finder in (_media, _modality_spans, _loss_spans, _other_spans, _columns, _scores):
+    sample, family, faults = structured(sample)
+    known = sample.__dict__.get("sample_id")
+    sample_id = known if isinstance(known, str) else place
+    for fault in faults:
+        yield Problem(fault.code or "MM003", sample_id, fault.where, fault.why)
+    if faults:
+        return
+    for finder in FINDERS:
         for code, field, message, span in finder(sample, family):
-            yield Problem(code, sample.sample_id, field, message, span)
+            yield Problem(code, sample_id, field, message, span)
 
 
-Found = Iterator[tuple[str, str, str, "tuple[int, int] | None"]]
-
-
-def _arrays(sample: Sample, family: Family) -> Found:
-    shapes = {
-        "input_ids": (len(sample),),
-        "position_ids": (family.position_rows, len(sample)),
-        "attention_mask": (len(sample),),
-    }
-    for field, declared in sample.columns().items():
-        array, spec = getattr(sample, field), declared.spec
-        if array is None or not isinstance(spec, Array):
-            continue
-        if not isinstance(array, np.ndarray) or array.dtype != spec.dtype:
-            found = getattr(array, "dtype", type(array).__name__)
-            yield "MM003", field, f"is {found}, expected a numpy array of {spec.dtype}", None
-        elif array.shape != shapes.get(field, (array.size,)):
-            expected = list(shapes.get(field, (array.size,)))
-            yield "MM008", field, f"has shape {list(array.shape)}, expected {expected}", None
-        elif not np.isfinite(array).all():
-            at = int(np.argmin(np.isfinite(array)))
-            yield "MM009", f"{field}[{at}]", f"is {array[at]}", None
-        elif array.size and spec.low is not None and array.min() < spec.low:
-            at = int(np.argmin(array))
-            yield "MM003", f"{field}[{at}]", f"is {array[at]}, expected {spec.low} or more", None
+def _unreadable(samples: Any, error: Exception, place: str) -> Problem:
+    if isinstance(error, TraceError) and error.code:
+        return Problem(error.code, error.where or place, "", error.why)
+    if not isinstance(samples, Iterable):
+        return Problem("MM003", "samples", "", f"is {shown(samples)}, expected Samples")
+    why = named(" ".join(str(error).split())[:80])
+    return Problem("MM003", place, "", f"can't be had: {type(error).__name__}: {why}")
 
 
 def _media(sample: Sample, family: Family) -> Found:
@@ -209,6 +209,7 @@ def _modality_spans(sample: Sample, family: Family) -> Found:
 def _loss_spans(sample: Sample, family: Family) -> Found:
     end = 0
     blocked = list(family.placeholder_ids.values())
+    observed = _covered([(o.start, o.stop) for o in sample.observation_spans or ()], len(sample))
     for i, s in enumerate(sample.loss_spans):
         field, at = f"loss_spans[{i}]", (s.start, s.stop)
         if not end <= s.start <= s.stop <= len(sample):
@@ -222,9 +223,19 @@ def _loss_spans(sample: Sample, family: Family) -> Found:
             token = s.start + int(hit[0])
             message = f"covers placeholder {sample.input_ids[token]} at token {token}"
             yield "MM203", field, message, at
-        for o in sample.observation_spans or ():
-            if max(s.start, o.start) < min(s.stop, o.stop):
-                yield "MM204", field, f"overlaps observation [{o.start}, {o.stop})", at
+        if observed[s.start : s.stop].any():
+            token = s.start + int(np.argmax(observed[s.start : s.stop]))
+            yield "MM204", field, f"covers token {token} of an observation", at
+
+
+def _covered(spans: list[tuple[int, int]], length: int) -> np.ndarray:
+    """bool [length]: tokens within any of [start, stop), however many there are."""
+    edges = np.zeros(length + 1, np.int64)
+    bounds = np.minimum(np.array(spans, np.int64).reshape(-1, 2), length)
+    bounds = bounds[bounds[:, 0] < bounds[:, 1]]
+    np.add.at(edges, bounds[:, 0], 1)
+    np.subtract.at(edges, bounds[:, 1], 1)
+    return np.cumsum(edges[:-1]) > 0
 
 
 def _other_spans(sample: Sample, family: Family) -> Found:
@@ -252,6 +263,12 @@ def _other_spans(sample: Sample, family: Family) -> Found:
 
 
 def _columns(sample: Sample, family: Family) -> Found:
+    size = vocabulary_size(sample.processor)
+    beyond = np.flatnonzero(sample.input_ids >= (np.inf if size is None else size))
+    if len(beyond):
+        at = int(beyond[0])
+        message = f"is {sample.input_ids[at]}, the vocabulary has {size}"
+        yield "MM312", f"input_ids[{at}]", message, (at, at + 1)
     logprobs = sample.rollout_logprobs
     if logprobs is not None:
         if len(logprobs) != sample.num_loss_tokens:
@@ -274,16 +291,20 @@ def _columns(sample: Sample, family: Family) -> Found:
 
 def _scores(sample: Sample, family: Family) -> Found:
     spans = [(s.start, s.stop) for s in sample.loss_spans]
+    # loss tokens before each token: a scope reaches some if the count rises within it
+    before = np.concatenate([[0], np.cumsum(_covered(spans, len(sample)))])
+    written: dict[int | None, bool] = {}  # turn: whether it has a loss token
+    for span in sample.loss_spans:
+        written[span.turn] = written.get(span.turn, False) or span.start < span.stop
     for name in ("rewards", "costs"):
         for i, score in enumerate(getattr(sample, name) or ()):
             field, scope = f"{name}[{i}]", score.scope
-            reached = spans
+            reaches = any(written.values())
             if isinstance(scope, dict) and "turn" in scope:
-                of_turn = [s for s in sample.loss_spans if s.turn == scope["turn"]]
-                if not of_turn:
+                if scope["turn"] not in written:
                     yield "MM304", field, f"is of turn {scope['turn']}, which has no span", None
                     continue
-                reached = [(s.start, s.stop) for s in of_turn]
+                reaches = written[scope["turn"]]
             elif isinstance(scope, dict):
                 if "region" in scope:
                     regions = sample.region_spans or []
@@ -298,7 +319,11 @@ def _scores(sample: Sample, family: Family) -> Found:
                         message = f"is of span [{start}, {stop}) of {len(sample)} tokens"
                         yield "MM304", field, message, None
                         continue
-                reached = [(max(a, start), min(b, stop)) for a, b in spans]
-            if score.value != 0 and all(a >= b for a, b in reached):
+                last = len(sample)
+                reaches = bool(before[min(start, last)] < before[min(stop, last)])
+            if score.value != 0 and not reaches:
                 message = f"({score.name!r:.40}) is {score.value:g}, no loss token takes it"
                 yield "MM305", field, message, None
+
+
+FINDERS = (_media, _modality_spans, _loss_spans, _other_spans, places_of, _columns, _scores)

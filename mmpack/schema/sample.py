@@ -177,6 +177,13 @@ class Sample(Record):
         return concatenated_ranges([(s.start, min(s.stop, length)) for s in self.loss_spans])
 
 
+def vocabulary_size(processor: dict[str, Any] | None) -> int | None:
+    """How many ids the tokenizer of these settings has, special ones included; None where they don't say."""
+    tokenizer = (processor or {}).get("tokenizer")
+    size = tokenizer.get("vocab_size") if isinstance(tokenizer, dict) else None
+    return size if type(size) is int and size > 0 else None
+
+
 def concatenated_ranges(spans: list[tuple[int, int]]) -> np.ndarray:
     """int64: the indices of all spans, one after the other."""
     if not spans:

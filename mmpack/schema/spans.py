@@ -119,8 +119,11 @@ class PolicyVersion(Record):
 class ScopeSpec(Spec):
     """`"sequence"`, `{"turn": k}`, `{"region": k}` or `{"span": [start, stop]}`."""
 
+    def holds(self, value: Any) -> bool:
+        return type(value) is str and value == "sequence"
+
     def read(self, value: Any, where: str) -> str | dict[str, Any]:
-        if value == "sequence":
+        if isinstance(value, str) and value == "sequence":
             return "sequence"
         if isinstance(value, dict) and len(value) == 1:
             key, inner = next(iter(value.items()))

@@ -7,13 +7,13 @@ file is ever unpickled or opened.
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mmpack.errors import ArgumentError, TraceError
+from mmpack.files import replaced
 from mmpack.schema.fields import fail, named
 from mmpack.schema.jsonl import read_jsonl, write_jsonl
 from mmpack.schema.parquet import Block, read_blocks, read_parquet, write_parquet
@@ -33,7 +33,8 @@ def read_trace(
 
     Args: `path`: a .jsonl, .jsonl.zst or .parquet file. `media`: cache key -> pixel_values
     [t·h·w, patch_dim]; media whose key it lacks keep None. `max_record_bytes`: the largest record
-    to accept; memory stays within a small multiple of it (64 times, of a Parquet row group).
+    to accept; memory stays within a small multiple of it. A compressed file may decode to 32 such
+    records, or to 1,024 times its own bytes.
 
     Raises TraceError with file, record, field and a code (MM001 to MM010): here for a path that is
     no trace, while iterating for a record whose structure is wrong. Broken rules (MM1xx and up)
@@ -52,13 +53,13 @@ def read_trace(
 def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
     """Write `samples` as a trace and return how many: a failure leaves the old file or none.
 
+    Links are followed, the mode of an old file is kept, and what a killed writer left is removed.
     The format follows from the name: .jsonl, .jsonl.zst or .parquet. Equal samples give equal
     bytes. Samples may come from a generator, also one that reads `path`, and are checked as
     `read_trace` would. Raises TraceError (with the sample's number from 0, the field and a code),
     ArgumentError for what is not a sample.
     """
-    target = Path(path)
-    kind = _format_of(target)
+    kind = _format_of(Path(path))
     count = 0
 
     def records() -> Iterator[dict[str, Any]]:
@@ -73,13 +74,11 @@ def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
             count += 1
             yield checked.write()
 
-    def write(file: IO[bytes]) -> None:
+    with replaced(Path(path), "write_trace", TraceError) as file:
         if kind == ".parquet":
             write_parquet(file, records())
         else:
             write_jsonl(file, records(), zstd=kind == ".jsonl.zst")
-
-    _replace(target, write)
     return count
 
 
@@ -152,35 +151,3 @@ def _format_of(path: Path) -> str:
         if path.name.endswith(kind):
             return kind
     raise fail(f"{path}", f"has no name of a trace ({', '.join(FORMATS)})", "MM001")
-
-
-def _replace(target: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Let `write` fill a new file beside `target`, then put it in `target`'s place in one step."""
-    if target.is_dir():
-        raise TraceError(f"write_trace: {target} is a folder. Fix: name a file")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        file = temporary.open("xb")
-    except OSError as error:
-        why = f"can't be written ({error.strerror}). Fix: name a folder that can be written to"
-        raise TraceError(f"write_trace: {target} {why}") from None
-    try:
-        with file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name durable, where folders can be opened (not on Windows)."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
 from support.samples import make_sample
 
@@ -77,25 +78,17 @@ def batch_of(name):
     return with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", ["three responses", "mixed", "tree"])
 def test_values_and_gradients_are_those_of_each_sample_alone(model, name):
     samples = batch_of(name)
-    pieces, expected = [], {}
-    for sample in samples:  # alone, by the model's own attention
-        values, gradients = logprobs_and_gradients(model, mp.pad([sample]))
-        pieces.append(values)
-        for n, g in gradients.items():
-            expected[n] = expected[n] + g if n in expected else g
-    alone = torch.cat(pieces)
+    wanted, gradients = exact(model, samples)
+    alone, separately = separate(model, samples)
+    assert (alone - wanted).abs().max() <= TOLERANCES["layouts"].value
     for layout in ("packed, rounded up", "shared", "left"):
         with attach(model):
-            values, gradients = logprobs_and_gradients(model, LAYOUTS[layout](samples))
-        assert (values - alone).abs().max() <= TOLERANCES["layouts"].value, layout
-        expected_here = {n: expected[n] for n in gradients}
-        off = relative_difference(gradients, expected_here)
-        assert off <= TOLERANCES["parameter_gradient_fp32"].value, (layout, off)
-        assert gradients.keys() == expected.keys()
+            values, found = logprobs_and_gradients(model, LAYOUTS[layout](samples))
+        assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, layout
+        assert_as_exact_as_separate(found, separately, gradients, layout)
 
 
 @pytest.mark.parametrize("name", ["text", "identical", "prefix", "another image", "one sample"])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.families import mixed_batch
+from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
 from support.samples import make_sample
 
@@ -14,7 +15,7 @@ from mmpack.adapters.transformers.tiny import tiny_model
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 
-pytestmark = [pytest.mark.adapter, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.adapter
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
 LINEAR = [name for name in FAMILIES if name not in PACKABLE]
 LAYOUTS = {
@@ -40,43 +41,45 @@ def models():
     return get
 
 
-def alone(model, samples):
-    """Values, and gradients summed, of each sample by the model's own attention."""
-    values, gradients = [], {}
-    for sample in samples:
-        value, gradient = logprobs_and_gradients(model, mp.pad([sample]))
-        values.append(value)
-        for name, g in gradient.items():
-            gradients[name] = gradients[name] + g if name in gradients else g
-    return torch.cat(values), gradients
+@pytest.fixture(scope="module")
+def oracles(models):
+    """Of a family's mixed batch: values and gradients in float64, and those of separate forwards in float32."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            model, samples = models(name), mixed_batch(name)
+            made[name] = exact(model, samples), separate(model, samples)
+        return made[name]
+
+    return get
 
 
 @pytest.mark.parametrize("name", PACKABLE)
-def test_every_layout_gives_what_each_sample_gets_alone(models, name):
+def test_every_layout_gives_what_each_sample_gets_alone(models, oracles, name):
     model, samples = models(name), mixed_batch(name)
     assert mp.validate(samples) == []
-    wanted, gradients = alone(model, samples)
+    (wanted, gradients), (apart, separately) = oracles(name)
+    assert (apart - wanted).abs().max() <= TOLERANCES["layouts"].value
     towers = [n for n in gradients if "visual" in n or "vision" in n]
     assert towers and all((gradients[n] != 0).any() for n in towers if n.endswith("weight"))
     with attach(model), torch.no_grad():
         for layout, make in LAYOUTS.items():
             values = packed_logprobs(model, make(samples))
             assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, layout
-    bound = TOLERANCES["parameter_gradient_fp32"].value
     for layout in ("packed, rounded up", "shared"):
         with attach(model):
             _, found = logprobs_and_gradients(model, LAYOUTS[layout](samples))
-        off = relative_difference(found, gradients)
-        assert off <= bound, (layout, off)
-        off = relative_difference({n: found[n] for n in towers}, {n: gradients[n] for n in towers})
-        assert off <= 2 * bound, (layout, off)
+        assert_as_exact_as_separate(found, separately, gradients, layout)
+        of_tower = ({n: g[n] for n in towers} for g in (found, separately, gradients))
+        assert_as_exact_as_separate(*of_tower, layout)
 
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_linear_attention_is_padded_and_never_packed(models, name):
     """Left padding moves the chunks of 64 rows that these layers sum in, so gradients agree less well."""
     model, samples = models(name), mixed_batch(name)
-    wanted, gradients = alone(model, samples)
+    wanted, gradients = separate(model, samples)
     for side in ("left", "right"):
         values, found = logprobs_and_gradients(model, mp.pad(samples, side=side))
         assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, side
@@ -90,8 +93,9 @@ def test_linear_attention_is_padded_and_never_packed(models, name):
 
 
 @pytest.mark.parametrize("name", PACKABLE)
-def test_repeated_pixels_give_what_repeated_features_give(models, name, monkeypatch):
+def test_repeated_pixels_give_what_repeated_features_give(models, oracles, name, monkeypatch):
     model, batch = models(name), mp.pack(mixed_batch(name))
+    (wanted, exactly), (_, separately) = oracles(name)
     with attach(model):
         once, gradients = logprobs_and_gradients(model, batch)
         first = batch.stats["patches_encoded"]
@@ -103,8 +107,9 @@ def test_repeated_pixels_give_what_repeated_features_give(models, name, monkeypa
     assert batch.stats["patches_encoded"] == occurring > batch.stats["patches"]
     monkeypatch.undo()
     assert first == (batch.stats["patches"] if encodes_apart(model) else occurring)
-    assert (once - again).abs().max() <= TOLERANCES["layouts"].value
-    assert relative_difference(gradients, others) <= TOLERANCES["parameter_gradient_fp32"].value
+    for values, found in ((once, gradients), (again, others)):
+        assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value
+        assert_as_exact_as_separate(found, separately, exactly)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe"])

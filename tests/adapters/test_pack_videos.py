@@ -13,7 +13,7 @@ from mmpack.adapters.transformers.tiny import tiny_model
 from mmpack.contracts import TOLERANCES
 from mmpack.video.drop import drop_frames
 
-pytestmark = [pytest.mark.adapter, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.adapter
 LAYOUTS = {
     "packed": lambda s: mp.pack(s),
     "shared": lambda s: mp.pack(s, share_prefix=True),

@@ -10,6 +10,7 @@ from types import MethodType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.float64 import Wide, assert_as_exact_as_separate, wide_copy
 from support.models import relative_difference
 
 import mmpack as mp
@@ -254,11 +255,15 @@ def test_rows_without_pictures(pair):
     assert b.count_nonzero() == 4 + 2
 
 
-def test_gradients_are_stock_s(pair, micro_batch):
-    """The bound of a shared prefix; no ratio is near the edge of a clip."""
+def test_gradients_are_stock_s(pair, micro_batch, monkeypatch):
+    """Both against stock ones in float64; no ratio is near the edge of a clip."""
     inputs = {k: v for k, v in micro_batch.items() if k != "old_per_token_logps"}
     (_, stock, _), (_, packed, _) = (loss_and_gradients(t, inputs) for t in pair[0])
-    assert relative_difference(packed, stock) < 1e-6
+    monkeypatch.setattr(pair[0][0], "model", wide_copy(pair[0][0].model))
+    with Wide():
+        _, exactly, _ = loss_and_gradients(pair[0][0], inputs)
+    assert all(g.dtype == torch.float64 for g in exactly.values())
+    assert_as_exact_as_separate(packed, stock, exactly)
 
 
 def test_a_micro_batch_of_masked_completions_gives_a_zero(pair, micro_batch):

@@ -3,14 +3,15 @@
 import pytest
 import torch
 from support.families import mixed_batch
-from support.models import logprobs_and_gradients, relative_difference
+from support.float64 import assert_as_exact_as_separate, exact, separate
+from support.models import logprobs_and_gradients
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 
-pytestmark = [pytest.mark.adapter, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.adapter
 
 
 def with_lora(model, **settings):
@@ -31,15 +32,10 @@ def test_lora():
     with torch.no_grad():
         before = torch.cat([packed_logprobs(model, mp.pad([s])) for s in samples])
     wrapped = with_lora(model)
-    values, gradients = [], {}
-    for sample in samples:
-        value, gradient = logprobs_and_gradients(wrapped, mp.pad([sample]))
-        values.append(value)
-        for name, g in gradient.items():
-            gradients[name] = gradients.get(name, 0) + g
-    wanted = torch.cat(values)
+    wanted, exactly = exact(wrapped, samples)
+    _, separately = separate(wrapped, samples)
     assert (wanted - before).abs().max() > 1e-3
-    assert gradients and all("lora" in name for name in gradients)
+    assert separately and all("lora" in name for name in separately)
     with attach(wrapped) as same:
         assert same is wrapped and is_attached(wrapped) and is_attached(model)
         batch = mp.pack(samples, share_prefix=True)
@@ -47,7 +43,7 @@ def test_lora():
         logits = wrapped(**batch.model_inputs(wrapped)).logits[0]
     assert not is_attached(wrapped)
     assert (found - wanted).abs().max() <= 1e-5
-    assert relative_difference(ours, gradients) <= 1e-6
+    assert_as_exact_as_separate(ours, separately, exactly)
     whole = mp.selected_logprobs(logits, batch.loss_targets, rows=batch.loss_rows)
     assert (whole - found).abs().max() <= 1e-5
 

@@ -104,6 +104,19 @@ def test_validate(trace, broken):
     assert found["problems"][0]["fix"] == RULES[problems[0].code].fix
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".parquet"])
+def test_validate_says_that_a_trace_is_empty(tmp_path, suffix):
+    path = write(tmp_path / f"empty{suffix}", [])
+    for _ in range(2):
+        result = run_mmpack("validate", path)
+        assert (result.returncode, result.stderr) == (1, "")
+        first, second = result.stdout.splitlines()
+        assert first == "EMPTY: 0 samples, 0 broken rules" and "holds no sample" in second
+        found = document(run_mmpack("validate", path, "--json"), code=1)
+        assert (found["ok"], found["samples"], found["problems"]) == (False, 0, [])
+        path.write_bytes(b"")  # not even a frame or a footer
+
+
 def test_validate_shows_a_hundred_and_counts_the_rest(tmp_path):
     samples = []
     for i in range(103):

@@ -4,12 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.process import run_mmpack, run_python
 from support.samples import full_sample
 
 import mmpack as mp
+from mmpack.cli.main import main
 
 MAIN = "import sys; from mmpack.cli.main import main; sys.exit(main())"
 
@@ -146,3 +148,18 @@ def test_full_disk(tmp_path, lines):
     assert "No space left" in result.stderr
     unwritable = run_mmpack("validate", tmp_path / "good.jsonl", "--out", "/dev/full")
     assert unwritable.returncode == 2 and unwritable.stderr.count("\n") == 1
+
+
+def test_a_full_memory_is_one_line(monkeypatch, capsys):
+    def full(args):
+        raise MemoryError
+
+    monkeypatch.setattr("mmpack.cli.main._run", full)
+    assert main([]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_device_is_one_line(tmp_path, lines):
+    trace = tmp_path / "good.jsonl"
+    fails(run_mmpack("validate", trace, "--out", "/dev/full"), "/dev/full can't be written")

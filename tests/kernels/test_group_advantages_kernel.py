@@ -3,6 +3,7 @@
 import statistics
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from support.native import each_backend
@@ -67,6 +68,38 @@ def test_kinds(backend_device, kind, count, groups):
     torch.testing.assert_close(got.cpu().double(), want, rtol=BOUND, atol=BOUND)
 
 
+def whitened_over_tokens(rewards, index, counts, eps):
+    """Each sample's value written once a loss token, and whitened by numpy, which counts with n - 1."""
+    r = rewards.double().numpy()
+    means = {g: r[index.numpy() == g].mean() for g in index.tolist()}
+    sizes = {g: int((index == g).sum()) for g in index.tolist()}
+    a = np.array(
+        [x - means[g] if sizes[g] > 1 else x for x, g in zip(r, index.tolist(), strict=True)]
+    )
+    tokens = np.repeat(a, counts.numpy())
+    return torch.from_numpy((a - tokens.mean()) / (tokens.std(ddof=1) + eps))
+
+
+@each_backend
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize(
+    ("count", "groups"),
+    [(2, 1), (129, 9), (257, 200), pytest.param(5000, 9, marks=pytest.mark.gpu)],
+)
+def test_reinforce_pp_over_tokens(backend_device, count, groups, dtype):
+    rewards, index = batch(count, groups)
+    g = torch.Generator().manual_seed(1)
+    counts = torch.randint(0, 400, (count,), generator=g).to(dtype)
+    on = [x.to(backend_device) for x in (rewards, index, counts)]
+    got = mp.group_advantages(*on[:2], "reinforce_pp", num_tokens=on[2]).cpu().double()
+    want = whitened_over_tokens(rewards, index, counts, 1e-6)
+    torch.testing.assert_close(got, want, rtol=BOUND, atol=BOUND)
+    by_samples = mp.group_advantages(*on[:2], "reinforce_pp").cpu().double()
+    assert (got - by_samples).abs().max() > 1e-3
+    ones = mp.group_advantages(*on[:2], "reinforce_pp", num_tokens=torch.ones_like(on[2]))
+    torch.testing.assert_close(ones.cpu().double(), by_samples, rtol=0, atol=1e-7)
+
+
 @each_backend
 @pytest.mark.parametrize("kind", KINDS)
 def test_rewards_far_from_zero(backend_device, kind):
@@ -122,7 +155,8 @@ def test_nothing_and_opcheck(backend_device):
     rewards, index = (x.to(backend_device) for x in batch(20, 3))
     for kind in ("grpo", "reinforce_pp"):
         op = torch.ops.mmpack.group_advantages.default
-        torch.library.opcheck(op, (rewards, index, kind, 1e-6))
+        torch.library.opcheck(op, (rewards, index, None, kind, 1e-6))
+    torch.library.opcheck(op, (rewards, index, index.abs(), "reinforce_pp", 1e-6))
     fast = torch.compile(
         lambda r, g: mp.group_advantages(r, g) * 2, fullgraph=True, backend="aot_eager"
     )

@@ -81,6 +81,10 @@ CASES = {
         for kl in ("k1", "k2", "k3")
         for coefficient in (0.0, 0.7)
     },
+    **{
+        f"{kind} dual clip": {"kind": kind, "dual_clip": c}
+        for kind, c in (("grpo", 1.05), ("dapo", 1.5), ("gspo", 1.0001))
+    },
     "entropy bonus": {"entropy_coef": 0.05},
     "everything": {
         "kind": "gspo",
@@ -90,6 +94,7 @@ CASES = {
         "kl_coef": 0.3,
         "entropy_coef": 0.05,
         "scale": 4.0,
+        "dual_clip": 1.001,
     },
 }
 
@@ -139,11 +144,18 @@ def test_columns_that_are_not_given(backend_device, kind, missing):
 
 
 @each_backend
-@pytest.mark.parametrize("total", [1000, 77.5, torch.tensor(90), torch.tensor([0.25]), 0])
+@pytest.mark.parametrize("total", [1000, 377.5, torch.tensor(900), torch.tensor([350.5])])
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean"])
 def test_totals(backend_device, aggregation, total):
     on = total.to(backend_device) if isinstance(total, torch.Tensor) else total
     check(columns(SMALL), backend_device, total=on, aggregation=aggregation)
+
+
+@each_backend
+@pytest.mark.gpu
+@pytest.mark.parametrize("total", [torch.tensor(0), torch.tensor([0.25]), torch.tensor(-3)])
+def test_totals_on_a_gpu_count_as_one_at_least(backend_device, total):
+    check(columns(SMALL), backend_device, total=total.to(backend_device))
 
 
 @each_backend
@@ -202,7 +214,7 @@ def test_a_sample_in_any_company(backend_device, kind):
     options = {
         "kind": kind,
         "aggregation": "sequence_mean_token_mean",
-        "total_samples": 5,
+        "total_samples": 9,
         "correction": "tis",
         "correction_level": "geometric",
         "kl_coef": 0.1,
@@ -239,7 +251,7 @@ def test_opcheck(backend_device):
         x.to(backend_device) for x in (c.lp, c.entropy, c.adv, c.old, c.ref, c.rollout)
     )
     cu = offsets(c.lengths, backend_device)
-    texts = ("k3", 0.1, 0.2, "tis", "sequence", 0.0, 2.0)
+    texts = (3.0, "k3", 0.1, 0.2, "tis", "sequence", 0.0, 2.0)
     arguments = (lp, entropy, adv, cu, old, ref, rollout, None, 1.0, True, "gspo", 0.8, 1.2, *texts)
     torch.library.opcheck(policy_loss_op, arguments)
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.compile
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 COLUMNS = ("logprobs", "entropy", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
-NUMBERS = ("scale", "ratio_low", "ratio_high", "kl_coef", "entropy_coef")
+NUMBERS = ("scale", "ratio_low", "ratio_high", "dual_clip", "kl_coef", "entropy_coef")
 POLICY = {
     **dict.fromkeys(COLUMNS, "*fp32"),
     **dict.fromkeys(("loss", "metrics", "derivatives"), "*fp32"),
@@ -26,6 +26,7 @@ VARIANTS = {
     "clip": ((False, True, "grpo", "k3", 0.1, 0.0, None, "token"), {"entropy", "total"}),
     "clip tis": ((True, False, "dapo", "k1", 0.0, 0.1, "tis", "token"), {"total"}),
     "gspo mis": ((True, True, "gspo", "k2", 0.1, 0.1, "mis", "geometric"), set()),
+    "gspo dual": ((True, True, "gspo", "k3", 0.1, 0.1, "tis", "token", True), set()),
     "cispo tis": ((False, True, "cispo", "k3", 0.1, 0.0, "tis", "sequence"), {"old_logprobs"}),
 }
 
@@ -43,11 +44,14 @@ def test_policy_loss(target, variant):
 
 
 @each_target
-@pytest.mark.parametrize("kind", ["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp"])
+@pytest.mark.parametrize(
+    "kind", ["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp", "reinforce_pp of tokens"]
+)
 def test_group_advantages(target, kind):
     from mmpack.kernels import group_advantages as m
 
     last = {"baselined": "*fp64", "tickets": "*i32"}
+    kind, _, tokens = kind.partition(" of ")
     signature = {
         "rewards": "*fp32",
         "groups": "*i64",
@@ -57,6 +61,10 @@ def test_group_advantages(target, kind):
         "eps": "fp64",
     }
     constants = {"KIND": kind, "ROWS": m.ROWS, "COLUMNS": m.COLUMNS}
+    if tokens:
+        signature["tokens"] = "*i64"
+    else:
+        constants["tokens"] = None
     if kind == "reinforce_pp":
         signature |= last
     else:

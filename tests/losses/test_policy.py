@@ -45,6 +45,7 @@ def trl_loss(
     max_tokens=WIDTH,
     weights=None,
     total=N,
+    delta=None,
 ):
     """(loss, gradient to the logprobs [N], metrics) of TRL's GRPOTrainer, in float64."""
     from trl.trainer.grpo_trainer import GRPOTrainer  # not on every GPU machine
@@ -56,7 +57,7 @@ def trl_loss(
     metrics = defaultdict(list)
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (lp, torch.zeros_like(lp), None),
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=delta, steps_per_generation=1),
         accelerator=SimpleNamespace(
             num_processes=1, reduce=lambda x, reduction: x, gather=lambda x: x
         ),
@@ -131,6 +132,52 @@ def test_kinds_against_trl(kind, spread, seed):
     if kind not in ("cispo", "gspo"):
         share = want_metrics["clip_ratio/region_mean"][0]
         assert float(metrics["clip_fraction"]) == pytest.approx(share, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "dapo", "gspo"])
+@pytest.mark.parametrize("seed", range(3))
+def test_dual_clip_against_the_delta_of_trl(kind, seed):
+    ours, theirs = CASES[kind]
+    c = columns(0.9, seed)
+    c.lp[-12:] += 0.2
+    c.adv[-1] = -1.0  # of the longest sample: something is cut
+    options = {"grpo": 1.3, "ppo": 1.5, "dapo": 3.0, "gspo": 1.05}
+    loss, grad, metrics = run(c, kind=kind, dual_clip=options[kind], **ours)
+    want, want_grad, _ = trl_loss(c, delta=options[kind], **theirs)
+    assert float(loss) == pytest.approx(float(want), rel=1e-7)
+    torch.testing.assert_close(grad.double(), want_grad, rtol=2e-6, atol=1e-9)
+    without, _, plain = run(c, kind=kind, **ours)
+    cut = float(metrics["dual_clip_fraction"])
+    assert cut > 0 and float(without) != float(loss)
+    assert metrics.keys() - plain.keys() == {"dual_clip_fraction"}
+
+
+def test_dual_clip_stops_what_is_pushed_down_and_far_too_likely():
+    """By hand: of ratios 4 and 2 and an advantage of -1, a c of 3 cuts the first, and so it does at +1 the clip."""
+    old = torch.zeros(4)
+    leaf = torch.log(torch.tensor([4.0, 2.0, 4.0, 2.0])).requires_grad_()
+    advantages, cu = torch.tensor([-1.0, -1.0, 1.0, 1.0]), torch.tensor([0, 2, 4]).int()
+    out = policy_loss(leaf, advantages, cu, old, dual_clip=3.0)
+    out.loss.backward()
+    assert float(out.loss.detach()) == pytest.approx((3 + 2 - 1.2 - 1.2) / 4)
+    torch.testing.assert_close(leaf.grad, torch.tensor([0.0, 2.0, 0.0, 0.0]) / 4)
+    assert float(out.metrics["dual_clip_fraction"]) == 0.25
+    assert float(out.metrics["clip_fraction"]) == 0.5  # as verl counts them
+
+
+def test_gspo_with_weights_of_tokens_has_the_value_of_trl_and_gradients_of_its_own():
+    """TRL's ratio is one number a sample, so it weighs each gradient by the mean of the sample's weights."""
+    c = columns(spread=0.6, seed=2)
+    weights, _, _ = correction_oracle(c, "tis", "token", 0.0, 1.2)
+    ours, theirs = CASES["gspo"]
+    clip = {"clip_low": 0.5, "clip_high": 1.0}
+    options = {"rollout_logprobs": c.rollout, "correction": "tis", "correction_high": 1.2}
+    loss, grad, _ = run(c, kind="gspo", **clip, **options, **ours)
+    want, want_grad, _ = trl_loss(c, weights=weights, **(theirs | {"low": 0.5, "high": 1.0}))
+    assert float(loss) == pytest.approx(float(want), rel=1e-7)
+    means = [x.mean().expand(len(x)) for x in grad.double().split(LENGTHS)]
+    torch.testing.assert_close(torch.cat(means), want_grad, rtol=2e-6, atol=1e-9)
+    assert (grad - want_grad).abs().max() > 1e-3 * want_grad.abs().max()
 
 
 @pytest.mark.parametrize("kl_kind", ["k1", "k2", "k3"])
@@ -394,10 +441,53 @@ def test_gpu_agrees_and_never_waits(kind):
             "low is 3.0, high is 2.0",
         ),
         ({"ref_logprobs": torch.zeros(N), "kl_kind": "k4"}, "kind is 'k4'. Fix: one of k1, k2, k3"),
+        ({"total_tokens": 0}, f"total_tokens is 0, expected a finite number of {N} or more"),
+        ({"total_tokens": -3}, "total_tokens is -3, expected"),
+        ({"total_tokens": N - 1}, f"total_tokens is {N - 1}, expected"),
+        ({"total_tokens": torch.tensor(N - 1)}, f"total_tokens is {N - 1}, expected"),
+        ({"total_tokens": torch.ones(2)}, "total_tokens has shape [2], expected one number"),
+        ({"total_tokens": float("nan")}, "total_tokens is nan, expected"),
+        ({"total_tokens": math.inf}, "total_tokens is inf, expected"),
+        ({"total_samples": B - 1}, f"total_samples is {B - 1}, expected"),
+        ({"total_samples": "5"}, "total_samples is of type str, expected"),
+        (
+            {"max_tokens": -3, "aggregation": "sequence_mean_token_sum_norm"},
+            "max_tokens is -3, expected a finite number of 1 or more",
+        ),
+        ({"max_tokens": 0, "aggregation": "sequence_mean_token_sum_norm"}, "max_tokens is 0"),
+        ({"scale": float("nan")}, "scale is nan, expected a finite number of 0 or more"),
+        ({"scale": -1.0}, "scale is -1.0"),
+        ({"scale": math.inf}, "scale is inf"),
+        ({"scale": torch.tensor(2.0)}, "scale is of type Tensor"),
+        ({"clip_low": -0.2}, "clip_low is -0.2, expected a number of 0 or more"),
+        ({"clip_high": -0.2}, "clip_high is -0.2"),
+        ({"clip_high": float("nan")}, "clip_high is nan"),
+        ({"kl_coef": float("nan"), "ref_logprobs": torch.zeros(N)}, "kl_coef is nan"),
+        ({"kl_coef": -0.1, "ref_logprobs": torch.zeros(N)}, "kl_coef is -0.1"),
+        ({"entropy_coef": math.inf, "entropy": torch.zeros(N)}, "entropy_coef is inf"),
+        (
+            {"correction": "tis", "rollout_logprobs": torch.zeros(N), "correction_high": math.nan},
+            "high is nan",
+        ),
+        ({"dual_clip": 1.0}, "dual_clip is 1.0, expected a finite number above 1"),
+        ({"dual_clip": math.nan}, "dual_clip is nan"),
+        ({"dual_clip": 3.0, "kind": "cispo"}, "dual_clip is 3.0, and cispo has no minimum"),
+        ({"logprobs": np.zeros(N)}, "logprobs is a numpy array, expected a tensor"),
+        ({"logprobs": None}, "logprobs is None, expected a tensor"),
+        ({"advantages": [0.0] * B}, "advantages is of type list, expected a tensor"),
+        ({"cu_loss": tuple(CU.tolist())}, "cu_loss is of type tuple, expected a tensor"),
+        ({"old_logprobs": [0.0] * N}, "old_logprobs is of type list, expected a tensor"),
     ],
 )
 def test_wrong_arguments_are_named(keywords, says):
     arguments = {"logprobs": torch.zeros(N), "advantages": torch.zeros(B), "cu_loss": CU}
     with pytest.raises(ArgumentError) as error:
         policy_loss(**(arguments | keywords))
-    assert says in str(error.value)
+    message = str(error.value)
+    assert says in message and "Fix: " in message and "\n" not in message
+
+
+def test_a_global_batch_without_a_loss_token_has_a_total_of_nothing():
+    none = torch.zeros(0, requires_grad=True)
+    out = policy_loss(none, torch.zeros(2), torch.zeros(3).int(), total_tokens=0, total_samples=2)
+    assert float(out.loss.detach()) == 0.0

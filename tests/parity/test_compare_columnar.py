@@ -278,7 +278,7 @@ def test_sound_rows_break_no_rule(tmp_path):
         assert not (broken and is_sound), (broken, sample.write())
     seen = set().union(*codes)
     rules = {code for code in mp.schema.codes.RULES if code[2] in "123"}
-    assert rules - seen <= {"MM109", "MM307", "MM308"}  # see the next test
+    assert rules - seen <= {"MM109", "MM307", "MM308", "MM312"}  # see the next test
     doubted = [s for s, broken, ok in zip(read, codes, found, strict=True) if not (broken or ok)]
     plain = [s for s in doubted if not (s.costs or s.metadata.get("padding"))]
     assert len(plain) < 0.1 * found.count(True)
@@ -296,6 +296,9 @@ def test_sound_rows_break_no_rule(tmp_path):
         ("MM112", lambda s: setattr(s.media[1], "fps", -1.0)),
         ("MM302", lambda s: s.rollout_logprobs.__setitem__(0, 0.5)),
         ("MM306", lambda s: s.attention_mask.__setitem__(4, 0)),
+        ("MM310", lambda s: setattr(s.bbox_targets[0], "bbox", (9.0, 2.0, 8.0, 3.0))),
+        ("MM311", lambda s: setattr(s.point_targets[0], "point", (1281.0, 2.0))),
+        ("MM312", lambda s: s.processor.__setitem__("tokenizer", {"vocab_size": 151656})),
         ("MM307", lambda s: s.position_ids.__setitem__((1, 2), -1)),
     ],
 )

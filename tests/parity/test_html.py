@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+import tracemalloc
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -186,6 +187,26 @@ def test_a_file_that_is_not_the_recorded_picture_says_so(tmp_path):
     Image.new("RGB", (640, 360), "red").save(tmp_path.parent / "secret.png")
     html = compare(left, right).to_html(media_root=tmp_path)
     assert "is not below media_root" in html and not thumbnails(Page(html))
+
+
+def test_a_huge_source_is_not_read(tmp_path):
+    """A sparse file of two gigabytes, and one of 200 megabytes: size and header are looked at first."""
+    left, right = pair("max_pixels")
+    target = tmp_path / left[0].media[0].source
+    target.parent.mkdir()
+    report = compare(left, right)
+    for size, why in (
+        (2**31, "it has 2147483648 bytes, more than 268435456"),
+        (2 * 10**8, "no known"),
+    ):
+        with target.open("wb") as file:
+            file.truncate(size)
+        tracemalloc.start()
+        html = report.to_html(media_root=tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert why in html and not thumbnails(Page(html))
+        assert peak < 2**24
 
 
 def scored(sample, logprobs):

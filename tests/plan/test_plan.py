@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mmpack.errors import ArgumentError, PlanError, SchemaError
 from mmpack.plan.cost import CostModel
+from mmpack.plan.forest import build_forest
 from mmpack.plan.plan import plan
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -308,3 +309,24 @@ def test_the_default_cost_is_that_of_a_dense_transformer():
     assert CostModel().linear == 24 * layers * width**2 / pair
     assert CostModel().patch == 24 * vision_layers * vision_width**2 / pair
     assert CostModel(2, 3, 5)(7, 11, 13) == 2 * 7 + 3 * 11 + 5 * 13
+
+
+def test_the_prefix_forest_is_built_once(monkeypatch):
+    """Of all samples: groups, their pieces and bins are measured by its segments."""
+    built = []
+    module = sys.modules["mmpack.plan.plan"]
+    monkeypatch.setattr(
+        module, "build_forest", lambda chosen: built.append(len(chosen)) or build_forest(chosen)
+    )
+    prompt = list(range(50))
+    samples = [
+        make_sample(f"s{group}{k}", f"g{group}", [*prompt, group], [k, 1, 2])
+        for group in range(6)
+        for k in range(4)
+    ]
+    made = plan(samples, max_tokens=120, share_prefix=True)
+    assert built == [24]
+    for chosen in made.bins:  # the rows of a bin are those of its own forest
+        assert build_forest([samples[i] for i in chosen]).num_tokens <= 120
+    shared = sum(build_forest([samples[i] for i in chosen]).num_tokens for chosen in made.bins)
+    assert made.stats["rows_shared"] == shared < made.stats["rows_packed"]

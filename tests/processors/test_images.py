@@ -2,6 +2,9 @@
 
 import io
 import os
+import struct
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -161,6 +164,27 @@ def test_paths(hf, tmp_path):
         refuses(processor, bad, "no file below media_root")
     for bad in ("a\0b.png", "loop.png", "x" * 5000, "a\nb.png"):
         refuses(processor, bad, "can't be read|no file below")
+
+
+def test_a_huge_file_is_not_read(hf, tmp_path):
+    processor = mp.wrap_processor(hf, media_root=tmp_path)
+    whole = encoded(in_mode("RGB"))
+    header = bytearray(whole[:33])
+    header[16:24] = struct.pack(">II", 60_000, 60_000)
+    header[29:33] = struct.pack(">I", zlib.crc32(header[12:29]))
+    tracemalloc.start()
+    for size, head, match in (
+        (2**31, b"", "has 2147483648 bytes, more than 268435456"),
+        (2 * 10**8, b"", "no known picture"),
+        (2 * 10**8, bytes(header) + whole[33:], "more than .* pixels"),
+    ):
+        path = tmp_path / "huge.png"
+        path.write_bytes(head)
+        os.truncate(path, size)
+        refuses(processor, "huge.png", match)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**22
 
 
 def test_turning_is_pillows(processor):

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from support.samples import full_sample
 
 from mmpack.errors import ArgumentError
+from mmpack.pack.pack import pack
 from mmpack.rewards.scatter import scatter_rewards
 from mmpack.schema.spans import Score
 
@@ -26,7 +28,6 @@ class HandBatch:
         default_factory=lambda: torch.tensor([[0, 1, 3], [2, 5, 6], [0, 5, 5]])
     )
     rewards: list[list[Score]] = field(default_factory=lambda: [[], [], []])
-    costs: list[list[Score]] = field(default_factory=lambda: [[], [], []])
 
 
 def score(value, scope="sequence", name="r"):
@@ -69,15 +70,26 @@ def test_each_sample_keeps_its_own():
     assert scatter_rewards(batch).tolist() == [0, 0, 0, 0, 1, 2, 4]
 
 
-def test_scores_that_meet_add_up_and_costs_are_kept_apart():
+def test_scores_that_meet_add_up():
     batch = HandBatch(
         rewards=[[score(1.0, name="exact"), score(0.25, {"turn": 1}, "format")], [], []],
-        costs=[[score(0.5, name="length")], [], [score(3.0, name="tool")]],
     )
     assert scatter_rewards(batch).tolist() == [0, 0, 0, 0, 1.25, 0, 0]
-    assert scatter_rewards(batch, costs=True).tolist() == [0, 0, 0, 0, 0.75, 0, -3]
-    weighted = scatter_rewards(batch, weights={"format": 2.0, "length": 4.0}, costs=True)
-    assert weighted.tolist() == [0, 0, 0, 0, 0.5 - 2.0, 0, 0]
+    weighted = scatter_rewards(batch, weights={"format": 2.0})
+    assert weighted.tolist() == [0, 0, 0, 0, 0.5, 0, 0]
+
+
+def test_costs_never_enter_rewards():
+    """`Sample.costs` are carried and not subtracted: there is no parameter for it."""
+    sample = full_sample()
+    batch = pack([sample])
+    assert batch.costs == [sample.costs]
+    with_costs = scatter_rewards(batch)
+    sample.costs = None
+    assert torch.equal(scatter_rewards(pack([sample])), with_costs)
+    assert with_costs.sum() == 1.5  # "exact" and "box"
+    with pytest.raises(TypeError, match="costs"):
+        scatter_rewards(batch, costs=True)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +141,16 @@ def test_a_score_without_a_loss_token_is_an_error_unless_it_is_zero(sample, scop
 @pytest.mark.parametrize(
     ("keywords", "says"),
     [
-        ({"rewards": [1.0, 2.0]}, "rewards has 2 entries for 3 samples"),
-        ({"rewards": np.zeros((3, 1))}, "rewards has 3 entries for 3 samples"),
+        ({"rewards": [1.0, 2.0]}, "rewards is of shape [2] for 3 samples"),
+        ({"rewards": np.zeros((3, 1))}, "rewards is of shape [3, 1] for 3 samples"),
+        ({"rewards": 1.0}, "rewards is of type float for 3 samples"),
+        ({"rewards": "abc"}, "rewards is of type str for 3 samples"),
+        ({"rewards": [1.0, None, 2.0]}, "rewards[1] is None, expected a number or a list of Score"),
+        ({"rewards": [[1.0], [], []]}, "rewards[0] is [1.0], expected a number or a list of Score"),
+        ({"weights": {"r": float("nan")}}, "weights['r'] is nan, expected a finite number"),
+        ({"weights": ["r"]}, "weights is of type list, expected a dict"),
+        ({"rewards": [1.0] * 3, "weights": {"typo": 1.0}}, "weights name 'typo', which no score"),
+        ({"batch": [1]}, "batch is of type list, expected a PackedBatch"),
         ({"rewards": [1.0, 0.0, float("nan")]}, "'reward' of sample 'c' is nan"),
         (
             {"rewards": [[score(1.0, "episode")], [], []]},
@@ -141,5 +161,16 @@ def test_a_score_without_a_loss_token_is_an_error_unless_it_is_zero(sample, scop
 )
 def test_wrong_arguments_are_named(keywords, says):
     with pytest.raises(ArgumentError) as error:
-        scatter_rewards(HandBatch(), **keywords)
+        scatter_rewards(**({"batch": HandBatch()} | keywords))
     assert says in str(error.value)
+    assert "Fix: " in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_misspelt_weight_is_an_error_and_a_score_that_a_batch_lacks_is_none():
+    batch = HandBatch(rewards=[[score(1.0, name="exact")], [], [score(3.0, name="format")]])
+    with pytest.raises(
+        ArgumentError, match=r"'fromat', which no score of the batch bears.*'format'"
+    ):
+        scatter_rewards(batch, weights={"exact": 1.0, "fromat": 0.5})
+    weights = {"exact": 1.0, "format": 0.0, "iou": 0.5}  # no sample of this batch has boxes
+    assert scatter_rewards(batch, weights=weights).tolist() == [0, 0, 0, 0, 1, 0, 0]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from support.samples import full_sample, make_medium, make_sample
 
-from mmpack.errors import LayoutError, SchemaError, TraceError
+from mmpack.errors import SchemaError, TraceError
 from mmpack.schema.codes import RULES
 from mmpack.schema.rules import check, validate
 from mmpack.schema.sample import Sample
@@ -17,6 +19,7 @@ from mmpack.schema.spans import (
     BboxTarget,
     LossSpan,
     ObservationSpan,
+    PointTarget,
     PolicyVersion,
     Score,
 )
@@ -169,6 +172,24 @@ def _film(**fields: Any) -> Callable[[Sample], None]:
     return change
 
 
+def _box(
+    box: tuple[float, ...],
+    system: str = "normalized_1000",
+    media_index: int | None = 0,
+    **fields: Any,
+) -> Callable[[Sample], None]:
+    def change(s: Sample) -> None:
+        s.bbox_targets, s.coordinate_system = [BboxTarget(box, media_index)], system
+        for name, value in fields.items():
+            setattr(s, name, value)
+
+    return change
+
+
+def _vocabulary(size: int) -> Callable[[Sample], None]:
+    return _set("processor", {"tokenizer": {"vocab_size": size}})
+
+
 RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     "MM101": ("modality_spans[0]", [lambda s: (_span(0, stop=7)(s), _token(7, 3)(s))]),
     "MM102": (
@@ -255,6 +276,25 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     ),
     "MM307": ("position_ids", [_set("position_ids", np.full((3, 19), -1))]),
     "MM308": ("coordinate_system", [_set("bbox_targets", [BboxTarget((0.0, 0.0, 1.0, 1.0))])]),
+    "MM310": (
+        "bbox_targets[0]",
+        [_box((30.0, 0.0, 20.0, 9.0)), _box((0.0, 9.0, 20.0, 8.5))],
+    ),
+    "MM311": (
+        "bbox_targets[0]",
+        [
+            _box((0.0, 0.0, 1000.5, 9.0)),
+            _box((-1.0, 0.0, 10.0, 9.0)),
+            _box((0.0, 0.0, 1.0, 1.01), "normalized_1"),
+            _box(
+                (0.0, 0.0, 84.5, 9.0), "absolute_pixels"
+            ),  # of a grid of 4 × 6 patches of 14 pixels
+            _box((0.0, 0.0, 84.0, 56.5), "absolute_pixels"),
+            _box((0.0, -0.5, 84.0, 56.0), "absolute_pixels", None),
+            _box((0.0, 0.0, 641.0, 56.0), "absolute_pixels", None, screen_size=(640, 480)),
+        ],
+    ),
+    "MM312": ("input_ids[1]", [_vocabulary(151652), _vocabulary(100)]),
     "MM309": ("prefix_cached_tokens", [_set("prefix_cached_tokens", 20)]),
 }
 
@@ -289,6 +329,35 @@ def test_rule(code, i):
     with pytest.raises(SchemaError, match=code) as caught:
         check(sample, "pack")
     assert caught.value.problems == problems and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _box((0.0, 0.0, 1000.0, 1000.0)),
+        _box((5.0, 5.0, 5.0, 5.0)),
+        _box((0.0, 0.0, float(np.float32(1.0) * np.float32(1.0000001)), 1.0), "normalized_1"),
+        _box((0.0, 0.0, 84.0, 56.0), "absolute_pixels"),
+        _box((0.0, 0.0, 1e6, 56.0), "absolute_pixels", None),  # of what is not known
+        _box((0.0, 0.0, 640.0, 480.0), "absolute_pixels", screen_size=(640, 480)),
+        _vocabulary(151936),
+        _set("processor", {"tokenizer": {"vocab_size": "many"}}),
+        _set("processor", {"tokenizer": None}),
+    ],
+)
+def test_what_may_be_recorded_of_places_and_vocabularies(change):
+    sample = base()
+    change(sample)
+    assert validate(sample) == []
+
+
+def test_a_tiled_image_has_no_known_width():
+    sample = make_sample([("text", [1]), ("image", (4, 32, 32)), ("text", [2])], family="internvl")
+    _box((0.0, 0.0, 900.0, 900.0), "absolute_pixels")(sample)
+    assert validate(sample) == []
+    sample.media[0].grid_thw = (1, 32, 32)
+    sample.media[0].num_tokens = 256
+    assert "MM311" in [p.code for p in validate(sample)]
 
 
 @pytest.mark.parametrize(
@@ -341,18 +410,137 @@ def test_samples_built_by_hand_are_checked_too():
         sample = base()
         setattr(sample, name, value)
         assert [p.code for p in validate(sample)] == [code], name
-    for change in (
-        _medium(fps=np.nan),
-        _medium(second_per_grid_ts=np.inf),
-        _film(frame_timestamps=(0.0, np.nan)),
+    for change, field in (
+        (_medium(fps=np.nan), "media[0].fps"),
+        (_medium(second_per_grid_ts=np.inf), "media[0].second_per_grid_ts"),
+        (_film(frame_timestamps=(0.0, np.nan)), "media[0].frame_timestamps[1]"),
+        (_set("rewards", [Score("r", np.nan)]), "rewards[0].value"),
+        (_set("costs", [Score("r", np.inf)]), "costs[0].value"),
+        (_set("verifiers", [Score("r", -np.inf)]), "verifiers[0].value"),
+        (_box((0.0, np.nan, 1.0, 1.0)), "bbox_targets[0].bbox[1]"),
+        (_set("point_targets", [PointTarget((np.nan, 0.0))]), "point_targets[0].point[0]"),
+        (_set("metadata", {"a": [np.nan]}), "metadata"),
     ):
         sample = base()
         change(sample)
-        assert [p.code for p in validate(sample)] == ["MM112"]
+        assert [(p.code, p.field) for p in validate(sample)] == [("MM009", field)]
+
+
+class Hostile:
+    """An object that raises whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("line\nbreak" * 1000)
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+    __len__ = __iter__ = __bool__ = __eq__ = __array__ = __repr__  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+class HostileList(list):
+    def __iter__(self) -> Any:
+        raise RuntimeError("no")
+
+
+HANDED: list[Any] = [
+    *(1.0, 1, -5, True, "x", b"x", [], [1.0], [[1.0]], [None], (), {}, {1: 2}, {"a": 1}, object),
+    *(np.float32(1), np.array(3), np.zeros((2, 2)), np.array([None]), np.ones(19, bool), np.nan),
+    *(np.full(19, -5), np.full(19, 2**60), np.ma.masked_array([1], [True]), [np.array([1])] * 3),
+    *(2**70, -(2**70), 10**5000, float("inf"), {"turn": 1}, {"a": {"b": object()}}, [Hostile()]),
+    *(Hostile(), HostileList([1]), [Score("r", 1.0)], Score("r", 1.0), ["x"] * 3, [(1, 2)]),
+]
+
+
+@pytest.mark.parametrize("name", [*Sample.columns()])
+def test_validate_never_raises_whatever_a_field_holds(name):
+    for value in HANDED:
+        sample = full_sample()
+        setattr(sample, name, value)
+        for problem in validate(sample):
+            assert problem.code in RULES and "\n" not in str(problem) and len(str(problem)) < 1000
+    delattr(sample, name)
+    codes = [p.code for p in validate(sample)]
+    assert ("MM004" in codes) == Sample.columns()[name].required
+
+
+def test_validate_never_raises_whatever_a_record_holds():
+    sample = full_sample()
+    for name in Sample.columns():
+        records = getattr(sample, name)
+        for field in records[0].columns() if isinstance(records, list) else ():
+            kept = getattr(records[0], field)
+            for value in HANDED:
+                setattr(records[0], field, value)
+                for problem in validate(sample):
+                    assert problem.code in RULES and "\n" not in str(problem)
+            setattr(records[0], field, kept)
+    assert validate(sample) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "field"),
+    [
+        ("rewards", [1.0], "MM003", "rewards[0]"),
+        ("rewards", 1.0, "MM003", "rewards"),
+        ("rewards", [Score("r", "1")], "MM003", "rewards[0].value"),
+        ("input_ids", np.array([5, -5]), "MM003", "input_ids[1]"),
+        ("input_ids", None, "MM004", "input_ids"),
+        ("input_ids", np.zeros((2, 2), np.int64), "MM008", "input_ids"),
+        ("attention_mask", np.full(19, 5, np.int8), "MM003", "attention_mask[0]"),
+        ("loss_spans", [(11, 15)], "MM003", "loss_spans[0]"),
+        ("loss_spans", [LossSpan(11.0, 15)], "MM003", "loss_spans[0].start"),
+        ("media", None, "MM004", "media"),
+        ("sample_id", 7, "MM003", "sample_id"),
+        ("family", "llama", "MM006", "family"),
+        ("schema_version", "9", "MM005", "schema_version"),
+        ("metadata", {"a": object()}, "MM003", "metadata"),
+    ],
+)
+def test_a_field_of_another_type_is_a_problem_and_check_says_so_in_one_line(
+    name, value, code, field
+):
     sample = base()
-    sample.family = "llama"
-    with pytest.raises(LayoutError, match="MM006"):
-        validate(sample)
+    setattr(sample, name, value)
+    assert [(p.code, p.field) for p in validate(sample)] == [(code, field)]
+    with pytest.raises(SchemaError, match=rf"\({code}\)\. Fix: ") as caught:
+        check(sample)
+    assert "\n" not in str(caught.value)
+
+
+def test_numpy_numbers_and_tuples_are_as_good_as_ours():
+    sample = full_sample()
+    sample.rewards = (Score("exact", np.float32(1.0)), Score("box", 1))
+    sample.loss_spans[0].start = np.int32(sample.loss_spans[0].start)
+    sample.media[0].grid_thw = np.array(sample.media[0].grid_thw)
+    sample.media[1].grid_thw = list(sample.media[1].grid_thw)
+    before = sample.media[0].grid_thw
+    assert validate(sample) == []
+    assert sample.media[0].grid_thw is before  # nothing is changed in place
+
+
+@pytest.mark.parametrize("kind", ["5", "None", "[5]", "[None, 'x']", "h", "[h]", "object"])
+def test_what_is_no_sample_is_a_problem(kind):
+    handed = eval(kind, {"h": Hostile()})
+    problems = validate(handed)
+    assert problems and {p.code for p in problems} == {"MM003"}
+    with pytest.raises(SchemaError) as caught:
+        check(handed)
+    assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
+
+
+def test_a_trace_that_ends_in_an_error_ends_in_a_problem(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(LINE + b"\n" + LINE[:50])
+    assert [p.code for p in validate(read_trace(path))] == ["MM002"]
+
+    def failing():
+        yield base()
+        raise OSError("no such\ndisk")
+
+    (problem,) = validate(failing())
+    assert problem.code == "MM003" and "\n" not in str(problem) and "no such disk" in str(problem)
 
 
 def test_problems_name_the_place():
@@ -380,3 +568,15 @@ def test_an_error_names_file_record_and_field(tmp_path):
         f"{path}: record 3.media[0].grid_thw: expected 3 values, found 2 (MM008). "
         f"Fix: {RULES['MM008'].fix}"
     )
+
+
+def test_many_spans_and_scores_take_no_time():
+    """Each pair of them would be 4 · 10^8 looks."""
+    sample = make_sample([("text", [1] * 30_000)])
+    sample.loss_spans = [LossSpan(i + 1, i + 2) for i in range(20_000)]
+    sample.observation_spans = [ObservationSpan(0, 30_000, "tool") for _ in range(20_000)]
+    sample.rewards = [Score("r", 1.0, {"span": [25_000, 30_000]}) for _ in range(20_000)]
+    begin = time.process_time()
+    codes = Counter(p.code for p in validate(sample))
+    assert codes == {"MM204": 20_000, "MM206": 19_999, "MM305": 20_000}
+    assert time.process_time() - begin < 30  # seconds; pairs take minutes

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,11 @@ import zstandard
 from support.samples import full_sample, make_sample
 
 from mmpack.errors import TraceError
+from mmpack.schema import parquet_pages
+from mmpack.schema.fields import json_fault
 from mmpack.schema.jsonl import dump_json
 from mmpack.schema.parquet_pages import read_row_groups
+from mmpack.schema.parquet_rows import row_lengths
 from mmpack.schema.trace import read_trace, write_trace
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -142,7 +146,9 @@ def test_parquet_bomb_of_one_long_list(tmp_path):
 
 
 STREAMED = """
-import sys
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30,) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 from support.trace_fuzz import peak_mib
 from mmpack.errors import TraceError
 from mmpack.schema.trace import read_trace
@@ -151,8 +157,8 @@ before, count = peak_mib(), 0
 try:
     for _ in read_trace(sys.argv[1]):
         count += 1
-except TraceError:
-    pass
+except TraceError as error:
+    print(error, file=sys.stderr)
 print(count, peak_mib() - before)
 """
 
@@ -185,6 +191,122 @@ def test_parquet_bomb_of_one_long_string(tmp_path, encoding):
     assert path.stat().st_size < 2**20  # decodes to a gigabyte
     count, peak = peak_of_reading(path)
     assert count == 1000 and peak < 200
+
+
+@pytest.mark.parametrize("name", ["group_id", "metadata", "extra"])
+def test_parquet_bomb_of_one_text_that_all_rows_share(tmp_path, name):
+    text = "x" * 20_000_000
+    text = json.dumps({"a": text}) if name == "metadata" else text
+    column = pa.DictionaryArray.from_arrays(np.zeros(10_000, np.int32), [text])
+    path = altered(tmp_path, name, column)
+    assert path.stat().st_size < 2**21
+    count, peak = peak_of_reading(path)
+    assert count == 0 and peak < 400
+    assert "row group 0: decodes to more than" in refuse(path, "MM010")
+
+
+@pytest.mark.parametrize("small_rows", [0, 1000])
+def test_parquet_bomb_of_a_row_of_many_ids(tmp_path, small_rows):
+    path = tmp_path / "t.parquet"
+    write_trace(path, [make_sample([("text", [1])], f"s{i}") for i in range(small_rows + 1)])
+    ids = pa.array(np.broadcast_to(np.int64(1), small_rows + 10**7))
+    offsets = pa.array([*range(small_rows + 1), small_rows + 10**7], pa.int32())
+    table = pq.read_table(path).drop_columns(["input_ids"])
+    column = pa.ListArray.from_arrays(offsets, ids)
+    pq.write_table(table.append_column("input_ids", column), path)
+    del ids, column
+    assert path.stat().st_size < 2**20
+    count, peak = peak_of_reading(path)
+    assert count == 0 and peak < 100
+    assert f"record {small_rows + 1}: is larger" in refuse(path, "MM010")
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_long_row_is_named_before_it_is_decoded(tmp_path, compression, version):
+    path = tmp_path / "t.parquet"
+    lengths = [7, 0, 150_000, 5]
+    offsets = pa.array(np.cumsum([0, *lengths]), pa.int32())
+    column = pa.ListArray.from_arrays(offsets, pa.array(np.zeros(sum(lengths), np.int64)))
+    write_trace(path, [make_sample([("text", [1])], f"s{i}") for i in range(4)])
+    table = pq.read_table(path).drop_columns(["input_ids"]).append_column("input_ids", column)
+    pq.write_table(table, path, compression=compression, data_page_version=version)
+    assert "record 3: is larger than" in refuse(path, "MM010", max_record_bytes=2**20)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_row_lengths_are_those_of_pyarrow(tmp_path, compression, version, dictionary):
+    rng = np.random.default_rng(0)
+    lengths = rng.choice([0, 1, 3, 8, 9, 64, 500], 300)
+    lists = [None if n == 1 and i % 2 else [int(n)] * n for i, n in enumerate(lengths)]
+    nested = [None if row is None else [row, [], row[:2]] for row in lists]
+    table = pa.table({"flat": lists, "deep": pa.array(nested, pa.list_(pa.list_(pa.int64())))})
+    path = tmp_path / "t.parquet"
+    pq.write_table(
+        table,
+        path,
+        compression=compression,
+        data_page_version=version,
+        use_dictionary=dictionary,
+        data_page_size=500,
+        write_batch_size=10,
+    )
+    schema = pq.ParquetFile(path).schema
+    with path.open("rb") as file:
+        ((rows, chunks),) = read_row_groups(file, "t")
+        found = [
+            row_lengths(file, chunk, rows, schema.column(i).max_repetition_level, "t")
+            for i, chunk in enumerate(chunks)
+        ]
+    entries = [[max(len(row or ()), 1) for row in lists]]  # an empty or missing list has one, too
+    entries.append([sum(max(len(r), 1) for r in row or ([],)) for row in nested])
+    for ours, wanted in zip(found, entries, strict=True):
+        assert ours.tolist() == wanted
+
+
+def test_columns_that_share_pages_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    write_trace(path, [full_sample()])
+    plain = parquet_pages.read_footer
+
+    def repeated(file, where):
+        size, footer = plain(file, where)
+        return size, footer | {4: footer[4] * 1000}
+
+    monkeypatch.setattr(parquet_pages, "read_footer", repeated)
+    assert "share pages" in refuse(path, "MM001")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.zst", ".parquet"])
+def test_a_file_may_decode_to_so_much_in_all(tmp_path, suffix):
+    """1,000 records of 50 KB, each small enough, out of some kilobytes."""
+    path = tmp_path / f"t{suffix}"
+    sample = make_sample([("text", [1, 2])])
+    sample.metadata = {"a": "x" * 50_000}
+
+    def stream():
+        for i in range(1000):
+            sample.sample_id = f"s{i}"
+            yield sample
+
+    write_trace(path, stream())
+    assert path.stat().st_size < 40_000
+    assert len(list(read_trace(path))) == 1000
+    assert "decodes to more than" in refuse(path, "MM010", max_record_bytes=2**16)
+
+
+@pytest.mark.parametrize("depth", [1, 20])
+def test_many_small_values_in_a_record_take_little_beside_themselves(depth):
+    value = {"a": [[]] * 10**6}
+    for _ in range(depth):
+        value = {"a": value}
+    tracemalloc.start()
+    assert json_fault(value) is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**16
 
 
 @pytest.mark.parametrize(

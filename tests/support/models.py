@@ -12,6 +12,7 @@ from mmpack.adapters.transformers import packed_logprobs
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
 
+Gradients = dict[str, torch.Tensor]
 PATCH_DIM = get_family("qwen2_5_vl").patch_dim  # 3 channels · 2 frames · 14 · 14
 
 
@@ -36,20 +37,22 @@ def spread_out(model: Any) -> Any:
     return model
 
 
-def logprobs_and_gradients(
-    model: Any, batch: Any, **kwargs: Any
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """float32 [N], and the gradient of their sum, each weighted by its token and its index, by parameter."""
+def weights_of(batch: Any) -> torch.Tensor:
+    """float32 [N]: a weight for each loss token, that follows from its id and its index in the sample."""
+    return (1 + (batch.loss_targets % 7 + batch.loss_token_index % 5).float()) / 10
+
+
+def logprobs_and_gradients(model: Any, batch: Any, **kwargs: Any) -> tuple[torch.Tensor, Gradients]:
+    """float32 [N], and the gradient of their weighted sum, by parameter."""
     model.zero_grad(set_to_none=True)
     logprobs = packed_logprobs(model, batch, **kwargs)
-    weight = 1 + (batch.loss_targets % 7 + batch.loss_token_index % 5).to(logprobs.dtype)
-    (logprobs * weight / 10).sum().backward()
+    (logprobs * weights_of(batch)).sum().backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return logprobs.detach(), gradients
 
 
-def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+def relative_difference(a: Gradients, b: Gradients) -> float:
     """Frobenius norm of the difference of two sets of gradients, over that of the second."""
     assert a.keys() == b.keys()
     off = sum((a[n].double() - b[n].double()).square().sum() for n in a)

@@ -22,6 +22,7 @@ def oracle(
     correction=None,
     level="token",
     bounds=(0.0, 2.0),
+    dual_clip=None,
 ):
     """Columns c: lengths, lp, adv ([B] or [N]), old, ref, rollout, entropy (any of the last four None).
 
@@ -36,7 +37,7 @@ def oracle(
     if len(adv) == len(lengths):
         adv = adv.repeat_interleave(torch.tensor(lengths))
 
-    samples, seen = [], {name: [] for name in ("ratio", "clip", "d", "w", "cut", "kl")}
+    samples, seen = [], {name: [] for name in ("ratio", "clip", "d", "w", "cut", "kl", "dual")}
     for start, length in zip(np.cumsum([0, *lengths[:-1]]), lengths, strict=True):
         if length == 0:
             continue
@@ -55,6 +56,9 @@ def oracle(
         else:
             terms = torch.maximum(-ratio * a, -ratio.clamp(low, high) * a)
             cut_ratio = (ratio > high) & (a > 0) | (ratio < low) & (a < 0)
+            if dual_clip is not None:  # arXiv 1912.09729 eq. 5, of a loss
+                seen["dual"].append(((a < 0) & (terms > -dual_clip * a)).double())
+                terms = torch.where(a < 0, torch.minimum(terms, -dual_clip * a), terms)
         weights = ratio.detach()
         outside = torch.zeros(length, dtype=torch.bool)
         if correction:
@@ -106,6 +110,8 @@ def oracle(
         metrics |= {"correction": mean("w"), "correction_fraction": mean("cut")}
     if c.ref is not None:
         metrics["kl_ref"] = mean("kl")
+    if dual_clip is not None:
+        metrics["dual_clip_fraction"] = mean("dual")
     if c.entropy is not None:
         metrics["entropy"] = float(bonus.detach().mean()) if count else 0.0
     magnitude = float(sum(sizes, torch.zeros(())).detach()) * abs(scale) / denominator

@@ -223,7 +223,12 @@ def samples(
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     span = st.tuples(st.integers(0, length), st.integers(0, length)).map(sorted)
     media_index = st.integers(0, len(sample.media) - 1) if sample.media else st.nothing()
-    boxes, points = st.tuples(*[NUMBERS] * 4), st.tuples(*[NUMBERS] * 2)
+    system = draw(st.sampled_from(COORDINATE_SYSTEMS))
+    place = st.floats(0, {"normalized_1": 1, "normalized_1000": 1000}.get(system, 28))
+    points = st.tuples(place, place)
+    boxes = st.tuples(points, points).map(
+        lambda p: tuple(float(of(a, b)) for of in (min, max) for a, b in zip(*p, strict=True))
+    )
 
     def records(strategy: st.SearchStrategy[Any]) -> list[Any] | None:
         return draw(_optional(st.lists(strategy, max_size=2)))
@@ -261,8 +266,8 @@ def samples(
     )
     sample.bbox_targets = records(st.builds(BboxTarget, boxes, _optional(media_index), TEXT))
     sample.point_targets = records(st.builds(PointTarget, points, _optional(media_index)))
-    sample.coordinate_system = draw(st.sampled_from(COORDINATE_SYSTEMS))
-    sample.screen_size = draw(_optional(st.tuples(st.integers(1, 9999), st.integers(1, 9999))))
+    sample.coordinate_system = system
+    sample.screen_size = draw(_optional(st.tuples(st.integers(28, 9999), st.integers(28, 9999))))
     value = NUMBERS if loss else st.just(0.0)
     sample.rewards = records(st.builds(Score, TEXT, value))
     sample.costs = records(st.builds(Score, TEXT, value))

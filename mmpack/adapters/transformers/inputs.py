@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers.utils.import_utils import is_flash_attn_2_available, is_kernels_available
 
 from mmpack.adapters.transformers.attention import Inside, is_attached, planned
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
@@ -55,6 +56,8 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
     inputs[key] = getattr(batch, key)
     if key == "visible_until":
         inputs["attention_plan"] = planned(batch, model)
+    else:
+        _refuse_missing_kernels(model.config.get_text_config())
     idle = not batch.media and vision == "always"
     encode = functools.partial(_with_idle_tower, batch, model, ids)
     if not idle:
@@ -106,6 +109,7 @@ def _vision_inputs(batch: Batch, model: Any) -> dict[str, Any]:
             problem = Problem("MM404", m.media_id, "pixel_values", "is missing")
             raise SchemaError([problem], "model_inputs")
     family = batch.family_of()
+    _refuse_cut_pixels(batch, family)
     _refuse_other_tiles(batch, model.config, family)
     once = _once(batch, model)
     out: dict[str, Any] = {}
@@ -129,6 +133,35 @@ def _vision_inputs(batch: Batch, model: Any) -> dict[str, Any]:
             out |= arguments
     batch.stats["patches_encoded"] = encoded
     return out | ({"mm_encoder_outputs": embeddings} if once else {})
+
+
+def _refuse_missing_kernels(text: Any) -> None:
+    """An attention that was written into a config is looked for in the forward only."""
+    if text._attn_implementation != "flash_attention_2":
+        return
+    if not (is_flash_attn_2_available() or is_kernels_available()):
+        raise ModelError(
+            "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor kernels of a "
+            "fitting version is installed. Fix: model.set_attn_implementation('sdpa'), or attach(model)"
+        )
+
+
+def _refuse_cut_pixels(batch: Batch, family: Family) -> None:
+    """Rows of pixels that were cut or added after packing: each medium would read its neighbour's."""
+    whole, expected = batch.pixel_values, [patch_offsets(batch.media)[-1], family.patch_dim]
+    if whole is None or list(whole.shape) != expected:
+        found = "is missing" if whole is None else f"has shape {list(whole.shape)}"
+        raise SchemaError(
+            [
+                Problem(
+                    "MM404",
+                    batch.media[0].media_id,
+                    "pixel_values",
+                    f"{found}, the batch's media need {expected}",
+                )
+            ],
+            "model_inputs",
+        )
 
 
 def _refuse_other_tiles(batch: Batch, config: Any, family: Family) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from mmpack.errors import ArgumentError, BackendError
+from mmpack.errors import ArgumentError, BackendError, check_number
 from mmpack.ops.attention import choose
 from mmpack.ops.attention.plan import AttentionPlan
 from mmpack.ops.attention.sdpa import sdpa
+from mmpack.ops.inputs import check_are_tensors
 
 
 def tree_attention(
@@ -31,9 +32,10 @@ def tree_attention(
     Kernels that take sequences let a row of padding see the padding before it; nobody reads those rows. Under
     torch.use_deterministic_algorithms the gradients are the same bits every time. With dropout sdpa runs. Autocast
     casts as it does for torch's own sdpa.
-    Raises: ArgumentError for a plan of another batch, or of a visible_until that was changed since; BackendError for
-    a backend that was asked for and can't run.
+    Raises: ArgumentError for shapes that don't fit, numbers out of their range, a plan of another batch, or of a
+    visible_until that was changed since; BackendError for a backend that was asked for and can't run.
     """
+    _check_arguments(query, key, value, visible_until, scale, dropout)
     lines, _, width, head_dim = query.shape
     if _autocasts(query.device.type) and query.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -67,6 +69,32 @@ def tree_attention(
     from mmpack.ops.attention import varlen
 
     return varlen.by_sequences(varlen.KERNELS[name], query, key, value, plan, scale)
+
+
+def _check_arguments(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible_until: torch.Tensor,
+    scale: float | None,
+    dropout: float,
+) -> None:
+    tensors = {"query": query, "key": key, "value": value}
+    check_are_tensors("attention", **tensors, visible_until=visible_until)
+    for name, x in tensors.items():
+        if x.ndim != 4 or x.shape[0] != query.shape[0] or x.shape[2] != query.shape[2]:
+            raise ArgumentError(
+                f"attention: {name} has shape {list(x.shape)}, query {list(query.shape)}, expected "
+                "[B, heads, T, d]. Fix: pass heads before rows, as attention modules do"
+            )
+    if visible_until.shape[-1:] != query.shape[2:3] or visible_until.is_floating_point():
+        raise ArgumentError(
+            f"attention: visible_until has shape {list(visible_until.shape)} and dtype {visible_until.dtype}, expected "
+            f"[{query.shape[2]}] integers. Fix: pass batch.visible_until"
+        )
+    if scale is not None:
+        check_number("attention", "scale", scale)
+    check_number("attention", "dropout", dropout, least=0, most=1)
 
 
 def resolve(

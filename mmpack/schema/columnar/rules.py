@@ -10,11 +10,12 @@ import numpy as np
 from mmpack.errors import require
 from mmpack.families import Family
 from mmpack.schema.columnar.items import Items
-from mmpack.schema.columnar.numbers import same_slices
+from mmpack.schema.columnar.numbers import Numbers, same_slices
 from mmpack.schema.columnar.rows import Rows
 from mmpack.schema.columnar.texts import DOUBTED, each_fits
-from mmpack.schema.fields import INT_MAX, Array, Json, Records, Spec
-from mmpack.schema.sample import Sample
+from mmpack.schema.fields import INT_MAX, Array, Ints, Json, Records, Spec
+from mmpack.schema.places import FIELDS, NORMALIZED, ROUNDING
+from mmpack.schema.sample import Sample, vocabulary_size
 from mmpack.schema.spans import MODALITIES
 
 FAR = 2**40  # beyond any index
@@ -291,8 +292,18 @@ def _arrays(rows: Rows) -> np.ndarray:
         scored = np.bincount(loss.row, loss.numbers("stop") - loss.numbers("start"), rows.rows)
         ok &= (logprobs.lengths == scored) | ~rows.present("rollout_logprobs")
         ok &= logprobs.each(_are_logprobs)
+    ok &= _within_vocabularies(rows, ids)
     cached = rows.values("prefix_cached_tokens")
     return ok & [(v or 0) <= n for v, n in zip(cached, lengths.tolist(), strict=True)]
+
+
+def _within_vocabularies(rows: Rows, ids: Numbers) -> np.ndarray:
+    """bool [n]: MM312. Also false for rows without ids, if any row names a size."""
+    sizes = [vocabulary_size(p) if isinstance(p, dict) else None for p in rows.objects("processor")]
+    known = [size for size in sizes if size is not None]
+    if not known or (ids.flat.size and ids.flat.max() < min(known)):
+        return np.ones(rows.rows, bool)
+    return np.array([size is None for size in sizes], bool)
 
 
 def _are_logprobs(flat: np.ndarray) -> bool:
@@ -303,7 +314,7 @@ def _are_logprobs(flat: np.ndarray) -> bool:
 
 
 def _other_spans(rows: Rows) -> np.ndarray:
-    """MM106, MM204 to MM206, MM303, MM308."""
+    """MM106, MM204 to MM206, MM303, MM308, MM310, MM311."""
     ok = np.ones(rows.rows, bool)
     ids = rows.numbers("input_ids")
     assert ids is not None
@@ -332,7 +343,47 @@ def _other_spans(rows: Rows) -> np.ndarray:
         ok[places.row[places.numbers("media_index") >= counts[places.row]]] = False
         for field in ("bbox", "point"):
             placed[places.row[places.has(field)]] = True
-    return ok & ~(placed & ~rows.present("coordinate_system"))
+    return ok & ~(placed & ~rows.present("coordinate_system")) & _places(rows)
+
+
+def _places(rows: Rows) -> np.ndarray:
+    """MM310 and MM311."""
+    ok = np.ones(rows.rows, bool)
+    media, family = rows.items("media"), rows.family
+    grids = media.lists("grid_thw")[1].reshape(-1, 3)
+    sides = grids[:, :0:-1] * float(family.patch_size)  # [m, 2] width, height
+    if family.pixel_layout == "tiles":
+        sides[grids[:, 0] > 1] = np.inf
+    known = each_fits(Ints(2), rows.values("screen_size"))
+    screens = [
+        s if s and fits else (-1, -1)
+        for s, fits in zip(rows.values("screen_size"), known, strict=True)
+    ]
+    screen = np.array(screens, np.float64).reshape(-1, 2)
+    systems = rows.values("coordinate_system")
+    normalized = np.array([NORMALIZED.get(s, 0.0) if isinstance(s, str) else 0.0 for s in systems])
+    first = np.cumsum(media.counts) - media.counts
+    for name in FIELDS:
+        if name not in rows.columns:
+            continue
+        items = rows.items(name)
+        row, index = items.row, items.numbers("media_index").astype(np.int64)
+        limits = screen[row]
+        shown = (index >= 0) & (index < media.counts[row])
+        limits[shown] = np.maximum(limits[shown], sides[first[row[shown]] + index[shown]])
+        limits[limits[:, 0] < 0] = np.inf
+        limits = np.where(normalized[row, None] > 0, normalized[row, None], limits)
+        slack = ROUNDING * np.where(np.isfinite(limits), limits, 1.0)
+        for field, width in (("bbox", 4), ("point", 2)):
+            lengths, flat = items.lists(field)
+            has = lengths == width
+            numbers = flat.reshape(-1, width // 2, 2)
+            most, least = (limits + slack)[has][:, None], -slack[has][:, None]
+            wrong = ((numbers < least) | (numbers > most)).any(axis=(1, 2))
+            if width == 4:
+                wrong |= (numbers[:, 0] > numbers[:, 1]).any(axis=1)
+            ok[row[has][wrong]] = False
+    return ok
 
 
 def _scores(rows: Rows) -> np.ndarray:

@@ -1,0 +1,185 @@
+"""Files that are written whole or not at all, beside their place and then moved there; and read up to a size."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from mmpack.errors import MmpackError
+
+if os.name == "posix":
+    import fcntl
+
+NAMED = 48  # characters of the file's own name in that of the file beside it
+FIXES = {
+    errno.ENOSPC: "make room on that disk, or name another",
+    errno.EDQUOT: "make room in that quota, or name another disk",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or write less",
+    errno.EIO: "name another disk",
+}
+
+
+@contextmanager
+def replaced(path: Path, what: str, error: type[MmpackError]) -> Iterator[IO[bytes]]:
+    """A file to write in: what is in it takes the place of `path` in one step, or `path` stays as it was.
+
+    Links are followed, and the mode of a file that is replaced is kept. What writers left beside `path` when they were
+    killed is removed; a writer that lives holds a lock on its own. Raises: `error`, one line that begins with `what`,
+    for a folder or disk that can't be written to. Other errors of the writer pass.
+    """
+    with _failing(what, path, error):
+        old = _mode(path)
+        if old is not None and not stat.S_ISREG(old):
+            kind = "a folder" if stat.S_ISDIR(old) else "no file"
+            raise error(f"{what}: {path} is {kind}. Fix: name a file")
+        target = Path(os.path.realpath(path))
+        _remove_leftovers(target)
+        temporary, file = _locked_beside(target)
+    try:
+        try:
+            yield _Guarded(file, what, path, error)  # type: ignore[misc]
+            with _failing(what, path, error):
+                if old is not None:
+                    os.chmod(temporary, stat.S_IMODE(old))
+                file.flush()
+                os.fsync(file.fileno())
+                if os.name != "posix":  # which moves no file that is open
+                    file.close()
+                os.replace(temporary, target)  # before the lock goes
+        finally:
+            with suppress(OSError):  # of bytes that could not be written: that was told
+                file.close()
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    with _failing(what, path, error):
+        _sync_folder(target.parent)
+
+
+def _mode(path: Path) -> int | None:
+    """Of the file that `path` leads to; None if there is none. Raises OSError."""
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def read_bounded(path: Path, most: int, look: Callable[[IO[bytes]], object] | None = None) -> bytes:
+    """The bytes of a file of at most so many, after a `look` at its head. Raises OSError, and what `look` does."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {most}")
+        if look is not None:
+            look(file)
+            file.seek(0)
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it grew beyond {most} bytes")
+    return data
+
+
+class _Guarded:
+    """A file whose errors are told in one line, apart from those of whoever makes what is written."""
+
+    def __init__(self, file: IO[bytes], what: str, path: Path, error: type[MmpackError]):
+        self._file = file
+        self._told = (what, path, error)
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        with _failing(*self._told):
+            return self._file.write(data)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with _failing(*self._told):
+            self._file.flush()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@contextmanager
+def _failing(what: str, path: Path, error: type[MmpackError]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        why = e.strerror or " ".join(str(e).split())[:200]
+        fix = FIXES.get(e.errno or 0, "name a folder that can be written to")
+        raise error(f"{what}: {path} can't be written ({why}). Fix: {fix}") from None
+
+
+def _locked_beside(target: Path) -> tuple[Path, IO[bytes]]:
+    """A new file beside `target`, and a lock on it that ends with its process."""
+    while True:
+        temporary = target.with_name(f".{target.name[:NAMED]}.{secrets.token_hex(8)}.tmp")
+        file = temporary.open("xb")
+        try:
+            _lock(file, wait=True)
+            if temporary.exists():  # else another took it for a leftover before it was locked
+                return temporary, file
+        except BaseException:
+            file.close()
+            temporary.unlink(missing_ok=True)
+            raise
+        file.close()
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Files of writers of `target` that no process holds a lock on."""
+    if os.name != "posix":
+        return
+    pattern = re.compile(re.escape(f".{target.name[:NAMED]}.") + r"(?:[0-9a-f]{8}){1,2}\.tmp")
+    with os.scandir(target.parent) as entries:
+        found = [e.path for e in entries if pattern.fullmatch(e.name)]
+    for path in found:
+        with suppress(OSError):  # of another user, or gone already
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(handle, "rb") as file:
+                if stat.S_ISREG(os.fstat(handle).st_mode) and _lock(file, wait=False):
+                    os.unlink(path)
+
+
+def _lock(file: IO[bytes], wait: bool) -> bool:
+    """Whether the lock is ours now. A disk without locks gives none: then nothing is removed there."""
+    if os.name != "posix":
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name durable, where folders can be opened (not on Windows)."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,128 @@
+"""How long each row of a list column is, from its repetition levels, before a value is decoded.
+
+A page of ten bytes may hold one list of 10^8 equal values. Levels say where rows start (level 0); they stand first in
+a page, as runs: Parquet's RLE/bit-packing hybrid.
+"""
+
+from __future__ import annotations
+
+from typing import IO
+
+import numpy as np
+
+from mmpack.errors import require
+from mmpack.schema.fields import fail, named
+from mmpack.schema.parquet_pages import DATA_PAGE_V2, DICTIONARY_PAGE, Chunk, Page, pages
+
+RLE = 3
+REP_ENCODING = 4  # field of a data page's own header
+REP_LENGTH, DEF_LENGTH, IS_PACKED = 6, 5, 7  # of a version 2 header
+MAX_RUNS = 2**22  # of a chunk: as many rows can be told apart in seconds
+STREAMED = {2: "gzip", 4: "brotli", 6: "zstd"}  # codecs whose first bytes come without the rest
+WHOLE = {1: "snappy", 7: "lz4_raw"}
+
+
+def row_lengths(file: IO[bytes], chunk: Chunk, rows: int, max_level: int, where: str) -> np.ndarray:
+    """int64 [rows]: the values of each row of a chunk, those of lists within lists included.
+
+    `max_level`: the column's largest repetition level, 1 or more. Raises TraceError: MM001 for levels that contradict
+    the page, MM010 for levels that can't be looked at.
+    """
+    where = f"{where}, {named(chunk.name)}"
+    starts, base, runs = [], 0, 0
+    for page in pages(file, *chunk.place, where):
+        if page.kind == DICTIONARY_PAGE:
+            continue
+        try:
+            found, used = _row_starts(_levels(file, chunk, page, where), page.count, max_level)
+        except IndexError:
+            raise fail(where, "has broken repetition levels", "MM001") from None
+        runs += used
+        if runs > MAX_RUNS:
+            raise fail(where, f"has more than {MAX_RUNS} runs of repetition levels", "MM010")
+        starts.append(found + base)
+        base += page.count
+    first = np.concatenate([np.zeros(0, np.int64), *starts])
+    if len(first) != rows or (rows and first[0] != 0):
+        raise fail(where, f"has {len(first)} rows, its footer says {rows}", "MM001")
+    return np.diff(first, append=base)
+
+
+def _levels(file: IO[bytes], chunk: Chunk, page: Page, where: str) -> bytes:
+    """The encoded repetition levels of a page."""
+    file.seek(page.start)
+    packed = file.read(page.stop - page.start)
+    if page.kind == DATA_PAGE_V2:  # never compressed
+        return packed[: page.own[REP_LENGTH]]
+    if page.own[REP_ENCODING] != RLE:
+        raise fail(where, "has repetition levels of an encoding that is not RLE", "MM010")
+    head = _unpacked(packed, 4, chunk, page, where)
+    length = int.from_bytes(head[:4], "little")
+    if len(head) < 4 or length > page.unpacked - 4:
+        raise IndexError
+    if len(head) < 4 + length:
+        head = _unpacked(packed, 4 + length, chunk, page, where)
+    return head[4 : 4 + length]
+
+
+def _unpacked(packed: bytes, count: int, chunk: Chunk, page: Page, where: str) -> bytes:
+    """The first `count` bytes of a page, or more."""
+    if chunk.codec == 0:
+        return packed
+    pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
+    if chunk.codec in STREAMED:
+        with pyarrow.CompressedInputStream(
+            pyarrow.BufferReader(packed), STREAMED[chunk.codec]
+        ) as stream:
+            out: bytes = stream.read(count)
+            return out
+    if chunk.codec in WHOLE:
+        return pyarrow.decompress(  # type: ignore[no-any-return]
+            packed, decompressed_size=page.unpacked, codec=WHOLE[chunk.codec], asbytes=True
+        )
+    why = "may hold a record that is too large, its compression hides where rows start"
+    raise fail(where, why, "MM010")
+
+
+def _row_starts(data: bytes, count: int, max_level: int) -> tuple[np.ndarray, int]:
+    """The places among `count` levels of those that are 0, and how many runs it took. Raises IndexError."""
+    width = max_level.bit_length()
+    value_bytes = -(-width // 8)
+    starts: list[np.ndarray] = []
+    at = place = runs = 0
+    while place < count and runs <= MAX_RUNS:
+        header, at = _varint(data, at)
+        runs += 1
+        length = header >> 1
+        if length == 0:
+            raise IndexError
+        if header & 1:  # `length` groups of 8 levels of `width` bits
+            stop = at + length * width
+            if stop > len(data):
+                raise IndexError
+            bits = np.unpackbits(np.frombuffer(data[at:stop], np.uint8), bitorder="little")
+            is_start = bits.reshape(-1, width).max(axis=1)[: count - place] == 0
+            starts.append(np.flatnonzero(is_start) + place)
+            place += length * 8
+            at = stop
+            continue
+        if at + value_bytes > len(data):
+            raise IndexError
+        if not any(data[at : at + value_bytes]):
+            starts.append(np.arange(place, min(place + length, count), dtype=np.int64))
+        place += length
+        at += value_bytes
+    return np.concatenate([np.zeros(0, np.int64), *starts]), runs
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    out = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        out |= (byte & 127) << shift
+        if byte < 128:
+            return out, at
+        shift += 7
+        if shift > 35:
+            raise IndexError
