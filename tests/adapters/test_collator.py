@@ -8,7 +8,7 @@ import torch
 import transformers
 from packaging.version import Version
 from support.float64 import Wide, assert_as_exact_as_separate, wide_copy
-from support.models import spread_out, with_pixels
+from support.models import relative_difference, spread_out, with_pixels
 from support.samples import make_sample
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
