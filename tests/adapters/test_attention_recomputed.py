@@ -123,3 +123,24 @@ def test_checkpointing_that_is_switched_while_attached(expected):
     assert layer._gradient_checkpointing_func is own
     with pytest.raises(mp.ModelError, match="Fix: detach after backward"):
         loss.backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_compiled_layers(expected, reentrant):
+    model = made()
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    for layer in model.get_decoder().layers:
+        layer.compile(backend="aot_eager")
+    with attach(model):
+        loss = packed_logprobs(model, shared()).square().sum()
+    assert relative_difference(gradients_of(loss, model), expected) <= 2e-6
+
+
+@pytest.mark.slow
+def test_a_compiled_model():
+    model = made().eval()
+    with attach(model), torch.no_grad():
+        logits = torch.compile(model, backend="eager")(**shared().model_inputs(model)).logits
+        assert torch.equal(logits, model(**shared().model_inputs(model)).logits)

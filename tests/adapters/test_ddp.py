@@ -32,27 +32,27 @@ def loss_of(model, batch, entropy):
     return (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + entropies.sum() / 3
 
 
-def test_two_ranks_are_one_process(tmp_path):
-    torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous")), nprocs=2)
+# tied head, find_unused_parameters, use_reentrant (None: no gradient checkpointing), entropies
+QUICK = [(True, False, False, False), (False, True, False, True)]
+MORE = [(True, True, None, True), (False, False, True, False)]
 
 
-def run(rank, ranks, rendezvous):
+@pytest.mark.parametrize("settings", [QUICK, pytest.param(MORE, marks=pytest.mark.slow)])
+def test_two_ranks_are_one_process(tmp_path, settings):
+    torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous"), settings), nprocs=2)
+
+
+def run(rank, ranks, rendezvous, settings):
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
     )
-    for tied, unused, reentrant, entropy in (
-        (True, False, False, False),
-        (False, True, False, True),
-        (True, True, None, True),
-        (False, False, True, False),
-    ):
-        check(rank, ranks, tied, unused, reentrant, entropy)
+    for own in settings:
+        check(rank, ranks, *own)
     distributed.destroy_process_group()
 
 
 def check(rank, ranks, tied, unused, reentrant, entropy):
-    """`reentrant`: the kind of gradient checkpointing, None for none of it."""
     whole = smallest_qwen2_5_vl(tied)
     with attach(whole):
         sum(loss_of(whole, b, entropy) / ranks for own in batches() for b in own).backward()

@@ -77,7 +77,7 @@ def assert_it_is_its_own(model):
             assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("reentrant", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_models_are_their_own_before_and_after_train(tmp_path, reentrant):
     """With a reference model and two updates a generation; the run is that of stock TRL."""
     runs = []
