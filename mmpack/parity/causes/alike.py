@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair, possible, show
-from mmpack.parity.causes.settings import pixel_settings
+from mmpack.parity.causes.settings import decisive, pixel_settings
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.media import Medium
 
@@ -65,6 +65,8 @@ def named_apart(a: Medium, b: Medium) -> bool:
 def other_keys(pair: Pair, a: Medium, b: Medium) -> Cause:
     if a.cache_key == b.cache_key:
         return UNKNOWN, f"{both(a, b, 'num_tokens')} under one grid"
+    if told := decisive(pair, a.modality):
+        return "model_family", told
     limits = pixel_settings(pair, a.modality)
     if limits:
         return "max_pixels", f"same grid, other cache_key; {limits}"

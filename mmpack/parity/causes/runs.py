@@ -10,13 +10,16 @@ from mmpack.parity.causes.pair import Hit, Pair, Side
 from mmpack.parity.fixes import UNKNOWN
 
 
-def run_hits(pair: Pair) -> list[Hit]:
-    """One hit for each cause; `unknown` if runs differ though both sides' grids are equal and nothing tells why."""
+def run_hits(pair: Pair, media: list[Hit]) -> list[Hit]:
+    """One hit for each cause; `unknown` if runs differ though both sides' grids are equal and nothing tells why.
+
+    `media`: the hits of the media, one of which may be that a medium is shown less often.
+    """
     hits: dict[str, Hit] = {}
     for side in pair.sides:
         for hit in [*_sampled(pair, side), *_expansion(pair, side)]:
             hits.setdefault(hit.cause, hit)
-    if not hits:
+    if not hits and not any(hit.cause == "dropped_image" for hit in media):
         return list(_unexplained(pair))
     return list(hits.values())
 
