@@ -33,7 +33,7 @@ FIXES: dict[str, str] = {
     "chat_template": "Use one chat template, system prompt and tool text, or pass the ids on.",
     "sampled_placeholder": "Ban the placeholder ids in the sampler, or drop such responses.",
     "retokenized_response": "Train on the ids that the engine returned; never encode the text again.",
-    "rewritten_response": "Train on the ids that the engine returned, not on a response that was parsed and written again.",
+    "rewritten_response": "Train on the ids that the engine returned, never on a response rendered again.",
     "stop_token": "Keep the sampled stop token on both sides, or strip it on both.",
     "position_rule": "Use one position rule on both sides (grid: transformers 5.19 and later).",
     "second_per_grid_ts": "Pass one second_per_grid_ts, and one tokens_per_second, to both sides.",

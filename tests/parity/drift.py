@@ -23,8 +23,11 @@ PROCESSOR: dict[str, Any] = {
     "tokenizer": {
         "vocab_sha256": "ab" * 32,
         "special_ids": {
-            **{"<|im_start|>": START, "<|im_end|>": END, "<|image_pad|>": IMAGE},
-            **{"<think>": 151667, "</think>": 151668},
+            "<|im_start|>": START,
+            "<|im_end|>": END,
+            "<|image_pad|>": IMAGE,
+            "<think>": 151667,
+            "</think>": 151668,
         },
     },
     "chat_template": "sha256:" + "1" * 64,
@@ -56,6 +59,7 @@ def episode(
     response: Any = (700, 703, END),
     second: Any = (710, 711, 712, END),
     tool: Any = (31, 32, 33),
+    asked: Any = (21, 22, 23, 24),
     rule: str = "grid",
     sample_id: str = "s0",
     video: tuple[int, int, int] | None = None,
@@ -65,7 +69,7 @@ def episode(
     parts = [
         ("text", system),
         ("image", grid, "diagram") if video is None else ("video", video, "clip"),
-        ("text", (21, 22, 23, 24)),
+        ("text", asked),
         ("response", response, 0),
         ("observation", tool, 0),
         ("image", shot, "screen"),

@@ -21,7 +21,6 @@ from world import (
     LIMIT,
     NAMES,
     QUESTION,
-    SIZES,
     SMALL,
     TOOL,
     cut,

@@ -57,9 +57,9 @@ def known_as_one(a: Medium, b: Medium) -> bool:
 
 
 def named_apart(a: Medium, b: Medium) -> bool:
-    """Whether callers gave the two other names."""
+    """Whether callers gave the two other names, and no file says that they are one."""
     made_up = any(_MADE_UP.fullmatch(m.media_id) for m in (a, b))
-    return not one_name(a, b) and (not made_up or differ(a.source, b.source))
+    return not known_as_one(a, b) and (not made_up or differ(a.source, b.source))
 
 
 def other_keys(pair: Pair, a: Medium, b: Medium) -> Cause:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mmpack.parity.causes.pair import EDGE, Hit, Pair, Side, common_prefix, possible, show_ids
+from mmpack.parity.causes.pair import EDGE, Hit, Pair, Side, possible, show_ids
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.sample import Sample
 

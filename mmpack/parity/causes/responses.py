@@ -174,7 +174,7 @@ def _shorter(pair: Pair, left: Cut, right: Cut) -> int | None:
 
 
 def _cut_short(pair: Pair, cuts: Cuts, shorter: int) -> Hit:
-    """A response that is the beginning of the other's: cut at a limit, if it is the last and nothing speaks of a stop."""
+    """A response that is the beginning of the other's: cut at a limit, if nothing speaks of a stop."""
     (a, b), (c, d) = cuts
     reasons = [side.sample.finish_reason for side in pair.sides]
     evidence = (
@@ -210,7 +210,7 @@ def _stripped_thought(pair: Pair, left: Cut, right: Cut) -> str | None:
 
 def _rewritten(one: str, two: str) -> str | None:
     """What makes two texts one: thoughts left out, JSON read, whitespace."""
-    if not one or not two or "\ufffd" in one + two:
+    if not one or not two or one == two or "\ufffd" in one + two:
         return None
     thoughtless = [_THOUGHT.sub("", text) for text in (one, two)]
     if thoughtless[0] == thoughtless[1]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmpack.parity.causes.pair import Hit, Pair, Side
+from mmpack.parity.causes.settings import decisive
 from mmpack.parity.fixes import UNKNOWN
 
 
@@ -60,9 +61,15 @@ def _expansion(pair: Pair, side: Side) -> Iterator[Hit]:
             yield _hit(pair, side, "truncated_medium", f"{evidence}: it ends the ids", start, stop)
         elif count == 1:
             yield _hit(pair, side, "not_expanded", evidence, start, stop)
-        elif count % wanted == 0:
+        elif count == wanted**2 or (count % wanted == 0 and not _other_patches(pair, side, start)):
             times = "squared" if count == wanted**2 else f"times {count // wanted}"
             yield _hit(pair, side, "double_expansion", f"{evidence} ({times})", start, stop)
+
+
+def _other_patches(pair: Pair, side: Side, start: int) -> bool:
+    """Whether patch or merge sizes differ, from which other runs follow."""
+    video = side.ids[start] == side.family.video_token_id
+    return decisive(pair, "video" if video else "image") is not None
 
 
 def _expected(side: Side) -> Iterator[tuple[int, int, int]]:

@@ -20,7 +20,7 @@ APART = 0.05  # a resize by less may be a crop
 
 
 def grid_of(size: Size, part: Any) -> tuple[int, int, int] | None:
-    """What transformers' Qwen-VL image processors make of a size under `processor["image"]`; None if it can't be told."""
+    """What transformers' Qwen-VL image processors make of a size; `part`: `processor["image"]`. None: not known."""
     names = ("patch_size", "merge_size", "min_pixels", "max_pixels")
     if not isinstance(part, dict) or min(size) <= 0 or "crop_to_patches" in part:
         return None
@@ -33,7 +33,7 @@ def grid_of(size: Size, part: Any) -> tuple[int, int, int] | None:
 
 
 def upright(medium: Medium) -> bool | None:
-    """Whether a picture that lies on its side in its file was turned by its EXIF orientation; None if that isn't told."""
+    """Whether a picture that lies on its side in its file was turned by its EXIF orientation; None: not known."""
     if medium.exif_orientation not in TURNED or not medium.size or not medium.decoded_size:
         return None
     lying, handed = _shape(medium.decoded_size), _shape(medium.size)
