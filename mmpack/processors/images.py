@@ -138,8 +138,8 @@ def _transparency(image: Image) -> dict[str, Any]:
 def _thumbnail(image: Image) -> str:
     """Base64 of uint8 [8, 8, 3]: the mean colour of each cell."""
     box = require("PIL.Image", "hf", "thumbnail").Resampling.BOX
-    cells = tuple(max(1, side // (32 * THUMBNAIL)) for side in image.size)  # in two steps: faster
-    small = image.reduce(cells).resize((THUMBNAIL, THUMBNAIL), box)
+    across, down = (max(1, side // (32 * THUMBNAIL)) for side in image.size)  # in two steps: faster
+    small = image.reduce((across, down)).resize((THUMBNAIL, THUMBNAIL), box)
     return base64.b64encode(small.tobytes()).decode()
 
 

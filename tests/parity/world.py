@@ -36,10 +36,12 @@ def upstream(
     )
 
 
+@cache
 def recorder(hf: Any = None, **keywords: Any) -> Any:
     return mp.wrap_processor(upstream() if hf is None else hf, **keywords)
 
 
+@cache
 def picture(seed: int, size: tuple[int, int], mode: str = "RGB") -> Image.Image:
     """A coloured gradient with boxes; in `RGBA` partly see-through."""
     rng = np.random.default_rng(seed)
@@ -64,13 +66,19 @@ def picture(seed: int, size: tuple[int, int], mode: str = "RGB") -> Image.Image:
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     out = io.BytesIO()
+    options = {"compress_level": 1, **options} if kind == "PNG" else options
     image.save(out, kind, **options)
     return out.getvalue()
 
 
+@cache
+def _files() -> list[bytes]:
+    return [encoded(picture(k, SIZES[k])) for k in range(3)]
+
+
 def pictures(**at: Any) -> list[Any]:
     """PNG files of the three, or `p1=…` instead of the second."""
-    return [at.get(f"p{k}", encoded(picture(k, SIZES[k]))) for k in range(3)]
+    return [at.get(f"p{k}", file) for k, file in enumerate(_files())]
 
 
 def messages(

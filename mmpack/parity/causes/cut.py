@@ -7,6 +7,7 @@ then compared by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -44,15 +45,16 @@ def cut_hits(pair: Pair, cut: Cut) -> list[Hit]:
     start, stop = cut.lost
     at = start if cut.short else len(pair.left)
     at = 0 if cut.at_left else at
-    shown = ["the ids end here" if not cut.at_left else "the ids begin later"] * 2
-    shown[1 - cut.short] = show_ids(other.ids[start:stop])
+    missing = "the ids begin later" if cut.at_left else "the ids end here"
+    shown = missing, show_ids(other.ids[start:stop])
+    left, right = shown if cut.short == 0 else shown[::-1]
     span = cut.lost if cut.short else (at, at)
-    hits = [Hit(cut.cause, "input_ids", cut.evidence, *shown, at, span, at)]
+    hits = [Hit(cut.cause, "input_ids", cut.evidence, left, right, at, span, at)]
     seen = {s.media_index for s in other.sample.modality_spans if s.stop > stop or s.start < start}
     lost = sorted({i for i, _ in other.shown} - seen)
     if lost and len(side.sample.media) != len(other.sample.media):
         told = f"{cut.evidence}; media[{lost[0]}] of {other.name} lies there"
-        hits.append(Hit(cut.cause, "media", told, *shown, lost[0]))
+        hits.append(Hit(cut.cause, "media", told, left, right, lost[0]))
     if cut.through:
         k = 0 if cut.at_left else len(side.runs) - 1
         first, last = int(side.runs.starts[k]), int(side.runs.stops[k])
@@ -93,7 +95,7 @@ def moved(hit: Hit, pair: Pair, cut: Cut) -> Hit:
 
 def part(sample: Sample, start: int, stop: int, media: list[int]) -> Sample:
     """Tokens [start, stop) of a sample with some of its media."""
-    spans = {
+    spans: dict[str, Any] = {
         name: [
             replace(s, start=max(s.start, start) - start, stop=min(s.stop, stop) - start)
             for s in getattr(sample, name) or []
@@ -200,7 +202,7 @@ def _told(
         return ("truncated", evidence) if cut else None
     if not loss.any() and stop - start <= EDGE:
         return None
-    return _by_turns(evidence, opening is None or int(ids[0]) == opening)
+    return _by_turns(evidence, opening is None or opening in ids[:EDGE])
 
 
 def _by_turns(evidence: str, whole: bool) -> tuple[str, str]:

@@ -55,9 +55,8 @@ def image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
 def _handed(pair: Pair, a: Medium, b: Medium) -> list[Claim]:
     """What the processor was handed differs: how it may have come to it."""
     turned = _turned(a, b)
-    turn = (
-        next((m.exif_orientation for m in (a, b) if m.exif_orientation), 1) if turned.proved else 1
-    )
+    tags = [m.exif_orientation for m in (a, b) if m.exif_orientation]
+    turn = tags[0] if turned.proved else 1
     claims = [turned, _flattened(a, b), _reencoded(a, b, turn)]
     if not differ(a.size, b.size):
         return claims[:1] if turned.proved and not claims[2].proved else claims
@@ -84,7 +83,7 @@ def _unproved(a: Medium, b: Medium, claims: list[Claim]) -> Cause:
 
 def _turned(a: Medium, b: Medium) -> Claim:
     """Sizes say of each side whether it was turned; where they don't, thumbnails do."""
-    tags = [m.exif_orientation for m in (a, b) if (m.exif_orientation or 1) != 1]
+    tags = [o for m in (a, b) if (o := m.exif_orientation or 1) != 1]
     evidence = both(a, b, "exif_orientation") if tags else ""
     told = sizes.swapped(a, b) or sizes.lying(a, b)
     if told:
@@ -181,10 +180,8 @@ def _grid(pair: Pair, a: Medium, b: Medium, told: bool) -> Iterator[Cause]:
     if a.size and b.size:
         made = [sizes.grid_of(a.size, parts[0]), sizes.grid_of(b.size, parts[1])]
         if made == [tuple(a.grid_thw), tuple(b.grid_thw)]:
-            if limits and any(
-                _bound(m.size, *mine, made[k])
-                for k, (m, mine) in enumerate(((a, parts), (b, parts[::-1])))
-            ):
+            one = _bound(a.size, parts[0], parts[1], made[0])
+            if limits and (one or _bound(b.size, parts[1], parts[0], made[1])):
                 yield "max_pixels", limits
             return
     if family or (told and not limits):
@@ -200,7 +197,7 @@ def _grid(pair: Pair, a: Medium, b: Medium, told: bool) -> Iterator[Cause]:
     yield UNKNOWN, f"{evidence}; {possible(*causes)}" if causes else evidence
 
 
-def _bound(size: sizes.Size, part: Any, other: Any, made: Any) -> bool:
+def _bound(size: tuple[int, int], part: Any, other: Any, made: Any) -> bool:
     """Whether the other side's limits give another grid."""
     limits = {name: other[name] for name in ("min_pixels", "max_pixels") if name in other}
     return sizes.grid_of(size, part | limits) != made

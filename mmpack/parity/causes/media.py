@@ -102,7 +102,18 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
     for k, (side, other) in enumerate((pair.sides, pair.sides[::-1])):
         kept = {match[k] for match in matches}
         lost = [i for i in range(len(side.sample.media)) if i not in kept]
-        if lost:
+        if lost and len(side.shown) == len(other.shown) >= len(side.sample.media):
+            told = f"{other.name} lacks media[{lost[0]}] of {side.name}, and shows as many: another in its place"
+            yield Hit(
+                cause=UNKNOWN,
+                field="media",
+                evidence=f"{counts}: {told}; {possible('dropped_image', 'cache_key')}",
+                left=f"{len(left)} media",
+                right=f"{len(right)} media",
+                index=lost[0],
+                at=side.start_of(lost[0]) or 0,
+            )
+        elif lost:
             medium = side.sample.media[lost[0]]
             names = ", ".join(f"media[{i}]" for i in lost[:4])
             picture = described(medium)
@@ -126,7 +137,7 @@ def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterat
     shown = [[of[k][i] for i, _ in side.shown if i in of[k]] for k, side in enumerate(pair.sides)]
     if len(shown[0]) == len(shown[1]) or not all(shown):
         return
-    kept = _subsequence(*shown, int.__eq__)
+    kept = _subsequence(shown[0], shown[1], int.__eq__)
     if kept is None:
         return
     for k, (side, other) in enumerate(zip(pair.sides, pair.sides[::-1], strict=True)):

@@ -76,9 +76,11 @@ def _rest(pair: Pair, cuts: Cuts, decode: Decode | None, stop_told: bool) -> Hit
         return word_hit(pair, "retokenized_response", left, right, evidence)
     if told := _stripped_thought(pair, left, right):
         return word_hit(pair, "rewritten_response", left, right, told)
+    if decode and (stop_told or _one_end(pair, left, right)):
+        written = _texts(pair, _without_special(pair, decode), left, right)
+        if told := _rewritten(str(written[0]), str(written[1])):
+            return word_hit(pair, "rewritten_response", left, right, told)
     texts = _texts(pair, decode, left, right)
-    if decode and None not in texts and (told := _rewritten(str(texts[0]), str(texts[1]))):
-        return word_hit(pair, "rewritten_response", left, right, told)
     shorter = _shorter(pair, left, right)
     if shorter is not None:
         return _cut_short(pair, cuts, shorter)
@@ -157,6 +159,17 @@ def _stops(pair: Pair, left: Cut, right: Cut) -> tuple[list[Hit], Cuts]:
     alone = [(end - (k == longer), end) for k, end in enumerate(ends)]
     cuts = [(a, b - (k == longer)) for k, (a, b) in enumerate((left, right))]
     return [word_hit(pair, "stop_token", alone[0], alone[1], evidence)], (cuts[0], cuts[1])
+
+
+def _one_end(pair: Pair, left: Cut, right: Cut) -> bool:
+    """Whether both responses end with one special id, or with none."""
+    ends = []
+    for side, ids, loss, cut in zip(
+        pair.sides, pair.word_ids, pair.word_loss, (left, right), strict=True
+    ):
+        last = int(ids[_turn(loss, cut)[1] - 1])
+        ends.append(last if last in side.special_ids else None)
+    return ends[0] == ends[1]
 
 
 def _at_end(pair: Pair, k: int, cut: Cut) -> bool:

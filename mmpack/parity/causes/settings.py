@@ -26,9 +26,9 @@ def decisive(pair: Pair, modality: str) -> str | None:
     families = [side.sample.family for side in pair.sides]
     if families[0] != families[1]:
         told.append(f"family: rollout {families[0]}, train {families[1]}")
-    parts = [side.sample.processor for side in pair.sides]
-    if parts[0] is not None and parts[1] is not None:
-        unlike, _ = compare_settings(*parts)
+    left, right = pair.left.sample.processor, pair.right.sample.processor
+    if left is not None and right is not None:
+        unlike, _ = compare_settings(left, right)
         paths = [path for path in unlike if _of_patches(path) and path.startswith(f"{modality}.")]
         told += [_evidence(paths, unlike)] if paths else []
     return "; ".join(told) or None

@@ -24,8 +24,8 @@ def grid_of(size: Size, part: Any) -> tuple[int, int, int] | None:
     names = ("patch_size", "merge_size", "min_pixels", "max_pixels")
     if not isinstance(part, dict) or min(size) <= 0 or "crop_to_patches" in part:
         return None
-    values = [part.get(name) for name in names]
-    if not all(type(v) is int and v > 0 for v in values) or part.get("do_resize") is False:
+    values = [v for name in names if type(v := part.get(name)) is int and v > 0]
+    if len(values) < len(names) or part.get("do_resize") is False:
         return None
     patch, merge, low, high = values
     fitted = qwen2_size(size, patch * merge, low, high)
@@ -80,11 +80,13 @@ def _fits(size: Size, parts: tuple[Any, Any]) -> set[Size | None]:
     """What loaders make of a size: by the limits of either side, or qwen-vl-utils' own."""
     out: set[Size | None] = set()
     for factor in FACTORS:
-        limits = [tuple(n * factor**2 for n in UTILS)]
+        limits = [(UTILS[0] * factor**2, UTILS[1] * factor**2)]
         for part in parts:
             known = part if isinstance(part, dict) else {}
-            pair = known.get("min_pixels"), known.get("max_pixels")
-            limits += [pair] if all(type(n) is int and n > 0 for n in pair) else []
+            low, high = known.get("min_pixels"), known.get("max_pixels")
+            limits += (
+                [(low, high)] if type(low) is int and type(high) is int and 0 < low <= high else []
+            )
         for low, high in limits:
             out |= {rule(size, factor, low, high) for rule in (utils_size, qwen2_size)}
     return out - {None}
