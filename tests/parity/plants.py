@@ -201,6 +201,12 @@ def swapped() -> Made:
     return side(shown), side([shown[1], shown[0], shown[2]], names=names)
 
 
+@plant("the second picture replaced by the first")
+def neighbour() -> Made:
+    shown = pictures()
+    return side(shown, names=()), side([shown[0], shown[0], shown[2]], names=())
+
+
 # ---- two at once --------------------------------------------------------------------------------
 
 
@@ -271,6 +277,12 @@ def truncated(where: str, keep: bool = False, back: bool = False) -> Made:
     if start:  # positions counted anew
         right.position_ids = None
     return (right, left) if back else (left, right)
+
+
+@plant("the last turn lost")
+def last_turn() -> Made:
+    left = side()
+    return left, cut(left, 0, left.loss_spans[0].stop)
 
 
 for place in ("text", "first response", "observation", "response, length", "left text"):

@@ -131,7 +131,7 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
 
 def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
     """A medium that both sides have, and that one of them shows once less."""
-    if not matches:
+    if not matches or len(pair.left.shown) == len(pair.right.shown):
         return
     of = [dict(zip((m[k] for m in matches), range(len(matches)), strict=True)) for k in (0, 1)]
     shown = [[of[k][i] for i, _ in side.shown if i in of[k]] for k, side in enumerate(pair.sides)]
