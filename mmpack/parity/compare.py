@@ -6,8 +6,10 @@ Layouts (token ids, placeholders, positions, masks, media, loss spans, settings)
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mmpack.errors import ArgumentError
 from mmpack.parity.causes import Decode, Hit, Pair, broken_rules, hits_of, rule_hits
@@ -86,24 +88,22 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
     hits += rule_hits(pair, broken, hits)
     if "sampling" in fields:
         hits.append(_logprob_kind(left, right))
-    findings = []
+    findings: list[Finding] = []
+    told: set[tuple[str, Any]] = set()
     for field in fields:
         shown: Difference | Hit = difference(field, left, right)
         hit = _explain(shown, hits, same_ids="input_ids" not in fields)
-        if field == "processor" and hit:
-            shown = hit  # the setting that the cause was told from
+        if hit and (field == "processor" or (field == "media" and hit.field == "media")):
+            shown = hit  # the setting, or the medium, that the cause was told from
         fix = RECORDS.get(field, "") if hit is None else ""
         findings.append(_finding(left, shown, hit, fix))
-    told = {_key(f) for f in findings}
-    for hit in hits:
+        told |= _keys(findings[-1], hit)
+    for hit in sorted(hits, key=_rank):
         if _key(hit) not in told:
-            told.add(_key(hit))
+            told |= _keys(hit, hit)
             findings.append(_finding(left, hit, hit))
-    earliest = {f.cause: _field_rank(f) for f in sorted(findings, key=_field_rank, reverse=True)}
-    return sorted(
-        findings,
-        key=lambda f: (f.cause == UNKNOWN, earliest[f.cause], RANK[f.cause], _field_rank(f)),
-    )
+    earliest = {f.cause: _place(f) for f in sorted(findings, key=_place, reverse=True)}
+    return sorted(findings, key=lambda f: _order(f, earliest[f.cause]))
 
 
 def _explain(shown: Difference | Hit, hits: list[Hit], same_ids: bool) -> Hit | None:
@@ -115,10 +115,14 @@ def _explain(shown: Difference | Hit, hits: list[Hit], same_ids: bool) -> Hit | 
         case "input_ids":
             return _nearest(shown.index, hits)
         case "modality_spans":
-            return _nearest(start, hits) or min(own, key=_rank, default=None)
-        case "media":
+            return (
+                _nearest(start, hits) or _nearest(stop, hits) or min(own, key=_rank, default=None)
+            )
+        case "media":  # the first one whose tokens differ, else the first that differs
+            moving = [hit for hit in of_media if hit.at is not None]
             here = [hit for hit in of_media if hit.index == shown.index]
-            return min(here or of_media, key=_rank, default=None)
+            first = min(moving, key=lambda hit: (hit.at or 0, _rank(hit)), default=None)
+            return first or min(here or of_media, key=_rank, default=None)
         case "position_ids":
             return min(own, key=_rank, default=None) or _nearest(start, hits)
         case "loss_spans" if not own and not same_ids:
@@ -156,17 +160,34 @@ def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None, fix: str 
     )
 
 
-def _key(item: Finding | Hit) -> tuple[str, str]:
-    """A known cause is told once a sample, after its fields; each unknown one is its own."""
-    return item.cause, f"{item.field} {item.evidence}" if item.cause == UNKNOWN else ""
+def _key(item: Finding | Hit) -> tuple[str, Any]:
+    """A known cause is told once a sample and medium, after its fields; each unknown one is its own."""
+    if item.cause == UNKNOWN:
+        return item.cause, f"{item.field} {item.evidence}"
+    return item.cause, item.index if item.field == "media" else None
+
+
+def _keys(item: Finding | Hit, hit: Hit | None) -> set[tuple[str, Any]]:
+    """What a finding tells: its own difference, the hit that explains it, and that the cause is there."""
+    keys = {_key(item)} | ({_key(hit)} if hit else set())
+    return keys | {(cause, None) for cause, _ in keys if cause != UNKNOWN}
 
 
 def _rank(hit: Hit) -> int:
     return RANK[hit.cause]
 
 
-def _field_rank(finding: Finding) -> int:
-    return _ORDER.get(finding.field, len(_ORDER))
+def _order(finding: Finding, earliest: tuple[int, float]) -> tuple[Any, ...]:
+    """Causes in the order in which they begin, then what is unknown; but the first token that differs goes first."""
+    if finding.cause != UNKNOWN:
+        return False, earliest, RANK[finding.cause], _place(finding)
+    return finding.field != "input_ids", _place(finding), RANK[UNKNOWN], _place(finding)
+
+
+def _place(finding: Finding) -> tuple[int, float]:
+    """In the order of fields, then of tokens."""
+    rank = _ORDER.get(finding.field, len(_ORDER))
+    return rank, math.inf if finding.index is None else finding.index
 
 
 class _Tally:

@@ -10,6 +10,7 @@ from typing import Literal
 UNKNOWN = "unknown"
 
 FIXES: dict[str, str] = {
+    "model_family": "Use the processor of one checkpoint on both sides: one family, patch and merge size.",
     "exif_rotation": "Apply EXIF rotation on both sides, or hand the rotated pixels to both.",
     "alpha": "Flatten transparent pictures once, on one background, and hand RGB to both sides.",
     "jpeg_reencode": "Send the engine the original file, not one that was encoded again.",
@@ -27,10 +28,12 @@ FIXES: dict[str, str] = {
     "not_expanded": "Expand each placeholder to one id per merged patch before training.",
     "timestamp_rounding": "Write one time a temporal patch, the middle of its frames, or pass the expanded ids on.",
     "video_markers": "Expand by one transformers on both sides (5.10 changed it), or pass the expanded ids on.",
+    "truncated": "Drop samples that are too long, on both sides, or raise the limit: never cut their ids.",
     "truncated_medium": "Truncate between media, or drop the sample; never cut through a medium.",
     "chat_template": "Use one chat template, system prompt and tool text, or pass the ids on.",
     "sampled_placeholder": "Ban the placeholder ids in the sampler, or drop such responses.",
     "retokenized_response": "Train on the ids that the engine returned; never encode the text again.",
+    "rewritten_response": "Train on the ids that the engine returned, never on a response rendered again.",
     "stop_token": "Keep the sampled stop token on both sides, or strip it on both.",
     "position_rule": "Use one position rule on both sides (grid: transformers 5.19 and later).",
     "second_per_grid_ts": "Pass one second_per_grid_ts, and one tokens_per_second, to both sides.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import struct
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # Pillow reads many more, some by running other programs
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+PICTURE = "picture"  # in Medium.metadata: format, transparency and thumbnail, by which parity knows a picture again
+THUMBNAIL = 8  # cells a side
 ORIENTATION = 0x0112  # EXIF tag
 MAX_FILE_BYTES = 2**28  # of an encoded picture
 
@@ -64,6 +67,8 @@ def rgb_pixels(
             "expected uint8 [h, w, 3]. Fix: pass RGB pixels, or a Pillow image"
         )
     known["size"] = (pixels.shape[1], pixels.shape[0])
+    about = known.pop(PICTURE, {}) | {"thumbnail": _thumbnail(pillow.fromarray(pixels))}
+    known["metadata"] = {PICTURE: about}
     return pixels, {k: v for k, v in known.items() if v is not None}
 
 
@@ -104,11 +109,40 @@ def _decoding(where: str, error: type[MmpackError]) -> Iterator[None]:
 
 def _origin(image: Image) -> dict[str, Any]:
     turned = image.getexif().get(ORIENTATION)
+    about = {} if image.format is None else {"format": image.format}
     return {
+        PICTURE: about | _transparency(image),
         "decoded_size": image.size,
         "mode": image.mode,
         "exif_orientation": turned if isinstance(turned, int) and 0 <= turned < 256 else None,
     }
+
+
+def _transparency(image: Image) -> dict[str, Any]:
+    """`transparent`, whether any pixel is, of a picture that has an alpha channel; if so, `flattened`: its thumbnails
+    over white and black, and with the channel dropped."""
+    named = "transparency" in image.info and image.mode in ("1", "L", "P", "RGB")
+    if not named and not image.mode.endswith(("A", "a")):
+        return {}
+    whole = image.convert("RGBA") if named else image
+    if whole.getchannel(whole.mode[-1]).getextrema()[0] == 255:
+        return {"transparent": False}
+    whole = whole.convert("LA" if whole.mode == "La" else "RGBA").convert("RGBA")
+    flattened = {"dropped": _thumbnail(whole.convert("RGB"))}
+    for name, level in (("white", 255), ("black", 0)):
+        ground = whole.copy()
+        ground.paste((level, level, level, 255), (0, 0, *whole.size))
+        ground.alpha_composite(whole)
+        flattened[name] = _thumbnail(ground.convert("RGB"))
+    return {"transparent": True, "flattened": flattened}
+
+
+def _thumbnail(image: Image) -> str:
+    """Base64 of uint8 [8, 8, 3]: the mean colour of each cell."""
+    box = require("PIL.Image", "hf", "thumbnail").Resampling.BOX
+    across, down = (max(1, side // (32 * THUMBNAIL)) for side in image.size)  # in two steps: faster
+    small = image.reduce((across, down)).resize((THUMBNAIL, THUMBNAIL), box)
+    return base64.b64encode(small.tobytes()).decode()
 
 
 def file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes, str]:

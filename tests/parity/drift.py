@@ -5,6 +5,7 @@ Two turns: system text, a picture, a question, a response, a tool's answer with 
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 from typing import Any
@@ -21,7 +22,13 @@ WORDS = {700: "ab", 701: "a", 702: "b", 703: "c", 704: "bc"}  # "abc" is 700 703
 PROCESSOR: dict[str, Any] = {
     "tokenizer": {
         "vocab_sha256": "ab" * 32,
-        "special_ids": {"<|im_start|>": START, "<|im_end|>": END, "<|image_pad|>": IMAGE},
+        "special_ids": {
+            "<|im_start|>": START,
+            "<|im_end|>": END,
+            "<|image_pad|>": IMAGE,
+            "<think>": 151667,
+            "</think>": 151668,
+        },
     },
     "chat_template": "sha256:" + "1" * 64,
     "image": {"min_pixels": 3136, "max_pixels": 1003520, "patch_size": 14, "merge_size": 2},
@@ -29,6 +36,16 @@ PROCESSOR: dict[str, Any] = {
     "position_rule": "grid",
     "tokens_per_second": 2.0,
 }
+
+
+THINK, THOUGHT = 151667, 151668
+
+
+def look(seed: int = 0, turned: int = 1) -> str:
+    """A thumbnail as it is recorded; `turned`: of the picture upright, by EXIF orientation 6."""
+    cells = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    cells = np.rot90(cells, -1) if turned == 6 else cells
+    return base64.b64encode(cells.tobytes()).decode()
 
 
 def decode(ids: Any) -> str:
@@ -42,6 +59,7 @@ def episode(
     response: Any = (700, 703, END),
     second: Any = (710, 711, 712, END),
     tool: Any = (31, 32, 33),
+    asked: Any = (21, 22, 23, 24),
     rule: str = "grid",
     sample_id: str = "s0",
     video: tuple[int, int, int] | None = None,
@@ -51,7 +69,7 @@ def episode(
     parts = [
         ("text", system),
         ("image", grid, "diagram") if video is None else ("video", video, "clip"),
-        ("text", (21, 22, 23, 24)),
+        ("text", asked),
         ("response", response, 0),
         ("observation", tool, 0),
         ("image", shot, "screen"),

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from drift import END, IMAGE, PROCESSOR, finish
+from drift import END, IMAGE, PROCESSOR, THINK, THOUGHT, finish, look
 from support.samples import make_medium, make_sample
 
 import mmpack as mp
 from mmpack.layout.fingerprint import cache_key
+from mmpack.video.policies.resize import qwen2_size
 
 SECONDS = 1.5
 VISION_START, VISION_END = 151652, 151653
@@ -27,20 +28,25 @@ class Spec:
     def __init__(self) -> None:
         self.system, self.tool = [11, 12, 13], [31, 32, 33]
         self.first, self.second = [700, 703, END], [710, 711, 712, END]
-        self.image = {"grid_thw": (1, 8, 6), "size": (640, 480)}
+        self.image: dict[str, Any] = {"size": (84, 112), "decoded_size": (84, 112)}
+        self.image["metadata"] = {"picture": {"thumbnail": look(), "format": "PNG"}}
         self.film = {"grid_thw": (3, 4, 4), "size": (320, 240)}
         self.film |= {"fps": 25.0, "frame_indices": np.arange(6) * 5, "second_per_grid_ts": SECONDS}
-        self.screen = {"grid_thw": (1, 4, 4), "size": (200, 200)}
+        self.screen = {"grid_thw": (1, 4, 4), "size": (56, 56)}
         self.screen_shown = True
         self.processor = copy.deepcopy(PROCESSOR)
         self.rule, self.seconds_passed, self.offset = "grid", True, 0
         self.family, self.markers, self.told = "qwen2_5_vl", "replaced", "middle"
-        self.loss_moved = 0
+        self.loss_moved, self.finish_reason = 0, "stop"
         self.rewards: list[Any] | None = None
         self.sampling: dict[str, Any] | None = None
         self.after: list[Callable[[mp.Sample], None]] = []  # done to the whole sample, in order
 
     def build(self) -> mp.Sample:
+        part = self.processor["image"]
+        patch, limits = part["patch_size"], (part["min_pixels"], part["max_pixels"])
+        width, height = qwen2_size(self.image["size"], patch * part["merge_size"], *limits)
+        self.image["grid_thw"] = (1, height // patch, width // patch)
         parts = [
             ("text", self.system),
             ("image", self.image["grid_thw"], "diagram"),
@@ -54,7 +60,7 @@ class Spec:
             ("text", [41, 42]),
             ("response", self.second, 1),
         ]
-        sample = make_sample(parts, finish_reason="stop", family=self.family)
+        sample = make_sample(parts, finish_reason=self.finish_reason, family=self.family)
         for medium, fields in zip(sample.media, (self.image, self.film, self.screen), strict=False):
             _set(medium, fields)
         if self.family == "qwen3_vl":
@@ -66,6 +72,7 @@ class Spec:
         finish(sample, self.rule, **({} if self.seconds_passed else {"second_per_grid_ts": None}))
         if sample.position_ids is not None:
             sample.position_ids = sample.position_ids + self.offset
+        sample.metadata |= {"padding": [self.offset, 0]} if self.offset else {}
         sample.loss_spans[0].stop += self.loss_moved
         if self.sampling:
             sample.sampling = self.sampling
@@ -78,6 +85,7 @@ class Spec:
 def _set(medium: mp.Medium, fields: dict[str, Any]) -> None:
     made = make_medium(medium.media_id, medium.grid_thw, medium.modality)
     medium.decoded_size, medium.mode, medium.file_hash = (640, 480), "RGB", "f" * 64
+    fields = copy.deepcopy(fields)
     for name, value in fields.items():
         setattr(medium, name, value)
     if medium.modality == "video":
@@ -100,20 +108,23 @@ def _tell(sample: mp.Sample, which: str) -> None:
 
 
 def exif_rotation(left: Spec, right: Spec) -> None:
-    (t, h, w), (a, b) = right.image["grid_thw"], right.image["size"]
-    right.image |= {"grid_thw": (t, w, h), "size": (b, a), "content_hash": OTHER}
+    right.image |= {"size": right.image["size"][::-1], "content_hash": OTHER}
+    right.image["metadata"] = {"picture": {"thumbnail": look(turned=6), "format": "PNG"}}
     for spec in (left, right):
         spec.image["exif_orientation"] = 6
 
 
 def alpha(left: Spec, right: Spec) -> None:
     right.image["content_hash"] = OTHER
-    for spec in (left, right):
+    other = {"transparent": True, "flattened": {"white": look(), "black": look(2)}}
+    for spec, seen in ((left, look()), (right, look(2))):
         spec.image["mode"] = "RGBA"
+        spec.image["metadata"] = {"picture": {"format": "PNG", "thumbnail": seen, **other}}
 
 
 def jpeg_reencode(left: Spec, right: Spec) -> None:
     right.image |= {"content_hash": OTHER, "file_hash": "e" * 64}
+    right.image["metadata"]["picture"]["format"] = "JPEG"
 
 
 def another_key(left: Spec, right: Spec) -> None:
@@ -149,16 +160,14 @@ def frame_sampling(left: Spec, right: Spec) -> None:
 
 
 def resize_twice(left: Spec, right: Spec) -> None:
-    t, h, w = right.image["grid_thw"]
-    size = right.image["size"]
-    right.image |= {"grid_thw": (t, h + 4, w), "size": (size[0] + 12, size[1] + 8)}
+    for spec, size in ((left, (28, 392)), (right, (13, 400))):
+        turned = spec.image["size"] == (112, 84)
+        spec.image |= {"size": size[::-1] if turned else size, "decoded_size": (13, 400)}
     right.image["content_hash"] = OTHER
 
 
 def max_pixels(left: Spec, right: Spec) -> None:
-    right.processor["image"]["max_pixels"] = 50176
-    t, h, w = right.image["grid_thw"]
-    right.image["grid_thw"] = (t, h - 2, w - 2)
+    right.processor["image"]["max_pixels"] = 8 * 28 * 28
 
 
 def video_budget(left: Spec, right: Spec) -> None:
@@ -224,6 +233,31 @@ def truncated_medium(left: Spec, right: Spec) -> None:
     right.after.append(cut)
 
 
+def truncated(left: Spec, right: Spec) -> None:
+    def cut(sample: mp.Sample) -> None:
+        stop = sample.loss_spans[-1].start + 2
+        if stop > len(sample):
+            return
+        sample.input_ids, sample.attention_mask = sample.input_ids[:stop], np.ones(stop, np.int8)
+        if sample.position_ids is not None:
+            sample.position_ids = sample.position_ids[:, :stop]
+        sample.loss_spans[-1].stop = stop
+        if sample.rollout_logprobs is not None:
+            sample.rollout_logprobs = sample.rollout_logprobs[: sample.num_loss_tokens]
+
+    for spec in (left, right):
+        spec.finish_reason = "length"
+    right.after.append(cut)
+
+
+def model_family(left: Spec, right: Spec) -> None:
+    right.processor["image"]["patch_size"] = 28
+
+
+def rewritten_response(left: Spec, right: Spec) -> None:
+    left.first = [THINK, 705, THOUGHT, *left.first]
+
+
 def chat_template(left: Spec, right: Spec) -> None:
     right.processor["chat_template"] = "sha256:" + "2" * 64
     right.system = [11, 99, 98, 13]
@@ -271,6 +305,7 @@ def logprob_kind(left: Spec, right: Spec) -> None:
 
 
 MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
+    "model_family": model_family,
     "exif_rotation": exif_rotation,
     "alpha": alpha,
     "jpeg_reencode": jpeg_reencode,
@@ -288,10 +323,12 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "not_expanded": not_expanded,
     "timestamp_rounding": timestamp_rounding,
     "video_markers": video_markers,
+    "truncated": truncated,
     "truncated_medium": truncated_medium,
     "chat_template": chat_template,
     "sampled_placeholder": sampled_placeholder,
     "retokenized_response": retokenized_response,
+    "rewritten_response": rewritten_response,
     "stop_token": stop_token,
     "position_rule": position_rule,
     "second_per_grid_ts": second_per_grid_ts,

@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from drift import END, IMAGE, PROCESSOR, START, decode, episode, finish, other, settings
+from drift import END, IMAGE, PROCESSOR, START, decode, episode, finish, look, other, settings
 
 import mmpack as mp
 from mmpack.parity.compare import compare
@@ -106,11 +106,52 @@ def test_grids_differ_under_equal_settings():
     assert causes(episode(), episode(grid=(1, 4, 4))) == ["unknown"]
 
 
+def handed(sample, size, **fields):
+    """Media[0] as it was handed to the processor in another size."""
+    medium = sample.media[0]
+    medium.size, medium.content_hash, medium.cache_key = size, "0" * 64, "1" * 64
+    for name, value in fields.items():
+        setattr(medium, name, value)
+    return sample
+
+
 def test_resize_twice():
-    left, right = episode(grid=(1, 2, 50)), episode(grid=(1, 4, 72))
-    right.media[0].size, right.media[0].content_hash = (13, 2000), "0" * 64
+    """28 x 1988 is what qwen-vl-utils makes of 13 x 2000."""
+    left, right = episode(grid=(1, 2, 50)), handed(episode(grid=(1, 4, 72)), (13, 2000))
+    left.media[0].size = (28, 1988)
     assert causes(left, right) == ["resize_twice"]
-    assert "size: rollout [640, 480], train [13, 2000]" in finding(left, right, "media").evidence
+    assert "size: rollout [28, 1988], train [13, 2000]" in finding(left, right, "media").evidence
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        (640, 640),  # padded to a square
+        (616, 448),  # cut to a multiple of the factor, or resized to it
+        (448, 336),  # of one shape: resized under unknown limits, or its middle cut out
+        (601, 433),
+    ],
+)
+def test_a_picture_that_may_have_been_cut_or_padded_is_unknown(size):
+    left = episode()
+    assert causes(left, handed(other(left), size)) == ["unknown"]
+    told = finding(left, handed(other(left), size), "media").evidence
+    assert "possible: resize_twice" in told
+
+
+def seen(medium, thumbnail, **fields):
+    medium.metadata = {"picture": {"thumbnail": thumbnail, **fields}}
+
+
+def test_thumbnails_tell_a_resize_from_a_cut():
+    left, right = episode(), handed(episode(), (448, 336))
+    seen(left.media[0], look())
+    seen(right.media[0], look())
+    assert causes(left, right) == ["resize_twice"]
+    seen(right.media[0], look(1))
+    assert causes(left, right) == ["unknown"]
+    told = finding(left, right, "media").evidence
+    assert "thumbnails are unlike" in told and "possible" not in told
 
 
 def test_another_picture_is_unknown():
@@ -142,13 +183,45 @@ def other_pixels(**fields):
 
 
 def test_alpha():
-    left = episode()
+    left, right = episode(), other_pixels(mode="RGBA")
     left.media[0].mode = "RGBA"
-    assert causes(left, other_pixels(mode="RGBA")) == ["alpha"]
+    assert causes(left, right) == ["unknown"]
+    assert finding(left, right, "media").evidence.endswith("possible: alpha")
+    flat = {"white": look(), "black": look(1)}
+    seen(left.media[0], look(), transparent=True, flattened=flat)
+    seen(right.media[0], look(1), transparent=True, flattened=flat)
+    assert causes(left, right) == ["alpha"]
+    others = {"white": look(2), "black": look(3)}
+    seen(right.media[0], look(2), transparent=True, flattened=others)  # another picture
+    assert causes(left, right) == ["unknown"]
+    for sample in (left, right):
+        seen(sample.media[0], look(), transparent=False)  # 255 everywhere
+    assert causes(left, right) == ["unknown"]
+    assert "alpha" not in finding(left, right, "media").evidence
 
 
 def test_jpeg_reencode():
-    assert causes(episode(), other_pixels(file_hash="e" * 64)) == ["jpeg_reencode"]
+    left, right = episode(), other_pixels(file_hash="e" * 64)
+    assert causes(left, right) == ["unknown"]
+    assert finding(left, right, "media").evidence.endswith("possible: jpeg_reencode")
+    seen(left.media[0], look(), format="PNG")
+    seen(right.media[0], look(), format="JPEG")
+    assert causes(left, right) == ["jpeg_reencode"]
+    seen(right.media[0], look(), format="PNG")  # lossless: the pixels would be the same
+    assert causes(left, right) == ["unknown"]
+    seen(right.media[0], look(1), format="JPEG")
+    assert causes(left, right) == ["unknown"]
+    left.media[0].mode, right.media[0].mode = "RGB", "L"
+    seen(right.media[0], look(), format="JPEG")  # greyed
+    assert causes(left, right) == ["unknown"]
+
+
+def test_exif_rotation_where_both_sides_turned():
+    left = handed(episode(), (480, 640), exif_orientation=6)
+    right = handed(episode(), (480, 640), exif_orientation=6)
+    right.media[0].content_hash, right.media[0].cache_key = "2" * 64, "3" * 64
+    assert causes(left, right) == ["unknown"]
+    assert "exif_rotation" not in finding(left, right, "media").evidence
 
 
 def test_other_pixels_with_two_possible_causes_or_none():
@@ -174,11 +247,10 @@ def stranger(left, index=0, **fields):
 @pytest.mark.parametrize(
     ("was", "becomes", "possible"),
     [
-        ({"mode": "RGBA"}, {}, "alpha"),
-        ({"exif_orientation": 6}, {}, "exif_rotation"),
+        ({"exif_orientation": 6}, {"size": (480, 640), "exif_orientation": None}, "exif_rotation"),
         ({"exif_orientation": 6}, {"size": (480, 640)}, "exif_rotation"),
-        ({}, {"size": (99, 77), "decoded_size": None}, "resize_twice"),
-        ({}, {"size": (99, 77)}, "resize_twice"),  # decoded to one size by chance
+        ({}, {"size": (644, 476), "decoded_size": None}, "resize_twice"),
+        ({}, {"size": (644, 476)}, "resize_twice"),  # decoded to one size by chance
     ],
 )
 def test_another_picture_is_never_named_for_what_one_picture_would_show(was, becomes, possible):
@@ -199,7 +271,7 @@ def test_another_picture_is_never_named_for_what_one_picture_would_show(was, bec
 
 @pytest.mark.parametrize(
     ("fields", "cause"),
-    [({"size": (99, 77)}, "resize_twice"), ({"size": (480, 640)}, "exif_rotation")],
+    [({"size": (644, 476)}, "resize_twice"), ({"size": (480, 640)}, "exif_rotation")],
 )
 def test_without_names_sizes_tell_one_decoded_size_that_was_handed_on_in_two(fields, cause):
     left = episode()
@@ -431,16 +503,23 @@ def test_chat_template_by_its_hash():
 
 
 def test_system_prompt_under_one_template():
-    """The system's turn, or its lack, before the turn that holds the picture; no other words."""
-    left = episode(system=(START, 11, 12, END, START, 13))
-    for system in ((START, 99, END, START, 13), (START, 13), (START, 11, 12, 99, END, START, 13)):
-        assert causes(left, episode(system=system)) == ["chat_template"]
-    asked = episode(system=(START, 11, 12, END, START, 99))
-    assert causes(left, asked) == ["unknown"]
-    assert "possible: chat_template" in compare([left], [asked]).first.evidence
-    assert causes(episode(system=(START, 11)), episode(system=(START, 12))) == ["unknown"]
-    turns = (START, 21, END, START, 22, END, START, 13)
-    assert causes(episode(system=(START, 11, END, *turns)), episode(system=turns)) == ["unknown"]
+    """The first turn, if its role comes once, or its lack; no words of the user's."""
+    system, user, assistant = 8, 7, 9  # roles
+
+    def asked(*head):
+        return episode(system=(START, *head), asked=(21, END, START, assistant))
+
+    left = asked(system, 11, 12, END, START, user, 13)
+    for head in ((system, 99, END, START, user, 13), (user, 13), (system, END, START, user, 13)):
+        assert causes(left, asked(*head)) == ["chat_template"]
+    edited = asked(system, 11, 12, END, START, user, 99)
+    assert causes(left, edited) == ["unknown"]
+    assert "possible: chat_template" in compare([left], [edited]).first.evidence
+    assert causes(asked(user, 11), asked(user, 12)) == ["unknown"]
+    turns = (END, START, assistant, 22, END, START, user, 13)
+    assert causes(asked(user, 11, *turns), asked(user, 12, *turns)) == ["unknown"]
+    two = (END, START, user, 13)  # the user's turns follow each other
+    assert causes(asked(user, 11, *two), asked(user, 12, *two)) == ["unknown"]
     assert causes(episode(), episode(system=(13,))) == ["unknown"]  # no turn is known
 
 
@@ -498,8 +577,11 @@ def test_ids_that_one_side_lacks_are_no_retokenized_response():
     """The text's hash was carried along with what was cut."""
     left, right = episode(), episode(second=(710, 711))
     right.metadata = copy.deepcopy(left.metadata)
-    assert causes(left, right) == ["unknown"]
-    assert causes(left, right, decode=lambda ids: "one text") == ["unknown"]
+    assert causes(left, right) == ["truncated"]
+    assert causes(left, right, decode=lambda ids: "one text") == ["truncated"]
+    inside = episode(response=(700, END))
+    inside.metadata = copy.deepcopy(left.metadata)
+    assert causes(left, inside) == ["unknown"]
     stopped = other(episode(second=(710, 711, 712)), metadata=copy.deepcopy(left.metadata))
     assert causes(left, stopped) == ["stop_token"]
 
@@ -507,7 +589,9 @@ def test_ids_that_one_side_lacks_are_no_retokenized_response():
 def test_another_response_is_unknown():
     report = compare([episode()], [episode(response=(703, 703, END))])
     assert report.first.cause == "unknown"
-    assert "possible" not in report.first.evidence
+    assert "possible: retokenized_response, rewritten_response" in report.first.evidence
+    told = compare([episode()], [episode(response=(703, 703, END))], decode=decode)
+    assert "possible" not in told.first.evidence and told.first.cause == "unknown"
 
 
 def test_stop_token():
@@ -559,10 +643,21 @@ def test_sampled_placeholder_that_was_cut_out_of_the_loss():
 
 def test_padding_positions():
     left = episode()
-    report = compare([left], [other(left, position_ids=left.position_ids + 7)])
+    right = other(left, position_ids=left.position_ids + 7, metadata={"padding": [7, 0]})
+    report = compare([left], [right])
     assert [f.cause for f in report.findings] == ["padding_positions"]
     assert (report.first.index, report.first.span) == (0, (0, len(left)))
-    assert causes(left, other(left, position_ids=left.position_ids + 7)) == ["padding_positions"]
+    assert causes(left, right) == ["padding_positions"]
+
+
+@pytest.mark.parametrize("padding", [None, [0, 7], [9, 0]])
+def test_an_offset_that_is_no_padding_is_unknown(padding):
+    """Positions that go on from another row, or count from another number."""
+    left = episode()
+    right = other(left, position_ids=left.position_ids + 7)
+    right.metadata |= {} if padding is None else {"padding": padding}
+    assert causes(left, right) == ["unknown"]
+    assert finding(left, right, "position_ids").evidence.endswith("possible: padding_positions")
 
 
 def padded(sample, positions, pad):
@@ -680,7 +775,7 @@ def test_logprob_kind():
         ({"chat_template": "sha256:0"}, "chat_template", "processor.chat_template"),
         ({"position_rule": "max"}, "position_rule", "processor.position_rule"),
         ({"tokens_per_second": 4.0}, "second_per_grid_ts", "processor.tokens_per_second"),
-        ({"image": {"merge_size": 3}}, "unknown", "processor.image.merge_size"),
+        ({"image": {"merge_size": 3}}, "model_family", "processor.image.merge_size"),
         ({"tokenizer": {"vocab_sha256": "0"}}, "unknown", "processor.tokenizer.vocab_sha256"),
     ],
 )
@@ -716,16 +811,18 @@ def test_two_causes_in_one_sample():
     right = episode(system=(99,), grid=(1, 4, 4), processor=smaller)
     assert causes(episode(), right) == ["chat_template", "max_pixels"]
     right = finish(other(clip(second_per_grid_ts=3.0)), rule="max")
-    right.position_ids = right.position_ids + 4
+    right.position_ids, right.metadata["padding"] = right.position_ids + 4, [4, 0]
     assert set(causes(clip(second_per_grid_ts=3.0), right)) == {
         "position_rule",
         "padding_positions",
     }
-    left, system = episode(system=(START, 11, START, 13)), (START, 99, START, 13)
-    moved = episode(system=system)
+    turn = (21, END, START, 9)
+    left = episode(system=(START, 8, 11, START, 7), asked=turn)
+    system = (START, 8, 99, START, 7)
+    moved = episode(system=system, asked=turn)
     moved.loss_spans[0].start += 1
     assert set(causes(left, moved)) == {"chat_template", "loss_mask_shift"}
-    encoded = episode(system=system, response=(701, 704, END))
+    encoded = episode(system=system, response=(701, 704, END), asked=turn)
     assert set(causes(left, encoded)) == {"chat_template", "retokenized_response"}
 
 

@@ -199,7 +199,7 @@ def test_a_film_that_was_cut_off_lacks_no_markers():
     stop = right.modality_spans[-1].start + 1
     right.input_ids, right.loss_spans = right.input_ids[:stop], []
     right.modality_spans[-1].stop = stop
-    assert list(mp.compare([left], [right]).causes) == ["truncated_medium"]
+    assert list(mp.compare([left], [right]).causes) == ["truncated", "truncated_medium"]
 
 
 def test_a_setting_alone_tells_of_markers():

@@ -83,7 +83,9 @@ def broken_sample(cause: str, sample: Sample, width: int) -> Sample:
             LossSpan(s.start - 1, s.stop - 1, s.kind, s.turn) for s in sample.loss_spans
         ]
     elif cause == "padding_positions" and sample.position_ids is not None:
-        sample.position_ids = sample.position_ids + (width - len(sample))
+        pad = width - len(sample)
+        sample.position_ids = sample.position_ids + pad
+        sample.metadata["padding"] = [pad, 0]
     elif cause == "double_expansion" and sample.modality_spans:
         _expand_again(sample)
     return sample

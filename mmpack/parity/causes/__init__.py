@@ -5,6 +5,9 @@ A recogniser never guesses. A difference that it sees but can't explain is a hit
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from mmpack.parity.causes.cut import common_part, cut_hits, moved, truncation
 from mmpack.parity.causes.loss import loss_hits
 from mmpack.parity.causes.media import media_hits
 from mmpack.parity.causes.pair import Decode, Hit, Pair
@@ -18,7 +21,26 @@ __all__ = ["Decode", "Hit", "Pair", "broken_rules", "hits_of", "rule_hits"]
 
 
 def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
-    """Every cause that the two samples give evidence of, and every difference that none explains."""
+    """Every cause that the two samples give evidence of, and every difference that none explains.
+
+    What was cut off says nothing more: what both sides have is compared by itself.
+    """
+    cut = truncation(pair)
+    if cut is None:
+        return _hits(pair, decode) + setting_hits(pair)
+    rest = _hits(common_part(pair, cut), decode, recounted=cut.at_left)
+    return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest] + setting_hits(pair)
+
+
+def _hits(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:
+    """`recounted`: an offset of all positions follows from what was cut off before them."""
     media = media_hits(pair, decode)
-    hits = media + run_hits(pair) + text_hits(pair, media, decode) + loss_hits(pair)
-    return hits + position_hits(pair, media) + setting_hits(pair)
+    runs = run_hits(pair, media)
+    if len(pair.left) != len(pair.right):  # what is cut through a medium was cut
+        runs += [
+            replace(hit, cause="truncated", field="input_ids")
+            for hit in runs
+            if hit.cause == "truncated_medium"
+        ]
+    hits = media + runs + text_hits(pair, media, decode) + loss_hits(pair)
+    return hits + position_hits(pair, media, recounted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mmpack.parity.causes.pair import Pair, possible, show
-from mmpack.parity.causes.settings import pixel_settings
+from mmpack.parity.causes.settings import decisive, pixel_settings
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.values import same_value
 from mmpack.schema.media import Medium
@@ -56,14 +56,16 @@ def known_as_one(a: Medium, b: Medium) -> bool:
 
 
 def named_apart(a: Medium, b: Medium) -> bool:
-    """Whether callers gave the two other names."""
+    """Whether callers gave the two other names, and no file says that they are one."""
     made_up = any(_MADE_UP.fullmatch(m.media_id) for m in (a, b))
-    return not one_name(a, b) and (not made_up or differ(a.source, b.source))
+    return not known_as_one(a, b) and (not made_up or differ(a.source, b.source))
 
 
 def other_keys(pair: Pair, a: Medium, b: Medium) -> Cause:
     if a.cache_key == b.cache_key:
         return UNKNOWN, f"{both(a, b, 'num_tokens')} under one grid"
+    if told := decisive(pair, a.modality):
+        return "model_family", told
     limits = pixel_settings(pair, a.modality)
     if limits:
         return "max_pixels", f"same grid, other cache_key; {limits}"

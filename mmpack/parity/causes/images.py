@@ -1,14 +1,15 @@
 """What was done to a picture that differs: turned, flattened, encoded again, resized twice, other limits.
 
-Grids are (t, h, w) in patches; sizes are (width, height) in pixels.
+Each cause is a claim with a verdict: proved, excluded, or possible. Only what is proved is named.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
+from mmpack.parity.causes import looks, sizes
 from mmpack.parity.causes.alike import (
     Cause,
     both,
@@ -19,138 +20,188 @@ from mmpack.parity.causes.alike import (
     other_keys,
 )
 from mmpack.parity.causes.pair import Pair, possible
-from mmpack.parity.causes.settings import pixel_settings
+from mmpack.parity.causes.settings import decisive, pixel_settings
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.media import Medium
 
 ALPHA_MODES = ("LA", "La", "RGBA", "RGBa", "PA")
-TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+GRAY_MODES = ("1", "L", "LA", "I", "I;16", "F")
 _STRANGER = "maybe another picture: no media_id, source or file_hash in common"
 
 
+@dataclass(frozen=True)
+class Claim:
+    """`proved`: True, the rivals are excluded; None, it is possible; False, it is excluded."""
+
+    cause: str
+    proved: bool | None
+    evidence: str
+
+
 def image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
-    """What was done to a picture; only possible where nothing says that it is one picture."""
-    for cause, evidence in _picture_causes(pair, a, b):
-        if cause == "max_pixels" or known_as_one(a, b) or _handled(cause, a, b):
-            yield cause, evidence
-        elif cause != UNKNOWN:
-            yield UNKNOWN, f"{evidence}; {_STRANGER}; {possible(cause)}"
-        elif differ(a.content_hash, b.content_hash) and "another picture" not in evidence:
-            yield UNKNOWN, f"{_STRANGER}; {evidence}"
-        else:
-            yield cause, evidence
-
-
-def _handled(cause: str, a: Medium, b: Medium) -> bool:
-    """Whether sizes alone show that pictures without a name in common were handled in two ways.
-
-    They were decoded to one size and handed on in two; for a rotation, under one EXIF orientation.
-    """
-    if named_apart(a, b) or differ(a.file_hash, b.file_hash) or not differ(a.size, b.size):
-        return False
-    if a.decoded_size is None or a.decoded_size != b.decoded_size:
-        return False
-    return cause == "resize_twice" or (
-        cause == "exif_rotation" and a.exif_orientation == b.exif_orientation
-    )
-
-
-def _picture_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
-    grids = (tuple(a.grid_thw), tuple(b.grid_thw))
-    regridded, repainted = grids[0] != grids[1], differ(a.content_hash, b.content_hash)
-    turned = regridded and grids[0] == (grids[1][0], grids[1][2], grids[1][1])
-    if turned or (differ(a.size, b.size) and _sides(a) == _sides(b)):
-        yield _swapped(a, b)
-        yield from _other_file(a, b)
-    elif differ(a.decoded_size, b.decoded_size) and not _one_picture(a, b):
-        files = a.file_hash is not None and b.file_hash is not None
-        told = "another picture" if files else f"maybe another picture; {possible('resize_twice')}"
-        yield UNKNOWN, f"decoded sizes differ, {both(a, b, 'decoded_size')}: {told}"
-    elif differ(a.size, b.size):
-        if _lying(a, b):
-            yield _swapped(a, b)
-        yield _resized(pair, a, b)
-        yield from _other_file(a, b)
-    elif repainted and ((a.size is not None and a.size == b.size) or not regridded):
-        yield _pixels(a, b)
-        if regridded:
-            yield _limits(pair, a, b)
-    elif regridded:
-        yield _limits(pair, a, b)
-    else:
+    """What was done to a picture; each that is proved, else one `unknown` with what is possible."""
+    handed = differ(a.size, b.size) or differ(a.content_hash, b.content_hash)
+    claims = _handed(pair, a, b) if handed or sizes.swapped(a, b) else []
+    proved = [claim for claim in claims if claim.proved]
+    if claims and not proved:
+        yield _unproved(a, b, claims)
+    yield from ((claim.cause, claim.evidence) for claim in proved)
+    if tuple(a.grid_thw) != tuple(b.grid_thw):
+        yield from _grid(pair, a, b, told=bool(claims))
+    elif not claims:
         yield other_keys(pair, a, b)
 
 
-def _lying(a: Medium, b: Medium) -> bool:
-    """Whether one of two resized pictures lies on its side: their shapes are alike if one is turned, and only then."""
-    if min(_sides(a) + _sides(b)) == 0 or not any(m.exif_orientation in TURNED for m in (a, b)):
-        return False
-    one, two = (np.log(m.size[0] / m.size[1]) for m in (a, b) if m.size)
-    return bool(abs(one + two) < 0.1 < abs(one - two))
+def _handed(pair: Pair, a: Medium, b: Medium) -> list[Claim]:
+    """What the processor was handed differs: how it may have come to it."""
+    turned = _turned(a, b)
+    tags = [m.exif_orientation for m in (a, b) if m.exif_orientation]
+    turn = tags[0] if turned.proved else 1
+    claims = [turned, _flattened(a, b), _reencoded(a, b, turn)]
+    if not differ(a.size, b.size):
+        return claims[:1] if turned.proved and not claims[2].proved else claims
+    if not sizes.swapped(a, b):
+        claims.append(_resized(pair, a, b, bool(turned.proved)))
+    hidden = "alpha" if turned.proved else ""  # a turned picture's thumbnails are unlike anyway
+    proved = [c for c in claims[1:] if c.proved and c.cause != hidden]
+    return [turned, *proved, *(c for c in claims[3:] if not c.proved)]
 
 
-def _other_file(a: Medium, b: Medium) -> Iterator[Cause]:
-    """The same picture from another file."""
-    if differ(a.file_hash, b.file_hash) and one_name(a, b):
-        yield "jpeg_reencode", both(a, b, "file_hash")
+def _unproved(a: Medium, b: Medium, claims: list[Claim]) -> Cause:
+    open_ = [claim for claim in claims if claim.proved is None]
+    unlike = [n for n in ("size", "decoded_size", "content_hash") if differ(*_of(a, b, n))]
+    evidence = "; ".join([both(a, b, n) for n in unlike] or ["height and width of the grids swap"])
+    told = [claim.evidence for claim in open_ if claim.evidence]
+    if looks.alike(a, b) is False:
+        told.append("thumbnails are unlike: another picture, or it was cut, padded or painted over")
+    elif not known_as_one(a, b):
+        told.append(_STRANGER)
+    if open_:
+        told.append(possible(*(claim.cause for claim in open_)))
+    return UNKNOWN, "; ".join([evidence, *told])
 
 
-def _one_picture(a: Medium, b: Medium) -> bool:
-    """Whether the caller says that it is, and no file says that it isn't: what came from memory may be resized."""
-    decoded = a.file_hash is not None and b.file_hash is not None
-    return not decoded and one_name(a, b)
+def _turned(a: Medium, b: Medium) -> Claim:
+    """Sizes say of each side whether it was turned; where they don't, thumbnails do."""
+    tags = [o for m in (a, b) if (o := m.exif_orientation or 1) != 1]
+    evidence = both(a, b, "exif_orientation") if tags else ""
+    told = sizes.swapped(a, b) or sizes.lying(a, b)
+    if told:
+        evidence = f"height and width swap, {both(a, b, 'exif_orientation')}"
+    if not tags:
+        known = a.exif_orientation is not None and b.exif_orientation is not None
+        return Claim("exif_rotation", None if told and not known else False, evidence)
+    sides = [sizes.upright(m) for m in (a, b)]
+    one = known_as_one(a, b) or not named_apart(a, b)
+    if None not in sides:
+        proved: bool | None = (one or None) if sides[0] != sides[1] else False
+        if proved:
+            evidence += "; one side's size is that of the picture turned, the other's as it lies"
+    else:
+        proved = looks.turned(a, b, tags[0])
+        if proved is None and told and known_as_one(a, b):
+            proved = True
+        if proved and not one:
+            proved = None
+    return Claim("exif_rotation", proved, evidence)
 
 
-def _sides(medium: Medium) -> list[int]:
-    return sorted(medium.size or ())
-
-
-def _swapped(a: Medium, b: Medium) -> Cause:
-    turned = [m.exif_orientation for m in (a, b) if m.exif_orientation in TURNED]
-    if turned:
-        return "exif_rotation", f"height and width swap, exif_orientation is {turned[0]}"
-    evidence = f"height and width swap, {both(a, b, 'exif_orientation')}"
-    return UNKNOWN, f"{evidence}; {possible('exif_rotation')}"
-
-
-def _resized(pair: Pair, a: Medium, b: Medium) -> Cause:
-    limits = pixel_settings(pair, "image")
+def _resized(pair: Pair, a: Medium, b: Medium, turned: bool) -> Claim:
+    """One side's size is a resize's of the other's: by its limits, or by thumbnails that are alike."""
+    assert a.size is not None and b.size is not None
+    size = b.size[::-1] if turned else b.size
     evidence = f"{both(a, b, 'size')}, the size handed to the processor"
-    if limits is None:
-        return UNKNOWN, f"{evidence}; no settings; {possible('resize_twice', 'max_pixels')}"
-    return "resize_twice", f"{evidence}; pixel limits {'differ too' if limits else 'are equal'}"
+    if differ(a.file_hash, b.file_hash) and differ(a.decoded_size, b.decoded_size):
+        return Claim("resize_twice", None, f"{evidence}; files of other sizes")
+    parts: Any = tuple(side.setting("image") for side in pair.sides)
+    look, fitted = looks.alike(a, b), sizes.refitted(a.size, size, parts)
+    if look is False and not turned and not looks.flattened(a, b):
+        return Claim("resize_twice", False, evidence)
+    proved = False
+    if fitted:
+        evidence += ", one is what a loader's resize makes of the other"
+        proved = bool(known_as_one(a, b) or _one_origin(a, b) or look)
+    elif fitted is False and sizes.rescaled(a.size, size) and looks.closely(a, b):
+        evidence += ", thumbnails are alike"
+        proved = True
+    return Claim("resize_twice", (proved and not named_apart(a, b)) or None, evidence)
 
 
-def _limits(pair: Pair, a: Medium, b: Medium) -> Cause:
-    limits = pixel_settings(pair, "image")
-    other = differ(a.content_hash, b.content_hash) and a.size != b.size
-    if limits and not other:
-        return "max_pixels", limits
-    causes = ["max_pixels"] if limits is None or other else []
-    causes += ["resize_twice"] if None in (a.size, b.size) else []
+def _one_origin(a: Medium, b: Medium) -> bool:
+    """Whether pictures without a name in common were decoded to one size, and no file says that they are two."""
+    files = differ(a.file_hash, b.file_hash) or a.decoded_size is None
+    return not files and a.decoded_size == b.decoded_size and not named_apart(a, b)
+
+
+def _flattened(a: Medium, b: Medium) -> Claim:
+    """A see-through picture whose other side is it over another grey."""
+    clear = [looks.about(m, "transparent") for m in (a, b)]
+    maybe = [c is None and m.mode in ALPHA_MODES for c, m in zip(clear, (a, b), strict=True)]
+    if True not in clear and True not in maybe:
+        return Claim("alpha", False, "")
+    proved = looks.flattened(a, b)
+    if proved and named_apart(a, b):
+        proved = None
+    evidence = f"same size, other pixels; {both(a, b, 'mode')}"
+    if proved:
+        evidence += "; one is the other over another background, by thumbnails"
+    return Claim("alpha", proved, evidence)
+
+
+def _reencoded(a: Medium, b: Medium, turn: int) -> Claim:
+    """Two files of one look, at least one of them in a lossy format. `turn`: by which one side was turned."""
+    formats = [looks.about(m, "format") for m in (a, b)]
+    lossy = [f in looks.LOSSY for f in formats]
+    files = differ(a.file_hash, b.file_hash)
+    one_format = None not in formats and (not any(lossy) or (not files and all(lossy)))
+    one_file = a.file_hash is not None and a.file_hash == b.file_hash
+    if one_format or one_file or not (files or any(lossy)):
+        return Claim("jpeg_reencode", False, "")
+    greyed = any(
+        is_lossy and m.mode in GRAY_MODES and other.mode not in (*GRAY_MODES, None)
+        for is_lossy, m, other in zip(lossy, (a, b), (b, a), strict=True)
+    )
+    look = looks.alike(a, b) if turn == 1 else looks.turned(a, b, turn)
+    proved: bool | None = look and any(lossy) and (files or None not in formats)
+    if look and not proved:
+        proved = None
+    if proved and (greyed or named_apart(a, b) or (all(lossy) and not one_name(a, b))):
+        proved = None
+    evidence = f"{both(a, b, 'file_hash')}, formats {formats[0]} and {formats[1]}"
+    return Claim("jpeg_reencode", proved, evidence + (", thumbnails are alike" if proved else ""))
+
+
+def _grid(pair: Pair, a: Medium, b: Medium, told: bool) -> Iterator[Cause]:
+    """The settings that a grid follows from; nothing where it follows from the sizes handed to the processor."""
+    limits, family = pixel_settings(pair, "image"), decisive(pair, "image")
+    if family:
+        yield "model_family", family
+    parts = [side.setting("image") for side in pair.sides]
+    if a.size and b.size:
+        made = [sizes.grid_of(a.size, parts[0]), sizes.grid_of(b.size, parts[1])]
+        if made == [tuple(a.grid_thw), tuple(b.grid_thw)]:
+            one = _bound(a.size, parts[0], parts[1], made[0])
+            if limits and (one or _bound(b.size, parts[1], parts[0], made[1])):
+                yield "max_pixels", limits
+            return
+    if family or (told and not limits):
+        return
+    if limits and not told and (a.size is None or a.size == b.size):
+        yield "max_pixels", limits
+        return
     evidence = "grids differ; pixel limits " + (
         "were not recorded" if limits is None else limits or "are equal"
     )
-    if other:
-        evidence += "; content differs"
-    return UNKNOWN, f"{evidence}; {possible(*causes)}" if causes else evidence
+    causes = ["max_pixels"] if limits is None or told else []
+    causes += ["resize_twice"] if None in (a.size, b.size) else []
+    yield UNKNOWN, f"{evidence}; {possible(*causes)}" if causes else evidence
 
 
-def _pixels(a: Medium, b: Medium) -> Cause:
-    """Same size, other pixels: the causes whose evidence is there; `unknown` if it is not exactly one."""
-    causes = {}
-    if any((m.exif_orientation or 1) != 1 for m in (a, b)):
-        causes["exif_rotation"] = both(a, b, "exif_orientation")
-    if any(m.mode in ALPHA_MODES for m in (a, b)):
-        causes["alpha"] = both(a, b, "mode")
-    causes |= dict(_other_file(a, b))
-    if len(causes) == 1:
-        cause, evidence = next(iter(causes.items()))
-        return cause, f"{_same(a, b)}, other pixels; {evidence}"
-    named = causes or ["exif_rotation", "alpha", "jpeg_reencode"]
-    seen = "".join(f"; {evidence}" for evidence in causes.values())
-    return UNKNOWN, f"{_same(a, b)}, other content_hash{seen}; {possible(*named)}"
+def _bound(size: tuple[int, int], part: Any, other: Any, made: Any) -> bool:
+    """Whether the other side's limits give another grid."""
+    limits = {name: other[name] for name in ("min_pixels", "max_pixels") if name in other}
+    return sizes.grid_of(size, part | limits) != made
 
 
-def _same(a: Medium, b: Medium) -> str:
-    return "same grid" if tuple(a.grid_thw) == tuple(b.grid_thw) else "same size"
+def _of(a: Medium, b: Medium, name: str) -> tuple[Any, Any]:
+    return getattr(a, name), getattr(b, name)

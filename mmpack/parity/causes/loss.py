@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mmpack.parity.causes.pair import Hit, Pair, intervals, possible
+from mmpack.parity.causes.pair import EDGE, Hit, Pair, intervals, possible
 from mmpack.parity.fixes import UNKNOWN
-
-EDGE = (
-    2  # tokens that a shift, or a turn's end (`<|im_end|>` and a newline), moves a span's edge by
-)
 
 
 def loss_hits(pair: Pair) -> list[Hit]:

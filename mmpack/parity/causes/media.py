@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from mmpack.parity.causes.alike import both, described, differ, one_file, same_medium
+from mmpack.parity.causes.alike import (
+    both,
+    described,
+    differ,
+    known_as_one,
+    one_file,
+    same_medium,
+)
 from mmpack.parity.causes.frames import first_difference
 from mmpack.parity.causes.images import image_causes
+from mmpack.parity.causes.looks import alike
 from mmpack.parity.causes.pair import Decode, Hit, Pair, possible, stamp_of
+from mmpack.parity.causes.settings import decisive
 from mmpack.parity.causes.stamps import unlike_stamps
 from mmpack.parity.causes.videos import video_causes
 from mmpack.parity.fixes import UNKNOWN
@@ -16,20 +26,22 @@ from mmpack.schema.media import Medium
 # what the first differing frame belongs to
 _OF_FRAMES = ("frame_sampling", "fps_missing", "video_metadata", "frame_pixels", UNKNOWN)
 
+T = TypeVar("T")
 Places = tuple[dict[str, int], dict[str, int]]  # of each side, content_hash to index
 
 
 def media_hits(pair: Pair, decode: Decode | None) -> list[Hit]:
-    """One hit for each cause, at the first medium that shows it."""
-    hits: dict[str, Hit] = {}
+    """One hit for each cause and medium."""
+    hits: dict[tuple[str, int | None], Hit] = {}
     matches = matched_media(pair.left.sample.media, pair.right.sample.media)
     for hit in [
         *_missing(pair, matches),
+        *_fewer_showings(pair, matches),
         *_unlike(pair, matches),
         *_stamps(pair, matches, decode),
         *_cache_keys(pair),
     ]:
-        hits.setdefault(hit.cause, hit)
+        hits.setdefault((hit.cause, hit.index), hit)
     return list(hits.values())
 
 
@@ -38,20 +50,30 @@ def matched_media(left: list[Medium], right: list[Medium]) -> list[tuple[int, in
     if len(left) == len(right):
         return [(i, i) for i in range(len(left))]
     hashed = all(m.content_hash for m in left + right)
-    for name in ("content_hash" if hashed else "cache_key", "media_id"):
-        keys = [[getattr(m, name) for m in side] for side in (left, right)]
-        if matches := _subsequence(*keys):
+    name = "content_hash" if hashed else "cache_key"
+    for same in (
+        lambda a, b: getattr(a, name) == getattr(b, name),
+        lambda a, b: a.media_id == b.media_id,
+        lambda a, b: (
+            known_as_one(a, b)
+            or bool(a.content_hash and a.content_hash == b.content_hash)
+            or alike(a, b)
+        ),
+    ):
+        if matches := _subsequence(left, right, same):
             return matches
     return None if left and right else []
 
 
-def _subsequence(a: list[str], b: list[str]) -> list[tuple[int, int]] | None:
+def _subsequence(
+    a: list[T], b: list[T], same: Callable[[T, T], Any]
+) -> list[tuple[int, int]] | None:
     """Pairs of indices if the shorter list is the longer one with some left out."""
     few, many = (a, b) if len(a) < len(b) else (b, a)
     out: list[tuple[int, int]] = []
     j = 0
     for i, key in enumerate(few):
-        while j < len(many) and many[j] != key:
+        while j < len(many) and not same(key, many[j]):
             j += 1
         if j == len(many):
             return None
@@ -80,7 +102,18 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
     for k, (side, other) in enumerate((pair.sides, pair.sides[::-1])):
         kept = {match[k] for match in matches}
         lost = [i for i in range(len(side.sample.media)) if i not in kept]
-        if lost:
+        if lost and len(side.shown) == len(other.shown) >= len(side.sample.media):
+            told = f"{other.name} lacks media[{lost[0]}] of {side.name}, and shows as many: another in its place"
+            yield Hit(
+                cause=UNKNOWN,
+                field="media",
+                evidence=f"{counts}: {told}; {possible('dropped_image', 'cache_key')}",
+                left=f"{len(left)} media",
+                right=f"{len(right)} media",
+                index=lost[0],
+                at=side.start_of(lost[0]) or 0,
+            )
+        elif lost:
             medium = side.sample.media[lost[0]]
             names = ", ".join(f"media[{i}]" for i in lost[:4])
             picture = described(medium)
@@ -94,6 +127,36 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
                 index=lost[0],
                 at=max((opened or 0) - 1, 0),  # with the token that opens the medium
             )
+
+
+def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
+    """A medium that both sides have, and that one of them shows once less."""
+    if not matches or len(pair.left.shown) == len(pair.right.shown):
+        return
+    of = [dict(zip((m[k] for m in matches), range(len(matches)), strict=True)) for k in (0, 1)]
+    shown = [[of[k][i] for i, _ in side.shown if i in of[k]] for k, side in enumerate(pair.sides)]
+    if len(shown[0]) == len(shown[1]) or not all(shown):
+        return
+    kept = _subsequence(shown[0], shown[1], int.__eq__)
+    if kept is None:
+        return
+    for k, (side, other) in enumerate(zip(pair.sides, pair.sides[::-1], strict=True)):
+        left_out = sorted(set(range(len(shown[k]))) - {match[k] for match in kept})
+        if not left_out:
+            continue
+        match = matches[shown[k][left_out[0]]]
+        starts = [start for i, start in side.shown if i == match[k]]
+        nth = shown[k][: left_out[0]].count(shown[k][left_out[0]])
+        counts = [shown[n].count(shown[k][left_out[0]]) for n in (0, 1)]
+        yield Hit(
+            cause="dropped_image",
+            field="media",
+            evidence=f"{other.name} lacks showing {nth + 1} of media[{match[k]}] of {side.name}",
+            left=f"shown {counts[0]} times",
+            right=f"shown {counts[1]} times",
+            index=match[0],
+            at=max(starts[nth] - 1, 0) if nth < len(starts) else 0,
+        )
 
 
 def _other(a: Medium, b: Medium) -> bool:
@@ -115,6 +178,10 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
             causes = [(UNKNOWN, f"media[{i}] is {a.modality} in rollout, {b.modality} in train")]
         elif a.modality == "video":
             causes = list(video_causes(pair, a, b, parted))
+            if family := decisive(pair, "video"):
+                of_sizes = (UNKNOWN, "video_budget", "max_pixels", "model_family")
+                causes = [told for told in causes if told[0] not in of_sizes]
+                causes.append(("model_family", family))
         else:
             causes = list(image_causes(pair, a, b))
         resized = tuple(a.grid_thw) != tuple(b.grid_thw)

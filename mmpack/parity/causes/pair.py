@@ -19,6 +19,7 @@ from mmpack.parity.frames import FrameDifference
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
+EDGE = 2  # tokens of a turn's end (`<|im_end|>` and a newline), by which a span's edge may move
 STAMP = 16  # tokens of a timestamp and of what opens a medium, at most
 _DIGEST = re.compile("((?:sha256:)?[0-9a-f]{12})[0-9a-f]{52}")
 Decode = Callable[[Sequence[int]], str]
@@ -85,6 +86,19 @@ class Side:
         return value
 
     @cached_property
+    def special_ids(self) -> set[int]:
+        """Ids of the tokenizer's added tokens; empty where they weren't recorded."""
+        special = self.setting("tokenizer", "special_ids")
+        known = special.values() if isinstance(special, dict) else ()
+        return {i for i in known if type(i) is int}
+
+    @cached_property
+    def opening(self) -> int | None:
+        """The special id that opens the sample, and each turn; None if that isn't told."""
+        first = int(self.ids[0]) if len(self) else None
+        return first if first in self.special_ids else None
+
+    @cached_property
     def showings(self) -> list[tuple[int, int, int]]:
         """(start, stop, media_index) of each time that a video lies in the text frame by frame, timestamps between."""
         out: list[tuple[int, int, int]] = []
@@ -123,6 +137,11 @@ class Side:
                 fenced.add(bool(opens))
         return at, fenced
 
+    @cached_property
+    def shown(self) -> list[tuple[int, int]]:
+        """(media_index, first token) of each time that a medium is shown; a video in text counts once."""
+        return [(s.media_index, s.start) for s in self.sample.modality_spans if not s.frame]
+
     def start_of(self, media_index: int) -> int | None:
         """First token of a medium."""
         starts = (s.start for s in self.sample.modality_spans if s.media_index == media_index)
@@ -130,7 +149,12 @@ class Side:
         return None if start is None else min(start, len(self))
 
     def tokens_of(self, medium: Medium) -> int:
-        return self.family.vision_tokens(medium.grid_thw)
+        """By the merge size that was recorded, else the family's."""
+        merge = self.setting(medium.modality, "merge_size")
+        if type(merge) is not int or merge <= 0:
+            return self.family.vision_tokens(medium.grid_thw)
+        t, h, w = medium.grid_thw
+        return t * (h // merge) * (w // merge)
 
 
 class Pair:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mmpack.errors import MmpackError
 from mmpack.layout.mrope import mrope_positions
-from mmpack.parity.causes.pair import Hit, Pair, Side
+from mmpack.parity.causes.pair import Hit, Pair, Side, possible
 from mmpack.parity.fixes import UNKNOWN
 
 
@@ -22,14 +22,15 @@ class Fit:
     recorded: bool  # whether the steps are those of the seconds that the side recorded
 
 
+_OFFSET = "offset"
 # what makes the two sides record other seconds
 _SECONDS = ("fps_missing", "video_metadata", "frame_sampling")
 
 
-def position_hits(pair: Pair, media: list[Hit]) -> list[Hit]:
+def position_hits(pair: Pair, media: list[Hit], recounted: bool = False) -> list[Hit]:
     """Hits for every part of the fits that differs; none if positions were not recorded or follow the ids alone.
 
-    `media`: the hits of the media, from which other temporal steps may follow.
+    `media`: the hits of the media, from which other temporal steps may follow. `recounted`: an offset says nothing.
     """
     left, right = pair.left.sample.position_ids, pair.right.sample.position_ids
     if left is None or right is None or np.array_equal(left, right):
@@ -41,6 +42,10 @@ def position_hits(pair: Pair, media: list[Hit]) -> list[Hit]:
         readings = [_fit_hits(pair, media, *fit) for fit in pairs if _unlike(*fit) == least]
         told = [hits for hits in readings if any(hit.cause in _SECONDS for hit in hits)]
         readings = told or readings  # what the media say goes before what fits as well
+        if recounted:
+            readings = [[h for h in hits if not h.left.startswith(_OFFSET)] for hits in readings]
+            if not readings[0]:
+                return []
         return _with_alternatives(readings[0], [hit for hits in readings[1:] for hit in hits])
     if np.array_equal(pair.left.ids, pair.right.ids) and left.shape == right.shape:
         return _plain(pair, fits)
@@ -106,13 +111,22 @@ def _plain(pair: Pair, fits: list[list[Fit]]) -> list[Hit]:
 
 
 def _shifted(pair: Pair, a: int, b: int) -> Hit:
+    """An offset of all positions: that of the padding that was recorded, or of something else that came before."""
     evidence = f"positions are {abs(b - a)} {'higher' if b > a else 'lower'} in train throughout"
     pads = [
         f"{side.name} {side.sample.metadata['padding']}" for side in pair.sides if _padded(side)
     ]
     if pads:
         evidence += f"; padding [left, right]: {', '.join(pads)}"
-    return _hit("padding_positions", evidence, f"offset {a}", f"offset {b}")
+    known = [_padding(side) for side in pair.sides]
+    counted = [{0, pad} for pad in known]
+    shown = f"{_OFFSET} {a}", f"{_OFFSET} {b}"
+    if any(known) and any(y - x == b - a for x in counted[0] for y in counted[1]):
+        return _hit("padding_positions", evidence, *shown)
+    why = "that is not the padding" if pads else "no padding was recorded"
+    others = "or they go on from another row, or count from another number"
+    causes = possible("padding_positions")
+    return _hit(UNKNOWN, f"{evidence}; {why}: {others}; {causes}", *shown)
 
 
 def _padded(side: Side) -> bool:

@@ -35,14 +35,18 @@ _OF_MEDIA = (
 )
 _RUN_CODES = ("MM101", "MM103", "MM104", "MM105")
 _KEY_CODES = ("MM101", "MM108")  # a medium under another's key has the other's grid
-_CUT_CODES = ("MM205", "MM304")  # spans and turns that were cut off with the ids
-_RUN_CAUSES = (
-    "double_expansion",
-    "not_expanded",
-    "truncated_medium",
-    "sampled_placeholder",
-    "dropped_image",
-)
+# spans, turns and media that were cut off with the ids
+_CUT_CODES = (*_RUN_CODES, "MM106", "MM107", "MM110", "MM205", "MM304")
+_FOLLOW = {  # what a cause breaks besides
+    "model_family": (*_RUN_CODES, "MM102", "MM108"),
+    "cache_key": _KEY_CODES,
+    "double_expansion": _RUN_CODES,
+    "not_expanded": _RUN_CODES,
+    "sampled_placeholder": _RUN_CODES,
+    "dropped_image": _RUN_CODES,
+    "truncated": _CUT_CODES,
+    "truncated_medium": _CUT_CODES,
+}
 
 
 Broken = tuple[dict[str, Problem], dict[str, Problem]]
@@ -88,13 +92,8 @@ def rule_hits(pair: Pair, first: Broken, known: list[Hit]) -> list[Hit]:
 
     Breaks that follow from a cause among `known` are left out.
     """
-    follow: tuple[str, ...] = ()
-    if any(hit.cause in _RUN_CAUSES for hit in known):
-        follow += _RUN_CODES
-    if any(hit.cause == "cache_key" for hit in known):
-        follow += _KEY_CODES
-    if any(hit.cause == "truncated_medium" for hit in known):
-        follow += _CUT_CODES
+    causes = {hit.cause for hit in known}
+    follow = {code for cause, codes in _FOLLOW.items() if cause in causes for code in codes}
     hits = []
     for code in dict.fromkeys([*first[0], *first[1]]):
         if code in follow:

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmpack.parity.causes.pair import Hit, Pair, Side
+from mmpack.parity.causes.settings import decisive
 from mmpack.parity.fixes import UNKNOWN
 
 
-def run_hits(pair: Pair) -> list[Hit]:
-    """One hit for each cause; `unknown` if runs differ though both sides' grids are equal and nothing tells why."""
+def run_hits(pair: Pair, media: list[Hit]) -> list[Hit]:
+    """One hit for each cause; `unknown` if runs differ though both sides' grids are equal and nothing tells why.
+
+    `media`: the hits of the media, one of which may be that a medium is shown less often.
+    """
     hits: dict[str, Hit] = {}
     for side in pair.sides:
         for hit in [*_sampled(pair, side), *_expansion(pair, side)]:
             hits.setdefault(hit.cause, hit)
-    if not hits:
+    if not hits and not any(hit.cause == "dropped_image" for hit in media):
         return list(_unexplained(pair))
     return list(hits.values())
 
@@ -57,9 +61,15 @@ def _expansion(pair: Pair, side: Side) -> Iterator[Hit]:
             yield _hit(pair, side, "truncated_medium", f"{evidence}: it ends the ids", start, stop)
         elif count == 1:
             yield _hit(pair, side, "not_expanded", evidence, start, stop)
-        elif count % wanted == 0:
+        elif count == wanted**2 or (count % wanted == 0 and not _other_patches(pair, side, start)):
             times = "squared" if count == wanted**2 else f"times {count // wanted}"
             yield _hit(pair, side, "double_expansion", f"{evidence} ({times})", start, stop)
+
+
+def _other_patches(pair: Pair, side: Side, start: int) -> bool:
+    """Whether patch or merge sizes differ, from which other runs follow."""
+    video = side.ids[start] == side.family.video_token_id
+    return decisive(pair, "video" if video else "image") is not None
 
 
 def _expected(side: Side) -> Iterator[tuple[int, int, int]]:

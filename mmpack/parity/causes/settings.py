@@ -21,16 +21,45 @@ OTHERS = ("model", "transformers", "do_resize", *PATCHES)
 SHOWN = 8  # settings named in one finding
 
 
+def decisive(pair: Pair, modality: str) -> str | None:
+    """The family, patch and merge sizes that differ, as text: grids, runs and positions follow from them."""
+    told = []
+    families = [side.sample.family for side in pair.sides]
+    if families[0] != families[1]:
+        told.append(f"family: rollout {families[0]}, train {families[1]}")
+    left, right = pair.left.sample.processor, pair.right.sample.processor
+    if left is not None and right is not None:
+        unlike, _ = compare_settings(left, right)
+        paths = [path for path in unlike if _of_patches(path) and path.startswith(f"{modality}.")]
+        told += [_evidence(paths, unlike)] if paths else []
+    return "; ".join(told) or None
+
+
+def _of_patches(path: str) -> bool:
+    return path.partition(".")[2] in PATCHES
+
+
 def setting_hits(pair: Pair) -> list[Hit]:
-    """One hit for each cause that the settings speak of, naming every setting that differs."""
+    """One hit for each cause that the settings speak of, naming every setting that differs.
+
+    Another family's processor has other settings throughout: of these only the chat template stands by itself.
+    """
     of: dict[str, list[str]] = {}
+    hits = []
+    families = [side.sample.family for side in pair.sides]
+    if families[0] != families[1]:
+        told = f"family: rollout {families[0]}, train {families[1]}"
+        hits.append(Hit("model_family", "family", told, families[0], families[1]))
     left, right = pair.left.sample.processor, pair.right.sample.processor
     if left is None or right is None:
-        return _fingerprints(pair)
+        return hits or _fingerprints(pair)
     unlike, _ = compare_settings(left, right)
     for path in unlike:
-        of.setdefault(_cause(path), []).append(path)
-    return [
+        cause = _cause(path)
+        if hits and cause != "chat_template":
+            cause = "model_family"
+        of.setdefault(cause, []).append(path)
+    return hits + [
         Hit(
             cause=cause,
             field="processor",
@@ -96,6 +125,8 @@ def _cause(path: str) -> str:
         return "max_pixels"
     if path.startswith(SAMPLING):
         return _of_sampling(rest.split(".")[1])
+    if part == "family" or _of_patches(path):
+        return "model_family"
     known = {"tokens_per_second": "second_per_grid_ts"}
     own = ("chat_template", "position_rule", "video_markers")
     return known.get(part, part if part in own else UNKNOWN)

@@ -1,0 +1,221 @@
+"""Truncation, recognised before all else: one side's ids are the beginning, or the end, of the other's.
+
+Runs of placeholders count as one token each, so that pictures of other sizes don't hide it. What both sides have is
+then compared by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mmpack.parity.causes.pair import EDGE, Hit, Pair, Side, possible, show_ids
+from mmpack.parity.fixes import UNKNOWN
+from mmpack.schema.sample import Sample
+
+
+@dataclass(frozen=True)
+class Cut:
+    """`kept`: of each side, the tokens [start, stop) that both have; a medium that was cut through is in neither."""
+
+    short: int  # the side that was cut, 0 the rollout
+    at_left: bool
+    lost: tuple[int, int]  # tokens of the other side
+    kept: tuple[tuple[int, int], tuple[int, int]]
+    through: bool  # whether it goes through a medium
+    cause: str
+    evidence: str
+
+
+def truncation(pair: Pair) -> Cut | None:
+    """How one side was cut; None if it wasn't, or if what it lacks is no more than a turn's end."""
+    folded = [_folded(side) for side in pair.sides]
+    for at_left in (False, True):
+        for short in (0, 1):
+            if found := _cut(pair, folded, short, at_left):
+                return found
+    return None
+
+
+def cut_hits(pair: Pair, cut: Cut) -> list[Hit]:
+    """The cut; the media that went with it; the medium that it goes through."""
+    side, other = pair.sides[cut.short], pair.sides[1 - cut.short]
+    start, stop = cut.lost
+    at = start if cut.short else len(pair.left)
+    at = 0 if cut.at_left else at
+    missing = "the ids begin later" if cut.at_left else "the ids end here"
+    shown = missing, show_ids(other.ids[start:stop])
+    left, right = shown if cut.short == 0 else shown[::-1]
+    span = cut.lost if cut.short else (at, at)
+    hits = [Hit(cut.cause, "input_ids", cut.evidence, left, right, at, span, at)]
+    seen = {s.media_index for s in other.sample.modality_spans if s.stop > stop or s.start < start}
+    lost = sorted({i for i, _ in other.shown} - seen)
+    if lost and len(side.sample.media) != len(other.sample.media):
+        told = f"{cut.evidence}; media[{lost[0]}] of {other.name} lies there"
+        hits.append(Hit(cut.cause, "media", told, left, right, lost[0]))
+    if cut.through:
+        k = 0 if cut.at_left else len(side.runs) - 1
+        first, last = int(side.runs.starts[k]), int(side.runs.stops[k])
+        j = _run_of(other, cut)
+        whole = int(other.runs.stops[j] - other.runs.starts[j])
+        told = (
+            f"a run of {last - first} placeholders in {side.name}, {whole} in {other.name}: "
+            f"it {'begins' if cut.at_left else 'ends'} the ids"
+        )
+        counts = [f"{last - first} placeholders at {first}", f"{whole} placeholders"]
+        one, two = counts if cut.short == 0 else counts[::-1]
+        hits.append(Hit("truncated_medium", "modality_spans", told, one, two, at, None, at))
+    return hits
+
+
+def common_part(pair: Pair, cut: Cut) -> Pair:
+    """What both sides have, as a pair of its own."""
+    return Pair(
+        *(
+            part(side.sample, *cut.kept[k], _media(pair, cut, k))
+            for k, side in enumerate(pair.sides)
+        )
+    )
+
+
+def moved(hit: Hit, pair: Pair, cut: Cut) -> Hit:
+    """A hit of the common part, counted in the rollout's own tokens and media."""
+    start = cut.kept[0][0]
+    media = _media(pair, cut, 0)
+    index = hit.index
+    if index is not None and hit.field == "media":
+        index = media[index] if index < len(media) else index
+    elif index is not None:
+        index += start
+    span = hit.span and (hit.span[0] + start, hit.span[1] + start)
+    return replace(hit, index=index, span=span, at=None if hit.at is None else hit.at + start)
+
+
+def part(sample: Sample, start: int, stop: int, media: list[int]) -> Sample:
+    """Tokens [start, stop) of a sample with some of its media."""
+    spans: dict[str, Any] = {
+        name: [
+            replace(s, start=max(s.start, start) - start, stop=min(s.stop, stop) - start)
+            for s in getattr(sample, name) or []
+            if s.start < stop and s.stop > start
+        ]
+        for name in ("modality_spans", "loss_spans", "observation_spans")
+    }
+    place = {old: new for new, old in enumerate(media)}
+    spans["modality_spans"] = [
+        replace(s, media_index=place.get(s.media_index, len(media)))
+        for s in spans["modality_spans"]
+    ]
+    positions, mask = sample.position_ids, sample.attention_mask
+    return replace(
+        sample,
+        input_ids=sample.input_ids[start:stop],
+        media=[sample.media[i] for i in media],
+        position_ids=None if positions is None else positions[:, start:stop],
+        attention_mask=None if mask is None else mask[start:stop],
+        **spans,
+    )
+
+
+def _media(pair: Pair, cut: Cut, k: int) -> list[int]:
+    """The media of a side that are shown in the common part; all of them, where none went with the cut."""
+    samples = [side.sample for side in pair.sides]
+    if len(samples[0].media) == len(samples[1].media):
+        return [*range(len(samples[k].media))]
+    start, stop = cut.kept[k]
+    spans = [s for s in samples[k].modality_spans if s.start < stop and s.stop > start]
+    return sorted({s.media_index for s in spans if s.media_index < len(samples[k].media)})
+
+
+def _folded(side: Side) -> np.ndarray:
+    """int [n]: the tokens that are words, or the first of a run of placeholders."""
+    keep = ~side.placeholder
+    keep[side.runs.starts] = True
+    return np.flatnonzero(keep)
+
+
+def _cut(pair: Pair, folded: list[np.ndarray], short: int, at_left: bool) -> Cut | None:
+    side, other = pair.sides[short], pair.sides[1 - short]
+    mine, theirs = folded[short], folded[1 - short]
+    if not len(mine) or len(mine) > len(theirs):
+        return None
+    a, b = side.ids[mine], other.ids[theirs]
+    if not np.array_equal(a, b[len(b) - len(a) :] if at_left else b[: len(a)]):
+        return None
+    k = 0 if at_left else len(side.runs) - 1
+    ends = side.placeholder[0 if at_left else -1] and not side.loss[0 if at_left else -1]
+    j = k + len(other.runs) - len(side.runs) if at_left else k
+    through = bool(ends) and _length(side, k) < _length(other, j)
+    if len(a) == len(b) and not through:
+        return None
+    if at_left:
+        lost = (0, int(theirs[len(b) - len(a)]))
+        kept = [(0, len(side)), (lost[1], len(other))]
+        if through:
+            kept = [(int(side.runs.stops[0]), len(side)), (int(other.runs.stops[j]), len(other))]
+            lost = (0, int(other.runs.stops[j]) - _length(side, 0))
+    else:
+        lost = (int(theirs[len(a)]) if len(a) < len(b) else len(other), len(other))
+        kept = [(0, len(side)), (0, lost[0])]
+        if through:
+            kept = [(0, int(side.runs.starts[k])), (0, int(other.runs.starts[k]))]
+            lost = (int(other.runs.starts[k]) + _length(side, k), len(other))
+    told = _told(pair, side, other, lost, at_left, through)
+    if told is None:
+        return None
+    both = (kept[0], kept[1]) if short == 0 else (kept[1], kept[0])
+    return Cut(short, at_left, lost, both, through, *told)
+
+
+def _told(
+    pair: Pair, side: Side, other: Side, lost: tuple[int, int], at_left: bool, through: bool
+) -> tuple[str, str] | None:
+    """Cause and evidence, from what is lost; None where it is for the words to tell."""
+    start, stop = lost
+    where = "end" if at_left else "beginning"
+    reasons = [s.sample.finish_reason for s in pair.sides]
+    evidence = (
+        f"{side.name}'s ids are the {where} of {other.name}'s, {stop - start} tokens are missing; "
+        f"finish_reason: rollout {reasons[0]}, train {reasons[1]}"
+    )
+    ids = other.ids[start:stop]
+    opening = other.opening
+    if through:
+        return "truncated", f"{evidence}; it goes through a medium"
+    pictures = bool(other.placeholder[start:stop].any())
+    if at_left:
+        if opening is None and not pictures:
+            return None
+        whole = opening is None or side.ids[0] == opening
+        if whole and not pictures:
+            return None  # a turn of the template, maybe
+        return _by_turns(evidence, whole)
+    loss = other.loss[start:stop]
+    in_last = bool(loss.all()) and bool(other.loss[start - 1])
+    ended = int(ids[-1]) in other.special_ids
+    if stop - start == 1 and (ended or not other.special_ids) and loss.all():
+        return None  # a stop token
+    if in_last:
+        cut = "length" in reasons or (ended and stop - start > 1)
+        return ("truncated", evidence) if cut else None
+    if not loss.any() and stop - start <= EDGE:
+        return None
+    return _by_turns(evidence, opening is None or opening in ids[:EDGE])
+
+
+def _by_turns(evidence: str, whole: bool) -> tuple[str, str]:
+    if not whole:
+        return "truncated", evidence
+    return UNKNOWN, f"{evidence}; whole turns, maybe; {possible('truncated', 'chat_template')}"
+
+
+def _length(side: Side, k: int) -> int:
+    return int(side.runs.stops[k] - side.runs.starts[k]) if 0 <= k < len(side.runs) else 0
+
+
+def _run_of(other: Side, cut: Cut) -> int:
+    """The run of the whole side that the cut goes through."""
+    edge = cut.lost[1] if cut.at_left else cut.lost[0]
+    return int(np.searchsorted(other.runs.starts, edge - 1, side="right")) - 1

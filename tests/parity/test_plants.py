@@ -1,0 +1,34 @@
+"""Differences planted by real processors: what proves them names them, all else is `unknown` with what is possible.
+
+`python tests/parity/plants.py` counts.
+"""
+
+import pytest
+from plants import PLANTS, verdicts
+
+import mmpack as mp
+
+pytestmark = pytest.mark.adapter
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_each_plant_is_named_or_unknown(name):
+    plant = PLANTS[name]
+    expected = "honest" if plant.honest or not plant.truth else "right"
+    for said, report in verdicts(plant):
+        assert said == ("fine" if plant.harmless else expected), "\n".join(report.lines())
+
+
+def test_one_sample_of_several_has_its_own_cause():
+    names = ["the same", "jpeg 2", "truncated at text", "another response"]
+    pairs = [PLANTS[name].make() for name in names]
+    for k, pair in enumerate(pairs):
+        for sample in pair:
+            sample.sample_id = f"s{k}"
+    report = mp.compare([left for left, _ in pairs], [right for _, right in reversed(pairs)])
+    assert {f.sample_id: f.cause for f in reversed(report.findings)} == {
+        "s1": "jpeg_reencode",
+        "s2": "truncated",
+        "s3": "unknown",
+    }
+    assert report.first.sample_id == "s1" and report.first.index == 2
