@@ -4,7 +4,8 @@
 """
 
 import pytest
-from plants import PLANTS, verdicts
+from planting import verdicts
+from plants import PLANTS
 
 import mmpack as mp
 
