@@ -453,13 +453,13 @@ def test_what_a_packed_pass_cannot_do_is_one_line(pair, micro_batch):
     dropped = micro_batch | {"pixel_values": None, "image_grid_thw": None, "num_images": None}
     with pytest.raises(LayoutError, match="dropped_image"):
         packed._compute_loss(packed.model, dropped)
-    for name, value in (("is_fsdp_enabled", True), ("aux_loss_enabled", True)):
-        trainer = SimpleNamespace(
-            args=SimpleNamespace(deepspeed_plugin=None, torch_compile=False),
-            **{"is_fsdp_enabled": False, "aux_loss_enabled": False} | {name: value},
-        )
+    settings = {"deepspeed_plugin": None, "torch_compile": False}
+    states = {"is_fsdp_enabled": False, "aux_loss_enabled": False}
+    for name in (*settings, *states):
+        args = SimpleNamespace(**settings | ({name: True} if name in settings else {}))
+        on = states | ({name: True} if name in states else {})
         with pytest.raises(ModelError, match="is on"):
-            grpo._refuse_unsupported(trainer)
+            grpo._refuse_unsupported(SimpleNamespace(args=args, **on))
 
 
 def test_wrong_use_is_an_error(monkeypatch):

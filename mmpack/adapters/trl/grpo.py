@@ -42,7 +42,8 @@ class MmpackGRPO(_Trainer):
     the attention mask have logprob and entropy 0, as in TRL; so have placeholders inside a completion.
 
     Raises, when built: MissingExtraError, BackendError for another TRL than 1.16; LayoutError (MM006) for a model of
-    no known family; ModelError for what the packed pass can't do (FSDP, ZeRO-3, the router's auxiliary loss).
+    no known family; ModelError for what the packed pass can't do (FSDP, DeepSpeed, torch_compile, the router's
+    auxiliary loss).
     """
 
     mmpack_work: Work
@@ -198,10 +199,9 @@ def _cause(sent: np.ndarray, ran: np.ndarray, family: Family) -> str:
 
 
 def _refuse_unsupported(trainer: Any) -> None:
-    plugin = trainer.args.deepspeed_plugin
     for name, on in (
         ("FSDP", trainer.is_fsdp_enabled),
-        ("DeepSpeed ZeRO-3", plugin is not None and plugin.zero_stage == 3),
+        ("DeepSpeed", trainer.args.deepspeed_plugin is not None),
         ("the router's auxiliary loss", trainer.aux_loss_enabled),
         ("torch_compile", trainer.args.torch_compile),
     ):
