@@ -90,9 +90,10 @@ def _decoded(video: Opened, packets: Packets, run: tuple[int, int]) -> Iterator[
             if first is not None and (picture.pts is None or picture.pts < first):
                 continue
             if picture.is_corrupt:
-                raise VideoError(
-                    f"{video.where}: the picture at {picture.time} s is broken. Fix: a whole video file"
+                when = (
+                    "a picture" if picture.pts is None else f"the picture at {picture.time:.3f} s"
                 )
+                raise VideoError(f"{video.where}: {when} is broken. Fix: a whole video file")
             yield picture
 
 
