@@ -39,6 +39,7 @@ test-slow: $(STAMP)  ## the tests marked slow
 .PHONY: test-video
 test-video: .venv-upstream/.stamp .venv-video/.stamp  ## videos beside qwen-vl-utils and transformers' processors; every decoder beside PyAV
 	.venv-upstream/bin/python -m pytest $(PARALLEL) -m "upstream and not engine" $(call marked,upstream)
+	.venv-video/bin/python fixtures/readers/regenerate.py --check
 	.venv-video/bin/python -m pytest $(PARALLEL) -m decoders $(call marked,decoders)
 
 .PHONY: test-transformers

@@ -32,7 +32,16 @@ def test_plans_that_differ(film):
 
 
 def test_plans_that_do_not(film, tmp_path):
-    same = ("--policy", "transformers_qwen3_vl", "--policy", "vllm", "--set", "model=qwen3_vl")
+    same = (
+        "--policy",
+        "transformers_qwen3_vl",
+        "--policy",
+        "vllm",
+        "--set",
+        "model=qwen3_vl",
+        "--set",
+        "reader=container",
+    )
     result = run_mmpack("frames", film, *same, "--json", "--out", tmp_path / "plans.json")
     assert result.returncode == 0, result
     document = json.loads(result.stdout)

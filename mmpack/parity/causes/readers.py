@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mmpack.parity.causes.alike import both, differ, known_as_one
-from mmpack.parity.causes.frames import sampling_of
+from mmpack.parity.causes.frames import FPS_ROUNDING, sampling_of
 from mmpack.parity.causes.pair import Pair, show
 from mmpack.schema.media import Medium
 
@@ -20,6 +22,9 @@ def other_readers(pair: Pair, a: Medium, b: Medium) -> tuple[str, bool] | None:
     unlike = [name for name in _TOLD if differ(getattr(a, name), getattr(b, name))]
     if None in readers or readers[0] == readers[1] or not unlike or not known_as_one(a, b):
         return None
+    alone = one | {"reader": None} == two | {"reader": None}
+    if not alone and unlike == ["fps"] and np.isclose(a.fps or 0, b.fps or 0, rtol=FPS_ROUNDING):
+        return None  # other policies take other frames, whatever the last digits of fps are
     told = [f"reader: rollout {show(readers[0])}, train {show(readers[1])}"]
     told += [both(a, b, name) for name in unlike]
-    return "; ".join(told), one | {"reader": None} == two | {"reader": None}
+    return "; ".join(told), alone
