@@ -49,9 +49,6 @@ def test_damaged_hevc_is_refused_or_the_same_at_each_call():
             again = outcome(broken)
             assert (first is None) == (again is None), seed
             assert first is None or np.array_equal(first, again), seed
-        if first is not None:
-            few = outcome(broken, range(0, FRAMES, 4))
-            assert few is None or np.array_equal(few, first[::4]), seed
     assert min(seen.values()) > 1, seen
     np.testing.assert_array_equal(decode(data, range(FRAMES), threads=8), clean)
 
