@@ -197,10 +197,10 @@ def _asked(source: Source, video: Opened, mine: Reading) -> Reading:
         why = " ".join(str(error).split())[-160:]
         return replace(mine, refusal=f"torchcodec can't read it ({why})")
     fps = None if told.average_fps is None else float(told.average_fps)
-    why = None
+    other: str | None = None
     if told.num_frames != mine.total_frames:
-        why = f"torchcodec's FFmpeg finds {told.num_frames} frames of {mine.total_frames}"
-    return Reading(fps, told.num_frames or 0, float(told.duration_seconds or 0.0), refusal=why)
+        other = f"torchcodec's FFmpeg finds {told.num_frames} frames of {mine.total_frames}"
+    return Reading(fps, told.num_frames or 0, float(told.duration_seconds or 0.0), refusal=other)
 
 
 def _loaded(module: str) -> Any:
