@@ -154,7 +154,7 @@ def _check(
 
 def _counted(plan: FramePlan, video: Opened, packets: Packets) -> int:
     """How many frames the plan's reader counts in this stream."""
-    reading = read_as(plan.settings.get("reader", "container"), video, packets)
+    reading = read_as(plan.reader, video, packets)
     return reading.counted(POLICIES[plan.policy].checks_end)[0]
 
 

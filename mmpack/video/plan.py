@@ -60,6 +60,11 @@ class FramePlan:
         return len(self.indices)
 
     @property
+    def reader(self) -> str:
+        """The library whose fps and frame count were taken."""
+        return str(self.settings["reader"])
+
+    @property
     def num_tokens(self) -> int:
         """Vision tokens after merging."""
         t, h, w = self.grid_thw

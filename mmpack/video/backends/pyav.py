@@ -43,7 +43,9 @@ def decode(
                 )
             plane = convert(picture, format="rgb24", threads=1).planes[0]
             stored[at] = np.ndarray((*size, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
-            del picture  # FFmpeg reuses its memory, and what damage leaves out shows what was there before
+            del (
+                picture
+            )  # FFmpeg reuses its memory, and what damage leaves out shows what was there before
     assert out is not None
     return out
 
