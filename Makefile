@@ -50,6 +50,7 @@ test-cpus: $(STAMP)  ## the numerical tests as other CPUs compute: narrower vect
 .PHONY: test-video
 test-video: .venv-upstream/.stamp .venv-video/.stamp  ## videos beside qwen-vl-utils and transformers' processors; every decoder beside PyAV
 	.venv-upstream/bin/python -m pytest $(PARALLEL) -m "upstream and not engine" $(call marked,upstream)
+	.venv-video/bin/python fixtures/readers/regenerate.py --check
 	.venv-video/bin/python -m pytest $(PARALLEL) -m decoders $(call marked,decoders)
 
 .PHONY: test-transformers

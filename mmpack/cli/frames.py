@@ -212,6 +212,7 @@ def _facts(plans: Sequence[FramePlan], marked: bool) -> list[tuple[str, ...]]:
 
     facts = {
         "frames": ("num_frames", lambda p: str(p.num_frames)),
+        "reader": ("reader", lambda p: p.reader),
         "fps": ("fps", lambda p: f"{p.fps:.6g}" + (" (assumed)" if p.fps_assumed else "")),
         "resized to": ("resizes", lambda p: ", then ".join(map(_times, p.resizes)) or "-"),
         "grid": ("grid_thw", lambda p: _times(p.grid_thw)),

@@ -31,9 +31,8 @@ class Family:
     pixel_layout: str = (
         "patches"  # "patches": merged ones lie together; "tiles": row by row, t of them
     )
-    vocab_size: int = (
-        152_064  # rows of the largest released embedding; the last of them are no token's
-    )
+    # rows of the largest released embedding; the last of them are no token's
+    vocab_size: int = 152_064
     writes_markers: bool = (
         False  # expanding an image sets vision start and end too, not the chat template
     )

@@ -93,7 +93,7 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
     for field in fields:
         shown: Difference | Hit = difference(field, left, right)
         hit = _explain(shown, hits, same_ids="input_ids" not in fields)
-        if hit and (field == "processor" or (field == "media" and hit.field == "media")):
+        if hit and (field == "processor" or (field == "media" and _of_another(hit, shown))):
             shown = hit  # the setting, or the medium, that the cause was told from
         fix = RECORDS.get(field, "") if hit is None else ""
         findings.append(_finding(left, shown, hit, fix))
@@ -131,6 +131,10 @@ def _explain(shown: Difference | Hit, hits: list[Hit], same_ids: bool) -> Hit | 
             return next((hit for hit in hits if hit.cause in _ENDINGS), None)
         case _:
             return min(own, key=_rank, default=None)
+
+
+def _of_another(hit: Hit, shown: Difference) -> bool:
+    return hit.field == "media" and (hit.cause != UNKNOWN or hit.index != shown.index)
 
 
 def _nearest(token: int | None, hits: list[Hit]) -> Hit | None:

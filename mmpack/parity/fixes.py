@@ -17,6 +17,7 @@ FIXES: dict[str, str] = {
     "cache_key": "Build the cache key over content, grid and settings, and never shorten it.",
     "video_rotation": "Turn frames by the container's rotation on both sides: decode both by one decoder.",
     "fps_missing": "Pass the video's real fps to the side that assumed 24.",
+    "video_reader": "Read files by one library: video_settings={'reader': …} on both sides, or hand over (file, plan).",
     "video_metadata": "Probe the file once (mmpack.video.probe), and hand its fps and frame count to both.",
     "frame_sampling": "Make one plan for both sides: wrap_processor(video_policy=…) makes and records it.",
     "frame_pixels": "Decode once (mmpack.video.decode), and hand the same frames to both sides.",

@@ -55,6 +55,11 @@ class TokenizerHash:
 _HASHED: WeakKeyDictionary[Any, TokenizerHash] = WeakKeyDictionary()  # of this process
 
 
+def vocab_size(family: Family, tokenizer: Any) -> int:
+    """Ids that a model of the family can sample and embed: its rows, which are padded, or the tokenizer's, if more."""
+    return max(family.vocab_size, len(tokenizer))
+
+
 def describe(
     family: Family,
     tokenizer: Any,
@@ -71,7 +76,8 @@ def describe(
     video = vision_settings(video_processor)
     out = {
         "family": family.name,
-        "tokenizer": tokenizer_hash.of(tokenizer) | {"special_ids": special_ids(tokenizer)},
+        "tokenizer": tokenizer_hash.of(tokenizer)
+        | {"special_ids": special_ids(tokenizer), "vocab_size": vocab_size(family, tokenizer)},
         "chat_template": None if chat_template is None else text_hash(chat_template),
         "image": vision_settings(image_processor, image_options(family)),
         "video": video if sampling is None or video is None else video | {"sampling": sampling},

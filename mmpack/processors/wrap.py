@@ -34,7 +34,7 @@ from mmpack.processors.resolve import (
     video_markers,
 )
 from mmpack.processors.sampling import resolved_sampling
-from mmpack.processors.settings import TokenizerHash, describe
+from mmpack.processors.settings import TokenizerHash, describe, vocab_size
 from mmpack.processors.videos import Clip, VideoReader
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -194,8 +194,8 @@ class Processor:
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below it: rows of the family's largest embedding, or more where tokens were added."""
-        return max(self.family.vocab_size, len(self.tokenizer))
+        """Ids are below it."""
+        return vocab_size(self.family, self.tokenizer)
 
     @property
     def fingerprint(self) -> str:

@@ -13,6 +13,7 @@ import math
 import os
 import tempfile
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,11 +37,13 @@ class CacheStats:
     misses: int = 0
     broken: int = 0  # misses over a file that was not as it had been written
     evicted: int = 0
+    unwritten: int = 0  # frames that were handed out and could not be kept, e.g. on a full disk
 
 
-def frames_key(content_key: str, indices: np.ndarray) -> str:
-    """sha256 hex over the video's own key and the frames, in order."""
-    digest = hashlib.sha256(b"mmpack.frames.1\0" + bytes.fromhex(content_key))
+def frames_key(content_key: str, indices: np.ndarray, decoder: str) -> str:
+    """sha256 hex over the video's own key, the decoder's name and version, and the frames, in order."""
+    digest = hashlib.sha256(b"mmpack.frames.2\0" + bytes.fromhex(content_key))
+    digest.update(decoder.encode() + b"\0")
     digest.update(np.ascontiguousarray(indices, "<i8").data)
     return digest.hexdigest()
 
@@ -48,7 +51,8 @@ def frames_key(content_key: str, indices: np.ndarray) -> str:
 class FrameCache:
     """At most `max_bytes` of decoded frames in `folder`; the least recently used go first.
 
-    Processes that share a folder share its frames. Raises: ArgumentError for a folder that can't be written to.
+    Processes that share a folder share its frames. Frames that can't be kept (a full disk) are handed out all the same:
+    a warning says so once, and `stats.unwritten` counts them. Raises: ArgumentError for a folder that can't be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int):
@@ -60,8 +64,13 @@ class FrameCache:
         self.folder = Path(folder)
         self.max_bytes = max_bytes
         self.stats = CacheStats()
-        with _writing(self.folder):
+        try:
             (self.folder / "locks").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ArgumentError(
+                f"FrameCache: can't write to {str(self.folder)[-80:]!a} ({error.strerror}). "
+                "Fix: a folder to write to, with room"
+            ) from None
 
     def frames(self, key: str, decode: Callable[[], np.ndarray]) -> np.ndarray:
         """uint8 [n, h, w, 3] of `key` (sha256 hex): from the disk, or else from `decode`, whose errors pass."""
@@ -81,14 +90,36 @@ class FrameCache:
         pixels = np.ascontiguousarray(pixels)
         if HEAD_BYTES + pixels.nbytes > self.max_bytes:
             return pixels
-        with _writing(self.folder):
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
-                file.write(_head(path.stem, pixels))
-                file.write(pixels.data)
-            Path(file.name).replace(path)
+        try:
+            self._write(path, pixels)
             with self._locked("evict"):
                 self._evict(kept=path.name)
+        except OSError as error:
+            self._tell(error)
         return pixels
+
+    def _write(self, path: Path, pixels: np.ndarray) -> None:
+        """Whole, or not at all."""
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
+            try:
+                file.write(_head(path.stem, pixels))
+                file.write(pixels.data)
+                file.flush()
+                Path(file.name).replace(path)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(file.name)
+                raise
+
+    def _tell(self, error: OSError) -> None:
+        self.stats.unwritten += 1
+        if self.stats.unwritten == 1:
+            warnings.warn(
+                f"FrameCache: can't write to {str(self.folder)[-80:]!a} ({error.strerror}), frames are decoded each "
+                "time. Fix: make room, or another folder",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _evict(self, kept: str) -> None:
         """Remove the oldest but `kept` until the rest fits."""
@@ -113,8 +144,11 @@ class FrameCache:
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         """No other process or thread holds the lock of that name. The system frees it if its holder dies."""
-        with _writing(self.folder):
+        try:
             file = (self.folder / "locks" / name).open("wb")
+        except OSError:  # a full disk: what is written next tells of it
+            yield
+            return
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -156,14 +190,3 @@ def _parsed(head: bytes) -> tuple[tuple[int, ...], int] | None:
         return None
     whole = len(shape) == 4 and all(type(n) is int and n > 0 for n in shape)
     return (shape, checksum) if whole else None
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ArgumentError(
-            f"FrameCache: can't write to {str(folder)[-80:]!a} ({error.strerror}). "
-            "Fix: a folder to write to, with room"
-        ) from None

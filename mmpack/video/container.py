@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from mmpack.errors import ArgumentError, MmpackError, VideoError, require
-from mmpack.video.header import check_header
+from mmpack.video.header import MP4_STARTS, check_header
 from mmpack.video.limits import Limits
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
@@ -21,7 +22,12 @@ IN_MEMORY = (bytes, bytearray, memoryview)
 FORMATS = (
     "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "flv", "mpegts", "ogg", "asf", "ivf"
 )  # fmt: skip
+SUPPORTED = "MP4, QuickTime, Matroska, WebM, AVI, FLV, MPEG-TS, Ogg, ASF or IVF"
+_STARTS = (b"\x1a\x45\xdf\xa3", b"FLV", b"OggS", b"\x30\x26\xb2\x75", b"DKIF")
+_SYNC = 0x47  # of each packet of MPEG-TS: 188 bytes, or 192 with a time in front
 MAX_STREAMS = 64
+# FFmpeg gives pictures of damaged HEVC without a word, and with more threads others at each call.
+UNCHECKED = ("hevc",)
 FLV = b"FLV"  # has no streams yet when it is opened, so none to give options to
 
 
@@ -45,9 +51,11 @@ def opened(source: Source, limits: Limits, threads: int = 1) -> Iterator[Opened]
             raise VideoError(f"{where} is empty. Fix: a video file")
         check_header(file, size, limits.max_frames, where)
         file.seek(0)
-        bounded = file.read(3) != FLV
+        head = file.read(256)
+        bounded = head[:3] != FLV
         file.seek(0)
-        with reading(where):
+        fix = "a whole video file" if _is_supported(head) else f"a whole file of {SUPPORTED}"
+        with reading(where, fix):
             container = av.open(
                 file if isinstance(source, IN_MEMORY) else f"file:{os.fspath(source)}",
                 options={"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file"},
@@ -72,7 +80,13 @@ def open_file(source: Source) -> Iterator[BinaryIO]:
         return
     where = told(source)
     try:
+        if not stat.S_ISREG(os.stat(source).st_mode):  # a pipe would be waited for
+            raise ArgumentError(
+                f"{where} is no file (a folder, a pipe or a device). Fix: a file, or its bytes"
+            )
         file = Path(source).open("rb")  # noqa: SIM115  (closed below; errors of its reader are not of opening)
+    except ArgumentError:
+        raise
     except (OSError, ValueError) as error:  # a NUL in the name
         why = " ".join(str(error).split())[:200]
         raise ArgumentError(f"{where} can't be read ({why}). Fix: check the path") from None
@@ -92,7 +106,7 @@ def told(source: Source) -> str:
 
 
 @contextmanager
-def reading(where: str) -> Iterator[None]:
+def reading(where: str, fix: str = "a whole video file") -> Iterator[None]:
     """Whatever FFmpeg raises over a broken file becomes a VideoError."""
     av = require("av", "video", where)
     try:
@@ -106,8 +120,18 @@ def reading(where: str) -> Iterator[None]:
     ) as error:  # ValueError: PyAV, of a file without streams
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise VideoError(
-            f"{where} can't be read ({' '.join(why.split())[:200]}). Fix: a whole video file"
+            f"{where} can't be read ({' '.join(why.split())[:200]}). Fix: {fix}"
         ) from None
+
+
+def _is_supported(head: bytes) -> bool:
+    """Does a file begin as one of `SUPPORTED`?"""
+    packets = any(
+        len(head) > at + size and head[at] == head[at + size] == _SYNC
+        for at, size in ((0, 188), (4, 192))
+    )
+    avi = head[:4] == b"RIFF" and head[8:11] == b"AVI"
+    return packets or avi or head[4:8] in MP4_STARTS or head.startswith(_STARTS)
 
 
 def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> Any:
@@ -128,6 +152,9 @@ def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> A
             "Fix: a smaller video, or Limits(max_pixels=…)"
         )
     context.options = {"max_pixels": str(limits.max_pixels)}
+    if context.codec.canonical_name in UNCHECKED:
+        context.options |= {"err_detect": "explode"}
+        threads = 1
     context.thread_count = threads
     context.thread_type = "AUTO" if threads > 1 else "NONE"
     return stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from mmpack.video.container import Opened, Source, content_key, opened, told
 from mmpack.video.limits import Limits
 from mmpack.video.packets import Packets, read_packets
 from mmpack.video.plan import FramePlan
+from mmpack.video.readers import read_as
+from mmpack.video.sample import POLICIES
 
 BACKENDS = {
     "pyav": pyav,
@@ -38,7 +41,7 @@ def decode(
         source: a file's bytes, or its path.
         frames: a plan, or frame numbers in presentation order, from 0; repeated ones are decoded once.
         backend: `auto`, `pyav`, `torchcodec` or `decord`; where they read a stream, they give the same bytes.
-        threads: of the decoder.
+        threads: of the decoder; HEVC is decoded by one, since with more a damaged file has other pixels at each call.
         cache: frames decoded before, by this process or another.
         limits: what a file may cost.
 
@@ -62,13 +65,18 @@ def decode(
             _check(frames, indices, video, packets, limits)
             chosen = BACKENDS[_backend(backend, video, packets)]
             distinct, places = np.unique(indices, return_inverse=True)
-            pixels = chosen.decode(source, video, packets, distinct, threads)
+            used = video.stream.codec_context.thread_count
+            try:
+                pixels = chosen.decode(source, video, packets, distinct, used)
+            except BackendError:
+                pyav.decode(source, video, packets, distinct, used)  # is the file at fault?
+                raise
         return pixels if np.array_equal(distinct, indices) else pixels[places]
 
     pixels = (
         decoded()
         if cache is None
-        else cache.frames(frames_key(content_key(source), indices), decoded)
+        else cache.frames(frames_key(content_key(source), indices, _decoder(backend)), decoded)
     )
     size = (pixels.shape[2], pixels.shape[1])
     if isinstance(frames, FramePlan) and size != tuple(frames.source_size):
@@ -116,9 +124,11 @@ def _check(
 ) -> None:
     """Are the frames of this stream, and do they cost no more than the limits?"""
     total = len(packets.frames)
-    if isinstance(frames, FramePlan) and frames.total_frames != total:
+    if isinstance(frames, FramePlan) and frames.total_frames != (
+        counted := _counted(frames, video, packets)
+    ):
         raise ArgumentError(
-            f"{video.where} has {total} frames, the plan is of one with {frames.total_frames}. "
+            f"{video.where} has {counted} frames, the plan is of one with {frames.total_frames}. "
             "Fix: make the plan of this file"
         )
     if indices.min() < 0 or indices.max() >= total:
@@ -140,6 +150,22 @@ def _check(
             f"{video.where}: {decoded} frames of {context.width}×{context.height} would have to be decoded, more "
             f"than {limits.max_decoded_pixels} pixels. Fix: more keyframes, or Limits(max_decoded_pixels=…)"
         )
+
+
+def _counted(plan: FramePlan, video: Opened, packets: Packets) -> int:
+    """How many frames the plan's reader counts in this stream."""
+    reading = read_as(plan.reader, video, packets)
+    return reading.counted(POLICIES[plan.policy].checks_end)[0]
+
+
+def _decoder(backend: str) -> str:
+    """The library that decodes, and its version."""
+    name = next(iter(BACKENDS)) if backend == "auto" else backend
+    package = {"pyav": "av"}.get(name, name)
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return package
 
 
 def _backend(asked: str, video: Opened, packets: Packets) -> str:

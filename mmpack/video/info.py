@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from mmpack.video.backends.pyav import first_picture
 from mmpack.video.container import Source, content_key, opened
 from mmpack.video.limits import Limits
 from mmpack.video.packets import Packets, read_packets
+from mmpack.video.readers import Reading, read_all
 from mmpack.video.rotation import rotation_of
 
 ROUNDED = 1e-3  # seconds: times that once were in a file that counts milliseconds
@@ -31,6 +33,26 @@ class VideoInfo:
     variable: bool  # frames are not equally far apart
     duration: float  # from the first frame to the end of the last
     content_key: str  # sha256 hex of the file's bytes
+    # reader: its own fps, frame count and duration; empty where no file was read
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    held_frames: int | None = None  # of `as_read`: frames that can be decoded; None: `total_frames`
+
+    def as_read(self, reader: str, *, checks_end: bool = False) -> VideoInfo:
+        """`fps`, `total_frames` and `duration` as `reader` has them.
+
+        `checks_end`: a count that goes beyond the end is corrected, as vLLM does.
+        """
+        reading = self.readings.get(reader)
+        if reading is None:
+            return self
+        total, duration = reading.counted(checks_end)
+        return replace(
+            self,
+            fps=reading.fps,
+            total_frames=total,
+            duration=duration,
+            held_frames=self.total_frames,
+        )
 
 
 def probe(source: Source, *, limits: Limits | None = None) -> VideoInfo:
@@ -44,21 +66,22 @@ def probe(source: Source, *, limits: Limits | None = None) -> VideoInfo:
         packets = read_packets(video, limits)
         picture = first_picture(video, packets)
         rotation = rotation_of(picture, video.where)
-        rate = video.stream.average_rate
+        readings = read_all(source, video, packets)
         codec = video.stream.codec_context.codec.canonical_name
     upright = (picture.width, picture.height)[:: -1 if rotation in (90, 270) else 1]
-    fps = float(rate) if rate else None
+    container = readings["container"]
     return VideoInfo(
         width=upright[0],
         height=upright[1],
         rotation=rotation,
         codec=codec,
-        fps=fps,
-        total_frames=len(packets.frames),
+        fps=container.fps,
+        total_frames=container.total_frames,
         timestamps=packets.timestamps,
         variable=_is_variable(packets),
-        duration=_duration(packets, fps),
+        duration=container.duration,
         content_key=content_key(source),
+        readings=readings,
     )
 
 
@@ -70,15 +93,3 @@ def _is_variable(packets: Packets) -> bool:
     tick = float(packets.time_base)
     rounding = max(ROUNDED, tick if np.median(steps) > COARSE_TICKS else 0.0)
     return float(np.ptp(steps)) * tick > 1.01 * rounding
-
-
-def _duration(packets: Packets, fps: float | None) -> float:
-    """The last frame lasts as long as its packet says; if that says nothing, as long as the others on average."""
-    times = packets.timestamps
-    count = len(packets.frames)
-    if times is None:
-        return count / fps if fps else 0.0
-    last = float(packets.durations[packets.frames[-1]] * packets.time_base)
-    if last <= 0:
-        last = float(times[-1]) / (count - 1) if count > 1 else 1 / fps if fps else 0.0
-    return float(times[-1]) + last

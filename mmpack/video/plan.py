@@ -60,6 +60,11 @@ class FramePlan:
         return len(self.indices)
 
     @property
+    def reader(self) -> str:
+        """The library whose fps and frame count were taken."""
+        return str(self.settings["reader"])
+
+    @property
     def num_tokens(self) -> int:
         """Vision tokens after merging."""
         t, h, w = self.grid_thw
@@ -86,16 +91,18 @@ class FramePlan:
         if not isinstance(values, dict):
             raise ArgumentError(f"FramePlan: not a JSON object. Fix: {_FIX}")
         known = {f.name: f for f in fields(cls)}
+        from mmpack.video.sample import BEFORE_READERS
+
         odd = sorted(set(values) ^ set(known), key=str)
         if odd:
             what = "is unknown" if odd[0] in values else "is missing"
             raise ArgumentError(f"FramePlan: {odd[0]!r:.60} {what}. Fix: {_FIX}")
-        plan = cls(
-            **{
-                name: read_value(f"FramePlan: {name}", str(field.type), values[name], _FIX)
-                for name, field in known.items()
-            }
-        )
+        read = {
+            name: read_value(f"FramePlan: {name}", str(field.type), values[name], _FIX)
+            for name, field in known.items()
+        }
+        read["settings"] = {"reader": BEFORE_READERS, **read["settings"]}
+        plan = cls(**read)
         _check(plan)
         return plan
 

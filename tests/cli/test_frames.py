@@ -24,6 +24,10 @@ def test_plans_that_differ(film):
     assert "128 × 96 px, 138 frames, 25 fps" in lines[0]
     (row,) = [line.split() for line in lines if line.startswith("frames ")]
     assert row == ["frames", "10", "11", "≠"]
+    assert next(r.split() for r in lines if r.startswith("reader ")) == [
+        "reader",
+        *["torchcodec"] * 2,
+    ]
     (first, second) = [line for line in lines if line.split()[:1] in (["0"], ["1"])]
     assert "0 at 0.000 s" in first and "≠" not in first
     assert "15 at 0.600 s" in second and "14 at 0.560 s" in second and "≠" in second
@@ -32,7 +36,16 @@ def test_plans_that_differ(film):
 
 
 def test_plans_that_do_not(film, tmp_path):
-    same = ("--policy", "transformers_qwen3_vl", "--policy", "vllm", "--set", "model=qwen3_vl")
+    same = (
+        "--policy",
+        "transformers_qwen3_vl",
+        "--policy",
+        "vllm",
+        "--set",
+        "model=qwen3_vl",
+        "--set",
+        "reader=container",
+    )
     result = run_mmpack("frames", film, *same, "--json", "--out", tmp_path / "plans.json")
     assert result.returncode == 0, result
     document = json.loads(result.stdout)

@@ -147,6 +147,11 @@ def video_metadata(left: Spec, right: Spec) -> None:
     right.film["total_frames"] = 99
 
 
+def video_reader(left: Spec, right: Spec) -> None:
+    for spec, reader, fps in ((left, "opencv", 25.0), (right, "torchcodec", 25.05)):
+        spec.film |= {"fps": fps, "metadata": {"sampling": {"policy": "vllm", "reader": reader}}}
+
+
 def frame_pixels(left: Spec, right: Spec) -> None:
     right.film["content_hash"] = OTHER
 
@@ -312,6 +317,7 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "cache_key": another_key,
     "video_rotation": video_rotation,
     "fps_missing": fps_missing,
+    "video_reader": video_reader,
     "video_metadata": video_metadata,
     "frame_sampling": frame_sampling,
     "frame_pixels": frame_pixels,

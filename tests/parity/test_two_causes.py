@@ -20,6 +20,9 @@ HIDES = {
     ("dropped_image", "cache_key"): "the picture under the wrong key is the one that is dropped",
     ("fps_missing", "position_rule"): "at 24 fps the film is so short that both rules agree",
     ("video_rotation", "frame_pixels"): "turned frames have other pixels, whatever the decoder is",
+    ("video_reader", "video_metadata"): "two readers count as they count",
+    ("video_reader", "frame_sampling"): "two readers' figures take other frames",
+    ("video_reader", "fps_missing"): "a rate that was read was not assumed",
     ("frame_sampling", "frame_pixels"): "other frames have other pixels, whatever the decoder is",
     ("not_expanded", "double_expansion"): "a run is too long or too short, not both",
     ("truncated_medium", "stop_token"): "the response is cut off",
@@ -46,7 +49,7 @@ HIDES |= {
 }
 HIDES |= {
     (cause, "timestamp_rounding"): "frames of other seconds have other timestamps"
-    for cause in ("fps_missing", "frame_sampling")
+    for cause in ("fps_missing", "video_reader", "frame_sampling")
 }
 BRINGS = {"truncated_medium": {"truncated"}}
 # what one difference can't tell apart is listed as possible

@@ -38,7 +38,7 @@ def first_difference(pair: Pair, i: int, j: int) -> FrameDifference | None:
 
 def other_policies(pair: Pair, a: Medium, b: Medium) -> str | None:
     """Both policies as text, where both were recorded and they are two."""
-    names = [_sampling(side, m).get("policy") for side, m in zip(pair.sides, (a, b), strict=True)]
+    names = [sampling_of(side, m).get("policy") for side, m in zip(pair.sides, (a, b), strict=True)]
     if None in names or names[0] == names[1]:
         return None
     return f"policy: rollout {show(names[0])}, train {show(names[1])}"
@@ -107,7 +107,8 @@ def _difference(
     pair: Pair, places: tuple[int, int], by: str, place: int | None, differing: int | None
 ) -> FrameDifference:
     sampling = [
-        _sampling(side, side.sample.media[at]) for side, at in zip(pair.sides, places, strict=True)
+        sampling_of(side, side.sample.media[at])
+        for side, at in zip(pair.sides, places, strict=True)
     ]
     frames = [frame_of(side, at, place) for side, at in zip(pair.sides, places, strict=True)]
     return FrameDifference(by, place, differing, frames[0], frames[1], _unlike(*sampling))
@@ -125,7 +126,7 @@ def frame_of(side: Side, media_index: int, place: int | None) -> Frame:
     if stamp is None and index is not None and medium.fps:
         stamp = index / medium.fps
     stamp = known(stamp)
-    policy = _sampling(side, medium).get("policy")
+    policy = sampling_of(side, medium).get("policy")
     return Frame(
         media_index=media_index,
         frames=None if listed is None else len(listed),
@@ -136,7 +137,7 @@ def frame_of(side: Side, media_index: int, place: int | None) -> Frame:
     )
 
 
-def _sampling(side: Side, medium: Medium) -> dict[str, Any]:
+def sampling_of(side: Side, medium: Medium) -> dict[str, Any]:
     """Policy and settings of a video: its own, else the processor's; empty where none were recorded."""
     own = medium.metadata.get("sampling")
     found = own if isinstance(own, dict) else side.setting("video", "sampling")

@@ -24,7 +24,14 @@ from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.media import Medium
 
 # what the first differing frame belongs to
-_OF_FRAMES = ("frame_sampling", "fps_missing", "video_metadata", "frame_pixels", UNKNOWN)
+_OF_FRAMES = (
+    "frame_sampling",
+    "fps_missing",
+    "video_reader",
+    "video_metadata",
+    "frame_pixels",
+    UNKNOWN,
+)
 
 T = TypeVar("T")
 Places = tuple[dict[str, int], dict[str, int]]  # of each side, content_hash to index

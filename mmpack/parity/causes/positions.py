@@ -24,7 +24,7 @@ class Fit:
 
 _OFFSET = "offset"
 # what makes the two sides record other seconds
-_SECONDS = ("fps_missing", "video_metadata", "frame_sampling")
+_SECONDS = ("fps_missing", "video_reader", "video_metadata", "frame_sampling")
 
 
 def position_hits(pair: Pair, media: list[Hit], recounted: bool = False) -> list[Hit]:

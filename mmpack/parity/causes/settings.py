@@ -137,6 +137,8 @@ def _of_sampling(name: str) -> str:
         return "max_pixels"
     if name in OTHERS:
         return UNKNOWN
+    if name == "reader":
+        return "video_reader"
     return "video_budget" if name in BUDGETS else "frame_sampling"
 
 

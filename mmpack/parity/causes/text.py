@@ -61,7 +61,8 @@ def _timestamp(pair: Pair, media: list[Hit], left: Cut, right: Cut) -> bool:
     Or that it may be another video.
     """
     if not any(
-        hit.cause in ("fps_missing", "video_metadata", "frame_sampling", "timestamp_rounding")
+        hit.cause
+        in ("fps_missing", "video_reader", "video_metadata", "frame_sampling", "timestamp_rounding")
         or (hit.cause == UNKNOWN and hit.index in pair.left.films)
         for hit in media
     ):

@@ -21,6 +21,7 @@ from mmpack.parity.causes.alike import (
 )
 from mmpack.parity.causes.frames import misread, other_policies, rotated, same_frames_other_pixels
 from mmpack.parity.causes.pair import Pair, possible
+from mmpack.parity.causes.readers import other_readers
 from mmpack.parity.causes.settings import pixel_settings
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.frames import FrameDifference
@@ -60,13 +61,18 @@ def _film_causes(
     if turned:
         yield "video_rotation", turned
         seen = True
-    if assumed := _assumed_fps(pair, a, b):
+    read = other_readers(pair, a, b)
+    assumed = None if read else _assumed_fps(pair, a, b)
+    if assumed:
         yield "fps_missing", assumed + first
         seen = True
-    if told := misread(a, b, rates=not assumed):
+    if read:
+        yield "video_reader", read[0] + first
+        seen = True
+    elif told := misread(a, b, rates=not assumed):
         yield "video_metadata", told + first
         seen = True
-    if differ(a.frame_indices, b.frame_indices):
+    if differ(a.frame_indices, b.frame_indices) and not (read and read[1]):
         yield "frame_sampling", _frames(a, b) + first
         seen = True
     elif ta != tb and not seen:

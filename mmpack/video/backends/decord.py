@@ -7,8 +7,8 @@ import os
 
 import numpy as np
 
-from mmpack.errors import VideoError, require
-from mmpack.video.backends.exact import why_not
+from mmpack.errors import BackendError, require
+from mmpack.video.backends.exact import FIX, why_not
 from mmpack.video.container import IN_MEMORY, Opened, Source
 from mmpack.video.packets import Packets
 
@@ -18,13 +18,15 @@ def refusal(video: Opened, packets: Packets) -> str | None:
     codec = video.stream.codec_context.codec.canonical_name
     if codec != "h264":
         return f"is exact on h264, and this is {codec}"
+    if len(video.container.streams.video) > 1:
+        return "takes another of several video streams"
     return why_not("decord", video, packets)
 
 
 def decode(
     source: Source, video: Opened, packets: Packets, frames: np.ndarray, threads: int
 ) -> np.ndarray:
-    """uint8 [len(frames), h, w, 3], upright. `frames`: distinct and ascending. Raises: VideoError."""
+    """uint8 [len(frames), h, w, 3], upright. `frames`: distinct and ascending. Raises: BackendError."""
     decord = require("decord", "decord", video.where)
     try:
         reader = decord.VideoReader(
@@ -35,11 +37,9 @@ def decode(
         pixels: np.ndarray = reader.get_batch(frames.tolist()).asnumpy()
     except (decord.DECORDError, RuntimeError, IndexError) as error:
         why = str(error).strip().splitlines()[0][-200:]
-        raise VideoError(
-            f"{video.where}: decord can't decode it ({why}). Fix: a whole video file"
-        ) from None
+        raise BackendError(f"{video.where}: decord can't decode it ({why}). {FIX}") from None
     if counted != len(packets.frames):
-        raise VideoError(
-            f"{video.where}: decord counts {counted} frames of {len(packets.frames)}. Fix: backend='pyav'"
+        raise BackendError(
+            f"{video.where}: decord counts {counted} frames of {len(packets.frames)}. {FIX}"
         )
     return pixels

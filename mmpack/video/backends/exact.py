@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import importlib
 
+from mmpack.video.backends.pyav import first_picture
 from mmpack.video.container import Opened
+from mmpack.video.interlaced import may_be_interlaced
 from mmpack.video.packets import Packets
 
+FIX = "Fix: backend='auto'"
 CONTAINERS = ("mp4", "matroska")  # others are sought in as each library can
 FULL_RANGE = 2  # FFmpeg's AVCOL_RANGE_JPEG
+CODECS = ("h264", "hevc", "vp8", "vp9", "av1")
 FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuvj422p")
 
 
 def why_not(package: str, video: Opened, packets: Packets) -> str | None:
     """Why `package` can't give the reference's pixels of this stream, or None."""
     context = video.stream.codec_context
+    codec = context.codec.canonical_name
+    if codec not in CODECS:
+        return f"is compared with PyAV on {', '.join(CODECS)}, and this is {codec}"
+    if codec == "h264" and may_be_interlaced(context.extradata):
+        return "makes other RGB than PyAV of fields (interlaced)"
+    if codec == "hevc" and first_picture(video, packets).interlaced_frame:
+        return "makes other RGB than PyAV of fields (interlaced)"
     scaled = context.color_range == FULL_RANGE and not context.pix_fmt.startswith("yuvj")
     if context.pix_fmt not in FORMATS or context.width % 2 or context.height % 2 or scaled:
         told = f"{context.pix_fmt}{', full range' * scaled}, {context.width}×{context.height}"

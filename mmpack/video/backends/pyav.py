@@ -43,6 +43,9 @@ def decode(
                 )
             plane = convert(picture, format="rgb24", threads=1).planes[0]
             stored[at] = np.ndarray((*size, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
+            del (
+                picture
+            )  # FFmpeg reuses its memory, and what damage leaves out shows what was there before
     assert out is not None
     return out
 
@@ -90,9 +93,10 @@ def _decoded(video: Opened, packets: Packets, run: tuple[int, int]) -> Iterator[
             if first is not None and (picture.pts is None or picture.pts < first):
                 continue
             if picture.is_corrupt:
-                raise VideoError(
-                    f"{video.where}: the picture at {picture.time} s is broken. Fix: a whole video file"
+                when = (
+                    "a picture" if picture.pts is None else f"the picture at {picture.time:.3f} s"
                 )
+                raise VideoError(f"{video.where}: {when} is broken. Fix: a whole video file")
             yield picture
 
 

@@ -7,8 +7,8 @@ import os
 
 import numpy as np
 
-from mmpack.errors import VideoError, require
-from mmpack.video.backends.exact import why_not
+from mmpack.errors import BackendError, require
+from mmpack.video.backends.exact import FIX, why_not
 from mmpack.video.container import IN_MEMORY, Opened, Source
 from mmpack.video.packets import Packets
 
@@ -21,7 +21,7 @@ def refusal(video: Opened, packets: Packets) -> str | None:
 def decode(
     source: Source, video: Opened, packets: Packets, frames: np.ndarray, threads: int
 ) -> np.ndarray:
-    """uint8 [len(frames), h, w, 3], upright. `frames`: distinct and ascending. Raises: VideoError."""
+    """uint8 [len(frames), h, w, 3], upright. `frames`: distinct and ascending. Raises: BackendError."""
     decoders = require("torchcodec.decoders", "torchcodec", video.where)
     try:
         decoder = decoders.VideoDecoder(
@@ -35,9 +35,7 @@ def decode(
         batch = decoder.get_frames_at(frames.tolist())
     except (RuntimeError, IndexError, ValueError) as error:
         why = " ".join(str(error).split())[-200:]
-        raise VideoError(
-            f"{video.where}: torchcodec can't decode it ({why}). Fix: a whole video file"
-        ) from None
+        raise BackendError(f"{video.where}: torchcodec can't decode it ({why}). {FIX}") from None
     pixels: np.ndarray = batch.data.numpy()
     return pixels
 

@@ -17,6 +17,7 @@ from mmpack.families import FAMILIES, Family, get_family
 from mmpack.video.limits import Limits
 from mmpack.video.plan import FramePlan
 from mmpack.video.policies.resize import qwen2_size, qwen3_size
+from mmpack.video.readers import READERS
 from mmpack.video.values import read_value
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class ProcessorSettings:
     patch_size: int | None = None
     temporal_patch_size: int | None = None
     merge_size: int | None = None
+    reader: str | None = None  # whose fps and frame count; None: upstream's first choice
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Policy:
     complete: Callable[[Any], Any]  # with the policy's own defaults; refuses a contradiction
     choose: Callable[[VideoInfo, Any], FramePlan]
     models: tuple[str, ...]  # names of families
+    reader: str  # the library that upstream asks first
+    checks_end: bool = False  # upstream holds a frame count against a seek to the end
 
     def resolve(self, given: dict[str, Any]) -> Any:
         """The settings to the last, checked, with the model's defaults and the policy's. Raises: ArgumentError."""
@@ -83,7 +87,24 @@ class Policy:
                 f"transformers={settings.transformers!r:.40}",
                 "'5.15' for the rules of 5.15 and later, '5.8' for those of 5.8 to 5.14",
             )
-        return self.complete(_with_defaults(settings))
+        if settings.reader is not None and settings.reader not in READERS:
+            raise self.error(
+                f"reader {settings.reader!r:.40} is unknown", f"use one of {', '.join(READERS)}"
+            )
+        return self.complete(_with_defaults(settings, self.reader))
+
+    def plan(self, info: VideoInfo, settings: Any) -> FramePlan:
+        """The plan of a video as the settings' reader has it. Raises: ArgumentError where upstream raises."""
+        reading = info.readings.get(settings.reader)
+        if reading is not None and reading.refusal:
+            raise self.error(
+                f"reader {settings.reader!r}: {reading.refusal}",
+                "reader='container', on both sides",
+            )
+        info = info.as_read(settings.reader, checks_end=self.checks_end)
+        if info.total_frames < 1:
+            raise self.error("the video has no frames", "check the file")
+        return self.choose(info, settings)
 
     def error(self, what: str, fix: str) -> ArgumentError:
         return ArgumentError(f"sample: {self.name}: {what}. Fix: {fix}")
@@ -123,6 +144,13 @@ def finish(
     assert settings.patch_size and settings.temporal_patch_size and settings.merge_size
     family = get_family(settings.model)
     frames = tuple(int(i) for i in indices)
+    held = info.total_frames if info.held_frames is None else info.held_frames
+    if frames and frames[-1] >= held:
+        raise policy.error(
+            f"reader {settings.reader!r} counts {info.total_frames} frames, and frame {frames[-1]} is beyond the "
+            f"{held} that the stream holds",
+            "reader='container', on both sides",
+        )
     counted = info.total_frames if counted_frames is None else counted_frames
     source = (info.width, info.height)
     loaded = source if loaded_size is None else loaded_size
@@ -225,10 +253,11 @@ def _real_times(info: VideoInfo, frames: Sequence[int]) -> tuple[float, ...] | N
     return tuple(float(info.timestamps[i]) for i in frames)
 
 
-def _with_defaults(settings: Any) -> Any:
+def _with_defaults(settings: Any, reader: str) -> Any:
     family = get_family(settings.model)
     low, high = AREAS[family.video_layout]
     defaults = {
+        "reader": reader,
         "patch_size": family.patch_size,
         "temporal_patch_size": family.temporal_patch_size,
         "merge_size": family.spatial_merge_size,

@@ -143,4 +143,5 @@ POLICY = Policy(
     complete=complete,
     choose=choose,
     models=models_of("single", "frames"),
+    reader="torchcodec",
 )

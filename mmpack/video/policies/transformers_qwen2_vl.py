@@ -95,4 +95,5 @@ POLICY = Policy(
     complete=complete,
     choose=choose,
     models=models_of("single"),
+    reader="torchcodec",
 )

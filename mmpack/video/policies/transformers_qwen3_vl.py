@@ -80,4 +80,5 @@ POLICY = Policy(
     complete=complete,
     choose=choose,
     models=models_of("frames"),
+    reader="torchcodec",
 )

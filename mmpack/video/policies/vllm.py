@@ -1,4 +1,4 @@
-"""vLLM 0.32: its loader of video bytes, and what the model's processor makes of the frames and metadata handed on.
+"""vLLM 0.32: its loader of video bytes (read by OpenCV, or by torchcodec), then the model's processor.
 
 Qwen2-VL and Qwen3-VL have loaders of their own; `opencv` and `opencv_dynamic` are those of all other models. A loader
 that took every frame lets Qwen3-VL's processor choose among them again.
@@ -46,7 +46,12 @@ def choose(info: VideoInfo, settings: Settings) -> FramePlan:
     family = get_family(settings.model)
     fps = _source_fps(info, settings)
     total = info.total_frames
-    indices = _LOAD[str(settings.loader)](total, fps or 0.0, settings)
+    seconds = total / fps if fps else 0.0
+    if settings.reader == "torchcodec" and info.readings:
+        seconds = info.duration
+    indices = _LOAD[str(settings.loader)](total, fps or 0.0, seconds, settings)
+    if info.held_frames is not None:  # upstream skips what it can't read
+        indices = indices[indices < info.held_frames]
     if not fps:  # the metadata say 0, and go no further than Qwen2-VL's processor, which gets none
         if family.tokens_per_second is not None or family.video_layout == "frames":
             raise POLICY.error("the container has no frame rate", "remux it, or loader='qwen3_vl'")
@@ -82,7 +87,7 @@ def _source_fps(info: VideoInfo, settings: Settings) -> float | None:
     return ASSUMED_FPS if info.fps is None and settings.loader == "qwen3_vl" else info.fps
 
 
-def _qwen2_vl(total: int, source: float, settings: Settings) -> np.ndarray:
+def _qwen2_vl(total: int, source: float, seconds: float, settings: Settings) -> np.ndarray:
     """transformers' steps, a frame past the end taken as the last one, and each frame once."""
     assert settings.fps and settings.min_frames and settings.max_frames
     if not source:
@@ -102,28 +107,26 @@ def _qwen2_vl(total: int, source: float, settings: Settings) -> np.ndarray:
     return np.unique(np.minimum(qwen2.spaced(total, count), total - 1))
 
 
-def _qwen3_vl(total: int, source: float, settings: Settings) -> np.ndarray:
+def _qwen3_vl(total: int, source: float, seconds: float, settings: Settings) -> np.ndarray:
     assert settings.fps and settings.min_frames and settings.max_frames
     most = min(settings.max_frames, _MAX_FRAMES)
     fps = min(settings.fps, _MAX_FPS)
     return qwen3.spread(total, qwen3.frames_at(total, source, fps, settings.min_frames, most))
 
 
-def _opencv(total: int, source: float, settings: Settings) -> np.ndarray:
+def _opencv(total: int, source: float, seconds: float, settings: Settings) -> np.ndarray:
     """At most `num_frames` and at most `fps` a second, spaced evenly and rounded down."""
     assert settings.num_frames
     count = min(settings.num_frames, total)
     if settings.fps:
-        seconds = total / source if source else 0
         count = math.floor(min(count, seconds * settings.fps))
     count = max(1, count)
     return np.arange(total) if count == total else np.linspace(0, total - 1, count, dtype=np.int64)
 
 
-def _opencv_dynamic(total: int, source: float, settings: Settings) -> np.ndarray:
+def _opencv_dynamic(total: int, source: float, seconds: float, settings: Settings) -> np.ndarray:
     """The first frame at or after each step of time; a long clip is spaced evenly over all its seconds."""
     assert settings.fps and settings.max_duration
-    seconds = total / source if source else 0
     fps, last = settings.fps, total - 1
     if seconds <= settings.max_duration:
         if seconds * fps > Limits.max_frames:  # upstream goes through each step
@@ -159,4 +162,6 @@ POLICY = Policy(
     complete=complete,
     choose=choose,
     models=models_of("single", "frames"),
+    reader="opencv",
+    checks_end=True,
 )

@@ -1,0 +1,213 @@
+"""What each library reads of a video's clock: frames a second, how many frames, how long. Nothing is decoded.
+
+They disagree wherever a container keeps no exact times: the header's rate, frames over the span of their times, or
+duration times rate. Each rule is applied to what the header and the packets say; its library need not be installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mmpack.video.container import IN_MEMORY, Opened, Source
+from mmpack.video.packets import Packets
+
+_SEEK = 16  # frames before its target where OpenCV begins to look
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One library's word on one video. `refusal`: why its frames are not those that mmpack counts, or None."""
+
+    fps: float | None
+    total_frames: int
+    duration: float  # seconds; 0.0 where it can't be told
+    # OpenCV: where a seek to the end arrives; vLLM believes it where it is less than `total_frames`
+    end_frames: int | None = None
+    refusal: str | None = None
+
+    def counted(self, checks_end: bool) -> tuple[int, float]:
+        """Frames and seconds; `checks_end`: as vLLM corrects a count that goes beyond the end."""
+        end = self.end_frames
+        if checks_end and end is not None and self.fps and 0 < end < self.total_frames - 1:
+            return end, end / self.fps
+        return self.total_frames, self.duration
+
+
+def read_as(reader: str, video: Opened, packets: Packets) -> Reading:
+    """The word of `reader` (a name of `READERS`), from header and packets."""
+    reading = READERS[reader](video, packets)
+    why = _other_stream(reader, video)
+    return reading if why is None else replace(reading, refusal=why)
+
+
+def read_all(source: Source, video: Opened, packets: Packets) -> dict[str, Reading]:
+    """Every reader's word. torchcodec computes with the FFmpeg of the system: where it is installed, it is asked."""
+    told = {name: read_as(name, video, packets) for name in READERS}
+    told["torchcodec"] = _asked(source, video, told["torchcodec"])
+    return told
+
+
+def _container(video: Opened, packets: Packets) -> Reading:
+    """The header's average rate, packets counted, the last frame's own duration."""
+    rate, count, times = video.stream.average_rate, len(packets.frames), packets.timestamps
+    fps = float(rate) if rate else None
+    if times is None:
+        return Reading(fps, count, count / fps if fps else 0.0)
+    last = float(packets.durations[packets.frames[-1]] * packets.time_base)
+    if last <= 0:
+        last = float(times[-1]) / (count - 1) if count > 1 else 1 / fps if fps else 0.0
+    return Reading(fps, count, float(times[-1]) + last)
+
+
+def _torchcodec(video: Opened, packets: Packets) -> Reading:
+    """Frames over the time from the first to the end of the last."""
+    times, base = _clock(video, packets)[packets.shown], packets.time_base
+    ends = times + packets.durations[packets.shown]
+    begin, end = (int(t) * base.numerator / base.denominator for t in (times.min(), ends.max()))
+    rate, count = video.stream.average_rate, len(packets.frames)
+    fps = count / (end - begin) if end != begin else float(rate) if rate else None
+    return Reading(fps, count, end - begin)
+
+
+def _opencv(video: Opened, packets: Packets) -> Reading:
+    """The header's rate and count; without a count, duration times rate."""
+    stream, base = video.stream, packets.time_base
+    rate, tick = stream.average_rate or stream.base_rate, base.numerator / base.denominator
+    fps = rate.numerator / rate.denominator if rate else 1 / tick
+    count = stream.frames
+    if not count:
+        seconds = (video.container.duration or 0) / 1e6
+        if seconds < 25e-6:
+            seconds = (stream.duration or 0) * tick
+        count = math.floor(seconds * fps + 0.5)
+    end = _end_of_opencv(count, fps, video, packets)
+    return Reading(fps, count, count / fps, end_frames=end)
+
+
+def _decord(video: Opened, packets: Packets) -> Reading:
+    """The header's rate, packets counted."""
+    rate, count = video.stream.average_rate, len(packets.shown)
+    why = None
+    if not packets.shown.all():
+        why = "decord numbers the frames that an edit list hides too"
+    elif not rate:
+        why = "decord can't read it: its header has no frame rate"
+    fps = float(rate) if rate else None
+    return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
+
+
+def _pyav(video: Opened, packets: Packets) -> Reading:
+    """transformers' use of PyAV: the header's rate and count, whatever the stream holds."""
+    rate, count = video.stream.average_rate, video.stream.frames
+    why = None
+    if not count or not rate:
+        missing = "frame count" if rate else "frame rate"
+        why = f"transformers can't read it by PyAV: its header has no {missing}"
+    fps = float(rate) if rate else None
+    return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
+
+
+def _torchvision(video: Opened, packets: Packets) -> Reading:
+    """The header's rate; each frame of a time from 0 on."""
+    rate, pts = video.stream.average_rate, packets.pts
+    fps = float(rate) if rate else None
+    count = len(packets.frames)
+    why = None if rate else "torchvision tells no frame rate: its header has none"
+    if packets.named and pts is not None:
+        count = int(np.count_nonzero(pts[packets.frames] >= 0))
+        if count < len(packets.frames):
+            why = "torchvision leaves out the frames before time 0"
+    return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
+
+
+READERS: dict[str, Callable[[Opened, Packets], Reading]] = {
+    "torchcodec": _torchcodec,
+    "opencv": _opencv,
+    "decord": _decord,
+    "pyav": _pyav,
+    "torchvision": _torchvision,
+    "container": _container,
+}
+_FIRST_STREAM = ("opencv", "pyav", "torchvision")
+
+
+def _clock(video: Opened, packets: Packets) -> np.ndarray:
+    """int64 [packets]: pts, or dts where the container has none (AVI's pts are made up by PyAV)."""
+    if packets.pts is None or video.container.format.name == "avi":
+        return packets.times
+    return packets.pts
+
+
+def _end_of_opencv(total: int, fps: float, video: Opened, packets: Packets) -> int:
+    """The frame at which OpenCV stops on its way to frame `total`: a keyframe's number by its time, then counted."""
+    base = packets.time_base
+    tick = base.numerator / base.denominator
+    clock, start = _clock(video, packets), video.stream.start_time or 0
+    shown = np.sort(clock[packets.shown])
+    keys = np.flatnonzero(packets.keyframes)
+
+    def number(time: int) -> int:
+        return int(fps * ((time - start) * tick) + 0.5)
+
+    back = _SEEK
+    while True:
+        target = max(total - back, 0)
+        time = start + int(target / fps / tick + 0.5)
+        before = keys[packets.times[keys] <= time]
+        landed = before[-1] if len(before) else keys[0] if len(keys) else 0
+        left = shown[shown >= clock[landed]]
+        left = left if len(left) else shown[-1:]
+        first = number(int(left[0])) - number(int(shown[0]))
+        if 0 <= first < total:
+            return min(first + len(left), total)
+        if not target:
+            return total
+        back = back * 3 // 2
+
+
+def _other_stream(reader: str, video: Opened) -> str | None:
+    """Why `reader` takes another video stream than mmpack does, or may; None: the same."""
+    streams = video.container.streams.video
+    if reader in _FIRST_STREAM and streams[0].index != video.stream.index:
+        return (
+            f"{reader} takes the first video stream, mmpack number {video.stream.index}, the best"
+        )
+    if reader == "decord" and len(streams) > 1:
+        return f"decord takes another of {len(streams)} video streams than the best"
+    return None
+
+
+def _asked(source: Source, video: Opened, mine: Reading) -> Reading:
+    """What an installed torchcodec says, or `mine`."""
+    decoders = _loaded("torchcodec.decoders")
+    if decoders is None:
+        return mine
+    file = bytes(source) if isinstance(source, IN_MEMORY) else os.fspath(source)
+    try:
+        told = decoders.VideoDecoder(file, seek_mode="exact").metadata
+    except (RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split())[-160:]
+        return replace(mine, refusal=f"torchcodec can't read it ({why})")
+    fps = None if told.average_fps is None else float(told.average_fps)
+    other: str | None = None
+    if told.num_frames != mine.total_frames:
+        other = f"torchcodec's FFmpeg finds {told.num_frames} frames of {mine.total_frames}"
+    return Reading(fps, told.num_frames or 0, float(told.duration_seconds or 0.0), refusal=other)
+
+
+def _loaded(module: str) -> Any:
+    """The module; None where it isn't installed, or FFmpeg's libraries are missing."""
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        return None
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError):
+        return None

@@ -1,0 +1,247 @@
+"""Damage that a decoder may not tell of, fields, several streams, pipes, full disks: an error, or the same pixels."""
+
+import errno
+import io
+import os
+import random
+import threading
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from support.marked_clips import clip, numbers_of, picture
+from support.process import run_mmpack
+
+from mmpack.errors import ArgumentError, BackendError, VideoError
+from mmpack.video import FrameCache, decode, probe
+from mmpack.video.interlaced import may_be_interlaced
+
+FRAMES = 30
+
+
+def flipped(data, seed):
+    """One to three bits of the pictures."""
+    rng, out = random.Random(seed), bytearray(data)
+    start = data.index(b"mdat") + 800
+    stop = data.index(b"moov") if data.index(b"moov") > start else len(data)
+    for _ in range(rng.choice((1, 3))):
+        out[rng.randrange(start, stop)] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def outcome(data, frames=range(FRAMES)):
+    try:
+        return decode(data, frames, threads=4)
+    except VideoError as error:
+        assert "Fix: " in str(error) and "\n" not in str(error)
+        return None
+
+
+def test_damaged_hevc_is_refused_or_the_same_at_each_call():
+    data = clip(FRAMES, "hevc", size=(256, 192), gop=15)
+    clean, seen = decode(data, range(FRAMES)), {"refused": 0, "read": 0}
+    for seed in range(25):
+        broken = flipped(data, seed)
+        first = outcome(broken)
+        seen["refused" if first is None else "read"] += 1
+        for _ in range(2):
+            again = outcome(broken)
+            assert (first is None) == (again is None), seed
+            assert first is None or np.array_equal(first, again), seed
+    assert min(seen.values()) > 1, seen
+    np.testing.assert_array_equal(decode(data, range(FRAMES), threads=8), clean)
+
+
+def test_a_broken_picture_without_a_time_is_called_so(monkeypatch):
+    from mmpack.video.backends import pyav
+
+    class Broken:
+        is_corrupt, pts, time = True, None, float("nan")
+
+    class Stream:
+        def decode(self, packet):
+            return [Broken()]
+
+    monkeypatch.setattr(pyav, "_demuxed", lambda *args: iter(()))
+    video = type("Video", (), {"stream": Stream(), "where": "video 'a'"})
+    packets = type("Packets", (), {"named": False, "pts": None})
+    with pytest.raises(VideoError, match="a picture is broken") as caught:
+        list(pyav._decoded(video, packets, (0, 1)))
+    assert "nan" not in str(caught.value)
+
+
+# ---- what named backends would get wrong ---------------------------------------------------------
+
+
+def interlaced():
+    return clip(FRAMES, options={"x264-params": "interlaced=1"})
+
+
+def two_streams():
+    """Two films of equal length, the smaller one first and by default."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as out:
+        streams = [out.add_stream("libx264", rate=25) for _ in range(2)]
+        for stream, size in zip(streams, ((128, 96), (256, 192)), strict=True):
+            stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for n in range(FRAMES):
+            for k, stream in enumerate(streams):
+                pixels = picture(n + 100 * k, (stream.width, stream.height))
+                out.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        for stream in streams:
+            out.mux(stream.encode())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"profile": "baseline", "bf": "0"},
+        {"x264-params": "cqm=jvt"},
+        {"x264-params": "interlaced=1"},
+        {"x264-params": "tff=1:cqm=jvt"},
+    ],
+)
+@pytest.mark.parametrize("container", ["mp4", "matroska"])
+def test_fields_are_seen_in_the_header(options, container):
+    data = clip(4, options=options, container=container)
+    with av.open(io.BytesIO(data)) as file:
+        (stream,) = file.streams.video
+        extradata = stream.codec_context.extradata
+        told = next(file.decode(stream)).interlaced_frame
+    assert may_be_interlaced(extradata) == told
+    assert may_be_interlaced(None) and may_be_interlaced(extradata[:9])
+
+
+@pytest.mark.decoders
+@pytest.mark.parametrize("backend", ["decord", "torchcodec"])
+def test_fields_are_refused_by_name(backend, tmp_path):
+    cache = FrameCache(tmp_path, 1 << 28)
+    want = decode(interlaced(), range(FRAMES), cache=cache)
+    with pytest.raises(BackendError, match=r"interlaced.+Fix: backend='auto'"):
+        decode(interlaced(), range(FRAMES), backend=backend, cache=cache)
+    np.testing.assert_array_equal(decode(interlaced(), range(FRAMES), cache=cache), want)
+
+
+@pytest.mark.decoders
+def test_the_refusal_of_fields_is_not_for_nothing():
+    from torchcodec.decoders import VideoDecoder
+
+    theirs = VideoDecoder(interlaced(), dimension_order="NHWC").get_frames_in_range(0, FRAMES)
+    assert not np.array_equal(theirs.data.numpy(), decode(interlaced(), range(FRAMES)))
+
+
+@pytest.mark.decoders
+def test_several_streams():
+    import decord
+
+    want = decode(two_streams(), [3, 7])
+    assert numbers_of(want) == [3, 7]
+    assert decord.VideoReader(io.BytesIO(two_streams()))[0].shape != want[0].shape
+    with pytest.raises(BackendError, match="takes another of several video streams"):
+        decode(two_streams(), [3, 7], backend="decord")
+    np.testing.assert_array_equal(decode(two_streams(), [3, 7], backend="torchcodec"), want)
+
+
+@pytest.mark.decoders
+@pytest.mark.parametrize("backend", ["decord", "torchcodec"])
+def test_a_library_that_fails_on_a_whole_file_is_a_backend_error(backend, monkeypatch):
+    import decord
+    from torchcodec import decoders
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("no memory for threads")
+
+    monkeypatch.setattr(decoders, "VideoDecoder", broken)
+    monkeypatch.setattr(decord, "VideoReader", broken)
+    with pytest.raises(BackendError, match=r"can't decode it .no memory.*Fix: backend='auto'"):
+        decode(clip(), [0], backend=backend)
+
+
+@pytest.mark.decoders
+def test_a_cache_keeps_what_each_library_decoded(tmp_path):
+    cache = FrameCache(tmp_path, 1 << 28)
+    for backend in ("pyav", "decord", "torchcodec"):
+        decode(clip(), [0, 1], backend=backend, cache=cache)
+    assert cache.stats.misses == 3
+    decode(clip(), [0, 1], cache=cache)
+    assert cache.stats.hits == 1
+
+
+# ---- files that are none, disks that are full ----------------------------------------------------
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "film.mp4")
+    return tmp_path / "film.mp4"
+
+
+def test_a_pipe_is_not_waited_for(pipe):
+    for call in (probe, lambda path: decode(path, [0])):
+        done = []
+
+        def run(call=call, done=done):
+            with pytest.raises(ArgumentError, match=r"is no file .*Fix: a file, or its bytes"):
+                call(pipe)
+            done.append(True)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert done
+    with pytest.raises(ArgumentError, match="is no file"):
+        probe("/dev/zero")
+
+
+def test_frames_of_a_pipe(pipe):
+    result = run_mmpack("frames", pipe, "--policy", "vllm")
+    assert result.returncode == 2 and "is no file" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("when", ["write", "replace", "lock"])
+def test_a_full_disk_costs_no_sample(tmp_path, monkeypatch, when):
+    cache = FrameCache(tmp_path, 1 << 28)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(*args, **kwargs):
+        raise full
+
+    if when == "write":
+        monkeypatch.setattr("mmpack.video.cache._head", fail)
+    elif when == "replace":
+        monkeypatch.setattr(Path, "replace", fail)
+    else:
+        (tmp_path / "locks").rmdir()
+    if when == "lock":
+        assert numbers_of(decode(clip(), [4], cache=cache)) == [4]
+        return
+    with pytest.warns(RuntimeWarning, match=r"No space left on device.*Fix: make room"):
+        assert numbers_of(decode(clip(), [4], cache=cache)) == [4]
+    assert numbers_of(decode(clip(), [5], cache=cache)) == [5]  # and warns no more
+    assert cache.stats.unwritten == 2
+    assert not list(tmp_path.glob("*.part")) and not list(tmp_path.glob("*.frames"))
+
+
+@pytest.mark.parametrize("kind", ["gif", "mpeg", "y4m"])
+def test_other_formats_are_told_which_are_read(kind):
+    file = io.BytesIO()
+    codec, name, pix_fmt = {
+        "gif": ("gif", "gif", "rgb8"),
+        "mpeg": ("mpeg1video", "mpeg", "yuv420p"),
+        "y4m": ("wrapped_avframe", "yuv4mpegpipe", "yuv420p"),
+    }[kind]
+    with av.open(file, "w", format=name) as out:
+        stream = out.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, pix_fmt
+        for n in range(4):
+            frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 40 * n, np.uint8), "rgb24")
+            out.mux(stream.encode(frame.reformat(format=pix_fmt)))
+        out.mux(stream.encode())
+    with pytest.raises(VideoError, match=r"Fix: a whole file of MP4, QuickTime, Matroska.* or IVF"):
+        probe(file.getvalue())
+    with pytest.raises(VideoError, match="Fix: a whole video file"):
+        probe(b"\x1a\x45\xdf\xa3" + bytes(100))

@@ -1,0 +1,126 @@
+"""Each reader's fps, frame count and seconds against the library itself: 28 clips in every kind of file."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "readers"
+sys.path.insert(0, str(FIXTURES))
+
+from reader_clips import KINDS, RATES, clip  # noqa: E402
+
+from mmpack.errors import ArgumentError  # noqa: E402
+from mmpack.video import FramePlan, decode, probe, sample  # noqa: E402
+
+TABLE = {
+    (row["kind"], row["number"]): row
+    for row in json.loads((FIXTURES / "readings.json").read_text())
+}
+FEW = range(0, 28, 5)  # in the default suite; all of them beside the libraries
+
+
+def told(readings, name):
+    reading = readings["opencv" if name == "vllm" else name]
+    return [reading.fps, reading.counted(name == "vllm")[0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_of_what_libraries_say(kind):
+    for number in FEW:
+        readings = probe(clip(kind, number)).readings
+        for name in ("opencv", "vllm", "decord", "pyav"):
+            want = TABLE[kind, number][name]
+            assert want in (None, told(readings, name)), (number, name)
+
+
+@pytest.mark.decoders
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_libraries_themselves(kind):
+    from libraries import READERS
+
+    for number in range(len(RATES)):
+        data = clip(kind, number)
+        readings = probe(data).readings
+        for name, call in READERS.items():
+            want = call(data)
+            mine = told(readings, name)
+            if name == "torchcodec":
+                mine.append(readings[name].duration)
+            assert want is None or mine == list(want), (number, name)
+
+
+@pytest.mark.decoders
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchcodecs_rule(kind, monkeypatch):
+    """Without asking it: what differs is what its own FFmpeg makes of variable rates in MP4."""
+    import mmpack.video.readers as readers
+
+    monkeypatch.setattr(readers, "_loaded", lambda module: None)
+    from libraries import torchcodec
+
+    unlike = 0
+    for number in range(len(RATES)):
+        data = clip(kind, number)
+        mine = probe(data).readings["torchcodec"]
+        unlike += (mine.fps, mine.total_frames, mine.duration) != torchcodec(data)
+    assert not unlike or kind == "mp4, variable"
+
+
+def test_an_mp4_in_matroska_is_another_film():
+    """20 seconds at 24 a second, two a second wanted."""
+    film = clip("mkv", 0)
+    frames = {
+        reader: sample(film, policy="qwen_vl_utils", reader=reader).num_frames
+        for reader in ("torchcodec", "opencv", "container")
+    }
+    assert frames == {"torchcodec": 38, "opencv": 40, "container": 40}
+    assert sample(clip("mp4", 0), policy="qwen_vl_utils").num_frames == 40
+
+
+@pytest.mark.parametrize(
+    ("policy", "reader"),
+    [
+        ("qwen_vl_utils", "torchcodec"),
+        ("transformers_qwen2_vl", "torchcodec"),
+        ("transformers_qwen3_vl", "torchcodec"),
+        ("vllm", "opencv"),
+    ],
+)
+def test_a_policy_reads_as_its_upstream(policy, reader):
+    film = clip("mkv, variable", 1)
+    plan = sample(film, policy=policy)
+    assert plan.processor_settings()["reader"] == reader
+    assert plan.fps == probe(film).readings[reader].fps != probe(film).readings["pyav"].fps or (
+        reader == "opencv"
+    )
+    assert FramePlan.from_json(plan.to_json()) == plan
+    assert len(decode(film, plan)) == plan.num_frames
+
+
+def test_a_count_beyond_the_stream():
+    """OpenCV multiplies; vLLM looks where the end is, and leaves out what it can't read."""
+    film = clip("mkv, late", 1)
+    info = probe(film)
+    assert info.readings["opencv"].total_frames > info.total_frames == 138
+    plan = sample(info, policy="vllm", loader="opencv")
+    assert plan.total_frames == 138 and max(plan.indices) == 137
+    assert len(decode(film, plan)) == 32
+    with pytest.raises(ArgumentError, match=r"reader 'opencv' counts \d+ frames.*Fix: "):
+        sample(info, policy="transformers_qwen3_vl", reader="opencv")
+
+
+def test_what_a_reader_cant_read():
+    with pytest.raises(ArgumentError, match="its header has no frame count"):
+        sample(clip("mkv", 1), policy="transformers_qwen3_vl", reader="pyav")
+    with pytest.raises(ArgumentError, match="reader 'vlc' is unknown"):
+        sample(clip("mkv", 1), policy="transformers_qwen3_vl", reader="vlc")
+
+
+def test_plans_that_name_no_reader_were_made_by_the_container():
+    film = clip("mkv", 0)
+    plan = sample(film, policy="transformers_qwen3_vl", reader="container")
+    values = plan.to_dict()
+    del values["settings"]["reader"]
+    assert FramePlan.from_dict(values) == plan
