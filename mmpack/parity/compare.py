@@ -133,7 +133,7 @@ def _explain(shown: Difference | Hit, hits: list[Hit], same_ids: bool) -> Hit | 
             return min(own, key=_rank, default=None)
 
 
-def _of_another(hit: Hit, shown: Difference) -> bool:
+def _of_another(hit: Hit, shown: Difference | Hit) -> bool:
     return hit.field == "media" and (hit.cause != UNKNOWN or hit.index != shown.index)
 
 
