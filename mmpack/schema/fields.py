@@ -290,7 +290,9 @@ class Json(Spec):
         return value
 
     def holds(self, value: Any) -> bool:
-        return type(value) is dict and (not value or json_fault(value) is None)
+        return isinstance(
+            value, dict
+        )  # in memory it may hold anything; `write_trace` refuses what JSON has not
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object"}

@@ -14,7 +14,7 @@ import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, is_attached, packed_logprobs
 from mmpack.adapters.transformers.attention import no_mask
 
-pytestmark = [pytest.mark.adapter, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.adapter
 
 
 def shared():

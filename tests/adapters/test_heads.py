@@ -9,7 +9,7 @@ import mmpack as mp
 from mmpack.adapters.transformers import attach, heads, packed_logprobs
 
 peft = pytest.importorskip("peft")
-pytestmark = [pytest.mark.adapter, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.adapter
 
 HEADS = {
     "a copy that is trained": {"modules_to_save": ["lm_head"], "target_modules": ["q_proj"]},

@@ -16,7 +16,6 @@ from mmpack.adapters.trl import MmpackGRPO, grpo
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "geo3k_style"
 

@@ -233,6 +233,7 @@ def test_pictures_give_the_names_that_every_adapter_gives(processor):
         [image],
         loss_spans=[(len(sample) - 2, len(sample))],
         sample_id=sample.sample_id,
+        group_id=sample.group_id,
     )
     assert sample.media_cache_keys == own.media_cache_keys
     assert mp.compare([sample], [own], require=("input_ids", "media", "loss_spans")).ok

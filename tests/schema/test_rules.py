@@ -398,6 +398,14 @@ def test_frames_of_a_family_with_a_span_a_temporal_patch():
     assert "MM102" in [p.code for p in validate(empty)]
 
 
+def test_free_objects_hold_anything_in_memory():
+    """Pictures of a framework's own, settings by number; `write_trace` says what JSON has not."""
+    sample = base()
+    sample.metadata = {"a": object(), "b": [np.nan]}
+    sample.sampling = {"logit_bias": {5: -1.0}}
+    assert validate(sample) == []
+
+
 def test_samples_built_by_hand_are_checked_too():
     for name, value, code in [
         ("input_ids", [1, 2, 3], "MM003"),
@@ -419,7 +427,6 @@ def test_samples_built_by_hand_are_checked_too():
         (_set("verifiers", [Score("r", -np.inf)]), "verifiers[0].value"),
         (_box((0.0, np.nan, 1.0, 1.0)), "bbox_targets[0].bbox[1]"),
         (_set("point_targets", [PointTarget((np.nan, 0.0))]), "point_targets[0].point[0]"),
-        (_set("metadata", {"a": [np.nan]}), "metadata"),
     ):
         sample = base()
         change(sample)
@@ -495,7 +502,7 @@ def test_validate_never_raises_whatever_a_record_holds():
         ("sample_id", 7, "MM003", "sample_id"),
         ("family", "llama", "MM006", "family"),
         ("schema_version", "9", "MM005", "schema_version"),
-        ("metadata", {"a": object()}, "MM003", "metadata"),
+        ("metadata", [1], "MM003", "metadata"),
     ],
 )
 def test_a_field_of_another_type_is_a_problem_and_check_says_so_in_one_line(
