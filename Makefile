@@ -44,7 +44,7 @@ NUMERICAL := tests/losses tests/ops tests/rewards \
 test-cpus: $(STAMP)  ## the numerical tests as other CPUs compute: narrower vectors, two threads
 	runs="$$($(BIN)/python tests/support/cpus.py)" && echo "$$runs" | while read -r settings; do \
 	  echo "$$settings"; \
-	  env $$settings $(PYTEST) $(PARALLEL) -m "not slow and not gpu and not kernel and not compile" $(NUMERICAL) </dev/null || exit 1; \
+	  env $$settings $(PYTEST) $(PARALLEL) -m "not slow and not gpu and not kernel and not compile $(APART)" $(NUMERICAL) </dev/null || exit 1; \
 	done
 
 .PHONY: test-video
