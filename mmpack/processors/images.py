@@ -67,8 +67,9 @@ def rgb_pixels(
             "expected uint8 [h, w, 3]. Fix: pass RGB pixels, or a Pillow image"
         )
     known["size"] = (pixels.shape[1], pixels.shape[0])
-    about = known.pop(PICTURE, {}) | {"thumbnail": _thumbnail(pillow.fromarray(pixels))}
-    known["metadata"] = {PICTURE: about}
+    as_is = isinstance(image, pillow.Image) and image.mode == "RGB" and image.size == known["size"]
+    seen = image if as_is and "transparency" not in image.info else pillow.fromarray(pixels)
+    known["metadata"] = {PICTURE: known.pop(PICTURE, {}) | {"thumbnail": _thumbnail(seen)}}
     return pixels, {k: v for k, v in known.items() if v is not None}
 
 

@@ -6,15 +6,16 @@
 import pytest
 from planting import verdicts
 from plants import PLANTS
+from plants_hard import HARD
 
 import mmpack as mp
 
 pytestmark = pytest.mark.adapter
 
 
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", [*PLANTS, *HARD])
 def test_each_plant_is_named_or_unknown(name):
-    plant = PLANTS[name]
+    plant = (PLANTS | HARD)[name]
     expected = "honest" if plant.honest or not plant.truth else "right"
     for said, report in verdicts(plant):
         assert said == ("fine" if plant.harmless else expected), "\n".join(report.lines())

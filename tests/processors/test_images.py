@@ -195,3 +195,13 @@ def test_turning_is_pillows(processor):
     pixels, known = processor.rgb_pixels(data)
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
     assert np.array_equal(pixels, np.asarray(expected)) and known["mode"] == "P"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
+def test_thumbnails_of_a_picture_and_of_its_pixels_are_one(processor, mode):
+    image = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (300, 700, 3), np.uint8)
+    ).convert(mode)
+    pixels, known = processor.rgb_pixels(image)
+    _, again = processor.rgb_pixels(pixels)
+    assert known["metadata"]["picture"]["thumbnail"] == again["metadata"]["picture"]["thumbnail"]

@@ -177,7 +177,8 @@ def _told(
     where = "end" if at_left else "beginning"
     reasons = [s.sample.finish_reason for s in pair.sides]
     evidence = (
-        f"{side.name}'s ids are the {where} of {other.name}'s, {stop - start} tokens are missing; "
+        f"{side.name}'s ids are the {where} of {other.name}'s, {stop - start} "
+        f"{'token is' if stop - start == 1 else 'tokens are'} missing; "
         f"finish_reason: rollout {reasons[0]}, train {reasons[1]}"
     )
     ids = other.ids[start:stop]

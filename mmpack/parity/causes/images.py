@@ -16,6 +16,7 @@ from mmpack.parity.causes.alike import (
     differ,
     known_as_one,
     named_apart,
+    one_file,
     one_name,
     other_keys,
 )
@@ -46,6 +47,8 @@ def image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     if claims and not proved:
         yield _unproved(a, b, claims)
     yield from ((claim.cause, claim.evidence) for claim in proved)
+    if proved and any(c.cause == "resize_twice" and not c.proved for c in claims):
+        yield _unproved(a, b, claims)  # nothing that is proved changes a size
     if tuple(a.grid_thw) != tuple(b.grid_thw):
         yield from _grid(pair, a, b, told=bool(claims))
     elif not claims:
@@ -72,7 +75,7 @@ def _unproved(a: Medium, b: Medium, claims: list[Claim]) -> Cause:
     unlike = [n for n in ("size", "decoded_size", "content_hash") if differ(*_of(a, b, n))]
     evidence = "; ".join([both(a, b, n) for n in unlike] or ["height and width of the grids swap"])
     told = [claim.evidence for claim in open_ if claim.evidence]
-    if looks.alike(a, b) is False:
+    if looks.alike(a, b) is False and not any(claim.proved for claim in claims):
         told.append("thumbnails are unlike: another picture, or it was cut, padded or painted over")
     elif not known_as_one(a, b):
         told.append(_STRANGER)
@@ -93,7 +96,7 @@ def _turned(a: Medium, b: Medium) -> Claim:
         return Claim("exif_rotation", None if told and not known else False, evidence)
     sides = [sizes.upright(m) for m in (a, b)]
     one = known_as_one(a, b) or not named_apart(a, b)
-    if None not in sides:
+    if None not in sides and (told or sides[0] == sides[1]):
         proved: bool | None = (one or None) if sides[0] != sides[1] else False
         if proved:
             evidence += "; one side's size is that of the picture turned, the other's as it lies"
@@ -153,18 +156,22 @@ def _reencoded(a: Medium, b: Medium, turn: int) -> Claim:
     formats = [looks.about(m, "format") for m in (a, b)]
     lossy = [f in looks.LOSSY for f in formats]
     files = differ(a.file_hash, b.file_hash)
-    one_format = None not in formats and (not any(lossy) or (not files and all(lossy)))
-    one_file = a.file_hash is not None and a.file_hash == b.file_hash
-    if one_format or one_file or not (files or any(lossy)):
+    lossless = None not in formats and not any(lossy)
+    if lossless or one_file(a, b) or not (files or any(lossy)):
         return Claim("jpeg_reencode", False, "")
     greyed = any(
         is_lossy and m.mode in GRAY_MODES and other.mode not in (*GRAY_MODES, None)
         for is_lossy, m, other in zip(lossy, (a, b), (b, a), strict=True)
     )
-    look = looks.alike(a, b) if turn == 1 else looks.turned(a, b, turn)
-    proved: bool | None = look and any(lossy) and (files or None not in formats)
-    if look and not proved:
-        proved = None
+    flattened = looks.flattened(a, b)  # JPEG has no transparency: the alpha is told too
+    look = flattened or (looks.alike(a, b) if turn == 1 else looks.turned(a, b, turn))
+    proved = look
+    if look:
+        two_kinds = None not in formats and lossy[0] != lossy[1]
+        # files of one format may be two pictures, such as screenshots: they must be nearly equal
+        levels = looks.UNLIKE if two_kinds else looks.SAME
+        near = flattened or looks.closely(a, b, turn, levels)
+        proved = (any(lossy) and (files or two_kinds) and near) or None
     if proved and (greyed or named_apart(a, b) or (all(lossy) and not one_name(a, b))):
         proved = None
     evidence = f"{both(a, b, 'file_hash')}, formats {formats[0]} and {formats[1]}"

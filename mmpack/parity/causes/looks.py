@@ -61,13 +61,18 @@ def alike(a: Medium, b: Medium) -> bool | None:
     return None if one is None or two is None else _alike(one, two)
 
 
-def closely(a: Medium, b: Medium) -> bool:
-    """Whether they look the same to a few levels, as a resize of the whole leaves them and cutting 5 % off doesn't."""
+def closely(a: Medium, b: Medium, orientation: int = 1, levels: int = UNLIKE) -> bool:
+    """Whether they look the same to a few levels, as a resize of the whole leaves them and cutting 5 % off doesn't.
+
+    `orientation`: the EXIF tag by which one of them was turned upright.
+    """
     one, two = thumbnail(a), thumbnail(b)
     if one is None or two is None:
         return False
-    unlike = np.abs(one - two).max()
-    return bool(unlike <= UNLIKE and min(_spread(one), _spread(two)) >= 2 * CLEAR * max(unlike, 1))
+    if orientation == 1:
+        return _closely(one, two, levels)
+    upright = _UPRIGHT[orientation]
+    return _closely(upright(one), two, levels) or _closely(one, upright(two), levels)
 
 
 def turned(a: Medium, b: Medium, orientation: int) -> bool | None:
@@ -93,9 +98,10 @@ def _flattened(clear: Medium, other: Medium) -> bool | None:
     mine, found = thumbnail(other), about(clear, "flattened")
     if mine is None or not isinstance(found, dict):
         return None
+    levels = SAME if clear.size == other.size else UNLIKE
     for text in found.values():
         made = _read(text)
-        if made is not None and np.abs(made - mine).max() <= SAME:
+        if made is not None and np.abs(made - mine).max() <= levels:
             plain = _spread(mine) < CLEAR  # as a picture that stands in for a broken one is
             return None if plain and not about(other, "transparent") else True
     return False
@@ -107,6 +113,12 @@ def _alike(one: np.ndarray, two: np.ndarray) -> bool | None:
     if spread >= CLEAR * max(unlike, 1):
         return True
     return False if unlike > UNLIKE and 2 * unlike > spread else None
+
+
+def _closely(one: np.ndarray, two: np.ndarray, levels: int) -> bool:
+    unlike = np.abs(one - two).max()
+    spread = min(_spread(one), _spread(two))
+    return bool(unlike <= levels and spread >= 2 * CLEAR * max(unlike, 1))
 
 
 def _spread(cells: np.ndarray) -> int:

@@ -33,6 +33,8 @@ _OF_FRAMES = (
     UNKNOWN,
 )
 
+_OF_PIXELS = ("alpha", "jpeg_reencode")  # what no size, and so no token, follows from
+
 T = TypeVar("T")
 Places = tuple[dict[str, int], dict[str, int]]  # of each side, content_hash to index
 
@@ -203,7 +205,7 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
                 left=described(a),
                 right=described(b),
                 index=i,
-                at=(0 if start is None else start) if resized else None,
+                at=(start or 0) if resized and cause not in _OF_PIXELS else None,
                 frames=parted if cause in _OF_FRAMES else None,
             )
 

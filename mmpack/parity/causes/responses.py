@@ -21,7 +21,7 @@ Cut = tuple[int, int]  # a half-open run of words
 Cuts = tuple[Cut, Cut]
 ANOTHER = "response ids and their text differ: this is another response"
 _UNTOLD = "response ids and the hash of their text differ"
-_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+_THOUGHT = re.compile(r"<think>(.*?)</think>\s*", re.DOTALL)
 _THINK, _THOUGHT_OVER = "<think>", "</think>"
 
 
@@ -34,8 +34,16 @@ def response_hits(pair: Pair, left: Cut, right: Cut, decode: Decode | None) -> l
         return [word_hit(pair, "retokenized_response", left, right, evidence)]
     if stop := _stop_token(pair, left, right):
         return [stop]
-    hits, cuts = _stops(pair, left, right)
-    return hits + [_rest(pair, cuts, decode, bool(hits))]
+    stop, cuts = _stops(pair, left, right)
+    rest = _rest(pair, cuts, decode, stop is not None)
+    if stop is None:
+        return [rest]
+    if rest.cause != UNKNOWN:
+        return [stop, rest]
+    told = f"{rest.evidence}; {stop.evidence}"
+    if "stop_token" not in told:
+        told += f"; {possible('stop_token')}"
+    return [word_hit(pair, UNKNOWN, left, right, told)]  # another response has an end of its own
 
 
 def one_of_many(responses: list[Hit]) -> list[Hit]:
@@ -140,7 +148,7 @@ def _stop_token(pair: Pair, left: Cut, right: Cut) -> Hit | None:
     )
 
 
-def _stops(pair: Pair, left: Cut, right: Cut) -> tuple[list[Hit], Cuts]:
+def _stops(pair: Pair, left: Cut, right: Cut) -> tuple[Hit | None, Cuts]:
     """The stop token, where other ids before it differ too and one side alone ends with a special id; what is left."""
     ends = [_turn(loss, cut)[1] for loss, cut in zip(pair.word_loss, (left, right), strict=True)]
     last = [int(ids[end - 1]) for ids, end in zip(pair.word_ids, ends, strict=True)]
@@ -148,17 +156,17 @@ def _stops(pair: Pair, left: Cut, right: Cut) -> tuple[list[Hit], Cuts]:
     reasons = [side.sample.finish_reason for side in pair.sides]
     sizes = (left[1] - left[0], right[1] - right[0])
     if special[0] == special[1] or "stop" not in reasons or min(sizes) == 0:
-        return [], (left, right)
+        return None, (left, right)
     longer = special.index(True)
     if (left, right)[longer][1] != ends[longer]:
-        return [], (left, right)
+        return None, (left, right)
     evidence = (
         f"id {last[longer]} ends the response in {pair.sides[longer].name} alone, other ids differ too; "
         f"finish_reason: rollout {reasons[0]}, train {reasons[1]}"
     )
     alone = [(end - (k == longer), end) for k, end in enumerate(ends)]
     cuts = [(a, b - (k == longer)) for k, (a, b) in enumerate((left, right))]
-    return [word_hit(pair, "stop_token", alone[0], alone[1], evidence)], (cuts[0], cuts[1])
+    return word_hit(pair, "stop_token", alone[0], alone[1], evidence), (cuts[0], cuts[1])
 
 
 def _one_end(pair: Pair, left: Cut, right: Cut) -> bool:
@@ -226,33 +234,42 @@ def _rewritten(one: str, two: str) -> str | None:
     if not one or not two or one == two or "\ufffd" in one + two:
         return None
     thoughtless = [_THOUGHT.sub("", text) for text in (one, two)]
-    if thoughtless[0] == thoughtless[1]:
+    thinks = [any(map(str.strip, _THOUGHT.findall(text))) for text in (one, two)]
+    if thoughtless[0] == thoughtless[1] and not all(thinks):
         return "one text but for a thought, which one side lacks"
     if one.split() == two.split():
         return "one text but for whitespace"
     read = [_json_of(text) for text in (one, two)]
     if read[0][1] and read[0] == read[1]:
         return "one text but for how its JSON is written: spaces, or the order of keys"
-    if read[0][1] and [_json_of(text) for text in thoughtless] == [_json_of(thoughtless[0])] * 2:
+    bare = [_json_of(text) for text in thoughtless]
+    if bare[0][1] and bare[0] == bare[1] and not all(thinks):
         return "one text but for a thought and how its JSON is written"
     return None
 
 
-def _json_of(text: str) -> tuple[str, list[Any]]:
-    """The text without its JSON objects and lists, and these, parsed."""
-    reader = json.JSONDecoder()
+def _json_of(text: str) -> tuple[str, list[str]]:
+    """The text without its JSON objects and lists, and these, written in one way."""
+    reader = json.JSONDecoder(parse_float=_number)
     words, found, at = [], [], 0
     for start in (match.start() for match in re.finditer(r"[{\[]", text)):
         if start < at:
             continue
         try:
             value, stop = reader.raw_decode(text, start)
+            written = json.dumps(value, sort_keys=True)
         except (ValueError, RecursionError):
             continue
         words.append(text[at:start])
-        found.append(value)
+        found.append(written)
         at = stop
     return " ".join("\0".join([*words, text[at:]]).split()), found
+
+
+def _number(text: str) -> float:
+    """3.0 is 3."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 # ---- texts ---------------------------------------------------------------------------------------
