@@ -30,7 +30,8 @@ def check_columns(
         if column is None:
             continue
         shape = column.shape if shape is None else shape
-        if column.ndim != 1 or column.shape != shape or not column.is_floating_point():
+        floats = column.is_floating_point() and column.dtype.itemsize > 1  # not float8
+        if column.ndim != 1 or column.shape != shape or not floats:
             raise ArgumentError(
                 f"{what}: {name} has shape {list(column.shape)} and dtype {column.dtype}, expected {list(shape)[:1]} "
                 f"floats, one a loss token. Fix: pass columns of the same batch, not padded rectangles"
