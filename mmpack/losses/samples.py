@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from mmpack.ops.segments import segment_ids, segment_sum
 
 
 def check_columns(
-    what: str, cu_loss: Tensor, columns: dict[str, Tensor | None], optional: Collection[str] = ()
+    what: str, cu_loss: Tensor, columns: Mapping[str, Tensor | None], optional: Collection[str] = ()
 ) -> None:
     """Raise ArgumentError unless every column is a float [N] and cu_loss cuts N; columns named `optional` may be None.
 

@@ -135,8 +135,16 @@ CASES = [
         "num_tokens holds -1",
     ),
     (advantages, {"kind": torch.zeros(2, 2)}, "kind is of type Tensor. Fix: one of grpo"),
-    (advantages, {"rewards": torch.tensor([1e39, 0, 0]).double()}, "rewards[0] is"),
-    (advantages, {"rewards": torch.tensor([1e200, 0, 0]).double()}, "rewards[0] is 1e+200"),
+    (
+        advantages,
+        {"rewards": torch.tensor([1e39, 0, 0], dtype=torch.float64)},
+        "rewards[0] is 1e+39",
+    ),
+    (
+        advantages,
+        {"rewards": torch.tensor([1e200, 0, 0], dtype=torch.float64)},
+        "rewards[0] is 1e+200",
+    ),
     (advantages, {"group_index": torch.tensor([True, True, False])}, "torch.bool"),
     (advantages, {"rewards": torch.ones(N).to_sparse()}, "layout torch.sparse_coo"),
     (
@@ -153,7 +161,7 @@ CASES = [
     (policy, {"clip_high": 10**400}, "clip_high is too large for a float"),
     (policy, {"scale": 10**400}, "scale is too large for a float"),
     (policy, {"total_tokens": 10**400}, "total_tokens is too large for a float"),
-    (value_loss, {"scale": Fraction(1, 2)}, "scale is Fraction(1, 2)"),
+    (value_loss, {"scale": Fraction(1, 2)}, "scale is of type Fraction"),
     (gae, {"bootstrap": torch.zeros(2) * 1j}, "torch.complex64"),
     (kl, {"logprobs": [1.0]}, "logprobs is of type list"),
     (kl, {"ref_logprobs": None}, "ref_logprobs is None"),
