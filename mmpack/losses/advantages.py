@@ -47,7 +47,8 @@ def group_advantages(
     check: read the values, which waits for a GPU once a batch: a NaN or infinite reward is an error, and groups of one
     throughout (samples without a `group_id`) are a UserWarning where they make every advantage 0. False neither waits
     nor looks, as in a CUDA graph; while torch.compile traces nothing is read either.
-    Sums are float64 and in the order of the batch, so all of a group get the same mean and std. One launch on a GPU.
+    Sums are float64 and in the order of the batch, so all of a group get the same mean and std. Of float64 rewards the
+    first 32 bits count, so that equal ones have a std of 0. One launch on a GPU.
     Raises ArgumentError for shapes, dtypes and devices that don't fit, an eps below 0, an unknown kind, and rewards as
     said.
     """
@@ -76,8 +77,16 @@ def group_advantages(
         _check_values(rewards, group_index, kind)
     if num_tokens is not None:
         _check_num_tokens(num_tokens, rewards, kind)
-    advantages: Tensor = _op(rewards.detach(), group_index, num_tokens, kind, eps)
+    advantages: Tensor = _op(_summable(rewards.detach()), group_index, num_tokens, kind, eps)
     return advantages
+
+
+def _summable(rewards: Tensor) -> Tensor:
+    """float64 rounded to 32 bits (Veltkamp's split): sums of equal rewards are exact, so that their std is 0."""
+    if rewards.dtype != torch.float64:
+        return rewards
+    shifted = rewards * (2**21 + 1)
+    return shifted - (shifted - rewards)
 
 
 def _check_num_tokens(num_tokens: Tensor, rewards: Tensor, kind: str) -> None:
