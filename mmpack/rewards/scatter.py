@@ -54,9 +54,9 @@ def scatter_rewards(
     the sample's k-th region span; {span: [start, stop]}, those among these tokens of the sample.
 
     Raises ArgumentError where a score that is not 0 has no loss token to go to (a reward never lands on another
-    sample's token), for a value or weight that is not finite, and for overrides that don't fit the batch. On a GPU
-    nobody looks at the values: the number of a sample without a loss token goes nowhere, and a NaN goes to its sample's
-    tokens.
+    sample's token), for a value, weight or sum that float32 can't hold, and for overrides that don't fit the batch. On
+    a GPU nobody looks at the values: the number of a sample without a loss token goes nowhere, and a NaN goes to its
+    sample's tokens.
     """
     check_name("scatter_rewards", "at", at, get_args(At))
     if not hasattr(batch, "cu_loss"):
