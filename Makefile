@@ -12,6 +12,7 @@ TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constrain
 # Frameworks whose pins need environments of their own, and markers that leave their tests out of the others.
 FRAMEWORKS := verl openrlhf sglang
 APART := $(FRAMEWORKS:%=and not %)
+HERE := not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(APART)
 MATRIX := vllm verl openrlhf sglang
 
 # One file an op of the hot path; the others are what they share, and what needs no GPU.
@@ -30,7 +31,7 @@ smoke: $(STAMP)  ## one GRPO step on geometry problems, every check printed with
 
 .PHONY: test
 test: $(STAMP)  ## the tests, without those marked slow or gpu
-	$(PYTEST) $(PARALLEL) -m "not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(APART)"
+	$(PYTEST) $(PARALLEL) -m "$(HERE)"
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the tests marked slow
@@ -44,7 +45,7 @@ NUMERICAL := tests/losses tests/ops tests/rewards \
 test-cpus: $(STAMP)  ## the numerical tests as other CPUs compute: narrower vectors, two threads
 	runs="$$($(BIN)/python tests/support/cpus.py)" && echo "$$runs" | while read -r settings; do \
 	  echo "$$settings"; \
-	  env $$settings $(PYTEST) $(PARALLEL) -m "not slow and not gpu and not kernel and not compile $(APART)" $(NUMERICAL) </dev/null || exit 1; \
+	  env $$settings $(PYTEST) $(PARALLEL) -m "$(HERE)" $(NUMERICAL) </dev/null || exit 1; \
 	done
 
 .PHONY: test-video

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from numbers import Real
+from numbers import Integral, Rational, Real
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -117,9 +118,14 @@ def check_number(
     Args: `what`: the function. `name`: its option. `finite`: infinities are refused too. `least` or `above` is given
     where they are not.
     """
-    number = isinstance(value, (float, int, Real))
+    # torch takes no Fraction
+    number = isinstance(value, (float, int, Integral)) or (
+        isinstance(value, Real) and not isinstance(value, Rational)
+    )
+    huge = isinstance(value, int) and abs(value) > sys.float_info.max
     fits = (
         number
+        and not huge
         and (not finite or -math.inf < value < math.inf)
         and (least is None or value >= least)
         and (above is None or value > above)
@@ -127,12 +133,20 @@ def check_number(
     )
     if fits:
         return
-    shown = repr(value) if number else kind_of(value)
+    shown = "too large for a float" if huge else repr(value) if number else kind_of(value)
     words = ["a finite number" if finite else "a number"]
     words += [f"above {above:g}"] if above is not None else []
     words += [f"of {least:g} or more"] if least is not None else []
     words += [f"up to {most:g}"] if most is not None else []
     raise ArgumentError(f"{what}: {name} is {shown}, expected {' '.join(words)}. Fix: {fix}")
+
+
+def check_name(what: str, option: str, value: Any, names: Collection[str]) -> None:
+    """Raise ArgumentError unless `value` is one of `names`."""
+    if isinstance(value, str) and value in names:
+        return
+    shown = repr(value) if isinstance(value, str) else kind_of(value)
+    raise ArgumentError(f"{what}: {option} is {shown}. Fix: one of {', '.join(names)}")
 
 
 def kind_of(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number
+from mmpack.errors import ArgumentError, check_name, check_number
 from mmpack.ops.backend import choose
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 from mmpack.ops.light import light_op
@@ -47,14 +47,12 @@ def group_advantages(
     check: read the values, which waits for a GPU once a batch: a NaN or infinite reward is an error, and groups of one
     throughout (samples without a `group_id`) are a UserWarning where they make every advantage 0. False neither waits
     nor looks, as in a CUDA graph; while torch.compile traces nothing is read either.
-    Sums are float64 and in the order of the batch, so all of a group get the same mean and std. One launch on a GPU.
+    Sums are float64 and in the order of the batch, so all of a group get the same mean and std. Of float64 rewards the
+    first 32 bits count, so that equal ones have a std of 0. One launch on a GPU.
     Raises ArgumentError for shapes, dtypes and devices that don't fit, an eps below 0, an unknown kind, and rewards as
     said.
     """
-    if kind not in get_args(AdvantageKind):
-        raise ArgumentError(
-            f"group_advantages: kind is {kind!r}. Fix: one of {', '.join(get_args(AdvantageKind))}"
-        )
+    check_name("group_advantages", "kind", kind, get_args(AdvantageKind))
     check_are_tensors(
         "group_advantages",
         ("num_tokens",),
@@ -63,9 +61,8 @@ def group_advantages(
         num_tokens=num_tokens,
     )
     check_number("group_advantages", "eps", eps, least=0)
-    whole = not (group_index.is_floating_point() or group_index.is_complex())
     fits = rewards.ndim == 1 and rewards.shape == group_index.shape
-    if not (fits and rewards.is_floating_point() and whole):
+    if not (fits and rewards.is_floating_point() and _are_integers(group_index)):
         raise ArgumentError(
             f"group_advantages: rewards has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index "
             f"{list(group_index.shape)} and {group_index.dtype}, expected [B] floats and [B] integers. "
@@ -80,8 +77,16 @@ def group_advantages(
         _check_values(rewards, group_index, kind)
     if num_tokens is not None:
         _check_num_tokens(num_tokens, rewards, kind)
-    advantages: Tensor = _op(rewards.detach(), group_index, num_tokens, kind, eps)
+    advantages: Tensor = _op(_summable(rewards.detach()), group_index, num_tokens, kind, eps)
     return advantages
+
+
+def _summable(rewards: Tensor) -> Tensor:
+    """float64 rounded to 32 bits (Veltkamp's split): sums of equal rewards are exact, so that their std is 0."""
+    if rewards.dtype != torch.float64:
+        return rewards
+    shifted = rewards * (2**21 + 1)
+    return shifted - (shifted - rewards)
 
 
 def _check_num_tokens(num_tokens: Tensor, rewards: Tensor, kind: str) -> None:
@@ -90,8 +95,8 @@ def _check_num_tokens(num_tokens: Tensor, rewards: Tensor, kind: str) -> None:
             f"group_advantages: num_tokens is given and kind is {kind!r}, which looks at no token. "
             "Fix: leave it out, or kind='reinforce_pp'"
         )
-    whole = not (num_tokens.is_floating_point() or num_tokens.is_complex())
-    if num_tokens.shape != rewards.shape or num_tokens.device != rewards.device or not whole:
+    fits = num_tokens.shape == rewards.shape and num_tokens.device == rewards.device
+    if not (fits and _are_integers(num_tokens)):
         raise ArgumentError(
             f"group_advantages: num_tokens has shape {list(num_tokens.shape)} and dtype {num_tokens.dtype} on "
             f"{num_tokens.device}, expected {list(rewards.shape)} integers on {rewards.device}. "
@@ -103,6 +108,10 @@ def _check_num_tokens(num_tokens: Tensor, rewards: Tensor, kind: str) -> None:
         )
 
 
+def _are_integers(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
 def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
     """Raise for rewards that are not finite; warn where each sample is alone in its group, and gets 0 for it."""
     if rewards.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -110,12 +119,12 @@ def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
             "group_advantages: a CUDA graph is being captured, and the rewards can't be read. Fix: check=False"
         )
     values = rewards.detach().cpu()
-    bad = (~values.isfinite()).nonzero()[:, 0].tolist()
+    bad = (~values.float().isfinite()).nonzero()[:, 0].tolist()
     if bad:
         named = ", ".join(f"rewards[{i}] is {float(values[i])}" for i in bad[:3])
         raise ArgumentError(
-            f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite), which makes NaN of the "
-            "group's advantages. Fix: leave those samples out, or score them again"
+            f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite in float32), which makes NaN "
+            "or 0 of the group's advantages. Fix: leave those samples out, or score them again"
         )
     alone = len(values) > 0 and len(group_index.unique()) == len(values)
     if alone and kind != "reinforce_pp":

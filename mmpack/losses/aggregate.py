@@ -10,8 +10,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number
-from mmpack.losses.samples import sample_mean
+from mmpack.errors import ArgumentError, check_name, check_number
+from mmpack.losses.samples import check_columns, sample_mean
 from mmpack.ops.inputs import can_look_at
 
 Aggregation = Literal[
@@ -47,6 +47,7 @@ def aggregate(
     for a missing max_tokens (the longest response that generation allows), and for totals below this batch's own;
     those on a GPU are not looked at, and count as 1 at least.
     """
+    check_columns("aggregate", cu_loss, {"terms": terms})
     total, factor = denominator(
         aggregation, len(terms), len(cu_loss) - 1, total_tokens, total_samples, max_tokens
     )
@@ -64,20 +65,17 @@ def denominator(
     max_tokens: int | None,
 ) -> tuple[Total, int]:
     """What the sum over `count` tokens, or over the samples' means, is divided by: at_least_one(total) · factor."""
-    if aggregation not in get_args(Aggregation):
-        raise ArgumentError(
-            f"aggregate: aggregation is {aggregation!r}. Fix: one of {', '.join(get_args(Aggregation))}"
-        )
+    check_name("aggregate", "aggregation", aggregation, get_args(Aggregation))
     _check_total("total_tokens", total_tokens, count, "loss tokens")
     _check_total("total_samples", total_samples, num_samples, "samples")
     normed = aggregation == "sequence_mean_token_sum_norm"
+    if max_tokens is not None:
+        check_number("aggregate", "max_tokens", max_tokens, least=1)
     if normed != (max_tokens is not None):
         raise ArgumentError(
             f"aggregate: aggregation is {aggregation!r} and max_tokens {max_tokens}. "
             f"Fix: pass max_tokens with sequence_mean_token_sum_norm, and only there"
         )
-    if max_tokens is not None:
-        check_number("aggregate", "max_tokens", max_tokens, least=1)
     if aggregation == "token_sum":
         return 1, 1
     if aggregation == "token_mean":

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number
+from mmpack.errors import ArgumentError, check_name, check_number
 from mmpack.losses.kl import LOG_RATIO_BOUND
-from mmpack.losses.samples import per_token, sample_mean
+from mmpack.losses.samples import check_columns, per_token, sample_mean
 from mmpack.ops.segments import segment_sum
 
 Correction = Literal["tis", "mis"]
@@ -34,6 +34,8 @@ def correction_weights(
     Returns the weights [N] float64, without gradient, and which of them were cut or masked, [N] bool.
     """
     check_correction(kind, level, low, high)
+    columns = {"old_logprobs": old_logprobs, "rollout_logprobs": rollout_logprobs}
+    check_columns("correction_weights", cu_loss, columns)
     gap = old_logprobs.detach().double() - rollout_logprobs.detach().double()
     if level != "token":
         by_sample = (segment_sum if level == "sequence" else sample_mean)(gap, cu_loss)
@@ -47,11 +49,8 @@ def correction_weights(
 
 def check_correction(kind: str, level: str, low: float, high: float) -> None:
     """Raise ArgumentError for unknown names and for bounds that bound nothing."""
-    if kind not in get_args(Correction) or level not in get_args(CorrectionLevel):
-        raise ArgumentError(
-            f"correction_weights: kind is {kind!r}, level {level!r}. Fix: kind is one of "
-            f"{', '.join(get_args(Correction))}, level one of {', '.join(get_args(CorrectionLevel))}"
-        )
+    check_name("correction_weights", "kind", kind, get_args(Correction))
+    check_name("correction_weights", "level", level, get_args(CorrectionLevel))
     check_number("correction_weights", "low", low, least=0)
     check_number("correction_weights", "high", high, least=0, finite=False)
     if not low < high:

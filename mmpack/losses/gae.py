@@ -33,9 +33,14 @@ def gae(
     check_are_tensors("gae", ("bootstrap",), bootstrap=bootstrap)
     for name, number in (("gamma", gamma), ("lam", lam)):
         check_number("gae", name, number, least=0, most=1)
-    if bootstrap is not None and bootstrap.shape != (len(cu_loss) - 1,):
+    if bootstrap is not None and (
+        bootstrap.shape != (len(cu_loss) - 1,)
+        or bootstrap.device != cu_loss.device
+        or not bootstrap.is_floating_point()
+    ):
         raise ArgumentError(
-            f"gae: bootstrap has shape {list(bootstrap.shape)}, expected [{len(cu_loss) - 1}]. Fix: one value a sample"
+            f"gae: bootstrap has shape {list(bootstrap.shape)} and dtype {bootstrap.dtype} on {bootstrap.device}, "
+            f"expected [{len(cu_loss) - 1}] floats on {cu_loss.device}. Fix: one value a sample"
         )
     reward, value = rewards.detach().double(), values.detach().double()
     segment = segment_ids(cu_loss, len(value))

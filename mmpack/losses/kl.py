@@ -7,7 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_name
+from mmpack.ops.inputs import check_are_tensors
 
 LOG_RATIO_BOUND = 20.0  # exp is taken within ±20, as verl does; e^20 still sums in float32
 KLKind = Literal["k1", "k2", "k3"]
@@ -29,9 +30,11 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -
     Args: logprobs, ref_logprobs: [N] float, natural log; the reference gets no gradient. Returns [N] float64.
     """
     check_kl_kind(kind)
-    if logprobs.shape != ref_logprobs.shape:
+    check_are_tensors("kl_divergence", logprobs=logprobs, ref_logprobs=ref_logprobs)
+    if logprobs.shape != ref_logprobs.shape or logprobs.device != ref_logprobs.device:
         raise ArgumentError(
-            f"kl_divergence: logprobs has shape {list(logprobs.shape)}, ref_logprobs {list(ref_logprobs.shape)}. "
+            f"kl_divergence: logprobs has shape {list(logprobs.shape)} on {logprobs.device}, ref_logprobs "
+            f"{list(ref_logprobs.shape)} on {ref_logprobs.device}. "
             f"Fix: pass logprobs of the same tokens"
         )
     d = logprobs.double() - ref_logprobs.detach().double()
@@ -51,7 +54,4 @@ def k3(log_ratio: Tensor) -> Tensor:
 
 def check_kl_kind(kind: str) -> None:
     """Raise ArgumentError for a name that is none."""
-    if kind not in get_args(KLKind):
-        raise ArgumentError(
-            f"kl_divergence: kind is {kind!r}. Fix: one of {', '.join(get_args(KLKind))}"
-        )
+    check_name("kl_divergence", "kind", kind, get_args(KLKind))

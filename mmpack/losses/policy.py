@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number
+from mmpack.errors import ArgumentError, check_name, check_number
 from mmpack.losses.aggregate import SAMPLE_MEAN, Aggregation, Total, denominator
 from mmpack.losses.correction import Correction, CorrectionLevel, check_correction
 from mmpack.losses.kl import KLKind, check_kl_kind
@@ -129,8 +129,9 @@ def policy_loss(
     }
     check_columns(what, cu_loss, columns, optional=[name for name in columns if name != "logprobs"])
     check_are_tensors(what, advantages=advantages)
-    if kind not in get_args(Kind):
-        raise ArgumentError(f"{what}: kind is {kind!r}. Fix: one of {', '.join(get_args(Kind))}")
+    if advantages.is_complex():
+        raise ArgumentError(f"{what}: advantages are {advantages.dtype}. Fix: pass real numbers")
+    check_name(what, "kind", kind, get_args(Kind))
     for option, number in (("scale", scale), ("kl_coef", kl_coef)):
         check_number(what, option, number, least=0)
     check_number(what, "entropy_coef", entropy_coef)
@@ -144,6 +145,9 @@ def policy_loss(
                 f"{what}: dual_clip is {dual_clip}, and cispo has no minimum that it could bound. "
                 "Fix: leave it out, clip_high bounds the weight"
             )
+    check_kl_kind(kl_kind)
+    if correction is not None:
+        check_correction(correction, correction_level, correction_low, correction_high)
     for option, value, needs in (
         ("kl_coef", kl_coef, "ref_logprobs"),
         ("entropy_coef", entropy_coef, "entropy"),
@@ -163,9 +167,6 @@ def policy_loss(
         raise ArgumentError(
             f"{what}: advantages are on {advantages.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
         )
-    check_kl_kind(kl_kind)
-    if correction is not None:
-        check_correction(correction, correction_level, correction_low, correction_high)
     total, factor = denominator(
         aggregation, count, num_samples, total_tokens, total_samples, max_tokens
     )

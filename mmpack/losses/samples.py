@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from mmpack.ops.segments import segment_ids, segment_sum
 
 
 def check_columns(
-    what: str, cu_loss: Tensor, columns: dict[str, Tensor | None], optional: Collection[str] = ()
+    what: str, cu_loss: Tensor, columns: Mapping[str, Tensor | None], optional: Collection[str] = ()
 ) -> None:
     """Raise ArgumentError unless every column is a float [N] and cu_loss cuts N; columns named `optional` may be None.
 
@@ -30,7 +30,8 @@ def check_columns(
         if column is None:
             continue
         shape = column.shape if shape is None else shape
-        if column.ndim != 1 or column.shape != shape or not column.is_floating_point():
+        floats = column.is_floating_point() and column.dtype.itemsize > 1  # not float8
+        if column.ndim != 1 or column.shape != shape or not floats:
             raise ArgumentError(
                 f"{what}: {name} has shape {list(column.shape)} and dtype {column.dtype}, expected {list(shape)[:1]} "
                 f"floats, one a loss token. Fix: pass columns of the same batch, not padded rectangles"

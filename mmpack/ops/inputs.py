@@ -13,11 +13,15 @@ from mmpack.ops.light import refuse_transforms
 
 
 def check_are_tensors(what: str, optional: Collection[str] = (), **tensors: Any) -> None:
-    """Raise ArgumentError for arrays, lists and None where a tensor is due; None may be what `optional` names."""
+    """Raise ArgumentError for all but dense tensors; what `optional` names may be None."""
     for name, x in tensors.items():
         if not (isinstance(x, Tensor) or (x is None and name in optional)):
             fix = "pass it" if x is None else f"pass torch.as_tensor({name})"
             raise ArgumentError(f"{what}: {name} is {kind_of(x)}, expected a tensor. Fix: {fix}")
+        if x is not None and x.layout is not torch.strided:
+            raise ArgumentError(
+                f"{what}: {name} is a tensor of layout {x.layout}, expected a dense one. Fix: pass {name}.to_dense()"
+            )
 
 
 def check_tensors(what: str, optional: Collection[str], **tensors: Any) -> None:

@@ -65,7 +65,7 @@ def check_arguments(
         "targets": (targets, vocab),
         "rows": (rows, num_rows),
         "rows_unique": (rows_unique, num_rows),
-        "row_inverse": (row_inverse, 0 if rows_unique is None else len(rows_unique)),
+        "row_inverse": (row_inverse, 0 if rows_unique is None else rows_unique.numel()),
     }
     for name, (index, bound) in names.items():
         if index is None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_name
 from mmpack.ops.backend import choose
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.rows import Runs, by_slot, check_arguments, gather_gradients, make_runs, slots_of
@@ -70,10 +70,7 @@ def selected_logprobs(
     check_arguments(
         "selected_logprobs", (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature
     )
-    if gradient not in GRADIENTS:
-        raise ArgumentError(
-            f"selected_logprobs: gradient is {gradient!r}. Fix: one of {', '.join(GRADIENTS)}"
-        )
+    check_name("selected_logprobs", "gradient", gradient, GRADIENTS)
     if gradient != "dense" and rows is not None and rows_unique is None:
         raise ArgumentError(
             f"selected_logprobs: gradient is {gradient!r}, and rows may repeat. "

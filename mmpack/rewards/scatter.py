@@ -6,14 +6,15 @@ Where each score lands is decided on the host, in numpy. Numbers [B] for a batch
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number, kind_of
+from mmpack.errors import ArgumentError, check_name, check_number, kind_of
+from mmpack.ops.inputs import check_are_tensors
 from mmpack.rewards.scatter_op import scatter_op
 from mmpack.schema.spans import Score
 
@@ -53,12 +54,11 @@ def scatter_rewards(
     the sample's k-th region span; {span: [start, stop]}, those among these tokens of the sample.
 
     Raises ArgumentError where a score that is not 0 has no loss token to go to (a reward never lands on another
-    sample's token), for a value or weight that is not finite, and for overrides that don't fit the batch. On a GPU
-    nobody looks at the values: the number of a sample without a loss token goes nowhere, and a NaN goes to its sample's
-    tokens.
+    sample's token), for a value, weight or sum that float32 can't hold, and for overrides that don't fit the batch. On
+    a GPU nobody looks at the values: the number of a sample without a loss token goes nowhere, and a NaN goes to its
+    sample's tokens.
     """
-    if at not in get_args(At):
-        raise ArgumentError(f"scatter_rewards: at is {at!r}. Fix: one of {', '.join(get_args(At))}")
+    check_name("scatter_rewards", "at", at, get_args(At))
     if not hasattr(batch, "cu_loss"):
         raise ArgumentError(
             f"scatter_rewards: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
@@ -72,6 +72,12 @@ def scatter_rewards(
     scores = batch.rewards if rewards is None else _overrides(rewards, len(batch.sample_ids))
     _check_names(weights, scores)
     _scatter(out, host, scores, weights, at)
+    too_large = ~(np.abs(out) <= np.finfo(np.float32).max)
+    if too_large.any():
+        raise ArgumentError(
+            f"scatter_rewards: scores add up to {out[too_large][0]:g} on a token, which float32 can't hold. "
+            "Fix: weigh them less"
+        )
     return torch.from_numpy(out.astype(np.float32)).to(batch.cu_loss.device)
 
 
@@ -104,18 +110,23 @@ class _Host:
             return np.arange(start, stop)
         if isinstance(scope, dict) and len(scope) == 1:
             ((kind, value),) = scope.items()
-            if kind == "turn":
-                return start + np.flatnonzero(self.turn[start:stop] == value)
-            if kind == "span":
+            if kind == "span" and np.shape(value) == (2,) and _are_integers(*value):
                 token = self.token[start:stop]
                 return start + np.flatnonzero((token >= value[0]) & (token < value[1]))
-            if kind == "region":
+            if kind == "turn" and _are_integers(value):
+                turn = self.turn[start:stop]
+                return start + np.flatnonzero((turn == value) & (turn >= 0))  # -1: in no turn
+            if kind == "region" and _are_integers(value):
                 mine = self.regions[self.regions[:, 0] == sample]
-                return np.arange(*mine[value, 1:]) if value < len(mine) else np.arange(0)
+                return np.arange(*mine[value, 1:]) if 0 <= value < len(mine) else np.arange(0)
         raise ArgumentError(
             f"scatter_rewards: scope {scope!r} of sample {self.sample_ids[sample]!r} is unknown. "
             f'Fix: "sequence", {{"turn": k}}, {{"region": k}} or {{"span": [start, stop]}}'
         )
+
+
+def _are_integers(*values: Any) -> bool:
+    return all(isinstance(value, Integral) for value in values)
 
 
 def _scatter(
@@ -129,12 +140,10 @@ def _scatter(
         for score in of_sample:
             if weights is not None and score.name not in weights:
                 continue
-            value = float(score.value) * (1.0 if weights is None else weights[score.name])
             name = f"{score.name!r} of sample {host.sample_ids[sample]!r}"
-            if not np.isfinite(value):
-                raise ArgumentError(
-                    f"scatter_rewards: {name} is {value}. Fix: pass a finite number, or leave the score out"
-                )
+            fix = "pass a finite number, or leave the score out"
+            check_number("scatter_rewards", name, score.value, fix=fix)
+            value = float(score.value) * (1.0 if weights is None else weights[score.name])
             places = host.places(sample, score.scope)
             if len(places) == 0:
                 if value != 0:
@@ -164,7 +173,13 @@ def _check_names(weights: Mapping[str, float] | None, scores: Iterable[Iterable[
     if weights is None:
         return
     there = {score.name for of_sample in scores for score in of_sample}
-    missing, left_out = sorted(weights.keys() - there), sorted(there - weights.keys())
+    missing = sorted(weights.keys() - there, key=repr)
+    left_out = sorted(there - weights.keys(), key=repr)
+    if left_out and not weights:
+        raise ArgumentError(
+            f"scatter_rewards: weights name no score, and leave out {', '.join(map(repr, left_out))}. "
+            "Fix: name those to take, or pass None to take all"
+        )
     if missing and left_out:
         raise ArgumentError(
             f"scatter_rewards: weights name {missing[0]!r}, which no score of the batch bears, and leave out "
@@ -173,14 +188,14 @@ def _check_names(weights: Mapping[str, float] | None, scores: Iterable[Iterable[
 
 
 def _overrides(rewards: Any, num_samples: int) -> list[list[Score]]:
-    if isinstance(rewards, Tensor):
-        rewards = rewards.detach().cpu().numpy()
     _check_overrides(rewards, num_samples)
+    if isinstance(rewards, Tensor):
+        rewards = rewards.detach().cpu().double().numpy()
     return [_scores(i, of_sample) for i, of_sample in enumerate(rewards)]
 
 
 def _scores(sample: int, given: Any) -> list[Score]:
-    if isinstance(given, Real):
+    if isinstance(given, Real) or (isinstance(given, Tensor) and given.ndim == 0):
         return [Score(name="reward", value=float(given))]
     scores = list(given) if isinstance(given, Iterable) else [given]
     if isinstance(given, str) or not all(isinstance(score, Score) for score in scores):
@@ -192,8 +207,17 @@ def _scores(sample: int, given: Any) -> list[Score]:
 
 
 def _check_overrides(rewards: Any, num_samples: int) -> None:
-    sized = isinstance(rewards, (Tensor, np.ndarray, Sequence)) and not isinstance(rewards, str)
-    shape = getattr(rewards, "shape", (len(rewards),)) if sized else None
+    shape = None
+    if isinstance(rewards, Tensor):
+        check_are_tensors("scatter_rewards", rewards=rewards)
+        if rewards.is_complex():
+            raise ArgumentError(
+                f"scatter_rewards: rewards are {rewards.dtype}. Fix: pass real numbers"
+            )
+    if isinstance(rewards, (Tensor, np.ndarray)):
+        shape = rewards.shape
+    elif isinstance(rewards, Sequence) and not isinstance(rewards, (str, bytes)):
+        shape = (len(rewards),)
     if shape is None or tuple(shape) != (num_samples,):
         found = kind_of(rewards) if shape is None else f"of shape {list(shape)}"
         raise ArgumentError(

@@ -144,3 +144,15 @@ def test_groups_are_whole_numbers():
         ArgumentError, match=r"group_index \[4\] and torch.float32, expected .* integers"
     ):
         group_advantages(torch.randn(4), torch.tensor([0.2, 0.7, 0.2, 0.7]))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp", "tokens"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rewards_have_no_advantage_without_eps_too(kind, dtype):
+    """0.1 + 0.1 + 0.1 is not 0.3: what rounding leaves is not scaled to a std of 1."""
+    for size in range(2, 12):
+        rewards = torch.tensor([0.1] * size + [-1e6 / 3] * size, dtype=dtype)
+        groups = torch.arange(2).repeat_interleave(size)
+        tokens = {"num_tokens": 7 * torch.arange(1, 2 * size + 1)} if kind == "tokens" else {}
+        name = "reinforce_pp" if kind == "tokens" else kind
+        assert not group_advantages(rewards, groups, name, eps=0.0, **tokens).any()

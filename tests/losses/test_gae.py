@@ -54,7 +54,7 @@ def test_long_samples_and_no_leak_between_them():
 def test_no_gradient_and_wrong_shapes():
     values = torch.zeros(3, requires_grad=True)
     assert not gae(torch.ones(3), values, torch.tensor([0, 3]))[0].requires_grad
-    with pytest.raises(ArgumentError, match=r"bootstrap has shape \[2\], expected \[1\]"):
+    with pytest.raises(ArgumentError, match=r"bootstrap has shape \[2\] .* expected \[1\]"):
         gae(torch.ones(3), values, torch.tensor([0, 3]), bootstrap=torch.zeros(2))
     with pytest.raises(ArgumentError, match=r"values has shape \[2\]"):
         gae(torch.ones(3), torch.ones(2), torch.tensor([0, 3]))

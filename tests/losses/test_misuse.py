@@ -1,6 +1,7 @@
 """Numbers and types that would give a wrong loss in silence: each is one line with what is due and the fix."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
+from mmpack.losses.aggregate import aggregate
+from mmpack.losses.correction import correction_weights
+from mmpack.losses.kl import kl_divergence
 from mmpack.ops.attention.tree_attention import tree_attention
 from mmpack.plan.cost import CostModel
 
@@ -29,6 +33,26 @@ def value_loss(**keywords):
 def advantages(**keywords):
     arguments = {"rewards": torch.ones(N), "group_index": torch.tensor([0, 0, 1])}
     return mp.group_advantages(**(arguments | keywords))
+
+
+def policy(**keywords):
+    arguments = {"logprobs": torch.ones(N), "advantages": torch.ones(2), "cu_loss": CU}
+    return mp.policy_loss(**(arguments | keywords))
+
+
+def kl(**keywords):
+    return kl_divergence(**({"logprobs": torch.ones(N), "ref_logprobs": torch.ones(N)} | keywords))
+
+
+def correction(**keywords):
+    x = torch.ones(N)
+    return correction_weights(
+        **({"old_logprobs": x, "rollout_logprobs": x, "cu_loss": CU} | keywords)
+    )
+
+
+def summed(**keywords):
+    return aggregate(**({"terms": torch.ones(N), "cu_loss": CU} | keywords))
 
 
 def selected(**keywords):
@@ -110,6 +134,52 @@ CASES = [
         {"kind": "reinforce_pp", "num_tokens": torch.tensor([1, -1, 2])},
         "num_tokens holds -1",
     ),
+    (advantages, {"kind": torch.zeros(2, 2)}, "kind is of type Tensor. Fix: one of grpo"),
+    (
+        advantages,
+        {"rewards": torch.tensor([1e39, 0, 0], dtype=torch.float64)},
+        "rewards[0] is 1e+39",
+    ),
+    (
+        advantages,
+        {"rewards": torch.tensor([1e200, 0, 0], dtype=torch.float64)},
+        "rewards[0] is 1e+200",
+    ),
+    (advantages, {"group_index": torch.tensor([True, True, False])}, "torch.bool"),
+    (advantages, {"rewards": torch.ones(N).to_sparse()}, "layout torch.sparse_coo"),
+    (
+        advantages,
+        {"kind": "reinforce_pp", "num_tokens": torch.tensor([True, True, False])},
+        "torch.bool",
+    ),
+    (policy, {"kind": np.zeros(2)}, "kind is a numpy array"),
+    (policy, {"kl_kind": torch.zeros(2, 2)}, "kind is of type Tensor"),
+    (policy, {"correction": torch.zeros(2)}, "kind is of type Tensor"),
+    (policy, {"advantages": torch.ones(2) * 1j}, "advantages are torch.complex64"),
+    (policy, {"logprobs": torch.ones(N).to(torch.float8_e4m3fn)}, "dtype torch.float8_e4m3fn"),
+    (policy, {"logprobs": torch.ones(N).to_sparse()}, "layout torch.sparse_coo"),
+    (policy, {"clip_high": 10**400}, "clip_high is too large for a float"),
+    (policy, {"scale": 10**400}, "scale is too large for a float"),
+    (policy, {"total_tokens": 10**400}, "total_tokens is too large for a float"),
+    (value_loss, {"scale": Fraction(1, 2)}, "scale is of type Fraction"),
+    (gae, {"bootstrap": torch.zeros(2) * 1j}, "torch.complex64"),
+    (kl, {"logprobs": [1.0]}, "logprobs is of type list"),
+    (kl, {"ref_logprobs": None}, "ref_logprobs is None"),
+    (kl, {"ref_logprobs": torch.ones(N, device="meta")}, "on meta"),
+    (correction, {"old_logprobs": np.ones(N)}, "old_logprobs is a numpy array"),
+    (correction, {"cu_loss": torch.tensor([0, 2])}, "cu_loss runs from 0 to 2 for 3"),
+    (correction, {"level": "turn"}, "level is 'turn'. Fix: one of token"),
+    (summed, {"terms": [1.0]}, "terms is of type list"),
+    (summed, {"cu_loss": torch.tensor([0, 2])}, "cu_loss runs from 0 to 2 for 3"),
+    (summed, {"aggregation": torch.zeros(2, 2)}, "aggregation is of type Tensor"),
+    (summed, {"max_tokens": torch.zeros(2, 2)}, "max_tokens is of type Tensor"),
+    (selected, {"gradient": torch.zeros(2, 2)}, "gradient is of type Tensor"),
+    (
+        selected,
+        {"rows_unique": torch.tensor(1), "row_inverse": torch.tensor([0, 0, 0])},
+        "rows_unique has shape []",
+    ),
+    (selected, {"temperature": 10**400}, "temperature is too large for a float"),
     (selected, {"temperature": INF}, "temperature is inf, expected a finite number above 0"),
     (selected, {"temperature": NAN}, "temperature is nan"),
     (selected, {"temperature": torch.tensor(1.0)}, "temperature is of type Tensor"),

@@ -435,7 +435,10 @@ def test_gpu_agrees_and_never_waits(kind):
         ({"kl_coef": 0.1}, "kl_coef is 0.1 and ref_logprobs is None"),
         ({"entropy_coef": 0.1}, "entropy_coef is 0.1 and entropy is None"),
         ({"correction": "tis"}, "correction is 'tis' and rollout_logprobs is None"),
-        ({"correction": "is", "rollout_logprobs": torch.zeros(N)}, "kind is 'is', level 'token'"),
+        (
+            {"correction": "is", "rollout_logprobs": torch.zeros(N)},
+            "correction_weights: kind is 'is'. Fix: one of tis, mis",
+        ),
         (
             {"correction": "tis", "rollout_logprobs": torch.zeros(N), "correction_low": 3.0},
             "low is 3.0, high is 2.0",

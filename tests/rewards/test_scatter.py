@@ -138,6 +138,10 @@ def test_a_score_without_a_loss_token_is_an_error_unless_it_is_zero(sample, scop
     assert torch.equal(scatter_rewards(batch), torch.zeros(7))
 
 
+def test_numbers_may_be_tensors_in_a_list():
+    assert scatter_rewards(HandBatch(), list(torch.tensor([1.0, 0.0, 2.0]))).sum() == 3
+
+
 @pytest.mark.parametrize(
     ("keywords", "says"),
     [
@@ -156,6 +160,20 @@ def test_a_score_without_a_loss_token_is_an_error_unless_it_is_zero(sample, scop
             {"rewards": [[score(1.0, "episode")], [], []]},
             "scope 'episode' of sample 'a' is unknown",
         ),
+        ({"rewards": b"abc"}, "rewards is of type bytes for 3 samples"),
+        ({"rewards": torch.tensor(1.0)}, "rewards is of shape [] for 3 samples"),
+        ({"rewards": torch.ones(3) * 1j}, "rewards are torch.complex64"),
+        ({"rewards": torch.ones(3).to_sparse()}, "layout torch.sparse_coo"),
+        ({"rewards": [1e39, 0.0, 0.0]}, "add up to 1e+39 on a token, which float32 can't hold"),
+        ({"rewards": [[score(None)], [], []]}, "'r' of sample 'a' is None, expected a finite"),
+        ({"rewards": [[score("1")], [], []]}, "'r' of sample 'a' is of type str"),
+        ({"rewards": [[score(1.0, {"region": -1})], [], []]}, "which has no loss token"),
+        ({"rewards": [[], [], [score(1.0, {"turn": -1})]]}, "which has no loss token"),
+        ({"rewards": [[score(1.0, {"region": "x"})], [], []]}, "scope {'region': 'x'} of"),
+        ({"rewards": [[score(1.0, {"span": [0]})], [], []]}, "scope {'span': [0]} of sample 'a'"),
+        ({"rewards": [1.0] * 3, "weights": {}}, "weights name no score, and leave out 'reward'"),
+        ({"rewards": [1.0] * 3, "weights": {1: 1.0, "typo": 2.0}}, "weights name 'typo'"),
+        ({"at": np.zeros(2)}, "at is a numpy array. Fix: one of last, all, mean"),
         ({"at": "first"}, "at is 'first'. Fix: one of last, all, mean"),
     ],
 )
