@@ -19,6 +19,7 @@ from mmpack.ops.gather_rows import gather_rows
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.merge_embeddings import VisionRows
 from mmpack.pack.media import patch_offsets
+from mmpack.schema.fields import told
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.spans import LossSpan, ModalitySpan, Score
@@ -129,18 +130,24 @@ class Batch(LossIndex):
         return batch
 
     def __repr__(self) -> str:
-        shapes = {
-            "input_ids": self.input_ids,
-            "pixel_values": self.pixel_values,
-            **{f"loss_columns[{k!r}]": v for k, v in self.loss_columns.items()},
-            **{f"token_columns[{k!r}]": v for k, v in self.token_columns.items()},
-        }
-        told = [f"{name}={list(x.shape)}" for name, x in shapes.items() if x is not None]
-        return (
-            f"{type(self).__name__}({self.family!r}, samples={len(self.sample_ids)}, "
-            f"loss_tokens={self.num_loss_tokens}, media={len(self.media)}, {', '.join(told)}, "
-            f"device={str(self.device)!r})"
-        )
+        own = vars(self)
+        tensors = {name: own.get(name) for name in ("input_ids", "pixel_values")}
+        for name in ("loss_columns", "token_columns"):
+            tensors |= {f"{name}[{k!r}]": v for k, v in (own.get(name) or {}).items()}
+        shapes = [
+            f"{name}={told(lambda x=x: str(list(x.shape)))}"  # type: ignore[misc]
+            for name, x in tensors.items()
+            if x is not None
+        ]
+        parts = [
+            told(lambda: repr(self.family)),
+            f"samples={told(lambda: str(len(self.sample_ids)))}",
+            f"loss_tokens={told(lambda: str(self.num_loss_tokens))}",
+            f"media={told(lambda: str(len(self.media)))}",
+            *shapes,
+            f"device={told(lambda: repr(str(self.device)))}",
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Cut x [T, …] into one [L, …] tensor a sample; shared rows go to every sample that has them."""

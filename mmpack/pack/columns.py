@@ -8,13 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.errors import SchemaError
+from mmpack.errors import ArgumentError, SchemaError
 from mmpack.pack.media import as_tensor
 from mmpack.plan.forest import Forest
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 
 Column = Sequence[Any] | np.ndarray | torch.Tensor
+
+
+def given_columns(given: Mapping[str, Column] | None, what: str) -> Mapping[str, Column]:
+    """Columns by name. Raises ArgumentError."""
+    if not isinstance(given, Mapping | None):
+        raise ArgumentError(
+            f"{what}: the columns are {type(given).__name__}, expected names and their values. "
+            'Fix: {"advantages": values}'
+        )
+    return given or {}
 
 
 def loss_columns(
@@ -25,7 +35,7 @@ def loss_columns(
     It does if every sample with a loss token has some, and the caller gives none.
     """
     counts = [s.num_loss_tokens for s in samples]
-    columns: dict[str, Column] = dict(given or {})
+    columns: dict[str, Column] = dict(given_columns(given, what))
     if "rollout_logprobs" not in columns:
         scored = [s for s in samples if s.num_loss_tokens]
         recorded = [s.rollout_logprobs for s in scored if s.rollout_logprobs is not None]
@@ -43,7 +53,7 @@ def token_columns(
 ) -> dict[str, torch.Tensor]:
     """[T, …] tensors; the rows that samples share must agree bit for bit."""
     out: dict[str, torch.Tensor] = {}
-    for name, column in (given or {}).items():
+    for name, column in given_columns(given, what).items():
         pieces = _pieces(samples, name, column, [len(s) for s in samples], what)
         packed = pieces[0].new_zeros((forest.num_tokens, *pieces[0].shape[1:]))
         written = torch.zeros(forest.num_tokens, dtype=torch.bool)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.errors import SchemaError
+from mmpack.errors import ArgumentError, SchemaError
 from mmpack.families import Family
 from mmpack.ops.merge_embeddings import VisionRows
 from mmpack.schema.media import Medium
@@ -20,6 +20,11 @@ class MediaTable:
     """Distinct media by cache key; `index` maps a key to its place. `store`: cache key -> pixels."""
 
     def __init__(self, family: Family, store: Mapping[str, Any] | None, what: str):
+        if not (store is None or hasattr(store, "get")):
+            raise ArgumentError(
+                f"{what}: media is {type(store).__name__}, expected pixels by cache key. "
+                "Fix: {medium.cache_key: pixels}, or leave it out where media hold theirs"
+            )
         self.media: list[Medium] = []
         self.index: dict[str, int] = {}
         self.patch_dim = family.patch_dim

@@ -15,7 +15,13 @@ from mmpack.pack.batch import PackedBatch
 from mmpack.pack.columns import Column
 from mmpack.pack.columns import token_columns as pack_token_columns
 from mmpack.pack.media import vision_rows
-from mmpack.pack.prepare import common_fields, keep_valid, kept_columns, row_multiple
+from mmpack.pack.prepare import (
+    common_fields,
+    keep_valid,
+    kept_columns,
+    loss_tokens_of,
+    row_multiple,
+)
 from mmpack.plan.forest import Forest, build_forest, occurrences, positions_of
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample, as_samples
@@ -47,10 +53,8 @@ def pack(
     samples = as_samples(samples, "pack")
     keep, dropped = keep_valid(samples, "pack", on_invalid)
     if dropped:
-        loss_columns = kept_columns(
-            loss_columns, [s.num_loss_tokens for s in samples], keep, "pack"
-        )
-        token_columns = kept_columns(token_columns, [len(s) for s in samples], keep, "pack")
+        loss_columns = kept_columns(loss_columns, samples, loss_tokens_of, keep, "pack")
+        token_columns = kept_columns(token_columns, samples, len, keep, "pack")
         samples = [samples[i] for i in keep]
     if share_prefix and get_family(samples[0].family).sharing != "tree":
         message = f"is {samples[0].family}, whose rows can't be shared"

@@ -15,7 +15,13 @@ from mmpack.ops.attention import plan_attention
 from mmpack.pack.batch import Batch
 from mmpack.pack.columns import Column
 from mmpack.pack.columns import token_columns as pack_token_columns
-from mmpack.pack.prepare import common_fields, keep_valid, kept_columns, row_multiple
+from mmpack.pack.prepare import (
+    common_fields,
+    keep_valid,
+    kept_columns,
+    loss_tokens_of,
+    row_multiple,
+)
 from mmpack.plan.forest import build_forest, occurrences, positions_of
 from mmpack.schema.sample import Sample, as_samples
 
@@ -63,8 +69,8 @@ def pad(
     samples = as_samples(samples, "pad")
     keep, dropped = keep_valid(samples, "pad", on_invalid)
     if dropped:
-        loss_columns = kept_columns(loss_columns, [s.num_loss_tokens for s in samples], keep, "pad")
-        token_columns = kept_columns(token_columns, [len(s) for s in samples], keep, "pad")
+        loss_columns = kept_columns(loss_columns, samples, loss_tokens_of, keep, "pad")
+        token_columns = kept_columns(token_columns, samples, len, keep, "pad")
         samples = [samples[i] for i in keep]
     family = get_family(samples[0].family)
     width = max(len(s) for s in samples)

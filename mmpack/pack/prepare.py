@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.families import FAMILIES, get_family
 from mmpack.pack.batch import loss_index
-from mmpack.pack.columns import Column, loss_columns, split_column
+from mmpack.pack.columns import Column, given_columns, loss_columns, split_column
 from mmpack.pack.media import MediaTable, patch_offsets
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem, problems_of
@@ -53,7 +53,9 @@ def keep_valid(
         if what == "pack" and get_family(sample.family).packing != "yes":
             message = f"is {sample.family}, which can't be packed"
             problems.append(Problem("MM401", sample.sample_id, "family", message))
-        for m, medium in enumerate(sample.media):
+        # of a sample whose fields are not what they say, no more can be asked
+        whole = not any(problem.code.startswith("MM0") for problem in problems)
+        for m, medium in enumerate(sample.media if whole else ()):
             first = contents.get(medium.cache_key, medium)
             if _unlike(first, medium):
                 message = f"has the cache key of {first.media_id!r:.60} but other content"
@@ -72,15 +74,31 @@ def keep_valid(
 
 
 def kept_columns(
-    given: Mapping[str, Column] | None, counts: list[int], keep: list[int], what: str
+    given: Mapping[str, Column] | None,
+    samples: Sequence[Sample],
+    count: Callable[[Sample], int],
+    keep: list[int],
+    what: str,
 ) -> dict[str, Column]:
-    """The columns of the kept samples, where some were dropped. `counts`: values of each sample."""
-    counts = [max(count, 0) for count in counts]  # spans of an invalid sample may run backwards
+    """The columns of the kept samples, where some were dropped. `count`: values of a sample."""
+    counts = [_count(count, s) for s in samples]
     out: dict[str, Column] = {}
-    for name, column in (given or {}).items():
+    for name, column in given_columns(given, what).items():
         pieces = split_column(name, column, counts, what)
         out[name] = [pieces[i] for i in keep]
     return out
+
+
+def loss_tokens_of(sample: Sample) -> int:
+    return sample.num_loss_tokens
+
+
+def _count(count: Callable[[Sample], int], sample: Sample) -> int:
+    """0 where an invalid sample has no such number, or spans that run backwards."""
+    try:
+        return max(count(sample), 0)
+    except (TypeError, AttributeError):
+        return 0
 
 
 def common_fields(
@@ -94,9 +112,8 @@ def common_fields(
     """The fields of `Batch`. `order`: (sample, media_index) of each placeholder run, in row order."""
     table = MediaTable(get_family(samples[0].family), media, what)
     occurrence = [table.add(samples[b].media[m]) for b, m in order]
-    for (
-        sample
-    ) in samples:  # where a run is shared, another sample than its first may hold the pixels
+    # where a run is shared, another sample than its first may hold the pixels
+    for sample in samples:
         for medium in sample.media:
             table.add(medium)
     index, counts = loss_index(sample_rows, list(samples))

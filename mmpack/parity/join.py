@@ -98,6 +98,10 @@ def _steps(rollout: Source, train: Source, scored: int) -> Iterator[Step | Alike
 def _samples(source: Iterable[Sample], name: str) -> Iterator[Sample]:
     if isinstance(source, Sample):
         source = [source]
+    if not isinstance(source, Iterable):
+        raise ArgumentError(
+            f"compare: {name} is {type(source).__name__}. Fix: pass samples, or the path of a trace"
+        )
     for i, sample in enumerate(source):
         if not isinstance(sample, Sample):
             raise ArgumentError(

@@ -19,6 +19,7 @@ from mmpack.plan.balance import balance
 from mmpack.plan.bfd import best_fit_decreasing, spread
 from mmpack.plan.cost import Cost, CostModel
 from mmpack.plan.forest import build_forest
+from mmpack.schema.fields import told
 from mmpack.schema.rules import Problem, problems_of
 from mmpack.schema.sample import Sample, as_samples
 
@@ -61,11 +62,16 @@ class Plan:
     bin_patches: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        return (
-            f"Plan(bins={len(self.bins)}, ranks={len(self.ranks)}, samples={self.total_samples}, "
-            f"loss_tokens={self.total_tokens}, dropped={len(self.dropped)}, fill={self.stats['fill']:.3f}, "
-            f"balance={self.stats['balance']:.3f})"
-        )
+        parts = {
+            "bins": told(lambda: str(len(self.bins))),
+            "ranks": told(lambda: str(len(self.ranks))),
+            "samples": told(lambda: str(self.total_samples)),
+            "loss_tokens": told(lambda: str(self.total_tokens)),
+            "dropped": told(lambda: str(len(self.dropped))),
+            "fill": told(lambda: f"{self.stats['fill']:.3f}"),
+            "balance": told(lambda: f"{self.stats['balance']:.3f}"),
+        }
+        return f"Plan({', '.join(f'{name}={text}' for name, text in parts.items())})"
 
 
 def plan(

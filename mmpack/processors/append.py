@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mmpack.errors import ArgumentError
-from mmpack.processors.arguments import as_ids, as_logprobs
+from mmpack.processors.arguments import as_ids, as_logprobs, template_options
 from mmpack.processors.build import COMPUTED, build_sample
 from mmpack.processors.conversation import after_a_turn, source_of
 from mmpack.processors.expand import expanded_ids
@@ -102,7 +102,7 @@ def _observed(
         processor.medium(item, f"processor: media[{i}]", kind)
         for i, (kind, item) in enumerate(parts)
     ]
-    render = functools.partial(processor.render, **(given.template_kwargs or {}))
+    render = functools.partial(processor.render, **template_options(given.template_kwargs))
     ending, text = after_a_turn(render, given.messages, modalities)
     ids, end = processor.encoded(text, items), processor.encoded(ending, ())
     had = _overlap(sample.input_ids, end)

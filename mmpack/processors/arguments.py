@@ -96,6 +96,16 @@ def check_messages(messages: Any, name: str = "messages") -> None:
         raise ArgumentError(f"processor: {name} is empty. {fix}")
 
 
+def template_options(given: Any) -> dict[str, Any]:
+    """Keywords of the chat template. Raises: ArgumentError."""
+    if not isinstance(given, dict | None):
+        raise ArgumentError(
+            f"processor: template_kwargs is {type(given).__name__}, expected names and values. "
+            'Fix: template_kwargs={"enable_thinking": False}'
+        )
+    return given or {}
+
+
 def check_fields(fields: dict[str, Any]) -> None:
     """Raise ArgumentError for values that a field of Sample can't hold; records must be of their class."""
     for name, value in fields.items():
@@ -136,11 +146,8 @@ def _items(given: Any, name: str, what: str, fix: str | None = None) -> list[Any
 def _array(values: Any, name: str, what: str, dtype: Any = None) -> np.ndarray:
     try:
         return np.asarray(values, dtype=dtype)
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-    ) as error:  # ragged lists, words, a tensor on a GPU
+    # ragged lists, words, a tensor on a GPU
+    except (TypeError, ValueError, OverflowError) as error:
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(
             f"processor: {name} is no array of {what} ({why}). Fix: pass a flat list or a numpy array"

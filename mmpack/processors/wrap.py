@@ -17,7 +17,7 @@ from mmpack.errors import ArgumentError, require
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.processors.append import Observation, append_turn
-from mmpack.processors.arguments import as_ids, as_spans, check_messages, items_of
+from mmpack.processors.arguments import as_ids, as_spans, check_messages, items_of, template_options
 from mmpack.processors.build import build_sample, loss_mask
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.conversation import assistant_turns, sources
@@ -237,11 +237,11 @@ class Processor:
             for i, (kind, item) in enumerate(parts_of(messages, media))
         ]
         options = {"add_generation_prompt": response_ids is not None or not assistant_loss}
-        options |= template_kwargs or {}
+        options |= template_options(template_kwargs)
         text = self.render(messages, **options)
         turns = []
         if assistant_loss:
-            render = functools.partial(self.render, **(template_kwargs or {}))
+            render = functools.partial(self.render, **template_options(template_kwargs))
             turns = assistant_turns(render, messages, text)
         prompt, spans = self._encoded_turns(text, turns, items)
         response = as_ids(

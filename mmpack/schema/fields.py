@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -45,6 +46,15 @@ def shown(value: Any) -> str:
         return f"a value of type {type(value).__name__}"
     text = ascii(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def told(part: Callable[[], str]) -> str:
+    """A part of a repr, cut; `?` where it can't be had: a broken object is shown too."""
+    try:
+        text = part()
+    except Exception:  # of an object of another's making, which may raise anything
+        return "?"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class Spec:
@@ -159,8 +169,8 @@ class Ints(Spec):
     def read(self, value: Any, where: str) -> tuple[int, ...]:
         return _tuple(value, where, Int(self.low, self.high), self.length)
 
-    def write(self, value: Any, numpy: bool) -> list[int]:
-        return [int(v) for v in value]
+    def write(self, value: Any, numpy: bool) -> Any:
+        return _written(value, int, (int, np.integer))
 
     def holds(self, value: Any) -> bool:
         if type(value) is not tuple or self.length not in (None, len(value)):
@@ -180,8 +190,8 @@ class Floats(Spec):
     def read(self, value: Any, where: str) -> tuple[float, ...]:
         return _tuple(value, where, Float(), self.length)
 
-    def write(self, value: Any, numpy: bool) -> list[float]:
-        return [float(v) for v in value]
+    def write(self, value: Any, numpy: bool) -> Any:
+        return _written(value, float, (int, float, np.integer, np.floating))
 
     def holds(self, value: Any) -> bool:
         if type(value) is not tuple or self.length not in (None, len(value)):
@@ -290,9 +300,8 @@ class Json(Spec):
         return value
 
     def holds(self, value: Any) -> bool:
-        return isinstance(
-            value, dict
-        )  # in memory it may hold anything; `write_trace` refuses what JSON has not
+        # in memory it may hold anything; `write_trace` refuses what JSON has not
+        return isinstance(value, dict)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object"}
@@ -309,8 +318,10 @@ class Records(Spec):
             raise fail(where, f"expected an array of objects, found {shown(value)}")
         return [self.cls.from_dict(item, f"{where}[{i}]") for i, item in enumerate(value)]
 
-    def write(self, value: Any, numpy: bool) -> list[dict[str, Any]]:
-        return [item.to_dict(numpy) for item in value]
+    def write(self, value: Any, numpy: bool) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return value  # which `read` refuses
+        return [item.to_dict(numpy) if isinstance(item, self.cls) else item for item in value]
 
     def holds(self, value: Any) -> bool:
         return type(value) is list and all(type(v) is self.cls and v.holds() for v in value)
@@ -498,6 +509,13 @@ def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any,
     if length is not None and len(value) != length:
         raise fail(where, f"expected {length} values, found {len(value)}", "MM008")
     return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(value))
+
+
+def _written(values: Any, kind: type, kinds: tuple[type, ...]) -> Any:
+    """Plain numbers; what is none stays as it is, and `read` refuses it."""
+    if not isinstance(values, (list, tuple, np.ndarray)):
+        return values
+    return [kind(v) if isinstance(v, kinds) and not isinstance(v, bool) else v for v in values]
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Record, Str, column
+from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Record, Str, column, told
 from mmpack.schema.spans import MODALITIES
 
 
@@ -41,8 +41,10 @@ class Medium(Record):
     pixel_values: Any = None  # [t·h·w, patch_dim]
 
     def __repr__(self) -> str:
-        shape = None if self.pixel_values is None else list(self.pixel_values.shape)
+        pixels = self.__dict__.get("pixel_values")
+        shape = None if pixels is None else told(lambda: str(list(pixels.shape)))
         return (
-            f"Medium({self.media_id!r}, {self.modality!r}, grid_thw={self.grid_thw}, "
-            f"num_tokens={self.num_tokens}, pixel_values={shape})"
+            f"Medium({told(lambda: repr(self.media_id))}, {told(lambda: repr(self.modality))}, "
+            f"grid_thw={told(lambda: str(self.grid_thw))}, num_tokens={told(lambda: str(self.num_tokens))}, "
+            f"pixel_values={shape})"
         )

@@ -24,6 +24,7 @@ from mmpack.schema.fields import (
     fail,
     keep_unknown,
     shown,
+    told,
 )
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import (
@@ -152,8 +153,9 @@ class Sample(Record):
 
     def __repr__(self) -> str:
         return (
-            f"Sample({self.sample_id!r}, group_id={self.group_id!r}, family={self.family!r}, "
-            f"tokens={len(self)}, media={len(self.media)}, loss_tokens={self.num_loss_tokens})"
+            f"Sample({told(lambda: repr(self.sample_id))}, group_id={told(lambda: repr(self.group_id))}, "
+            f"family={told(lambda: repr(self.family))}, tokens={told(lambda: str(len(self)))}, "
+            f"media={told(lambda: str(len(self.media)))}, loss_tokens={told(lambda: str(self.num_loss_tokens))})"
         )
 
     @property

@@ -40,8 +40,7 @@ def read_trace(
     no trace, while iterating for a record whose structure is wrong. Broken rules (MM1xx and up)
     are not looked for: see `validate`.
     """
-    source = Path(path)
-    _format_of(source)
+    source = _path(path, "read_trace")
     if not source.is_file():
         why = "is not a file" if source.exists() else "does not exist"
         raise fail(f"{source}", why, "MM001")
@@ -59,7 +58,12 @@ def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
     `read_trace` would. Raises TraceError (with the sample's number from 0, the field and a code),
     ArgumentError for what is not a sample.
     """
-    kind = _format_of(Path(path))
+    target = _path(path, "write_trace")
+    kind = _format_of(target)
+    if isinstance(samples, Sample) or not isinstance(samples, Iterable):
+        raise ArgumentError(
+            f"write_trace: samples is {type(samples).__name__}, expected Samples. Fix: pass [sample]"
+        )
     count = 0
 
     def records() -> Iterator[dict[str, Any]]:
@@ -74,12 +78,23 @@ def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
             count += 1
             yield checked.to_dict(numpy=True)
 
-    with replaced(Path(path), "write_trace", TraceError) as file:
+    with replaced(target, "write_trace", TraceError) as file:
         if kind == ".parquet":
             write_parquet(file, records())
         else:
             write_jsonl(file, records(), zstd=kind == ".jsonl.zst")
     return count
+
+
+def _path(path: Any, what: str) -> Path:
+    """With the name of a trace. Raises ArgumentError, TraceError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(
+            f"{what}: the path is {type(path).__name__}, expected a text. Fix: {what}('rollout.jsonl', …)"
+        )
+    whole = Path(path)
+    _format_of(whole)
+    return whole
 
 
 class TraceReader:

@@ -213,3 +213,14 @@ def test_inputs_that_are_used_again_have_the_tower_s_weights_of_now(how):
         after = logits_of(model, inputs)
         assert torch.equal(after, logits_of(model, batch.model_inputs(model)))
         assert (after - before).abs().max() > 1e-3
+
+
+def test_positions_are_never_counted_across_samples(attached):
+    batch = mp.pack(two_media(), share_prefix=True)
+    inputs = batch.model_inputs(attached)
+    del inputs["position_ids"]
+    with pytest.raises(mp.ModelError, match=r"position_ids is missing.*Fix: "):
+        attached(**inputs)
+    bare = {"input_ids": batch.input_ids[None], "visible_until": batch.visible_until}
+    with pytest.raises(mp.ModelError, match="position_ids is missing"):
+        attached(**bare, use_cache=False)

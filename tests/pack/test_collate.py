@@ -223,3 +223,13 @@ def test_reprs_are_short():
         mp.pack([samples[i] for i in b], None, True).num_tokens for b in plan.bins
     ]
     assert plan.bin_patches == [16, 16]
+
+
+def test_reprs_of_broken_batches_and_plans():
+    samples = with_pixels([full_sample()])
+    for whole in (mp.pack(samples), mp.plan(samples, max_tokens=4096)):
+        for field in dataclasses.fields(whole):
+            broken = object.__new__(type(whole))
+            vars(broken).update(vars(whole) | {field.name: None})
+            assert repr(broken).startswith(type(whole).__name__ + "(")
+        assert repr(object.__new__(type(whole))).count("?") > 3

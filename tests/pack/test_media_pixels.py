@@ -61,3 +61,31 @@ def test_pixels_that_come_later_are_compared_too():
     )
     with pytest.raises(SchemaError, match="but other pixels"):
         mp.pack([first, *samples])
+
+
+@pytest.mark.parametrize("layout", [mp.pack, mp.pad])
+@pytest.mark.parametrize(
+    ("field", "value"), [("media", None), ("media", [1]), ("loss_spans", None), ("input_ids", 3)]
+)
+def test_a_malformed_sample_is_named_or_left_out(layout, field, value):
+    good, bad = with_pixels(
+        [make_sample([("image", (1, 4, 4)), ("response", [5, 6])], n) for n in ("good", "bad")]
+    )
+    setattr(bad, field, value)
+    with pytest.raises(SchemaError, match=rf"bad\.{field}"):
+        layout([good, bad])
+    batch = layout([bad, good], on_invalid="drop", loss_columns={"a": [[], [1.0, 2.0]]})
+    assert batch.sample_ids == ["good"] and batch.loss_columns["a"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"media": [1]}, "media is list, expected pixels by cache key"),
+        ({"loss_columns": [1]}, "the columns are list"),
+        ({"token_columns": 3}, "the columns are int"),
+    ],
+)
+def test_lists_where_names_are_due(given, match):
+    with pytest.raises(mp.ArgumentError, match=match):
+        mp.pack(with_pixels([make_sample([("text", [1]), ("response", [5, 6])])]), **given)

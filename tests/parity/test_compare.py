@@ -233,6 +233,12 @@ def test_not_samples():
         compare([small(0)], [{}])
 
 
+@pytest.mark.parametrize(("given", "name"), [((None, []), "rollout"), (([], 3), "train")])
+def test_not_even_a_list(given, name):
+    with pytest.raises(mp.ArgumentError, match=rf"compare: {name} is (NoneType|int)\. Fix: "):
+        compare(*given)
+
+
 def test_paths(tmp_path):
     mp.write_trace(tmp_path / "a.jsonl", numbered(3))
     mp.write_trace(tmp_path / "b.parquet", numbered(3)[::-1])

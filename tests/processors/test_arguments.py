@@ -222,3 +222,12 @@ def test_broken_data_urls(processor, url, match):
             ArgumentError,
             match,
         )
+
+
+def test_template_kwargs(processor):
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(ArgumentError, match="template_kwargs is list"):
+        processor(messages, [1], sample_id="s", template_kwargs=[1])
+    sample = processor(messages, [1], sample_id="s")
+    with pytest.raises(ArgumentError, match="template_kwargs is int"):
+        processor.append(sample, messages=messages, template_kwargs=3)

@@ -65,3 +65,59 @@ def test_reprs_are_short():
     assert repr(sample.media) == (
         "[Medium('image-0', 'image', grid_thw=(1, 8, 8), num_tokens=16, pixel_values=[64, 1176])]"
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("input_ids", None),
+        ("input_ids", 3),
+        ("media", None),
+        ("media", 3),
+        ("media", [1]),
+        ("loss_spans", None),
+        ("loss_spans", 5),
+        ("loss_spans", [(1, 2)]),
+        ("loss_spans", [None]),
+        ("loss_spans", [mp.LossSpan(None, 3)]),
+        ("rewards", 3),
+        ("screen_size", 5),
+    ],
+)
+def test_a_malformed_sample_is_shown_and_named(tmp_path, field, value):
+    sample = make_sample([("image", (1, 8, 8)), ("response", [5, 6], 0)])
+    setattr(sample, field, value)
+    assert repr(sample).startswith("Sample('s0', group_id='g0', family='qwen2_5_vl', tokens=")
+    with pytest.raises(TraceError, match=rf"samples\[0\]\.{field}.*Fix: "):
+        mp.write_trace(tmp_path / "a.jsonl", [sample])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_grid_of_fractions_is_not_cut(tmp_path):
+    sample = make_sample([("image", (1, 8, 8)), ("response", [5, 6], 0)])
+    sample.media[0].grid_thw = (1, 8.5, 8)
+    with pytest.raises(TraceError, match=r"grid_thw\[1\]: expected an integer, found 8\.5"):
+        mp.write_trace(tmp_path / "a.jsonl", [sample])
+
+
+def test_reprs_of_what_was_never_made():
+    assert repr(object.__new__(mp.Sample)) == (
+        "Sample(?, group_id=?, family=?, tokens=?, media=?, loss_tokens=?)"
+    )
+    assert repr(object.__new__(mp.Medium)).startswith("Medium(?, ?, grid_thw=?")
+    assert len(repr(make_sample([("text", [1])], sample_id="x" * 5000))) < 200
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "match"),
+    [
+        ([], "a.jsonl", "the path is list"),
+        ("a.jsonl", full_sample(), r"samples is Sample, expected Samples. Fix: pass \[sample\]"),
+        ("a.jsonl", None, "samples is NoneType"),
+    ],
+)
+def test_arguments_that_are_swapped_or_single(tmp_path, monkeypatch, path, given, match):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(mp.ArgumentError, match=match):
+        mp.write_trace(path, given)
+    assert not list(tmp_path.iterdir())

@@ -217,10 +217,16 @@ def no_mask(*, attention_mask: Any = None, **kwargs: Any) -> Rule:
 
 
 def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Before the forward below the head: see `Ids`."""
+    """Before the forward below the head: see `Ids`. Positions that the model counts run on from sample to sample."""
+    attached = _is_attached(core.get_decoder())
+    if attached and kwargs.get("visible_until") is not None and kwargs.get("position_ids") is None:
+        raise ModelError(
+            "mmpack attention: position_ids is missing, and the model's own count would run across samples. "
+            "Fix: call model(**batch.model_inputs(model))"
+        )
     ids = kwargs.get("input_ids")
     if isinstance(ids, Ids):
-        kwargs = kwargs | ids.open(core, _is_attached(core.get_decoder()))
+        kwargs = kwargs | ids.open(core, attached)
     return args, kwargs
 
 
