@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from mmpack.errors import require
-from mmpack.schema.bounds import Total
+from mmpack.schema.bounds import Total, checked_items
 from mmpack.schema.fields import fail, named
 
 READ_BYTES = 2**20
@@ -29,15 +29,21 @@ def read_jsonl(path: Path, max_record_bytes: int, zstd: bool) -> Iterator[tuple[
     """Yield (record number, parsed JSON) of each line that is not blank.
 
     Raises TraceError: MM001 not JSON, not UTF-8 or corrupt zstd; MM002 a cut last line; MM003 a
-    key twice in one object; MM010 a record beyond `max_record_bytes` or nested too deep, zstd that decodes to more than
-    `bounds.Total` allows.
+    key twice in one object; MM010 a record beyond `max_record_bytes`, of too many items or nested too deep, zstd that
+    decodes to more than `bounds.Total` allows.
     """
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise fail(f"{path}", f"can't be read: {error.strerror}", "MM001") from None
+    with file:
         chunks: Iterator[bytes] = iter(lambda: file.read(READ_BYTES), b"")
+        total = Total(os.fstat(file.fileno()).st_size, max_record_bytes)
         if zstd:
-            chunks = _zstd_chunks(file, path, max_record_bytes)
+            chunks = _zstd_chunks(file, path, total)
         for number, line, ended in _lines(chunks, max_record_bytes, path):
-            yield number, _parse_line(line, ended, f"{path}: record {number}")
+            where = f"{path}: record {number}"
+            yield number, _parse_line(line, ended, max_record_bytes, total, where)
 
 
 def write_jsonl(file: IO[bytes], records: Iterable[dict[str, Any]], zstd: bool) -> None:
@@ -92,9 +98,11 @@ def _bounded_int(digits: str) -> int:
     return int(digits[:640])  # still out of every range
 
 
-def _parse_line(line: bytes, ended: bool, where: str) -> Any:
+def _parse_line(line: bytes, ended: bool, max_record_bytes: int, total: Total, where: str) -> Any:
     try:
-        return parse_json(line.decode("utf-8"), where)
+        text = line.decode("utf-8")
+        total.add_items(checked_items(text, max_record_bytes, where), where)
+        return parse_json(text, where)
     except UnicodeDecodeError as error:
         code, why = "MM001", f"is not UTF-8 at byte {error.start}"
     except json.JSONDecodeError as error:
@@ -139,13 +147,12 @@ def _lines(chunks: Iterable[bytes], limit: int, path: Path) -> Iterator[tuple[in
         yield number, bytes(held), False
 
 
-def _zstd_chunks(file: IO[bytes], path: Path, max_record_bytes: int) -> Iterator[bytes]:
+def _zstd_chunks(file: IO[bytes], path: Path, total: Total) -> Iterator[bytes]:
     """Decompressed bytes of all frames of `file`, at most 32 MiB at a time."""
     zstandard = require("zstandard", "zstd", "read_trace of a .zst file")
     decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
     frame = decompressor.decompressobj()
     data = b""
-    total = Total(os.fstat(file.fileno()).st_size, max_record_bytes)
     try:
         while data := data or file.read(ZSTD_READ_BYTES):
             if frame.eof:

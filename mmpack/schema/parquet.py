@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from mmpack.errors import require
-from mmpack.schema.bounds import Total
+from mmpack.schema.bounds import Total, checked_items
 from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Records, fail, shown
 from mmpack.schema.jsonl import dump_json, parse_json
 from mmpack.schema.parquet_bounds import bounded, texts_of
@@ -78,7 +78,7 @@ class Block:
         """Yield (record number from 1, record), arrays as numpy, absent fields left out. Raises TraceError."""
         for number, record in enumerate(_records(self), self.first):
             _check_size(record, self.max_record_bytes, f"{self.path}: record {number}")
-            yield number, _parsed(record, f"{self.path}: record {number}")
+            yield number, _parsed(record, self.max_record_bytes, f"{self.path}: record {number}")
 
 
 def read_blocks(
@@ -313,13 +313,14 @@ def _check_size(record: dict[str, Any], limit: int, where: str) -> None:
         raise fail(where, f"is larger than {limit} bytes", "MM010")
 
 
-def _parsed(record: dict[str, Any], where: str) -> dict[str, Any]:
+def _parsed(record: dict[str, Any], max_record_bytes: int, where: str) -> dict[str, Any]:
     """The record with its JSON text columns parsed."""
     for name, column in _columns():
         if name in record and isinstance(column.spec, (Json, Records)):
             text = record[name]
             if not isinstance(text, str):
                 raise fail(f"{where}.{name}", f"expected JSON text, found {shown(text)}")
+            checked_items(text, max_record_bytes, f"{where}.{name}")
             try:
                 record[name] = parse_json(text, f"{where}.{name}")
             except json.JSONDecodeError as error:

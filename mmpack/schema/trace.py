@@ -40,11 +40,16 @@ def read_trace(
     no trace, while iterating for a record whose structure is wrong. Broken rules (MM1xx and up)
     are not looked for: see `validate`.
     """
-    source = _path(path, "read_trace")
-    if not source.is_file():
-        why = "is not a file" if source.exists() else "does not exist"
-        raise fail(f"{source}", why, "MM001")
-    if not os.access(source, os.R_OK):
+    source = _path_of(path, "read_trace")
+    _format_of(source)
+    try:
+        if not source.is_file():
+            why = "is not a file" if source.exists() else "does not exist"
+            raise fail(f"{source}", why, "MM001")
+        allowed = os.access(source, os.R_OK)
+    except PermissionError:  # of a folder above it
+        allowed = False
+    if not allowed:
         raise fail(f"{source}", "may not be read by this user", "MM001")
     return TraceReader(source, media, max_record_bytes)
 
@@ -58,7 +63,7 @@ def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
     `read_trace` would. Raises TraceError (with the sample's number from 0, the field and a code),
     ArgumentError for what is not a sample.
     """
-    target = _path(path, "write_trace")
+    target = _path_of(path, "write_trace")
     kind = _format_of(target)
     if isinstance(samples, Sample) or not isinstance(samples, Iterable):
         raise ArgumentError(
@@ -84,17 +89,6 @@ def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
         else:
             write_jsonl(file, records(), zstd=kind == ".jsonl.zst")
     return count
-
-
-def _path(path: Any, what: str) -> Path:
-    """With the name of a trace. Raises ArgumentError, TraceError."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(
-            f"{what}: the path is {type(path).__name__}, expected a text. Fix: {what}('rollout.jsonl', …)"
-        )
-    whole = Path(path)
-    _format_of(whole)
-    return whole
 
 
 class TraceReader:
@@ -159,6 +153,14 @@ class Ids:
 
 def repeated_id(sample_id: str, where: str) -> TraceError:
     return fail(f"{where}.sample_id", f"{named(sample_id)} occurs before", "MM007")
+
+
+def _path_of(path: Any, what: str) -> Path:
+    """Raises ArgumentError for what is no path."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str) or "\0" in text:
+        raise ArgumentError(f"{what}: {path!r:.60} is no path. Fix: pass the name of a file")
+    return Path(text)
 
 
 def _format_of(path: Path) -> str:

@@ -5,6 +5,7 @@ Frame i is the i-th in presentation order; with B-frames that is another order t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -95,7 +96,7 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
     Raises: VideoError where there are none, more than the limit, or fewer than the container's index says.
     """
     rows: list[tuple[int | None, int | None, int, bool, bool]] = []
-    for packet in video.container.demux(video.stream):
+    for packet in _demuxed(video):
         if not packet.size:  # the end
             continue
         order = packet.pts if packet.dts is None else packet.dts
@@ -136,6 +137,16 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
         time_base=video.stream.time_base,
         named=bool(named),
     )
+
+
+def _demuxed(video: Opened) -> Iterator[Any]:
+    """The packets as PyAV has them, which knows the streams that a file begins with only."""
+    try:
+        yield from video.container.demux(video.stream)
+    except IndexError:
+        raise VideoError(
+            f"{video.where}: a stream of it begins midway. Fix: remux its pictures, e.g. with ffmpeg -map 0:v -c copy"
+        ) from None
 
 
 def _cut(video: Opened, count: int) -> VideoError:

@@ -89,7 +89,10 @@ def _opencv(video: Opened, packets: Packets) -> Reading:
             seconds = (stream.duration or 0) * tick
         count = math.floor(seconds * fps + 0.5)
     end = _end_of_opencv(count, fps, video, packets)
-    return Reading(fps, count, count / fps, end_frames=end)
+    why = None
+    if stream.codec_context.name == "theora" and len(packets.frames) < count:
+        why = "OpenCV loses its place where Theora repeats a picture"
+    return Reading(fps, count, count / fps, end_frames=end, refusal=why)
 
 
 def _decord(video: Opened, packets: Packets) -> Reading:

@@ -111,7 +111,7 @@ def test_reprs_of_what_was_never_made():
 @pytest.mark.parametrize(
     ("path", "given", "match"),
     [
-        ([], "a.jsonl", "the path is list"),
+        ([], "a.jsonl", r"\[\] is no path"),
         ("a.jsonl", full_sample(), r"samples is Sample, expected Samples. Fix: pass \[sample\]"),
         ("a.jsonl", None, "samples is NoneType"),
     ],

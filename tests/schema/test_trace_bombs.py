@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,13 @@ import pytest
 import zstandard
 from support.samples import full_sample, make_sample
 
-from mmpack.errors import TraceError
-from mmpack.schema import parquet_pages
+from mmpack.errors import ArgumentError, TraceError
+from mmpack.schema import bounds, parquet_pages
 from mmpack.schema.fields import json_fault
 from mmpack.schema.jsonl import dump_json
 from mmpack.schema.parquet_pages import read_row_groups
 from mmpack.schema.parquet_rows import row_lengths
+from mmpack.schema.rules import validate
 from mmpack.schema.trace import read_trace, write_trace
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -150,7 +152,8 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30,) * 2)
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 from support.trace_fuzz import peak_mib
-from mmpack.errors import TraceError
+from mmpack.errors import ArgumentError, TraceError
+from mmpack.schema.rules import validate
 from mmpack.schema.trace import read_trace
 import pyarrow.parquet, zstandard
 before, count = peak_mib(), 0
@@ -297,6 +300,49 @@ def test_a_file_may_decode_to_so_much_in_all(tmp_path, suffix):
     assert "decodes to more than" in refuse(path, "MM010", max_record_bytes=2**16)
 
 
+@pytest.mark.parametrize("item", ["[]", "{}", '{"a":0}'])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".parquet"])
+def test_a_record_of_very_many_items_is_not_parsed(tmp_path, suffix, item, monkeypatch):
+    """Some kilobytes, and seconds of Python's JSON in each record."""
+    path = tmp_path / f"t{suffix}"
+    record = make_sample([("text", [1, 2])]).to_dict()
+    many = f'{{"a":[{",".join([item] * 2**20)}]}}'
+    if suffix == ".parquet":
+        write_trace(path, [make_sample([("text", [1, 2])])])
+        table = pq.read_table(path)
+        at = table.schema.get_field_index("metadata")
+        pq.write_table(table.set_column(at, "metadata", pa.array([many])), path, compression="zstd")
+    else:
+        data = (json.dumps(record)[:-1] + f', "metadata": {many}}}').encode()
+        path.write_bytes(zstandard.compress(data) if suffix.endswith("zst") else data)
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text, **kw: loads(text[: 2**20], **kw))
+    assert "objects, lists and keys" in refuse(path, "MM010")
+    assert [p.code for p in validate(read_trace(path))] == ["MM010"]
+    monkeypatch.undo()
+    assert len(list(read_trace(path, max_record_bytes=2**28))) == 1
+
+
+def test_brackets_within_texts_are_no_items(tmp_path):
+    path = tmp_path / "t.jsonl"
+    sample = make_sample([("text", [1, 2])])
+    sample.metadata = {"code": '["{:\\"' * 2**18, "n": [1] * 2**18}
+    write_trace(path, [sample])
+    assert list(read_trace(path)) == [sample]
+
+
+def test_a_file_may_have_so_many_items_in_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_ITEMS", 2**12)
+    path = tmp_path / "t.jsonl.zst"
+    sample = make_sample([("text", [1, 2])])
+    sample.metadata = {"a": [[]] * 4000}
+    samples = [replace(sample, sample_id=f"s{i}") for i in range(40)]
+    write_trace(path, samples)
+    assert len(list(read_trace(path))) == 40
+    why = refuse(path, "MM010", max_record_bytes=2**17)
+    assert "objects, lists and keys in" in why and ".zst: record 33" in why
+
+
 @pytest.mark.parametrize("depth", [1, 20])
 def test_many_small_values_in_a_record_take_little_beside_themselves(depth):
     value = {"a": [[]] * 10**6}
@@ -395,3 +441,35 @@ def test_paths_that_are_no_traces(tmp_path):
     for path in (tmp_path / "no.jsonl", tmp_path, tmp_path / "trace.json"):
         with pytest.raises(TraceError, match=r"\(MM001\)"):
             read_trace(path)
+
+
+@pytest.mark.parametrize("path", [3, None, b"t.jsonl", "a\0.jsonl"])
+def test_what_is_no_path(path):
+    with pytest.raises(ArgumentError, match=r"read_trace: .* is no path. Fix: "):
+        read_trace(path)
+    with pytest.raises(ArgumentError, match=r"write_trace: .* is no path. Fix: "):
+        write_trace(path, [])
+
+
+@pytest.mark.parametrize("samples", [3, None, full_sample()], ids=["3", "none", "one"])
+def test_what_are_no_samples(tmp_path, samples):
+    with pytest.raises(ArgumentError, match=r"samples is .*, expected Samples\. Fix: pass"):
+        write_trace(tmp_path / "t.jsonl", samples)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_may_not_be_read_and_files_that_are_gone(tmp_path, monkeypatch):
+    path = tmp_path / "t.jsonl"
+    write_trace(path, [full_sample()])
+    reader = read_trace(path)
+    path.unlink()
+    with pytest.raises(TraceError, match=r"can't be read: No such file.*\(MM001\)"):
+        list(reader)
+
+    def denied(path, **kwargs):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", denied)  # whoever is root may read all
+    monkeypatch.setattr(os.path, "isfile", denied)  # which newer versions of Python ask
+    with pytest.raises(TraceError, match=r"may not be read by this user \(MM001\)"):
+        read_trace(path)

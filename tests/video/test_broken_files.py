@@ -61,6 +61,15 @@ def test_cut_with_its_index_in_front():
     refused(data[: len(data) // 2], r"bytes of a file of \d+.*cut")
 
 
+def test_a_stream_that_begins_midway():
+    """Subtitles of an FLV, in their first tag: FFmpeg makes a stream of them, of which PyAV does not know."""
+    text = b"\2\0\nonTextData\x08\0\0\0\1\0\4text\2\0\2hi\0\0\x09"
+    tag = b"\x12" + len(text).to_bytes(3) + (5000).to_bytes(3) + bytes(4) + text
+    film = clip(60, container="flv", sound=True)
+    assert probe(film).total_frames == 60
+    refused(film + tag + len(tag).to_bytes(4), "a stream of it begins midway")
+
+
 def test_no_frames():
     data = clip(2)
     at = data.index(b"stsz") + 12

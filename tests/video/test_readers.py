@@ -2,8 +2,11 @@
 
 import json
 import sys
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "readers"
@@ -13,6 +16,9 @@ from reader_clips import KINDS, RATES, clip  # noqa: E402
 
 from mmpack.errors import ArgumentError  # noqa: E402
 from mmpack.video import FramePlan, decode, probe, sample  # noqa: E402
+from mmpack.video.container import Opened  # noqa: E402
+from mmpack.video.packets import Packets  # noqa: E402
+from mmpack.video.readers import read_as  # noqa: E402
 
 TABLE = {
     (row["kind"], row["number"]): row
@@ -116,6 +122,36 @@ def test_what_a_reader_cant_read():
         sample(clip("mkv", 1), policy="transformers_qwen3_vl", reader="pyav")
     with pytest.raises(ArgumentError, match="reader 'vlc' is unknown"):
         sample(clip("mkv", 1), policy="transformers_qwen3_vl", reader="vlc")
+
+
+def test_theora_that_repeats_pictures():
+    """PyAV has no encoder of it: the header and packets of `ffmpeg -f lavfi -i testsrc2 -t 4 x.ogv`, in short."""
+
+    def refusal(codec, held):
+        times = np.arange(100)[:held]
+        packets = Packets(
+            times, times, np.ones_like(times), times % 9 == 0, times >= 0, Fraction(1, 25), True
+        )
+        stream = SimpleNamespace(
+            average_rate=None,
+            base_rate=Fraction(25),
+            frames=0,
+            start_time=0,
+            duration=100,
+            codec_context=SimpleNamespace(name=codec),
+            index=0,
+        )
+        container = SimpleNamespace(
+            duration=4_000_000,
+            format=SimpleNamespace(name="ogg"),
+            streams=SimpleNamespace(video=[stream]),
+        )
+        reading = read_as("opencv", Opened(container, stream, "x"), packets)
+        assert reading.total_frames == 100
+        return reading.refusal
+
+    assert "Theora repeats" in refusal("theora", 77)
+    assert refusal("theora", 100) is refusal("vp8", 77) is None
 
 
 def test_plans_that_name_no_reader_were_made_by_the_container():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.schema.bounds import MAX_ITEMS
 from mmpack.schema.fields import (
     INT_MAX,
     Array,
@@ -77,8 +78,8 @@ def each_fits(spec: Spec, values: Sequence[Any]) -> np.ndarray:
 
 
 def parsed(text: Any) -> Any:
-    """The JSON of a text; DOUBTED for what is none, or may have a key twice in one object."""
-    if not isinstance(text, str):
+    """The JSON of a text; DOUBTED for what is none, may have a key twice in one object, or may have too many items."""
+    if not isinstance(text, str) or sum(map(text.count, "[{:")) > MAX_ITEMS:
         return DOUBTED
     text = text.strip(" \t\n\r")  # of JSON; its decoder wants none around
     try:
