@@ -26,8 +26,9 @@ SUPPORTED = "MP4, QuickTime, Matroska, WebM, AVI, FLV, MPEG-TS, Ogg, ASF or IVF"
 _STARTS = (b"\x1a\x45\xdf\xa3", b"FLV", b"OggS", b"\x30\x26\xb2\x75", b"DKIF")
 _SYNC = 0x47  # of each packet of MPEG-TS: 188 bytes, or 192 with a time in front
 MAX_STREAMS = 64
-# FFmpeg gives pictures of damaged HEVC without a word, and with more threads others at each call.
-UNCHECKED = ("hevc",)
+UNCHECKED = ("hevc",)  # FFmpeg gives pictures of damaged ones without a word
+# With more threads, damaged ones give other pictures, HEVC at each call.
+ONE_THREAD = ("hevc", "vp8", "mpeg1video", "mpeg2video")
 FLV = b"FLV"  # has no streams yet when it is opened, so none to give options to
 
 
@@ -154,6 +155,7 @@ def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> A
     context.options = {"max_pixels": str(limits.max_pixels)}
     if context.codec.canonical_name in UNCHECKED:
         context.options |= {"err_detect": "explode"}
+    if context.codec.canonical_name in ONE_THREAD:
         threads = 1
     context.thread_count = threads
     context.thread_type = "AUTO" if threads > 1 else "NONE"

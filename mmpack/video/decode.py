@@ -41,7 +41,8 @@ def decode(
         source: a file's bytes, or its path.
         frames: a plan, or frame numbers in presentation order, from 0; repeated ones are decoded once.
         backend: `auto`, `pyav`, `torchcodec` or `decord`; where they read a stream, they give the same bytes.
-        threads: of the decoder; HEVC is decoded by one, since with more a damaged file has other pixels at each call.
+        threads: of the decoder; HEVC, VP8 and MPEG-2 are decoded by one, since with more a damaged file has other
+            pixels.
         cache: frames decoded before, by this process or another.
         limits: what a file may cost.
 

@@ -53,6 +53,31 @@ def test_damaged_hevc_is_refused_or_the_same_at_each_call():
     np.testing.assert_array_equal(decode(data, range(FRAMES), threads=8), clean)
 
 
+def test_damaged_vp8_has_the_same_pixels_with_any_threads():
+    file, rng, read = io.BytesIO(), random.Random(0), 0
+    with av.open(file, "w", format="webm") as out:
+        stream = out.add_stream("libvpx", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 256, 192, "yuv420p"
+        for n in range(FRAMES):
+            frame = av.VideoFrame.from_ndarray(picture(n, (256, 192)), "rgb24")
+            out.mux(stream.encode(frame.reformat(format="yuv420p")))
+        out.mux(stream.encode())
+    film = file.getvalue()
+    for _ in range(40):
+        broken = bytearray(film)
+        for _ in range(8):
+            broken[rng.randrange(len(film) // 8, len(film))] ^= 1 << rng.randrange(8)
+        seen = []
+        for threads in (1, 2, 8):
+            try:
+                seen.append(decode(bytes(broken), range(15), threads=threads).tobytes())
+            except (VideoError, ArgumentError):  # ArgumentError: frames are gone
+                seen.append(b"")
+        assert len(set(seen)) == 1
+        read += seen[0] != b""
+    assert read > 5
+
+
 def test_a_broken_picture_without_a_time_is_called_so(monkeypatch):
     from mmpack.video.backends import pyav
 
