@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.schema.fields import canonical_json
+from mmpack.schema.plain_json import canonical_json
 
 
 def fingerprint(processor: dict[str, Any]) -> str:

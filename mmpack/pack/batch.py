@@ -19,10 +19,10 @@ from mmpack.ops.gather_rows import gather_rows
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.merge_embeddings import VisionRows
 from mmpack.pack.media import patch_offsets
-from mmpack.schema.fields import told
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.spans import LossSpan, ModalitySpan, Score
+from mmpack.schema.words import told
 
 
 @dataclass(kw_only=True)

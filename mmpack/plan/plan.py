@@ -19,9 +19,9 @@ from mmpack.plan.balance import balance
 from mmpack.plan.bfd import best_fit_decreasing, spread
 from mmpack.plan.cost import Cost, CostModel
 from mmpack.plan.forest import build_forest
-from mmpack.schema.fields import told
 from mmpack.schema.rules import Problem, problems_of
 from mmpack.schema.sample import Sample, as_samples
+from mmpack.schema.words import told
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from mmpack.families import Family
 from mmpack.processors.pixels import image_options
-from mmpack.schema.fields import canonical_json
+from mmpack.schema.plain_json import canonical_json
 
 _SWITCHED = {  # a setting counts only while its switch is on
     "do_resize": ("resample", "min_pixels", "max_pixels", "height", "width"),

@@ -8,53 +8,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mmpack.errors import TraceError
-from mmpack.schema.codes import RULES
+from mmpack.schema.plain_json import check_json
+from mmpack.schema.words import fail, named, shown
 
 INT_MAX = 2**53 - 1  # what JSON carries exactly
 COUNT_MAX = 2**31 - 1
-MAX_DEPTH = 32
 UNSET: Any = object()
-
-
-def fail(where: str, message: str, code: str = "MM003") -> TraceError:
-    """The error of a record that breaks rule `code` at `where`: one line, with the rule's fix."""
-    return TraceError(f"{where}: {message} ({code}). Fix: {RULES[code].fix}", code, where, message)
-
-
-def named(text: str) -> str:
-    """A name out of a file, safe to print: escaped and cut where it would break a line."""
-    return text if text.isprintable() and len(text) <= 80 else ascii(text[:60])
-
-
-def shown(value: Any) -> str:
-    """A short, single-line picture of a value, for error messages."""
-    if isinstance(value, (list, dict)):
-        return f"{'an array' if isinstance(value, list) else 'an object'} of {len(value)}"
-    if isinstance(value, int) and abs(value) > 2**128:
-        return "a huge integer"
-    if not isinstance(value, (str, int, float, type(None))):
-        return f"a value of type {type(value).__name__}"
-    text = ascii(value[:60] if isinstance(value, str) else value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def told(part: Callable[[], str]) -> str:
-    """A part of a repr, cut; `?` where it can't be had: a broken object is shown too."""
-    try:
-        text = part()
-    except Exception:  # of an object of another's making, which may raise anything
-        return "?"
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class Spec:
@@ -461,46 +428,6 @@ def keep_unknown(metadata: dict[str, Any], unknown: dict[str, Any]) -> dict[str,
             name += "_"
         out[name] = value
     return out
-
-
-def check_json(value: Any, where: str) -> None:
-    """Refuse what JSON can't carry: other types, NaN, integers beyond 64 bits, deep nesting."""
-    fault = json_fault(value)
-    if fault is not None:
-        raise fail(where, *fault)
-
-
-def json_fault(value: Any) -> tuple[str, str] | None:
-    """Why JSON can't carry `value`, and the code; None if it can. Iterative: depth can't overflow the stack."""
-    stack = [iter((value,))]
-    while stack:
-        for item in stack[-1]:
-            kind = type(item)
-            if kind is dict or kind is list or kind is tuple:
-                if kind is dict and not all(type(key) is str for key in item):
-                    return "holds an object with a key that is not a string", "MM003"
-                if len(stack) > MAX_DEPTH + 1:
-                    return f"is nested deeper than {MAX_DEPTH} levels", "MM010"
-                stack.append(iter(item.values() if kind is dict else item))
-                break
-            if kind is float:
-                if not math.isfinite(item):
-                    return f"holds {item}, which is not a finite number", "MM009"
-            elif kind is int:
-                if not -(2**63) <= item < 2**64:
-                    return f"holds {shown(item)}, which is beyond 64 bits", "MM003"
-            elif kind not in (bool, str, type(None)):
-                return f"holds a value of type {kind.__name__}, which JSON does not have", "MM003"
-        else:
-            stack.pop()
-    return None
-
-
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
 
 
 def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any, ...]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Record, Str, column, told
+from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Record, Str, column
 from mmpack.schema.spans import MODALITIES
+from mmpack.schema.words import told
 
 
 @dataclass(eq=False)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from mmpack.schema.fields import fail
 from mmpack.schema.parquet_pages import chunk_range, naming_broken, read_footer
+from mmpack.schema.words import fail
 
 PIECE_BYTES = 2**20
 # Fields of ColumnChunk and ColumnMetaData in parquet.thrift that say where something lies, and nothing else.

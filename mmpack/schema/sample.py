@@ -12,20 +12,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES
-from mmpack.schema.fields import (
-    Array,
-    Int,
-    Ints,
-    Json,
-    Record,
-    Records,
-    Str,
-    column,
-    fail,
-    keep_unknown,
-    shown,
-    told,
-)
+from mmpack.schema.fields import Array, Int, Ints, Json, Record, Records, Str, column, keep_unknown
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import (
     ActionSpan,
@@ -38,6 +25,7 @@ from mmpack.schema.spans import (
     RegionSpan,
     Score,
 )
+from mmpack.schema.words import fail, shown, told
 
 SCHEMA_VERSION = "1"
 # in `metadata`: sha256:<64 hex> of the decoded loss tokens (special tokens kept), all loss spans at once

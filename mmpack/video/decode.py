@@ -41,8 +41,8 @@ def decode(
         source: a file's bytes, or its path.
         frames: a plan, or frame numbers in presentation order, from 0; repeated ones are decoded once.
         backend: `auto`, `pyav`, `torchcodec` or `decord`; where they read a stream, they give the same bytes.
-        threads: of the decoder; HEVC, VP8 and MPEG-2 are decoded by one, since with more a damaged file has other
-            pixels.
+        threads: of the decoder; HEVC, VP8, MPEG-2 and files with hidden pictures are decoded by one, since with more a
+            damaged file has other pixels.
         cache: frames decoded before, by this process or another.
         limits: what a file may cost.
 
@@ -66,6 +66,10 @@ def decode(
             _check(frames, indices, video, packets, limits)
             chosen = BACKENDS[_backend(backend, video, packets)]
             distinct, places = np.unique(indices, return_inverse=True)
+            if (
+                not packets.shown.all()
+            ):  # of pictures that it drops FFmpeg does not tell which are broken
+                video.stream.codec_context.thread_count = 1
             used = video.stream.codec_context.thread_count
             try:
                 pixels = chosen.decode(source, video, packets, distinct, used)

@@ -18,10 +18,10 @@ from support.samples import full_sample, make_sample
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.schema import bounds, parquet_pages
-from mmpack.schema.fields import json_fault
 from mmpack.schema.jsonl import dump_json
 from mmpack.schema.parquet_pages import read_row_groups
 from mmpack.schema.parquet_rows import row_lengths
+from mmpack.schema.plain_json import json_fault
 from mmpack.schema.rules import validate
 from mmpack.schema.trace import read_trace, write_trace
 

@@ -78,6 +78,33 @@ def test_damaged_vp8_has_the_same_pixels_with_any_threads():
     assert read > 5
 
 
+def with_hidden_frames(count):
+    """30 pictures in one group, of which an edit list hides the first `count`; the file has 25 a second."""
+    data = clip(gop=30)
+    at = data.index(b"elst") + 16  # version, flags, count, duration; then where the media begin
+    ticks = int.from_bytes(data[at : at + 4]) + count * 12800 // 25
+    return data[:at] + ticks.to_bytes(4) + data[at + 4 :]
+
+
+def test_damage_in_hidden_pictures_gives_the_same_pixels_with_any_threads():
+    """FFmpeg drops hidden pictures and does not tell which were broken; later ones refer to them."""
+    film, rng, read = with_hidden_frames(20), random.Random(0), 0
+    start = film.index(b"mdat")
+    for _ in range(60):
+        broken = bytearray(film)
+        for _ in range(3):
+            broken[rng.randrange(start + 2000, start + len(film) // 2)] ^= 1 << rng.randrange(8)
+        seen = []
+        for threads in (1, 2, 8):
+            try:
+                seen.append(decode(bytes(broken), range(10), threads=threads).tobytes())
+            except (VideoError, ArgumentError):
+                seen.append(b"")
+        assert len(set(seen)) == 1
+        read += seen[0] != b""
+    assert read > 5
+
+
 def test_a_broken_picture_without_a_time_is_called_so(monkeypatch):
     from mmpack.video.backends import pyav
 

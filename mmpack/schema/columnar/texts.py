@@ -11,18 +11,8 @@ from typing import Any
 import numpy as np
 
 from mmpack.schema.bounds import MAX_ITEMS
-from mmpack.schema.fields import (
-    INT_MAX,
-    Array,
-    Float,
-    Floats,
-    Int,
-    Ints,
-    Json,
-    Spec,
-    Str,
-    json_fault,
-)
+from mmpack.schema.fields import INT_MAX, Array, Float, Floats, Int, Ints, Json, Spec, Str
+from mmpack.schema.plain_json import json_fault
 from mmpack.schema.spans import ScopeSpec
 
 DOUBTED: Any = object()  # in place of JSON that needs another look
