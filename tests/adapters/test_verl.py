@@ -374,7 +374,9 @@ def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
             use(engine)
         assert "forward_step" in vars(used)  # the first still stands
     with monkeypatch.context() as patched:
-        patched.setattr(engine.model_config, "enable_activation_offload", True)
+        offloading = copy.copy(engine.model_config)
+        object.__setattr__(offloading, "enable_activation_offload", True)  # it is frozen
+        patched.setattr(engine, "model_config", offloading)
         with pytest.raises(ModelError, match="enable_activation_offload is on"):
             use(engine)
     with monkeypatch.context() as patched:
