@@ -10,8 +10,6 @@ from plants_hard import HARD
 
 import mmpack as mp
 
-pytestmark = pytest.mark.adapter
-
 
 @pytest.mark.parametrize("name", [*PLANTS, *HARD])
 def test_each_plant_is_named_or_unknown(name):
