@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers.utils.import_utils import is_flash_attn_2_available, is_kernels_available
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from mmpack.adapters.transformers.attention import expect_ids, is_attached, planned
 from mmpack.adapters.transformers.inside import Ids
@@ -121,7 +122,7 @@ def _refuse_missing_kernels(text: Any) -> None:
     """An attention that was written into a config is looked for in the forward only."""
     if text._attn_implementation != "flash_attention_2":
         return
-    if not (is_flash_attn_2_available() or is_kernels_available()):
+    if not (is_flash_attn_2_available() or importlib.util.find_spec("kernels")):
         raise ModelError(
             "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor kernels of a "
             "fitting version is installed. Fix: model.set_attn_implementation('sdpa'), or attach(model)"
