@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -122,11 +122,19 @@ def _refuse_missing_kernels(text: Any) -> None:
     """An attention that was written into a config is looked for in the forward only."""
     if text._attn_implementation != "flash_attention_2":
         return
-    if not (is_flash_attn_2_available() or importlib.util.find_spec("kernels")):
+    if not (is_flash_attn_2_available() or _installed("kernels")):
         raise ModelError(
             "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor kernels of a "
             "fitting version is installed. Fix: model.set_attn_implementation('sdpa'), or attach(model)"
         )
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _refuse_other_media(batch: Batch, config: Any, family: Family) -> None:
