@@ -13,10 +13,6 @@ NO_POSITIONS = "ids that contradict their grids have no positions"
 # (cause that hides, cause that is hidden): why
 HIDES = {
     ("exif_rotation", "alpha"): "a turned picture's pixels differ, whatever its background is",
-    (
-        "alpha",
-        "jpeg_reencode",
-    ): "a picture over another background looks otherwise, whatever its file is",
     ("dropped_image", "cache_key"): "the picture under the wrong key is the one that is dropped",
     ("fps_missing", "position_rule"): "at 24 fps the film is so short that both rules agree",
     ("video_rotation", "frame_pixels"): "turned frames have other pixels, whatever the decoder is",
