@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from mmpack.adapters.transformers.inside import Ids
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import Family, family_of_model_type
+from mmpack.ops.attention.choose import is_installed
 from mmpack.ops.gather_rows import gather_rows
 from mmpack.pack.batch import Batch, PackedBatch
 from mmpack.pack.media import patch_offsets, tiles_of
@@ -122,19 +122,11 @@ def _refuse_missing_kernels(text: Any) -> None:
     """An attention that was written into a config is looked for in the forward only."""
     if text._attn_implementation != "flash_attention_2":
         return
-    if not (is_flash_attn_2_available() or _installed("kernels")):
+    if not (is_flash_attn_2_available() or is_installed("kernels")):
         raise ModelError(
             "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor kernels of a "
             "fitting version is installed. Fix: model.set_attn_implementation('sdpa'), or attach(model)"
         )
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _refuse_other_media(batch: Batch, config: Any, family: Family) -> None:

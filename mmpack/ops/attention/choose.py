@@ -185,7 +185,7 @@ def _cheapest(
     return best
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     try:
         return bool(version(package))
     except PackageNotFoundError:
@@ -193,4 +193,4 @@ def _is_installed(package: str) -> bool:
 
 
 # Asked when imported: torch.compile can't trace it.
-INSTALLED = {b.package: _is_installed(b.package) for b in BACKENDS.values()}
+INSTALLED = {b.package: is_installed(b.package) for b in BACKENDS.values()}
