@@ -38,7 +38,7 @@ test-slow: $(STAMP)  ## the tests marked slow
 	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not engine and not upstream and not decoders $(APART)" || [ $$? -eq 5 ]  # 5: there is none
 
 # What compares floats with an oracle's: results differ between CPUs, bounds must not.
-NUMERICAL := tests/losses tests/ops tests/rewards \
+NUMERICAL := tests/losses tests/ops \
   $(patsubst %,tests/adapters/test_%.py,attention collator families merge_in_models pack_videos trl_grpo unwrap)
 
 .PHONY: test-cpus

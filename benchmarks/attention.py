@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mmpack.ops.attention import AttentionPlan, choose, plan_attention, resolve, tree_attention
-from mmpack.ops.gather_rows import gather_rows
+from mmpack.ops.rows.gather import gather_rows
 
 HEADS, KV_HEADS, DIM = 28, 4, 128
 SHAPES: dict[str, tuple[int, list[int], int]] = {  # rows of the prompt, of each response, groups

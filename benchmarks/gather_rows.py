@@ -15,8 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from mmpack.ops.gather_rows import gather_rows, inverse_index
-from mmpack.ops.merge_embeddings import VisionRows, merge_embeddings
+from mmpack.ops.embeddings.merge import VisionRows, merge_embeddings
+from mmpack.ops.rows.gather import gather_rows, inverse_index
 
 TOKENS, WIDTH, LEVELS, SHARED = 32_768, 3_584, 3, 8
 MEDIUM = 1_024  # tokens of one

@@ -38,9 +38,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound
-from mmpack.kernels.linear_selected_logprobs import tiles_of
-from mmpack.kernels.linear_selected_logprobs_backward import plan
-from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
+from mmpack.ops.linear_logprobs.backward_kernels import plan
+from mmpack.ops.linear_logprobs.forward_kernel import tiles_of
+from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 
 NAME = "linear_selected_logprobs"
 VOCAB = 151_936

@@ -19,7 +19,7 @@ import gpu
 import torch
 from torch import distributed
 
-from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
+from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 
 NAME = "linear_selected_logprobs_ranks"
 COUNT, WIDTH, VOCAB = 13_107, 3584, 151_552  # whole tiles on four ranks

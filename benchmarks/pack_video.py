@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from mmpack.families import get_family
-from mmpack.ops.pack_video import pack_video, unpack_video
-from mmpack.ops.patch_tables import patch_tables
+from mmpack.ops.patches.pack import pack_video, unpack_video
+from mmpack.ops.patches.tables import patch_tables
 from mmpack.video.patches import normalization, plan_patches, token_view
 
 CLIPS, FRAMES, PART = 1_000, 32, 100

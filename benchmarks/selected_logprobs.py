@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import benchmarks.gpu as gpu
 from mmpack.contracts import TOLERANCES, selected_logprob_bound
-from mmpack.ops.selected_logprobs import selected_logprobs
+from mmpack.ops.logprobs.selected import selected_logprobs
 
 PEERS = ("trl", "flash_attn", "verl", "torch", "torch_compiled")
 TEMPERATURE = 0.9

@@ -13,10 +13,10 @@ enum KlKind : int32_t { K1, K2, K3 };
 enum Correction : int32_t { NONE, TIS, MIS };
 enum Level : int32_t { TOKEN, SEQUENCE, GEOMETRIC };
 
-// What a block adds up: METRICS of mmpack/losses/policy_torch.py, but LOSS and SQUARES in place of `tokens` and `ess`.
+// What a block adds up: METRICS of mmpack/losses/policy/torch.py, but LOSS and SQUARES in place of `tokens` and `ess`.
 enum Sum : int32_t { LOSS, RATIO, CLIPPED, KL_OLD, SQUARES, CORRECTION, CUT, KL_REF, ENTROPY, DUAL_CUT, SUMS };
 
-// As in mmpack::policy_loss (mmpack/losses/policy_op.py). Less than 2^31 tokens.
+// As in mmpack::policy_loss (mmpack/losses/policy/op.py). Less than 2^31 tokens.
 struct PolicyLoss {
   Column logprobs, entropy, advantages, cu_loss, old_logprobs, ref_logprobs, rollout_logprobs, total;
   int32_t count, num_samples;
@@ -58,7 +58,7 @@ struct Rows {
 // of 1,024 words.
 int launch_gather_rows(Rows x, Column index, void* out, int32_t aligned, Stream stream);
 
-// Where frames and rows of patches lie: mmpack/ops/patch_tables.py. A patch is an even number of pixels wide, and there is
+// Where frames and rows of patches lie: mmpack/ops/patches/tables.py. A patch is an even number of pixels wide, and there is
 // a token at least.
 // `shifts`: of clips that are not in one buffer, nullptr where they are.
 struct PatchTables {

@@ -12,10 +12,10 @@ from pathlib import Path
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from mmpack.adapters.datasets import load_problems
-from mmpack.adapters.qwen_processor import qwen_vl_processor
-from mmpack.adapters.transformers import tiny_qwen2_5_vl
 from mmpack.adapters.trl import MmpackGRPO
+from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 PROBLEMS = Path(__file__).resolve().parent.parent / "fixtures" / "geo3k_style"
 

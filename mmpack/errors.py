@@ -155,3 +155,8 @@ def kind_of(value: Any) -> str:
         return "None"
     module, name = type(value).__module__.split(".")[0], type(value).__name__
     return "a numpy array" if (module, name) == ("numpy", "ndarray") else f"of type {name}"
+
+
+def one_line(text: str) -> str:
+    """`text` with every control or unprintable character escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

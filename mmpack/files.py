@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from mmpack.errors import MmpackError
+from mmpack.errors import ArgumentError, MmpackError
 
 if os.name == "posix":
     import fcntl
@@ -183,3 +183,18 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step: whole, or the old one stays. Devices and pipes are written to."""
+    if path.exists() and not path.is_file():
+        try:
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            why = f"can't be written ({error.strerror})"
+            raise ArgumentError(f"output: {path} {why}. Fix: name a file") from None
+        return
+    with replaced(path, "output", ArgumentError) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))

@@ -5,6 +5,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch and transformers are imported. Parallel workers share the cores.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -68,6 +69,24 @@ def no_tf32() -> Iterator[None]:
 
     with without_tf32():
         yield
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Where Triton's kernels run: on a GPU if there is one, else interpreted on the CPU (TRITON_INTERPRET=1)."""
+    from support.native import device_of
+
+    monkeypatch.setenv("MMPACK_BACKEND", "triton")
+    return device_of("triton")
+
+
+@pytest.fixture
+def backend_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The device that `support.native.each_backend`'s backend runs on; that backend is forced."""
+    from support.native import device_of
+
+    monkeypatch.setenv("MMPACK_BACKEND", request.param)
+    return device_of(request.param)
 
 
 @pytest.fixture(scope="session")

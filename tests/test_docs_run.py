@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import mmpack as mp
-from mmpack.adapters.qwen_processor import qwen_vl_processor
 from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
+from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,8 +11,8 @@ from packaging.specifiers import SpecifierSet
 from support.process import run_python
 
 import mmpack as mp
-from mmpack.adapters.clips import clip_problems
 from mmpack.errors import MissingExtraError, needs, require
+from mmpack.smoke.clips import clip_problems
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -60,8 +60,10 @@ ADAPTERS = {
     "openrlhf": "openrlhf",
     "sglang": "hf",
     "vime": "hf",
-    "qwen_processor": "smoke",
-    "internvl_processor": "smoke",
+}
+NAMES = {f"adapters.{name}": extra for name, extra in ADAPTERS.items()} | {
+    "smoke.qwen_processor": "smoke",
+    "smoke.internvl_processor": "smoke",
 }
 
 
@@ -69,12 +71,12 @@ def test_adapters_name_their_extra():
     code = (
         "import importlib, sys; sys.modules.update(dict.fromkeys(('torch', 'transformers')))\n"
         "for name in sys.argv[1:]:\n"
-        "    try: importlib.import_module('mmpack.adapters.' + name)\n"
+        "    try: importlib.import_module('mmpack.' + name)\n"
         "    except ImportError as error: print(type(error).__name__, error)"
     )
-    said = run_python(code, *ADAPTERS).stdout.splitlines()
-    for line, extra in zip(said, ADAPTERS.values(), strict=True):
-        assert line.startswith("MissingExtraError mmpack.adapters.")
+    said = run_python(code, *NAMES).stdout.splitlines()
+    for line, extra in zip(said, NAMES.values(), strict=True):
+        assert line.startswith("MissingExtraError mmpack.")
         assert line.endswith(f"Fix: pip install 'mmpack[{extra}]'")
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from support.samples import full_sample
 
-from mmpack.cli.output import write_text
 from mmpack.errors import ArgumentError, TraceError
-from mmpack.files import read_bounded, replaced
+from mmpack.files import read_bounded, replaced, write_text
 from mmpack.schema.trace import FORMATS, read_trace, write_trace
 
 TESTS = Path(__file__).resolve().parent

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmpack.adapters import geometry
-from mmpack.adapters.datasets import load_problems
+from mmpack.smoke import geometry
+from mmpack.smoke.datasets import load_problems
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 PICTURE = "geo3k_style/train/3/img_diagram.png"

@@ -18,7 +18,7 @@ from mmpack.errors import ArgumentError, LayoutError, needs, require
 with needs("openrlhf", __name__):
     import torch
 
-from mmpack.adapters.rows import (
+from mmpack.adapters.exchange import (
     GRIDS,
     PIXELS,
     check_each,
@@ -33,7 +33,7 @@ from mmpack.adapters.rows import (
     row_sample,
 )
 from mmpack.families import get_family
-from mmpack.pack.batch import Batch
+from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import Score

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.adapters.rows import (
+from mmpack.adapters.exchange import (
     GRIDS,
     check_each,
     check_same,
@@ -25,7 +25,7 @@ from mmpack.adapters.rows import (
     row_sample,
 )
 from mmpack.errors import ArgumentError, LayoutError
-from mmpack.pack.batch import Batch
+from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample

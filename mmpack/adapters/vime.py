@@ -16,7 +16,7 @@ from mmpack.errors import ArgumentError, LayoutError, needs
 with needs("hf", __name__):
     import torch
 
-from mmpack.adapters.rows import (
+from mmpack.adapters.exchange import (
     GRIDS,
     PIXELS,
     check_each,
@@ -30,7 +30,7 @@ from mmpack.adapters.rows import (
     response_start,
     row_sample,
 )
-from mmpack.pack.batch import Batch
+from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import PolicyVersion, Score

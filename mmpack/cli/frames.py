@@ -14,8 +14,8 @@ from mmpack.cli.output import JsonOption, OutOption, emit, table, writable
 from mmpack.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from mmpack.video.frame_plan import FramePlan
     from mmpack.video.info import VideoInfo
-    from mmpack.video.plan import FramePlan
     from mmpack.video.policies.base import Policy
 
 SHOWN = 100  # frames, on the screen
@@ -42,9 +42,9 @@ def command(
     out: OutOption = None,
 ) -> int:
     """Print the plans that policies make of a video; exit 1 if they differ."""
+    from mmpack.video.choose_frames import policy_of, sample
     from mmpack.video.compare_plans import differing_fields
     from mmpack.video.info import probe
-    from mmpack.video.sample import policy_of, sample
 
     for path in (sheet, out):
         _refuse_the_video(path, video)
@@ -116,7 +116,7 @@ def _value(kind: str, text: str) -> Any:
 def _set_for_all(asked: list[tuple[str, dict[str, str]]], name: str, value: str) -> None:
     from dataclasses import fields
 
-    from mmpack.video.sample import policy_of
+    from mmpack.video.choose_frames import policy_of
 
     having = [
         own for policy, own in asked if name in {f.name for f in fields(policy_of(policy).settings)}
@@ -254,8 +254,8 @@ def _told(seconds: Sequence[float] | None) -> str:
 def _write_sheet(
     path: Path, video: Path, info: VideoInfo, labels: Sequence[str], plans: Sequence[FramePlan]
 ) -> None:
-    from mmpack.video.decode import decode
-    from mmpack.video.sheet import contact_sheet
+    from mmpack.video.decoding import decode
+    from mmpack.view.contact_sheet import contact_sheet
 
     picture = contact_sheet(
         video.name,

@@ -185,7 +185,7 @@ def _video(sample: Sample, medium: Medium) -> dict[str, Any]:
 
 
 def _shown(video: dict[str, Any]) -> list[str]:
-    from mmpack.parity.frames import clock
+    from mmpack.parity.frame_difference import clock
 
     numbers = ["frames", "total_frames", "fps", "seconds"]
     out = [f"{video[name]:.6g}" if video[name] is not None else "-" for name in numbers]

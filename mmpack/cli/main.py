@@ -14,8 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from mmpack._version import __version__
-from mmpack.errors import MmpackError, require
-from mmpack.parity.report import one_line
+from mmpack.errors import MmpackError, one_line, require
 
 COMMANDS = ("smoke", "parity", "validate", "inspect", "plan", "frames", "doctor", "schema")
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count

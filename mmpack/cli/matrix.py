@@ -11,7 +11,7 @@ from mmpack.cli.output import emit, table
 
 def matrix(folder: Path, as_json: bool, out: Path | None) -> int:
     """Write the traces of what is installed here into `folder`, compare all that lie there, print a table."""
-    from mmpack.adapters.matrix import ENGINES, TRAINERS, compare_traces, run
+    from mmpack.smoke.matrix import ENGINES, TRAINERS, compare_traces, run
 
     with redirect_stdout(sys.stderr):  # frameworks print, and stdout is for the result
         failed = run(folder)

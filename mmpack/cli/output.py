@@ -13,9 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmpack.errors import ArgumentError
-from mmpack.files import replaced
-from mmpack.parity.report import one_line
+from mmpack.errors import one_line
+from mmpack.files import write_text
 
 T = TypeVar("T")
 
@@ -84,21 +83,6 @@ def watched(samples: Iterable[T], what: str) -> Iterable[T]:
     from rich.progress import track
 
     return track(samples, what, console=Console(stderr=True), transient=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file in one step: whole, or the old one stays. Devices and pipes are written to."""
-    if path.exists() and not path.is_file():
-        try:
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            why = f"can't be written ({error.strerror})"
-            raise ArgumentError(f"output: {path} {why}. Fix: name a file") from None
-        return
-    with replaced(path, "output", ArgumentError) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def _cell(value: Any) -> str:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, watched, write_text
+from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, watched
 from mmpack.errors import require as require_extra
+from mmpack.files import write_text
 
 SHOWN = 20  # findings, on the screen
 KEPT = 1000  # in the report
@@ -87,7 +88,9 @@ def command(
         max_findings=max_findings,
     )
     if html is not None:
-        write_text(html, report.to_html(media_root=media_root, decode=decode))
+        from mmpack.view import html as page
+
+        write_text(html, page(report, media_root=media_root, decode=decode))
     verdict = "OK" if report.ok else "DIFFERENT" if report.total_findings else "NOT COMPARED"
     summary, *lines = report.lines(min(SHOWN, max_findings))
     numbers = summary.partition(": ")[2]

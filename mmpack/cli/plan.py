@@ -29,7 +29,7 @@ def command(
     out: OutOption = None,
 ) -> int:
     """Plan micro-batches and show how full they are and how even the ranks."""
-    from mmpack.plan.plan import plan
+    from mmpack.planning.plan import plan
     from mmpack.schema.trace import read_trace
 
     samples = list(watched(read_trace(trace), "reading"))

@@ -62,8 +62,8 @@ def command(
         require(package, "smoke", "mmpack smoke")
     if video:
         require("av", "video", "mmpack smoke --video")
-    from mmpack.cli.geo3k_grpo import SmokeOptions
-    from mmpack.cli.smoke_run import run
+    from mmpack.smoke.job import SmokeOptions
+    from mmpack.smoke.run import run
 
     options = SmokeOptions(
         data=data,

@@ -74,10 +74,9 @@ def why_not(
     return _why_no_triton(device.type) if backend == "triton" else _why_no_cuda(device.type)
 
 
-def kernels_of(backend: str, module: str) -> Any:
-    """The module with an op's kernels: `module` of kernels/ for Triton, native for all of csrc/."""
-    name = "native" if backend == "cuda" else module
-    return importlib.import_module(f"mmpack.kernels.{name}")
+def kernels_of(backend: str, triton: str) -> Any:
+    """The module with an op's kernels: `triton` names Triton's, native has all of csrc/."""
+    return importlib.import_module("mmpack.ops.native" if backend == "cuda" else triton)
 
 
 def report(device: torch.device) -> list[tuple[str, str | None, str]]:
@@ -117,7 +116,7 @@ def _why_no_cuda(device_type: str) -> str | None:
         return f"csrc/ has no {device_type} code"
     if torch.version.hip is not None:
         return "csrc/ is built for CUDA alone"
-    from mmpack.kernels import native
+    from mmpack.ops import native
 
     return native.why_not()
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.ops.light import refuse_transforms
+from mmpack.ops.custom_op import refuse_transforms
 
 
 def check_are_tensors(what: str, optional: Collection[str] = (), **tensors: Any) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError
-from mmpack.parity.columnar import Alike, Step, steps
+from mmpack.parity.columnar.compare import Alike, Step, steps
+from mmpack.schema.error_text import fail
 from mmpack.schema.fields import Array
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import TraceReader, read_trace
-from mmpack.schema.words import fail
 
 WINDOW = 64
 _CASTS = {"i": "iub", "f": "f"}  # kinds of dtypes

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from mmpack.errors import one_line
 from mmpack.parity.fixes import FIXES, UNKNOWN
-from mmpack.parity.frames import FrameDifference
+from mmpack.parity.frame_difference import FrameDifference
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from mmpack.schema.sample import Sample
 
 WIDTH = 120  # characters of a line
@@ -79,6 +77,9 @@ class ParityReport:
     missing: dict[str, int] = field(default_factory=lambda: {"rollout": 0, "train": 0})
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list, repr=False, compare=False)
 
+    to_html: ClassVar[Callable[..., str]]  # `mmpack.view.html`, which is registered there
+    _repr_html_: ClassVar[Callable[..., str]]
+
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values, keys in a fixed order."""
         out = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "pairs"}
@@ -140,38 +141,6 @@ class ParityReport:
             out.append(f"  evidence: and {len(why) - EVIDENCE} more of this kind")
         return out + wrapped(f"  fix: {first.fix}", "    ")
 
-    def to_html(
-        self,
-        media_root: str | os.PathLike[str] | None = None,
-        pictures: Mapping[str, np.ndarray] | None = None,
-        decode: Callable[[Sequence[int]], str] | None = None,
-        train_logprobs: Mapping[str, np.ndarray] | None = None,
-    ) -> str:
-        """The report as one self-contained page; everything that came from a trace is escaped.
-
-        Args:
-            media_root: folder below which the pictures and videos that `Medium.source` names are opened.
-            pictures: content_hash -> uint8 [h, w, 3] of pictures that are at hand, [n, h, w, 3] of the sampled
-                frames of videos.
-            decode: ids -> text, for the tokens around a difference.
-            train_logprobs: sample_id -> the trainer's logprobs [n] (natural log), where its trace doesn't hold them.
-        """
-        from mmpack.parity.html import page
-
-        return page(
-            self,
-            media_root=media_root,
-            known=pictures,
-            decode=decode,
-            train_logprobs=train_logprobs,
-        )
-
-    def _repr_html_(self) -> str:
-        """The same in a notebook."""
-        from mmpack.parity.html import fragment
-
-        return fragment(self)
-
 
 def by_cause(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Findings of one cause together, in the order of their first; unknown ones only where the evidence is one."""
@@ -192,11 +161,6 @@ def wrapped(text: str, indent: str = "  ") -> list[str]:
     return textwrap.wrap(
         one_line(text), WIDTH, subsequent_indent=indent, break_on_hyphens=False
     ) or [""]
-
-
-def one_line(text: str) -> str:
-    """`text` with every control or unprintable character escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _each_field_first(group: list[Finding]) -> list[Finding]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError, TraceError
+from mmpack.schema.error_text import shown
 from mmpack.schema.fields import Records
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan
-from mmpack.schema.words import shown
 
 _FIXES = {"Score": "[mp.Score(name='accuracy', value=1.0)]"}
 

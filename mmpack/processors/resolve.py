@@ -8,7 +8,7 @@ from typing import Any
 from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES, Family, get_family
 from mmpack.processors.expand import KEPT, REPLACED
-from mmpack.processors.frames import FrameProcessor
+from mmpack.processors.frame_processor import FrameProcessor
 
 
 def own_video_processor(family: Family, image_processor: Any) -> FrameProcessor:

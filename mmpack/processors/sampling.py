@@ -8,8 +8,8 @@ from typing import Any
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
+from mmpack.video.choose_frames import policy_of, settings_dict
 from mmpack.video.policies.base import Policy
-from mmpack.video.sample import policy_of, settings_dict
 
 _OF_TRANSFORMERS = {"single": "transformers_qwen2_vl", "frames": "transformers_qwen3_vl"}
 _SIZES = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens")

@@ -19,17 +19,17 @@ import numpy as np
 from mmpack.errors import ArgumentError, LayoutError, require
 from mmpack.layout.fingerprint import cache_key, content_hash, embedding_settings, fingerprint
 from mmpack.processors.cache import MediaCache
-from mmpack.processors.frames import resized_by_utils
+from mmpack.processors.frame_processor import resized_by_utils
 from mmpack.processors.images import path_below
 from mmpack.processors.sampling import resolved
 from mmpack.schema.media import Medium
+from mmpack.video.choose_frames import counted_frames, sample
 from mmpack.video.container import content_key
-from mmpack.video.decode import decode
+from mmpack.video.decoding import decode
+from mmpack.video.frame_plan import FramePlan
 from mmpack.video.hand_over import hf_kwargs
 from mmpack.video.info import VideoInfo, probe
-from mmpack.video.plan import FramePlan
 from mmpack.video.policies.base import ASSUMED_FPS, finish
-from mmpack.video.sample import counted_frames, sample
 from mmpack.video.values import read_numbers, read_value
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan
 from mmpack.video.cache import FrameCache
 from mmpack.video.container import open_file
-from mmpack.video.decode import check_threads
+from mmpack.video.decoding import check_threads
 
 __all__ = ["Processor", "media_of", "wrap_processor"]
 

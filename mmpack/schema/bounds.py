@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mmpack.schema.words import fail
+from mmpack.schema.error_text import fail
 
 MAX_RECORDS = 32  # a file of any size may decode to so many records of the largest size
 # or to so many times its own bytes: JSON compresses 10 to 100 times, equal samples more

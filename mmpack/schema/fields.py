@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mmpack.errors import TraceError
+from mmpack.schema.error_text import fail, named, shown
 from mmpack.schema.plain_json import check_json
-from mmpack.schema.words import fail, named, shown
 
 INT_MAX = 2**53 - 1  # what JSON carries exactly
 COUNT_MAX = 2**31 - 1

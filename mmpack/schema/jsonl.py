@@ -16,7 +16,7 @@ import numpy as np
 
 from mmpack.errors import require
 from mmpack.schema.bounds import Total, checked_items
-from mmpack.schema.words import fail, named
+from mmpack.schema.error_text import fail, named
 
 READ_BYTES = 2**20
 ZSTD_READ_BYTES = 2**10  # 1 KiB of zstd holds at most 256 blocks, 32 MiB in all

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.schema.error_text import safe_repr
 from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Record, Str, column
 from mmpack.schema.spans import MODALITIES
-from mmpack.schema.words import told
 
 
 @dataclass(eq=False)
@@ -43,9 +43,9 @@ class Medium(Record):
 
     def __repr__(self) -> str:
         pixels = self.__dict__.get("pixel_values")
-        shape = None if pixels is None else told(lambda: str(list(pixels.shape)))
+        shape = None if pixels is None else safe_repr(lambda: str(list(pixels.shape)))
         return (
-            f"Medium({told(lambda: repr(self.media_id))}, {told(lambda: repr(self.modality))}, "
-            f"grid_thw={told(lambda: str(self.grid_thw))}, num_tokens={told(lambda: str(self.num_tokens))}, "
+            f"Medium({safe_repr(lambda: repr(self.media_id))}, {safe_repr(lambda: repr(self.modality))}, "
+            f"grid_thw={safe_repr(lambda: str(self.grid_thw))}, num_tokens={safe_repr(lambda: str(self.num_tokens))}, "
             f"pixel_values={shape})"
         )

@@ -19,13 +19,13 @@ import numpy as np
 
 from mmpack.errors import require
 from mmpack.schema.bounds import Total, checked_items
+from mmpack.schema.error_text import fail, shown
 from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Records
 from mmpack.schema.jsonl import dump_json, parse_json
 from mmpack.schema.parquet_bounds import bounded, texts_of
 from mmpack.schema.parquet_pages import read_row_groups
-from mmpack.schema.parquet_twins import Same, Stamp, stamp, twins
+from mmpack.schema.parquet_same import Same, Stamp, stamp, twins
 from mmpack.schema.sample import Sample
-from mmpack.schema.words import fail, shown
 
 GROUP_BYTES, GROUP_ROWS = 16 * 2**20, 1024  # of a row group that is written, in required columns
 MAX_GROUP_BYTES = 96 * 2**20  # of a row group that is written, in all columns

@@ -8,9 +8,9 @@ from typing import IO
 import numpy as np
 
 from mmpack.schema.bounds import Total
+from mmpack.schema.error_text import fail, named
 from mmpack.schema.parquet_pages import Chunk
 from mmpack.schema.parquet_rows import row_lengths
-from mmpack.schema.words import fail, named
 
 BATCH_ROWS = 512  # of rows that are decoded at a time
 BATCH_RECORDS = 4  # rows that are decoded at a time hold at most so many records of the largest size, or are one

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import IO, Any
 
-from mmpack.schema.words import fail, named
+from mmpack.schema.error_text import fail, named
 
 MAGIC = b"PAR1"
 FOOTER_BYTES = 2**24  # some thousands of row groups

@@ -11,8 +11,8 @@ from typing import IO
 import numpy as np
 
 from mmpack.errors import require
+from mmpack.schema.error_text import fail, named
 from mmpack.schema.parquet_pages import DATA_PAGE_V2, DICTIONARY_PAGE, Chunk, Page, pages
-from mmpack.schema.words import fail, named
 
 RLE = 3
 REP_ENCODING = 4  # field of a data page's own header

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from mmpack.schema.words import fail, shown
+from mmpack.schema.error_text import fail, shown
 
 MAX_DEPTH = 32
 

@@ -11,11 +11,11 @@ import numpy as np
 from mmpack.errors import SchemaError, TraceError
 from mmpack.families import Family
 from mmpack.schema.codes import RULES, Rule
+from mmpack.schema.error_text import named, shown
 from mmpack.schema.media import Medium
 from mmpack.schema.places import Found, places_of
 from mmpack.schema.sample import Sample, vocabulary_size
 from mmpack.schema.structure import structured
-from mmpack.schema.words import named, shown
 
 __all__ = ["RULES", "Problem", "Rule", "check", "problems_of", "validate"]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES
+from mmpack.schema.error_text import fail, safe_repr, shown
 from mmpack.schema.fields import Array, Int, Ints, Json, Record, Records, Str, column, keep_unknown
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import (
@@ -25,7 +26,6 @@ from mmpack.schema.spans import (
     RegionSpan,
     Score,
 )
-from mmpack.schema.words import fail, shown, told
 
 SCHEMA_VERSION = "1"
 # in `metadata`: sha256:<64 hex> of the decoded loss tokens (special tokens kept), all loss spans at once
@@ -141,9 +141,10 @@ class Sample(Record):
 
     def __repr__(self) -> str:
         return (
-            f"Sample({told(lambda: repr(self.sample_id))}, group_id={told(lambda: repr(self.group_id))}, "
-            f"family={told(lambda: repr(self.family))}, tokens={told(lambda: str(len(self)))}, "
-            f"media={told(lambda: str(len(self.media)))}, loss_tokens={told(lambda: str(self.num_loss_tokens))})"
+            f"Sample({safe_repr(lambda: repr(self.sample_id))}, group_id={safe_repr(lambda: repr(self.group_id))}, "
+            f"family={safe_repr(lambda: repr(self.family))}, tokens={safe_repr(lambda: str(len(self)))}, "
+            f"media={safe_repr(lambda: str(len(self.media)))}, "
+            f"loss_tokens={safe_repr(lambda: str(self.num_loss_tokens))})"
         )
 
     @property

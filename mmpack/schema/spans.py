@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mmpack.schema.error_text import fail
 from mmpack.schema.fields import COUNT_MAX, Float, Floats, Int, Json, Record, Spec, Str, column
-from mmpack.schema.words import fail
 
 MODALITIES = ("image", "video")
 LOSS_KINDS = ("response", "action", "reasoning")

@@ -9,9 +9,9 @@ import numpy as np
 
 from mmpack.errors import TraceError
 from mmpack.families import FAMILIES, Family
+from mmpack.schema.error_text import fail, named, shown
 from mmpack.schema.fields import Array, Column
 from mmpack.schema.sample import Sample
-from mmpack.schema.words import fail, named, shown
 
 
 def structured(sample: Sample) -> tuple[Sample, Family, list[TraceError]]:

@@ -14,10 +14,10 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.files import replaced
+from mmpack.schema.error_text import fail, named
 from mmpack.schema.jsonl import read_jsonl, write_jsonl
 from mmpack.schema.parquet import Block, read_blocks, read_parquet, write_parquet
 from mmpack.schema.sample import Sample
-from mmpack.schema.words import fail, named
 
 MAX_RECORD_BYTES = 32 * 2**20
 LONG_ID = 64  # characters

@@ -6,17 +6,15 @@ Public names are loaded when first used: `import mmpack.video` loads neither tor
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import Any
 
 _HOME = {
     "mmpack.video.limits": ("Limits",),
     "mmpack.video.info": ("VideoInfo", "probe"),
-    "mmpack.video.decode": ("decode",),
+    "mmpack.video.decoding": ("decode",),
     "mmpack.video.cache": ("FrameCache",),
-    "mmpack.video.plan": ("FramePlan",),
-    "mmpack.video.sample": ("POLICIES", "sample"),
+    "mmpack.video.frame_plan": ("FramePlan",),
+    "mmpack.video.choose_frames": ("POLICIES", "sample"),
     "mmpack.video.hand_over": ("hf_kwargs", "hf_metadata", "vllm_item"),
     "mmpack.video.patches": (
         "PatchPlan",
@@ -26,30 +24,21 @@ _HOME = {
         "token_view",
     ),
     "mmpack.video.drop": ("drop_frames", "mask_frames"),
-    "mmpack.ops.pack_video": ("pack_video", "unpack_video"),
-    "mmpack.ops.patch_tables": ("PatchTables", "patch_tables"),
+    "mmpack.ops.patches.pack": ("pack_video", "unpack_video"),
+    "mmpack.ops.patches.tables": ("PatchTables", "patch_tables"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = sorted(_MODULE_OF)
 
 
-class _Package(ModuleType):
-    """`mmpack.video.sample` is a function and a module: the public function keeps the name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module 'mmpack.video' has no attribute {name!r}")
-        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-        setattr(self, name, value)
-        return value
-
-    def __dir__(self) -> list[str]:
-        return __all__
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'mmpack.video' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
 
 
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return __all__

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmpack.video.plan import FramePlan
+from mmpack.video.frame_plan import FramePlan
 
 COMPARED = (  # in the order in which they follow from each other
     "fps",

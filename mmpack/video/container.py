@@ -45,7 +45,7 @@ def opened(source: Source, limits: Limits, threads: int = 1) -> Iterator[Opened]
     Raises: ArgumentError (a source that can't be read), VideoError, MissingExtraError without PyAV.
     """
     av = require("av", "video", "reading a video")
-    where = told(source)
+    where = name_of_source(source)
     with open_file(source) as file:
         size = file.seek(0, os.SEEK_END)
         if not size:
@@ -79,7 +79,7 @@ def open_file(source: Source) -> Iterator[BinaryIO]:
     if isinstance(source, IN_MEMORY):
         yield io.BytesIO(source)
         return
-    where = told(source)
+    where = name_of_source(source)
     try:
         if not stat.S_ISREG(os.stat(source).st_mode):  # a pipe would be waited for
             raise ArgumentError(
@@ -95,7 +95,7 @@ def open_file(source: Source) -> Iterator[BinaryIO]:
         yield file
 
 
-def told(source: Source) -> str:
+def name_of_source(source: Source) -> str:
     """`source` in an error message."""
     if isinstance(source, IN_MEMORY):
         return f"video ({len(source)} bytes)"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError
-from mmpack.video.plan import FramePlan
+from mmpack.video.frame_plan import FramePlan
 
 
 def hf_metadata(plan: FramePlan) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from support.models import logprobs_and_gradients, relative_difference, spread_o
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, detach, is_attached, packed_logprobs
+from mmpack.adapters.transformers import attach, detach, is_attached, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.attention import visible_attention
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.attention import choose, plan_attention
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 LAYOUTS = {
@@ -168,7 +168,7 @@ def test_no_loss_token_gives_an_empty_result_on_the_graph(attached):
 def test_nothing_leaks_from_other_rows(attached):
     batch = mp.pack(batch_of("three responses"), share_prefix=True, pad_to_multiple_of=16)
     with torch.no_grad():
-        logits = attached(**batch.model_inputs(attached)).logits[0]
+        logits = attached(**model_inputs(batch, attached)).logits[0]
     read = torch.zeros(len(logits), dtype=torch.bool)
     read[batch.loss_rows.long()] = True
     leaf = logits.clone().requires_grad_()
@@ -199,7 +199,7 @@ def test_gradient_checkpointing(model):
 
 def inputs_of(model):
     batch = mp.pack(batch_of("three responses"))
-    return batch, batch.model_inputs(model)
+    return batch, model_inputs(batch, model)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_cache_that_is_handed_in_is_an_error(attached):
 
     batch = mp.pack([make_sample([("text", [1, 2]), ("response", [3])])])
     cache = DynamicCache(config=attached.config.get_text_config())
-    inputs = batch.model_inputs(attached) | {"past_key_values": cache}
+    inputs = model_inputs(batch, attached) | {"past_key_values": cache}
     with torch.no_grad():
         attached(**inputs)  # nothing in it yet: the rows see what they should
         with pytest.raises(mp.ModelError, match="6 keys for 3 queries"):
@@ -239,9 +239,9 @@ def test_a_forced_attention_that_cannot_run_is_an_error(attached, monkeypatch):
     batch = mp.pack(batch_of("three responses"), share_prefix=True)
     monkeypatch.setenv("MMPACK_ATTENTION", "varlen")
     with pytest.raises(mp.BackendError, match="varlen was asked for, and varlen needs a CUDA"):
-        batch.model_inputs(attached)
+        model_inputs(batch, attached)
     monkeypatch.delenv("MMPACK_ATTENTION")
-    inputs = batch.model_inputs(attached)
+    inputs = model_inputs(batch, attached)
     assert set(inputs["attention_plan"].choice.values()) == {"sdpa"}
     other = mp.pack(batch_of("text")).attention_plan
     with pytest.raises(mp.ArgumentError, match="the plan is of 24 rows"), torch.no_grad():

@@ -7,8 +7,8 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 from mmpack.ops.attention import explain
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.modeling_flash_attention_utils import _get_unpad_data
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, detach, is_attached, packed_logprobs
+from mmpack.adapters.transformers import attach, detach, is_attached, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.attention import no_mask
 
 pytestmark = pytest.mark.adapter
@@ -142,5 +142,5 @@ def test_compiled_layers(expected, reentrant):
 def test_a_compiled_model():
     model = made().eval()
     with attach(model), torch.no_grad():
-        logits = torch.compile(model, backend="eager")(**shared().model_inputs(model)).logits
-        assert torch.equal(logits, model(**shared().model_inputs(model)).logits)
+        logits = torch.compile(model, backend="eager")(**model_inputs(shared(), model)).logits
+        assert torch.equal(logits, model(**model_inputs(shared(), model)).logits)

@@ -10,8 +10,8 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 from mmpack.errors import ModelError, SchemaError
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 

@@ -14,9 +14,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mmpack.adapters.transformers import attach, is_attached
 from mmpack.adapters.transformers.collator import SampleCollator
-from mmpack.adapters.transformers.tiny import tiny_model, tiny_qwen2_5_vl
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import FAMILIES, get_family
+from mmpack.smoke.tiny_models import tiny_model, tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 FAMILY = get_family("qwen2_5_vl")

@@ -8,7 +8,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, is_attached, packed_logprobs
+from mmpack.adapters.transformers import attach, is_attached, model_inputs, packed_logprobs
 
 pytestmark = pytest.mark.adapter
 
@@ -81,4 +81,4 @@ def check(rank, ranks, tied, unused, reentrant, entropy):
     with torch.no_grad(), attach(parallel):
         alone = packed_logprobs(model, first)
         assert torch.equal(packed_logprobs(parallel, first), alone)
-        parallel(**first.model_inputs(parallel))
+        parallel(**model_inputs(first, parallel))

@@ -8,12 +8,12 @@ from support.models import logprobs_and_gradients, relative_difference, spread_o
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.inputs import encodes_apart
-from mmpack.adapters.transformers.tiny import tiny_model
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
+from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
@@ -171,8 +171,8 @@ def test_positions_of_one_row(models):
         assert found.tolist() == list(range(len(sample)))
     model = models("internvl")
     with attach(model):
-        assert batch.model_inputs(model)["position_ids"].shape == (1, count)
-        assert padded.model_inputs(model)["position_ids"].shape == padded.input_ids.shape
+        assert model_inputs(batch, model)["position_ids"].shape == (1, count)
+        assert model_inputs(padded, model)["position_ids"].shape == padded.input_ids.shape
 
 
 def test_tiles_of_another_size_are_refused(models):
@@ -194,7 +194,7 @@ def test_ids_that_the_model_lacks(models, bad, told):
     batch.id_range = None
     batch.__post_init__()
     with pytest.raises(mp.ModelError, match=rf"{told}, the model's ids are 0 to 151935") as caught:
-        batch.model_inputs(model)
+        model_inputs(batch, model)
     assert "\n" not in str(caught.value)
     if bad > 0:  # a negative id breaks a rule before
         sample.input_ids[1] = bad

@@ -7,9 +7,9 @@ from support.samples import make_sample
 from torch import distributed
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.inputs import encodes_apart
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 
@@ -69,11 +69,11 @@ def check(rank, ranks, tied, entropy):
         fully_shard(unit, mesh=mesh, mp_policy=low)
     forward = model.lm_head.forward = model.lm_head.forward  # of its own, as accelerate's hooks set
     with pytest.raises(mp.ModelError, match="the model is sharded, and its own attention"):
-        mp.pad([make_sample([("text", [1, 2])])]).model_inputs(model, vision="always")
+        model_inputs(mp.pad([make_sample([("text", [1, 2])])]), model, vision="always")
     handle = attach(model)
     if not encodes_apart(model):  # transformers before 5.19
         with pytest.raises(mp.ModelError, match="newer, or media in every batch"):
-            batches()[1].model_inputs(model, vision="always")
+            model_inputs(batches()[1], model, vision="always")
         return
     for _ in range(2):  # the second time as every time but the first
         model.zero_grad()
@@ -87,7 +87,7 @@ def check(rank, ranks, tied, entropy):
     assert own.stats["patches_encoded"] == (4 if rank else 24)
     assert vars(model.lm_head)["forward"] is forward
 
-    inputs = own.model_inputs(model, vision="always")
+    inputs = model_inputs(own, model, vision="always")
     handle.detach()
     with pytest.raises(mp.ModelError, match="detached before its forward"):
         model(**inputs)

@@ -6,11 +6,12 @@ import torch
 from PIL import Image
 
 import mmpack as mp
-from mmpack.adapters.clips import clip_problems
-from mmpack.adapters.internvl_processor import internvl_processor
-from mmpack.adapters.qwen_processor import qwen_vl_processor
-from mmpack.adapters.transformers import rollout, tiny_model, tiny_qwen2_5_vl
+from mmpack.adapters.transformers import rollout
 from mmpack.errors import ArgumentError
+from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.internvl_processor import internvl_processor
+from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.smoke.tiny_models import tiny_model, tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 PROMPT = [[{"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}]]

@@ -6,7 +6,7 @@ from support.families import mixed_batch
 from support.models import relative_difference, smallest_qwen2_5_vl
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, heads, packed_logprobs
+from mmpack.adapters.transformers import attach, heads, model_inputs, packed_logprobs
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.adapter
@@ -30,7 +30,7 @@ def wrapped(settings):
 
 def of_full_logits(model, batch):
     """Logprobs and entropies [N] of logits [T, V] of every row, by the model's own forward and torch's softmax."""
-    logits = model(**batch.model_inputs(model)).logits[0].double()
+    logits = model(**model_inputs(batch, model)).logits[0].double()
     logp = torch.log_softmax(logits[batch.loss_rows.long()] / 0.7, -1)
     return logp.gather(1, batch.loss_targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 

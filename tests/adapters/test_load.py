@@ -8,14 +8,14 @@ import transformers
 
 import mmpack as mp
 from mmpack.adapters.transformers.load import load_checkpoint
-from mmpack.adapters.transformers.tiny import tiny_model
+from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    from mmpack.adapters.qwen_processor import qwen_vl_processor
+    from mmpack.smoke.qwen_processor import qwen_vl_processor
 
     folder = tmp_path_factory.mktemp("checkpoint")
     tiny_model("qwen3_vl").save_pretrained(folder)

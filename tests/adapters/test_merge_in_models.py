@@ -6,10 +6,10 @@ from support.models import relative_difference, spread_out, with_pixels
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach
+from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.inputs import encodes_apart
-from mmpack.adapters.transformers.tiny import tiny_model
-from mmpack.ops.merge_embeddings import merge_embeddings
+from mmpack.ops.embeddings.merge import merge_embeddings
+from mmpack.smoke.tiny_models import tiny_model
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl"]
 
@@ -64,7 +64,7 @@ def test_the_model_merges_the_same(family):
     model, batch = tiny_model(family), some_batch(family)
     with attach(model):
         ours, our_gradients = hidden_and_gradients(by_merging(model, batch), model)
-        theirs = model.model(**batch.model_inputs(model)).last_hidden_state[0]
+        theirs = model.model(**model_inputs(batch, model)).last_hidden_state[0]
         expected, gradients = hidden_and_gradients(theirs, model)
     if encodes_apart(model):
         assert torch.equal(ours, expected)

@@ -8,9 +8,9 @@ from support.models import logprobs_and_gradients, with_pixels
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.inputs import encodes_apart
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 
@@ -111,32 +111,32 @@ def test_always_changes_nothing_where_there_are_media(attached, patches):
 def test_packed_rows_need_an_attached_model(model):
     batch = mp.pack(two_media())
     with pytest.raises(mp.ModelError, match="ignores visible_until"):
-        batch.model_inputs(model)
-    inputs = mp.pad(two_media()).model_inputs(model)
+        model_inputs(batch, model)
+    inputs = model_inputs(mp.pad(two_media()), model)
     assert "attention_mask" in inputs and "visible_until" not in inputs
     assert inputs["use_cache"] is False
     with attach(model):
-        inputs = mp.pad(two_media()).model_inputs(model)
+        inputs = model_inputs(mp.pad(two_media()), model)
         assert "attention_mask" not in inputs and inputs["use_cache"] is False
-        assert batch.model_inputs(model)["use_cache"] is False
+        assert model_inputs(batch, model)["use_cache"] is False
 
 
 def test_what_is_refused(attached):
     batch = mp.pack([make_sample([("text", [1])], family="qwen2_vl")])
     with pytest.raises(mp.ModelError, match="batch is of qwen2_vl, the model of qwen2_5_vl"):
-        batch.model_inputs(attached)
+        model_inputs(batch, attached)
     bare = two_media()
     bare[2].media[0].pixel_values = bare[1].media[1].pixel_values = None
     with pytest.raises(mp.SchemaError, match=r"f.pixel_values is missing .MM404"):
-        mp.pack(bare).model_inputs(attached)
+        model_inputs(mp.pack(bare), attached)
     with pytest.raises(mp.ArgumentError, match="vision is 'never'"):
-        mp.pack(two_media()).model_inputs(attached, vision="never")
+        model_inputs(mp.pack(two_media()), attached, vision="never")
 
 
 def test_temperature_divides_the_logits(attached):
     batch = mp.pack(two_media())
     with torch.no_grad():
-        logits = attached(**batch.model_inputs(attached)).logits[0]
+        logits = attached(**model_inputs(batch, attached)).logits[0]
         values = packed_logprobs(attached, batch, temperature=0.5)
     full = torch.log_softmax(logits[batch.loss_rows.long()].double() / 0.5, -1)
     expected = full.gather(1, batch.loss_targets[:, None])[:, 0]
@@ -163,7 +163,7 @@ BATCHES = {
 def test_inputs_are_of_one_model_as_it_was_attached(model, name, vision):
     other = tiny_qwen2_5_vl(seed=1)
     with attach(model):
-        inputs = BATCHES[name]().model_inputs(model, vision=vision)
+        inputs = model_inputs(BATCHES[name](), model, vision=vision)
         ids = inputs["input_ids"]  # read as the tensor
         assert ids.shape == inputs["position_ids"].shape[-2:] and len(ids) == len(ids[:])
         assert torch.equal(ids, ids[:]) and ids.sum() == ids[:].sum()
@@ -187,12 +187,12 @@ def test_inputs_are_of_one_model_as_it_was_attached(model, name, vision):
 
 def test_inputs_of_padded_text_with_a_tower_are_of_one_model(model):
     """Its own attention obeys the mask; the embeddings that the tower is added to are one model's."""
-    inputs = BATCHES["padded text"]().model_inputs(model, vision="always")
+    inputs = model_inputs(BATCHES["padded text"](), model, vision="always")
     other = tiny_qwen2_5_vl(seed=1)
     for refused in (other, other.model):
         with pytest.raises(mp.ModelError, match="not the one that they were made for"):
             refused(**inputs)
-    plain = BATCHES["padded text"]().model_inputs(model)
+    plain = model_inputs(BATCHES["padded text"](), model)
     assert torch.equal(logits_of(model, inputs), logits_of(model, plain))
 
 
@@ -202,7 +202,7 @@ def test_inputs_that_are_used_again_have_the_tower_s_weights_of_now(how):
     tower = list(model.model.visual.parameters())
     with attach(model):
         batch = BATCHES["pictures"]()
-        inputs = batch.model_inputs(model)
+        inputs = model_inputs(batch, model)
         before = logits_of(model, inputs)
         if how == "an optimizer's step":
             packed_logprobs(model, batch).sum().backward()
@@ -211,13 +211,13 @@ def test_inputs_that_are_used_again_have_the_tower_s_weights_of_now(how):
             for parameter in tower:
                 parameter.data.mul_(1.5)
         after = logits_of(model, inputs)
-        assert torch.equal(after, logits_of(model, batch.model_inputs(model)))
+        assert torch.equal(after, logits_of(model, model_inputs(batch, model)))
         assert (after - before).abs().max() > 1e-3
 
 
 def test_positions_are_never_counted_across_samples(attached):
     batch = mp.pack(two_media(), share_prefix=True)
-    inputs = batch.model_inputs(attached)
+    inputs = model_inputs(batch, attached)
     del inputs["position_ids"]
     with pytest.raises(mp.ModelError, match=r"position_ids is missing.*Fix: "):
         attached(**inputs)

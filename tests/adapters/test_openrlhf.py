@@ -16,7 +16,7 @@ IMAGE_PAD = 151655
 
 @pytest.fixture(scope="session")
 def fixture():
-    from mmpack.adapters.matrix.fixture import make_fixture
+    from mmpack.smoke.matrix.fixture import make_fixture
 
     return make_fixture()
 
@@ -24,7 +24,7 @@ def fixture():
 @pytest.fixture(scope="session")
 def made(fixture):
     """One Experience, prompts by OpenRLHF's vlm_utils, joined by its own function."""
-    from mmpack.adapters.matrix.openrlhf_trace import experience
+    from mmpack.smoke.matrix.openrlhf_trace import experience
 
     return experience(fixture)
 

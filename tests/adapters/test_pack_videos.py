@@ -9,8 +9,8 @@ from support.samples import make_sample
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.inputs import encodes_apart
-from mmpack.adapters.transformers.tiny import tiny_model
 from mmpack.contracts import TOLERANCES
+from mmpack.smoke.tiny_models import tiny_model
 from mmpack.video.drop import drop_frames
 
 pytestmark = pytest.mark.adapter

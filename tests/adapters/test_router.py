@@ -8,9 +8,9 @@ from support.samples import make_sample
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach
+from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.router import router_loss
-from mmpack.adapters.transformers.tiny import tiny_model
+from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 EXPERTS, CHOSEN = 8, 2
@@ -40,8 +40,8 @@ def samples():
 def routed(model, batch):
     if isinstance(batch, mp.PackedBatch):
         with attach(model):
-            return model(**batch.model_inputs(model), output_router_logits=True)
-    return model(**batch.model_inputs(model), output_router_logits=True)
+            return model(**model_inputs(batch, model), output_router_logits=True)
+    return model(**model_inputs(batch, model), output_router_logits=True)
 
 
 def by_hand(logits, weights):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import mmpack as mp
-from mmpack.adapters.rows import (
+from mmpack.adapters.exchange import (
     decode,
     encode,
     inputs_of_media,

@@ -19,7 +19,7 @@ IMAGE_PAD = 151655
 
 @pytest.fixture(scope="session")
 def fixture():
-    from mmpack.adapters.matrix.fixture import make_fixture
+    from mmpack.smoke.matrix.fixture import make_fixture
 
     return make_fixture()
 
@@ -27,7 +27,7 @@ def fixture():
 @pytest.fixture(scope="session")
 def prompts(fixture):
     """Expanded by sglang's own function."""
-    from mmpack.adapters.matrix.sglang_trace import _expanded
+    from mmpack.smoke.matrix.sglang_trace import _expanded
 
     return [_expanded(fixture, n) for n in range(len(fixture.texts))]
 
@@ -173,7 +173,7 @@ def test_however_the_prompt_is_told(requests, answer, prompts, fixture, how):
 
 def test_sglang_s_positions(fixture):
     """Its own function against transformers' get_rope_index, over prompt and response."""
-    from mmpack.adapters.matrix import sglang_trace, transformers_trace
+    from mmpack.smoke.matrix import sglang_trace, transformers_trace
 
     for a, b in zip(
         sglang_trace.matrix_trace(fixture), transformers_trace.matrix_trace(fixture), strict=True

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmpack.adapters import qwen_vocab
-from mmpack.adapters.qwen_processor import qwen_vl_processor
-from mmpack.adapters.qwen_vocab import qwen_tokenizer
 from mmpack.errors import ArgumentError, MissingExtraError
 from mmpack.processors.settings import vision_settings
+from mmpack.smoke import vocabulary as qwen_vocab
+from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.smoke.vocabulary import qwen_tokenizer
 
 pytestmark = pytest.mark.adapter
 
@@ -330,7 +330,7 @@ def test_processor_survives_pickle_and_disk(processor, tmp_path):
 
 
 def test_a_checkpoint_without_settings_of_videos_has_those_of_pictures(tokenizer, tmp_path):
-    from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
+    from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 
     processor = WITHOUT_TORCHVISION["Qwen2_5_VLProcessor"](
         transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": 784, "longest_edge": 78400}),

@@ -8,10 +8,10 @@ import torch
 from support.models import smallest_qwen2_5_vl
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from mmpack.adapters.datasets import load_problems
-from mmpack.adapters.qwen_processor import qwen_vl_processor
 from mmpack.adapters.transformers import is_attached
 from mmpack.adapters.trl import MmpackGRPO, grpo
+from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

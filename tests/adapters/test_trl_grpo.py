@@ -14,10 +14,7 @@ from support.float64 import Wide, assert_as_exact_as_separate, wide_copy
 from support.models import relative_difference
 
 import mmpack as mp
-from mmpack.adapters.datasets import load_problems
-from mmpack.adapters.qwen_processor import CHAT_TEMPLATE, qwen_vl_processor
 from mmpack.adapters.transformers import is_attached
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 from mmpack.adapters.trl import MmpackGRPO, from_batch, grpo, loss_columns, to_samples
 from mmpack.errors import (
     ArgumentError,
@@ -27,6 +24,9 @@ from mmpack.errors import (
     ModelError,
 )
 from mmpack.families import get_family
+from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.qwen_processor import CHAT_TEMPLATE, qwen_vl_processor
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

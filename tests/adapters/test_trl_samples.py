@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mmpack as mp
-from mmpack.adapters.qwen_processor import qwen_vl_processor
 from mmpack.adapters.trl import TRAPS, from_batch, loss_columns, to_samples
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
 from mmpack.parity.fixes import FIXES
+from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 FAMILY = get_family("qwen2_5_vl")
 PAD, IMAGE = FAMILY.pad_token_id, FAMILY.image_token_id

@@ -7,8 +7,8 @@ from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, detach, is_attached, packed_logprobs
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
+from mmpack.adapters.transformers import attach, detach, is_attached, model_inputs, packed_logprobs
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 
@@ -39,7 +39,7 @@ def test_lora():
         assert same is wrapped and is_attached(wrapped) and is_attached(model)
         batch = mp.pack(samples, share_prefix=True)
         found, ours = logprobs_and_gradients(wrapped, batch)
-        logits = wrapped(**batch.model_inputs(wrapped)).logits[0]
+        logits = wrapped(**model_inputs(batch, wrapped)).logits[0]
     assert not is_attached(wrapped)
     assert (found - wanted).abs().max() <= 1e-5
     assert_as_exact_as_separate(ours, separately, exactly)

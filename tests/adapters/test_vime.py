@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import mmpack as mp
-from mmpack.adapters.matrix.fixture import make_fixture
-from mmpack.adapters.matrix.vime_trace import items as made_items
 from mmpack.adapters.vime import from_batch, from_samples, to_samples
 from mmpack.errors import ArgumentError, LayoutError, MmpackError
+from mmpack.smoke.matrix.fixture import make_fixture
+from mmpack.smoke.matrix.vime_trace import items as made_items
 
 
 class Status(enum.Enum):

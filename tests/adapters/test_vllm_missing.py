@@ -10,9 +10,9 @@ from support.samples import make_sample
 
 import mmpack as mp
 import mmpack.adapters.vllm.samples as inputs
-from mmpack.adapters.transformers import tiny_qwen2_5_vl
 from mmpack.adapters.vllm import cache, engine
 from mmpack.errors import ArgumentError, BackendError
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")

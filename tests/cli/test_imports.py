@@ -53,17 +53,19 @@ mp.mrope_positions, mp.wrap_processor
 @pytest.mark.parametrize("name", mp.__all__)
 def test_every_public_name_resolves(name):
     value = getattr(mp, name)
-    assert name in ("__version__", "video") or callable(value)
+    assert name in ("__version__", "video", "view") or callable(value)
 
 
-@pytest.mark.parametrize("first", ["mmpack.plan.forest", "mmpack.pack.pack", "mmpack.plan.plan"])
+@pytest.mark.parametrize(
+    "first", ["mmpack.layout.forest", "mmpack.packing.pack", "mmpack.planning.plan"]
+)
 def test_plan_and_pack_stay_functions(first):
     code = f"""
 import importlib, inspect
 import mmpack as mp
 importlib.import_module({first!r})
 assert inspect.isfunction(mp.plan) and inspect.isfunction(mp.pack)
-import mmpack.pack.pack, mmpack.plan.forest
+import mmpack.packing.pack, mmpack.layout.forest
 assert inspect.isfunction(mp.plan) and inspect.isfunction(mp.pack)
 from mmpack import pack, plan
 assert inspect.isfunction(plan) and inspect.isfunction(pack)

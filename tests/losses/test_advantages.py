@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError
-from mmpack.losses.advantages import group_advantages
+from mmpack.losses.advantages.group import group_advantages
 
 BOUND = TOLERANCES["advantage"].value
 KINDS = ("grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp")

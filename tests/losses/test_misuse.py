@@ -14,7 +14,7 @@ from mmpack.losses.aggregate import aggregate
 from mmpack.losses.correction import correction_weights
 from mmpack.losses.kl import kl_divergence
 from mmpack.ops.attention.tree_attention import tree_attention
-from mmpack.plan.cost import CostModel
+from mmpack.planning.cost import CostModel
 
 NAN, INF = math.nan, math.inf
 N, CU = 3, torch.tensor([0, 1, 3]).int()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmpack.errors import ArgumentError
-from mmpack.losses.policy import policy_loss
+from mmpack.losses.policy.loss import policy_loss
 
 LENGTHS = [3, 0, 7, 1, 12]
 CU = torch.tensor([0, *LENGTHS]).cumsum(0).int()

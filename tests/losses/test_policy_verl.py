@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmpack.losses.advantages import group_advantages
-from mmpack.losses.policy import policy_loss
+from mmpack.losses.advantages.group import group_advantages
+from mmpack.losses.policy.loss import policy_loss
 
 pytestmark = pytest.mark.verl
 

@@ -12,7 +12,7 @@ from support.attention import forest, packed
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.attention import plan_attention
-from mmpack.ops.attention.plan import BLOCK, PADDING_PIECE
+from mmpack.ops.attention.attention_plan import BLOCK, PADDING_PIECE
 
 
 @st.composite

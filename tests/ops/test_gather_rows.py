@@ -5,7 +5,7 @@ import torch
 from support.gathers import DTYPES, SHAPES, some_index, summed_in_order
 
 import mmpack as mp
-from mmpack.ops.gather_rows import Inverse, gather_rows, inverse_index
+from mmpack.ops.rows.gather import Inverse, gather_rows, inverse_index
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES, gradient_fp32_bound, linear_logprob_bound
 from mmpack.errors import ArgumentError
-from mmpack.ops import linear_torch as module
-from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
-from mmpack.ops.rows import make_runs
+from mmpack.ops.linear_logprobs import torch as module
+from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.row_groups import make_row_groups
 
 
 def problem(num_rows=80, width=48, vocab=1003, count=150, dtype=torch.float32, scale=0.5):
@@ -146,7 +146,7 @@ def test_softcap(dtype):
 def test_registered_op_obeys_the_rules_of_torch():
     *factors, targets, rows, _ = problem(num_rows=40, width=16, vocab=67, count=30)
     hidden, weight, bias = (x.requires_grad_() for x in factors)
-    runs = make_runs(len(hidden), rows, None, None)
+    runs = make_row_groups(len(hidden), rows, None, None)
     arguments = (hidden, weight, bias, targets, *runs, 0.9, 5.0, True, False, 0, 0, 67, "")
     torch.library.opcheck(torch.ops.mmpack.linear_selected_logprobs.default, arguments)
 

@@ -5,7 +5,7 @@ import torch
 from torch import distributed
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
+from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from tests.support.sharded_head import Head, head_problem, train_step, train_step_sharded
 
 

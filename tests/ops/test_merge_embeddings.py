@@ -5,7 +5,7 @@ import torch
 from support.gathers import merged_as_transformers_does, some_vision, summed_in_order
 
 import mmpack as mp
-from mmpack.ops.merge_embeddings import merge_embeddings
+from mmpack.ops.embeddings.merge import merge_embeddings
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mmpack.contracts import TOLERANCES, gradient_fp32_bound, selected_logprob_bound
 from mmpack.errors import ArgumentError
-from mmpack.ops.selected_logprobs import CHUNK_ROWS, selected_logprobs
+from mmpack.ops.logprobs.selected import CHUNK_ROWS, selected_logprobs
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -9,10 +9,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.errors import ArgumentError
-from mmpack.ops import selected_logprobs as op
-from mmpack.ops.rows import make_runs
-from mmpack.ops.scalars import runtime_scalar
-from mmpack.ops.selected_logprobs import selected_logprobs
+from mmpack.ops.logprobs import selected as op
+from mmpack.ops.logprobs.row_groups import make_row_groups
+from mmpack.ops.logprobs.scalars import runtime_scalar
+from mmpack.ops.logprobs.selected import selected_logprobs
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
 pytestmark = pytest.mark.parametrize("device", DEVICES, ids=str)
@@ -43,7 +43,7 @@ def value_and_grad(function, logits, *arguments):
 @pytest.mark.parametrize("entropy", [False, True])
 def test_opcheck(device, repeated, entropy):
     logits, targets, keywords = problem(device, repeated)
-    runs = make_runs(len(logits), None, *keywords.values())
+    runs = make_row_groups(len(logits), None, *keywords.values())
     temperature = runtime_scalar(0.7, device)
     leaf = logits.clone().requires_grad_()
     torch.library.opcheck(op._forward, (leaf, targets, *runs, temperature, entropy, "dense"))

@@ -7,9 +7,9 @@ from torch.utils.checkpoint import checkpoint
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
-from mmpack.ops.gather_rows import gather_rows, inverse_index
-from mmpack.ops.merge_embeddings import VisionRows, merge_embeddings
-from mmpack.rewards.scatter_op import scatter_op
+from mmpack.losses.rewards.op import scatter_op
+from mmpack.ops.embeddings.merge import VisionRows, merge_embeddings
+from mmpack.ops.rows.gather import gather_rows, inverse_index
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)

@@ -4,10 +4,21 @@ import copy
 
 import numpy as np
 import pytest
-from drift import END, IMAGE, PROCESSOR, START, decode, episode, finish, look, other, settings
+from support.planting.episodes import (
+    END,
+    IMAGE,
+    PROCESSOR,
+    START,
+    decode,
+    episode,
+    finish,
+    look,
+    other,
+    settings,
+)
 
 import mmpack as mp
-from mmpack.parity.compare import compare
+from mmpack import compare
 from mmpack.parity.fixes import FIXES
 from mmpack.schema.sample import RESPONSE_TEXT_KEY
 

@@ -7,14 +7,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from drift import episode, other
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.planting.episodes import episode, other
 from support.samples import make_sample, samples, traces
 
 import mmpack as mp
+from mmpack import compare
 from mmpack.layout.fingerprint import fingerprint
-from mmpack.parity.compare import compare
 from mmpack.parity.fields import FIELDS
 from mmpack.parity.fixes import FIXES
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support.samples import PROCESSOR, full_sample, make_sample, samples, traces
 
 import mmpack as mp
+from mmpack import compare
 from mmpack.errors import TraceError
 from mmpack.families import FAMILIES
-from mmpack.parity import columnar
-from mmpack.parity.compare import compare
-from mmpack.schema.columnar.rows import Rows, parsed_lists
-from mmpack.schema.columnar.rules import sound
+from mmpack.parity.columnar import compare as columnar
+from mmpack.parity.columnar.rules import sound
+from mmpack.parity.columnar.table import Rows, parsed_lists
 from mmpack.schema.jsonl import dump_json
 from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import Sample

@@ -9,14 +9,14 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from film import FPS, FRAMES, watched, write_clip
 from hypothesis import given
 from hypothesis import strategies as st
+from support.planting.clip import FPS, FRAMES, watched, write_clip
 from test_compare_columnar import assert_same, both_ways
 
 import mmpack as mp
-from mmpack.parity.frames import clock
-from mmpack.parity.html.frames import FrameViewer
+from mmpack.parity.frame_difference import clock
+from mmpack.view.parity.frame_viewer import FrameViewer
 
 POLICIES = ("qwen_vl_utils", "transformers_qwen2_vl")
 
@@ -79,7 +79,7 @@ def test_the_first_differing_frame_of_two_traces(tmp_path, clip, sides, suffix):
 
 
 def test_two_wrapped_processors(clip):
-    from mmpack.adapters.qwen_processor import qwen_vl_processor
+    from mmpack.smoke.qwen_processor import qwen_vl_processor
 
     hf = qwen_vl_processor("qwen2_5_vl", min_pixels=4 * 28 * 28, max_pixels=6 * 28 * 28)
     content = [{"type": "video", "video": clip.name}, {"type": "text", "text": "Where?"}]
@@ -358,7 +358,7 @@ def test_columns_find_what_samples_show(tmp_path, film):
 
 
 def test_equal_films_are_never_built(tmp_path, film, monkeypatch):
-    from mmpack.parity import columnar
+    from mmpack.parity.columnar import compare as columnar
 
     monkeypatch.setattr(columnar._Part, "samples", lambda part, but: pytest.fail("built"))
     paths = [tmp_path / f"{name}.parquet" for name in "ab"]

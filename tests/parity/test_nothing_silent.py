@@ -5,11 +5,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from drift import episode, other
+from support.planting.episodes import episode, other
 from support.samples import full_sample, make_sample
 
 import mmpack as mp
-from mmpack.parity.compare import compare
+from mmpack import compare
 from mmpack.parity.records import RECORDS
 
 

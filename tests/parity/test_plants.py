@@ -4,9 +4,9 @@
 """
 
 import pytest
-from planting import verdicts
-from plants import PLANTS
-from plants_hard import HARD
+from support.planting.plants import PLANTS
+from support.planting.plants_hard import HARD
+from support.planting.registry import verdicts
 
 import mmpack as mp
 

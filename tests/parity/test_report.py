@@ -4,10 +4,10 @@ import json
 from html.parser import HTMLParser
 
 import pytest
-from drift import episode, other, settings
+from support.planting.episodes import episode, other, settings
 
 import mmpack as mp
-from mmpack.parity.compare import compare
+from mmpack import compare
 
 EVIL = "<script>alert(1)</script>\n\x1b[31m\u202e"
 

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from drift import episode, finish, other, settings
 from hypothesis import given
 from hypothesis import strategies as st
+from support.planting.episodes import episode, finish, other, settings
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.parity.compare import compare
+from mmpack import compare
 from mmpack.parity.values import same_value
 
 WRITTEN = {

@@ -3,8 +3,8 @@
 from itertools import combinations
 
 import pytest
-from drift import decode
-from mechanisms import MECHANISMS, broken_by
+from support.planting.episodes import decode
+from support.planting.mechanisms import MECHANISMS, broken_by
 
 import mmpack as mp
 from mmpack.parity.fixes import FIXES, UNKNOWN

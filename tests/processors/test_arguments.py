@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import mmpack as mp
-from mmpack.adapters.clips import clip_problems
 from mmpack.errors import ArgumentError, LayoutError, MmpackError
+from mmpack.smoke.clips import clip_problems
 
 IMAGE, START, END = 151655, 151652, 151653
 ASKED = [{"role": "user", "content": "1 + 1?"}]

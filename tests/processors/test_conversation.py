@@ -245,7 +245,7 @@ def test_refusals(processor, picture):
 
 
 def test_internvl(picture):
-    from mmpack.adapters.internvl_processor import internvl_processor
+    from mmpack.smoke.internvl_processor import internvl_processor
 
     processor = mp.wrap_processor(internvl_processor(tile=56, max_tiles=2))
     messages = conversation(picture, "user")

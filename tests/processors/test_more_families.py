@@ -7,15 +7,15 @@ import torch
 import transformers
 
 import mmpack as mp
-from mmpack.adapters.internvl_processor import internvl_processor
-from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
+from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
-from mmpack.pack.media import tiles_of
+from mmpack.packing.media import tiles_of
 from mmpack.processors.expand import KEPT, REPLACED, expanded_ids
 from mmpack.processors.settings import vision_settings
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan
+from mmpack.smoke.internvl_processor import internvl_processor
 
 pytestmark = pytest.mark.adapter
 START, IMAGE, VIDEO, END = 151652, 151655, 151656, 151653

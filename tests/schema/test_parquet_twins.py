@@ -9,7 +9,7 @@ from support.samples import make_sample
 from mmpack.errors import TraceError
 from mmpack.parity.compare import compare
 from mmpack.schema import parquet
-from mmpack.schema.parquet_twins import twins
+from mmpack.schema.parquet_same import twins
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import read_trace, write_trace
 

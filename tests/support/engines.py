@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.adapters.qwen_processor import qwen_vl_processor
-from mmpack.adapters.transformers import load_checkpoint, tiny_qwen2_5_vl
+from mmpack.adapters.transformers import load_checkpoint
 from mmpack.adapters.vllm import VllmEngine
+from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 _running: dict[str, Any] = {}
 

@@ -10,6 +10,7 @@ from support.models import Gradients, logprobs_and_gradients, relative_differenc
 from torch.overrides import TorchFunctionMode
 
 import mmpack as mp
+from mmpack.adapters.transformers import model_inputs
 from mmpack.contracts import parameter_gradient_fp32_bound
 from mmpack.schema.sample import Sample
 
@@ -52,7 +53,7 @@ def exact(model: Any, samples: list[Sample]) -> tuple[torch.Tensor, Gradients]:
     for sample in samples:
         batch = mp.pad([sample])
         with Wide():
-            logits = wide(**batch.model_inputs(wide)).logits
+            logits = wide(**model_inputs(batch, wide)).logits
         assert logits.dtype == torch.float64
         rows = logits.flatten(0, 1)[batch.loss_rows.long()].log_softmax(-1)
         logprobs = rows.gather(1, batch.loss_targets[:, None])[:, 0]

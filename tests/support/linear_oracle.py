@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass
-class Problem:
+class Case:
     """Factors [R, H], [V, H], [V], N loss tokens, what comes in from above, and the options."""
 
     factors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -46,7 +46,7 @@ def draw(seed: int, exact: bool = False, dtype: torch.dtype = torch.float32, mos
     targets = torch.randint(0, vocab, (count,), generator=g)
     if r.random() < 0.3:  # what greedy sampling takes
         targets = (hidden[rows].float() @ weight.float().T + bias.float()).argmax(-1)
-    return Problem(
+    return Case(
         (hidden, weight, bias),
         targets,
         rows,
@@ -59,9 +59,9 @@ def draw(seed: int, exact: bool = False, dtype: torch.dtype = torch.float32, mos
     )
 
 
-def ours(p: Problem, shard: slice | None = None, **keywords: Any) -> list[torch.Tensor]:
+def ours(p: Case, shard: slice | None = None, **keywords: Any) -> list[torch.Tensor]:
     """Gradients to hidden, weight and bias; with `shard` those of this rank's columns."""
-    from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
+    from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 
     hidden, *of_columns = p.factors
     leaves = [hidden, *(x if shard is None else x[shard] for x in of_columns)]
@@ -74,7 +74,7 @@ def ours(p: Problem, shard: slice | None = None, **keywords: Any) -> list[torch.
     return [x.grad for x in leaves]
 
 
-def by_torch(p: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
+def by_torch(p: Case, dtype: torch.dtype) -> list[torch.Tensor]:
     """The same by autograd in `dtype`."""
     leaves = [x.to(dtype).requires_grad_() for x in p.factors]
     full = _log_softmax(p, *leaves)[1]
@@ -85,7 +85,7 @@ def by_torch(p: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
     return [x.grad for x in leaves]
 
 
-def sums_of_terms(p: Problem) -> tuple[list[torch.Tensor], float]:
+def sums_of_terms(p: Case) -> tuple[list[torch.Tensor], float]:
     """Of each gradient's entries, what the tokens add without their signs; the largest |z / temperature|. float64.
 
     A token adds g·(onehot - p) and, of the entropy, -u·p·(log p + H) to its logits; a slope of softcap counts as 1.
@@ -105,7 +105,7 @@ def sums_of_terms(p: Problem) -> tuple[list[torch.Tensor], float]:
 
 
 def _log_softmax(
-    p: Problem, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    p: Case, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits before softcap and temperature, and logprobs, [N, V] each."""
     raw = hidden[p.rows] @ weight.T + bias

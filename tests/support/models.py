@@ -10,9 +10,9 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from mmpack.adapters.transformers import packed_logprobs
-from mmpack.adapters.transformers.tiny import tiny_qwen2_5_vl
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 Gradients = dict[str, torch.Tensor]
 PATCH_DIM = get_family("qwen2_5_vl").patch_dim  # 3 channels · 2 frames · 14 · 14

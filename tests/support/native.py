@@ -18,13 +18,13 @@ each_backend = pytest.mark.parametrize(
 @functools.cache
 def build_native() -> None:
     """Compile csrc/, in a process of its own, as people do; skip where there is no nvcc."""
-    from mmpack.kernels.build import library
+    from mmpack.ops.build import library
 
     if library() is not None:
         return
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc")
-    command = [sys.executable, "-m", "mmpack.kernels.build"]
+    command = [sys.executable, "-m", "mmpack.ops.build"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     library.cache_clear()

@@ -96,7 +96,7 @@ def main() -> None:
 
         for args in [("--help",), *(args for args, _, _ in COMMANDS)]:
             one_line(run(command, *args, cwd=work, exit_code=2), "cli")
-        build = (python, "-m", "mmpack.kernels.build")
+        build = (python, "-m", "mmpack.ops.build")
         one_line(run(*build, cwd=work, exit_code=2), "torch")
         print("commands without [cli]: exit 2, and one line that names it")
 

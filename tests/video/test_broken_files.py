@@ -162,7 +162,7 @@ import resource, sys
 sys.path[:0] = {path!r}
 from mmpack.video import decode, probe
 from mmpack.errors import VideoError
-import av, mmpack.video.decode, mmpack.video.info
+import av, mmpack.video.decoding, mmpack.video.info
 data = open(sys.argv[1], "rb").read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for call in (probe, lambda d: decode(d, [0, 1])):

@@ -13,8 +13,8 @@ from transformers.vision_utils import get_vision_cu_seqlens
 
 import mmpack as mp
 from mmpack.families import FAMILIES, get_family
-from mmpack.ops.pack_video import pack_video, unpack_video
-from mmpack.ops.patch_tables import patch_tables
+from mmpack.ops.patches.pack import pack_video, unpack_video
+from mmpack.ops.patches.tables import patch_tables
 from mmpack.video.patches import merge_of, normalization, plan_patches, row_view, token_view
 
 # A token of csrc/pack_video.cu lies in shared memory: what every GPU since sm_80 has, less what stands between patches.

@@ -7,10 +7,10 @@ import transformers
 from transformers.video_utils import VideoMetadata
 
 import mmpack as mp
-from mmpack.adapters.qwen_processor import qwen_vl_processor
 from mmpack.families import get_family
-from mmpack.ops.pack_video import pack_video
+from mmpack.ops.patches.pack import pack_video
 from mmpack.processors.settings import vision_settings
+from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.video.drop import drop_frames, mask_frames
 from mmpack.video.patches import normalization
 
@@ -38,7 +38,7 @@ def test_rows_of_a_sweep(name):
 
 @pytest.fixture(scope="module")
 def real():
-    from mmpack.adapters.qwen_vocab import qwen_tokenizer
+    from mmpack.smoke.vocabulary import qwen_tokenizer
 
     tokenizer = qwen_tokenizer()
 

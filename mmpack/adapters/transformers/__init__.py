@@ -13,7 +13,6 @@ from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.load import load_checkpoint
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.router import router_loss
-from mmpack.adapters.transformers.tiny import tiny_model, tiny_qwen2_5_vl
 
 __all__ = [
     "SampleCollator",
@@ -25,6 +24,4 @@ __all__ = [
     "packed_logprobs",
     "rollout",
     "router_loss",
-    "tiny_model",
-    "tiny_qwen2_5_vl",
 ]

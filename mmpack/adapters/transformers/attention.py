@@ -16,13 +16,13 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from mmpack.adapters.transformers.inside import RULE, Ids, Rule
+from mmpack.adapters.transformers.guards import RULE, Ids, Rule
 from mmpack.adapters.transformers.recompute import NAME, exchange, put, restore
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.families import family_of_model_type
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
-from mmpack.pack.batch import Batch
+from mmpack.packing.batch import Batch
 
 KEPT = "_mmpack_kept"  # on the decoder of an attached model
 ENTERED = "_mmpack_entered"  # on a model below its head that is attached for this forward
@@ -222,7 +222,7 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
     if attached and kwargs.get("visible_until") is not None and kwargs.get("position_ids") is None:
         raise ModelError(
             "mmpack attention: position_ids is missing, and the model's own count would run across samples. "
-            "Fix: call model(**batch.model_inputs(model))"
+            "Fix: call model(**model_inputs(batch, model))"
         )
     ids = kwargs.get("input_ids")
     if isinstance(ids, Ids):
@@ -264,7 +264,7 @@ def _refuse_wrong_use(
 ) -> None:
     why = None
     if visible_until is None:
-        why = "visible_until is missing", "call model(**batch.model_inputs(model)), or detach"
+        why = "visible_until is missing", "call model(**model_inputs(batch, model)), or detach"
     elif query.shape[2] != key.shape[2]:
         why = (
             f"{key.shape[2]} keys for {query.shape[2]} queries, so a KV cache is on",

@@ -12,9 +12,9 @@ from mmpack.adapters.transformers.inputs import _pixels, _tower_arguments
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import family_of_model_type
-from mmpack.pack.batch import PackedBatch
-from mmpack.pack.pack import pack
-from mmpack.pack.pad import PaddedBatch, pad
+from mmpack.packing.batch import PackedBatch
+from mmpack.packing.pack import pack
+from mmpack.packing.pad import PaddedBatch, pad
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 

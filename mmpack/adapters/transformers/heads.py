@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mmpack.ops.linear_selected_logprobs import linear_selected_logprobs
-from mmpack.ops.selected_logprobs import selected_logprobs
-from mmpack.pack.batch import Batch
+from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.selected import selected_logprobs
+from mmpack.packing.batch import Batch
 
 CHUNK = 1024  # loss tokens whose logits exist at once
 Values = torch.Tensor | tuple[torch.Tensor, torch.Tensor]

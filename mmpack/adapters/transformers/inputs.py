@@ -11,15 +11,15 @@ import torch
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from mmpack.adapters.transformers.attention import expect_ids, is_attached, planned
-from mmpack.adapters.transformers.inside import Ids
+from mmpack.adapters.transformers.guards import Ids
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import Family, family_of_model_type
 from mmpack.ops.attention.choose import is_installed
-from mmpack.ops.gather_rows import gather_rows
-from mmpack.pack.batch import Batch, PackedBatch
-from mmpack.pack.media import patch_offsets, tiles_of
-from mmpack.pack.pad import PaddedBatch
+from mmpack.ops.rows.gather import gather_rows
+from mmpack.packing.batch import Batch, PackedBatch
+from mmpack.packing.media import patch_offsets, tiles_of
+from mmpack.packing.pad import PaddedBatch
 from mmpack.schema.rules import Problem
 
 

@@ -9,7 +9,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.utils.import_utils import is_torchvision_available
 
-from mmpack.adapters.without_torchvision import WITHOUT_TORCHVISION
+from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, MmpackError
 from mmpack.families import family_of_model_type
 

@@ -11,7 +11,7 @@ import torch
 from mmpack.adapters.transformers.heads import head_of, reader
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
-from mmpack.pack.batch import Batch
+from mmpack.packing.batch import Batch
 
 
 @overload

@@ -9,7 +9,7 @@ import torch
 
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
-from mmpack.pack.batch import Batch
+from mmpack.packing.batch import Batch
 
 
 def router_loss(

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.adapters.rows import check_same, name_pictures, true_runs
-from mmpack.adapters.trl.rows import media_of_rows, rows_to_samples
+from mmpack.adapters.exchange import check_same, name_pictures, true_runs
+from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.layout.fingerprint import fingerprint
-from mmpack.pack.batch import PackedBatch
+from mmpack.packing.batch import PackedBatch
 from mmpack.processors.settings import text_hash
 from mmpack.processors.wrap import wrap_processor
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample

@@ -17,12 +17,12 @@ import torch
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.adapters.trl.rows import media_of_rows, rows_to_samples
+from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.work import Work
 from mmpack.errors import ArgumentError, BackendError, ModelError, require
 from mmpack.families import Family, family_of_model_type
 from mmpack.layout.runs import placeholder_runs
-from mmpack.pack.pack import pack
+from mmpack.packing.pack import pack
 from mmpack.parity.fixes import FIXES
 from mmpack.schema.sample import Sample
 

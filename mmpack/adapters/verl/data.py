@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.adapters.rows import (
+from mmpack.adapters.exchange import (
     GRIDS,
     PIXELS,
     check_each,
@@ -29,7 +29,7 @@ from mmpack.adapters.rows import (
 from mmpack.errors import ArgumentError, LayoutError, require
 from mmpack.families import Family, get_family
 from mmpack.layout.mrope import sample_positions
-from mmpack.pack.batch import Batch
+from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import Score

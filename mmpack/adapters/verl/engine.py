@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from mmpack.adapters.rows import media_of_inputs, row_sample
+from mmpack.adapters.exchange import media_of_inputs, row_sample
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.attention import refuse_unpackable
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.families import Family, family_of_model_type
-from mmpack.ops.selected_logprobs import selected_logprobs
-from mmpack.pack.batch import PackedBatch
-from mmpack.pack.pack import pack
+from mmpack.ops.logprobs.selected import selected_logprobs
+from mmpack.packing.batch import PackedBatch
+from mmpack.packing.pack import pack
 from mmpack.schema.sample import Sample
 
 REFUSED = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")

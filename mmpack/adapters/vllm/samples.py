@@ -17,7 +17,7 @@ import torch
 from mmpack.adapters.vllm.cache import GRIDS, item_of, items_of
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
-from mmpack.pack.batch import PackedBatch
+from mmpack.packing.batch import PackedBatch
 from mmpack.processors.settings import text_hash
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor

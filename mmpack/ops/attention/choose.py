@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from mmpack.errors import BackendError
-from mmpack.ops.attention.plan import AttentionPlan
+from mmpack.ops.attention.attention_plan import AttentionPlan
 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (*HALF, torch.float32, torch.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from mmpack.ops.attention.plan import BLOCK
+from mmpack.ops.attention.attention_plan import BLOCK
 
 _compiled = torch.compile(flex_attention)
 

@@ -6,7 +6,7 @@ import torch
 
 from mmpack.errors import ArgumentError, BackendError, check_number
 from mmpack.ops.attention import choose
-from mmpack.ops.attention.plan import AttentionPlan
+from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.sdpa import sdpa
 from mmpack.ops.inputs import check_are_tensors
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from mmpack.ops.attention.plan import AttentionPlan
-from mmpack.ops.gather_rows import gather_rows
+from mmpack.ops.attention.attention_plan import AttentionPlan
+from mmpack.ops.rows.gather import gather_rows
 
 Kernel = Callable[..., torch.Tensor]
 

@@ -13,7 +13,7 @@ from mmpack.parity.causes.alike import (
     one_file,
     same_medium,
 )
-from mmpack.parity.causes.frames import first_difference
+from mmpack.parity.causes.frame_choice import first_difference
 from mmpack.parity.causes.images import image_causes
 from mmpack.parity.causes.looks import alike
 from mmpack.parity.causes.pair import Decode, Hit, Pair, possible, stamp_of

@@ -15,7 +15,7 @@ import numpy as np
 
 from mmpack.families import Family, get_family
 from mmpack.layout.runs import Runs, placeholder_runs
-from mmpack.parity.frames import FrameDifference
+from mmpack.parity.frame_difference import FrameDifference
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmpack.parity.causes.alike import both, differ, known_as_one
-from mmpack.parity.causes.frames import FPS_ROUNDING, sampling_of
+from mmpack.parity.causes.frame_choice import FPS_ROUNDING, sampling_of
 from mmpack.parity.causes.pair import Pair, show
 from mmpack.schema.media import Medium
 

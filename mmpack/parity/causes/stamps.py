@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from mmpack.parity.causes.frames import OTHER_CLOCK
+from mmpack.parity.causes.frame_choice import OTHER_CLOCK
 from mmpack.parity.causes.pair import STAMP, Decode, Pair, Side, possible, stamp_of
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.media import Medium

@@ -19,12 +19,17 @@ from mmpack.parity.causes.alike import (
     one_file,
     other_keys,
 )
-from mmpack.parity.causes.frames import misread, other_policies, rotated, same_frames_other_pixels
+from mmpack.parity.causes.frame_choice import (
+    misread,
+    other_policies,
+    rotated,
+    same_frames_other_pixels,
+)
 from mmpack.parity.causes.pair import Pair, possible
 from mmpack.parity.causes.readers import other_readers
 from mmpack.parity.causes.settings import pixel_settings
 from mmpack.parity.fixes import UNKNOWN
-from mmpack.parity.frames import FrameDifference
+from mmpack.parity.frame_difference import FrameDifference
 from mmpack.schema.media import Medium
 from mmpack.video.policies.base import ASSUMED_FPS
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES, Family, get_family
+from mmpack.video.frame_plan import FramePlan
 from mmpack.video.limits import Limits
-from mmpack.video.plan import FramePlan
 from mmpack.video.policies.resize import qwen2_size, qwen3_size
 from mmpack.video.readers import READERS
 from mmpack.video.values import read_value

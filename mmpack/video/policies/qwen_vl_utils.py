@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mmpack.families import get_family
-from mmpack.video.plan import FramePlan
+from mmpack.video.frame_plan import FramePlan
 from mmpack.video.policies.base import Policy, ProcessorSettings, Size, checked, finish, models_of
 from mmpack.video.policies.float32 import torch_linspace
 from mmpack.video.policies.resize import utils_size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmpack.video.plan import FramePlan
+from mmpack.video.frame_plan import FramePlan
 from mmpack.video.policies.base import ASSUMED_FPS, Policy, ProcessorSettings, finish, models_of
 from mmpack.video.policies.float32 import torch_arange
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mmpack.video.frame_plan import FramePlan
 from mmpack.video.limits import Limits
-from mmpack.video.plan import FramePlan
 from mmpack.video.policies.base import ASSUMED_FPS, Policy, ProcessorSettings, finish, models_of
 
 if TYPE_CHECKING:

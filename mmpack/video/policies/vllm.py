@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.families import get_family
+from mmpack.video.frame_plan import FramePlan
 from mmpack.video.limits import Limits
-from mmpack.video.plan import FramePlan
 from mmpack.video.policies import transformers_qwen2_vl as qwen2
 from mmpack.video.policies import transformers_qwen3_vl as qwen3
 from mmpack.video.policies.base import ASSUMED_FPS, Policy, ProcessorSettings, finish, models_of

@@ -1,0 +1,130 @@
+"""Processors of transformers where torchvision is missing: their video processor needs it, mmpack's does not.
+
+Videos are taken as sampled frames: `do_sample_frames=False`, with `video_metadata`.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.utils import (
+    IMAGE_PROCESSOR_NAME,
+    PROCESSOR_NAME,
+    VIDEO_PROCESSOR_NAME,
+)
+from transformers.utils.hub import cached_file
+from transformers.video_processing_utils import BaseVideoProcessor
+from transformers.video_utils import make_batched_metadata, make_batched_videos
+
+from mmpack.errors import BackendError
+from mmpack.processors.frame_processor import FrameProcessor
+
+
+class _Videos(FrameProcessor):
+    """Hands the metadata on, as transformers' video processors do."""
+
+    def __call__(
+        self, videos: Any, *, video_metadata: Any = None, **options: Any
+    ) -> dict[str, Any]:
+        batch: Any = make_batched_videos(videos)
+        about = make_batched_metadata(batch, video_metadata=video_metadata)
+        return super().__call__(batch, **options) | {"video_metadata": about}
+
+
+class _Parts(transformers.ProcessorMixin):
+    """Goes before a processor class of transformers, which reads off `__init__` what parts it has."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None):
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+
+    @property
+    def model_input_names(self) -> list[str]:
+        parts = (self.tokenizer, self.image_processor)
+        return [name for part in parts for name in part.model_input_names] + ["mm_token_type_ids"]
+
+
+class _WithVideos(_Parts):
+    family: str
+    saved_as = "Qwen2VLVideoProcessor"  # where torchvision is
+
+    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None):
+        super().__init__(image_processor, tokenizer, chat_template)
+        self.video_processor = _Videos(self.family, **image_processor.to_dict())
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        processor = super().from_pretrained(name, *args, **kwargs)
+        if _has_video_settings(name):
+            settings, _ = BaseVideoProcessor.get_video_processor_dict(name)
+            processor.video_processor = _Videos(cls.family, **settings)
+        return processor
+
+    def save_pretrained(self, folder: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        files = super().save_pretrained(folder, *args, **kwargs)
+        settings = {"video_processor_type": self.saved_as} | self.video_processor.to_dict()
+        text = json.dumps(settings, indent=2) + "\n"
+        (Path(folder) / VIDEO_PROCESSOR_NAME).write_text(text, encoding="utf-8")
+        return files
+
+    @property
+    def model_input_names(self) -> list[str]:
+        return [
+            *super().model_input_names,
+            "pixel_values_videos",
+            "video_grid_thw",
+            "second_per_grid_ts",
+        ]
+
+
+def _has_video_settings(name: Any) -> bool:
+    """Whether a checkpoint says how videos are laid out, in a file of theirs or in one for pictures and videos."""
+    found = partial(cached_file, name, _raise_exceptions_for_missing_entries=False)
+    if found(VIDEO_PROCESSOR_NAME) or found(IMAGE_PROCESSOR_NAME):
+        return True
+    whole = found(PROCESSOR_NAME)
+    return whole is not None and "video_processor" in json.loads(Path(whole).read_text("utf-8"))
+
+
+# Of the same names as their bases: processors are told apart by them.
+class Qwen2VLProcessor(_WithVideos, transformers.Qwen2VLProcessor):
+    family = "qwen2_vl"
+
+
+class Qwen2_5_VLProcessor(_WithVideos, transformers.Qwen2_5_VLProcessor):
+    family = "qwen2_5_vl"
+
+
+class Qwen3VLProcessor(_WithVideos, transformers.Qwen3VLProcessor):
+    family = "qwen3_vl"
+    saved_as = "Qwen3VLVideoProcessor"
+
+
+class InternVLProcessor(_Parts, transformers.InternVLProcessor):
+    """Refuses videos."""
+
+    def __init__(
+        self,
+        image_processor: Any,
+        tokenizer: Any,
+        image_seq_length: int = 256,
+        chat_template: str | None = None,
+    ):
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.image_seq_length = image_seq_length
+
+    def __call__(
+        self, images: Any = None, text: Any = None, videos: Any = None, **kwargs: Any
+    ) -> Any:
+        if videos is not None:
+            raise BackendError("processor: videos need torchvision. Fix: pip install torchvision")
+        return super().__call__(images=images, text=text, **kwargs)
+
+
+WITHOUT_TORCHVISION: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (Qwen2VLProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor, InternVLProcessor)
+}

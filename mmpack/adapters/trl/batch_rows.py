@@ -1,0 +1,109 @@
+"""TRL's padded rows [B, P + C] (prompts padded left, completions right) as samples.
+
+Ids are taken as they are; every picture is a medium of its own grid, known by its processed pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.adapters.exchange import media_of_inputs, true_runs
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.families import Family
+from mmpack.layout.runs import placeholder_runs
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import LossSpan, ModalitySpan
+
+
+def rows_to_samples(
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    completion_start: int,
+    family: Family,
+    media: Sequence[Sequence[Medium]],
+) -> list[Sample]:
+    """One sample a row; its loss spans are the completion's tokens but for placeholders.
+
+    Args: `input_ids`, `attention_mask`: [B, P + C]. `completion_start`: P. `media`: each row's, see `media_of_rows`.
+    Raises: LayoutError where placeholders and pictures of a row don't match; ArgumentError for a mask with holes.
+    """
+    ids, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
+    return [
+        _row(b, ids[b], mask[b], completion_start, family, media[b] if len(media) else [])
+        for b in range(len(ids))
+    ]
+
+
+def media_of_rows(
+    pixel_values: torch.Tensor | None,
+    image_grid_thw: torch.Tensor | None,
+    num_images: Sequence[int] | None,
+    family: Family,
+) -> list[list[Medium]]:
+    """The pictures of each row, or [] where the batch has none. Equal pixels of equal grids get one cache key.
+
+    Args: `pixel_values`: [patches, patch_dim], the pictures of all rows one after the other. `image_grid_thw`:
+    [pictures, 3]. `num_images`: [B]. Raises: ArgumentError where the three don't fit.
+    """
+    if pixel_values is None:
+        return []
+    if image_grid_thw is None or num_images is None:
+        raise ArgumentError(
+            "trl: pixel_values come without image_grid_thw or num_images. "
+            "Fix: use a family of mmpack.families, whose pictures have grids"
+        )
+    patches = image_grid_thw.prod(dim=1).tolist()
+    if sum(num_images) != len(patches) or sum(patches) != len(pixel_values):
+        raise ArgumentError(
+            f"trl: num_images counts {sum(num_images)} pictures, image_grid_thw {len(patches)} of {sum(patches)} "
+            f"patches, pixel_values has {len(pixel_values)}. Fix: pass the fields of one batch"
+        )
+    grids = image_grid_thw.cpu().split(list(num_images))
+    own = pixel_values.detach().cpu().split([int(g.prod(dim=1).sum()) for g in grids])
+    return [
+        media_of_inputs({"pixel_values": p, "image_grid_thw": g}, family, f"trl: row {b}")["image"]
+        for b, (p, g) in enumerate(zip(own, grids, strict=True))
+    ]
+
+
+def _row(
+    b: int, ids: np.ndarray, mask: np.ndarray, completion_start: int, family: Family, runs: Any
+) -> Sample:
+    kept = np.flatnonzero(mask)
+    start, stop = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
+    if stop - start != len(kept):
+        raise ArgumentError(
+            f"trl: the masks of row {b} have a hole. Fix: pad prompts left and completions right"
+        )
+    own = ids[start:stop].astype(np.int64)
+    found = placeholder_runs(own, family)
+    if len(found) != len(runs) or found.is_video.any():
+        raise LayoutError(
+            f"trl: row {b} has {len(found)} runs of placeholders and {len(runs)} pictures: "
+            "a picture was dropped (dropped_image), or the policy sampled a placeholder (sampled_placeholder). "
+            "Fix: raise max_completion_length, or suppress the placeholder ids in the sampler",
+            "MM104" if len(found) > len(runs) else "MM107",
+        )
+    media = list({m.cache_key: m for m in runs}.values())
+    place = {m.cache_key: i for i, m in enumerate(media)}
+    spans = [
+        ModalitySpan(int(a), int(z), "image", place[m.cache_key])
+        for a, z, m in zip(found.starts, found.stops, runs, strict=True)
+    ]
+    scored = np.arange(len(own)) >= completion_start - start
+    for s in spans:
+        scored[s.start : s.stop] = False
+    return Sample(
+        sample_id=str(b),
+        group_id=str(b),
+        family=family.name,
+        input_ids=own,
+        media=media,
+        modality_spans=spans,
+        loss_spans=[LossSpan(a, z) for a, z in true_runs(scored)],
+    )

@@ -1,1 +1,0 @@
-../../examples/geo3k_grpo.py

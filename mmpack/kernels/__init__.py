@@ -1,1 +1,0 @@
-"""Triton kernels, under the file names of the ops that launch them. Imported by the ops, when they run."""

@@ -1,0 +1,1 @@
+"""Advantages of groups: one number per sample, over the whole batch."""

@@ -1,0 +1,1 @@
+"""The policy loss: its function, options, plain torch version and kernels."""

@@ -1,0 +1,219 @@
+"""The policy loss over compact loss tokens: logprobs [N], samples cut by cu_loss [B+1]; sums and terms in float64.
+
+One launch forward and one backward on a GPU, nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from mmpack.errors import ArgumentError, check_name, check_number
+from mmpack.losses.aggregate import SAMPLE_MEAN, Aggregation, Total, denominator
+from mmpack.losses.correction import Correction, CorrectionLevel, check_correction
+from mmpack.losses.kl import KLKind, check_kl_kind
+from mmpack.losses.policy.op import PolicyLossFunction
+from mmpack.losses.policy.torch import METRICS
+from mmpack.losses.samples import check_columns
+from mmpack.ops.inputs import check_are_tensors
+
+Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]
+
+CLIPS: dict[str, tuple[float, float]] = {
+    "grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),  # arXiv 2503.14476 section 4.1
+    "dr_grpo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
+    "cispo": (
+        1.0,
+        4.0,
+    ),  # no lower bound, arXiv 2506.13585 section 3.1; weights up to 5, arXiv 2510.13786
+    "ppo": (0.2, 0.2),
+}
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A loss to call `.backward()` on, and what to log about it."""
+
+    loss: Tensor  # scalar float32
+    metrics: dict[
+        str, Tensor
+    ]  # scalars float32, detached: means over this batch's loss tokens, 0 where it has none
+
+
+def policy_loss(
+    logprobs: Tensor,
+    advantages: Tensor,
+    cu_loss: Tensor,
+    old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    rollout_logprobs: Tensor | None = None,
+    kind: Kind = "grpo",
+    aggregation: Aggregation = "token_mean",
+    total_tokens: Total | None = None,
+    total_samples: Total | None = None,
+    scale: float = 1.0,
+    *,
+    max_tokens: int | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
+    kl_coef: float = 0.0,
+    kl_kind: KLKind = "k3",
+    entropy: Tensor | None = None,
+    entropy_coef: float = 0.0,
+    correction: Correction | None = None,
+    correction_level: CorrectionLevel = "token",
+    correction_low: float = 0.0,
+    correction_high: float = 2.0,
+) -> PolicyLoss:
+    """scale · aggregate(w · surrogate + kl_coef · KL - entropy_coef · entropy).
+
+    With the ratio r = exp(logprobs - old_logprobs) and A the advantage, the surrogate of a token is
+
+    - `grpo`, `dr_grpo`, `ppo`, `dapo`: -min(r·A, clip(r, 1 - clip_low, 1 + clip_high)·A) (PPO, arXiv 1707.06347
+      eq. 7). They differ in clip, advantage and aggregation; `dapo` clips higher.
+    - `gspo`: the same with the sample's ratio s = exp(mean of logprobs - old_logprobs) for its value, and the
+      token's logprob for its gradient (arXiv 2507.18071 section 4.3). With a `correction` of tokens each gradient is
+      weighed by its own token's w, as verl does; TRL weighs all of a sample's by their mean.
+    - `cispo`: -clip(r, 1 - clip_low, 1 + clip_high)·A·logprobs, the clipped weight detached (arXiv 2506.13585
+      section 3.1).
+
+    What a kind decides is the surrogate and the clip. The aggregation is the one named here, whatever the kind; the
+    papers' own are `sequence_mean_token_mean` for grpo and gspo, `token_mean` for dapo, cispo and ppo,
+    `sequence_mean_token_sum_norm` for dr_grpo. See `aggregate` for names, totals and max_tokens.
+
+    Args:
+        logprobs: [N] float, of the policy in training, natural log.
+        advantages: [B], one a sample, or [N], one a loss token; where N = B it is read as one a sample.
+        cu_loss: [B+1] int32, `PackedBatch.cu_loss`.
+        old_logprobs: [N], of the policy that the ratio starts from; None: logprobs.detach(), a ratio of 1.
+        ref_logprobs: [N], needed by kl_coef; without it only logged.
+        rollout_logprobs: [N], of the engine that sampled, needed by correction.
+        total_tokens, total_samples: of the global batch, over all micro-batches and ranks; None: this batch's.
+        scale: undoes gradient averaging, e.g. the number of data-parallel ranks.
+        clip_low, clip_high: None: the kind's own, `CLIPS`; infinite: no clip.
+        dual_clip: c > 1, verl's `clip_ratio_c`: where A < 0 the surrogate is at most -c·A, and a ratio above c has no
+            gradient (arXiv 1912.09729 eq. 5). TRL's `delta` is the same where it is above 1 + clip_high. Not of cispo.
+        kl_kind: `k1`, `k2`, `k3`, see `kl_divergence`.
+        entropy: [N] in nats, of the rows that the logprobs were read from; needed by entropy_coef.
+        correction: `tis` or `mis`: weight w of the surrogate, see `correction_weights`; None: w = 1.
+
+    Gradients reach the logprobs, and the entropy where entropy_coef is not 0; all else is a constant. A second
+    derivative, forward mode and torch.func raise.
+
+    Logarithms of ratios are cut to ±20 before exp; a cut ratio has no gradient. N = 0 gives a zero that is attached
+    to the graph.
+
+    Metrics: `tokens` (a count), `ratio` (of tokens; of samples for gspo), `clip_fraction` (share of tokens whose
+    ratio the clip cut), `kl_old` (KL(old ‖ policy), k3), `ess`, `kl_ref`, `entropy`, `correction` and
+    `correction_fraction` (mean weight; share of tokens cut or masked), `dual_clip_fraction` (share of tokens that
+    dual_clip cut, verl's pg_clipfrac_lower), the last five where their input is given.
+    `ess` is Kish's effective sample size as a share of the tokens, (Σw)² / (N · Σw²), of the weights `correction`
+    where one is given, cut or masked as they are, else of `ratio` before the clip: 1 where all weigh the same.
+
+    Raises ArgumentError for shapes that don't fit, unknown names, numbers out of their range, totals below this
+    batch's own, and inputs that a coefficient needs. Totals that are tensors on a GPU are not looked at.
+    """
+    what = "policy_loss"
+    columns = {
+        "logprobs": logprobs,
+        "old_logprobs": old_logprobs,
+        "ref_logprobs": ref_logprobs,
+        "rollout_logprobs": rollout_logprobs,
+        "entropy": entropy,
+    }
+    check_columns(what, cu_loss, columns, optional=[name for name in columns if name != "logprobs"])
+    check_are_tensors(what, advantages=advantages)
+    if advantages.is_complex():
+        raise ArgumentError(f"{what}: advantages are {advantages.dtype}. Fix: pass real numbers")
+    check_name(what, "kind", kind, get_args(Kind))
+    for option, number in (("scale", scale), ("kl_coef", kl_coef)):
+        check_number(what, option, number, least=0)
+    check_number(what, "entropy_coef", entropy_coef)
+    for option, bound in (("clip_low", clip_low), ("clip_high", clip_high)):
+        if bound is not None:
+            check_number(what, option, bound, least=0, finite=False)
+    if dual_clip is not None:
+        check_number(what, "dual_clip", dual_clip, above=1, fix="pass c > 1, or None for none")
+        if kind == "cispo":
+            raise ArgumentError(
+                f"{what}: dual_clip is {dual_clip}, and cispo has no minimum that it could bound. "
+                "Fix: leave it out, clip_high bounds the weight"
+            )
+    check_kl_kind(kl_kind)
+    if correction is not None:
+        check_correction(correction, correction_level, correction_low, correction_high)
+    for option, value, needs in (
+        ("kl_coef", kl_coef, "ref_logprobs"),
+        ("entropy_coef", entropy_coef, "entropy"),
+        ("correction", correction, "rollout_logprobs"),
+    ):
+        if value and columns[needs] is None:
+            raise ArgumentError(
+                f"{what}: {option} is {value!r} and {needs} is None. Fix: pass {needs} [N], one a loss token"
+            )
+    count, num_samples = len(logprobs), len(cu_loss) - 1
+    if tuple(advantages.shape) not in {(num_samples,), (count,)}:
+        raise ArgumentError(
+            f"{what}: advantages has shape {list(advantages.shape)}, expected [{num_samples}] (one a sample) or "
+            f"[{count}] (one a loss token). Fix: pass the advantages of this batch's samples, in its order"
+        )
+    if advantages.device != cu_loss.device:
+        raise ArgumentError(
+            f"{what}: advantages are on {advantages.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
+        )
+    total, factor = denominator(
+        aggregation, count, num_samples, total_tokens, total_samples, max_tokens
+    )
+    scale = scale / factor
+    on_device = None
+    if isinstance(total, Tensor):
+        on_device = total.to(logprobs.device, non_blocking=logprobs.is_cuda)
+    else:
+        scale = scale / max(total, 1)
+    low, high = CLIPS[kind]
+
+    if entropy is not None and not entropy_coef:
+        entropy = _constant(entropy)
+    loss, values = PolicyLossFunction.apply(
+        logprobs,
+        entropy,
+        _constant(advantages),
+        cu_loss,
+        _constant(old_logprobs),
+        _constant(ref_logprobs),
+        _constant(rollout_logprobs),
+        on_device,
+        scale,
+        aggregation == SAMPLE_MEAN,
+        kind,
+        1 - (low if clip_low is None else clip_low),
+        1 + (high if clip_high is None else clip_high),
+        math.inf if dual_clip is None else dual_clip,
+        kl_kind,
+        kl_coef,
+        entropy_coef,
+        correction,
+        correction_level,
+        correction_low,
+        correction_high,
+    )
+    absent = {
+        "kl_ref": ref_logprobs is None,
+        "entropy": entropy is None,
+        "correction": correction is None,
+        "correction_fraction": correction is None,
+        "dual_clip_fraction": dual_clip is None,
+    }
+    metrics = zip(METRICS, values.unbind(), strict=True)
+    return PolicyLoss(loss, {name: value for name, value in metrics if not absent.get(name)})
+
+
+def _constant(column: Tensor | None) -> Tensor | None:
+    """Without its graph, so that a loss that reaches no logprob requires no gradient."""
+    return column.detach() if column is not None and column.requires_grad else column

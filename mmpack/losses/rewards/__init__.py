@@ -1,0 +1,1 @@
+"""From scores of samples, turns, regions and spans to one reward per loss token."""

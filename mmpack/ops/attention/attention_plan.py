@@ -1,0 +1,207 @@
+"""What a pack's attention rule means for kernels: sequences for varlen kernels, blocks for FlexAttention.
+
+Made on the host from `visible_until` alone, where rows are packed, so that nothing is asked of the GPU later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.errors import ArgumentError
+from mmpack.ops.rows.gather import Inverse
+
+BLOCK = 128  # rows and keys of FlexAttention's blocks
+PADDING_PIECE = 128  # rows of padding that are one sequence: they cost time, and nobody reads them
+
+
+@dataclass
+class AttentionPlan:
+    """S sequences of adjacent rows, `rows` in all; each sees its path: the rows above it and itself.
+
+    Sequence s has queries cu_seqlens_q[s] to cu_seqlens_q[s+1], and keys cu_seqlens_k[s] to cu_seqlens_k[s+1] of
+    `key_rows`, in order; its last query stands at its last key (bottom-right causal). Rows of padding form sequences
+    of their own, up to PADDING_PIECE rows each.
+
+    A plan is of one visible_until: who changes that array makes a new plan; `check` says which changes are seen.
+    """
+
+    rows: int  # T of a packed batch, B·S of a padded one
+    cu_seqlens_q: torch.Tensor  # [S+1] int32
+    cu_seqlens_k: torch.Tensor  # [S+1] int32
+    max_seqlen_q: int
+    max_seqlen_k: int
+    # [K] int32; None where no sequence has rows above it: keys are rows
+    key_rows: torch.Tensor | None
+    key_inverse: Inverse | None  # of key_rows
+    pairs: int  # of a query and a key that it sees: what varlen kernels compute
+    full_blocks: int  # BLOCK × BLOCK in which all is seen, and blocks with a mask: what FlexAttention computes
+    mixed_blocks: int
+    checksum: int  # of visible_until
+    choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
+    chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
+    block_mask: Any = None  # FlexAttention's, if that was chosen
+    checked: tuple[Any, int] | None = None  # the visible_until seen last, weakly, and its version
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> AttentionPlan:
+        """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
+        if self.cu_seqlens_q.device == torch.device(device):
+            return self
+        return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> AttentionPlan:
+        return self._with_tensors(torch.Tensor.pin_memory)
+
+    def _with_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> AttentionPlan:
+        moved = dict(UNRESOLVED)
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, torch.Tensor):
+                moved[f.name] = move(value)
+            elif isinstance(value, Inverse):
+                moved[f.name] = Inverse(*map(move, value))
+        return dataclasses.replace(self, **moved)
+
+    def check(self, visible_until: torch.Tensor) -> None:
+        """Raise ArgumentError for a visible_until that the plan is not of, where no GPU need be asked.
+
+        One on the CPU is read every time. Elsewhere a change in place of the tensor seen last is seen, as far as torch
+        counts it: for no tensor of inference mode.
+        """
+        if visible_until.device.type == "cpu":
+            same = _checksum(visible_until.numpy()) == self.checksum
+        else:
+            seen, version = self.checked or (lambda: None, 0)
+            same = seen() is not visible_until or version == _version(visible_until)
+        if not same:
+            raise ArgumentError(
+                "attention: the plan is of another visible_until, or that was changed since. "
+                "Fix: pass the batch's own; after a change, plan_attention(visible_until, padding)"
+            )
+        self.bind(visible_until)
+
+    def bind(self, visible_until: torch.Tensor) -> None:
+        """Take this one for the plan's unread; from here on changes of it are seen."""
+        self.checked = weakref.ref(visible_until), _version(visible_until)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was resolved: it is of this process, and a mask of FlexAttention can't be pickled."""
+        return vars(self) | UNRESOLVED
+
+
+UNRESOLVED: dict[str, Any] = dict.fromkeys(("choice", "chosen_under", "block_mask", "checked"))
+
+
+def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionPlan:
+    """The plan of a batch.
+
+    Args: `visible_until`: int [T] or [B, S], of segments in depth-first order: row q of a line sees its row k exactly
+    if k <= q < visible_until[k]. `padding`: bool of the same shape, rows that hold no token.
+    """
+    lines = np.atleast_2d(visible_until).astype(np.int64)
+    width = lines.shape[1]
+    until = (lines + width * np.arange(len(lines))[:, None]).ravel()
+    starts = _starts(until, padding.ravel())
+    queries = np.diff(starts, append=len(until))
+    pieces = _Pieces(until, starts)
+    keys = np.bincount(pieces.reader, pieces.length, minlength=len(starts)).astype(np.int64)
+    key_rows = inverse = None
+    if keys.sum() > len(until):
+        key_rows = torch.from_numpy(pieces.rows().astype(np.int32))
+        inverse = pieces.inverse()
+    full, mixed = _count_blocks(lines)
+    return AttentionPlan(
+        rows=len(until),
+        cu_seqlens_q=_offsets(queries),
+        cu_seqlens_k=_offsets(keys),
+        max_seqlen_q=int(queries.max(initial=0)),
+        max_seqlen_k=int(keys.max(initial=0)),
+        key_rows=key_rows,
+        key_inverse=inverse,
+        pairs=int((queries * (keys - queries) + queries * (queries + 1) // 2).sum()),
+        full_blocks=full,
+        mixed_blocks=mixed,
+        checksum=_checksum(visible_until),
+    )
+
+
+class _Pieces:
+    """The keys of all sequences as ranges of rows, without a loop: chains of hundreds of turns have many.
+
+    A run is adjacent rows of one sequence with one visible_until; below it lie the sequences that start before that.
+    So its readers are an interval, from its own sequence on, and each of them has the run as one piece. Arrays of
+    pieces [P] are ordered by run, then reader.
+    """
+
+    def __init__(self, until: np.ndarray, starts: np.ndarray):
+        changes = np.flatnonzero(np.diff(until)) + 1
+        self.run_start = np.union1d(starts, changes)
+        self.run_length = np.diff(self.run_start, append=len(until))
+        own = np.searchsorted(starts, self.run_start, side="right") - 1
+        self.readers = np.searchsorted(starts, until[self.run_start]) - own  # of each run
+        self.run = np.repeat(np.arange(len(own)), self.readers)
+        self.reader = _ranges(own, self.readers)
+        self.length = self.run_length[self.run]
+        self.by_reader = np.argsort(self.reader, kind="stable")
+
+    def rows(self) -> np.ndarray:
+        """[K] the keys of each sequence, rising; one sequence after the other."""
+        return _ranges(self.run_start[self.run[self.by_reader]], self.length[self.by_reader])
+
+    def inverse(self) -> Inverse:
+        """Where each row stands in `rows`: once a reader of its run, as far from the piece's start as the run's."""
+        lengths = self.length[self.by_reader]
+        at = np.empty_like(lengths)
+        at[self.by_reader] = np.cumsum(lengths) - lengths  # of each piece in `rows`
+        count = np.repeat(self.readers, self.run_length)  # of each row
+        first = np.repeat(np.cumsum(self.readers) - self.readers, self.run_length)
+        within = _ranges(np.zeros_like(self.run_start), self.run_length)
+        order = at[_ranges(first, count)] + np.repeat(within, count)
+        return Inverse(torch.from_numpy(order.astype(np.int32)), _offsets(count))
+
+
+def _starts(until: np.ndarray, padding: np.ndarray) -> np.ndarray:
+    """Where a row does not see the row before it; of a run of padding, each PADDING_PIECE-th row instead."""
+    rows = np.arange(len(until))
+    new = np.append(True, until[:-1] <= rows[1:])[: len(until)]
+    padded = padding & np.append(False, padding[:-1])[: len(until)]  # as is the row before
+    run = np.maximum.accumulate(np.where(padded, 0, rows))
+    return np.flatnonzero(np.where(padded, (rows - run) % PADDING_PIECE == 0, new))
+
+
+def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The numbers of ranges, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+
+
+def _offsets(lengths: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
+
+
+def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
+    """Blocks that are seen in full, and in part. Below the diagonal, block i sees block j as far as j's rows say."""
+    count = -(-lines.shape[1] // BLOCK)
+    until = np.zeros((len(lines), count * BLOCK), dtype=np.int64)
+    until[:, : lines.shape[1]] = lines
+    until = until.reshape(len(lines), count, BLOCK)
+    here = np.arange(count) + 1
+    seen = np.maximum(-(-until.max(axis=2) // BLOCK) - here, 0).sum()
+    full = np.maximum(until.min(axis=2) // BLOCK - here, 0).sum()
+    return int(full), int(seen - full + until.shape[0] * count)
+
+
+def _checksum(visible_until: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(visible_until, dtype=np.int32).data)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Grows with changes in place; tensors of inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version

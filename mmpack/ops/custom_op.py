@@ -1,0 +1,51 @@
+"""Registration of ops whose kernel is short beside the call: as `torch.library.custom_op`, without its wrappers.
+
+`custom_op` and its `register_autograd` take several times the host time that the launch takes. Gradients of these ops
+come from a `torch.autograd.Function` around the op, which torch.compile traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from mmpack.errors import ArgumentError
+
+_LIBRARY = torch.library.Library("mmpack", "FRAGMENT")
+
+
+def define_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Define mmpack::NAME, which mutates nothing, for every device; returns the op.
+
+    Args: schema: "name(Tensor x, …) -> Tensor". run: gets the arguments in the order of the schema. fake: the same
+    for tensors without data, returns empty ones.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mmpack::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.mmpack, name).default
+
+
+def refuse_transforms(what: str, *tensors: Tensor) -> None:
+    """Raise ArgumentError in forward-mode AD and torch.func's transforms: derivatives would be lost without a word."""
+    level = forward_ad._current_level
+    if level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise ArgumentError(
+            f"{what}: it has no forward-mode derivative. Fix: differentiate backward, or detach its inputs"
+        )
+    # Dynamo traces no look at the stack of transforms.
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
+        return
+    raise ArgumentError(
+        f"{what}: it has no rule for torch.func's transforms. Fix: call it outside of grad and vmap"
+    )
+
+
+def distinct_views(*tensors: Tensor) -> Iterable[Tensor]:
+    """The tensors for a Function, of which Dynamo takes none twice."""
+    return (x.view_as(x) for x in tensors) if torch.compiler.is_compiling() else tensors

@@ -1,0 +1,1 @@
+"""Vision features put into the embeddings of text, all deepstack levels at once."""

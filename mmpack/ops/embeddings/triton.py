@@ -1,0 +1,233 @@
+"""Vision rows written into token embeddings, with all deepstack levels: one launch forward, one backward.
+
+A program has a tile of the rows of tokens or of one level; tiles, copies and sums are those of gather_rows.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmpack.ops.rows.triton import (
+    AT_ONCE,
+    WARPS,
+    aligned,
+    as_words,
+    blocks,
+    copy_tile,
+    programs,
+    sum_tile,
+    sum_type,
+    tile,
+)
+
+
+@triton.jit
+def merge_kernel(
+    embeddings,
+    features,
+    levels,
+    source,
+    index,
+    merged,
+    taken,
+    num_tokens,
+    num_vision,
+    units,
+    UNIT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """merged[t] = features[source[t]], or embeddings[t] where that is -1; taken[l][v] = levels[l][index[v]]."""
+    width = units * UNIT
+    across = tl.cdiv(width, BLOCK_COLS)
+    part = tl.program_id(0)
+    of_tokens = tl.cdiv(num_tokens, BLOCK_ROWS) * across
+    if part < of_tokens:
+        rows, columns = tile(part, width, BLOCK_ROWS, BLOCK_COLS)
+        live = rows < num_tokens
+        feature = tl.load(source + rows, mask=live, other=-1)
+        seen = feature >= 0
+        inside = (columns < width)[None, :]
+        here = rows.to(tl.int64)[:, None] * width + columns[None, :]
+        there = feature.to(tl.int64)[:, None] * width + columns[None, :]
+        text = tl.load(
+            embeddings + here,
+            mask=(live & (feature < 0))[:, None] & inside,
+            other=0,
+            eviction_policy="evict_first",  # the features are read again
+        )
+        vision = tl.load(features + there, mask=seen[:, None] & inside, other=0)
+        values = tl.where(seen[:, None], vision, text)
+        tl.store(merged + here, values, mask=live[:, None] & inside, cache_modifier=".cs")
+    else:
+        of_level = tl.cdiv(num_vision, BLOCK_ROWS) * across
+        rows, columns = tile((part - of_tokens) % of_level, width, BLOCK_ROWS, BLOCK_COLS)
+        live = rows < num_vision
+        read = tl.load(index + rows, mask=live, other=0)
+        for level in tl.static_range(LEVELS):
+            if (part - of_tokens) // of_level == level:
+                copy_tile(levels[level], read, taken[level], rows, columns, width, live)
+
+
+@triton.jit
+def unmerge_kernel(
+    grad,
+    grad_levels,
+    source,
+    vision,
+    order,
+    offsets,
+    to_embeddings,
+    to_features,
+    to_levels,
+    num_tokens,
+    num_features,
+    units,
+    UNIT: tl.constexpr,
+    LEVELS: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Gradients: the text rows' own, 0 at vision rows; of each feature the sum over its places in `order`."""
+    width = units * UNIT
+    across = tl.cdiv(width, BLOCK_COLS)
+    part = tl.program_id(0)
+    of_level = tl.cdiv(num_features, BLOCK_ROWS) * across
+    of_features = (1 + LEVELS) * of_level
+    if part >= of_features:  # the long programs start first
+        rows, columns = tile(part - of_features, width, BLOCK_ROWS, BLOCK_COLS)
+        live = rows < num_tokens
+        feature = tl.load(source + rows, mask=live, other=0)
+        inside = (columns < width)[None, :]
+        here = rows.to(tl.int64)[:, None] * width + columns[None, :]
+        values = tl.load(
+            grad + here,
+            mask=(feature < 0)[:, None] & inside,
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        tl.store(to_embeddings + here, values, mask=live[:, None] & inside, cache_modifier=".cs")
+    else:
+        rows, columns = tile(part % of_level, width, BLOCK_ROWS, BLOCK_COLS)
+        if part < of_level:
+            sum_tile(
+                grad,
+                vision,
+                order,
+                offsets,
+                to_features,
+                rows,
+                num_features,
+                columns,
+                width,
+                True,
+                SUM,
+                BLOCK_ROWS,
+                BLOCK_COLS,
+                AT_ONCE,
+            )
+        for level in tl.static_range(LEVELS):
+            if part // of_level == level + 1:
+                sum_tile(
+                    grad_levels[level],
+                    vision,
+                    order,
+                    offsets,
+                    to_levels[level],
+                    rows,
+                    num_features,
+                    columns,
+                    width,
+                    False,
+                    SUM,
+                    BLOCK_ROWS,
+                    BLOCK_COLS,
+                    AT_ONCE,
+                )
+
+
+def merge_embeddings(
+    embeddings: Tensor, features: Tensor, levels: list[Tensor], source: Tensor, index: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """[T, H], [P, H], L × [P, H], source [T], index [V] -> [T, H], L × [V, H]."""
+    merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
+    taken = [level.new_empty(index.shape[0], level.shape[1]) for level in levels]
+    if merged.numel() == 0:
+        return merged, taken
+    source, index = source.contiguous(), index.contiguous()
+    words, units, unit = as_words(embeddings, features, merged, *levels, *taken)
+    rows, columns = blocks(units * unit, words[0].element_size())
+    one_level = programs(index.shape[0], units * unit, rows, columns)
+    grid = programs(len(merged), units * unit, rows, columns) + len(levels) * one_level
+    with torch.cuda.device_of(embeddings):
+        merge_kernel[(grid,)](
+            words[0],
+            words[1],
+            tuple(words[3 : 3 + len(levels)]),
+            source,
+            index,
+            words[2],
+            tuple(words[3 + len(levels) :]),
+            len(merged),
+            index.shape[0],
+            units,
+            UNIT=unit,
+            LEVELS=len(levels),
+            BLOCK_ROWS=rows,
+            BLOCK_COLS=columns,
+            num_warps=WARPS,
+        )
+    return merged, taken
+
+
+def unmerge_embeddings(
+    grad: Tensor,
+    grad_levels: list[Tensor],
+    source: Tensor,
+    vision: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    num_tokens: int,
+    num_features: int,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Gradients [num_tokens, H], [num_features, H] and one of that a level; 0 rows of what nobody needs."""
+    source, vision, order, offsets = (i.contiguous() for i in (source, vision, order, offsets))
+    to_embeddings = grad.new_empty(num_tokens, grad.shape[1])
+    to_features = grad.new_empty(num_features, grad.shape[1])
+    to_levels = [torch.empty_like(to_features) for _ in grad_levels]
+    outputs = [to_embeddings, to_features, *to_levels]
+    flat, units, unit = aligned(grad, *grad_levels, *outputs)
+    levels = len(grad_levels)
+    rows, columns = blocks(units * unit, grad.element_size())
+    one_level = programs(num_features, units * unit, rows, columns)
+    grid = programs(num_tokens, units * unit, rows, columns) + (1 + levels) * one_level
+    if grid:
+        with torch.cuda.device_of(grad):
+            unmerge_kernel[(grid,)](
+                flat[0],
+                tuple(flat[1 : 1 + levels]),
+                source,
+                vision,
+                order,
+                offsets,
+                flat[1 + levels],
+                flat[2 + levels],
+                tuple(flat[3 + levels :]),
+                num_tokens,
+                num_features,
+                units,
+                UNIT=unit,
+                LEVELS=levels,
+                SUM=sum_type(grad.dtype),
+                BLOCK_ROWS=rows,
+                BLOCK_COLS=columns,
+                AT_ONCE=AT_ONCE,
+                num_warps=WARPS,
+            )
+    return to_embeddings, to_features, to_levels

@@ -1,0 +1,1 @@
+"""Selected log-probabilities of hidden states [T, H] and a head [V, H]: logits never exist."""

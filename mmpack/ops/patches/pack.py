@@ -1,0 +1,319 @@
+"""Frames of clips to rows of patches in the tower's order and back, normalised on the way if asked for.
+
+The two are each other's transpose: the gradient of one is the other. Where each clip lies: `mmpack/video/patches.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.families import Family, get_family
+from mmpack.ops.backend import choose, kernels_of
+from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
+from mmpack.ops.patches.tables import PatchTables, patch_tables
+from mmpack.ops.patches.torch import pack_torch, unpack_torch
+from mmpack.video.patches import CHANNELS, PatchPlan, divisor, of_channels, plan_patches
+
+ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of values that change
+FRAME_DTYPES = (torch.uint8, *ROW_DTYPES, torch.float64)
+Clips = Tensor | np.ndarray | Sequence[Any]
+
+
+def pack_video(
+    frames: Clips,
+    plan: PatchPlan | PatchTables | Family | str,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    rescale_factor: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Clips to rows [rows, patch_dim] in the order of transformers' Qwen-VL video processors, clip after clip.
+
+    Args:
+        frames: one clip [n, h, w, 3] or [n, 3, h, w]; a list of them, of any sizes; or one buffer [values] of all
+            clips, one after the other. Tensors or arrays, uint8 or float; float64 only where values stay as they are.
+        plan: `plan_patches(…)`; `patch_tables` of it (under torch.compile); or a family, which keeps every frame.
+        mean, std, rescale_factor: as image processors have them (`normalization(settings)`). With all three a value is
+            (x − mean · (1/rescale)) / (std · (1/rescale)) in float32, one rounding a step, as transformers computes it;
+            rescale_factor alone multiplies; mean and std alone normalise values as they are.
+        dtype: of the rows, float32, bfloat16 or float16; by default float32 where values change, else the frames'.
+
+    One copy of what is read, on the frames' device. Float frames have a gradient: that of a frame which fills its
+    patch by being repeated is the sum over its repeats. Raises: ArgumentError for shapes that are not the plan's.
+    """
+    if (mean is None) != (std is None):
+        raise ArgumentError("pack_video: mean and std go together. Fix: pass both or none")
+    if mean is not None:
+        mean = of_channels("pack_video: mean", mean)
+        std = of_channels("pack_video: std", std, divisors=True)
+    if rescale_factor is not None:
+        rescale_factor = divisor("pack_video: rescale_factor", rescale_factor)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"pack_video: dtype is {dtype!r:.60}. Fix: a torch.dtype")
+    if not _single(frames) and not isinstance(frames, list | tuple):
+        raise ArgumentError(
+            f"pack_video: frames are {type(frames).__name__}. Fix: a tensor, an array, or a list of them"
+        )
+    clips = [_tensor(c) for c in ([frames] if _single(frames) else frames)]
+    tables = _tables_of(plan, clips, "pack_video")
+    _check_clips(clips, tables)
+    changed = mean is not None or rescale_factor is not None
+    found = clips[0].dtype if clips else torch.uint8
+    if found not in FRAME_DTYPES or (changed and found == torch.float64):
+        told = "normalised in float32" if changed else "uint8 or float"
+        raise ArgumentError(
+            f"pack_video: frames are {found}, they are {told}. Fix: uint8 or float32 frames"
+        )
+    if dtype is None:
+        dtype = torch.float32 if changed else found
+    if (changed or dtype != found) and (dtype not in ROW_DTYPES or found == torch.float64):
+        told = "normalised values" if changed else f"values of {found}"
+        fix = "dtype=torch.float32, torch.bfloat16 or torch.float16"
+        fix = "frames of float32" if found == torch.float64 else fix
+        raise ArgumentError(f"pack_video: {told} don't become {dtype}. Fix: {fix}")
+    if not clips:
+        return tables.patches.new_empty(0, tables.family.patch_dim, dtype=dtype)
+    change = mean, std, rescale_factor, dtype, True
+    refuse_transforms("pack_video", *clips)
+    clips = [c.contiguous() for c in clips]
+    if torch.is_grad_enabled() and any(c.requires_grad for c in clips):
+        rows: Tensor = _Pack.apply(*tables.tensors, tables.plain, change, *distinct_views(*clips))
+        return rows
+    return pack_op(clips, *tables.tensors, *tables.plain, *change)
+
+
+def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> list[Tensor]:
+    """Rows [rows, patch_dim] back to frames: one tensor a clip, in the shape that the plan has for it.
+
+    The tensors are views of one buffer. Repeats that filled a temporal patch are left out; frames of temporal patches
+    that the plan does not keep are 0. `unpack_video(pack_video(x, plan), plan)` is x where all are kept. Float rows
+    have a gradient. Raises: ArgumentError.
+    """
+    values = _tensor(rows)
+    tables = _tables_of(plan, [values], "unpack_video")
+    if values.shape != (tables.num_rows, tables.family.patch_dim):
+        raise ArgumentError(
+            f"unpack_video: rows have shape {list(values.shape)}, the plan's "
+            f"{[tables.num_rows, tables.family.patch_dim]}. Fix: pass the rows that the plan packs"
+        )
+    refuse_transforms("unpack_video", values)
+    if torch.is_grad_enabled() and values.requires_grad:
+        buffer = _Unpack.apply(values, *tables.tensors, tables.plain, False)
+    else:
+        buffer = unpack_op(values, *tables.tensors, *tables.plain, False)
+    pieces = buffer.split(tables.counts)
+    return [x.view(s) for x, s in zip(pieces, tables.shapes, strict=True)]
+
+
+def _pack(
+    clips: list[Tensor],
+    patches: Tensor,
+    blocks: Tensor,
+    sizes: list[int],
+    kept: list[int] | None,
+    num_rows: int,
+    num_values: int,
+    family: str,
+    channels_last: bool,
+    mean: list[float] | None,
+    std: list[float] | None,
+    rescale: float | None,
+    dtype: torch.dtype,
+    repeat: bool,
+) -> Tensor:
+    layout, first = get_family(family), clips[0]
+    out = first.new_empty(num_rows, layout.patch_dim, dtype=dtype)
+    mean, std = (None if x is None else scaled(x, rescale) for x in (mean, std))
+    scale = rescale if mean is None else None
+    backend = choose("pack_video", out.device, first.dtype)
+    if backend == "torch":
+        pack_torch(clips, out, sizes, kept, layout, channels_last, mean, std, scale, repeat)
+    else:
+        addresses = [c.data_ptr() for c in clips]
+        shifts = _shifts(first, addresses, sizes) if len(clips) > 1 else None
+        order = layout, channels_last, mean, std, scale, repeat, math.gcd(16, *addresses)
+        kernels_of(backend, "mmpack.ops.patches.triton").pack_video(
+            first, out, shifts, patches, blocks, *order
+        )
+    return out
+
+
+def _unpack(
+    rows: Tensor,
+    patches: Tensor,
+    blocks: Tensor,
+    sizes: list[int],
+    kept: list[int] | None,
+    num_rows: int,
+    num_values: int,
+    family: str,
+    channels_last: bool,
+    total: bool,
+) -> Tensor:
+    layout, rows = get_family(family), rows.contiguous()
+    new = rows.new_zeros if kept is not None else rows.new_empty
+    out = new(num_values)
+    backend = choose("unpack_video", out.device, rows.dtype)
+    if backend == "torch":
+        unpack_torch(rows, out, sizes, kept, layout, channels_last, total)
+    else:
+        order = layout, channels_last, total
+        kernels_of(backend, "mmpack.ops.patches.triton").unpack_video(
+            rows, out, patches, blocks, *order
+        )
+    return out
+
+
+def _pack_fake(clips: list[Tensor], *rest: Any) -> Tensor:
+    num_rows, family, dtype = rest[4], rest[6], rest[11]
+    return clips[0].new_empty(num_rows, get_family(family).patch_dim, dtype=dtype)
+
+
+def _unpack_fake(rows: Tensor, *rest: Any) -> Tensor:
+    return rows.new_empty(rest[5])
+
+
+_LAYOUT = """Tensor patches, Tensor blocks, int[] sizes, int[]? kept, int num_rows, int num_values,
+    str family, bool channels_last"""
+pack_op = define_op(
+    f"""pack_video(
+        Tensor[] clips, {_LAYOUT}, float[]? mean, float[]? std, float? rescale, ScalarType dtype, bool repeat
+    ) -> Tensor""",
+    _pack,
+    _pack_fake,
+)
+unpack_op = define_op(
+    f"unpack_video(Tensor rows, {_LAYOUT}, bool total) -> Tensor", _unpack, _unpack_fake
+)
+
+
+class _Pack(torch.autograd.Function):
+    """Clips, behind the two tables and what else both ops are told, to rows; its transpose is _Unpack."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        patches: Tensor,
+        blocks: Tensor,
+        plain: tuple[Any, ...],
+        change: tuple[Any, ...],
+        *clips: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(patches, blocks)
+        ctx.plain, ctx.change = plain, change
+        ctx.shapes, ctx.dtype = [c.shape for c in clips], clips[0].dtype
+        return pack_op(list(clips), patches, blocks, *plain, *change)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        _, std, rescale, _, repeat = ctx.change
+        if std is not None:
+            factors = grad.new_tensor(scaled(std, rescale), dtype=torch.float32)
+            grad = (grad.float().view(len(grad), CHANNELS, -1) / factors[:, None]).view_as(grad)
+        elif rescale is not None:
+            grad = grad.float() * rescale
+        buffer = _Unpack.apply(grad.to(ctx.dtype), *ctx.saved_tensors, ctx.plain, repeat)
+        pieces = buffer.split([shape.numel() for shape in ctx.shapes])
+        to_clips = (x.view(shape) for x, shape in zip(pieces, ctx.shapes, strict=True))
+        return *[None] * 4, *to_clips
+
+
+class _Unpack(torch.autograd.Function):
+    """Rows, before the two tables and what else both ops are told, to one buffer; its transpose is _Pack."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        patches: Tensor,
+        blocks: Tensor,
+        plain: tuple[Any, ...],
+        total: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(patches, blocks)
+        ctx.plain, ctx.total, ctx.dtype = plain, total, rows.dtype
+        return unpack_op(rows, patches, blocks, *plain, total)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        change = None, None, None, ctx.dtype, ctx.total
+        rows = _Pack.apply(*ctx.saved_tensors, ctx.plain, change, grad.contiguous())
+        return rows, *[None] * 4
+
+
+def scaled(values: Sequence[float], rescale: float | None) -> list[float]:
+    """mean or std in the units of the frames, rounded as transformers' processors round: float32 times 1/rescale."""
+    factor = np.float32(1.0 if rescale is None else 1.0 / rescale)
+    return [float(np.float32(v) * factor) for v in values]
+
+
+def _tables_of(
+    plan: PatchPlan | PatchTables | Family | str, tensors: list[Tensor], what: str
+) -> PatchTables:
+    if isinstance(plan, PatchTables):
+        return plan
+    if not isinstance(plan, PatchPlan):
+        plan = plan_patches([c.shape for c in tensors], plan)
+    return patch_tables(plan, tensors[0].device if tensors else "cpu")
+
+
+def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
+    shapes = tables.shapes
+    if len(clips) == 1 and clips[0].ndim == 1:
+        if len(clips[0]) != tables.num_values:
+            raise ArgumentError(
+                f"pack_video: the buffer holds {len(clips[0])} values, the plan's clips "
+                f"{tables.num_values}. Fix: all clips of the plan, one after the other"
+            )
+    else:
+        found = tuple(tuple(c.shape) for c in clips)
+        if found != shapes:
+            at = next((i for i, s in enumerate(found) if i >= len(shapes) or s != shapes[i]), -1)
+            told = f"{len(found)} clips for {len(shapes)}"
+            if at >= 0 and at < len(shapes):
+                told = f"clip {at} of shape {list(found[at])}, the plan's is {list(shapes[at])}"
+            raise ArgumentError(f"pack_video: {told}. Fix: pass the clips that were planned")
+    kinds = {(c.dtype, c.device) for c in clips}
+    if len(kinds) > 1:
+        raise ArgumentError(
+            f"pack_video: clips of {len(kinds)} dtypes or devices. Fix: one dtype on one device"
+        )
+    if clips and clips[0].device != tables.patches.device:
+        raise ArgumentError(
+            f"pack_video: frames are on {clips[0].device}, the tables on {tables.patches.device}. "
+            "Fix: patch_tables(plan, frames.device)"
+        )
+
+
+def _shifts(first: Tensor, addresses: list[int], sizes: list[int]) -> Tensor:
+    """[C] int64: values that each clip is further from the first one than it would be in one buffer."""
+    counts = np.prod(np.array(sizes).reshape(-1, 3), axis=1) * CHANNELS
+    apart = (np.array(addresses) - addresses[0]) // first.element_size()
+    shifts = torch.from_numpy(apart - (np.cumsum(counts) - counts))
+    if first.device.type == "cpu":
+        return shifts
+    return shifts.pin_memory().to(first.device, non_blocking=True)
+
+
+def _single(frames: Clips) -> bool:
+    return isinstance(frames, Tensor | np.ndarray)
+
+
+def _tensor(values: Any) -> Tensor:
+    """A tensor of an array or a tensor, without a copy where torch allows it."""
+    if isinstance(values, Tensor):
+        return values
+    if not isinstance(values, np.ndarray):
+        raise ArgumentError(
+            f"pack_video: a clip is {type(values).__name__}. Fix: a tensor or an array [n, h, w, 3]"
+        )
+    array = np.ascontiguousarray(values)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

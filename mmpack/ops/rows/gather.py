@@ -1,0 +1,159 @@
+"""Rows of a tensor by an index, with a gradient that is the same bits every time.
+
+The backward adds the gradients of a row that is read several times in the order of the index, without atomics.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.ops.backend import choose, kernels_of
+from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
+
+
+class Inverse(NamedTuple):
+    """The places of an index [K] by the row that they read: row r's are order[offsets[r] : offsets[r + 1]], rising."""
+
+    order: Tensor  # [K] int32 or int64
+    offsets: Tensor  # [R+1]
+
+
+def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> Tensor:
+    """x[index]: [R, …] of any dtype and [K] (int32 or int64) -> [K, …].
+
+    Args: `inverse`: `inverse_index(index, R)`, where it was made before; else the backward makes it by one stable sort.
+
+    The gradient to x is summed in float32 (float64 for float64) in the order of the index and rounded once; rows that
+    are not read get exactly 0. Raises ArgumentError for wrong shapes, and on the CPU for an index out of range; on a
+    GPU nobody looks, because looking would wait for it.
+    """
+    if x.ndim == 0:
+        raise ArgumentError("gather_rows: x is a single number. Fix: pass rows, [R, …]")
+    check_index("gather_rows", "index", index, x.device)
+    if inverse is not None and inverse.offsets.shape[0] != x.shape[0] + 1:
+        raise ArgumentError(
+            f"gather_rows: the inverse is of {len(inverse.offsets) - 1} rows, x has {len(x)}. "
+            "Fix: pass inverse_index(index, len(x))"
+        )
+    refuse_transforms("gather_rows", x)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return gather_op(x, index)
+    order, offsets = (None, None) if inverse is None else distinct_views(*inverse)
+    out: Tensor = _Gather.apply(x, index, order, offsets)
+    return out
+
+
+def inverse_index(index: Tensor, num_rows: int) -> Inverse:
+    """The Inverse of `index` [K] into `num_rows` rows, on its device: one stable sort."""
+    ordered, order = torch.sort(index, stable=True)
+    rows = torch.arange(num_rows + 1, device=index.device, dtype=index.dtype)
+    offsets = torch.searchsorted(ordered, rows, out_int32=True)
+    return Inverse(order.to(torch.int32), offsets)
+
+
+def check_index(what: str, name: str, index: Tensor, device: torch.device) -> None:
+    """Raise ArgumentError for what is no index [K] on `device`."""
+    if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
+        raise ArgumentError(
+            f"{what}: {name} has shape {list(index.shape)} and dtype {index.dtype}, expected one dimension of "
+            "int64 or int32. Fix: pass row numbers"
+        )
+    if index.device != device:
+        raise ArgumentError(
+            f"{what}: {name} is on {index.device}, the rows are on {device}. Fix: move it, as batch.to does"
+        )
+
+
+def check_range(what: str, name: str, index: Tensor, low: int, high: int) -> None:
+    """Raise ArgumentError for an entry outside [low, high), on the CPU alone."""
+    if index.device.type == "cpu" and len(index):
+        smallest, largest = (int(i) for i in index.aminmax())
+        if smallest < low or largest >= high:
+            raise ArgumentError(
+                f"{what}: {name} runs from {smallest} to {largest}, expected [{low}, {high}). "
+                "Fix: pass the numbers of rows that are there"
+            )
+
+
+def sum_rows_torch(values: Tensor, index: Tensor, inverse: Inverse | None, num_rows: int) -> Tensor:
+    """Rows of values [K, …] summed by `index`, in its order: [num_rows, …]."""
+    total = torch.promote_types(values.dtype, torch.float32)
+    shape = (num_rows, *values.shape[1:])
+    if values.device.type == "cpu":  # goes through the index one by one
+        summed = values.new_zeros(shape, dtype=total).index_add_(0, index, values.to(total))
+    else:
+        order, offsets = inverse or inverse_index(index, num_rows)
+        rows = values.flatten(1) if values.ndim > 1 else values[:, None]
+        summed = torch.segment_reduce(
+            rows.index_select(0, order).to(total), "sum", offsets=offsets, unsafe=True, initial=0
+        ).view(shape)
+    return summed.to(values.dtype)
+
+
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    check_range("gather_rows", "index", index, 0, len(x))
+    backend = choose("gather_rows", x.device)
+    if backend == "torch":
+        return x.index_select(0, index)
+    return kernels_of(backend, "mmpack.ops.rows.triton").gather_rows(x, index)
+
+
+def _sum(
+    values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
+) -> Tensor:
+    inverse = None if order is None or offsets is None else Inverse(order, offsets)
+    backend = choose("sum_rows", values.device)
+    if backend == "torch":
+        return sum_rows_torch(values, index, inverse, num_rows)
+    return kernels_of(backend, "mmpack.ops.rows.triton").sum_rows(
+        values, *(inverse or inverse_index(index, num_rows))
+    )
+
+
+def _gather_fake(x: Tensor, index: Tensor) -> Tensor:
+    return x.new_empty(index.shape[0], *x.shape[1:])
+
+
+def _sum_fake(
+    values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
+) -> Tensor:
+    return values.new_empty(num_rows, *values.shape[1:])
+
+
+gather_op = define_op("gather_rows(Tensor x, Tensor index) -> Tensor", _gather, _gather_fake)
+sum_op = define_op(
+    "sum_rows(Tensor values, Tensor index, Tensor? order, Tensor? offsets, SymInt num_rows) -> Tensor",
+    _sum,
+    _sum_fake,
+)
+
+
+class _Gather(torch.autograd.Function):
+    """x, index, order and offsets of its inverse; its transpose is _Sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, *inverse: Tensor | None) -> Tensor:
+        ctx.save_for_backward(index, *inverse)
+        ctx.num_rows = x.shape[0]
+        return gather_op(x, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Sum.apply(grad, *ctx.saved_tensors, ctx.num_rows), None, None, None
+
+
+class _Sum(torch.autograd.Function):
+    """values, index, order and offsets of its inverse, number of rows; its transpose is _Gather."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, *places: Any) -> Tensor:
+        ctx.save_for_backward(*places[:3])
+        return sum_op(values, *places)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Gather.apply(grad, *ctx.saved_tensors), None, None, None, None

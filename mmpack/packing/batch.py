@@ -1,0 +1,250 @@
+"""PackedBatch: what the trainer gets. T rows, B samples, N loss tokens, M distinct media, O placeholder runs.
+
+Rows of all samples lie one after the other; rows that samples share may lie there once (see plan/forest.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.errors import ArgumentError, BackendError
+from mmpack.families import Family, get_family
+from mmpack.ops.attention import AttentionPlan
+from mmpack.ops.embeddings.merge import VisionRows
+from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.rows.gather import gather_rows
+from mmpack.packing.media import patch_offsets
+from mmpack.schema.error_text import safe_repr
+from mmpack.schema.media import Medium
+from mmpack.schema.rules import Problem
+from mmpack.schema.spans import LossSpan, ModalitySpan, Score
+
+
+@dataclass(kw_only=True)
+class LossIndex:
+    """Which rows are read for the loss, and what each is scored on."""
+
+    loss_rows: torch.Tensor  # [N] int32, the row that predicts the loss token
+    loss_targets: torch.Tensor  # [N] int64
+    cu_loss: torch.Tensor  # [B+1] int32, in the caller's order of samples
+    loss_rows_unique: torch.Tensor  # [R] int32
+    loss_row_inverse: torch.Tensor  # [N] int32 into loss_rows_unique
+    loss_turn: torch.Tensor  # [N] int32, -1 where the span has no turn
+    loss_token_index: torch.Tensor  # [N] int32, token of the sample
+    region_rows: torch.Tensor  # [regions, 3] int32: sample, start, stop on the loss axis
+
+
+@dataclass(kw_only=True, repr=False)
+class Batch(LossIndex):
+    """What packed and padded batches have in common."""
+
+    family: str
+    input_ids: torch.Tensor  # int64, [T] or [B, S]
+    sample_ids: list[str]
+    group_index: torch.Tensor  # [B] int64, numbered in order of first appearance
+    rewards: list[list[Score]]  # of each sample
+    costs: list[list[Score]]
+    media: list[Medium]  # [M]
+    vision_token_offsets: torch.Tensor  # [M+1] int64
+    patch_offsets: torch.Tensor  # [M+1] int64 into pixel_values
+    pixel_values: torch.Tensor | None  # [patches, patch_dim], each medium once
+    media_occurrence: torch.Tensor  # [O] int32: the medium of each placeholder run
+    media_order: list[int]  # the same on the host, where the forward is planned
+    loss_columns: dict[str, torch.Tensor]  # [N] each
+    token_columns: dict[str, torch.Tensor]  # [T, …] each
+    # [sum of L] int64: the row of each sample's tokens, samples concatenated
+    token_rows: torch.Tensor
+    token_counts: list[int]  # [B]
+    loss_counts: list[int]  # [B]
+    dropped: list[Problem]  # why samples were left out, with on_invalid="drop"
+    stats: dict[str, int] = field(default_factory=dict)
+    # int32, [T] or [B, S]: row q sees row k if k <= q < visible_until[k]
+    visible_until: torch.Tensor
+    attention_plan: AttentionPlan  # the same for attention kernels
+    id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
+
+    def __post_init__(self) -> None:
+        if self.id_range is None:  # of a batch that was moved it is known
+            low, high = self.input_ids.aminmax()
+            self.id_range = int(low), int(high)
+
+    @property
+    def media_ids(self) -> list[str]:
+        return [m.media_id for m in self.media]
+
+    @property
+    def media_cache_keys(self) -> list[str]:
+        return [m.cache_key for m in self.media]
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return sum(self.loss_counts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.loss_rows.device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
+        """The batch with every tensor on `device`; the layout that hosts need stays where it is.
+
+        Raises ArgumentError where `visible_until` is no longer what `attention_plan` was made of, before the move.
+        """
+        return self._with_tensors("to", device, non_blocking=non_blocking)
+
+    def pin_memory(self) -> Any:
+        """The batch in page-locked memory, from where `to(device, non_blocking=True)` copies without waiting.
+
+        A DataLoader with `pin_memory=True` calls it. Pixels of single media are views of the pinned ones.
+        Raises BackendError without an accelerator.
+        """
+        if not torch.accelerator.is_available():
+            raise BackendError(
+                "pin_memory: there is no accelerator here to copy to. Fix: leave pin_memory out"
+            )
+        batch = self._with_tensors("pin_memory")
+        if batch.pixel_values is not None:
+            ends = zip(patch_offsets(batch.media), patch_offsets(batch.media)[1:], strict=False)
+            batch.media = [
+                dataclasses.replace(medium, pixel_values=batch.pixel_values[a:b])
+                for medium, (a, b) in zip(batch.media, ends, strict=True)
+            ]
+        return batch
+
+    def _with_tensors(self, move: str, *args: Any, **kwargs: Any) -> Any:
+        """The batch with `tensor.move(…)` in place of each tensor."""
+        self.attention_plan.check(self.visible_until)
+        moved: dict[str, Any] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, torch.Tensor | AttentionPlan | VisionRows):
+                moved[f.name] = getattr(value, move)(*args, **kwargs)
+            elif isinstance(value, dict) and value and all(map(torch.is_tensor, value.values())):
+                moved[f.name] = {k: getattr(v, move)(*args, **kwargs) for k, v in value.items()}
+        batch = dataclasses.replace(self, **moved)
+        batch.attention_plan.bind(batch.visible_until)  # unread: the copy may not have arrived yet
+        return batch
+
+    def __repr__(self) -> str:
+        own = vars(self)
+        tensors = {name: own.get(name) for name in ("input_ids", "pixel_values")}
+        for name in ("loss_columns", "token_columns"):
+            tensors |= {f"{name}[{k!r}]": v for k, v in (own.get(name) or {}).items()}
+        shapes = [
+            f"{name}={safe_repr(lambda x=x: str(list(x.shape)))}"  # type: ignore[misc]
+            for name, x in tensors.items()
+            if x is not None
+        ]
+        parts = [
+            safe_repr(lambda: repr(self.family)),
+            f"samples={safe_repr(lambda: str(len(self.sample_ids)))}",
+            f"loss_tokens={safe_repr(lambda: str(self.num_loss_tokens))}",
+            f"media={safe_repr(lambda: str(len(self.media)))}",
+            *shapes,
+            f"device={safe_repr(lambda: repr(str(self.device)))}",
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Cut x [T, …] into one [L, …] tensor a sample; shared rows go to every sample that has them."""
+        self._expect(x, self._num_rows, "unpack_tokens", "rows")
+        return list(gather_rows(x, self.token_rows).split(self.token_counts))
+
+    def unpack_loss(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Cut x [N, …] into one [n, …] tensor a sample."""
+        self._expect(x, self.num_loss_tokens, "unpack_loss", "loss tokens")
+        return list(x.split(self.loss_counts))
+
+    def family_of(self) -> Family:
+        return get_family(self.family)
+
+    @property
+    def _num_rows(self) -> int:
+        raise TypeError("a Batch is either packed or padded")
+
+    def _expect(self, x: torch.Tensor, rows: int, what: str, name: str) -> None:
+        check_are_tensors(what, x=x)
+        if x.ndim == 0 or x.shape[0] != rows:
+            raise ArgumentError(
+                f"{what}: x has shape {list(x.shape)}, expected [{rows}, …] ({name}). "
+                f"Fix: pass one value for each of the batch's {name}"
+            )
+
+
+@dataclass(kw_only=True, repr=False)
+class PackedBatch(Batch):
+    """One row of T tokens. The attention rule is `visible_until` alone; the rest of the fields: see the bases."""
+
+    input_ids: torch.Tensor  # [T] int64
+    position_ids: torch.Tensor  # [1 + rows, T] int64
+    visible_until: torch.Tensor  # [T] int32
+    segment_offsets: torch.Tensor  # [G+1] int32
+    segment_parent: torch.Tensor  # [G] int32, -1 for a root
+    sample_segment: torch.Tensor  # [B] int32
+    cu_seqlens: torch.Tensor | None = None  # [B+1] int32; absent where rows are shared
+    max_seqlen: int | None = None
+    # in rows, one for each of `media_occurrence` (frames of a video with the text between); media_index counts `media`
+    modality_spans: list[ModalitySpan]
+    vision_rows: VisionRows  # the same row by row: what `merge_embeddings` reads
+    loss_spans: list[list[LossSpan]]  # of each sample, in rows
+    num_tokens: int  # rows without the padding at the end
+
+    def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """As in Batch; where no row is shared, the tensors are views of x."""
+        if self.cu_seqlens is None:
+            return super().unpack_tokens(x)
+        self._expect(x, self._num_rows, "unpack_tokens", "rows")
+        return list(x[: self.num_tokens].split(self.token_counts))
+
+    @property
+    def _num_rows(self) -> int:
+        return len(self.input_ids)
+
+
+def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossIndex, list[int]]:
+    """Build the LossIndex from each sample's rows [L] (int64); also the loss tokens of each sample."""
+    rows, targets, turns, tokens, counts = [], [], [], [], list[int]()
+    regions: list[tuple[int, int, int]] = []
+    for b, (sample, where) in enumerate(zip(samples, sample_rows, strict=True)):
+        indices = sample.loss_indices
+        start = sum(counts)
+        rows.append(where[indices - 1])
+        targets.append(sample.input_ids[indices])
+        tokens.append(indices)
+        turns += [
+            np.full(s.stop - s.start, -1 if s.turn is None else s.turn, dtype=np.int64)
+            for s in sample.loss_spans
+        ]
+        for region in sample.region_spans or ():
+            inside = np.searchsorted(indices, (region.start, region.stop))
+            regions.append((b, start + int(inside[0]), start + int(inside[1])))
+        counts.append(len(indices))
+    all_rows = _joined(rows)
+    unique, inverse = np.unique(all_rows, return_inverse=True)
+    index = LossIndex(
+        loss_rows=_int32(all_rows),
+        loss_targets=torch.from_numpy(_joined(targets)),
+        cu_loss=_int32(np.cumsum([0, *counts])),
+        loss_rows_unique=_int32(unique),
+        loss_row_inverse=_int32(inverse),
+        loss_turn=_int32(_joined(turns)),
+        loss_token_index=_int32(_joined(tokens)),
+        region_rows=_int32(np.asarray(regions, dtype=np.int64).reshape(-1, 3)),
+    )
+    return index, counts
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def _int32(array: np.ndarray) -> torch.Tensor:
+    if array.size and max(-int(array.min()), int(array.max())) >= 2**31:
+        raise ArgumentError(
+            f"pack: {int(array.max())} does not fit 32 bits. Fix: smaller turn numbers, or smaller packs"
+        )
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

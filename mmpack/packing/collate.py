@@ -1,0 +1,77 @@
+"""`collate`: what a DataLoader calls in its workers, samples of one micro-batch to a PackedBatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError
+from mmpack.packing.batch import PackedBatch
+from mmpack.packing.columns import Column
+from mmpack.packing.media import as_tensor
+from mmpack.packing.pack import pack
+from mmpack.schema.sample import Sample
+
+Item = Sample | tuple[Sample, Mapping[str, Any]]
+
+
+def collate(
+    items: Sequence[Item],
+    *,
+    media: Mapping[str, Any] | None = None,
+    share_prefix: bool = False,
+    pad_to_multiple_of: int | None = None,
+    on_invalid: str = "raise",
+) -> PackedBatch:
+    """`DataLoader(samples, batch_sampler=plan.bins, collate_fn=mp.collate)`: each bin becomes a batch.
+
+    Args:
+        items: Samples, or pairs (Sample, columns). Columns go into `loss_columns`: name -> [n], a value a loss token,
+            or one number for all of the sample's loss tokens, such as its advantage. All items name the same columns.
+        media, share_prefix, pad_to_multiple_of, on_invalid: see `pack`; `functools.partial` sets them for a loader.
+
+    Returns: PackedBatch on the CPU; a loader's `pin_memory=True` pins it. Raises: ArgumentError; SchemaError as `pack`.
+    """
+    if not isinstance(items, (list, tuple)):
+        raise ArgumentError(
+            f"collate: items is {type(items).__name__}, expected a list. Fix: collate_fn=mp.collate"
+        )
+    pairs = [_pair(item, i) for i, item in enumerate(items)]
+    names = [list(columns) for _, columns in pairs]
+    for i, own in enumerate(names):
+        if set(own) != set(names[0]):
+            raise ArgumentError(
+                f"collate: items[{i}] has the columns {sorted(own)}, items[0] has {sorted(names[0])}. "
+                "Fix: the same columns for every sample"
+            )
+    columns: dict[str, Column] = {
+        name: [_whole(columns[name], sample) for sample, columns in pairs]
+        for name in (names[0] if names else ())
+    }
+    return pack(
+        [sample for sample, _ in pairs],
+        media,
+        share_prefix,
+        pad_to_multiple_of,
+        loss_columns=columns,
+        on_invalid=on_invalid,
+    )
+
+
+def _pair(item: Any, i: int) -> tuple[Sample, Mapping[str, Any]]:
+    sample, columns = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, {})
+    if not isinstance(sample, Sample) or not isinstance(columns, Mapping):
+        raise ArgumentError(
+            f"collate: items[{i}] is {type(item).__name__}, expected a Sample or (Sample, columns). "
+            "Fix: a data set of samples; of dicts, mp.Sample.from_dict(item)"
+        )
+    return sample, columns
+
+
+def _whole(value: Any, sample: Sample) -> Any:
+    """A single number to each loss token; all else as it is."""
+    if getattr(value, "ndim", None) == 0 or isinstance(value, (int, float)):
+        return as_tensor(np.asarray(value)).expand(sample.num_loss_tokens)
+    return value

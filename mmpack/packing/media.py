@@ -1,0 +1,126 @@
+"""The media of a batch: each distinct one once, in order of first use; `pixel_values` [patches, patch_dim]."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.errors import ArgumentError, SchemaError
+from mmpack.families import Family
+from mmpack.ops.embeddings.merge import VisionRows
+from mmpack.schema.media import Medium
+from mmpack.schema.rules import Problem
+
+
+class MediaTable:
+    """Distinct media by cache key; `index` maps a key to its place. `store`: cache key -> pixels."""
+
+    def __init__(self, family: Family, store: Mapping[str, Any] | None, what: str):
+        if not (store is None or hasattr(store, "get")):
+            raise ArgumentError(
+                f"{what}: media is {type(store).__name__}, expected pixels by cache key. "
+                "Fix: {medium.cache_key: pixels}, or leave it out where media hold theirs"
+            )
+        self.media: list[Medium] = []
+        self.index: dict[str, int] = {}
+        self.patch_dim = family.patch_dim
+        self.store = {} if store is None else store
+        self.what = what
+
+    def add(self, medium: Medium) -> int:
+        """The medium's place. Pixels come from the first that has some, else from the store.
+
+        Raises SchemaError for pixels that don't fit the grid, and for other pixels under one cache key, which are
+        compared where no content hash says that they are the same.
+        """
+        at = self.index.setdefault(medium.cache_key, len(self.media))
+        if at == len(self.media):
+            self.media.append(dataclasses.replace(medium, pixel_values=None))
+        known = self.media[at]
+        if known.pixel_values is None:
+            pixels = medium.pixel_values
+            if pixels is None:
+                pixels = self.store.get(medium.cache_key)
+            if pixels is not None:
+                known.pixel_values = self._checked(medium, pixels)
+        elif medium.pixel_values is not None and self._differs(known, medium):
+            message = f"has the cache key of {known.media_id!r:.60} but other pixels"
+            raise SchemaError(
+                [Problem("MM109", medium.media_id, "pixel_values", message)], self.what
+            )
+        return at
+
+    def stacked(self) -> torch.Tensor | None:
+        """All patches, medium after medium; None if a medium has none (or there are no media)."""
+        pixels = [m.pixel_values for m in self.media]
+        return None if not pixels or any(p is None for p in pixels) else torch.cat(pixels)
+
+    def _differs(self, known: Medium, medium: Medium) -> bool:
+        if known.content_hash is not None and known.content_hash == medium.content_hash:
+            return False
+        pixels = self._checked(medium, medium.pixel_values)
+        same = pixels.data_ptr() == known.pixel_values.data_ptr()
+        return not (same or torch.equal(pixels.to(known.pixel_values.dtype), known.pixel_values))
+
+    def _checked(self, medium: Medium, pixels: Any) -> torch.Tensor:
+        tensor = as_tensor(pixels)
+        t, h, w = medium.grid_thw
+        if tensor.shape != (t * h * w, self.patch_dim):
+            message = (
+                f"has shape {list(tensor.shape)}, the grid {[t, h, w]} needs "
+                f"{[t * h * w, self.patch_dim]}"
+            )
+            raise SchemaError(
+                [Problem("MM404", medium.media_id, "pixel_values", message)], self.what
+            )
+        return tensor
+
+
+def as_tensor(values: Any) -> torch.Tensor:
+    """A CPU tensor of an array, a tensor or a list, without a copy where torch allows it."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        return torch.tensor(values)
+    return torch.as_tensor(values).cpu()
+
+
+def tiles_of(pixels: torch.Tensor, size: Sequence[int], family: Family) -> torch.Tensor:
+    """[tiles, 3, height, width] of patches [tiles·h·w, patch_dim], whose tiles are `size` = (h, w) patches each.
+
+    For families of `pixel_layout` "tiles": a patch is channels, height, width; patches lie row by row.
+    """
+    h, w, patch = *size, family.patch_size
+    cells = pixels.reshape(-1, h, w, 3, patch, patch)
+    return cells.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, h * patch, w * patch)
+
+
+def patch_offsets(media: Sequence[Medium]) -> list[int]:
+    """[M+1]: patches of medium i are rows [i], [i+1) of the stacked pixels."""
+    out = [0]
+    for m in media:
+        t, h, w = m.grid_thw
+        out.append(out[-1] + t * h * w)
+    return out
+
+
+def vision_rows(
+    ids: np.ndarray, family: Family, occurrence: Sequence[int], offsets: np.ndarray
+) -> VisionRows:
+    """Which feature goes to which row. ids [T]; the medium of each placeholder run, in row order; offsets [M+1].
+
+    A medium's placeholders take its features from the first to the last (frames of a video: with text between).
+    """
+    rows = np.flatnonzero(np.isin(ids, list(family.placeholder_ids.values())))
+    runs = np.asarray(occurrence, dtype=np.int64)
+    counts = np.diff(offsets)[runs]
+    before = np.cumsum(counts) - counts
+    index = np.repeat(offsets[runs] - before, counts) + np.arange(len(rows))
+    source = np.full(len(ids), -1, dtype=np.int32)
+    source[rows] = index
+    ends = np.cumsum(np.bincount(index, minlength=offsets[-1]))
+    order = np.argsort(index, kind="stable")
+    parts = (source, rows, index, order, np.concatenate([[0], ends]))
+    return VisionRows(*(torch.from_numpy(part.astype(np.int32)) for part in parts))

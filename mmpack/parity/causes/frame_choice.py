@@ -1,0 +1,156 @@
+"""The first differing frame of two videos, and causes that frames, sizes and the container's figures tell of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mmpack.parity.causes.pair import Pair, Side, show
+from mmpack.parity.frame_difference import Frame, FrameDifference, clock, known
+from mmpack.parity.values import same_value
+from mmpack.schema.media import Medium
+
+BY = ("frame_indices", "frame_timestamps")
+FPS_ROUNDING = 1e-3  # relative: 29.97 and 30000/1001 are one rate
+OTHER_CLOCK = 0.1  # seconds; nobody writes times more coarsely
+
+
+def first_difference(pair: Pair, i: int, j: int) -> FrameDifference | None:
+    """Of the rollout's media[i] and train's media[j]; None if what was recorded of their frames is equal."""
+    a, b = pair.left.sample.media[i], pair.right.sample.media[j]
+    for name in BY:
+        lists = [getattr(m, name) for m in (a, b)]
+        if None in [None if x is None else 0 for x in lists]:
+            continue
+        one, two = (np.asarray(x) for x in lists)
+        shorter = min(len(one), len(two))
+        unlike = np.flatnonzero(one[:shorter] != two[:shorter])
+        unlike = unlike[[not same_value(one[k], two[k]) for k in unlike]]
+        if len(unlike) or len(one) != len(two):
+            place = int(unlike[0]) if len(unlike) else shorter
+            differing = len(unlike) + max(len(one), len(two)) - shorter
+            return _difference(pair, (i, j), name, place, differing)
+    if a.content_hash and b.content_hash and a.content_hash != b.content_hash:
+        return _difference(pair, (i, j), "content_hash", None, None)
+    return None
+
+
+def other_policies(pair: Pair, a: Medium, b: Medium) -> str | None:
+    """Both policies as text, where both were recorded and they are two."""
+    names = [sampling_of(side, m).get("policy") for side, m in zip(pair.sides, (a, b), strict=True)]
+    if None in names or names[0] == names[1]:
+        return None
+    return f"policy: rollout {show(names[0])}, train {show(names[1])}"
+
+
+def rotated(a: Medium, b: Medium) -> str | None:
+    """What shows that one side turned the frames: a size, and with it the grid, whose width and height swap."""
+    for name in ("decoded_size", "size"):
+        one, two = getattr(a, name), getattr(b, name)
+        if one and two and tuple(one) == tuple(two)[::-1] and one[0] != one[1]:
+            return f"width and height swap, {name}: rollout {list(one)}, train {list(two)}"
+    return None
+
+
+def misread(a: Medium, b: Medium, rates: bool) -> str | None:
+    """What two sides read differently in the container of one file: frame count, rate (if `rates`), or frames' times.
+
+    Of the times, whether one side's are its frames over `fps` and the other's, of the same frames, are not.
+    """
+    if a.file_hash is None or a.file_hash != b.file_hash:
+        return None
+    unlike = []
+    if None not in (a.total_frames, b.total_frames) and a.total_frames != b.total_frames:
+        unlike.append(f"total_frames: rollout {a.total_frames}, train {b.total_frames}")
+    if rates and a.fps and b.fps and abs(a.fps - b.fps) > FPS_ROUNDING * max(a.fps, b.fps):
+        unlike.append(f"fps: rollout {a.fps:g}, train {b.fps:g}")
+    if unlike:
+        told = "; ".join(unlike)
+        return f"{told} of one file: misread on one side, or its frame rate varies"
+    return _own_times(a, b)
+
+
+def same_frames_other_pixels(a: Medium, b: Medium) -> bool:
+    """Whether frames of equal indices and size, all recorded on both sides, have other pixels."""
+    if None in (a.content_hash, b.content_hash, a.size, b.size):
+        return False
+    if a.frame_indices is None or b.frame_indices is None:
+        return False
+    alike = np.array_equal(a.frame_indices, b.frame_indices) and a.size == b.size
+    return alike and a.content_hash != b.content_hash
+
+
+def _own_times(a: Medium, b: Medium) -> str | None:
+    if None in (a.frame_timestamps, b.frame_timestamps):
+        return None
+    if a.frame_indices is None or b.frame_indices is None:
+        return None
+    stamps = [np.asarray(m.frame_timestamps) for m in (a, b)]
+    if not np.array_equal(a.frame_indices, b.frame_indices) or stamps[0].shape != stamps[1].shape:
+        return None
+    if not stamps[0].size or np.abs(stamps[0] - stamps[1]).max() <= OTHER_CLOCK:
+        return None
+    if not a.fps or a.fps != b.fps or len(stamps[0]) != len(a.frame_indices):
+        return None
+    counted = np.asarray(a.frame_indices) / a.fps
+    even = [bool(np.abs(s - counted).max() <= OTHER_CLOCK) for s in stamps]
+    if even[0] == even[1]:
+        return None
+    one, other = ("rollout", "train") if even[0] else ("train", "rollout")
+    return (
+        f"times of one file: {one} counts frames over fps, {other} has other times: its rate varies"
+    )
+
+
+def _difference(
+    pair: Pair, places: tuple[int, int], by: str, place: int | None, differing: int | None
+) -> FrameDifference:
+    sampling = [
+        sampling_of(side, side.sample.media[at])
+        for side, at in zip(pair.sides, places, strict=True)
+    ]
+    frames = [frame_of(side, at, place) for side, at in zip(pair.sides, places, strict=True)]
+    return FrameDifference(by, place, differing, frames[0], frames[1], _unlike(*sampling))
+
+
+def frame_of(side: Side, media_index: int, place: int | None) -> Frame:
+    """What a side recorded of the frame at `place` of a video."""
+    medium = side.sample.media[media_index]
+    indices, stamps = medium.frame_indices, medium.frame_timestamps
+    listed = next((x for x in (indices, stamps) if x is not None), None)
+    index = stamp = None
+    if place is not None:
+        index = int(indices[place]) if indices is not None and place < len(indices) else None
+        stamp = stamps[place] if stamps is not None and place < len(stamps) else None
+    if stamp is None and index is not None and medium.fps:
+        stamp = index / medium.fps
+    stamp = known(stamp)
+    policy = sampling_of(side, medium).get("policy")
+    return Frame(
+        media_index=media_index,
+        frames=None if listed is None else len(listed),
+        index=index,
+        timestamp=stamp,
+        time=None if stamp is None else clock(stamp),
+        policy=policy if isinstance(policy, str) else None,
+    )
+
+
+def sampling_of(side: Side, medium: Medium) -> dict[str, Any]:
+    """Policy and settings of a video: its own, else the processor's; empty where none were recorded."""
+    own = medium.metadata.get("sampling")
+    found = own if isinstance(own, dict) else side.setting("video", "sampling")
+    return found if isinstance(found, dict) else {}
+
+
+def _unlike(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings of two policies that differ; what is null is no setting."""
+    if not a or not b:
+        return {}
+    names = [name for name in dict.fromkeys([*a, *b]) if name != "policy"]
+    return {n: (_plain(a.get(n)), _plain(b.get(n))) for n in names if a.get(n) != b.get(n)}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | None) else str(value)

@@ -1,0 +1,136 @@
+"""Sampled frames to patches [t·h·w, patch_dim], as transformers' Qwen-VL video processors make them, bit for bit.
+
+transformers' own need torchvision, whose resize of a tensor is torch's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mmpack.errors import ArgumentError, require
+from mmpack.families import Family, get_family
+from mmpack.processors.sampling import resolved, resolved_sampling
+from mmpack.video.patches import normalization
+from mmpack.video.policies.base import AREAS, VIDEO_TOKENS, processed_size
+
+if TYPE_CHECKING:
+    import torch
+
+_CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+_HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
+BICUBIC = 3  # Pillow's number
+
+
+class FrameProcessor:
+    """Called as transformers' video processors are, for frames that are sampled already.
+
+    `settings`: in place of released checkpoints', by the names of preprocessor_config.json; others are not read.
+    """
+
+    def __init__(self, family: str | Family, **settings: Any):
+        self.family = get_family(family)
+        self.settings = _released(self.family)
+        self.settings |= {k: v for k, v in settings.items() if k in self.settings}
+
+    def __getattr__(self, name: str) -> Any:
+        settings = self.__dict__.get("settings", {})
+        if name not in settings:
+            raise AttributeError(f"FrameProcessor has no attribute {name!r}")
+        return settings[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Settings, as transformers' have them."""
+        return dict(self.settings)
+
+    def __call__(
+        self,
+        videos: Any,
+        *,
+        do_sample_frames: bool = False,
+        do_resize: bool | None = None,
+        size: dict[str, int] | None = None,
+        cap_pixels_per_frame: bool | None = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """`pixel_values_videos` float32 [rows, patch_dim], `video_grid_thw` int64 [n, 3].
+
+        `videos`: a list of frames [n, 3, h, w], uint8 or float32 of 0 to 255. The other three go before the settings.
+        Raises: ArgumentError.
+        """
+        torch = require("torch", "torch", "FrameProcessor")
+        from mmpack.ops.patches.pack import pack_video
+        from mmpack.video.patches import plan_patches
+
+        if do_sample_frames:
+            raise ArgumentError(
+                "FrameProcessor: do_sample_frames is on, it takes sampled frames. "
+                "Fix: mp.video.sample and mp.video.decode, then do_sample_frames=False"
+            )
+        frames = [torch.as_tensor(video) for video in videos]
+        if self.do_resize if do_resize is None else do_resize:
+            known = {"size": size, "cap_pixels_per_frame": cap_pixels_per_frame}
+            given = {k: v for k, v in known.items() if v is not None}
+            rules = FrameProcessor(self.family, **self.settings | given)
+            frames = [resized(f, rules._size_of(f)) for f in frames]
+        plan = plan_patches([f.shape for f in frames], self.family)
+        changes = normalization(self.settings)
+        rows = [pack_video(f, self.family, dtype=torch.float32, **changes) for f in frames]
+        return {
+            "pixel_values_videos": torch.cat(rows),
+            "video_grid_thw": torch.from_numpy(plan.grids),
+        }
+
+    def _size_of(self, frames: torch.Tensor) -> tuple[int, int]:
+        """(width, height) after the resize."""
+        count, _, height, width = frames.shape
+        policy, settings = resolved(resolved_sampling(None, {}, self, self.family))
+        return processed_size(policy, settings, count, (width, height))
+
+
+def resized(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """[n, 3, h, w], uint8 or float, to `size` (width, height), as torchvision's v2 does: bicubic, antialiased.
+
+    uint8 stays so, by torch's integer weights; float is neither rounded nor clipped.
+    """
+    if tuple(frames.shape[:1:-1]) == tuple(size):
+        return frames
+    from torch.nn.functional import interpolate
+
+    out: torch.Tensor = interpolate(
+        frames, size[::-1], mode="bicubic", align_corners=False, antialias=True
+    )
+    return out
+
+
+def resized_by_utils(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """uint8 as qwen-vl-utils resizes it, by torchvision's first interface: in float32, clipped, rounded to uint8."""
+    if tuple(frames.shape[:1:-1]) == tuple(size):
+        return frames
+    return resized(frames.float(), size).clamp_(0, 255).round_().byte()
+
+
+def _released(family: Family) -> dict[str, Any]:
+    in_frames = family.video_layout == "frames"
+    mean, std = _HALF if in_frames else _CLIP
+    low, high = AREAS[family.video_layout]
+    return {
+        "do_resize": True,
+        "size": {"shortest_edge": low, "longest_edge": high},
+        "resample": BICUBIC,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": mean,
+        "image_std": std,
+        "do_convert_rgb": True,
+        "do_sample_frames": in_frames,
+        "fps": 2 if in_frames else None,
+        "num_frames": None,
+        "min_frames": 4,
+        "max_frames": 768,
+        "cap_pixels_per_frame": None,
+        "max_video_tokens": VIDEO_TOKENS[family.video_layout],
+        "patch_size": family.patch_size,
+        "temporal_patch_size": family.temporal_patch_size,
+        "merge_size": family.spatial_merge_size,
+    }

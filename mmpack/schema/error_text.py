@@ -1,0 +1,40 @@
+"""How errors and reprs show what is in a record: one line, escaped and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mmpack.errors import TraceError
+from mmpack.schema.codes import RULES
+
+
+def fail(where: str, message: str, code: str = "MM003") -> TraceError:
+    """The error of a record that breaks rule `code` at `where`: one line, with the rule's fix."""
+    return TraceError(f"{where}: {message} ({code}). Fix: {RULES[code].fix}", code, where, message)
+
+
+def named(text: str) -> str:
+    """A name out of a file, safe to print: escaped and cut where it would break a line."""
+    return text if text.isprintable() and len(text) <= 80 else ascii(text[:60])
+
+
+def shown(value: Any) -> str:
+    """A short, single-line picture of a value, for error messages."""
+    if isinstance(value, (list, dict)):
+        return f"{'an array' if isinstance(value, list) else 'an object'} of {len(value)}"
+    if isinstance(value, int) and abs(value) > 2**128:
+        return "a huge integer"
+    if not isinstance(value, (str, int, float, type(None))):
+        return f"a value of type {type(value).__name__}"
+    text = ascii(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def safe_repr(part: Callable[[], str]) -> str:
+    """A part of a repr, cut; `?` where it can't be had: a broken object is shown too."""
+    try:
+        text = part()
+    except Exception:  # of an object of another's making, which may raise anything
+        return "?"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,1 @@
+"""The demonstration: drawn problems and clips, tiny models, the jobs of `mmpack smoke`, the matrix of frameworks."""

@@ -1,0 +1,123 @@
+"""A transformers processor of a Qwen-VL without a model hub: Qwen's tokenizer, Pillow's image processor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmpack.errors import ArgumentError, needs
+
+with needs("smoke", __name__):
+    import transformers
+    from transformers.utils.import_utils import is_torchvision_available
+
+from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
+from mmpack.families import get_family
+from mmpack.smoke.vocabulary import qwen_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import Qwen2Tokenizer
+
+_DEFAULT_SYSTEM = r"""
+  {%- if loop.first and message["role"] != "system" -%}
+    {{- "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" -}}
+  {%- endif -%}"""
+# Renders what the template released with Qwen2.5-VL renders. All whitespace outside of strings is marked to be dropped,
+# so that no setting of the Jinja environment matters.
+CHAT_TEMPLATE = r"""
+{%- set seen = namespace(images=0, videos=0) -%}
+{%- for message in messages -%}
+  {%- if loop.first and message["role"] != "system" -%}
+    {{- "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" -}}
+  {%- endif -%}
+  {{- "<|im_start|>" ~ message["role"] ~ "\n" -}}
+  {%- if message["content"] is string -%}
+    {{- message["content"] -}}
+  {%- else -%}
+    {%- for part in message["content"] -%}
+      {%- if part["type"] == "image" or "image" in part or "image_url" in part -%}
+        {%- set seen.images = seen.images + 1 -%}
+        {%- if add_vision_id -%}{{- "Picture " ~ seen.images ~ ": " -}}{%- endif -%}
+        {{- "<|vision_start|><|image_pad|><|vision_end|>" -}}
+      {%- elif part["type"] == "video" or "video" in part -%}
+        {%- set seen.videos = seen.videos + 1 -%}
+        {%- if add_vision_id -%}{{- "Video " ~ seen.videos ~ ": " -}}{%- endif -%}
+        {{- "<|vision_start|><|video_pad|><|vision_end|>" -}}
+      {%- elif "text" in part -%}
+        {{- part["text"] -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- "<|im_end|>\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- "<|im_start|>assistant\n" -}}
+{%- endif -%}
+"""
+_TEMPLATE_3 = CHAT_TEMPLATE.replace(_DEFAULT_SYSTEM, "")  # Qwen3-VL's: no system prompt of its own
+
+
+def qwen_vl_processor(
+    family: str = "qwen2_5_vl",
+    *,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    tokenizer: Qwen2Tokenizer | None = None,
+) -> Any:
+    """The processor of a released checkpoint of `family`, with its chat template.
+
+    `family`: `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl` or `qwen3_vl_moe`, whose vocabulary is one. `min_pixels`,
+    `max_pixels`: bounds of a resized medium's area in pixels, by default those of released checkpoints. `tokenizer`:
+    `qwen_tokenizer()` if not given, which takes some seconds.
+    Raises: ArgumentError for another family or bounds; MissingExtraError without dashscope.
+    """
+    if family not in _RELEASED:
+        raise ArgumentError(
+            f"qwen_vl_processor: family is {family!r}. Fix: use one of {', '.join(_RELEASED)}"
+        )
+    released = _RELEASED[family]
+    least = released.min_pixels if min_pixels is None else min_pixels
+    most = released.max_pixels if max_pixels is None else max_pixels
+    if not 0 < least <= most:
+        raise ArgumentError(
+            f"qwen_vl_processor: min_pixels={least}, max_pixels={most}. "
+            "Fix: 0 < min_pixels <= max_pixels"
+        )
+    # as `size`: transformers before 5.19 writes min_pixels and max_pixels into the class's own size
+    settings: Any = {"size": {"shortest_edge": least, "longest_edge": most}, **released.settings}
+    parts = {
+        "image_processor": transformers.Qwen2VLImageProcessorPil(**settings),
+        "tokenizer": qwen_tokenizer() if tokenizer is None else tokenizer,
+        "chat_template": released.chat_template,
+    }
+    name = get_family(family).processors[0]
+    if is_torchvision_available():
+        videos = getattr(transformers, released.video_processor)(**settings)
+        return getattr(transformers, name)(video_processor=videos, **parts)
+    return WITHOUT_TORCHVISION[name](**parts)
+
+
+@dataclass(frozen=True)
+class _Released:
+    min_pixels: int
+    max_pixels: int
+    settings: dict[str, Any]
+    chat_template: str
+    video_processor: str
+
+
+_QWEN2 = _Released(56 * 56, 16384 * 28 * 28, {}, CHAT_TEMPLATE, "Qwen2VLVideoProcessor")
+_HALF = [0.5, 0.5, 0.5]
+_QWEN3 = _Released(
+    256 * 256,
+    4096 * 4096,
+    {"patch_size": 16, "image_mean": _HALF, "image_std": _HALF},
+    _TEMPLATE_3,
+    "Qwen3VLVideoProcessor",
+)
+_RELEASED = {
+    "qwen2_vl": _QWEN2,
+    "qwen2_5_vl": _QWEN2,
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
+}

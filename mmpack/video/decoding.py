@@ -1,0 +1,185 @@
+"""The frames of a plan, as pixels: `decode` picks a library that reads the stream, and they all give the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, BackendError, VideoError
+from mmpack.video.backends import decord, pyav, torchcodec
+from mmpack.video.cache import FrameCache, frames_key
+from mmpack.video.choose_frames import POLICIES
+from mmpack.video.container import Opened, Source, content_key, name_of_source, opened
+from mmpack.video.frame_plan import FramePlan
+from mmpack.video.limits import Limits
+from mmpack.video.packets import Packets, read_packets
+from mmpack.video.readers import read_as
+
+BACKENDS = {
+    "pyav": pyav,
+    "torchcodec": torchcodec,
+    "decord": decord,
+}  # in the order in which "auto" asks them
+MAX_THREADS = 64
+
+
+def decode(
+    source: Source,
+    frames: FramePlan | Sequence[int] | np.ndarray,
+    *,
+    backend: str = "auto",
+    threads: int = 2,
+    cache: FrameCache | None = None,
+    limits: Limits | None = None,
+) -> np.ndarray:
+    """uint8 [n, h, w, 3]: upright RGB pictures in the size of the stream.
+
+    Args:
+        source: a file's bytes, or its path.
+        frames: a plan, or frame numbers in presentation order, from 0; repeated ones are decoded once.
+        backend: `auto`, `pyav`, `torchcodec` or `decord`; where they read a stream, they give the same bytes.
+        threads: of the decoder; HEVC, VP8, MPEG-2 and files with hidden pictures are decoded by one, since with more a
+            damaged file has other pixels.
+        cache: frames decoded before, by this process or another.
+        limits: what a file may cost.
+
+    Raises: ArgumentError (frames that the stream doesn't have, a plan of another video), VideoError (no video, cut,
+    empty, broken, over `limits`), BackendError (a backend named that can't read this stream), MissingExtraError.
+    """
+    limits = Limits() if limits is None else limits
+    if backend != "auto" and backend not in tuple(BACKENDS):
+        raise ArgumentError(f"decode: backend {backend!r:.40}. Fix: auto, {', '.join(BACKENDS)}")
+    check_threads(threads, "decode: threads")
+    for name, given, kind in (("cache", cache, FrameCache), ("limits", limits, Limits)):
+        if not isinstance(given, kind | None):
+            raise ArgumentError(
+                f"decode: {name} is {type(given).__name__}. Fix: mp.video.{kind.__name__}(…)"
+            )
+    indices = _indices(frames)
+
+    def decoded() -> np.ndarray:
+        with opened(source, limits, threads) as video:
+            packets = read_packets(video, limits)
+            _check(frames, indices, video, packets, limits)
+            chosen = BACKENDS[_backend(backend, video, packets)]
+            distinct, places = np.unique(indices, return_inverse=True)
+            if (
+                not packets.shown.all()
+            ):  # of pictures that it drops FFmpeg does not tell which are broken
+                video.stream.codec_context.thread_count = 1
+            used = video.stream.codec_context.thread_count
+            try:
+                pixels = chosen.decode(source, video, packets, distinct, used)
+            except BackendError:
+                pyav.decode(source, video, packets, distinct, used)  # is the file at fault?
+                raise
+        return pixels if np.array_equal(distinct, indices) else pixels[places]
+
+    pixels = (
+        decoded()
+        if cache is None
+        else cache.frames(frames_key(content_key(source), indices, _decoder(backend)), decoded)
+    )
+    size = (pixels.shape[2], pixels.shape[1])
+    if isinstance(frames, FramePlan) and size != tuple(frames.source_size):
+        raise ArgumentError(
+            f"{name_of_source(source)} has frames of {size[0]}×{size[1]}, the plan is of one with "
+            f"{frames.source_size[0]}×{frames.source_size[1]}. Fix: make the plan of this file"
+        )
+    return pixels
+
+
+def check_threads(threads: Any, what: str) -> None:
+    """Raises: ArgumentError; each thread of a decoder holds frames of its own."""
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+        raise ArgumentError(f"{what}: {threads!r:.40}. Fix: 1 to {MAX_THREADS}")
+
+
+def _indices(frames: FramePlan | Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64 [n]."""
+    if not isinstance(frames, FramePlan | Sequence) and not hasattr(frames, "__array__"):
+        raise ArgumentError(
+            f"decode: frames are {type(frames).__name__}. Fix: a FramePlan, or a sequence of whole numbers"
+        )
+    try:
+        indices = np.asarray(frames.indices if isinstance(frames, FramePlan) else frames)
+    except ValueError:
+        raise ArgumentError(
+            "decode: frames of unequal lengths. Fix: a FramePlan, or a sequence of whole numbers"
+        ) from None
+    if indices.size == 0:
+        raise ArgumentError("decode: no frame is asked for. Fix: at least one")
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"decode: frames of dtype {indices.dtype} and shape {list(indices.shape)}. "
+            "Fix: a FramePlan, or a sequence of whole numbers"
+        )
+    return indices.astype(np.int64)
+
+
+def _check(
+    frames: FramePlan | Sequence[int] | np.ndarray,
+    indices: np.ndarray,
+    video: Opened,
+    packets: Packets,
+    limits: Limits,
+) -> None:
+    """Are the frames of this stream, and do they cost no more than the limits?"""
+    total = len(packets.frames)
+    if isinstance(frames, FramePlan) and frames.total_frames != (
+        counted := _counted(frames, video, packets)
+    ):
+        raise ArgumentError(
+            f"{video.where} has {counted} frames, the plan is of one with {frames.total_frames}. "
+            "Fix: make the plan of this file"
+        )
+    if indices.min() < 0 or indices.max() >= total:
+        bad = indices.min() if indices.min() < 0 else indices.max()
+        raise ArgumentError(
+            f"{video.where} has {total} frames, no frame {bad}. Fix: 0 to {total - 1}"
+        )
+    context = video.stream.codec_context
+    pixels = context.width * context.height
+    if 3 * pixels * len(indices) > limits.max_bytes:
+        raise VideoError(
+            f"{video.where}: {len(indices)} frames of {context.width}×{context.height} take more than "
+            f"{limits.max_bytes} bytes. Fix: fewer frames, or Limits(max_bytes=…)"
+        )
+    runs = packets.runs(indices)
+    decoded = sum(stop - start for start, stop in runs)
+    if decoded * pixels > limits.max_decoded_pixels:
+        raise VideoError(
+            f"{video.where}: {decoded} frames of {context.width}×{context.height} would have to be decoded, more "
+            f"than {limits.max_decoded_pixels} pixels. Fix: more keyframes, or Limits(max_decoded_pixels=…)"
+        )
+
+
+def _counted(plan: FramePlan, video: Opened, packets: Packets) -> int:
+    """How many frames the plan's reader counts in this stream."""
+    reading = read_as(plan.reader, video, packets)
+    return reading.counted(POLICIES[plan.policy].checks_end)[0]
+
+
+def _decoder(backend: str) -> str:
+    """The library that decodes, and its version."""
+    name = next(iter(BACKENDS)) if backend == "auto" else backend
+    package = {"pyav": "av"}.get(name, name)
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return package
+
+
+def _backend(asked: str, video: Opened, packets: Packets) -> str:
+    """The one asked for, or the first that reads this stream."""
+    refusals = {}
+    for name in BACKENDS if asked == "auto" else [asked]:
+        why = BACKENDS[name].refusal(video, packets)
+        if why is None:
+            return name
+        refusals[name] = why
+    told_why = "; ".join(f"{name} {why}" for name, why in refusals.items())
+    raise BackendError(f"{video.where}: {told_why}. Fix: backend='auto'")

@@ -1,0 +1,102 @@
+"""The drift of logprobs, train minus rollout (natural log), by token and by the modality that a token last saw."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mmpack.parity.causes.pair import Pair, Side
+from mmpack.parity.sampling import unlike_sampling
+from mmpack.view.parity.tags import Markup, table, tag
+
+WIDTH, HEIGHT = 1000, 90  # of the drawing, in its own units
+BARS = 500
+
+
+class Drift:
+    """The loss tokens of one sample: `values` float64 [n], `after` [n] (text, image or video)."""
+
+    def __init__(self, values: np.ndarray, after: list[str]):
+        self.values, self.after = values, after
+
+
+def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> Drift | str | None:
+    """The drift of a pair; a text that says why there is none; None where no logprobs were recorded.
+
+    `train_logprobs` [n]: the trainer's, where its trace doesn't hold them.
+    """
+    mine = pair.left.sample.rollout_logprobs
+    other = pair.right.sample.rollout_logprobs if train_logprobs is None else train_logprobs
+    if mine is None or other is None:
+        return None
+    rows = [side.sample.loss_indices for side in pair.sides]
+    if [len(r) for r in rows] != [len(mine), len(other)] or len(rows[0]) != len(rows[1]):
+        return "logprobs of other tokens: not compared"
+    if not np.array_equal(pair.left.ids[rows[0]], pair.right.ids[rows[1]]):
+        return "logprobs of other ids: not compared"
+    sampling = [side.sample.sampling for side in pair.sides]
+    if train_logprobs is None and unlike_sampling(*sampling):
+        return "logprobs of unlike kinds: not compared"
+    if train_logprobs is None and np.array_equal(mine, other):
+        return "both traces carry the rollout's own logprobs: not compared"
+    values = np.asarray(other, dtype=np.float64) - np.asarray(mine, dtype=np.float64)
+    return Drift(values, _after(pair.left, rows[0]))
+
+
+def by_token(drift: Drift) -> Markup:
+    """One bar a loss token; of more than BARS, the largest of each bin."""
+    values = drift.values[np.isfinite(drift.values)]
+    if not len(values):
+        return tag("p", "no finite logprob", class_="mm-note")
+    bins = np.array_split(values, min(len(values), BARS))
+    bars = np.array([b[np.argmax(np.abs(b))] for b in bins])
+    top = float(np.abs(bars).max()) or 1.0
+    step, middle = WIDTH / len(bars), HEIGHT / 2
+    parts = []
+    for i, value in enumerate(bars):
+        length = abs(value) / top * (middle - 2)
+        y = middle - length if value > 0 else middle
+        parts.append(
+            tag(
+                "rect",
+                tag("title", f"loss token {sum(map(len, bins[:i]))}: {value:+.4g}")
+                if len(bars) <= BARS // 4
+                else "",
+                x=f"{i * step:.2f}",
+                y=f"{y:.2f}",
+                width=f"{max(step * 0.8, 0.6):.2f}",
+                height=f"{max(length, 0.4):.2f}",
+                class_="mm-up" if value > 0 else "mm-down",
+            )
+        )
+    parts.append(tag("line", x1=0, x2=WIDTH, y1=middle, y2=middle, class_="mm-axis"))
+    drawing = tag(
+        "svg",
+        *parts,
+        view_box=f"0 0 {WIDTH} {HEIGHT}",
+        preserveAspectRatio="none",
+        class_="mm-drift",
+        role="img",
+        aria_label="train minus rollout logprob, by loss token",
+    )
+    note = f"train − rollout logprob, {len(drift.values)} loss tokens; full height {top:.3g}"
+    return tag("div", drawing, tag("p", note, class_="mm-note"))
+
+
+def by_modality(drifts: list[Drift]) -> Markup:
+    """Mean and largest absolute drift of the tokens after text alone, after an image, after a video."""
+    rows = []
+    for name in ("text", "image", "video"):
+        parts = [d.values[[a == name for a in d.after]] for d in drifts]
+        values = np.concatenate(parts) if parts else np.zeros(0)
+        values = np.abs(values[np.isfinite(values)])
+        if len(values):
+            rows.append((name, len(values), f"{values.mean():.3g}", f"{values.max():.3g}"))
+    return table(("after", "loss tokens", "mean |Δ|", "max |Δ|"), rows)
+
+
+def _after(side: Side, tokens: np.ndarray) -> list[str]:
+    """The modality of the last medium before each token, `text` if there was none."""
+    spans = side.sample.modality_spans
+    stops = np.array([span.stop for span in spans], dtype=np.int64)
+    last = np.searchsorted(stops, tokens, side="right") - 1
+    return [spans[k].modality if k >= 0 else "text" for k in last.tolist()]

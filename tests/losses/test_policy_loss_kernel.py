@@ -1,0 +1,313 @@
+"""The kernels of mmpack::policy_loss against float64 autograd: interpreted here, both kinds on a GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.native import each_backend, poison_outputs
+from support.policy_oracle import oracle
+
+import mmpack as mp
+from mmpack.contracts import gradient_fp32_bound, loss_bound
+from mmpack.losses.policy.loss import CLIPS
+
+pytestmark = pytest.mark.kernel
+
+SMALL = [3, 0, 300, 1, 12, 0]
+LARGE = [1500, 0, 16384, 1, 255, 256, 257, 3000]
+
+
+def columns(lengths, spread=0.3, seed=0, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    count = sum(lengths)
+    old = -2 * torch.rand(count, generator=g)
+    lp, ref, rollout = (old + spread * torch.randn(count, generator=g) for _ in range(3))
+    return SimpleNamespace(
+        lengths=lengths,
+        lp=lp.to(dtype),
+        old=old.to(dtype),
+        ref=ref.to(dtype),
+        rollout=rollout.to(dtype),
+        entropy=torch.rand(count, generator=g).to(dtype),
+        adv=torch.randn(len(lengths), generator=g),
+    )
+
+
+def offsets(lengths, device):
+    return torch.tensor([0, *lengths]).cumsum(0).int().to(device)
+
+
+def run(c, device, **options):
+    def on(x):
+        return None if x is None else x.to(device)
+
+    leaf = on(c.lp).detach().clone().requires_grad_()
+    entropy = None if c.entropy is None else on(c.entropy).detach().clone().requires_grad_()
+    out = mp.policy_loss(
+        leaf,
+        on(c.adv),
+        offsets(c.lengths, device),
+        on(c.old),
+        on(c.ref),
+        on(c.rollout),
+        entropy=entropy,
+        **options,
+    )
+    out.loss.backward()
+    metrics = {name: float(x) for name, x in out.metrics.items()}
+    return out.loss.detach().cpu(), leaf.grad.cpu(), entropy, metrics
+
+
+CASES = {
+    **{kind: {"kind": kind} for kind in ("grpo", "dapo", "gspo", "cispo")},
+    **{
+        f"{kind} {aggregation}": {"kind": kind, "aggregation": aggregation}
+        for kind in ("ppo", "gspo", "cispo")
+        for aggregation in (
+            "sequence_mean_token_mean",
+            "sequence_mean_token_sum",
+            "sequence_mean_token_sum_norm",
+            "token_sum",
+        )
+    },
+    **{
+        f"{kind} {correction} {level}": {"kind": kind, "correction": correction, "level": level}
+        for kind in ("dr_grpo", "gspo")
+        for correction in ("tis", "mis")
+        for level in ("token", "sequence", "geometric")
+    },
+    **{
+        f"{kl} {coefficient}": {"kl_kind": kl, "kl_coef": coefficient}
+        for kl in ("k1", "k2", "k3")
+        for coefficient in (0.0, 0.7)
+    },
+    **{
+        f"{kind} dual clip": {"kind": kind, "dual_clip": c}
+        for kind, c in (("grpo", 1.05), ("dapo", 1.5), ("gspo", 1.0001))
+    },
+    "entropy bonus": {"entropy_coef": 0.05},
+    "everything": {
+        "kind": "gspo",
+        "aggregation": "sequence_mean_token_mean",
+        "correction": "tis",
+        "level": "geometric",
+        "kl_coef": 0.3,
+        "entropy_coef": 0.05,
+        "scale": 4.0,
+        "dual_clip": 1.001,
+    },
+}
+
+
+def check(c, device, total=None, **options):
+    """Against the oracle, by the contract."""
+    if options.get("aggregation") == "sequence_mean_token_sum_norm":
+        options["max_tokens"] = 40
+    names = {"level": "correction_level"}
+    bounds = (0.8, 1.3) if options.get("correction") else (0.0, 2.0)
+    keywords = {names.get(name, name): value for name, value in options.items()}
+    keywords |= {"correction_low": bounds[0], "correction_high": bounds[1]}
+    if total is not None:
+        keywords |= {"total_tokens": total, "total_samples": total}
+    clip = CLIPS[options.get("kind", "grpo")]
+    number = None if total is None else float(total)
+    want = oracle(c, total=number, clip=clip, bounds=bounds, **options)
+    loss, grad, entropy, metrics = run(c, device, **keywords)
+    assert abs(float(loss) - float(want[0])) <= loss_bound(want[4], 1) + 2**-24 * abs(
+        float(want[0])
+    )
+    peak = float(want[1].abs().max()) if len(grad) else 0.0
+    assert ((grad.double() - want[1]).abs() <= gradient_fp32_bound(peak)).all()
+    if options.get("entropy_coef"):
+        torch.testing.assert_close(entropy.grad.cpu().double(), want[2], rtol=1e-6, atol=0)
+    elif entropy is not None:
+        assert entropy.grad is None
+    assert metrics.keys() == want[3].keys()
+    for name, value in want[3].items():
+        assert metrics[name] == pytest.approx(value, rel=2e-6, abs=1e-9), name
+
+
+@each_backend
+@pytest.mark.parametrize("case", CASES)
+def test_variants(backend_device, case):
+    check(columns(SMALL), backend_device, **CASES[case])
+
+
+@each_backend
+@pytest.mark.parametrize("missing", ["old", "ref", "rollout", "entropy"])
+@pytest.mark.parametrize("kind", ["grpo", "gspo"])
+def test_columns_that_are_not_given(backend_device, kind, missing):
+    c = columns(SMALL)
+    setattr(c, missing, None)
+    corrected = {} if missing == "rollout" else {"correction": "tis", "level": "sequence"}
+    check(c, backend_device, kind=kind, **corrected)
+
+
+@each_backend
+@pytest.mark.parametrize("total", [1000, 377.5, torch.tensor(900), torch.tensor([350.5])])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean"])
+def test_totals(backend_device, aggregation, total):
+    on = total.to(backend_device) if isinstance(total, torch.Tensor) else total
+    check(columns(SMALL), backend_device, total=on, aggregation=aggregation)
+
+
+@each_backend
+@pytest.mark.gpu
+@pytest.mark.parametrize("total", [torch.tensor(0), torch.tensor([0.25]), torch.tensor(-3)])
+def test_totals_on_a_gpu_count_as_one_at_least(backend_device, total):
+    check(columns(SMALL), backend_device, total=total.to(backend_device))
+
+
+@each_backend
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes(backend_device, dtype):
+    c = columns(SMALL, dtype=dtype)
+    c.adv = c.adv.double()
+    if dtype == torch.float64:
+        check(c, backend_device, kl_coef=0.1, correction="tis")
+        return
+    loss, grad, _, _ = run(c, backend_device, kl_coef=0.1)
+    want = oracle(c, kl_coef=0.1)
+    assert float(loss) == pytest.approx(float(want[0]), rel=1e-6)
+    assert grad.dtype == dtype
+    error = (grad.double() - want[1]).norm() / want[1].norm()
+    assert error < 5e-3
+
+
+@each_backend
+def test_advantages_of_tokens(backend_device):
+    c = columns(SMALL)
+    c.adv = torch.randn(sum(SMALL))
+    check(c, backend_device, kind="gspo", aggregation="sequence_mean_token_mean")
+
+
+@each_backend
+@pytest.mark.parametrize("spread", [0.0, 1e-7, 60.0])
+@pytest.mark.parametrize("kind", ["grpo", "gspo", "cispo"])
+def test_equal_and_far_policies(backend_device, kind, spread):
+    check(columns([3, 40, 7], spread), backend_device, kind=kind, kl_coef=0.1, correction="tis")
+
+
+@each_backend
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
+def test_no_loss_token(backend_device, lengths):
+    c = columns(lengths)
+    loss, grad, _, metrics = run(c, backend_device, kind="gspo", kl_coef=0.1)
+    assert loss == 0 and grad.shape == (0,)
+    assert all(value == 0 for value in metrics.values())
+
+
+@each_backend
+def test_a_nan_reaches_the_loss_and_its_own_token_alone(backend_device):
+    c = columns(SMALL)
+    c.adv = c.adv.repeat_interleave(torch.tensor(SMALL))
+    c.adv[5] = float("nan")
+    loss, grad, _, metrics = run(c, backend_device)
+    assert loss.isnan() and grad[5].isnan() and grad.isnan().sum() == 1
+    assert metrics["ratio"] == metrics["ratio"]
+
+
+@each_backend
+@pytest.mark.parametrize("kind", ["grpo", "gspo"])
+def test_a_sample_in_any_company(backend_device, kind):
+    c = columns([5, 300, 0, 64, 1])
+    options = {
+        "kind": kind,
+        "aggregation": "sequence_mean_token_mean",
+        "total_samples": 9,
+        "correction": "tis",
+        "correction_level": "geometric",
+        "kl_coef": 0.1,
+    }
+    _, whole, _, _ = run(c, backend_device, **options)
+    starts = [0, *torch.tensor(c.lengths).cumsum(0).tolist()]
+    names = ("lp", "old", "ref", "rollout", "entropy")
+    for order in ([1], [3], [4, 1], [3, 0, 2, 1, 4], [1] * 9):
+        chosen = [torch.arange(starts[b], starts[b + 1]) for b in order]
+        picked = {name: getattr(c, name)[torch.cat(chosen)] for name in names}
+        part = SimpleNamespace(lengths=[c.lengths[b] for b in order], adv=c.adv[order], **picked)
+        _, grad, _, _ = run(part, backend_device, **options)
+        assert torch.equal(grad, whole[torch.cat(chosen)])
+
+
+@each_backend
+def test_outputs_are_written_whole_and_twice_the_same(backend_device, monkeypatch):
+    poison_outputs(monkeypatch, backend_device)
+    c = columns(SMALL)
+    options = {"kl_coef": 0.1, "entropy_coef": 0.1, "correction": "mis"}
+    first = run(c, backend_device, **options)
+    again = run(c, backend_device, **options)
+    for a, b in ((first[0], again[0]), (first[1], again[1]), (first[2].grad, again[2].grad)):
+        assert a.isfinite().all() and torch.equal(a, b)
+    assert first[3] == again[3]
+
+
+@each_backend
+def test_opcheck(backend_device):
+    from mmpack.losses.policy.op import policy_loss_op
+
+    c = columns([3, 0, 5])
+    lp, entropy, adv, old, ref, rollout = (
+        x.to(backend_device) for x in (c.lp, c.entropy, c.adv, c.old, c.ref, c.rollout)
+    )
+    cu = offsets(c.lengths, backend_device)
+    texts = (3.0, "k3", 0.1, 0.2, "tis", "sequence", 0.0, 2.0)
+    arguments = (lp, entropy, adv, cu, old, ref, rollout, None, 1.0, True, "gspo", 0.8, 1.2, *texts)
+    torch.library.opcheck(policy_loss_op, arguments)
+
+
+@each_backend
+def test_compile(backend_device):
+    c = columns([3, 0, 5])
+    adv, old, ref = (x.to(backend_device) for x in (c.adv, c.old, c.ref))
+    cu = offsets(c.lengths, backend_device)
+
+    def step(lp, total):
+        out = mp.policy_loss(lp * 1.5, adv, cu, old, ref, kl_coef=0.1, total_tokens=total)
+        return out.loss, out.metrics["ess"]
+
+    total = torch.tensor(9, device=backend_device)
+    eager, compiled = (c.lp.to(backend_device).clone().requires_grad_() for _ in range(2))
+    loss, ess = step(eager, total)
+    loss.backward()
+    fast = torch.compile(step, fullgraph=True, backend="aot_eager")
+    loss_again, ess_again = fast(compiled, total)
+    loss_again.backward()
+    assert torch.equal(loss, loss_again) and torch.equal(ess, ess_again)
+    assert torch.equal(eager.grad, compiled.grad)
+
+
+@each_backend
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["grpo", "gspo", "gspo mis sequence", "everything"])
+@pytest.mark.parametrize("lengths", [LARGE, [32] * 4096, [100] * 700, [131072]])
+def test_large(backend_device, case, lengths):
+    check(columns(lengths, spread=0.02), backend_device, **CASES[case])
+
+
+@each_backend
+@pytest.mark.gpu
+def test_cuda_graph(backend_device):
+    c, other = columns(LARGE), columns(LARGE, seed=1)
+    adv, old = c.adv.cuda(), c.old.cuda()
+    cu = offsets(LARGE, "cuda")
+    lp = c.lp.cuda().requires_grad_()
+
+    def step():
+        out = mp.policy_loss(lp, adv, cu, old, kind="gspo")
+        return out.loss.detach(), *torch.autograd.grad(out.loss, lp), out.metrics["ess"]
+
+    step()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for values in (other.lp, c.lp, other.lp):
+        with torch.no_grad():
+            lp.copy_(values)
+        graph.replay()
+        for x, y in zip(captured, step(), strict=True):
+            assert torch.equal(x, y)

@@ -1,0 +1,117 @@
+"""The kernels of policy_loss, group_advantages and scatter_rewards, compiled for each target; csrc/ for HIP too."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.offline_compile import compiled_size, each_target
+
+pytestmark = pytest.mark.compile
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+COLUMNS = ("logprobs", "entropy", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
+NUMBERS = ("scale", "ratio_low", "ratio_high", "dual_clip", "kl_coef", "entropy_coef")
+POLICY = {
+    **dict.fromkeys(COLUMNS, "*fp32"),
+    **dict.fromkeys(("loss", "metrics", "derivatives"), "*fp32"),
+    **dict.fromkeys(("place", "count", "num_samples", "parts"), "i32"),
+    **dict.fromkeys((*NUMBERS, "correction_low", "correction_high"), "fp64"),
+    "cu_loss": "*i32",
+    "total": "*i64",
+    "partials": "*fp64",
+    "tickets": "*i32",
+}
+VARIANTS = {
+    "clip": ((False, True, "grpo", "k3", 0.1, 0.0, None, "token"), {"entropy", "total"}),
+    "clip tis": ((True, False, "dapo", "k1", 0.0, 0.1, "tis", "token"), {"total"}),
+    "gspo mis": ((True, True, "gspo", "k2", 0.1, 0.1, "mis", "geometric"), set()),
+    "gspo dual": ((True, True, "gspo", "k3", 0.1, 0.1, "tis", "token", True), set()),
+    "cispo tis": ((False, True, "cispo", "k3", 0.1, 0.0, "tis", "sequence"), {"old_logprobs"}),
+}
+
+
+@each_target
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_policy_loss(target, variant):
+    from mmpack.losses.policy import triton as m
+
+    options, absent = VARIANTS[variant]
+    absent = absent | (set() if options[6] else {"rollout_logprobs"})
+    signature = {name: kind for name, kind in POLICY.items() if name not in absent}
+    constants = m.variant(*options) | dict.fromkeys(absent) | {"MERGE": 256}
+    assert compiled_size(m.policy_loss_kernel, signature, constants, target, num_warps=4) > 0
+
+
+@each_target
+@pytest.mark.parametrize(
+    "kind", ["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp", "reinforce_pp of tokens"]
+)
+def test_group_advantages(target, kind):
+    from mmpack.losses.advantages import triton as m
+
+    last = {"baselined": "*fp64", "tickets": "*i32"}
+    kind, _, tokens = kind.partition(" of ")
+    signature = {
+        "rewards": "*fp32",
+        "groups": "*i64",
+        "out": "*fp32",
+        "place": "i32",
+        "count": "i32",
+        "eps": "fp64",
+    }
+    constants = {"KIND": kind, "ROWS": m.ROWS, "COLUMNS": m.COLUMNS}
+    if tokens:
+        signature["tokens"] = "*i64"
+    else:
+        constants["tokens"] = None
+    if kind == "reinforce_pp":
+        signature |= last
+    else:
+        constants |= dict.fromkeys(last)
+    assert compiled_size(m.advantages_kernel, signature, constants, target, num_warps=4) > 0
+
+
+@each_target
+@pytest.mark.parametrize("at", ["last", "all", "mean"])
+def test_scatter_rewards(target, at):
+    from mmpack.losses.rewards import triton as m
+
+    signature = {"rewards": "*fp32", "cu_loss": "*i32", "out": "*fp32", "parts": "i32"}
+    constants = {"AT": at, "BLOCK": m.BLOCK}
+    signature["weight"] = "fp64"
+    assert compiled_size(m.scatter_kernel, signature, constants, target, num_warps=4) > 0
+
+
+HIP = "hipcc -std=c++17 -O3 -Wno-pass-failed -c -x hip"  # loops it leaves rolled
+
+
+@pytest.mark.parametrize("source", sorted(p.name for p in CSRC.glob("*.cu")))
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{HIP} --offload-arch=gfx90a",
+        f"{HIP} --offload-arch=gfx1030 -DMMPACK_WAVEFRONT=32",
+        "nvcc -std=c++17 -O3 -c -arch=sm_80",
+        "nvcc -std=c++17 -O3 -c -arch=sm_90",
+    ],
+)
+def test_csrc(source, command, tmp_path, monkeypatch):
+    compiler, *options = command.split()
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    monkeypatch.setenv("HIP_PLATFORM", "amd")
+    made = tmp_path / "made.o"
+    result = subprocess.run(
+        [compiler, *options, str(CSRC / source), "-o", str(made)], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert made.stat().st_size > 0
+
+
+def test_the_sources_travel_in_the_package():
+    package = CSRC.parent / "mmpack" / "_csrc"
+    assert {p.name for p in package.iterdir()} == {p.name for p in CSRC.iterdir()}
+    for path in package.iterdir():
+        assert path.resolve() == CSRC / path.name

@@ -1,0 +1,450 @@
+"""pack: rows, targets and media of every sample against a loop over its tokens; what is refused, by code."""
+
+import dataclasses
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.batches import batches
+from support.models import PATCH_DIM, with_pixels
+from support.samples import full_sample, make_sample
+
+import mmpack as mp
+from mmpack.families import FAMILIES, get_family
+from mmpack.layout.forest import positions_of
+from mmpack.packing.batch import PackedBatch
+from mmpack.schema.rules import RULES
+
+
+def row_lists(batch, given_samples):
+    return [r.tolist() for r in batch.unpack_tokens(torch.arange(len(batch.input_ids)))]
+
+
+def check_loss_index(batch, given_samples, rows):
+    """Every loss field from a loop over tokens."""
+    expected, regions, cu = [], [], [0]
+    for b, (sample, where) in enumerate(zip(given_samples, rows, strict=True)):
+        axis = []
+        for span in sample.loss_spans:
+            for t in range(span.start, span.stop):
+                turn = -1 if span.turn is None else span.turn
+                expected.append((where[t - 1], int(sample.input_ids[t]), turn, t))
+                axis.append(t)
+        for region in sample.region_spans or ():
+            before = sum(t < region.start for t in axis)
+            inside = sum(region.start <= t < region.stop for t in axis)
+            regions.append([b, cu[-1] + before, cu[-1] + before + inside])
+        cu.append(cu[-1] + len(axis))
+    found = zip(
+        batch.loss_rows.tolist(),
+        batch.loss_targets.tolist(),
+        batch.loss_turn.tolist(),
+        batch.loss_token_index.tolist(),
+        strict=True,
+    )
+    assert list(found) == expected
+    assert batch.cu_loss.tolist() == cu
+    assert batch.region_rows.tolist() == regions and batch.region_rows.shape[1:] == (3,)
+    assert batch.loss_rows_unique.tolist() == sorted({e[0] for e in expected})
+    back = batch.loss_rows_unique[batch.loss_row_inverse.long()]
+    assert torch.equal(back, batch.loss_rows)
+
+
+@settings(max_examples=30)
+@given(batches(), st.booleans(), st.none() | st.integers(1, 9))
+def test_rows_are_those_of_the_samples(batch_samples, share, multiple):
+    batch = mp.pack(batch_samples, share_prefix=share, pad_to_multiple_of=multiple)
+    for ids, places, sample in zip(
+        batch.unpack_tokens(batch.input_ids),
+        batch.unpack_tokens(batch.position_ids.T),
+        batch_samples,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ids, sample.input_ids)
+        np.testing.assert_array_equal(places[:, 0], np.arange(len(sample)))
+        if places.shape[1] > 1:
+            np.testing.assert_array_equal(places[:, 1:].T, positions_of(sample))
+    rows = row_lists(batch, batch_samples)
+    check_loss_index(batch, batch_samples, rows)
+
+    used = {r for of_sample in rows for r in of_sample}
+    assert used == set(range(batch.num_tokens))
+    shared = len(used) < sum(map(len, rows))
+    assert (batch.cu_seqlens is None) == (batch.max_seqlen is None) == shared
+    if not share:
+        assert not shared
+    # placeholder runs: each row of one is in one span, of the medium that the sample says
+    medium_of = {}
+    for b, sample in enumerate(batch_samples):
+        for span in sample.modality_spans:
+            key = sample.media[span.media_index].cache_key
+            medium_of |= {rows[b][t]: key for t in range(span.start, span.stop)}
+    found = {}
+    for span, at in zip(batch.modality_spans, batch.media_occurrence.tolist(), strict=True):
+        assert span.media_index == at and batch.media[at].modality == span.modality
+        pad = get_family(batch.family).placeholder_ids[span.modality]
+        inside = [r for r in range(span.start, span.stop) if batch.input_ids[r] == pad]
+        assert len(inside) == batch.media[at].num_tokens  # between frames there is text
+        found |= dict.fromkeys(inside, batch.media_cache_keys[at])
+    assert found == medium_of
+    assert len(set(batch.media_cache_keys)) == len(batch.media)
+    first_use = list(dict.fromkeys(batch.media_occurrence.tolist()))
+    assert first_use == list(range(len(batch.media)))
+    assert np.diff(batch.vision_token_offsets).tolist() == [m.num_tokens for m in batch.media]
+    assert np.diff(batch.patch_offsets).tolist() == [int(np.prod(m.grid_thw)) for m in batch.media]
+    for b, spans in enumerate(batch.loss_spans):
+        in_rows = [(r, s.kind, s.turn) for s in spans for r in range(s.start, s.stop)]
+        assert in_rows == [
+            (rows[b][t], s.kind, s.turn)
+            for s in batch_samples[b].loss_spans
+            for t in range(s.start, s.stop)
+        ]
+
+
+@settings(max_examples=30)
+@given(batches(), st.booleans(), st.integers(1, 9))
+def test_padding_rows(batch_samples, share, multiple):
+    plain = mp.pack(batch_samples, share_prefix=share)
+    batch = mp.pack(batch_samples, share_prefix=share, pad_to_multiple_of=multiple)
+    total, size = plain.num_tokens, len(batch.input_ids)
+    assert len(plain.input_ids) == total == batch.num_tokens
+    assert size % multiple == 0 and 0 <= size - total < multiple
+    family = get_family(batch.family)
+    assert (batch.input_ids[total:] == family.pad_token_id).all()
+    assert family.pad_token_id not in family.placeholder_ids.values()
+    assert (batch.position_ids[:, total:] == 0).all()
+    assert batch.visible_until[total:].tolist() == list(range(total + 1, size + 1))
+    assert (batch.visible_until[:total] <= total).all()
+    assert (batch.loss_rows < total).all()
+    assert batch.stats["tokens"] == total and batch.stats["tokens_padded"] == size
+    if batch.cu_seqlens is not None:
+        ends = np.cumsum([0] + [len(s) for s in batch_samples]).tolist()
+        assert batch.cu_seqlens.tolist() == ends + ([size] if size > total else [])
+        assert batch.max_seqlen == max(np.diff(batch.cu_seqlens))
+    for name in ("input_ids", "position_ids", "visible_until"):
+        assert torch.equal(getattr(batch, name)[..., :total], getattr(plain, name))
+    assert torch.equal(batch.loss_rows, plain.loss_rows)
+
+
+@settings(max_examples=30)
+@given(batches(), st.booleans())
+def test_unpacking_inverts_packing(batch_samples, share):
+    values = [torch.randn(len(s), 2) for s in batch_samples]
+    batch = mp.pack(batch_samples, token_columns={"v": values})
+    for a, b in zip(batch.unpack_tokens(batch.token_columns["v"]), values, strict=True):
+        assert torch.equal(a, b)
+    batch = mp.pack(batch_samples, share_prefix=share)
+    per_row = torch.randn(len(batch.input_ids), 3)
+    for a, rows in zip(batch.unpack_tokens(per_row), row_lists(batch, batch_samples), strict=True):
+        assert torch.equal(a, per_row[rows])
+    per_token = torch.randn(batch.num_loss_tokens)
+    pieces = batch.unpack_loss(per_token)
+    assert [len(p) for p in pieces] == [s.num_loss_tokens for s in batch_samples]
+    assert torch.equal(torch.cat(pieces), per_token)
+
+
+@settings(max_examples=30)
+@given(batches(), st.booleans(), st.none() | st.integers(1, 9))
+def test_gradients_of_unpacked_tokens_meet_at_the_rows(batch_samples, share, multiple):
+    batch = mp.pack(batch_samples, share_prefix=share, pad_to_multiple_of=multiple)
+    x = torch.randn(len(batch.input_ids), 3, requires_grad=True)
+    pieces = batch.unpack_tokens(x)
+    assert torch.equal(torch.cat(pieces), x[batch.token_rows])
+    weights = [torch.randn_like(p) for p in pieces]
+    (grad,) = torch.autograd.grad(pieces, x, weights)
+    expected = np.zeros(x.shape, dtype=np.float32)
+    np.add.at(expected, batch.token_rows.numpy(), torch.cat(weights).numpy())
+    assert torch.equal(grad, torch.from_numpy(expected))
+
+
+@settings(max_examples=30)
+@given(batches(), st.booleans(), st.none() | st.integers(1, 9))
+def test_vision_rows_name_the_feature_of_each_row(batch_samples, share, multiple):
+    batch = mp.pack(batch_samples, share_prefix=share, pad_to_multiple_of=multiple)
+    source = [-1] * len(batch.input_ids)
+    for sample, rows in zip(batch_samples, row_lists(batch, batch_samples), strict=True):
+        spans = sample.modality_spans
+        for i, span in enumerate(spans):
+            # a frame's features come after those of the frames before it
+            frames = [s for s in spans[:i] if s.media_index == span.media_index][
+                -(span.frame or 0) :
+            ]
+            before = sum(s.stop - s.start for s in frames) if span.frame else 0
+            at = batch.media_cache_keys.index(sample.media[span.media_index].cache_key)
+            first = int(batch.vision_token_offsets[at]) + before
+            for k, token in enumerate(range(span.start, span.stop)):
+                source[rows[token]] = first + k
+    vision = batch.vision_rows
+    assert all(part.dtype == torch.int32 for part in vision)
+    assert vision.source.tolist() == source
+    assert vision.rows.tolist() == [r for r, s in enumerate(source) if s >= 0]
+    assert vision.features.tolist() == [s for s in source if s >= 0]
+    ends = vision.offsets.tolist()
+    assert len(ends) == int(batch.vision_token_offsets[-1]) + 1
+    for p, (start, stop) in enumerate(itertools.pairwise(ends)):
+        found = vision.order[start:stop].tolist()
+        assert found == [v for v, s in enumerate(vision.features.tolist()) if s == p]
+
+
+@settings(max_examples=30)
+@given(batches(max_size=3), st.booleans())
+def test_a_sample_is_the_same_alone_and_in_a_pack(batch_samples, share):
+    batch = mp.pack(batch_samples, share_prefix=share)
+    cut = batch.cu_loss.tolist()
+    for b, sample in enumerate(batch_samples):
+        alone = mp.pack([sample])
+        for name in ("input_ids", "position_ids"):
+            of_alone = getattr(alone, name)
+            of_pack = batch.unpack_tokens(getattr(batch, name).movedim(-1, 0))[b].movedim(0, -1)
+            assert torch.equal(of_alone, of_pack)
+        part = slice(cut[b], cut[b + 1])
+        assert torch.equal(alone.loss_targets, batch.loss_targets[part])
+        rows = row_lists(batch, batch_samples)[b]
+        assert [rows[r] for r in alone.loss_rows.tolist()] == batch.loss_rows[part].tolist()
+
+
+def test_dtypes_and_device():
+    """As design.md names them."""
+    batch = mp.pack(with_pixels([full_sample("a"), full_sample("b")]), share_prefix=True)
+    int32 = "visible_until segment_offsets segment_parent sample_segment loss_rows cu_loss"
+    int32 += " loss_rows_unique loss_row_inverse loss_turn loss_token_index region_rows"
+    int32 += " media_occurrence"
+    for name in int32.split():
+        assert getattr(batch, name).dtype == torch.int32, name
+    int64 = "input_ids position_ids loss_targets group_index vision_token_offsets patch_offsets"
+    for name in int64.split():
+        assert getattr(batch, name).dtype == torch.int64, name
+    assert batch.position_ids.shape == (4, len(batch.input_ids))
+    assert batch.device.type == "cpu"
+    assert mp.pack([full_sample()]).cu_seqlens.dtype == torch.int32
+
+
+@pytest.mark.parametrize("make", [mp.pack, mp.pad])
+def test_to_moves_every_tensor_and_keeps_the_rest(make):
+    sample = with_pixels([full_sample()])[0]
+    batch = make([sample], token_columns={"x": [np.zeros(len(sample))]})
+    moved = batch.to("meta")
+    assert type(moved) is type(batch)
+    tensors = 0
+    for field in dataclasses.fields(batch):
+        old, new = getattr(batch, field.name), getattr(moved, field.name)
+        pairs = [(old, new)]
+        if field.name in ("loss_columns", "token_columns"):
+            assert old and old.keys() == new.keys()
+            pairs = [(old[k], new[k]) for k in old]
+        if field.name == "vision_rows":
+            pairs = list(zip(old, new, strict=True))
+        if field.name == "attention_plan":
+            assert new.checked[0]() is moved.visible_until
+            own = vars(old).keys() - {"checked"}
+            pairs = [(getattr(old, name), getattr(new, name)) for name in own]
+        for a, b in pairs:
+            if torch.is_tensor(a):
+                tensors += 1
+                assert b.device.type == "meta" and (b.shape, b.dtype) == (a.shape, a.dtype)
+            else:
+                assert a is b
+    assert tensors >= 17 and moved.device.type == "meta"
+
+
+class Late(torch.Tensor):
+    """Its copies have not arrived yet."""
+
+    def to(self, *args, **kwargs):
+        return torch.zeros_like(self).as_subclass(torch.Tensor)
+
+
+def test_a_move_that_does_not_block_reads_nothing_that_has_not_arrived():
+    batch = mp.pack([full_sample()])
+    until = batch.visible_until.clone()
+    batch.visible_until = batch.visible_until.as_subclass(Late)
+    moved = batch.to("cpu", non_blocking=True)
+    moved.visible_until.copy_(until)
+    moved.attention_plan.check(moved.visible_until)
+
+
+def test_what_describes_the_samples():
+    a, b, c = full_sample("a"), full_sample("b", seed=1), make_sample([("text", [1])], "c", "g1")
+    batch = mp.pack([a, c, b])
+    assert batch.sample_ids == ["a", "c", "b"] and batch.group_index.tolist() == [0, 1, 0]
+    assert batch.rewards == [a.rewards, [], b.rewards]
+    assert batch.costs == [a.costs, [], b.costs]
+    assert batch.media_ids == ["plan", "clip"] and batch.loss_counts == [11, 0, 11]
+    assert batch.stats["media"] == 2 and batch.stats["media_occurrences"] == 6
+    assert batch.stats["patches"] == 24 + 32
+    assert batch.stats["tokens_unshared"] == len(a) + len(b) + 1
+
+
+@settings(max_examples=30)
+@given(batches(), st.booleans())
+def test_samples_stay_as_they_were(batch_samples, share):
+    before = [s.to_dict() if hasattr(s, "to_dict") else repr(s) for s in batch_samples]
+    mp.pack(batch_samples, share_prefix=share)
+    assert [s.to_dict() if hasattr(s, "to_dict") else repr(s) for s in batch_samples] == before
+
+
+def test_a_pack_without_loss_tokens():
+    batch = mp.pack([make_sample([("text", [1, 2])])], token_columns={}, loss_columns={"x": [[]]})
+    assert batch.num_loss_tokens == 0 and batch.loss_rows.shape == (0,)
+    assert batch.cu_loss.tolist() == [0, 0] and batch.region_rows.shape == (0, 3)
+    assert batch.loss_columns["x"].shape == (0,)
+    assert [len(x) for x in batch.unpack_loss(torch.zeros(0))] == [0]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_an_empty_sample_has_no_rows(share):
+    empty, other = make_sample([], "empty"), make_sample([("text", [1, 2])], "other")
+    batch = mp.pack([empty, other, empty], share_prefix=share)
+    assert batch.input_ids.tolist() == [1, 2]
+    assert [x.tolist() for x in batch.unpack_tokens(batch.input_ids)] == [[], [1, 2], []]
+    assert batch.cu_seqlens.tolist() == [0, 0, 2, 2]
+    with pytest.raises(mp.ArgumentError, match="no sample has a token"):
+        mp.pack([empty])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: mp.pack([]), "no samples"),
+        (lambda s: mp.pack([s], on_invalid="keep"), "on_invalid is 'keep'"),
+        (lambda s: mp.pack([s], pad_to_multiple_of=0), "pad_to_multiple_of is 0"),
+        (lambda s: mp.pack([s], pad_to_multiple_of=2.5), "pad_to_multiple_of is 2.5"),
+        (lambda s: mp.pack([s]).unpack_tokens(torch.zeros(3)), r"unpack_tokens: .* \[3\]"),
+        (lambda s: mp.pack([s]).unpack_loss(torch.tensor(1.0)), r"unpack_loss: .* \[\]"),
+    ],
+)
+def test_wrong_arguments(call, message):
+    with pytest.raises(mp.ArgumentError, match=message):
+        call(full_sample())
+
+
+# every rule of packing, broken
+
+
+def break_mm401(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "qwen2_vl", replace(FAMILIES["qwen2_vl"], packing="no"))
+    mp.pack([make_sample([("text", [1])], family="qwen2_vl")])
+
+
+def break_mm402(monkeypatch):
+    twins = [make_sample([("text", [1, 2])], name) for name in "ab"]
+    mp.pack(twins, share_prefix=True, token_columns={"x": [[0.0, 1.0], [0.0, 2.0]]})
+
+
+def break_mm403(monkeypatch):
+    mp.pack([full_sample()], loss_columns={"x": [[1.0]]})
+
+
+def break_mm404(monkeypatch):
+    sample = full_sample()
+    mp.pack([sample], media={sample.media[0].cache_key: np.zeros((3, PATCH_DIM))})
+
+
+def break_mm405(monkeypatch):
+    plan = mp.plan(
+        [full_sample("a"), make_sample([("text", [1])], "b")], max_tokens=5, on_invalid="drop"
+    )
+    raise mp.SchemaError([p for d in plan.dropped for p in d.problems])
+
+
+def break_mm406(monkeypatch):
+    two = [make_sample([("text", [1])], f, family=f) for f in ("qwen2_vl", "qwen2_5_vl")]
+    mp.pack(two)
+
+
+BREAKS = {name[-5:].upper(): f for name, f in list(globals().items()) if name.startswith("break_")}
+
+
+def test_every_rule_of_packing_is_broken_here():
+    assert sorted(BREAKS) == sorted(code for code in RULES if code.startswith("MM4"))
+
+
+@pytest.mark.parametrize("code", sorted(BREAKS))
+def test_a_broken_rule_is_named(code, monkeypatch):
+    with pytest.raises(mp.SchemaError) as caught:
+        BREAKS[code](monkeypatch)
+    assert [p.code for p in caught.value.problems] == [code]
+    assert f"({code})" in str(caught.value) and RULES[code].fix in str(caught.value)
+
+
+def test_a_family_that_cannot_share(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "qwen2_vl", replace(FAMILIES["qwen2_vl"], sharing="none"))
+    sample = make_sample([("text", [1])], family="qwen2_vl")
+    mp.pack([sample])
+    with pytest.raises(mp.SchemaError, match=r"can't be shared .MM401."):
+        mp.pack([sample], share_prefix=True)
+
+
+def test_all_broken_rules_are_listed_or_dropped():
+    bad, good = full_sample("bad"), make_sample([("text", [1]), ("response", [2])], "good")
+    bad.loss_spans[0].start = 0
+    other = make_sample([("text", [1])], "other", family="qwen2_vl")
+    with pytest.raises(mp.SchemaError) as caught:
+        mp.pack([bad, good, other])
+    codes = [p.code for p in caught.value.problems]
+    assert "MM202" in codes and codes[-1] == "MM406"
+    batch = mp.pack([bad, good, other], on_invalid="drop")
+    assert batch.sample_ids == ["good"]
+    assert [p.code for p in batch.dropped] == codes
+    assert mp.pack([bad, other], on_invalid="drop").family == "qwen2_vl"
+    with pytest.raises(mp.SchemaError, match="no valid sample is left"):
+        mp.pack([bad], on_invalid="drop")
+
+
+def test_one_key_of_two_media_across_samples():
+    a = make_sample([("image", (1, 4, 4), "x")], "a")
+    b = make_sample([("image", (1, 2, 8), "y")], "b")
+    b.media[0].cache_key = a.media[0].cache_key
+    with pytest.raises(mp.SchemaError, match="MM109"):
+        mp.pack([a, b])
+    batch = mp.pack([a, b], on_invalid="drop")
+    assert batch.sample_ids == ["a"] and [p.code for p in batch.dropped] == ["MM109"]
+
+
+# pixels
+
+
+def image_sample(sample_id="s", name="x"):
+    return make_sample([("image", (1, 4, 4), name), ("response", [5])], sample_id)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_pixels_come_from_any_sample_that_has_them_or_the_store(share):
+    bare, full = image_sample("bare"), with_pixels([image_sample("full")])[0]
+    pixels = full.media[0].pixel_values
+    for given_samples in ([bare, full], [full, bare]):
+        batch = mp.pack(given_samples, share_prefix=share)
+        np.testing.assert_array_equal(batch.pixel_values, pixels)
+    other = image_sample("other", "y")
+    store = {bare.media[0].cache_key: pixels, other.media[0].cache_key: torch.from_numpy(-pixels)}
+    batch = mp.pack([other, bare], media=store, share_prefix=share)
+    np.testing.assert_array_equal(batch.pixel_values, np.concatenate([-pixels, pixels]))
+    for medium, start in zip(batch.media, (0, 16), strict=True):  # held once
+        assert medium.pixel_values.data_ptr() == batch.pixel_values[start:].data_ptr()
+    assert bare.media[0].pixel_values is None
+    assert mp.pack([full, other]).pixel_values is None
+
+
+def test_a_store_of_read_only_arrays():
+    sample = image_sample()
+    pixels = np.ones((16, PATCH_DIM), dtype=np.float32)
+    pixels.setflags(write=False)
+    batch = mp.pack([sample], media={sample.media[0].cache_key: pixels})
+    batch.pixel_values[0, 0] = 7
+    assert pixels[0, 0] == 1
+
+
+@pytest.mark.parametrize("shape", [(15, PATCH_DIM), (16, PATCH_DIM // 2), (16 * PATCH_DIM,)])
+def test_pixels_of_another_shape(shape):
+    sample = image_sample()
+    sample.media[0].pixel_values = np.zeros(shape)
+    with pytest.raises(mp.SchemaError, match=r"pad: .*needs \[16, 1176\].*MM404"):
+        mp.pad([sample])
+
+
+def test_public_name_is_the_class():
+    assert isinstance(mp.pack([full_sample()]), PackedBatch) and mp.PackedBatch is PackedBatch

@@ -1,0 +1,332 @@
+"""plan: budgets, groups, ranks and drops, against counts taken by hand from the samples."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmpack.errors import ArgumentError, PlanError, SchemaError
+from mmpack.layout.forest import build_forest
+from mmpack.planning.cost import CostModel
+from mmpack.planning.plan import plan
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import LossSpan, ModalitySpan
+
+IMAGE = 151655
+
+
+def make_sample(name, group, prompt, response, medium=None, family="qwen2_5_vl"):
+    """A prompt (ids), an image (number k: 4·(k+1) patches in a row of grids) or none, a response."""
+    media, spans, image = [], [], []
+    if medium is not None:
+        image = [IMAGE] * (medium + 1)
+        grid = (1, 2, 2 * (medium + 1))
+        media = [Medium(f"m{medium}", "image", f"key{medium}", grid, medium + 1)]
+        spans = [ModalitySpan(len(prompt), len(prompt) + len(image), "image", 0)]
+    ids = [*prompt, *image, *response]
+    loss = (
+        [LossSpan(len(ids) - len(response), len(ids))]
+        if response and len(response) < len(ids)
+        else []
+    )
+    return Sample(name, group, family, np.array(ids, dtype=np.int64), media, spans, loss)
+
+
+def of_length(length, group="g", name="s"):
+    return make_sample(name, group, [1] * length, [])
+
+
+def rows_of(samples, share):
+    """Rows of a pack: with sharing, the number of distinct prefixes (by id and medium)."""
+    if not share:
+        return sum(len(s) for s in samples)
+    seen = set()
+    for s in samples:
+        tokens = [(int(i), s.media[0].cache_key if i == IMAGE else "") for i in s.input_ids]
+        seen |= {tuple(tokens[: n + 1]) for n in range(len(tokens))}
+    return len(seen)
+
+
+def patches_of(samples):
+    return sum({m.cache_key: int(np.prod(m.grid_thw)) for s in samples for m in s.media}.values())
+
+
+@st.composite
+def batches(draw):
+    """Samples of a few groups, in mixed order; every sample has at most 15 tokens and 12 patches."""
+    samples = []
+    ids = st.integers(1, 3)
+    for group in range(draw(st.integers(0, 5))):
+        prompt = draw(st.lists(ids, max_size=6))
+        medium = draw(st.none() | st.integers(0, 2))
+        for _ in range(draw(st.integers(1, 4))):
+            response = draw(st.lists(ids, max_size=6))
+            samples.append(make_sample(f"s{len(samples)}", f"g{group}", prompt, response, medium))
+    return draw(st.permutations(samples))
+
+
+@settings(max_examples=200)
+@given(
+    batches(),
+    st.integers(15, 60),
+    st.none() | st.integers(12, 24),
+    st.none() | st.integers(1, 6),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_plans_obey_every_budget(samples, max_tokens, max_patches, max_samples, ranks, share):
+    budgets = {"max_tokens": max_tokens, "max_patches": max_patches, "max_samples": max_samples}
+    try:
+        made = plan(samples, **budgets, ranks=ranks, share_prefix=share)
+    except PlanError:
+        assert len(samples) % ranks  # a multiple of the ranks can always be planned
+        return
+
+    def fits(chosen):
+        return (
+            rows_of(chosen, share) <= max_tokens
+            and (max_patches is None or patches_of(chosen) <= max_patches)
+            and (max_samples is None or len(chosen) <= max_samples)
+        )
+
+    bins = [[samples[i] for i in b] for b in made.bins]
+    assert all(bins) and all(fits(b) for b in bins)
+    assert sorted(i for b in made.bins for i in b) == list(range(len(samples)))
+    assert sorted(b for rank in made.ranks for b in rank) == list(range(len(bins)))
+    assert len(made.ranks) == ranks and len({len(rank) for rank in made.ranks}) == 1
+    if ranks == 1:
+        for group in {s.group_id for s in samples}:
+            members = [s for s in samples if s.group_id == group]
+            homes = sum(any(s.group_id == group for s in b) for b in bins)
+            assert homes == 1 or not fits(members)
+    assert made.total_samples == len(samples) and made.dropped == []
+    assert made.total_tokens == sum(s.num_loss_tokens for s in samples)
+    assert made.stats["bins"] == len(bins)
+    assert made.stats["rows_padded"] == sum(len(b) * max(map(len, b)) for b in bins)
+    assert made.stats["rows_packed"] == sum(map(len, samples))
+    assert made.stats["rows_shared"] == (sum(rows_of(b, True) for b in bins) if share else None)
+    assert made.stats["patches"] == sum(map(patches_of, bins))
+    assert made.stats["patches_padded"] == sum(patches_of([s]) for s in samples)
+    assert plan(samples, **budgets, ranks=ranks, share_prefix=share) == made
+
+
+def test_no_sample_is_an_empty_plan():
+    made = plan([], max_tokens=8, ranks=3)
+    assert (made.bins, made.ranks, made.total_samples) == ([], [[], [], []], 0)
+    assert made.stats["bins"] == 0 and made.stats["fill"] == 0.0 and made.stats["balance"] == 1.0
+
+
+def test_one_sample_and_samples_without_loss_are_planned():
+    made = plan([of_length(8)], max_tokens=8)
+    assert (made.bins, made.ranks, made.total_tokens) == ([[0]], [[0]], 0)
+    assert made.stats["fill"] == 1.0
+    mixed = [of_length(3), make_sample("b", "g", [1], [2, 3])]
+    assert plan(mixed, max_tokens=8).total_tokens == 2
+
+
+def test_a_group_too_large_for_a_bin_shares_its_prompt_in_every_piece():
+    prompt = list(range(1, 11))
+    group = [make_sample(f"s{k}", "g", prompt, [20 + k] * 5, 0) for k in range(6)]
+    made = plan(group, max_tokens=26, share_prefix=True)  # 11 shared rows, 5 a response
+    assert [len(b) for b in made.bins] == [3, 3]
+    assert made.stats["rows_shared"] == 2 * (11 + 15)
+    assert made.stats["patches"] == 2 * 4 and made.stats["patches_padded"] == 6 * 4
+    assert len(plan(group, max_tokens=26).bins) == 6
+
+
+def test_branches_of_a_tree_stay_together_when_their_group_is_split():
+    stem = [1] * 4
+    twigs = [[2] * 6, [3] * 6]
+    group = [make_sample(f"s{k}", "g", stem + twigs[k % 2], [10 + k] * 2) for k in range(6)]
+    made = plan(group, max_tokens=16, share_prefix=True)  # stem + one twig + 3 tips
+    assert made.bins == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_a_medium_counts_once_a_bin():
+    samples = [make_sample(f"s{k}", f"g{k}", [1], [2], k % 2) for k in range(6)]  # 4 or 8 patches
+    made = plan(samples, max_tokens=100, max_patches=8)
+    assert made.bins == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_max_samples_bounds_a_bin():
+    samples = [of_length(1, f"g{k}", f"s{k}") for k in range(7)]
+    assert sorted(len(b) for b in plan(samples, max_tokens=100, max_samples=3).bins) == [1, 3, 3]
+
+
+def test_ranks_get_equal_bins_of_like_cost():
+    random = np.random.default_rng(0)
+    samples = [
+        of_length(int(n), f"g{k // 4}", f"s{k}")
+        for k, n in enumerate(random.integers(50, 900, 256))
+    ]
+    made = plan(samples, max_tokens=8192, ranks=8)
+    assert len(made.bins) % 8 == 0 and made.stats["balance"] < 1.02
+    for group in range(64):
+        homes = [b for b in made.bins if any(samples[i].group_id == f"g{group}" for i in b)]
+        assert len(homes) == 1
+    model = CostModel()
+    lengths = [[len(samples[i]) for i in b] for b in made.bins]
+    costs = [model.linear * sum(n) + sum(k * k for k in n) for n in lengths]
+    loads = [sum(costs[b] for b in rank) for rank in made.ranks]
+    assert made.stats["balance"] == pytest.approx(max(loads) / np.mean(loads), rel=1e-12)
+    for rank in made.ranks:
+        assert [costs[b] for b in rank] == sorted((costs[b] for b in rank), reverse=True)
+
+
+def test_groups_are_split_where_ranks_are_more():
+    samples = [make_sample(f"s{k}", f"g{k // 4}", [1, 2], [k + 3] * 3) for k in range(8)]
+    assert len(plan(samples, max_tokens=100).bins) == 1
+    made = plan(samples, max_tokens=100, ranks=4, share_prefix=True)
+    assert [len(b) for b in made.bins] == [2, 2, 2, 2]
+    assert all(samples[a].group_id == samples[b].group_id for a, b in made.bins)
+
+
+def test_tight_bins_are_halved_until_ranks_are_even():
+    samples = [of_length(n, f"g{k}", f"s{k}") for k, n in enumerate([6, 4, 5, 5, 7, 3, 10])]
+    made = plan(samples, max_tokens=10, ranks=3)  # four full bins
+    assert len(made.bins) == 6 and [len(r) for r in made.ranks] == [2, 2, 2]
+
+
+def test_too_few_samples_for_the_ranks_is_an_error():
+    samples = [of_length(8, f"g{k}", f"s{k}") for k in range(5)]
+    with pytest.raises(PlanError, match="5 samples can't make 8 micro-batches"):
+        plan(samples, max_tokens=8, ranks=4)
+    with pytest.raises(PlanError, match="1 samples can't make 2 micro-batches"):
+        plan(samples[:1], max_tokens=8, ranks=2)
+
+
+def test_the_cost_decides_what_is_even():
+    text = [of_length(40, f"t{k}", f"t{k}") for k in range(4)]
+    seen = [make_sample(f"v{k}", f"v{k}", [1] * 37, [], 2) for k in range(4)]
+    for part in (CostModel(linear=0, quadratic=0, patch=1), lambda rows, pairs, patches: patches):
+        made = plan(text + seen, max_tokens=160, ranks=2, cost=part)
+        assert made.stats["balance"] == 1.0
+        loads = [sum(i >= 4 for b in rank for i in made.bins[b]) for rank in made.ranks]
+        assert loads == [1, 1] or loads == [2, 2]
+
+
+def test_shared_rows_and_their_pairs_cost_once():
+    group = [make_sample(f"s{k}", "g", [1] * 6, [k + 2] * 4) for k in range(3)]
+    asked = []
+    plan(group, max_tokens=100, share_prefix=True, cost=lambda *x: asked.append(x) or 1.0)
+    assert asked == [(6 + 3 * 4, 6**2 + 3 * (10**2 - 6**2), 0)]
+
+
+def test_a_sample_over_a_budget_is_named():
+    samples = [of_length(4, "g", "small"), of_length(11, "g", "big")]
+    with pytest.raises(
+        PlanError, match=r"samples\[1\] big.* has 11 tokens, max_tokens is 10 \(MM405\)"
+    ):
+        plan(samples, max_tokens=10)
+    made = plan(samples, max_tokens=10, on_invalid="drop")
+    assert made.bins == [[0]] and made.total_samples == 1
+    (dropped,) = made.dropped
+    assert (dropped.index, dropped.sample_id, dropped.group_id) == (1, "big", "g")
+    assert "11 tokens" in dropped.reason and dropped.problems[0].code == "MM405"
+    pictured = [make_sample("p", "g", [1], [2], 2)]
+    with pytest.raises(PlanError, match=r"has 12 patches, max_patches is 11 \(MM405\)"):
+        plan(pictured, max_tokens=10, max_patches=11)
+    assert plan(pictured, max_tokens=10, max_patches=12).bins == [[0]]
+
+
+def test_a_piece_of_a_repeated_medium_fits_alone():
+    twice = make_sample("p", "g", [1], [], 0)
+    twice.media *= 2  # one picture, twice
+    twice.input_ids = np.array([1, IMAGE, 2, IMAGE])
+    twice.modality_spans = [ModalitySpan(1, 2, "image", 0), ModalitySpan(3, 4, "image", 1)]
+    assert plan([twice], max_tokens=4, max_patches=4).stats["patches"] == 4
+
+
+def test_broken_samples_are_raised_together_or_dropped():
+    good, first, second = (make_sample(n, "g", [1, 2], [3], 0) for n in ("good", "a", "b"))
+    first.loss_spans = [LossSpan(0, 1)]
+    second.media[0].num_tokens = 7
+    with pytest.raises(SchemaError) as caught:
+        plan([good, first, second], max_tokens=10)
+    assert [(p.sample_id, p.code) for p in caught.value.problems] == [
+        ("a", "MM202"),
+        ("b", "MM108"),
+    ]
+    made = plan([good, first, second], max_tokens=10, on_invalid="drop")
+    assert made.bins == [[0]] and [(d.index, d.group_id) for d in made.dropped] == [
+        (1, "g"),
+        (2, "g"),
+    ]
+    assert "MM202" in made.dropped[0].reason and "MM108" in made.dropped[1].reason
+
+
+def test_two_families_are_refused():
+    samples = [make_sample("a", "g", [1], []), make_sample("b", "g", [1], [], family="qwen2_vl")]
+    with pytest.raises(PlanError, match=r"samples\[0\] is of family qwen2_5_vl.*MM406"):
+        plan(samples, max_tokens=10)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"max_patches": -1},
+        {"max_samples": 0},
+        {"ranks": 0},
+        {"on_invalid": "skip"},
+    ],
+)
+def test_wrong_arguments_are_named(wrong):
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+        plan([of_length(3)], **{"max_tokens": 10, **wrong})
+
+
+def test_the_plan_does_not_depend_on_hash_seeds():
+    program = (
+        "import json, test_plan as t\n"
+        "s = [t.make_sample(f's{k}', f'g{k % 5}', [1 + k % 5] * 4, [k % 3 + 7] * (k % 6), k % 3) for k in range(40)]\n"
+        "p = t.plan(s, max_tokens=40, max_patches=20, ranks=3, share_prefix=True)\n"
+        "print(json.dumps([p.bins, p.ranks, p.stats]))"
+    )
+    here = Path(__file__).resolve()
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": f"{here.parent}:{here.parents[2]}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "77")
+    }
+    assert len(outputs) == 1 and json.loads(outputs.pop())[0]
+
+
+def test_the_default_cost_is_that_of_a_dense_transformer():
+    layers, width, vision_layers, vision_width = 32, 4096, 32, 1280
+    pair = 2 * layers * width
+    assert CostModel().linear == 24 * layers * width**2 / pair
+    assert CostModel().patch == 24 * vision_layers * vision_width**2 / pair
+    assert CostModel(2, 3, 5)(7, 11, 13) == 2 * 7 + 3 * 11 + 5 * 13
+
+
+def test_the_prefix_forest_is_built_once(monkeypatch):
+    """Of all samples: groups, their pieces and bins are measured by its segments."""
+    built = []
+    module = sys.modules["mmpack.planning.plan"]
+    monkeypatch.setattr(
+        module, "build_forest", lambda chosen: built.append(len(chosen)) or build_forest(chosen)
+    )
+    prompt = list(range(50))
+    samples = [
+        make_sample(f"s{group}{k}", f"g{group}", [*prompt, group], [k, 1, 2])
+        for group in range(6)
+        for k in range(4)
+    ]
+    made = plan(samples, max_tokens=120, share_prefix=True)
+    assert built == [24]
+    for chosen in made.bins:  # the rows of a bin are those of its own forest
+        assert build_forest([samples[i] for i in chosen]).num_tokens <= 120
+    shared = sum(build_forest([samples[i] for i in chosen]).num_tokens for chosen in made.bins)
+    assert made.stats["rows_shared"] == shared < made.stats["rows_packed"]

@@ -1,0 +1,175 @@
+"""The main job end to end: its figures, its injected causes, real data, and that learning goes the right way."""
+
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.process import run_mmpack
+
+from mmpack.errors import ArgumentError
+from mmpack.smoke.injection import CAUSES
+from mmpack.smoke.job import SmokeOptions
+from mmpack.smoke.report import Report
+from mmpack.smoke.run import run
+
+SMALL = {"limit": 2, "n": 3, "max_new_tokens": 6}
+
+
+def smoke(**options) -> Report:
+    return run(SmokeOptions(**options), Console(file=io.StringIO()))
+
+
+@pytest.mark.adapter
+def test_every_check_holds_with_its_figure(tmp_path):
+    report = smoke(**SMALL, workdir=tmp_path, html=tmp_path / "page.html")
+    values = report.to_dict()
+    assert report.failed == [] and report.exit_code == 0
+    assert values["parity"] == {"ok": True, "compared": 6}
+    worst = values["logprobs"]["max_abs_diff"]
+    assert set(worst) == {"packed", "shared_prefix", "padded_left", "padded_right"}
+    assert max(worst.values()) <= 1e-4 and values["logprobs"]["between_layouts"] <= 1e-5
+    assert values["loss_mask"]["leak"] == 0.0
+    assert values["advantages"]["max_abs_diff"] <= 1e-5
+    assert values["micro_batches"]["counts"] == [1, 5]
+    tokens = values["tokens"]
+    assert tokens["shared_prefix"] < tokens["packed"] <= tokens["padded"]
+    assert values["grad_norm"] > 0 and values["ratio"]["gain"] > 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "data:image/" in page and "<svg" in page  # pictures and the drift of logprobs
+    (tmp_path / "page.html").unlink()
+    assert {p.name for p in tmp_path.iterdir()} == {"rollout.jsonl", "train.jsonl"}
+
+
+@pytest.mark.adapter
+def test_packed_layouts_encode_each_medium_once():
+    from mmpack.adapters.transformers.inputs import encodes_apart
+    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+
+    patches = smoke(**SMALL).to_dict()["patches"]
+    once = patches["padded"] // SMALL["n"]
+    if encodes_apart(tiny_qwen2_5_vl()):
+        assert patches["packed"] == patches["shared_prefix"] == once
+    else:  # older forwards take no embeddings: rows are repeated, and the figure says so
+        assert patches["packed"] == patches["padded"] and patches["shared_prefix"] == once
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_an_injected_cause_is_the_first_finding(cause):
+    report = smoke(**SMALL, inject=cause)
+    values = report.to_dict()
+    assert report.exit_code == 1 and report.failed == ["parity"]
+    assert values["first"]["cause"] == cause
+    assert "loss" not in values  # no step is taken
+
+
+def test_real_problems(geo3k_dir):
+    report = smoke(data=str(geo3k_dir), n=2, limit=3, max_new_tokens=6)
+    assert report.failed == [] and report.values["parity"]["compared"] == 6
+
+
+def test_the_command_prints_one_json_document(tmp_path):
+    out = tmp_path / "smoke.json"
+    done = run_mmpack(
+        *("smoke", "--limit", "1", "--n", "2", "--max-new-tokens", "4"),
+        *("--inject", "loss_mask_shift", "--json", "--out", str(out)),
+    )
+    assert done.returncode == 1
+    printed = json.loads(done.stdout)
+    assert printed["first"]["cause"] == "loss_mask_shift"
+    assert json.loads(out.read_text()) == printed
+    assert "Traceback" not in done.stderr
+
+
+def test_one_sample_a_prompt():
+    with pytest.warns(UserWarning, match="each of 5 samples is alone in its group"):
+        assert smoke(limit=5, n=1, max_new_tokens=4).failed == []
+
+
+@pytest.mark.slow
+def test_learning_goes_up_and_with_negated_advantages_down():
+    up = smoke(learn=True)
+    assert up.values["learn"]["gain"] >= 0.2 and up.exit_code == 0
+    down = smoke(learn=True, negate_advantages=True)
+    assert down.values["learn"]["gain"] < 0 and down.exit_code == 1
+
+
+def test_a_layout_that_gives_nan_fails(monkeypatch):
+    import torch
+
+    import mmpack.smoke.job as job
+
+    whole = job.packed_logprobs
+
+    def broken(model, batch, temperature=1.0):
+        out = whole(model, batch, temperature)
+        right = getattr(batch, "side", None) == "right"
+        return torch.full_like(out, float("nan")) if right else out
+
+    monkeypatch.setattr(job, "packed_logprobs", broken)
+    assert "logprobs" in smoke(**SMALL).failed
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"inject": "dtype"}])
+def test_what_needs_a_real_engine_says_so(options):
+    with pytest.raises(ArgumentError, match="--engine vllm"):
+        smoke(**SMALL, **options)
+
+
+@pytest.mark.slow
+def test_clips_of_both_kinds_of_family(tmp_path):
+    pages = tmp_path.with_name("pages") / "step.html"
+    pages.parent.mkdir()
+    report = smoke(video=True, limit=2, n=2, max_new_tokens=4, workdir=tmp_path, html=pages)
+    values = report.to_dict()
+    assert report.failed == [] and report.exit_code == 0
+    for family in ("qwen2_5_vl", "qwen3_vl"):
+        one = values[family]
+        assert one["ok"] and one["parity"] == {"ok": True, "compared": 4}
+        assert max(one["logprobs"]["max_abs_diff"].values()) <= 1e-4
+        assert one["grad_norm"] > 0 and one["loss_mask"]["leak"] == 0.0
+        assert {p.name for p in (tmp_path / family).iterdir()} == {"rollout.jsonl", "train.jsonl"}
+        lines = (tmp_path / family / "rollout.jsonl").read_text().splitlines()
+        media = [json.loads(line)["media"] for line in lines]
+        assert {m["modality"] for one in media for m in one} == {"video"}
+        page = pages.with_stem(f"step-{family}").read_text()
+        assert page.count("<image ") > 0 and "mm-empty" not in page.partition("</style>")[2]
+
+
+@pytest.mark.slow
+def test_a_cause_put_into_a_step_with_clips_is_named():
+    report = smoke(video=True, limit=1, n=2, max_new_tokens=4, inject="loss_mask_shift")
+    assert report.failed == ["qwen2_5_vl: parity", "qwen3_vl: parity"]
+    assert report.values["qwen3_vl"]["first"]["cause"] == "loss_mask_shift"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"data": "x"}, "drop --data"),
+        ({"learn": True}, "drop --data and --learn"),
+        ({"inject": "max_pixels"}, "put into pictures"),
+    ],
+)
+def test_what_clips_are_not_for(options, match):
+    with pytest.raises(ArgumentError, match=match):
+        smoke(video=True, **options)
+
+
+def test_the_example_has_the_command_line_of_the_command():
+    example = Path(__file__).parents[2] / "examples" / "geo3k_grpo.py"
+    shown = subprocess.run([sys.executable, example, "--help"], capture_output=True, text=True)
+    assert shown.returncode == 0 and "--engine" in shown.stdout
+    wrong = subprocess.run([sys.executable, example, "--n", "0"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_an_engine_that_is_not_installed_is_one_line():
+    done = run_mmpack("smoke", "--engine", "vllm", "--limit", "1")
+    assert done.returncode == 2 and "mmpack[vllm]" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

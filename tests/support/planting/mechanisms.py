@@ -1,0 +1,354 @@
+"""Each cause as a mechanism that can be combined with others: it changes what one side, or both, are built from.
+
+One episode: system text, a picture, a film, a question, a response, a tool's answer with a screenshot, a response.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from support.planting.episodes import END, IMAGE, PROCESSOR, THINK, THOUGHT, finish, look
+from support.samples import make_medium, make_sample
+
+import mmpack as mp
+from mmpack.layout.fingerprint import cache_key
+from mmpack.video.policies.resize import qwen2_size
+
+SECONDS = 1.5
+VISION_START, VISION_END = 151652, 151653
+OTHER = "0" * 64
+
+
+class Spec:
+    """What a side is built from."""
+
+    def __init__(self) -> None:
+        self.system, self.tool = [11, 12, 13], [31, 32, 33]
+        self.first, self.second = [700, 703, END], [710, 711, 712, END]
+        self.image: dict[str, Any] = {"size": (84, 112), "decoded_size": (84, 112)}
+        self.image["metadata"] = {"picture": {"thumbnail": look(), "format": "PNG"}}
+        self.film = {"grid_thw": (3, 4, 4), "size": (320, 240)}
+        self.film |= {"fps": 25.0, "frame_indices": np.arange(6) * 5, "second_per_grid_ts": SECONDS}
+        self.screen = {"grid_thw": (1, 4, 4), "size": (56, 56)}
+        self.screen_shown = True
+        self.processor = copy.deepcopy(PROCESSOR)
+        self.rule, self.seconds_passed, self.offset = "grid", True, 0
+        self.family, self.markers, self.told = "qwen2_5_vl", "replaced", "middle"
+        self.loss_moved, self.finish_reason = 0, "stop"
+        self.rewards: list[Any] | None = None
+        self.sampling: dict[str, Any] | None = None
+        self.after: list[Callable[[mp.Sample], None]] = []  # done to the whole sample, in order
+
+    def build(self) -> mp.Sample:
+        part = self.processor["image"]
+        patch, limits = part["patch_size"], (part["min_pixels"], part["max_pixels"])
+        width, height = qwen2_size(self.image["size"], patch * part["merge_size"], *limits)
+        self.image["grid_thw"] = (1, height // patch, width // patch)
+        parts = [
+            ("text", self.system),
+            ("image", self.image["grid_thw"], "diagram"),
+            *([("text", [VISION_START])] if self.markers == "kept" else []),
+            ("video", self.film["grid_thw"], "clip"),
+            *([("text", [VISION_END])] if self.markers == "kept" else []),
+            ("text", [21, 22, 23, 24]),
+            ("response", self.first, 0),
+            ("observation", self.tool, 0),
+            *([("image", self.screen["grid_thw"], "screen")] if self.screen_shown else []),
+            ("text", [41, 42]),
+            ("response", self.second, 1),
+        ]
+        sample = make_sample(parts, finish_reason=self.finish_reason, family=self.family)
+        for medium, fields in zip(sample.media, (self.image, self.film, self.screen), strict=False):
+            _set(medium, fields)
+        if self.family == "qwen3_vl":
+            _tell(sample, self.told)
+            self.processor["video_markers"] = self.markers
+        sample.processor = self.processor
+        sample.rewards = self.rewards
+        sample.attention_mask = np.ones(len(sample), dtype=np.int8)
+        finish(sample, self.rule, **({} if self.seconds_passed else {"second_per_grid_ts": None}))
+        if sample.position_ids is not None:
+            sample.position_ids = sample.position_ids + self.offset
+        sample.metadata |= {"padding": [self.offset, 0]} if self.offset else {}
+        sample.loss_spans[0].stop += self.loss_moved
+        if self.sampling:
+            sample.sampling = self.sampling
+            sample.rollout_logprobs = np.full(sample.num_loss_tokens, -0.5, np.float32)
+        for change in self.after:
+            change(sample)
+        return sample
+
+
+def _set(medium: mp.Medium, fields: dict[str, Any]) -> None:
+    made = make_medium(medium.media_id, medium.grid_thw, medium.modality)
+    medium.decoded_size, medium.mode, medium.file_hash = (640, 480), "RGB", "f" * 64
+    fields = copy.deepcopy(fields)
+    for name, value in fields.items():
+        setattr(medium, name, value)
+    if medium.modality == "video":
+        medium.total_frames = medium.total_frames or 100
+        medium.frame_timestamps = tuple((medium.frame_indices / (medium.fps or 24)).tolist())
+    medium.cache_key = cache_key(
+        medium.content_hash or made.content_hash, medium.grid_thw, PROCESSOR["image"]
+    )
+
+
+def _tell(sample: mp.Sample, which: str) -> None:
+    """Times of the film's frames written where `make_sample` left <k.5 seconds>."""
+    times = np.array(sample.media[1].frame_timestamps)
+    told = times[::2] if which == "first" else (times[::2] + times[1::2]) / 2
+    for span in sample.modality_spans:
+        if span.frame is not None:
+            whole, tenth = f"{told[span.frame]:.1f}".split(".")
+            sample.input_ids[span.start - 6] = 15 + int(whole)
+            sample.input_ids[span.start - 4] = 15 + int(tenth)
+
+
+def exif_rotation(left: Spec, right: Spec) -> None:
+    right.image |= {"size": right.image["size"][::-1], "content_hash": OTHER}
+    right.image["metadata"] = {"picture": {"thumbnail": look(turned=6), "format": "PNG"}}
+    for spec in (left, right):
+        spec.image["exif_orientation"] = 6
+
+
+def alpha(left: Spec, right: Spec) -> None:
+    right.image["content_hash"] = OTHER
+    other = {"transparent": True, "flattened": {"white": look(), "black": look(2)}}
+    for spec, seen in ((left, look()), (right, look(2))):
+        spec.image["mode"] = "RGBA"
+        spec.image["metadata"] = {"picture": {"format": "PNG", "thumbnail": seen, **other}}
+
+
+def jpeg_reencode(left: Spec, right: Spec) -> None:
+    right.image |= {"content_hash": OTHER, "file_hash": "e" * 64}
+    right.image["metadata"]["picture"]["format"] = "JPEG"
+
+
+def another_key(left: Spec, right: Spec) -> None:
+    def short(sample: mp.Sample) -> None:
+        for medium in sample.media:
+            if medium.media_id == "screen":
+                medium.cache_key = "ab"
+
+    right.screen["content_hash"] = OTHER
+    left.after.append(short)
+    right.after.append(short)
+
+
+def video_rotation(left: Spec, right: Spec) -> None:
+    (t, h, w), (a, b) = right.film["grid_thw"], right.film["size"]
+    right.film |= {"grid_thw": (t, w, h), "size": (b, a), "content_hash": OTHER}
+
+
+def video_metadata(left: Spec, right: Spec) -> None:
+    right.film["total_frames"] = 99
+
+
+def video_reader(left: Spec, right: Spec) -> None:
+    for spec, reader, fps in ((left, "opencv", 25.0), (right, "torchcodec", 25.05)):
+        spec.film |= {"fps": fps, "metadata": {"sampling": {"policy": "vllm", "reader": reader}}}
+
+
+def frame_pixels(left: Spec, right: Spec) -> None:
+    right.film["content_hash"] = OTHER
+
+
+def fps_missing(left: Spec, right: Spec) -> None:
+    right.film |= {"fps": None, "second_per_grid_ts": 2 / 24}
+
+
+def frame_sampling(left: Spec, right: Spec) -> None:
+    right.film["frame_indices"] = right.film["frame_indices"] + 1
+
+
+def resize_twice(left: Spec, right: Spec) -> None:
+    for spec, size in ((left, (28, 392)), (right, (13, 400))):
+        turned = spec.image["size"] == (112, 84)
+        spec.image |= {"size": size[::-1] if turned else size, "decoded_size": (13, 400)}
+    right.image["content_hash"] = OTHER
+
+
+def max_pixels(left: Spec, right: Spec) -> None:
+    right.processor["image"]["max_pixels"] = 8 * 28 * 28
+
+
+def video_budget(left: Spec, right: Spec) -> None:
+    right.film["grid_thw"] = (3, 8, 6)
+
+
+def dropped_image(left: Spec, right: Spec) -> None:
+    right.screen_shown = False
+
+
+def _run(sample: mp.Sample) -> tuple[int, int]:
+    span = sample.modality_spans[0]
+    return span.start, span.stop
+
+
+def _stretch(sample: mp.Sample, count: int) -> None:
+    """The first picture's run cut or grown to `count`, spans counted along; such ids have no positions."""
+    start, stop = _run(sample)
+    ids, more = sample.input_ids, count - (stop - start)
+    sample.input_ids = np.concatenate([ids[:start], np.full(count, IMAGE), ids[stop:]])
+    sample.modality_spans[0].stop += more
+    others = [*sample.modality_spans[1:], *sample.loss_spans, *(sample.observation_spans or [])]
+    for span in others:
+        span.start, span.stop = span.start + more, span.stop + more
+    sample.attention_mask = np.ones(len(sample), dtype=np.int8)
+    sample.position_ids = None
+
+
+def double_expansion(left: Spec, right: Spec) -> None:
+    right.after.append(lambda s: _stretch(s, (_run(s)[1] - _run(s)[0]) ** 2))
+
+
+def not_expanded(left: Spec, right: Spec) -> None:
+    right.after.append(lambda s: _stretch(s, 1))
+
+
+def _in_text(left: Spec, right: Spec) -> None:
+    for spec in (left, right):
+        spec.family = "qwen3_vl"
+
+
+def timestamp_rounding(left: Spec, right: Spec) -> None:
+    _in_text(left, right)
+    right.told = "first"
+
+
+def video_markers(left: Spec, right: Spec) -> None:
+    _in_text(left, right)
+    left.markers = "kept"
+
+
+def truncated_medium(left: Spec, right: Spec) -> None:
+    def cut(sample: mp.Sample) -> None:
+        span = sample.modality_spans[-1]
+        stop = span.start + 1
+        sample.input_ids, sample.attention_mask = sample.input_ids[:stop], np.ones(stop, np.int8)
+        sample.position_ids = None
+        sample.modality_spans[-1].stop = stop
+        sample.loss_spans = [s for s in sample.loss_spans if s.stop <= stop]
+        if sample.rollout_logprobs is not None:
+            sample.rollout_logprobs = sample.rollout_logprobs[: sample.num_loss_tokens]
+
+    right.after.append(cut)
+
+
+def truncated(left: Spec, right: Spec) -> None:
+    def cut(sample: mp.Sample) -> None:
+        stop = sample.loss_spans[-1].start + 2
+        if stop > len(sample):
+            return
+        sample.input_ids, sample.attention_mask = sample.input_ids[:stop], np.ones(stop, np.int8)
+        if sample.position_ids is not None:
+            sample.position_ids = sample.position_ids[:, :stop]
+        sample.loss_spans[-1].stop = stop
+        if sample.rollout_logprobs is not None:
+            sample.rollout_logprobs = sample.rollout_logprobs[: sample.num_loss_tokens]
+
+    for spec in (left, right):
+        spec.finish_reason = "length"
+    right.after.append(cut)
+
+
+def model_family(left: Spec, right: Spec) -> None:
+    right.processor["image"]["patch_size"] = 28
+
+
+def rewritten_response(left: Spec, right: Spec) -> None:
+    left.first = [THINK, 705, THOUGHT, *left.first]
+
+
+def chat_template(left: Spec, right: Spec) -> None:
+    right.processor["chat_template"] = "sha256:" + "2" * 64
+    right.system = [11, 99, 98, 13]
+
+
+def sampled_placeholder(left: Spec, right: Spec) -> None:
+    for spec in (left, right):
+        spec.first = [*spec.first[:-1], IMAGE, spec.first[-1]]
+
+
+def retokenized_response(left: Spec, right: Spec) -> None:
+    right.first = [{700: 701, 703: 704}.get(i, i) for i in right.first]
+
+
+def stop_token(left: Spec, right: Spec) -> None:
+    right.second = right.second[:-1]
+
+
+def position_rule(left: Spec, right: Spec) -> None:
+    if right.family == "qwen2_5_vl":  # the other has one rule
+        right.rule = "max"
+
+
+def second_per_grid_ts(left: Spec, right: Spec) -> None:
+    right.seconds_passed = False
+
+
+def padding_positions(left: Spec, right: Spec) -> None:
+    right.offset = 7
+
+
+def loss_mask_shift(left: Spec, right: Spec) -> None:
+    right.loss_moved = 1
+
+
+def empty_response(left: Spec, right: Spec) -> None:
+    for spec in (left, right):
+        spec.second = []
+        spec.rewards = [mp.Score("exact", 1.0, {"turn": 1})]
+
+
+def logprob_kind(left: Spec, right: Spec) -> None:
+    for spec, kind in ((left, "processed"), (right, "raw")):
+        spec.sampling = {"temperature": 0.5, "top_p": 1.0, "logprobs": kind}
+
+
+MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
+    "model_family": model_family,
+    "exif_rotation": exif_rotation,
+    "alpha": alpha,
+    "jpeg_reencode": jpeg_reencode,
+    "cache_key": another_key,
+    "video_rotation": video_rotation,
+    "fps_missing": fps_missing,
+    "video_reader": video_reader,
+    "video_metadata": video_metadata,
+    "frame_sampling": frame_sampling,
+    "frame_pixels": frame_pixels,
+    "resize_twice": resize_twice,
+    "max_pixels": max_pixels,
+    "video_budget": video_budget,
+    "dropped_image": dropped_image,
+    "double_expansion": double_expansion,
+    "not_expanded": not_expanded,
+    "timestamp_rounding": timestamp_rounding,
+    "video_markers": video_markers,
+    "truncated": truncated,
+    "truncated_medium": truncated_medium,
+    "chat_template": chat_template,
+    "sampled_placeholder": sampled_placeholder,
+    "retokenized_response": retokenized_response,
+    "rewritten_response": rewritten_response,
+    "stop_token": stop_token,
+    "position_rule": position_rule,
+    "second_per_grid_ts": second_per_grid_ts,
+    "padding_positions": padding_positions,
+    "loss_mask_shift": loss_mask_shift,
+    "empty_response": empty_response,
+    "logprob_kind": logprob_kind,
+}
+
+
+def broken_by(*causes: str) -> tuple[mp.Sample, mp.Sample]:
+    """Rollout and train, to which these causes happened, in the order of MECHANISMS."""
+    left, right = Spec(), Spec()
+    for cause, mechanism in MECHANISMS.items():
+        if cause in causes:
+            mechanism(left, right)
+    return left.build(), right.build()

@@ -1,0 +1,89 @@
+"""The page in a real browser: its style applies, nothing runs, nothing sticks out, wide and narrow, light and dark."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from support.planting.episodes import decode
+from test_html import PICTURES, evil_pair, pair
+
+from mmpack import compare
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is found"
+)
+# a page around the page, which measures it
+OUTER = """<!doctype html><body><iframe id=f src="page.html" style="width:{width}px;height:900px"></iframe>
+<pre id=out></pre><script>
+f.onload = () => {{ const w = f.contentWindow, d = f.contentDocument, root = d.documentElement;
+  out.textContent = JSON.stringify({{
+    evil: String(w.evil), sheets: d.styleSheets.length, overflow: root.scrollWidth - root.clientWidth,
+    background: w.getComputedStyle(d.body).backgroundColor, strips: d.querySelectorAll(".mm-strip").length,
+    pictures: d.querySelectorAll("svg image").length, rules: d.styleSheets[0]?.cssRules.length,
+    high: Math.min(...[...d.querySelectorAll(".mm-strip")].map(e => e.getBoundingClientRect().height)) }}); }}
+</script></body>"""
+
+
+def measured(tmp_path, html, width=1100, dark=False):
+    (tmp_path / "page.html").write_text(html, encoding="utf-8")
+    (tmp_path / "outer.html").write_text(OUTER.format(width=width), encoding="utf-8")
+    done = subprocess.run(
+        [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--allow-file-access-from-files",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            (tmp_path / "outer.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = re.search(r'<pre id="out">(.+?)</pre>', done.stdout)
+    assert found, done.stderr[-2000:]
+    return json.loads(found.group(1))
+
+
+def report():
+    left, right = [], []
+    for cause in ("max_pixels", "position_rule", "dropped_image", "retokenized_response"):
+        for side, samples in zip((left, right), pair(cause), strict=True):
+            samples[0].sample_id = cause
+            side += samples
+    return compare(left, right)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1100])
+def test_it_fits_and_is_styled(tmp_path, width, dark):
+    html = report().to_html(media_root=PICTURES, decode=decode)
+    seen = measured(tmp_path, html, width, dark)
+    assert seen["overflow"] <= 0
+    assert seen["rules"] > 40 and seen["strips"] == 4 and seen["pictures"] == 4
+    assert seen["high"] > 30
+    light = sum(map(int, re.findall(r"\d+", seen["background"])[:3])) > 3 * 128
+    assert light != dark
+
+
+def test_nothing_of_a_trace_runs(tmp_path):
+    html = compare(*evil_pair()).to_html(decode=lambda ids: "<script>evil=1</script>")
+    assert measured(tmp_path, html)["evil"] == "undefined"
+
+
+def test_the_policy_stops_what_escaping_would_let_through(tmp_path):
+    script = "<script>evil=1</script>"
+    html = report().to_html().replace("<h1", f"{script}<h1", 1)
+    assert measured(tmp_path, html)["evil"] == "undefined"
+    free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
+    assert measured(tmp_path, free)["evil"] == "1"  # the measurement sees a script that runs

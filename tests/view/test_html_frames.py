@@ -1,0 +1,204 @@
+"""The first differing frames in the page: the right ones, decoded from the file or from memory; what can't be shown."""
+
+import base64
+import copy
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.planting.clip import number_of, watched, write_clip
+from test_html import PNG, Page
+from test_html_chromium import BROWSER, measured
+
+import mmpack as mp
+from mmpack.view.parity import frame_viewer as viewer
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    return write_clip(tmp_path_factory.mktemp("film") / "film.mp4")
+
+
+@pytest.fixture(scope="module")
+def sides(clip):
+    return [watched(clip, policy) for policy in ("qwen_vl_utils", "transformers_qwen2_vl")]
+
+
+def shown(html):
+    """The pictures of a page's frames, in order, and its text."""
+    page = Page(html)
+    drawn = [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(a["href"].removeprefix(PNG)))))
+        for a in page.all("image")
+    ]
+    return drawn, "".join(page.text)
+
+
+def compared(sides, **changes):
+    samples = [copy.deepcopy(sample) for sample, _, _ in sides]
+    for sample in samples:
+        for name, value in changes.items():
+            setattr(sample.media[0], name, value)
+    return mp.compare([samples[0]], [samples[1]])
+
+
+def test_both_frames_from_the_file(clip, sides):
+    report = compared(sides)
+    pictures, text = shown(report.to_html(media_root=clip.parent))
+    first = report.first.frames
+    assert [number_of(p) for p in pictures] == [first.rollout.index, first.train.index]
+    for side in (first.rollout, first.train):
+        assert f"frame {side.index} at {side.time}" in text
+        assert f"{side.timestamp:g} s" in text and side.policy in text
+
+
+def test_both_frames_from_memory(sides):
+    report = compared(sides, source=None)
+    known = {s.media[0].content_hash: frames for s, _, frames in sides}
+    pictures, _ = shown(report.to_html(pictures=known))
+    first = report.first.frames
+    wanted = [first.rollout.index, first.train.index]
+    # beside the frames, each medium is drawn by the frame in its middle
+    middle = [plan.indices[plan.num_frames // 2] for _, plan, _ in sides]
+    assert [number_of(p) for p in pictures] == [*middle, *wanted]
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (None, "no source recorded"),
+        ("gone.mp4", "is no file below media_root"),
+        ("../film.mp4", "is not below media_root"),
+        ("short.mp4", "Fix: "),
+        ("text.mp4", "Fix: "),
+        ("empty.mp4", "is empty"),
+        ("one.mp4", "1 frames, no frame"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(tmp_path, clip, sides, source, told):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "short.mp4").write_bytes(clip.read_bytes()[:1500])
+    (root / "text.mp4").write_text("no film")
+    (root / "empty.mp4").touch()
+    write_clip(root / "one.mp4", frames=1)
+    (tmp_path / "film.mp4").write_bytes(clip.read_bytes())
+    pictures, text = shown(compared(sides, source=source).to_html(media_root=root))
+    assert pictures == [] and told in text
+    assert "frame 0 at" not in text and "is the first that differs" in text
+
+
+def test_without_a_folder_it_is_said(sides):
+    pictures, text = shown(compared(sides).to_html())
+    assert pictures == [] and "no folder of media was given" in text
+
+
+def test_another_file_of_the_name_is_said(tmp_path, sides):
+    write_clip(tmp_path / "film.mp4", brightness=20)
+    pictures, text = shown(compared(sides).to_html(media_root=tmp_path))
+    assert len(pictures) == 2 and text.count("the file is not the one recorded") == 2
+
+
+# ---- the same frames, other pixels ---------------------------------------------------------------
+
+
+def two_files(folder):
+    write_clip(folder / "film.mp4")
+    write_clip(folder / "brighter.mp4", brightness=20)
+    return [watched(folder / name) for name in ("film.mp4", "brighter.mp4")]
+
+
+def apart(sides, change=lambda samples: None):
+    samples = [copy.deepcopy(sample) for sample, _, _ in sides]
+    for sample in samples:  # one film, of whose file neither side recorded the hash
+        sample.media[0].media_id, sample.media[0].file_hash = "film", None
+    change(samples)
+    report = mp.compare([samples[0]], [samples[1]])
+    assert report.first.cause == "frame_pixels"
+    return report
+
+
+def test_the_largest_difference_of_two_files(tmp_path):
+    from mmpack.video import decode
+
+    sides = two_files(tmp_path)
+    pictures, text = shown(apart(sides).to_html(media_root=tmp_path))
+    indices = sides[0][1].indices
+    one, two = (decode(tmp_path / n, indices).astype(int) for n in ("film.mp4", "brighter.mp4"))
+    largest = np.abs(one - two).reshape(len(one), -1).max(axis=1)
+    place = int(np.argmax(largest > 0))
+    assert f"largest difference of a pixel: {largest[place]} of 255" in text
+    assert f"frames[{place}]" in text and len(pictures) == 2
+
+
+def test_the_first_frame_of_other_pixels_in_memory(sides):
+    _, _, frames = sides[0]
+    other = frames.copy()
+    other[6:, 3, 5, 1] ^= 64
+    samples = [copy.deepcopy(sides[0][0]) for _ in range(2)]
+    samples[1].media[0].content_hash = samples[1].media[0].cache_key = "e" * 64
+    report = mp.compare([samples[0]], [samples[1]])
+    known = {samples[0].media[0].content_hash: frames, "e" * 64: other}
+    pictures, text = shown(report.to_html(pictures=known))
+    assert "frames[6]" in text and "largest difference of a pixel: 64 of 255" in text
+    assert f"frame {sides[0][1].indices[6]} at" in text
+    assert [number_of(p) for p in pictures[2:]] == [sides[0][1].indices[6]] * 2
+
+
+def test_pixels_that_are_equal_here(clip, sides):
+    samples = [copy.deepcopy(sides[0][0]) for _ in range(2)]
+    samples[1].media[0].content_hash = samples[1].media[0].cache_key = "e" * 64
+    report = mp.compare([samples[0]], [samples[1]])
+    pictures, text = shown(report.to_html(media_root=clip.parent))
+    assert pictures == [] and "decode to equal pixels here" in text
+    _, text = shown(report.to_html())
+    assert "can't be compared: no folder of media was given" in text
+
+
+def test_frames_of_two_sizes(sides):
+    _, _, frames = sides[0]
+    samples = [copy.deepcopy(sides[0][0]) for _ in range(2)]
+    samples[1].media[0].content_hash = samples[1].media[0].cache_key = "e" * 64
+    known = {samples[0].media[0].content_hash: frames, "e" * 64: frames[:, ::2, ::2]}
+    _, text = shown(mp.compare([samples[0]], [samples[1]]).to_html(pictures=known))
+    h, w = frames.shape[1:3]
+    assert f"frames of {w} × {h} px against {w // 2} × {h // 2} px" in text
+
+
+# ---- bounds and looks ----------------------------------------------------------------------------
+
+
+def many(sides, count):
+    left, right = ([copy.deepcopy(side[0]) for _ in range(count)] for side in sides)
+    for trace in (left, right):
+        for i, sample in enumerate(trace):
+            sample.sample_id = f"s{i}"
+    return mp.compare(left, right)
+
+
+def test_a_report_decodes_a_few_frames(clip, sides, monkeypatch):
+    calls = []
+
+    def counted(*args, **keywords):
+        calls.append(args)
+        return decode(*args, **keywords)
+
+    decode = viewer.decode
+    monkeypatch.setattr(viewer, "decode", counted)
+    pictures, text = shown(many(sides, 12).to_html(media_root=clip.parent))
+    assert len(pictures) == len(calls) == viewer.MOST
+    assert text.count("frames are drawn of the first videos alone") == 12 - viewer.MOST // 2
+
+
+def test_names_of_a_trace_stay_text(tmp_path, sides):
+    evil = "<script>evil=1</script>"
+    _, text = shown(compared(sides, source=f"{evil}.mp4").to_html(media_root=tmp_path))
+    assert evil in text
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+@pytest.mark.parametrize("width", [360, 1100])
+def test_it_fits_a_screen(tmp_path, clip, sides, width):
+    seen = measured(tmp_path, compared(sides).to_html(media_root=clip.parent), width)
+    assert seen["overflow"] <= 0 and seen["pictures"] == 2
