@@ -42,9 +42,10 @@ def command(
     out: OutOption = None,
 ) -> int:
     """Print the plans that policies make of a video; exit 1 if they differ."""
-    from mmpack.video.choose_frames import policy_of, sample
+    from mmpack.video.choose_frames import sample
     from mmpack.video.compare_plans import differing_fields
     from mmpack.video.info import probe
+    from mmpack.video.policies.registry import policy_of
 
     for path in (sheet, out):
         _refuse_the_video(path, video)
@@ -116,7 +117,7 @@ def _value(kind: str, text: str) -> Any:
 def _set_for_all(asked: list[tuple[str, dict[str, str]]], name: str, value: str) -> None:
     from dataclasses import fields
 
-    from mmpack.video.choose_frames import policy_of
+    from mmpack.video.policies.registry import policy_of
 
     having = [
         own for policy, own in asked if name in {f.name for f in fields(policy_of(policy).settings)}

@@ -11,7 +11,8 @@ from mmpack.errors import ArgumentError, require
 from mmpack.families import Family, get_family
 from mmpack.processors.sampling import resolved, resolved_sampling
 from mmpack.video.patches import normalization
-from mmpack.video.policies.base import AREAS, VIDEO_TOKENS, processed_size
+from mmpack.video.policies.base import AREAS, VIDEO_TOKENS
+from mmpack.video.policies.processor import processed_size
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from mmpack.errors import ArgumentError
 from mmpack.processors.arguments import check_messages, items_of
 from mmpack.processors.data_url import from_base64, is_data_url, loaded
 from mmpack.processors.kinds import kind_of_item
-from mmpack.video.choose_frames import POLICIES
+from mmpack.video.policies.registry import POLICIES
 
 # what others read beside a medium; here a processor has one way to sample and to resize
 _OF_VIDEOS = {f.name for policy in POLICIES.values() for f in fields(policy.settings)}

@@ -8,8 +8,8 @@ from typing import Any
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
-from mmpack.video.choose_frames import policy_of, settings_dict
 from mmpack.video.policies.base import Policy
+from mmpack.video.policies.registry import policy_of
 
 _OF_TRANSFORMERS = {"single": "transformers_qwen2_vl", "frames": "transformers_qwen3_vl"}
 _SIZES = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens")
@@ -48,7 +48,7 @@ def resolved_sampling(
                 f"wrap_processor: {name} of {owner} is {found!r:.40}, {family.name} has {mine!r}. "
                 "Fix: the settings of this family"
             )
-    return {"policy": chosen.name, **settings_dict(settings)}
+    return {"policy": chosen.name, **settings.to_dict()}
 
 
 def resolved(sampling: Mapping[str, Any]) -> tuple[Policy, Any]:

@@ -23,13 +23,13 @@ from mmpack.processors.frame_processor import resized_by_utils
 from mmpack.processors.images import path_below
 from mmpack.processors.sampling import resolved
 from mmpack.schema.media import Medium
-from mmpack.video.choose_frames import counted_frames, sample
+from mmpack.video.choose_frames import plan_of, sample
 from mmpack.video.container import content_key
 from mmpack.video.decoding import decode
 from mmpack.video.frame_plan import FramePlan
 from mmpack.video.hand_over import hf_kwargs
 from mmpack.video.info import VideoInfo, probe
-from mmpack.video.policies.base import ASSUMED_FPS, finish
+from mmpack.video.policies.base import ASSUMED_FPS, Choice
 from mmpack.video.values import read_numbers, read_value
 
 if TYPE_CHECKING:
@@ -249,17 +249,8 @@ class VideoReader:
         info = VideoInfo(width, height, 0, "", rate, total, None, False, total / fps, "")
         policy, settings = resolved(self.sampling)
         resize = getattr(settings, "do_resize", None) is not False
-        counted = counted_frames(total, fps, settings)
-        return finish(
-            policy,
-            settings,
-            info,
-            indices,
-            fps=fps,
-            fps_assumed=rate is None,
-            counted_frames=counted,
-            resize=resize,
-        )
+        choice = Choice(indices, fps, fps_assumed=rate is None, resize=resize)
+        return plan_of(policy, settings, info, choice)
 
 
 _ABOUT = {

@@ -14,7 +14,8 @@ _HOME = {
     "mmpack.video.decoding": ("decode",),
     "mmpack.video.cache": ("FrameCache",),
     "mmpack.video.frame_plan": ("FramePlan",),
-    "mmpack.video.choose_frames": ("POLICIES", "sample"),
+    "mmpack.video.policies.registry": ("POLICIES",),
+    "mmpack.video.choose_frames": ("sample",),
     "mmpack.video.hand_over": ("hf_kwargs", "hf_metadata", "vllm_item"),
     "mmpack.video.patches": (
         "PatchPlan",

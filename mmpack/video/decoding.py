@@ -11,11 +11,11 @@ import numpy as np
 from mmpack.errors import ArgumentError, BackendError, VideoError
 from mmpack.video.backends import decord, pyav, torchcodec
 from mmpack.video.cache import FrameCache, frames_key
-from mmpack.video.choose_frames import POLICIES
 from mmpack.video.container import Opened, Source, content_key, name_of_source, opened
 from mmpack.video.frame_plan import FramePlan
 from mmpack.video.limits import Limits
 from mmpack.video.packets import Packets, read_packets
+from mmpack.video.policies.registry import policy_of
 from mmpack.video.readers import read_as
 
 BACKENDS = {
@@ -160,7 +160,7 @@ def _check(
 def _counted(plan: FramePlan, video: Opened, packets: Packets) -> int:
     """How many frames the plan's reader counts in this stream."""
     reading = read_as(plan.reader, video, packets)
-    return reading.counted(POLICIES[plan.policy].checks_end)[0]
+    return reading.counted(policy_of(plan.policy).checks_end)[0]
 
 
 def _decoder(backend: str) -> str:

@@ -319,7 +319,7 @@ def test_sampling_loads_no_torch():
 import sys
 import mmpack.video
 assert "av" not in sys.modules and "torch" not in sys.modules
-import mmpack.video.choose_frames, mmpack.video.policies.base
+import mmpack.video.choose_frames, mmpack.video.policies.registry
 assert callable(mmpack.video.sample) and callable(mmpack.video.decode)
 for name in mmpack.video.POLICIES:
     assert mmpack.video.POLICIES[name].resolve({}).patch_size
