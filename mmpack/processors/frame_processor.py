@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmpack.errors import ArgumentError, require
 from mmpack.families import Family, get_family
 from mmpack.processors.sampling import resolved, resolved_sampling
-from mmpack.video.patches import normalization
+from mmpack.video.pixel_settings import normalization
 from mmpack.video.policies.base import AREAS, VIDEO_TOKENS
 from mmpack.video.policies.processor import processed_size
 

@@ -19,11 +19,11 @@ _HOME = {
     "mmpack.video.hand_over": ("hf_kwargs", "hf_metadata", "vllm_item"),
     "mmpack.video.patches": (
         "PatchPlan",
-        "normalization",
         "plan_patches",
         "row_view",
         "token_view",
     ),
+    "mmpack.video.pixel_settings": ("normalization",),
     "mmpack.video.drop": ("drop_frames", "mask_frames"),
     "mmpack.ops.patches.pack": ("pack_video", "unpack_video"),
     "mmpack.ops.patches.tables": ("PatchTables", "patch_tables"),

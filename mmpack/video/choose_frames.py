@@ -30,7 +30,7 @@ def sample(info_or_source: Any, *, policy: str, **settings: Any) -> FramePlan:
     Returns: indices and times as upstream has them; a clip's real times beside them where the container has them.
     Raises: ArgumentError for an unknown policy or setting, and wherever upstream raises.
 
-    Example: the first two seconds of 10 frames a second, as Qwen3-VL's processor samples them.
+    Example: two seconds of 10 frames per second, as Qwen3-VL's processor samples them.
         >>> from mmpack.video import VideoInfo, sample
         >>> clip = VideoInfo(width=640, height=360, rotation=0, codec="h264", fps=10.0, total_frames=20,
         ...     timestamps=None, variable=False, duration=2.0, content_key="0" * 64)

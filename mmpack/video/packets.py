@@ -28,7 +28,7 @@ class Packets:
     keyframes: np.ndarray  # bool
     shown: np.ndarray  # bool; an edit list hides those that only serve to decode others
     time_base: Fraction
-    named: bool  # `pts` tell the decoder's pictures apart
+    named: bool  # `pts` identify the decoder's pictures
 
     @cached_property
     def frames(self) -> np.ndarray:
@@ -45,7 +45,7 @@ class Packets:
         return (ticks - ticks[0]) * self.time_base.numerator / self.time_base.denominator
 
     def runs(self, frames: np.ndarray) -> list[tuple[int, int]]:
-        """The packets to decode for `frames`: disjoint [start, stop), ascending; a start of −1: no keyframe before."""
+        """The packets to decode for `frames`: disjoint [start, stop), ascending; start −1: no keyframe before."""
         if not self.named:  # which packet holds a picture shows when it comes out
             return [(int(self.starts[0]), len(self.keyframes))]
         runs: list[tuple[int, int]] = []
@@ -122,7 +122,7 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
     if times.dtype == object:
         # neither pts nor dts: the file is read from its start
         times = np.zeros(len(rows), np.int64)
-    # AVI has no pts: FFmpeg counts the packets, which tells the times, but not whose they are
+    # AVI has no pts: FFmpeg counts the packets, which gives the times, but not of which picture
     guessed = video.container.format.name == "avi" and video.stream.codec_context.has_b_frames
     timed = pts.dtype != object
     named = timed and not guessed and len(np.unique(pts[shown])) == np.count_nonzero(shown)
@@ -145,7 +145,7 @@ def _demuxed(video: Opened) -> Iterator[Any]:
         yield from video.container.demux(video.stream)
     except IndexError:
         raise VideoError(
-            f"{video.where}: a stream of it begins midway. Fix: remux its pictures, e.g. with ffmpeg -map 0:v -c copy"
+            f"{video.where}: one of its streams begins midway. Fix: remux its video, e.g. ffmpeg -map 0:v -c copy"
         ) from None
 
 

@@ -43,9 +43,8 @@ def decode(
                 )
             plane = convert(picture, format="rgb24", threads=1).planes[0]
             stored[at] = np.ndarray((*size, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
-            del (
-                picture
-            )  # FFmpeg reuses its memory, and what damage leaves out shows what was there before
+            # FFmpeg reuses its memory: what damage leaves out shows the picture that was there before
+            del picture
     assert out is not None
     return out
 

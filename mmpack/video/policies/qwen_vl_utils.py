@@ -1,7 +1,7 @@
 """qwen-vl-utils 0.0.14: `fetch_video`, and what the model's processor makes of its frames.
 
-An even number of frames, two a second, from the first to the last. It resizes by a budget for the whole video, and the
-processor resizes once more unless `do_resize` is off, as the model cards of Qwen3-VL have it. Its readers decord,
+It takes an even number of frames, two per second, from the first to the last, and resizes by a budget for the whole
+video. The processor resizes once more unless `do_resize` is off, as in the model cards of Qwen3-VL. Its readers decord,
 torchcodec and torchvision (gone in torchvision 0.28) take the same frames; torchvision's start and end do not.
 """
 
@@ -79,7 +79,7 @@ def frame_range(total: int, fps: float, settings: Settings) -> tuple[int, int]:
     cut = settings.video_start is not None or settings.video_end is not None
     if cut and first >= last:
         raise POLICY.error(
-            f"video_start and video_end leave frames {first} to {last} of {total} at {fps:.6g} a second",
+            f"video_start and video_end leave frames {first} to {last} of {total} at {fps:.6g} per second",
             "a longer range within the clip",
         )
     return first, last

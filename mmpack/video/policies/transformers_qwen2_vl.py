@@ -72,7 +72,7 @@ def _sampled(info: VideoInfo, settings: Settings) -> np.ndarray:
 
 
 def frames_at(total: int, source: float, fps: float, least: int, most: int, patch: int) -> int:
-    """How many frames `fps` a second are, between `least` and `most`, in whole temporal patches."""
+    """How many frames `fps` per second are, between `least` and `most`, in whole temporal patches."""
     most = math.floor(min(most, total) / patch) * patch
     return math.floor(min(max(total / source * fps, least), most, total) / patch) * patch
 

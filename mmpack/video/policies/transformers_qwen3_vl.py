@@ -1,4 +1,4 @@
-"""transformers' Qwen3VLVideoProcessor (Qwen3-VL, Qwen3.5): two frames a second, from the first to the last.
+"""transformers' Qwen3VLVideoProcessor (Qwen3-VL, Qwen3.5): two frames per second, from the first to the last.
 
 Positions are spaced in float64 and rounded, halves to even. Pixels are bounded over the whole video.
 """
@@ -58,7 +58,7 @@ def _sampled(total: int, source: float, settings: Settings) -> np.ndarray:
 
 
 def frames_at(total: int, source: float, fps: float, least: int, most: int) -> int:
-    """How many frames `fps` a second are, between `least` and `most`. Raises: ArgumentError."""
+    """How many frames `fps` per second are, between `least` and `most`. Raises: ArgumentError."""
     wanted = total / source * fps
     if not math.isfinite(wanted):  # upstream can't make it a number of frames either
         raise POLICY.error(f"fps={fps:.6g} is too large for {total} frames", "a smaller fps")

@@ -102,7 +102,7 @@ def _qwen3_vl(total: int, source: float, seconds: float, settings: Settings) -> 
 
 
 def _opencv(total: int, source: float, seconds: float, settings: Settings) -> np.ndarray:
-    """At most `num_frames` and at most `fps` a second, spaced evenly and rounded down."""
+    """At most `num_frames` and at most `fps` per second, spaced evenly and rounded down."""
     assert settings.num_frames
     count = min(settings.num_frames, total)
     if settings.fps:
@@ -130,7 +130,7 @@ def _opencv_dynamic(total: int, source: float, seconds: float, settings: Setting
         indices = {min(last, math.ceil(t * source)) for t in times}
     if not indices:
         raise POLICY.error(
-            f"{fps:.6g} frames a second of {seconds:.3g} seconds are none", "a higher fps"
+            f"{fps:.6g} frames per second of {seconds:.3g} seconds are none", "a higher fps"
         )
     return np.asarray(sorted(indices), dtype=np.int64)
 
