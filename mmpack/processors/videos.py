@@ -24,8 +24,8 @@ from mmpack.processors.images import path_below
 from mmpack.processors.sampling import resolved
 from mmpack.schema.media import Medium
 from mmpack.video.choose_frames import plan_of, sample
-from mmpack.video.container import content_key
 from mmpack.video.decoding import decode
+from mmpack.video.files.container import content_key
 from mmpack.video.frame_plan import FramePlan
 from mmpack.video.hand_over import hf_kwargs
 from mmpack.video.info import VideoInfo, probe

@@ -40,8 +40,8 @@ from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan
 from mmpack.video.cache import FrameCache
-from mmpack.video.container import open_file
 from mmpack.video.decoding import check_threads
+from mmpack.video.files.container import open_file
 
 __all__ = ["Processor", "media_of", "wrap_processor"]
 

@@ -11,12 +11,12 @@ import numpy as np
 from mmpack.errors import ArgumentError, BackendError, VideoError
 from mmpack.video.backends import decord, pyav, torchcodec
 from mmpack.video.cache import FrameCache, frames_key
-from mmpack.video.container import Opened, Source, content_key, name_of_source, opened
+from mmpack.video.files.container import Opened, Source, content_key, name_of_source, opened
+from mmpack.video.files.packets import Packets, read_packets
+from mmpack.video.files.readers import read_as
 from mmpack.video.frame_plan import FramePlan
 from mmpack.video.limits import Limits
-from mmpack.video.packets import Packets, read_packets
 from mmpack.video.policies.registry import policy_of
-from mmpack.video.readers import read_as
 
 # in the order in which "auto" asks them
 BACKENDS = {"pyav": pyav, "torchcodec": torchcodec, "decord": decord}

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mmpack.video.backends.pyav import first_picture
-from mmpack.video.container import Source, content_key, opened
+from mmpack.video.files.container import Source, content_key, opened
+from mmpack.video.files.packets import Packets, read_packets
+from mmpack.video.files.readers import Reading, read_all
+from mmpack.video.files.rotation import rotation_of
 from mmpack.video.limits import Limits
-from mmpack.video.packets import Packets, read_packets
-from mmpack.video.readers import Reading, read_all
-from mmpack.video.rotation import rotation_of
 
 ROUNDED = 1e-3  # seconds: times that went through a file that counts milliseconds
 COARSE_TICKS = 4  # a clock with so few ticks per frame counts frames, and rounds nothing

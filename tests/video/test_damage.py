@@ -21,9 +21,9 @@ from support.process import run_mmpack
 from mmpack.errors import ArgumentError, BackendError, VideoError
 from mmpack.video import FrameCache, decode, probe
 from mmpack.video.backends import pyav
-from mmpack.video.container import Opened
-from mmpack.video.interlaced import may_be_interlaced
-from mmpack.video.packets import Packets
+from mmpack.video.files.container import Opened
+from mmpack.video.files.interlaced import may_be_interlaced
+from mmpack.video.files.packets import Packets
 
 FRAMES = 30
 

@@ -13,8 +13,8 @@ from support.marked_clips import CODECS, clip, number_of, numbers_of, picture
 from mmpack.errors import ArgumentError, BackendError, VideoError
 from mmpack.video import Limits, decode, sample
 from mmpack.video.backends import pyav
-from mmpack.video.container import Opened, opened
-from mmpack.video.packets import read_packets
+from mmpack.video.files.container import Opened, opened
+from mmpack.video.files.packets import read_packets
 
 CLIPS = {
     **{codec: {"codec": codec} for codec in CODECS},

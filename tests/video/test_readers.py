@@ -16,9 +16,9 @@ from reader_clips import KINDS, RATES, clip  # noqa: E402
 
 from mmpack.errors import ArgumentError  # noqa: E402
 from mmpack.video import FramePlan, Limits, decode, probe, sample  # noqa: E402
-from mmpack.video.container import Opened, opened  # noqa: E402
-from mmpack.video.packets import Packets, read_packets  # noqa: E402
-from mmpack.video.readers import read_as  # noqa: E402
+from mmpack.video.files.container import Opened, opened  # noqa: E402
+from mmpack.video.files.packets import Packets, read_packets  # noqa: E402
+from mmpack.video.files.readers import read_as  # noqa: E402
 
 TABLE = {
     (row["kind"], row["number"]): row

@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 
 from mmpack.video.backends.pyav import first_picture
-from mmpack.video.container import Opened
-from mmpack.video.interlaced import may_be_interlaced
-from mmpack.video.packets import Packets
+from mmpack.video.files.container import Opened
+from mmpack.video.files.interlaced import may_be_interlaced
+from mmpack.video.files.packets import Packets
 
 FIX = "Fix: backend='auto'"
 CONTAINERS = ("mp4", "matroska")  # others are sought in as each library can

@@ -14,9 +14,9 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES, get_family
+from mmpack.video.files.readers import READERS
 from mmpack.video.info import VideoInfo
 from mmpack.video.policies.resize import Size
-from mmpack.video.readers import READERS
 from mmpack.video.values import read_value
 
 ASSUMED_FPS = 24.0  # transformers' guess where a container has no frame rate

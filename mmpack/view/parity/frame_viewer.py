@@ -19,8 +19,8 @@ from mmpack.parity.frame_difference import Frame, FrameDifference
 from mmpack.parity.report import Finding
 from mmpack.processors.images import path_below
 from mmpack.schema.media import Medium
-from mmpack.video.container import content_key
 from mmpack.video.decoding import decode
+from mmpack.video.files.container import content_key
 from mmpack.video.limits import Limits
 from mmpack.view.parity.pictures import data_uri
 from mmpack.view.parity.tags import Markup, joined, tag

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.video.container import IN_MEMORY, Opened, Source
-from mmpack.video.packets import Packets
+from mmpack.video.files.container import IN_MEMORY, Opened, Source
+from mmpack.video.files.packets import Packets
 
 _SEEK = 16  # frames before its target where OpenCV begins to look
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from mmpack.errors import ArgumentError, MmpackError, VideoError, require
-from mmpack.video.header import MP4_STARTS, check_header
+from mmpack.video.files.header import MP4_STARTS, check_header
 from mmpack.video.limits import Limits
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import VideoError
-from mmpack.video.container import Opened
+from mmpack.video.files.container import Opened
 from mmpack.video.limits import Limits
 
 
