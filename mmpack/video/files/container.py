@@ -81,7 +81,7 @@ def open_file(source: Source) -> Iterator[BinaryIO]:
         return
     where = name_of_source(source)
     try:
-        if not stat.S_ISREG(os.stat(source).st_mode):  # a pipe would be waited for
+        if not stat.S_ISREG(os.stat(source).st_mode):  # reading a pipe would wait
             raise ArgumentError(
                 f"{where} is no file (a folder, a pipe or a device). Fix: a file, or its bytes"
             )

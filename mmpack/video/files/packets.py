@@ -95,7 +95,31 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
 
     Raises: VideoError where there are none, more than the limit, or fewer than the container's index says.
     """
-    rows: list[tuple[int | None, int | None, int, bool, bool]] = []
+    columns: list[Any] = [np.array(column) for column in zip(*_rows(video, limits), strict=True)]
+    pts, times, durations, keyframes, shown = columns
+    if times.dtype == object:
+        # neither pts nor dts: the file is read from its start
+        times = np.zeros(len(times), np.int64)
+    # AVI has no pts: FFmpeg counts the packets, which gives the times, but not of which picture
+    guessed = video.container.format.name == "avi" and video.stream.codec_context.has_b_frames
+    timed = pts.dtype != object
+    named = timed and not guessed and len(np.unique(pts[shown])) == np.count_nonzero(shown)
+    if timed and guessed:
+        pts = np.sort(pts)
+    return Packets(
+        pts=pts if timed else None,
+        times=times,
+        durations=durations,
+        keyframes=keyframes,
+        shown=shown,
+        time_base=video.stream.time_base,
+        named=bool(named),
+    )
+
+
+def _rows(video: Opened, limits: Limits) -> list[tuple[int | None, int | None, int, bool, bool]]:
+    """Per packet: pts, dts (else pts), duration, is it a keyframe, is it shown."""
+    rows = []
     for packet in _demuxed(video):
         if not packet.size:  # the end
             continue
@@ -116,27 +140,7 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
         )
     if "mp4" in video.container.format.name and len(rows) < len(video.stream.index_entries):
         raise _cut(video, len(rows))
-    columns: list[Any] = [np.array(column) for column in zip(*rows, strict=True)]
-    pts, durations, keyframes, shown = columns[0], *columns[2:]
-    times: np.ndarray = columns[1]
-    if times.dtype == object:
-        # neither pts nor dts: the file is read from its start
-        times = np.zeros(len(rows), np.int64)
-    # AVI has no pts: FFmpeg counts the packets, which gives the times, but not of which picture
-    guessed = video.container.format.name == "avi" and video.stream.codec_context.has_b_frames
-    timed = pts.dtype != object
-    named = timed and not guessed and len(np.unique(pts[shown])) == np.count_nonzero(shown)
-    if timed and guessed:
-        pts = np.sort(pts)
-    return Packets(
-        pts=pts if timed else None,
-        times=times,
-        durations=durations,
-        keyframes=keyframes,
-        shown=shown,
-        time_base=video.stream.time_base,
-        named=bool(named),
-    )
+    return rows
 
 
 def _demuxed(video: Opened) -> Iterator[Any]:

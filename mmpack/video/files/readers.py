@@ -30,7 +30,7 @@ class Reading:
     fps: float | None
     total_frames: int
     duration: float  # seconds; 0.0 where it is unknown
-    # OpenCV: where a seek to the end arrives; vLLM believes it where it is less than `total_frames`
+    # OpenCV: the frame that a seek to the end reaches; vLLM takes it where it is less than `total_frames`
     end_frames: int | None = None
     refusal: str | None = None
 
