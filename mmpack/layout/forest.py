@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmpack.families import Family
 from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import occurrences
 from mmpack.schema.sample import Sample
@@ -88,9 +89,14 @@ def build_forest(
     return _grow(_token_keys(samples, positions))
 
 
-def positions_of(sample: Sample) -> np.ndarray:
-    """int64 [rows, L]: as the producer used them, or by the family's rule where it recorded none."""
-    return sample.position_ids if sample.position_ids is not None else sample_positions(sample)[0]
+def positions_of(sample: Sample, family: Family | None = None) -> np.ndarray:
+    """int64 [rows, L]: as the producer used them, or by the family's rule where it recorded none.
+
+    `family`: the sample's, if it is known already.
+    """
+    if sample.position_ids is not None:
+        return sample.position_ids
+    return sample_positions(sample, family=family)[0]
 
 
 def _token_keys(samples: Sequence[Sample], positions: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ from mmpack.families import Family, get_family
 from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import Runs, placeholder_runs
 from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
 
 Grids = Sequence[Sequence[int]] | np.ndarray | None
 
@@ -68,24 +69,24 @@ def mrope_positions(
     return _positions(len(ids), runs, grids, interval, family.spatial_merge_size, rule)
 
 
-def sample_positions(sample: Any, rule: str | None = None) -> tuple[np.ndarray, int]:
-    """`mrope_positions` of a Sample, from its media; rule and tokens_per_second from its `processor`."""
+def sample_positions(
+    sample: Sample, rule: str | None = None, family: Family | None = None
+) -> tuple[np.ndarray, int]:
+    """`mrope_positions` of a Sample, from its media; rule and tokens_per_second from its `processor`.
+
+    `family`: the sample's, if it is known already.
+    """
     settings = sample.processor or {}
-    images, videos, seconds = grids_of(sample)
+    images, videos, seconds = grids_of_media(occurring_media(sample))
     return mrope_positions(
         sample.input_ids,
-        sample.family,
+        sample.family if family is None else family,
         image_grid_thw=images,
         video_grid_thw=videos,
         second_per_grid_ts=seconds,
         rule=rule or settings.get("position_rule"),
         tokens_per_second=settings.get("tokens_per_second"),
     )
-
-
-def grids_of(sample: Any) -> tuple[list[Any] | None, list[Any] | None, list[float] | None]:
-    """What `mrope_positions` takes, from a Sample: grids of images, of videos, and seconds of these, by occurrence."""
-    return grids_of_media(occurring_media(sample))
 
 
 def grids_of_media(
