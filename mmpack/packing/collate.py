@@ -11,6 +11,7 @@ from mmpack.errors import ArgumentError
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.columns import Column
 from mmpack.packing.pack import pack
+from mmpack.packing.prepare import loss_tokens_of
 from mmpack.packing.tensors import as_tensor
 from mmpack.schema.sample import Sample
 
@@ -73,5 +74,5 @@ def _pair(item: Any, i: int) -> tuple[Sample, Mapping[str, Any]]:
 def _whole(value: Any, sample: Sample) -> Any:
     """A single number to each loss token; all else as it is."""
     if getattr(value, "ndim", None) == 0 or isinstance(value, (int, float)):
-        return as_tensor(np.asarray(value)).expand(sample.num_loss_tokens)
+        return as_tensor(np.asarray(value)).expand(loss_tokens_of(sample))
     return value

@@ -45,8 +45,8 @@ def prepare(
     given = as_samples(samples, what)
     keep, dropped = _keep_valid(given, what, on_invalid)
     if dropped:
-        loss_columns = _kept_columns(loss_columns, given, _loss_tokens, keep, what)
-        token_columns = _kept_columns(token_columns, given, len, keep, what)
+        loss_columns = _kept_columns(loss_columns, given, loss_tokens_of, keep, what)
+        token_columns = _kept_columns(token_columns, given, _tokens_of, keep, what)
     kept = [given[i] for i in keep]
     family = FAMILIES[kept[0].family]
     return Prepared(what, kept, family, loss_columns, token_columns, dropped)
@@ -166,7 +166,7 @@ def _kept_columns(
     what: str,
 ) -> dict[str, Column]:
     """The columns of the kept samples, where some were dropped. `count`: values of a sample."""
-    counts = [_count(count, s) for s in samples]
+    counts = [count(s) for s in samples]
     out: dict[str, Column] = {}
     for name, column in given_columns(given, what).items():
         pieces = split_column(name, column, counts, what)
@@ -174,16 +174,17 @@ def _kept_columns(
     return out
 
 
-def _loss_tokens(sample: Sample) -> int:
-    return sample.num_loss_tokens
-
-
-def _count(count: Callable[[Sample], int], sample: Sample) -> int:
-    """0 where an invalid sample has no such number, or spans that run backwards."""
+def loss_tokens_of(sample: Sample) -> int:
+    """Loss tokens; 0 where an invalid sample has no such number, or spans that run backwards."""
     try:
-        return max(count(sample), 0)
+        return max(sample.num_loss_tokens, 0)
     except (TypeError, AttributeError):
         return 0
+
+
+def _tokens_of(sample: Sample) -> int:
+    """Tokens; 0 where an invalid sample's ids have no length."""
+    return len(sample.input_ids) if hasattr(sample.input_ids, "__len__") else 0
 
 
 def _numbered(names: Iterable[str]) -> list[int]:

@@ -110,7 +110,7 @@ def plan(
         samples,
         (
             max_tokens,
-            sum(s.num_patches for s in samples) if max_patches is None else max_patches,
+            sum(samples[i].num_patches for i in kept) if max_patches is None else max_patches,
             max(len(samples), 1) if max_samples is None else max_samples,
         ),
         _Shared(samples, kept) if share_prefix else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan
 
-if TYPE_CHECKING:
-    from mmpack.processors.wrap import Processor
-
 COMPUTED = {
     "schema_version",
     "family",
@@ -35,8 +32,20 @@ COMPUTED = {
 }
 
 
+class Layout(Protocol):
+    """What a sample is built by: a `Processor`, of which only the layout is asked for."""
+
+    family: Family
+    tokenizer: Any
+    position_rule: str
+    tokens_per_second: float | None
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+
 def build_sample(
-    processor: Processor,
+    processor: Layout,
     ids: np.ndarray,
     media: Sequence[Medium],
     loss_spans: list[LossSpan],
