@@ -35,7 +35,7 @@ class Observation(NamedTuple):
 
 
 class Turns(Layout, Protocol):
-    """What turns are written by: a `Processor`, whose methods these are."""
+    """What turns are written by: the layout and methods of a `Processor`."""
 
     video_markers: str
 

@@ -33,7 +33,7 @@ COMPUTED = {
 
 
 class Layout(Protocol):
-    """What a sample is built by: a `Processor`, of which only the layout is asked for."""
+    """What a sample is built by: the layout of a `Processor`."""
 
     family: Family
     tokenizer: Any
@@ -54,7 +54,7 @@ def build_sample(
     group_id: str | None,
     **fields: Any,
 ) -> Sample:
-    """Check placeholders against `media` (one an occurrence, outside of the loss), and derive all the rest."""
+    """Check placeholders against `media` (one per occurrence, outside of the loss), and derive all the rest."""
     unknown = [name for name in fields if name not in Sample.columns() or name in COMPUTED]
     if unknown:
         raise ArgumentError(
@@ -109,7 +109,7 @@ def _refuse_lone(found: Runs, media: Sequence[Medium], family: Family) -> None:
         if lengths[i : i + 1] == [1] and m.num_tokens > runs:
             raise LayoutError(
                 f"processor: token {found.starts[i]} is one {m.modality} placeholder, the {m.modality} has "
-                f"{m.num_tokens} vision tokens. Fix: expanded=False, for ids with one placeholder a medium",
+                f"{m.num_tokens} vision tokens. Fix: expanded=False, for ids with one placeholder per medium",
                 "MM101",
             )
         i += runs

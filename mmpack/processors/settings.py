@@ -140,7 +140,7 @@ def text_hash(text: str) -> str:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """JSON alone, one spelling a value: no enums, no numpy, lists for tuples, floats where a float is meant."""
+    """Only JSON, one spelling per value: no enums, no numpy, lists for tuples, floats where a float is meant."""
     if isinstance(value, Enum):
         value = value.value
     if name in ("image_mean", "image_std"):

@@ -60,7 +60,7 @@ def marked(hf, messages, name, **options):
 
 
 def single(sample):
-    """Ids and loss mask with one placeholder a medium."""
+    """Ids and loss mask with one placeholder per medium."""
     mask = np.zeros(len(sample), dtype=bool)
     mask[sample.loss_indices] = True
     keep = np.ones(len(sample), dtype=bool)

@@ -231,7 +231,7 @@ def frames(n=4, size=64):
 @pytest.mark.parametrize(
     ("item", "error", "match"),
     [
-        (frames(), ArgumentError, "frames alone has no times"),
+        (frames(), ArgumentError, "only frames has no times"),
         ((frames(), {}), ArgumentError, "has no fps"),
         ((frames(), {"fps": 2.0, "speed": 1}), ArgumentError, "'speed' is unknown"),
         ((frames(), {"fps": 0.0}), ArgumentError, "a rate above 0"),

@@ -125,7 +125,7 @@ def part(**fields):
         (part(type="image", path="a.png"), None, "no media_root"),
         (part(type="video", video=np.zeros((60, 60, 3), np.uint8)), None, "of type video"),
         (part(type="image", image=np.zeros((4, 60, 60, 3), np.uint8)), None, "of type image"),
-        (part(type="video", video=np.zeros((4, 60, 60, 3), np.uint8)), None, "frames alone"),
+        (part(type="video", video=np.zeros((4, 60, 60, 3), np.uint8)), None, "only frames"),
         (part(type="video", video="a.mp4"), None, "no media_root"),
         (part(type="video"), [np.zeros((60, 60, 3), np.uint8)], "of type video"),
         ([{"role": "user", "content": ["x"]}], None, "is str"),
@@ -317,7 +317,7 @@ def test_parts_alone(hf, picture):
     assert processor(messages, sample_id="s") == mp.wrap_processor(hf)(messages, sample_id="s")
     with pytest.raises(ArgumentError, match="no tokenizer"):
         mp.wrap_processor(image_processor=hf.image_processor, family="qwen2_vl")
-    with pytest.raises(ArgumentError, match="family of parts alone is unknown"):
+    with pytest.raises(ArgumentError, match="family of parts without a processor is unknown"):
         mp.wrap_processor(**parts)
     with pytest.raises(ArgumentError, match="no chat template"):
         mp.wrap_processor(**parts, family="qwen2_vl")(messages, sample_id="s")
