@@ -245,9 +245,9 @@ def test_a_sampled_placeholder_is_a_word(processor, picture, expanded):
     assert sample.input_ids[-4:].tolist() == [1, IMAGE, IMAGE, 2]
     assert [(s.start, s.stop) for s in sample.modality_spans] == [(2, 14)]
     assert {p.code for p in mp.validate(sample)} == {"MM203", "MM104"}
-    words = np.where(np.arange(len(sample)) < 16, sample.input_ids, 5)
+    context = np.where(np.arange(len(sample)) < 16, sample.input_ids, 5)
     assert np.array_equal(
-        sample.position_ids, rope_index("qwen2_5_vl", words, [sample.media[0].grid_thw])
+        sample.position_ids, rope_index("qwen2_5_vl", context, [sample.media[0].grid_thw])
     )
 
 
@@ -281,7 +281,9 @@ def test_videos_are_laid_out(processor, picture):
         (2, 10, "video"),
         (12, 24, "image"),
     ]
-    assert sample.position_ids[0, 2:10].tolist() == [2] * 4 + [5] * 4  # 2 a second, 1.5 s apart
+    assert (
+        sample.position_ids[0, 2:10].tolist() == [2] * 4 + [5] * 4
+    )  # 2 per second, steps of 1.5 s
     assert mp.validate(sample) == []
     messages = [{"role": "user", "content": [{"type": "video", "video": video()}]}]
     assert processor(messages, sample_id="s").modality_spans[0].modality == "video"
