@@ -137,11 +137,7 @@ class Batch(LossIndex):
         tensors = {name: own.get(name) for name in ("input_ids", "pixel_values")}
         for name in ("loss_columns", "token_columns"):
             tensors |= {f"{name}[{k!r}]": v for k, v in (own.get(name) or {}).items()}
-        shapes = [
-            f"{name}={safe_repr(lambda x=x: str(list(x.shape)))}"  # type: ignore[misc]
-            for name, x in tensors.items()
-            if x is not None
-        ]
+        shapes = [_shape(name, x) for name, x in tensors.items() if x is not None]
         parts = [
             safe_repr(lambda: repr(self.family)),
             f"samples={safe_repr(lambda: str(len(self.sample_ids)))}",
@@ -206,6 +202,10 @@ class PackedBatch(Batch):
     @property
     def _num_rows(self) -> int:
         return len(self.input_ids)
+
+
+def _shape(name: str, x: Any) -> str:
+    return f"{name}={safe_repr(lambda: str(list(x.shape)))}"
 
 
 def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossIndex, list[int]]:

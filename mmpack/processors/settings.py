@@ -17,7 +17,8 @@ from mmpack.families import Family
 from mmpack.processors.pixels import image_options
 from mmpack.schema.plain_json import canonical_json
 
-_SWITCHED = {  # a setting counts only while its switch is on
+# a setting counts only while its switch is on
+_SWITCHED = {
     "do_resize": ("resample", "min_pixels", "max_pixels", "height", "width"),
     "do_rescale": ("rescale_factor",),
     "do_normalize": ("image_mean", "image_std"),
