@@ -1,1 +1,1 @@
-"""Where tokens and media lie: runs, occurrences, positions, prefix forests; fingerprints and cache keys. numpy only."""
+"""Media over runs of placeholders, positions, forests of shared prefixes, fingerprints and cache keys (numpy)."""

@@ -1,1 +1,1 @@
-"""Which samples share a micro-batch, and which rank runs it: costs, budgets, bins, balance. numpy only."""
+"""Which samples share a micro-batch, and which rank runs it: cost, budgets, bins, balance (numpy)."""
