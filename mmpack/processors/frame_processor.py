@@ -59,6 +59,7 @@ class FrameProcessor:
         Raises: ArgumentError.
         """
         torch = require("torch", "torch", "FrameProcessor")
+        # a processor is made without torch
         from mmpack.ops.patches.pack import pack_video
         from mmpack.video.patches import plan_patches
 
