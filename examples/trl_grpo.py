@@ -13,7 +13,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from mmpack.adapters.trl import MmpackGRPO
-from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.datasets import load_exercises
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
@@ -33,7 +33,7 @@ def reward_digits(completion_ids, **columns):
 def train(trainer_class, processor, steps):
     rows = [
         {"prompt": [{"role": "user", "content": p.prompt}], "images": list(p.images)}
-        for p in load_problems(PROBLEMS)[:4]
+        for p in load_exercises(PROBLEMS)[:4]
     ]
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_class(

@@ -46,10 +46,10 @@ class Clip:
         return tuple(colour for colour, _, _ in self.squares)
 
 
-def clip_problems(count: int = 3, seed: int = 0) -> list[Exercise]:
+def clip_exercises(count: int = 3, seed: int = 0) -> list[Exercise]:
     """`count` problems with one clip each; equal seeds give equal clips. Raises: MissingExtraError without av."""
     draw = random.Random(seed)
-    return [_problem(f"clip-{i}", drawn_clip(draw, i), draw) for i in range(1, count + 1)]
+    return [_exercise(f"clip-{i}", drawn_clip(draw, i), draw) for i in range(1, count + 1)]
 
 
 def drawn_clip(draw: random.Random, number: int) -> Clip:
@@ -81,7 +81,7 @@ def frames_of(clip: Clip) -> Iterator[np.ndarray]:
 
 def encoded(clip: Clip) -> bytes:
     """An MP4 file, H.264, every frame of it. Raises: MissingExtraError without av."""
-    av = require("av", "video", "clip_problems")
+    av = require("av", "video", "clip_exercises")
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=clip.fps, options={"preset": "veryfast"})
@@ -94,11 +94,11 @@ def encoded(clip: Clip) -> bytes:
     return out.getvalue()
 
 
-def _problem(problem_id: str, clip: Clip, draw: random.Random) -> Exercise:
+def _exercise(exercise_id: str, clip: Clip, draw: random.Random) -> Exercise:
     ask, answer = _question(clip.colours, draw)
     choices = tuple(draw.sample(clip.colours, len(clip.colours)))
     return Exercise(
-        problem_id,
+        exercise_id,
         ask,
         (),
         answer,

@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from PIL import Image, ImageDraw
 
 
-def draw_problems() -> list[Exercise]:
+def draw_exercises() -> list[Exercise]:
     """16 problems in order of id; pictures from 120×90 to 1200×700 pixels, three problems with two.
 
     The same pixels at every call. Raises: MissingExtraError without Pillow.
     """
-    return [drawing.problem for drawing in drawings()]
+    return [drawing.exercise for drawing in drawings()]
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
     """A problem, what kind it is in Geometry3K's words, and where each picture has its points (pixels, y downwards)."""
 
-    problem: Exercise
+    exercise: Exercise
     graph: str
     goal: str
     positions: tuple[dict[str, tuple[int, int]], ...]
 
 
 def drawings() -> list[Drawing]:
-    """The problems of `draw_problems`, with what Geometry3K's data.json says of them."""
+    """The problems of `draw_exercises`, with what Geometry3K's data.json says of them."""
     return [_drawn(str(i), draft) for i, draft in enumerate(_drafts(), start=1)]
 
 
@@ -316,15 +316,15 @@ def _degrees(value: float) -> str:
     return f"{value:g}°"
 
 
-def _drawn(problem_id: str, draft: _Draft) -> Drawing:
+def _drawn(exercise_id: str, draft: _Draft) -> Drawing:
     answer = _number(draft.answer)
     wrong = list(
         dict.fromkeys(_number(v) for v in draft.mistakes if v > 0 and _number(v) != answer)
     )
     choices = tuple(sorted([answer, *wrong[:3]], key=float))
     pictures = [_picture(figure) for figure in draft.figures]
-    problem = Exercise(
-        problem_id=problem_id,
+    exercise = Exercise(
+        exercise_id=exercise_id,
         prompt=draft.prompt,
         images=tuple(image for image, _ in pictures),
         answer=answer,
@@ -332,7 +332,7 @@ def _drawn(problem_id: str, draft: _Draft) -> Drawing:
         answer_letter="ABCD"[choices.index(answer)],
         source="mmpack.smoke.geometry",
     )
-    return Drawing(problem, draft.graph, draft.goal, tuple(positions for _, positions in pictures))
+    return Drawing(exercise, draft.graph, draft.goal, tuple(positions for _, positions in pictures))
 
 
 # ---------------------------------------------------------------- pictures
@@ -345,8 +345,8 @@ def _picture(figure: _Figure) -> tuple[Image.Image, dict[str, tuple[int, int]]]:
     """The figure, fitted into its picture, and its points' pixels."""
     width, height = figure.size
     unit = max(1, min(width, height) // 100)  # pixels of one step of a letter
-    image = require("PIL.Image", "hf", "draw_problems").new("RGB", figure.size, (255, 255, 255))
-    pen = _Pen(require("PIL.ImageDraw", "hf", "draw_problems").Draw(image), unit)
+    image = require("PIL.Image", "hf", "draw_exercises").new("RGB", figure.size, (255, 255, 255))
+    pen = _Pen(require("PIL.ImageDraw", "hf", "draw_exercises").Draw(image), unit)
     points, scale = _fitted(figure, margin=15 * unit, below=11 * unit if figure.caption else 0)
     middle = sum(points.values(), 0j) / len(points)
 

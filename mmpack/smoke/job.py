@@ -36,8 +36,8 @@ from mmpack.adapters.transformers import (
 )
 from mmpack.contracts import TOLERANCES, loss_bound
 from mmpack.families import get_family
-from mmpack.smoke.clips import clip_problems
-from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.clips import clip_exercises
+from mmpack.smoke.datasets import load_exercises
 from mmpack.smoke.exercise import Exercise
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_model
@@ -85,12 +85,12 @@ class Job:
         self.folder: Any = nullcontext(kept) if kept else tempfile.TemporaryDirectory()
         self.path = Path(self.folder.__enter__())
         self.path.mkdir(parents=True, exist_ok=True)
-        self.problems = self.load_problems()
-        self.messages = [as_messages(problem) for problem in self.problems]
+        self.exercises = self.load_exercises()
+        self.messages = [as_messages(exercise) for exercise in self.exercises]
         self.model, self.hf_processor = self.load()
         self.processor = self.wrap(self.hf_processor)
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
-        self.report.say(f"{len(self.problems)} problems, a model of {size:.1f} M parameters")
+        self.report.say(f"{len(self.exercises)} problems, a model of {size:.1f} M parameters")
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -112,12 +112,12 @@ class Job:
         self.step()
         self.table()
 
-    # -- problems, model and processor --------------------------------------------------------------------------------
+    # -- exercises, model and processor --------------------------------------------------------------------------------
 
-    def load_problems(self) -> list[Exercise]:
+    def load_exercises(self) -> list[Exercise]:
         if self.options.video:
-            return clip_problems(seed=self.options.seed)[: self.options.limit]
-        return load_problems(self.options.data, limit=self.options.limit)
+            return clip_exercises(seed=self.options.seed)[: self.options.limit]
+        return load_exercises(self.options.data, limit=self.options.limit)
 
     def load(self) -> tuple[Any, Any]:
         if self.options.model is not None:
@@ -158,7 +158,7 @@ class Job:
             self.model,
             self.hf_processor,
             self.messages,
-            [p.problem_id for p in self.problems],
+            [p.exercise_id for p in self.exercises],
             n=self.options.n,
             max_new_tokens=self.options.max_new_tokens,
             temperature=self.options.temperature,
@@ -195,17 +195,17 @@ class Job:
             rollout_logprobs=rolled.rollout_logprobs if told else None,
             sampling=rolled.sampling,
             finish_reason=rolled.finish_reason,
-            rewards=self.score(self.problems[b // self.options.n], response),
+            rewards=self.score(self.exercises[b // self.options.n], response),
         )
 
-    def score(self, problem: Exercise, response: Any) -> list[mp.Score]:
+    def score(self, exercise: Exercise, response: Any) -> list[mp.Score]:
         """An exact answer, a format part (a letter or a number, boxed or bare), and a small price for length."""
         text = self.hf_processor.tokenizer.decode(response.tolist(), skip_special_tokens=True)
         boxed = re.search(r"\\boxed\{([^{}]*)\}", text)
         answer = boxed.group(1).strip() if boxed else text.strip()
         formed = re.fullmatch(r"[A-D]|-?\d+(\.\d+)?", answer) is not None
         return [
-            mp.Score("exact", float(answer in (problem.answer, problem.answer_letter))),
+            mp.Score("exact", float(answer in (exercise.answer, exercise.answer_letter))),
             mp.Score("format", 0.2 * formed),
             mp.Score("length", -len(text) / 10_000),
         ]
@@ -460,16 +460,16 @@ class Job:
         )
 
 
-def as_messages(problem: Exercise) -> list[dict[str, Any]]:
+def as_messages(exercise: Exercise) -> list[dict[str, Any]]:
     """Media first, then the question and its choices."""
     choices = "  ".join(
-        f"{letter}. {c}" for letter, c in zip("ABCD", problem.choices, strict=False)
+        f"{letter}. {c}" for letter, c in zip("ABCD", exercise.choices, strict=False)
     )
     ask = "Answer with the letter alone." if choices else "Answer with the value in \\boxed{}."
-    parts: list[dict[str, Any]] = [{"type": "image", "image": i} for i in problem.images]
-    if problem.video is not None:
-        parts.append({"type": "video", "video": problem.video})
-    text = "\n".join(t for t in (problem.prompt, choices, ask) if t)
+    parts: list[dict[str, Any]] = [{"type": "image", "image": i} for i in exercise.images]
+    if exercise.video is not None:
+        parts.append({"type": "video", "video": exercise.video})
+    text = "\n".join(t for t in (exercise.prompt, choices, ask) if t)
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 

@@ -24,7 +24,7 @@ from mmpack.errors import (
     ModelError,
 )
 from mmpack.families import get_family
-from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.datasets import load_exercises
 from mmpack.smoke.qwen_processor import CHAT_TEMPLATE, qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
@@ -58,10 +58,10 @@ def processor():
 @pytest.fixture(scope="module")
 def rows():
     """A problem of one picture and one of two."""
-    problems = load_problems(ROOT / "fixtures" / "geo3k_style")
+    exercises = load_exercises(ROOT / "fixtures" / "geo3k_style")
     return [
         {"prompt": [{"role": "user", "content": p.prompt}], "images": list(p.images)}
-        for p in (problems[0], problems[8])
+        for p in (exercises[0], exercises[8])
     ]
 
 
