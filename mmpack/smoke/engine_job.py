@@ -24,10 +24,10 @@ from mmpack.parity.drift import LogprobDrift, logprob_drift
 from mmpack.processors.wrap import Processor
 from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.exercise import Exercise
-from mmpack.smoke.job import Job, SmokeOptions
+from mmpack.smoke.job import Job
+from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.tiny_models import tiny_model
 
-ENGINE_CAUSES = ("dtype", "position_rule", "stale_weights")
 MEASURED = ("dtype", "max_pixels", "position_rule")  # their drift is shown beside what parity finds
 CHUNK = 64  # tokens of a prefill step: cuts every prompt, and through pictures
 

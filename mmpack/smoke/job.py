@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from mmpack.families import get_family
 from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.datasets import load_exercises
 from mmpack.smoke.exercise import Exercise
+from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_model
 
@@ -48,26 +48,6 @@ CLIP_FRAMES = 12
 FPS = 2.0  # frames taken a second
 MICRO_BATCH = 4096  # packed rows
 LAYOUTS = ("packed", "shared_prefix", "padded_left", "padded_right")
-
-
-@dataclass
-class SmokeOptions:
-    data: str | None = None  # folder, parquet or hub name; None: problems that mmpack draws
-    video: bool = False  # problems of short clips, also drawn
-    family: str = "qwen2_5_vl"  # of the tiny model
-    model: str | None = None  # checkpoint; None: 20 M parameters, seeded, random
-    engine: str = "transformers"  # what samples: transformers' generate, or vllm
-    n: int = 4  # responses a prompt
-    seed: int = 0
-    max_new_tokens: int = 24
-    temperature: float = 1.0
-    top_p: float = 1.0
-    limit: int | None = None  # problems
-    workdir: Path | None = None  # keeps the traces; None: a temporary folder
-    html: Path | None = None  # a page of the parity report
-    inject: str | None = None  # a cause of drift, put into one side
-    learn: bool = False
-    negate_advantages: bool = False
 
 
 class Job:

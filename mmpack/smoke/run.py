@@ -11,7 +11,8 @@ from mmpack.errors import ArgumentError
 from mmpack.files import write_text
 from mmpack.smoke.injecting_job import Injecting
 from mmpack.smoke.injection import CAUSES
-from mmpack.smoke.job import Job, SmokeOptions
+from mmpack.smoke.job import Job
+from mmpack.smoke.options import ENGINE_CAUSES, SmokeOptions
 from mmpack.smoke.page import page
 from mmpack.smoke.report import Report
 
@@ -64,7 +65,7 @@ def _kind(options: SmokeOptions) -> type[Job]:
 
         kind = LearnJob
     elif options.engine == "vllm":
-        from mmpack.smoke.engine_job import ENGINE_CAUSES, EngineJob
+        from mmpack.smoke.engine_job import EngineJob
 
         if options.inject in ENGINE_CAUSES:
             return EngineJob

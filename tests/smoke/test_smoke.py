@@ -13,7 +13,7 @@ from support.process import run_mmpack
 
 from mmpack.errors import ArgumentError
 from mmpack.smoke.injection import CAUSES
-from mmpack.smoke.job import SmokeOptions
+from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.report import Report
 from mmpack.smoke.run import run
 

@@ -10,7 +10,7 @@ from support.engines import checkpoint, shared_engine
 from support.process import run_mmpack
 
 from mmpack.contracts import TOLERANCES
-from mmpack.smoke.job import SmokeOptions
+from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.report import Report
 from mmpack.smoke.run import run
 
