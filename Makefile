@@ -66,11 +66,10 @@ test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a
 test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
 	rm -rf build/matrix && mkdir -p build/matrix
 	for name in $(MATRIX); do \
-	  .venv-$$name/bin/python -c 'import sys; from mmpack.cli.main import main; sys.exit(main())' \
-	    parity --matrix build/matrix >/dev/null || [ $$? -eq 1 ] || exit 1; \
+	  .venv-$$name/bin/python -m mmpack parity --matrix build/matrix >/dev/null || [ $$? -eq 1 ] || exit 1; \
 	done
 	$(BIN)/mmpack parity --matrix build/matrix || [ $$? -eq 1 ]
-	MMPACK_MATRIX=build/matrix $(PYTEST) tests/adapters/test_matrix.py
+	MMPACK_MATRIX=build/matrix $(PYTEST) tests/smoke/test_matrix.py
 
 .PHONY: $(FRAMEWORKS:%=test-framework-%)
 $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.stamp
@@ -95,9 +94,10 @@ bench:  ## every op of the hot path against its floor, with the machine's own Py
 	$(PYTHON) benchmarks/render.py
 
 .PHONY: lint
-lint: $(STAMP)  ## ruff
+lint: $(STAMP)  ## ruff; imports run one way
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 .PHONY: types
 types: $(STAMP)  ## mypy

@@ -84,8 +84,8 @@ def test_adapters_name_their_extra():
 def test_a_decoder_asked_for_by_name_names_its_extra(decoder, monkeypatch):
     [problem] = clip_exercises(1)
     monkeypatch.setitem(sys.modules, decoder, None)
-    told = rf"{decoder} is not installed \(pip install 'mmpack\[{decoder}\]'\)"
-    with pytest.raises(mp.BackendError, match=told):
+    message = rf"{decoder} is not installed \(pip install 'mmpack\[{decoder}\]'\)"
+    with pytest.raises(mp.BackendError, match=message):
         mp.video.decode(problem.video, [0], backend=decoder)
 
 

@@ -58,7 +58,7 @@ def one_pixel(picture: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "spoil", "word"),
+    ("path", "spoil", "part"),
     [
         (PICTURE, one_pixel, "stale"),
         (PICTURE, lambda path: Image.open(path).convert("L").save(path), "stale"),
@@ -69,7 +69,7 @@ def one_pixel(picture: Path) -> None:
         ("geo3k_style/train/99/data.json", lambda path: None, "made by no producer"),
     ],
 )
-def test_check_names_what_differs(made, path, spoil, word):
+def test_check_names_what_differs(made, path, spoil, part):
     file = made / path
     file.parent.mkdir(exist_ok=True)
     before = file.read_bytes() if file.exists() else None
@@ -84,7 +84,7 @@ def test_check_names_what_differs(made, path, spoil, word):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert path in done.stderr
-    assert word in done.stderr
+    assert part in done.stderr
 
 
 # ---------------------------------------------------------------- the drawn problems

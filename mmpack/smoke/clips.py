@@ -1,7 +1,7 @@
 """A small set of questions about short clips, by a seeded script, their answers computed.
 
-Squares of several colours appear one after another and are gone before the next one comes: no frame alone, and no set
-of frames without their order, tells the answer. Clips are H.264 files in memory, their rates and lengths all unlike.
+Squares of several colours appear one after another, and each is gone before the next one comes: the answer needs
+several frames, and their order. Clips are H.264 files in memory; their rates and lengths all differ.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ class Clip:
 
     size: tuple[int, int]  # width, height in pixels
     fps: Fraction
-    squares: tuple[
-        tuple[str, tuple[int, int], int], ...
-    ]  # colour, left upper corner, frames that it stays
+    # colour, upper left corner, frames that it stays
+    squares: tuple[tuple[str, tuple[int, int], int], ...]
 
     @property
     def colours(self) -> tuple[str, ...]:
@@ -53,7 +52,7 @@ def clip_exercises(count: int = 3, seed: int = 0) -> list[Exercise]:
 
 
 def drawn_clip(draw: random.Random, number: int) -> Clip:
-    """Four squares at places of their own, in an order by chance."""
+    """Four squares at places of their own, in random order."""
     size, fps = _SIZES[number % len(_SIZES)], _RATES[number % len(_RATES)]
     side = min(size) // 3
     squares = tuple(

@@ -33,7 +33,7 @@ def load_exercises(
     Args:
         data: None (the set that geometry.py draws), a folder in Geometry3K's layout (`<split>/<id>/data.json` with
             `img_diagram.png`, or one split of it), a parquet file or a folder of them, or a hub name `owner/name`.
-        split: its part; a single parquet file and the drawn set have one alone.
+        split: its part; a single parquet file and the drawn set have only one.
 
     Raises: ArgumentError for arguments that name nothing; TraceError, with file and field, for a broken or empty set;
     MissingExtraError without Pillow, or without pyarrow or datasets where they are needed.
@@ -190,7 +190,7 @@ def _check_columns(names: list[str], where: str) -> None:
 def _of_row(
     row: dict[str, Any], index: int, where: str, root: Path | None, source: str
 ) -> Exercise:
-    """A row's `problem` begins with one `<image>` token a picture, or has none."""
+    """A row's `problem` begins with one `<image>` token per picture, or has none."""
     items = row["images"]
     if not isinstance(items, list) or not items:
         raise _broken(where, "images", f"is {_kind(items)}, expected a list of pictures")

@@ -29,7 +29,7 @@ def draw_exercises() -> list[Exercise]:
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """A problem, what kind it is in Geometry3K's words, and where each picture has its points (pixels, y downwards)."""
+    """A problem, its kind by Geometry3K's names, and where each picture has its points (pixels, y downwards)."""
 
     exercise: Exercise
     graph: str
@@ -64,9 +64,8 @@ class _Draft:
     goal: str
     prompt: str
     answer: float
-    mistakes: tuple[
-        float, ...
-    ]  # what a wrong method gives: the other choices, at least three of them distinct
+    # what a wrong method gives: the other choices, at least three of them distinct
+    mistakes: tuple[float, ...]
     figures: tuple[_Figure, ...]
 
 
@@ -214,7 +213,7 @@ def _parallelogram(size: tuple[int, int], a: float) -> _Draft:
 
 def _transversal(size: tuple[int, int], a: float) -> _Draft:
     slope = _polar(1, a)
-    low, high = 0j, slope / slope.imag  # the lines lie one apart
+    low, high = 0j, slope / slope.imag  # the distance of the lines is 1
     points = {
         "A": low,
         "B": high,

@@ -1,14 +1,12 @@
-"""One GRPO step on Geometry3K, or on short clips: from real media to an optimizer step, with every check on the way.
+"""One GRPO step on Geometry3K, or on short clips: from real media to an optimizer step, every stage checked.
 
-Read it top to bottom: it is a tutorial, and it is what `mmpack smoke` runs. The parts of a step are
+`mmpack smoke` runs it. The tutorial in examples/ takes the same step without the checks.
 
     rollout   an engine samples responses and says what it saw          -> rollout.jsonl
     train     the trainer's side of the same samples, from the same ids -> train.jsonl
     parity    both sides are compared before any number is
-    logprobs  of the sampled tokens alone: packed, with shared prompts, padded; each against the engine's
+    logprobs  of the sampled tokens only: packed, with shared prompts, padded; each against the engine's
     loss      advantages over the whole batch, GRPO by micro-batches, AdamW
-
-Run it: python examples/geo3k_grpo.py --help
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_model
 
-MAX_PIXELS = 256 * 28 * 28  # at most 256 vision tokens a picture: quick on two cores
+MAX_PIXELS = 256 * 28 * 28  # at most 256 vision tokens per picture: quick on two cores
 CLIP_PIXELS = 16 * 28 * 28  # of a frame; Qwen3-VL bounds all frames together
 CLIP_FRAMES = 12
-FPS = 2.0  # frames taken a second
+FPS = 2.0  # frames taken per second
 MICRO_BATCH = 4096  # packed rows
 LAYOUTS = ("packed", "shared_prefix", "padded_left", "padded_right")
 
@@ -166,13 +164,13 @@ class Job:
     def trained(self, b: int, messages: Any, response: np.ndarray) -> mp.Sample:
         """What the trainer makes of the messages, and of the ids that were sampled, with their rewards."""
         rolled = self.rollouts[b]
-        told = len(response) == rolled.num_loss_tokens
+        same_ids = len(response) == rolled.num_loss_tokens
         return self.processor(
             messages,
             response,
             sample_id=rolled.sample_id,
             group_id=rolled.group_id,
-            rollout_logprobs=rolled.rollout_logprobs if told else None,
+            rollout_logprobs=rolled.rollout_logprobs if same_ids else None,
             sampling=rolled.sampling,
             finish_reason=rolled.finish_reason,
             rewards=self.score(self.exercises[b // self.options.n], response),
@@ -249,8 +247,8 @@ class Job:
         self.old_logprobs = found["shared_prefix"]
         worst = {k: (v - rolled).abs().max().item() for k, v in found.items()}
         whole = torch.stack(list(found.values()))
-        apart = (whole - found["packed"]).abs().max().item()
-        self.report.values["logprobs"] = {"max_abs_diff": worst, "between_layouts": apart}
+        between = (whole - found["packed"]).abs().max().item()
+        self.report.values["logprobs"] = {"max_abs_diff": worst, "between_layouts": between}
         for key in ("tokens", "patches"):
             self.report.values[key] = {
                 "padded": self.costs["padded_left"][key],
@@ -258,10 +256,10 @@ class Job:
                 "shared_prefix": self.costs["shared_prefix"][key],
             }
         fine = all(v <= self.bound for v in worst.values())  # NaN is not <=
-        fine &= apart <= TOLERANCES["layouts"].value
+        fine &= between <= TOLERANCES["layouts"].value
         figures = ", ".join(f"{k} {v:.1e}" for k, v in worst.items())
         self.report.check(
-            "logprobs", fine, f"against the rollout's: {figures}; between layouts {apart:.1e}"
+            "logprobs", fine, f"against the rollout's: {figures}; between layouts {between:.1e}"
         )
 
     def attention(self, layout: str) -> Any:
@@ -317,7 +315,7 @@ class Job:
         batch = mp.pack(self.train)
         scattered = [x.sum().item() for x in batch.unpack_loss(mp.scatter_rewards(batch))]
         wanted = [sum(r.value for r in s.rewards or ()) for s in self.train]
-        apart = float(np.max(np.abs(np.subtract(scattered, wanted))))
+        off = float(np.max(np.abs(np.subtract(scattered, wanted))))
         sign = -1.0 if self.options.negate_advantages else 1.0
         expected = [
             sign * a
@@ -325,10 +323,10 @@ class Job:
         ]
         worst = float(np.max(np.abs(np.subtract(self.advantages.tolist(), expected))))
         self.report.values["advantages"] = {"max_abs_diff": worst}
-        self.report.values["rewards"] = {"mean": statistics.fmean(wanted), "max_abs_diff": apart}
-        fine = worst <= TOLERANCES["advantage"].value and apart <= TOLERANCES["advantage"].value
+        self.report.values["rewards"] = {"mean": statistics.fmean(wanted), "max_abs_diff": off}
+        fine = worst <= TOLERANCES["advantage"].value and off <= TOLERANCES["advantage"].value
         self.report.check(
-            "advantages", fine, f"off by {worst:.1e}; scattered rewards off by {apart:.1e}"
+            "advantages", fine, f"off by {worst:.1e}; scattered rewards off by {off:.1e}"
         )
 
     # -- micro-batches: one or five, the same loss and gradients ------------------------------------------------------
@@ -366,7 +364,7 @@ class Job:
         self.report.check(
             "micro-batches",
             fine,
-            f"{counts}: loss {abs(loss1 - loss5):.1e} apart, gradients {off:.1e} ({exact:.1e} in float64)",
+            f"{counts}: loss differs by {abs(loss1 - loss5):.1e}, gradients by {off:.1e} ({exact:.1e} in float64)",
         )
 
     def gradients(self, plan: mp.Plan) -> tuple[float, list[torch.Tensor]]:

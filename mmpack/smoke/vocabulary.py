@@ -93,7 +93,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 def merges_of_ranks(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     """The pair that byte-pair encoding joined to make each token, in order of rank.
 
-    Merge r joins two parts into the token of rank r, and merges of lower rank made the parts: applying those alone to
+    Merge r joins two parts into the token of rank r, and merges of lower rank made the parts: applying only those to
     the token's bytes leaves the two.
     """
     return [
@@ -106,9 +106,8 @@ def merges_of_ranks(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 def _parts_before(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
     never = len(ranks)
     parts = [token[i : i + 1] for i in range(len(token))]
-    joins = [
-        ranks.get(token[i : i + 2], never) for i in range(len(token) - 1)
-    ]  # rank of parts[i] + parts[i + 1]
+    # rank of parts[i] + parts[i + 1]
+    joins = [ranks.get(token[i : i + 2], never) for i in range(len(token) - 1)]
     while len(parts) > 2:
         at = joins.index(min(joins))
         parts[at : at + 2] = [parts[at] + parts[at + 1]]

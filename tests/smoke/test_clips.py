@@ -21,17 +21,17 @@ def colours_seen(data):
                 seen.append(None)
                 continue
             mean = np.median(pixels[off > 150], axis=0)
-            apart = {name: np.abs(mean - rgb).sum() for name, rgb in COLOURS.items()}
-            seen.append(min(apart, key=apart.get))
+            distance = {name: np.abs(mean - rgb).sum() for name, rgb in COLOURS.items()}
+            seen.append(min(distance, key=distance.get))
     return [c for c, before in zip(seen, [None, *seen], strict=False) if c not in (None, before)]
 
 
 def answer_of(prompt, order):
-    words = prompt.rstrip("?").split()
-    if "right" in words:
-        step = -1 if "before" in words else 1
-        return order[order.index(words[-1]) + step]
-    return order[{"first": 0, "second": 1, "third": 2, "last": 3}[words[-1]]]
+    tokens = prompt.rstrip("?").split()
+    if "right" in tokens:
+        step = -1 if "before" in tokens else 1
+        return order[order.index(tokens[-1]) + step]
+    return order[{"first": 0, "second": 1, "third": 2, "last": 3}[tokens[-1]]]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -222,7 +222,7 @@ def test_split_that_is_not_there_names_what_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("record", "words"),
+    ("record", "part"),
     [
         ("", "is not JSON"),
         ('{"problem_text": "Find x.", "ans', "is not JSON"),
@@ -247,10 +247,10 @@ def test_split_that_is_not_there_names_what_is(tmp_path):
         (RECORD | {"images": ["x" * 5000]}, "can't be read"),
     ],
 )
-def test_broken_records(tmp_path, record, words):
+def test_broken_records(tmp_path, record, part):
     folder = write_problem(tmp_path / "train" / "7", record)
     text = message(tmp_path)
-    assert words in text
+    assert part in text
     assert str(folder) in text
 
 
@@ -295,7 +295,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "part"),
     [
         (b"", "can't be decoded"),
         (b"GIF89a", "can't be decoded"),
@@ -306,21 +306,21 @@ def bomb(width: int, height: int) -> bytes:
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "can't be decoded"),
     ],
 )
-def test_pictures_that_are_none(tmp_path, data, words):
+def test_pictures_that_are_none(tmp_path, data, part):
     write_problem(tmp_path / "train" / "7", img_diagram=data)
     text = message(tmp_path)
-    assert words in text
+    assert part in text
     assert "7/img_diagram.png" in text
     path = write_parquet(
         tmp_path / "p.parquet", [row(), row(images=[{"bytes": data, "path": None}])]
     )
     text = message(path)
-    assert words in text
+    assert part in text
     assert "p.parquet row 1 images[0]" in text
 
 
 @pytest.mark.parametrize(
-    ("broken", "words"),
+    ("broken", "part"),
     [
         (row(text="Find <image>x."), "has 1 <image> tokens for 1 pictures"),
         (row(text="<image><image>Find x."), "has 2 <image> tokens for 1 pictures"),
@@ -334,10 +334,10 @@ def test_pictures_that_are_none(tmp_path, data, words):
         ({"images": [], "problem": "Find x."}, "'answer' is no column"),
     ],
 )
-def test_broken_rows(tmp_path, broken, words):
+def test_broken_rows(tmp_path, broken, part):
     path = write_parquet(tmp_path / "p.parquet", [broken])
     text = message(path)
-    assert words in text
+    assert part in text
     assert "p.parquet" in text
 
 

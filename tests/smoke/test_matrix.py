@@ -142,7 +142,7 @@ def test_bad_usage():
         assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
 
 
-def test_a_broken_framework_or_another_version_is_told_and_the_others_compared(
+def test_a_broken_framework_or_another_version_is_named_and_the_others_compared(
     tmp_path, monkeypatch
 ):
     def broken(fixture):

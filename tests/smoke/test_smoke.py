@@ -3,9 +3,6 @@
 import importlib.util
 import io
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -158,14 +155,6 @@ def test_a_cause_put_into_a_step_with_clips_is_named():
 def test_what_clips_are_not_for(options, match):
     with pytest.raises(ArgumentError, match=match):
         smoke(video=True, **options)
-
-
-def test_the_example_has_the_command_line_of_the_command():
-    example = Path(__file__).parents[2] / "examples" / "geo3k_grpo.py"
-    shown = subprocess.run([sys.executable, example, "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0 and "--engine" in shown.stdout
-    wrong = subprocess.run([sys.executable, example, "--n", "0"], capture_output=True, text=True)
-    assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")

@@ -13,6 +13,5 @@ def run_python(code: str, *args: str, **options: object) -> subprocess.Completed
 
 def run_mmpack(*args: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
     """Run `mmpack args...` as a person would. Streams come back as text."""
-    return run_python(
-        "import sys; from mmpack.cli.main import main; sys.exit(main())", *map(str, args), **options
-    )
+    command = [sys.executable, "-m", "mmpack", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)

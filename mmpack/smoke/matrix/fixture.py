@@ -21,12 +21,12 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "logprobs": "raw"}  # at 1.0 raw a
 
 @dataclass(frozen=True)
 class Fixture:
-    """One entry a row of `rows`: prompt number, response ids, logprobs. `ids`: sample_id and group_id of each row."""
+    """One entry per row of `rows`: prompt number, response ids, logprobs. `ids`: sample_id and group_id of each row."""
 
     hf_processor: Any
     processor: Processor
     messages: list[list[dict[str, Any]]]
-    texts: list[str]  # rendered, one placeholder a picture
+    texts: list[str]  # rendered, one placeholder per picture
     pictures: list[list[Any]]
     rows: list[tuple[int, list[int], list[float]]]
     ids: list[tuple[str, str]]

@@ -13,7 +13,7 @@ from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 
 def matrix_trace(fixture: Fixture) -> list[Sample]:
-    """One sample a row of the fixture, in its order."""
+    """One sample per row of the fixture, in its order."""
     return to_samples(
         batch(fixture), fixture.hf_processor, images=fixture.images(), sampling=dict(SAMPLING)
     )
