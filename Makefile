@@ -104,7 +104,7 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy mmpack
 
 .PHONY: generated
-generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures and the pages what their generators make?
+generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures, the pages and the table of rooms what their generators make?
 	$(BIN)/mmpack schema --check schemas/sample.schema.json
 	$(BIN)/mmpack schema --rules --check docs/rules.md
 	$(BIN)/python fixtures/regenerate.py --check
@@ -112,6 +112,7 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures 
 	.venv-upstream/bin/python fixtures/patches/regenerate.py --check
 	.venv-upstream/bin/python fixtures/video/regenerate.py --check
 	$(BIN)/python benchmarks/render.py --check
+	$(BIN)/python tests/support/rooms.py --check
 
 .PHONY: wheel-check
 wheel-check: $(STAMP)  ## does the built wheel install and run in an empty environment?
@@ -122,7 +123,7 @@ venv: $(STAMP)  ## .venv alone
 
 .PHONY: clean
 clean:  ## remove environments, builds and caches
-	rm -rf $(VENV) .venv-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-* build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first: what depends on it must find the pinned build and not choose one of its own.

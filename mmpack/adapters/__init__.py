@@ -1,1 +1,1 @@
-"""Other projects, one module each: what they hold becomes samples, what mmpack makes becomes theirs."""
+"""Frameworks: what they hold becomes samples, what mmpack makes becomes theirs. One module or folder per framework."""

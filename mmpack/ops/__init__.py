@@ -1,4 +1,4 @@
-"""Operators on [T] packed rows and [N] loss tokens; one public function a file."""
+"""Operators on packed rows [T] and loss tokens [N], one folder per op; which backend runs each."""
 
 from mmpack.errors import require
 

@@ -1,6 +1,6 @@
 """The demonstration: drawn problems and clips, tiny models, the jobs of `mmpack smoke`, the matrix of frameworks.
 
-Public names are loaded when first used: what needs torch or transformers, loads them.
+Public names are loaded when first used, and torch and transformers with those that need them.
 """
 
 from __future__ import annotations

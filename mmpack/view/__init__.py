@@ -1,5 +1,6 @@
-"""HTML and PNG of what mmpack makes. Importing it gives reports their `to_html` and their look in a notebook.
+"""HTML and PNG of what mmpack makes: reports, plans of frames.
 
+Importing it gives reports their `to_html` and their look in a notebook.
 Everything that draws is loaded when it is first used.
 """
 
