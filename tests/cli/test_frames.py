@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from support.marked_clips import clip
-from support.process import run_mmpack, run_python
+from support.process import call_mmpack, run_python
 
 TWO = ("--policy", "qwen_vl_utils:model=qwen3_vl", "--policy", "transformers_qwen3_vl")
 
@@ -18,7 +18,7 @@ def video(tmp_path_factory):
 
 
 def test_plans_that_differ(video):
-    result = run_mmpack("frames", video, *TWO)
+    result = call_mmpack("frames", video, *TWO)
     assert result.returncode == 1 and result.stderr == ""
     lines = result.stdout.splitlines()
     assert "128 × 96 px, 138 frames, 25 fps" in lines[0]
@@ -46,7 +46,7 @@ def test_plans_that_do_not(video, tmp_path):
         "--set",
         "reader=container",
     )
-    result = run_mmpack("frames", video, *same, "--json", "--out", tmp_path / "plans.json")
+    result = call_mmpack("frames", video, *same, "--json", "--out", tmp_path / "plans.json")
     assert result.returncode == 0, result
     document = json.loads(result.stdout)
     assert json.loads((tmp_path / "plans.json").read_text()) == document
@@ -58,26 +58,26 @@ def test_plans_that_do_not(video, tmp_path):
 
 
 def test_one_plan_and_its_settings(video):
-    result = run_mmpack("frames", video, "--policy", "vllm:loader=opencv,num_frames=5", "--json")
+    result = call_mmpack("frames", video, "--policy", "vllm:loader=opencv,num_frames=5", "--json")
     assert result.returncode == 0
     (plan,) = json.loads(result.stdout)["plans"]
     assert plan["indices"] == [0, 34, 68, 102, 137]
     # what stands beside the name goes before --set
-    more = run_mmpack("frames", video, "--policy", "vllm:fps=1", "--set", "fps=4", "--json")
+    more = call_mmpack("frames", video, "--policy", "vllm:fps=1", "--set", "fps=4", "--json")
     assert json.loads(more.stdout)["plans"][0]["settings"]["fps"] == 1.0
 
 
 def test_a_text_that_looks_like_a_number(video):
     old = "transformers_qwen3_vl:transformers=5.8"
     for text in (old, old[:-3] + '"5.8"'):
-        result = run_mmpack("frames", video, "--policy", text, "--json")
+        result = call_mmpack("frames", video, "--policy", text, "--json")
         assert json.loads(result.stdout)["plans"][0]["settings"]["transformers"] == "5.8"
 
 
 def test_variable_rate(tmp_path):
     path = tmp_path / "video.mkv"
     path.write_bytes(clip(5, times=[0, 40, 60, 900, 1000], container="matroska"))
-    lines = run_mmpack("frames", path, "--policy", "transformers_qwen2_vl").stdout.splitlines()
+    lines = call_mmpack("frames", path, "--policy", "transformers_qwen2_vl").stdout.splitlines()
     assert ", variable, " in lines[0]
     assert "(really 0.900 s)" in next(line for line in lines if line.split()[:2] == ["3", "3"])
 
@@ -86,12 +86,12 @@ def test_contact_sheet(video, tmp_path):
     from PIL import Image
 
     sheet = tmp_path / "sheet.png"
-    assert run_mmpack("frames", video, *TWO, "--sheet", sheet).returncode == 1
+    assert call_mmpack("frames", video, *TWO, "--sheet", sheet).returncode == 1
     picture = Image.open(sheet)
     assert picture.format == "PNG" and picture.mode == "RGB" and picture.width == 1440
     pixels = np.asarray(picture)
     marked = (pixels == (0xD9, 0x48, 0x0F)).all(-1)
-    alone = run_mmpack("frames", video, TWO[0], TWO[1], "--sheet", sheet)
+    alone = call_mmpack("frames", video, TWO[0], TWO[1], "--sheet", sheet)
     assert alone.returncode == 0
     plain = np.asarray(Image.open(sheet))
     assert marked.sum() > 1000 and not (plain == (0xD9, 0x48, 0x0F)).all(-1).any()
@@ -119,7 +119,7 @@ def test_contact_sheet(video, tmp_path):
     ],
 )
 def test_bad_usage(video, args, part):
-    result = run_mmpack("frames", video, *args)
+    result = call_mmpack("frames", video, *args)
     assert result.returncode == 2 and result.stdout == "", result
     assert result.stderr.count("\n") == 1 and part in result.stderr and "Fix: " in result.stderr
 
@@ -130,7 +130,7 @@ def test_the_video_is_not_written_over(tmp_path):
     (tmp_path / "link.png").symlink_to(video)
     for option in ("--sheet", "--out"):
         for target in (video, tmp_path / "link.png"):
-            result = run_mmpack("frames", video, "--policy", "vllm", option, target)
+            result = call_mmpack("frames", video, "--policy", "vllm", option, target)
             assert result.returncode == 2 and result.stderr.count("\n") == 1, result
             assert "is the video itself" in result.stderr and video.read_bytes() == b"as it was"
 
@@ -139,7 +139,7 @@ def test_not_a_video(tmp_path):
     path = tmp_path / "video.mp4"
     path.write_bytes(b"hello, this is no video" * 100)
     for target in (path, tmp_path / "gone.mp4"):
-        result = run_mmpack("frames", target, "--policy", "vllm")
+        result = call_mmpack("frames", target, "--policy", "vllm")
         assert result.returncode == 2 and result.stderr.count("\n") == 1, result
         assert "Fix: " in result.stderr
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from rich.console import Console
-from support.process import run_mmpack
+from support.process import call_mmpack
 
 from mmpack.adapters.transformers.inputs import encodes_apart
 from mmpack.errors import ArgumentError
@@ -69,7 +69,7 @@ def test_real_problems(geo3k_dir):
 
 def test_the_command_prints_one_json_document(tmp_path):
     out = tmp_path / "smoke.json"
-    done = run_mmpack(
+    done = call_mmpack(
         *("smoke", "--limit", "1", "--n", "2", "--max-new-tokens", "4"),
         *("--inject", "loss_mask_shift", "--json", "--out", str(out)),
     )
@@ -153,6 +153,6 @@ def test_what_clips_are_not_for(options, match):
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
 def test_an_engine_that_is_not_installed_is_one_line():
-    done = run_mmpack("smoke", "--engine", "vllm", "--limit", "1")
+    done = call_mmpack("smoke", "--engine", "vllm", "--limit", "1")
     assert done.returncode == 2 and "mmpack[vllm]" in done.stderr
     assert len(done.stderr.splitlines()) == 1
