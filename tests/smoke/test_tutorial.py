@@ -1,4 +1,4 @@
-"""The tutorial runs as it stands, and the figures that it prints are those of a step that is right."""
+"""The tutorial runs unchanged, and the figures that it prints are those of a step that is right."""
 
 import re
 import subprocess
