@@ -1,1 +1,1 @@
-"""Frameworks: what they hold becomes samples, what mmpack makes becomes theirs. One module or folder per framework."""
+"""Other projects, one module each: what they hold becomes samples, what mmpack makes becomes theirs."""

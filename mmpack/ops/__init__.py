@@ -1,4 +1,4 @@
-"""Operators on packed rows [T] and loss tokens [N], one folder per op; which backend runs each."""
+"""Operators on [T] packed rows and [N] loss tokens; one public function a file."""
 
 from mmpack.errors import require
 

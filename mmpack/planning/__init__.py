@@ -1,1 +1,3 @@
-"""Which samples share a micro-batch, and which rank runs it: cost, budgets, bins, balance (numpy)."""
+"""Which samples share a micro-batch, and which rank runs it: budgets, bins, balance, prefix forest.
+numpy only.
+"""

@@ -1,6 +1,5 @@
-"""HTML and PNG of what mmpack makes: reports, plans of frames.
+"""HTML and PNG of what mmpack makes. Importing it gives reports their `to_html` and their look in a notebook.
 
-Importing it gives reports their `to_html` and their look in a notebook.
 Everything that draws is loaded when it is first used.
 """
 
