@@ -77,7 +77,8 @@ class ParityReport:
     missing: dict[str, int] = field(default_factory=lambda: {"rollout": 0, "train": 0})
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list, repr=False, compare=False)
 
-    to_html: ClassVar[Callable[..., str]]  # `mmpack.view.html`, which is registered there
+    # set by `mmpack.view`, which stands above this room
+    to_html: ClassVar[Callable[..., str]]
     _repr_html_: ClassVar[Callable[..., str]]
 
     def to_dict(self) -> dict[str, Any]:
