@@ -153,7 +153,7 @@ def _parts(a: Record, b: Record) -> Iterator[tuple[str, Any, Any, Any]]:
 
 
 def _lacking_parts(field: str, a: list[Any], b: list[Any]) -> Iterator[tuple[str, str]]:
-    """What one side alone recorded of the entries of a list."""
+    """What only one side recorded of the entries of a list."""
     if field == "observation_spans":
         pairs = [(a[i], b[j]) for i, j in overlaps(a, b)]
     else:
@@ -168,7 +168,7 @@ def _lacking_parts(field: str, a: list[Any], b: list[Any]) -> Iterator[tuple[str
 
 
 def _uncovered(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
-    """Loss tokens whose version one side alone knows."""
+    """Loss tokens whose version only one side knows."""
     length = min(len(left), len(right))
     loss = covered(left.loss_spans, length) & covered(right.loss_spans, length)
     known = [covered(s.policy_versions or [], length)[loss] for s in (left, right)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120  # characters of a line
 NAMES = 12  # fields named that were not compared for one reason
-EVIDENCE = 3  # sentences told of one cause
+EVIDENCE = 3  # sentences shown per cause
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Finding:
     """One difference of one sample.
 
     `field` is a name of the schema. `index` is the first token that differs, or for lists the first entry; `span` the
-    tokens of the rollout's side. `cause` is one of `mmpack.parity.fixes`; `evidence` says what it was told from.
+    tokens of the rollout's side. `cause` is one of `mmpack.parity.fixes`; `evidence` says what shows it.
     `frames`: of a video whose frames differ, the first that does.
     """
 
@@ -113,20 +113,20 @@ class ParityReport:
         """
         out = wrapped(self.summary())
         for required in (True, False):
-            told = "required, but not compared" if required else "not compared"
+            title = "required, but not compared" if required else "not compared"
             lacks = {k: v for k, v in self.not_compared.items() if (k in self.require) == required}
             for why, names in _by_reason(lacks).items():
-                out += wrapped(f"{told}: {_named(names)}: {why}")
+                out += wrapped(f"{title}: {_named(names)}: {why}")
         groups = by_cause(self.findings)
         shares = _shares([len(group) for group in groups], limit)
         for group, share in zip(groups, shares, strict=True):
             if share:
-                out += self._told(group, share)
+                out += self._cause_lines(group, share)
         if self.total_findings > sum(shares):
-            out.append(f"and {counted(self.total_findings - sum(shares), 'finding')} more")
+            out.append(f"and {counted(self.total_findings - sum(shares), 'more finding')}")
         return out
 
-    def _told(self, group: list[Finding], share: int) -> list[str]:
+    def _cause_lines(self, group: list[Finding], share: int) -> list[str]:
         """One cause: how often, where, why, and what to do."""
         first = group[0]
         among = len({finding.sample_id for finding in group})
@@ -174,7 +174,7 @@ def _each_field_first(group: list[Finding]) -> list[Finding]:
 
 
 def _shares(sizes: list[int], limit: int) -> list[int]:
-    """How many findings of each group are told: one of each before two of any."""
+    """How many findings of each group are shown: one of each before two of any."""
     shares = [0] * len(sizes)
     while sum(shares) < limit and shares != sizes:
         for k, size in enumerate(sizes):

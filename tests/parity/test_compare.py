@@ -91,7 +91,7 @@ def test_sampling_that_was_not_compared():
         "neither side has sampling": (small(0), small(0)),
         "train has no sampling": (other(small(0), sampling=raw), small(0)),
         "rollout has no sampling": (scored(), scored(**raw)),
-        "there are no logprobs on both sides that it speaks of": (
+        "the logprobs that it describes are not on both sides": (
             other(small(0), sampling=raw),
             scored(**processed),
         ),

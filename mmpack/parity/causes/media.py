@@ -112,11 +112,11 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
         kept = {match[k] for match in matches}
         lost = [i for i in range(len(side.sample.media)) if i not in kept]
         if lost and len(side.shown) == len(other.shown) >= len(side.sample.media):
-            told = f"{other.name} lacks media[{lost[0]}] of {side.name}, and shows as many: another in its place"
+            swapped = f"{other.name} lacks media[{lost[0]}] of {side.name}, and shows another in its place"
             yield Hit(
                 cause=UNKNOWN,
                 field="media",
-                evidence=f"{counts}: {told}; {possible('dropped_image', 'cache_key')}",
+                evidence=f"{counts}: {swapped}; {possible('dropped_image', 'cache_key')}",
                 left=f"{len(left)} media",
                 right=f"{len(right)} media",
                 index=lost[0],
@@ -139,7 +139,7 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
 
 
 def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
-    """A medium that both sides have, and that one of them shows once less."""
+    """A medium that both sides have, and that one of them shows less often."""
     if not matches or len(pair.left.shown) == len(pair.right.shown):
         return
     of = [dict(zip((m[k] for m in matches), range(len(matches)), strict=True)) for k in (0, 1)]
@@ -160,7 +160,7 @@ def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterat
         yield Hit(
             cause="dropped_image",
             field="media",
-            evidence=f"{other.name} lacks showing {nth + 1} of media[{match[k]}] of {side.name}",
+            evidence=f"{other.name} lacks occurrence {nth + 1} of media[{match[k]}] of {side.name}",
             left=f"shown {counts[0]} times",
             right=f"shown {counts[1]} times",
             index=match[0],
@@ -178,7 +178,7 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
         if same_medium(a, b):
             continue
-        parted = first_difference(pair, i, j) if a.modality == b.modality == "video" else None
+        frames = first_difference(pair, i, j) if a.modality == b.modality == "video" else None
         if _reused(a, b):
             causes = [("cache_key", f"{_one_key(i, j)}, {both(a, b, 'content_hash')}")]
         elif moved := _moved(places, i, j, a, b):
@@ -186,17 +186,17 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         elif a.modality != b.modality:
             causes = [(UNKNOWN, f"media[{i}] is {a.modality} in rollout, {b.modality} in train")]
         elif a.modality == "video":
-            causes = list(video_causes(pair, a, b, parted))
+            causes = list(video_causes(pair, a, b, frames))
             if family := decisive(pair, "video"):
                 of_sizes = (UNKNOWN, "video_budget", "max_pixels", "model_family")
-                causes = [told for told in causes if told[0] not in of_sizes]
+                causes = [cause for cause in causes if cause[0] not in of_sizes]
                 causes.append(("model_family", family))
         else:
             causes = list(image_causes(pair, a, b))
         resized = tuple(a.grid_thw) != tuple(b.grid_thw)
         start = pair.left.start_of(i)
-        if i in pair.left.films:  # its timestamps are in the text
-            start, resized = stamp_of(pair.left.films[i][0]), True
+        if i in pair.left.videos_in_text:  # its timestamps are in the text
+            start, resized = stamp_of(pair.left.videos_in_text[i][0]), True
         for cause, evidence in causes:
             yield Hit(
                 cause=cause,
@@ -206,7 +206,7 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
                 right=described(b),
                 index=i,
                 at=(start or 0) if resized and cause not in _OF_PIXELS else None,
-                frames=parted if cause in _OF_FRAMES else None,
+                frames=frames if cause in _OF_FRAMES else None,
             )
 
 
@@ -215,11 +215,11 @@ def _stamps(
 ) -> Iterator[Hit]:
     """Timestamps that differ in the text of a video, though nothing recorded of its frames does."""
     for i, j in matches or ():
-        if i not in pair.left.films or j not in pair.right.films:
+        if i not in pair.left.videos_in_text or j not in pair.right.videos_in_text:
             continue
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
-        if told := unlike_stamps(pair, i, j, decode, same_medium(a, b)):
-            cause, evidence = told
+        if found := unlike_stamps(pair, i, j, decode, same_medium(a, b)):
+            cause, evidence = found
             yield Hit(
                 cause=cause,
                 field="media",
@@ -227,7 +227,7 @@ def _stamps(
                 left=described(a),
                 right=described(b),
                 index=i,
-                at=stamp_of(pair.left.films[i][0]),
+                at=stamp_of(pair.left.videos_in_text[i][0]),
             )
 
 

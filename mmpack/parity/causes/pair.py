@@ -1,4 +1,4 @@
-"""Two samples of one id, seen so that causes can be told: runs of placeholders, words (all other tokens), loss masks.
+"""Two samples of one id, as causes are read from them: runs of placeholders, text tokens (all others), loss masks.
 
 Masks and indices are over the tokens [L] of each side. Nothing is allocated by what a record claims, only by L.
 """
@@ -22,6 +22,8 @@ from mmpack.schema.sample import Sample
 EDGE = 2  # tokens of a turn's end (`<|im_end|>` and a newline), by which a span's edge may move
 STAMP = 16  # tokens of a timestamp and of what opens a medium, at most
 _DIGEST = re.compile("((?:sha256:)?[0-9a-f]{12})[0-9a-f]{52}")
+# of a response that is the beginning of the other side's, where no finish_reason is `length`
+LIMIT_OR_STOP = "cut at a limit, or by a stop string; possible: truncated, stop_token"
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -29,7 +31,7 @@ Decode = Callable[[Sequence[int]], str]
 class Hit:
     """A cause, where it shows, and why it is this one.
 
-    `at`: the rollout's token from which ids differ by it; None if they don't. `frames`: where two videos part.
+    `at`: the rollout's token from which ids differ by it; None if they don't. `frames`: where two videos differ.
     """
 
     cause: str
@@ -94,7 +96,7 @@ class Side:
 
     @cached_property
     def opening(self) -> int | None:
-        """The special id that opens the sample, and each turn; None if that isn't told."""
+        """The special id that opens the sample, and each turn; None if that isn't known."""
         first = int(self.ids[0]) if len(self) else None
         return first if first in self.special_ids else None
 
@@ -113,7 +115,7 @@ class Side:
         return out
 
     @cached_property
-    def films(self) -> dict[int, tuple[int, int]]:
+    def videos_in_text(self) -> dict[int, tuple[int, int]]:
         """[start, stop) of the first of the `showings` of each video, by media_index."""
         return {index: (start, stop) for start, stop, index in reversed(self.showings)}
 
@@ -121,7 +123,7 @@ class Side:
     def markers(self) -> tuple[list[int], set[bool]]:
         """Vision start and end that stand around whole videos in text: their tokens, and whether videos have both.
 
-        Of a video that has only one of the two, for it was cut, nothing is told.
+        A video that has only one of the two was cut: it says nothing.
         """
         at: list[int] = []
         fenced: set[bool] = set()
@@ -169,12 +171,12 @@ class Pair:
         return self.left, self.right
 
     @cached_property
-    def words(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each side, the indices of its words: all but placeholders, and timestamps between frames of a video.
+    def text_tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each side, the indices of its text tokens: all but placeholders and the timestamps within a video.
 
         If a side has fewer runs of placeholders, the tokens that open and close media are left out as well, and so are
-        those around whole videos in text if one side lacks them. If one was cut off within a medium, words count up
-        to that medium on both sides.
+        those around whole videos in text if one side lacks them. If one was cut off within a medium, text counts
+        up to that medium on both sides.
         """
         stops = self._cut or (len(self.left), len(self.right))
         same_runs = len(self.left.runs) == len(self.right.runs)
@@ -211,17 +213,17 @@ class Pair:
         return int(self.left.runs.starts[k]), int(self.right.runs.starts[k])
 
     @cached_property
-    def word_ids(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.left.ids[self.words[0]], self.right.ids[self.words[1]]
+    def text_ids(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.left.ids[self.text_tokens[0]], self.right.ids[self.text_tokens[1]]
 
     @cached_property
-    def word_loss(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.left.loss[self.words[0]], self.right.loss[self.words[1]]
+    def text_loss(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.left.loss[self.text_tokens[0]], self.right.loss[self.text_tokens[1]]
 
     @cached_property
     def common(self) -> tuple[int, int]:
-        """How many words at the beginning and at the end are the same on both sides."""
-        a, b = self.word_ids
+        """How many text tokens at the beginning and at the end are the same on both sides."""
+        a, b = self.text_ids
         prefix = common_prefix(a, b)
         rest = min(len(a), len(b)) - prefix
         suffix = common_prefix(a[len(a) - rest :][::-1], b[len(b) - rest :][::-1])

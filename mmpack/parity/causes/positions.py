@@ -18,7 +18,7 @@ class Fit:
     rule: str
     steps: tuple[float, ...]  # positions between temporal patches, of each video, uncut
     offset: int
-    rate: float  # positions a second
+    rate: float  # positions per second
     recorded: bool  # whether the steps are those of the seconds that the side recorded
 
 
@@ -28,7 +28,7 @@ _SECONDS = ("fps_missing", "video_reader", "video_metadata", "frame_sampling")
 
 
 def position_hits(pair: Pair, media: list[Hit], recounted: bool = False) -> list[Hit]:
-    """Hits for every part of the fits that differs; none if positions were not recorded or follow the ids alone.
+    """Hits for every part of the fits that differs; none if positions were not recorded or follow from the ids.
 
     `media`: the hits of the media, from which other temporal steps may follow. `recounted`: an offset says nothing.
     """
@@ -40,8 +40,8 @@ def position_hits(pair: Pair, media: list[Hit], recounted: bool = False) -> list
         pairs = list(product(*fits))
         least = min(_unlike(*fit) for fit in pairs)
         readings = [_fit_hits(pair, media, *fit) for fit in pairs if _unlike(*fit) == least]
-        told = [hits for hits in readings if any(hit.cause in _SECONDS for hit in hits)]
-        readings = told or readings  # what the media say goes before what fits as well
+        of_media = [hits for hits in readings if any(hit.cause in _SECONDS for hit in hits)]
+        readings = of_media or readings  # what the media show comes first
         if recounted:
             readings = [[h for h in hits if not h.left.startswith(_OFFSET)] for hits in readings]
             if not readings[0]:
@@ -84,13 +84,13 @@ def _where(pair: Pair) -> str:
 
 
 def _with_alternatives(hits: list[Hit], others: list[Hit]) -> list[Hit]:
-    """The hits, the first of which also tells other causes that fit the positions as well."""
+    """The hits, the first of which also names other causes that fit the positions as well."""
     named = {hit.cause for hit in hits}
     extra = {hit.cause: hit.evidence for hit in others if hit.cause not in named}
     if not extra:
         return hits
-    told = "; ".join(f"{cause} is possible too: {why}" for cause, why in extra.items())
-    return [replace(hits[0], evidence=f"{hits[0].evidence}; {told}"), *hits[1:]]
+    others_fit = "; ".join(f"{cause} is possible too: {why}" for cause, why in extra.items())
+    return [replace(hits[0], evidence=f"{hits[0].evidence}; {others_fit}"), *hits[1:]]
 
 
 def _plain(pair: Pair, fits: list[list[Fit]]) -> list[Hit]:
@@ -150,7 +150,7 @@ def _fits(pair: Pair, side: Side) -> list[Fit]:
         if span.media_index >= len(side.sample.media):
             return []
         if span.frame:
-            continue  # one grid a video
+            continue  # one grid per video
         grids[span.modality].append(side.sample.media[span.media_index].grid_thw)
         if span.modality == "video":
             for option, owner in zip(seconds, (side, *_others(pair, side)), strict=False):

@@ -69,7 +69,7 @@ def _first_breaks(sample: Sample) -> dict[str, Problem]:
 
 
 def _adds_nothing(left: Sample, right: Sample) -> bool:
-    """Whether the right side, of equal fields, holds nothing that a rule could find broken on it alone."""
+    """Whether the right side, of equal fields, holds nothing that a rule could find broken only there."""
     return (
         left.loss_spans == right.loss_spans
         and all(
