@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.parity.causes.pair import covered, show
+from mmpack.layout.runs import covered
+from mmpack.parity.causes.pair import show
 from mmpack.parity.differences import (
     Difference,
     at_shared,

@@ -51,7 +51,7 @@ def cut_hits(pair: Pair, cut: Cut) -> list[Hit]:
     span = cut.lost if cut.short else (at, at)
     hits = [Hit(cut.cause, "input_ids", cut.evidence, left, right, at, span, at)]
     seen = {s.media_index for s in other.sample.modality_spans if s.stop > stop or s.start < start}
-    lost = sorted({i for i, _ in other.shown} - seen)
+    lost = sorted({o.media_index for o in other.occurrences} - seen)
     if lost and len(side.sample.media) != len(other.sample.media):
         evidence = f"{cut.evidence}; media[{lost[0]}] of {other.name} was in that part"
         hits.append(Hit(cut.cause, "media", evidence, left, right, lost[0]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mmpack.parity.causes.pair import EDGE, Hit, Pair, intervals, possible
+from mmpack.layout.runs import true_runs
+from mmpack.parity.causes.pair import EDGE, Hit, Pair, possible
 from mmpack.parity.fixes import UNKNOWN
 
 
@@ -21,7 +22,7 @@ def loss_hits(pair: Pair) -> list[Hit]:
     unlike[n - tail :] = pair.text_loss[0][n - tail :] != pair.text_loss[1][m - tail :]
     if not unlike.any():
         return []
-    cuts = intervals(unlike)
+    cuts = true_runs(unlike)
     reasons = [
         _reason(pair, start, stop, m - n if text_differs and start >= n - tail else 0)
         for start, stop in cuts

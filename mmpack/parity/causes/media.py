@@ -111,7 +111,7 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
     for k, (side, other) in enumerate((pair.sides, pair.sides[::-1])):
         kept = {match[k] for match in matches}
         lost = [i for i in range(len(side.sample.media)) if i not in kept]
-        if lost and len(side.shown) == len(other.shown) >= len(side.sample.media):
+        if lost and len(side.occurrences) == len(other.occurrences) >= len(side.sample.media):
             swapped = f"{other.name} lacks media[{lost[0]}] of {side.name}, and shows another in its place"
             yield Hit(
                 cause=UNKNOWN,
@@ -140,10 +140,13 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
 
 def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
     """A medium that both sides have, and that one of them shows less often."""
-    if not matches or len(pair.left.shown) == len(pair.right.shown):
+    if not matches or len(pair.left.occurrences) == len(pair.right.occurrences):
         return
     of = [dict(zip((m[k] for m in matches), range(len(matches)), strict=True)) for k in (0, 1)]
-    shown = [[of[k][i] for i, _ in side.shown if i in of[k]] for k, side in enumerate(pair.sides)]
+    shown = [
+        [of[k][o.media_index] for o in side.occurrences if o.media_index in of[k]]
+        for k, side in enumerate(pair.sides)
+    ]
     if len(shown[0]) == len(shown[1]) or not all(shown):
         return
     kept = _subsequence(shown[0], shown[1], int.__eq__)
@@ -154,7 +157,7 @@ def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterat
         if not left_out:
             continue
         match = matches[shown[k][left_out[0]]]
-        starts = [start for i, start in side.shown if i == match[k]]
+        starts = [o.start for o in side.occurrences if o.media_index == match[k]]
         nth = shown[k][: left_out[0]].count(shown[k][left_out[0]])
         counts = [shown[n].count(shown[k][left_out[0]]) for n in (0, 1)]
         yield Hit(

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from mmpack.families import Family, get_family
-from mmpack.layout.runs import Runs, placeholder_runs
+from mmpack.layout.occurrences import Occurrence, occurrences
+from mmpack.layout.runs import Runs, covered, placeholder_runs
 from mmpack.parity.frame_difference import FrameDifference
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -101,23 +102,27 @@ class Side:
         return first if first in self.special_ids else None
 
     @cached_property
-    def showings(self) -> list[tuple[int, int, int]]:
-        """(start, stop, media_index) of each time that a video lies in the text frame by frame, timestamps between."""
-        out: list[tuple[int, int, int]] = []
-        if self.family.video_layout == "frames":
-            for span in self.sample.modality_spans:
-                if span.modality != "video":
-                    continue
-                start, stop = min(span.start, len(self)), min(span.stop, len(self))
-                if span.frame and out and out[-1][2] == span.media_index:
-                    start = out.pop()[0]
-                out.append((start, stop, span.media_index))
-        return out
+    def occurrences(self) -> list[Occurrence]:
+        """Each place where a medium is shown; a video in text counts once."""
+        return occurrences(self.sample)
+
+    @cached_property
+    def framed(self) -> list[Occurrence]:
+        """The occurrences of videos that lie in the text frame by frame, timestamps between; cut at the ids' end."""
+        if self.family.video_layout != "frames":
+            return []
+        spans = self.sample.modality_spans
+        videos = {s.media_index for s in spans if s.modality == "video"}
+        return [
+            Occurrence(min(o.start, len(self)), min(o.stop, len(self)), o.media_index)
+            for o in self.occurrences
+            if o.media_index in videos
+        ]
 
     @cached_property
     def videos_in_text(self) -> dict[int, tuple[int, int]]:
-        """[start, stop) of the first of the `showings` of each video, by media_index."""
-        return {index: (start, stop) for start, stop, index in reversed(self.showings)}
+        """[start, stop) of the first of the `framed` occurrences of each video, by media_index."""
+        return {o.media_index: (o.start, o.stop) for o in reversed(self.framed)}
 
     @cached_property
     def markers(self) -> tuple[list[int], set[bool]]:
@@ -128,7 +133,7 @@ class Side:
         at: list[int] = []
         fenced: set[bool] = set()
         start, end = self.family.vision_start_id, self.family.vision_end_id
-        for first, stop, _ in self.showings:
+        for first, stop, _ in self.framed:
             low = stamp_of(first)
             stops = [start, end, *self.family.placeholder_ids.values()]
             before = np.flatnonzero(np.isin(self.ids[low : max(first - 1, low)], stops))
@@ -138,11 +143,6 @@ class Side:
             if len(opens) == len(closes):
                 fenced.add(bool(opens))
         return at, fenced
-
-    @cached_property
-    def shown(self) -> list[tuple[int, int]]:
-        """(media_index, first token) of each time that a medium is shown; a video in text counts once."""
-        return [(s.media_index, s.start) for s in self.sample.modality_spans if not s.frame]
 
     def start_of(self, media_index: int) -> int | None:
         """First token of a medium."""
@@ -186,7 +186,7 @@ class Pair:
             if not same_runs:
                 family = side.family
                 drop = drop | np.isin(side.ids, (family.vision_start_id, family.vision_end_id))
-            for first, last, _ in side.showings:
+            for first, last, _ in side.framed:
                 drop[first:last] = True
             if self.other_markers:
                 drop[side.markers[0]] = True
@@ -235,27 +235,10 @@ def stamp_of(start: int) -> int:
     return max(start - STAMP, 0)
 
 
-def covered(spans: Sequence[Any], length: int) -> np.ndarray:
-    """bool [length]: which tokens any of `spans` covers, spans cut at `length`."""
-    edges = np.zeros(length + 1, dtype=np.int64)
-    if spans:
-        bounds = np.array([(s.start, max(s.start, s.stop)) for s in spans], dtype=np.int64)
-        np.minimum(bounds, length, out=bounds)
-        np.add.at(edges, bounds[:, 0], 1)
-        np.add.at(edges, bounds[:, 1], -1)
-    return np.cumsum(edges)[:length] > 0
-
-
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     shorter = min(len(a), len(b))
     unlike = np.flatnonzero(a[:shorter] != b[:shorter])
     return int(unlike[0]) if len(unlike) else shorter
-
-
-def intervals(mask: np.ndarray) -> list[tuple[int, int]]:
-    """The half-open runs of True in `mask`."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def possible(*causes: str) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.layout.runs import true_runs
 from mmpack.parity.causes.pair import (
     LIMIT_OR_STOP,
     Decode,
     Hit,
     Pair,
-    intervals,
     possible,
     show_ids,
 )
@@ -314,7 +314,7 @@ def _without_special(pair: Pair, decode: Decode) -> Decode:
 
 def _turn(loss: np.ndarray, cut: Cut) -> Cut:
     """The run of loss tokens that touches a cut."""
-    touching = [(a, b) for a, b in intervals(loss) if a <= cut[1] and cut[0] <= b]
+    touching = [(a, b) for a, b in true_runs(loss) if a <= cut[1] and cut[0] <= b]
     return touching[0] if touching else cut
 
 

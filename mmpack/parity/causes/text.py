@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from mmpack.layout.runs import true_runs
 from mmpack.parity.causes.pair import (
     Decode,
     Hit,
     Pair,
     common_prefix,
-    intervals,
     possible,
     show,
     stamp_of,
@@ -31,7 +31,7 @@ def _markers(pair: Pair) -> list[Hit]:
     if not pair.other_markers:
         return []
     fenced = pair.sides[0] if True in pair.left.markers[1] else pair.sides[1]
-    first, _, i = pair.left.showings[0]
+    first, _, i = pair.left.framed[0]
     at = pair.left.markers[0][0] if fenced is pair.left else stamp_of(first)
     shown = "vision start and end around the video", "none around it"
     left, right = shown if fenced is pair.left else shown[::-1]
@@ -69,14 +69,14 @@ def _timestamp(pair: Pair, media: list[Hit], left: Cut, right: Cut) -> bool:
         return False
     for side, tokens, (a, b) in zip(pair.sides, pair.text_tokens, (left, right), strict=True):
         start, stop = (int(tokens[k]) if k < len(tokens) else len(side) for k in (a, b))
-        if not any(stamp_of(f) <= start and stop < f for f, _, _ in side.showings):
+        if not any(stamp_of(f) <= start and stop < f for f, _, _ in side.framed):
             return False
     return True
 
 
 def _by_turn(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
     """Text and responses differ: compare them in turn, text between loss spans and text in them."""
-    turns = [intervals(mask) for mask in pair.text_loss]
+    turns = [true_runs(mask) for mask in pair.text_loss]
     if len(turns[0]) != len(turns[1]):
         prefix, suffix = pair.common
         left, right = (
