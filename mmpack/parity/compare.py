@@ -7,12 +7,21 @@ Layouts (token ids, placeholders, positions, masks, media, loss spans, settings)
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mmpack.errors import ArgumentError
-from mmpack.parity.causes import Decode, Hit, Pair, broken_rules, hits_of, rule_hits
+from mmpack.parity.causes import (
+    Decode,
+    Hit,
+    Pair,
+    broken_rules,
+    hits_of,
+    rule_hits,
+    structure_hits,
+)
 from mmpack.parity.columnar.compare import Alike
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
@@ -28,6 +37,7 @@ from mmpack.parity.join import Missing, Source, paired
 from mmpack.parity.records import RECORDS
 from mmpack.parity.report import Finding, ParityReport
 from mmpack.schema.sample import Sample
+from mmpack.schema.trace import TraceReader
 
 _REQUIRABLE = (*FIELDS, *RECORDS, *(f"media.{name}" for name in MEDIA_FIELDS + VIDEO_FIELDS))
 _WHOLE = ("processor.", "sampling.")  # required as a whole: no part may be missing
@@ -65,14 +75,39 @@ def compare(
                 f"compare: require names {name!r}. Fix: use fields of {', '.join(_REQUIRABLE)}"
             )
     tally = _Tally(max_findings)
+    in_memory = not (_read(rollout) and _read(train))
+    rollout, train = _identified(rollout, "rollout"), _identified(train, "train")
     for item in paired(rollout, train, scored=_DRAWN):
         if isinstance(item, Alike):
             tally.alike(item)
         elif isinstance(item, Missing):
             tally.unpaired(item)
         else:
-            tally.pair(item.ordinal, item.left, item.right, decode)
+            tally.pair(item.ordinal, item.left, item.right, decode, in_memory)
     return tally.report(tuple(require))
+
+
+def _read(source: Source) -> bool:
+    """Whether samples come from a file: reading has refused those of a wrong structure."""
+    return isinstance(source, str | os.PathLike | TraceReader)
+
+
+def _identified(source: Source, name: str) -> Source:
+    """The samples of `source`; of those in memory, each must have a sample_id to be paired by."""
+    if _read(source):
+        return source
+    samples: Any = [source] if isinstance(source, Sample) else source
+    return _with_ids(samples, name) if isinstance(samples, Iterable) else samples
+
+
+def _with_ids(samples: Iterable[Sample], name: str) -> Iterator[Sample]:
+    for i, sample in enumerate(samples):
+        if isinstance(sample, Sample) and not isinstance(sample.sample_id, str):
+            kind = type(sample.sample_id).__name__
+            raise ArgumentError(
+                f"compare: {name}[{i}].sample_id is of type {kind}. Fix: pass a str, the same on both sides"
+            )
+        yield sample
 
 
 def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> list[Finding]:
@@ -223,16 +258,25 @@ class _Tally:
             out.add((name, who))
         return out
 
-    def pair(self, ordinal: int, left: Sample, right: Sample, decode: Decode | None) -> None:
+    def pair(
+        self, ordinal: int, left: Sample, right: Sample, decode: Decode | None, in_memory: bool
+    ) -> None:
+        if in_memory and (malformed := structure_hits(left, right)):
+            self.compared += 1
+            self._count(ordinal, [_finding(left, hit, hit) for hit in malformed])
+            return
         self.alike(Alike(1, frozenset(lacking(left, right))))
         findings = findings_of(left, right, decode)
         if findings:
-            self.causes.update({finding.cause for finding in findings})
-            self._keep(self.findings, ordinal, findings)
+            self._count(ordinal, findings)
             if len(self.unlike) < _DRAWN:
                 self.unlike.append((left, right))
         elif len(self.scored) < _DRAWN and left.rollout_logprobs is not None:
             self.scored.append((left, right))
+
+    def _count(self, ordinal: int, findings: list[Finding]) -> None:
+        self.causes.update({finding.cause for finding in findings})
+        self._keep(self.findings, ordinal, findings)
 
     def unpaired(self, item: Missing) -> None:
         self.missing[item.side] += 1
