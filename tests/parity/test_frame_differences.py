@@ -16,7 +16,6 @@ from test_compare_columnar import assert_same, both_ways
 
 import mmpack as mp
 from mmpack.parity.frame_difference import clock
-from mmpack.view.parity.frame_viewer import FrameViewer
 
 POLICIES = ("qwen_vl_utils", "transformers_qwen2_vl")
 
@@ -367,6 +366,14 @@ def test_equal_videos_are_never_built(tmp_path, video, monkeypatch):
     assert mp.compare(*paths).ok
 
 
-def test_a_report_without_media_opens_nothing(video, monkeypatch):
-    monkeypatch.setattr(FrameViewer, "_frames", lambda *_: (None, "looked"))
-    assert "looked" not in mp.compare([video], [changed(video)]).to_html()
+def test_a_report_of_equal_videos_opens_no_file(video, clip):
+    """`pictures` is asked for nothing, and no path below the root is named: the two frames' figures are not there."""
+
+    class Asked(dict):
+        def get(self, *key):
+            pytest.fail(f"looked for {key}")
+
+    other = changed(video, frame_indices=video.media[0].frame_indices + 1)
+    differing, equal = (mp.compare([video], [right]) for right in (other, changed(video)))
+    assert "mm-frames" in differing.to_html(media_root=clip.parent)
+    assert "mm-frames" not in equal.to_html(media_root=clip.parent, pictures=Asked())

@@ -1,4 +1,4 @@
-"""A report shows itself in a notebook as soon as `mp.compare` made it; without the package for HTML it says what to do."""
+"""A report shows itself in a notebook as soon as `mp.compare` made it; without MarkupSafe it names the extra."""
 
 import subprocess
 import sys
