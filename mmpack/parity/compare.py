@@ -66,6 +66,15 @@ def compare(
 
     Returns: a ParityReport.
     Raises: TraceError for a file that is no trace and for a duplicate sample_id; ArgumentError.
+
+    Example:
+        >>> import mmpack as mp, numpy as np
+        >>> def sample(length):
+        ...     ids, response = np.arange(length), mp.LossSpan(2, length, "response")
+        ...     return mp.Sample("s0", "g0", "qwen2_5_vl", ids, [], [], [response], finish_reason="length")
+        >>> report = mp.compare([sample(5)], [sample(3)])
+        >>> report.ok, report.first.cause, report.first.span
+        (False, 'truncated', (3, 5))
     """
     if isinstance(require, str):
         require = (require,)

@@ -95,7 +95,13 @@ class ParityReport:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def summary(self) -> str:
-        """One line: the verdict and its numbers."""
+        """One line: the verdict and its numbers.
+
+        Example:
+            >>> import mmpack as mp
+            >>> mp.ParityReport(ok=True, compared=2, require=()).summary()
+            'parity ok: 2 samples compared, 0 findings'
+        """
         verdict = "parity ok" if self.ok else "parity NOT ok"
         counts = f"{counted(self.compared, 'sample')} compared, {counted(self.total_findings, 'finding')}"
         parts = [f"{verdict}: {counts}"]
@@ -135,11 +141,8 @@ class ParityReport:
         out = wrapped(f"{first.cause} in {counted(among, 'sample')}:")
         for finding in _each_field_first(group)[:share]:
             out += wrapped(f"  {finding.where}", "    ")
-        why = list(dict.fromkeys(finding.evidence for finding in group))
-        for evidence in why[:EVIDENCE]:
+        for evidence in evidence_of(group):
             out += wrapped(f"  evidence: {evidence}", "    ")
-        if len(why) > EVIDENCE:
-            out.append(f"  evidence: and {len(why) - EVIDENCE} more of this kind")
         return out + wrapped(f"  fix: {first.fix}", "    ")
 
 
@@ -150,6 +153,13 @@ def by_cause(findings: Sequence[Finding]) -> list[list[Finding]]:
         key = (f.cause, f.fix, f.evidence) if f.cause == UNKNOWN else (f.cause, f.fix)
         groups.setdefault(key, []).append(f)
     return list(groups.values())
+
+
+def evidence_of(group: Sequence[Finding]) -> list[str]:
+    """The first EVIDENCE different sentences of findings of one cause, and how many more there are."""
+    why = list(dict.fromkeys(finding.evidence for finding in group))
+    more = [f"and {len(why) - EVIDENCE} more of this kind"] if len(why) > EVIDENCE else []
+    return why[:EVIDENCE] + more
 
 
 def counted(n: int, what: str) -> str:

@@ -34,6 +34,14 @@ def html(
         pictures: content_hash -> uint8 [h, w, 3] of pictures in memory, [n, h, w, 3] of the sampled frames of videos.
         decode: ids -> text, for the tokens around a difference.
         train_logprobs: sample_id -> the trainer's logprobs [n] (natural log), where its trace doesn't hold them.
+
+    Raises: MissingExtraError without MarkupSafe, and without Pillow where pictures are drawn.
+
+    Example:
+        >>> import mmpack as mp
+        >>> report = mp.compare([], [])
+        >>> mp.view.html(report)[:15], "Not compared" in mp.view.html(report)
+        ('<!doctype html>', True)
     """
     from mmpack.view.parity.page import page
 

@@ -21,6 +21,7 @@ from mmpack.parity.causes.settings import decisive
 from mmpack.parity.causes.stamps import unlike_stamps
 from mmpack.parity.causes.videos import video_causes
 from mmpack.parity.fixes import UNKNOWN
+from mmpack.parity.frame_difference import FrameDifference
 from mmpack.schema.media import Medium
 
 # what the first differing frame belongs to
@@ -201,16 +202,8 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         if i in pair.left.videos_in_text:  # its timestamps are in the text
             start, resized = stamp_of(pair.left.videos_in_text[i][0]), True
         for cause, evidence in causes:
-            yield Hit(
-                cause=cause,
-                field="media",
-                evidence=evidence,
-                left=described(a),
-                right=described(b),
-                index=i,
-                at=(start or 0) if resized and cause not in _OF_PIXELS else None,
-                frames=frames if cause in _OF_FRAMES else None,
-            )
+            at = (start or 0) if resized and cause not in _OF_PIXELS else None
+            yield _hit(cause, evidence, a, b, i, at, frames if cause in _OF_FRAMES else None)
 
 
 def _stamps(
@@ -223,15 +216,7 @@ def _stamps(
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
         if found := unlike_stamps(pair, i, j, decode, same_medium(a, b)):
             cause, evidence = found
-            yield Hit(
-                cause=cause,
-                field="media",
-                evidence=evidence,
-                left=described(a),
-                right=described(b),
-                index=i,
-                at=stamp_of(pair.left.videos_in_text[i][0]),
-            )
+            yield _hit(cause, evidence, a, b, i, stamp_of(pair.left.videos_in_text[i][0]))
 
 
 def _places(pair: Pair, matches: list[tuple[int, int]] | None) -> Places:
@@ -278,14 +263,21 @@ def _cache_keys(pair: Pair) -> Iterator[Hit]:
             if differ(getattr(a, name), getattr(b, name))
         ]
         if unlike:
-            yield Hit(
-                cause="cache_key",
-                field="media",
-                evidence=f"{_one_key(i, j)}, " + "; ".join(both(a, b, name) for name in unlike),
-                left=described(a),
-                right=described(b),
-                index=i,
-            )
+            evidence = f"{_one_key(i, j)}, " + "; ".join(both(a, b, name) for name in unlike)
+            yield _hit("cache_key", evidence, a, b, i)
+
+
+def _hit(
+    cause: str,
+    evidence: str,
+    a: Medium,
+    b: Medium,
+    index: int,
+    at: int | None = None,
+    frames: FrameDifference | None = None,
+) -> Hit:
+    """A cause by which a medium of the rollout, at `index`, differs from the trainer's."""
+    return Hit(cause, "media", evidence, described(a), described(b), index, at=at, frames=frames)
 
 
 def _one_key(i: int, j: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair
-from mmpack.parity.report import EVIDENCE, by_cause, counted
+from mmpack.parity.report import by_cause, counted, evidence_of
 from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.parity.layout import KINDS, first_difference
 from mmpack.view.parity.logprobs import Drift, by_modality, by_token, drift_of
@@ -199,10 +199,8 @@ def _by_cause(
 ) -> Iterator[Markup]:
     """Each cause: its evidence, its findings as a table, its fix."""
     for group in by_cause(findings):
-        why = list(dict.fromkeys(finding.evidence for finding in group))
-        more = [f"and {len(why) - EVIDENCE} more of this kind"] if len(why) > EVIDENCE else []
         cause = tag("span", group[0].cause, class_="mm-cause")
-        yield tag("p", cause, Markup(" "), "; ".join(why[:EVIDENCE] + more))
+        yield tag("p", cause, Markup(" "), "; ".join(evidence_of(group)))
         yield table(head, [row(finding) for finding in group], "mm-rows")
         yield tag("p", tag("b", "Fix: "), group[0].fix)
 
