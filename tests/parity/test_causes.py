@@ -588,6 +588,22 @@ def test_ids_that_decode_to_nothing_are_no_retokenized_response():
     assert causes(left, right, decode=skips) == ["unknown"]
 
 
+@pytest.mark.parametrize("second", [(710, 711), (710,)])
+def test_a_cut_response_that_ended_by_stop_may_also_have_met_a_stop_string(second):
+    """`finish_reason` length leaves no rival; stop, or none recorded, does, and the evidence says so."""
+    left, right = episode(), episode(second=second)
+    for reasons, hedged in (
+        (("stop", "stop"), True),
+        ((None, None), True),
+        (("length", "stop"), False),
+    ):
+        left.finish_reason, right.finish_reason = reasons
+        report = compare([left], [right])
+        assert report.first.cause == "truncated"
+        hedge = "cut at a limit, or by a stop string; possible: truncated, stop_token"
+        assert report.first.evidence.endswith(hedge) == hedged
+
+
 def test_ids_that_one_side_lacks_are_no_retokenized_response():
     """The text's hash was carried along with what was cut."""
     left, right = episode(), episode(second=(710, 711))

@@ -48,7 +48,7 @@ HIDES |= {
     for cause in ("fps_missing", "video_reader", "frame_sampling")
 }
 BRINGS = {"truncated_medium": {"truncated"}}
-# what one difference can't tell apart is listed as possible
+# what one difference can't distinguish is listed as possible
 EITHER = {
     frozenset({"retokenized_response", "rewritten_response"}): "possible: retokenized_response",
     frozenset({"retokenized_response", "stop_token"}): "possible: retokenized_response",
@@ -82,7 +82,7 @@ def test_two(one, two):
     assert set(mp.compare([right], [left]).causes) == found
 
 
-def test_a_tokenizer_tells_turns_apart():
+def test_a_tokenizer_distinguishes_turns():
     left, right = broken_by("retokenized_response", "stop_token")
     report = mp.compare([left], [right], decode=decode)
     assert set(report.causes) == {"retokenized_response", "stop_token"}

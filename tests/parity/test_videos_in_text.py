@@ -233,7 +233,7 @@ def test_timestamps_of_another_video_are_no_template():
     assert "text outside" not in str(report.lines())
 
 
-def test_words_between_two_showings_of_one_video_are_words():
+def test_text_between_two_occurrences_of_one_video_is_text():
     def twice(word):
         one, two = video(STAMPS), video(STAMPS)
         shift = len(one) + 1

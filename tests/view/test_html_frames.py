@@ -109,7 +109,7 @@ def two_files(folder):
     return [watched(folder / name) for name in ("video.mp4", "brighter.mp4")]
 
 
-def apart(sides, change=lambda samples: None):
+def differing(sides, change=lambda samples: None):
     samples = [copy.deepcopy(sample) for sample, _, _ in sides]
     for sample in samples:  # one video, of whose file neither side recorded the hash
         sample.media[0].media_id, sample.media[0].file_hash = "video", None
@@ -123,7 +123,7 @@ def test_the_largest_difference_of_two_files(tmp_path):
     from mmpack.video import decode
 
     sides = two_files(tmp_path)
-    pictures, text = shown(apart(sides).to_html(media_root=tmp_path))
+    pictures, text = shown(differing(sides).to_html(media_root=tmp_path))
     indices = sides[0][1].indices
     one, two = (decode(tmp_path / n, indices).astype(int) for n in ("video.mp4", "brighter.mp4"))
     largest = np.abs(one - two).reshape(len(one), -1).max(axis=1)
