@@ -134,7 +134,7 @@ def side(
 
 @cache
 def _asked(made: Any, files: tuple[bytes, ...], response: tuple[int, ...], **keywords: Any) -> Any:
-    """A sample of picture files and its response, without pixels, to be copied: most sides of plants are one of a few."""
+    """A sample of picture files and its response, without pixels, to be copied: most sides are one of a few."""
     sample = made(messages(files, **keywords), response_ids=list(response), sample_id="s0")
     for medium in sample.media:
         medium.pixel_values = None
