@@ -1,1 +1,7 @@
-"""Selected log-probabilities of hidden states [T, H] and a head [V, H]: logits never exist."""
+from mmpack.ops.backend import Kernel, Op
+
+_HALVES = ("bfloat16", "float16")
+_WHY = "its kernels take bf16 and fp16, not {dtype}"
+LINEAR_SELECTED_LOGPROBS = Op(
+    "linear_selected_logprobs", __name__, (Kernel("triton", only=_HALVES, why=_WHY),)
+)

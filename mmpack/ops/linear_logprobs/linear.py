@@ -14,6 +14,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError, check_number
 from mmpack.ops.backend import choose
 from mmpack.ops.inputs import check_tensors
+from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.linear_logprobs import torch as linear_torch
 from mmpack.ops.linear_logprobs import triton as linear_triton
 from mmpack.ops.linear_logprobs.call import Call, Statistics
@@ -285,4 +286,4 @@ _forward.register_autograd(_autograd, setup_context=_setup_context)
 
 def _backend(hidden: Tensor, weight: Tensor) -> str:
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
-    return choose(NAME, hidden.device, dtype)
+    return choose(LINEAR_SELECTED_LOGPROBS, hidden.device, dtype)

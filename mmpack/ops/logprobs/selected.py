@@ -14,6 +14,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError, check_name
 from mmpack.ops.backend import choose
 from mmpack.ops.inputs import check_tensors
+from mmpack.ops.logprobs import SELECTED_LOGPROBS
 from mmpack.ops.logprobs.row_groups import (
     RowGroups,
     by_slot,
@@ -102,7 +103,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Logprobs, entropies (none unless asked for), maxima of the rows, logs of the sums above them; [N] each."""
     runs = RowGroups(rows, order, offsets)
-    if choose("selected_logprobs", logits.device, logits.dtype) == "triton":
+    if choose(SELECTED_LOGPROBS, logits.device, logits.dtype) == "triton":
         from mmpack.ops.logprobs.triton import forward
 
         with torch.cuda.device_of(logits):
@@ -146,7 +147,7 @@ def _backward(
     runs, statistics = RowGroups(rows, order, offsets), (logprobs, entropies, maximum, log_total)
     gradients = grad_logprobs, grad_entropies
     num_rows, vocab = logits.shape
-    if choose("selected_logprobs", logits.device, logits.dtype) == "triton":
+    if choose(SELECTED_LOGPROBS, logits.device, logits.dtype) == "triton":
         from mmpack.ops.logprobs.triton import backward
 
         slots = num_rows if rows is None else len(rows)
@@ -201,7 +202,7 @@ def _backward_inplace(
     """The gradient [T, V] written over the logits."""
     runs, statistics = RowGroups(rows, order, offsets), (logprobs, entropies, maximum, log_total)
     gradients = grad_logprobs, grad_entropies
-    if choose("selected_logprobs", logits.device, logits.dtype) == "triton":
+    if choose(SELECTED_LOGPROBS, logits.device, logits.dtype) == "triton":
         from mmpack.ops.logprobs.triton import backward
 
         with torch.cuda.device_of(logits):
