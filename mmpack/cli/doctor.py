@@ -90,10 +90,12 @@ def _ops(devices: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     import torch
 
+    from mmpack.losses.table import OPS as losses
     from mmpack.ops import attention, backend
+    from mmpack.ops.table import OPS as ops
 
     device = torch.device("cuda" if devices["names"] else "cpu")
-    rows = [*backend.report(device), attention.report(device)]
+    rows = [*backend.report([*ops, *losses], device), attention.report(device)]
     return [{"op": op, "backend": backend, "why": why} for op, backend, why in rows]
 
 

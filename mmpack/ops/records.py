@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -36,5 +37,5 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
 def _plain(result: Any) -> Any:
     """The type of what is returned; of a NamedTuple, the tuple of its fields' types."""
     if hasattr(result, "_fields"):
-        return tuple[tuple(get_type_hints(result).values())]
+        return types.GenericAlias(tuple, tuple(get_type_hints(result).values()))
     return None if result is type(None) else result

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.rows.gather import Inverse
+from mmpack.ops.rows.inverse import Inverse
 
 BLOCK = 128  # rows and keys of FlexAttention's blocks
 PADDING_PIECE = 128  # rows of padding that are one sequence: they cost time, and nobody reads them

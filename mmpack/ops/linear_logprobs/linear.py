@@ -6,16 +6,15 @@ paths of the same contract: torch.py or triton.py. Statistics of a row are store
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_number
-from mmpack.ops.backend import choose
+from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
-from mmpack.ops.linear_logprobs import torch as plain
+from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.linear_logprobs.call import Call, Needs, Statistics
 from mmpack.ops.logprobs.arguments import check_arguments
 from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
@@ -129,10 +128,10 @@ def _forward(call: Call) -> Statistics:
 def _(call: Call) -> Statistics:
     hidden, count = call.hidden, call.targets.shape[0]
     dtype = torch.promote_types(torch.promote_types(hidden.dtype, call.weight.dtype), torch.float32)
-    kept: tuple[list[int], list[int]] = [0, 0], [0, 0]
-    if call.store and (path := _path(call)) is not plain:
+    stored, tiles = [0, 0], [0, 0]
+    if call.store:
         groups = hidden.shape[0] if call.rows is None else call.rows.shape[0]
-        kept = path.stored_shapes(groups, call.weight.shape[0], hidden.device)
+        stored, tiles = _path(call).stored_shapes(groups, call.weight.shape[0], hidden.device)
     logprobs, maximum, log_total, chosen = (hidden.new_empty(count, dtype=dtype) for _ in range(4))
     return Statistics(
         logprobs,
@@ -140,8 +139,8 @@ def _(call: Call) -> Statistics:
         maximum,
         log_total,
         chosen,
-        hidden.new_empty(kept[0]),
-        hidden.new_empty(kept[1], dtype=torch.float32),
+        hidden.new_empty(stored),
+        hidden.new_empty(tiles, dtype=torch.float32),
     )
 
 
@@ -170,14 +169,10 @@ def _(
     )
 
 
-def _path(call: Call) -> ModuleType:
-    """The implementation that runs: a module with `forward` and `backward`."""
+def _path(call: Call) -> Any:
+    """The module that runs it, `torch` or `triton`."""
     dtype = torch.promote_types(call.hidden.dtype, call.weight.dtype)
-    if choose(NAME, call.hidden.device, dtype) == "triton":
-        from mmpack.ops.linear_logprobs import triton
-
-        return triton
-    return plain
+    return implementation(LINEAR_SELECTED_LOGPROBS, call.hidden.device, dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

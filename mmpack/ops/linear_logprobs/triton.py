@@ -61,10 +61,10 @@ def _forward(call: Call) -> Statistics:
     maximum, log_total = maximum[slots.of], log_total[slots.of]
     scaled = chosen * (LOG2_E.value / temperature)
     logprobs = (scaled.double() - maximum.double() - log_total.double()) * math.log(2)
-    kept = stored, partials.maximum
+    tile_maximum = partials.maximum
     if stored is None:
-        kept = x.new_empty(0, 0), partials.maximum.new_empty(0, 0)
-    return Statistics(logprobs.float(), entropies, maximum, log_total, chosen, *kept)
+        stored, tile_maximum = x.new_empty(0, 0), tile_maximum.new_empty(0, 0)
+    return Statistics(logprobs.float(), entropies, maximum, log_total, chosen, stored, tile_maximum)
 
 
 def _backward(rows: LiveFirst, call: Call, statistics: Statistics, needs: Needs) -> Gradients:

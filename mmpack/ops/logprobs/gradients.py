@@ -1,5 +1,6 @@
-"""The gradient of logprobs and entropies to logits. With p the softmax, d logp_t = onehot_t - p, d H = -p · (log p + H).
+"""The gradient of logprobs and entropies to logits.
 
+With p the softmax: d logp_t = onehot_t - p, d H = -p · (log p + H).
 The part of the targets themselves is made per loss token, in float64; the rest per row.
 """
 
@@ -49,8 +50,8 @@ def slot_gradients(
     targets, groups = call.targets.long(), call.groups
     slots = slots_of(groups, call.num_rows, len(targets), targets.device, chunk)
     logprob = given.grad_logprobs.double()
-    has_entropy = given.grad_entropies is not None
-    entropy = given.grad_entropies.double() if has_entropy else torch.zeros_like(logprob)
+    to_entropies = given.grad_entropies
+    entropy = torch.zeros_like(logprob) if to_entropies is None else to_entropies.double()
     live, target = (logprob != 0) | (entropy != 0), logprob
     if groups.order is not None:
         live = keyed_sum(live.double(), slots.of) > 0
@@ -61,7 +62,7 @@ def slot_gradients(
         by_slot(logprob, slots),
         by_slot(entropy, slots),
         by_slot(live, slots),
-        by_slot(entropies, slots) if has_entropy else None,
+        None if to_entropies is None else by_slot(entropies, slots),
         target,
     )
     return by_row._replace(at_targets=_at_targets(by_row, logprobs, call.temperature))

@@ -6,16 +6,15 @@ paths of the same contract: torch.py or triton.py. Statistics of a row are store
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name
-from mmpack.ops.backend import choose
+from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
-from mmpack.ops.logprobs import torch as plain
+from mmpack.ops.logprobs import SELECTED_LOGPROBS
 from mmpack.ops.logprobs.arguments import check_arguments
 from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
 from mmpack.ops.logprobs.call import Call, Statistics, runtime_scalar
@@ -23,6 +22,7 @@ from mmpack.ops.logprobs.row_groups import make_row_groups
 from mmpack.ops.records import flat
 
 OPTIONAL = ("rows", "rows_unique", "row_inverse")
+TENSORS = Call._fields.index("entropy")  # before the options
 GRADIENTS = ("dense", "compact", "inplace")
 
 
@@ -111,8 +111,8 @@ def _backward(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
 @_backward.register_fake
 @flat
 def _(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
-    compact = call.gradient == "compact" and call.rows is not None
-    return call.logits.new_empty(call.rows.shape[0] if compact else call.num_rows, call.vocab)
+    rows = call.rows if call.gradient == "compact" else None
+    return call.logits.new_empty(call.num_rows if rows is None else rows.shape[0], call.vocab)
 
 
 @torch.library.custom_op("mmpack::selected_logprobs_backward_", mutates_args={"logits"})
@@ -122,27 +122,22 @@ def _backward_inplace(given: Incoming, call: Call, statistics: Statistics) -> No
     _path(call).backward(given, call, statistics)
 
 
-def _path(call: Call) -> ModuleType:
-    """The implementation that runs: a module with `forward` and `backward`."""
-    if choose("selected_logprobs", call.logits.device, call.logits.dtype) == "triton":
-        from mmpack.ops.logprobs import triton
-
-        return triton
-    return plain
+def _path(call: Call) -> Any:
+    """The module that runs it, `torch` or `triton`."""
+    return implementation(SELECTED_LOGPROBS, call.logits.device, call.logits.dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.entropy, ctx.gradient = inputs
-    keep(ctx, tensors, output, ctx.entropy)
+    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
+    keep(ctx, tensors, output, Call(*inputs).entropy)
 
 
 def _autograd(
     ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
 ) -> tuple[Any, ...]:
-    saved, count = ctx.saved_tensors, len(Statistics._fields)
-    call = Call(*saved[:-count], ctx.entropy, ctx.gradient)
-    statistics = Statistics(*saved[-count:])
-    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, ctx.entropy)
+    saved = ctx.saved_tensors
+    call, statistics = Call(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
+    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
     grad: Tensor
     if call.gradient == "inplace":
         call = call._replace(logits=call.logits.detach())
