@@ -53,10 +53,10 @@ def linear_selected_logprobs(
         softcap: logits are softcap · tanh(z / softcap), before the temperature (Gemma 2, section 2).
         memory_budget: bytes that may be held beyond the gradients. If the probabilities fit, two bytes each, they are
             kept for the backward, which takes up to a fifth more for a while. Otherwise it computes them again, in
-            chunks as wide as fit; by default, and with a smaller budget, in a twentieth of what the probabilities
-            would take (more where N is below 6,144, or the vocabulary less than ten times H). A budget changes the
-            last bits of gradients with the size of the batch; the default does not. The torch path goes by chunks of
-            its own.
+            chunks as wide as fit. By default, and with a smaller budget, chunks take a twentieth of what the
+            probabilities would take (more if N is below 6,144, or the vocabulary less than ten times H). With a budget
+            the last bits of gradients depend on the size of the batch; by default they don't. The torch path has
+            chunks of its own.
         group: ranks that the vocabulary is split over, in order: `weight` and `bias` are this rank's [V / ranks, H]
             and [V / ranks], all else is the same on each. Every rank gets all values and the whole gradient to
             `hidden`, summed in the order of the ranks. Values are the same bits for any number of ranks if a shard is
@@ -65,15 +65,22 @@ def linear_selected_logprobs(
     Returns [N] float32 (float64 for float64 inputs), or (logprobs, entropy in nats). The gradient to `hidden` is
     exactly 0 in rows that are not read or whose incoming gradients are all 0, which costs their products too; it
     and the values are the same bits in any batch and order. Gradients to weight and bias are summed in fp32; that to
-    a bf16 or fp16 weight is rounded once a block of rows, of which there are up to four.
+    a bf16 or fp16 weight is rounded once per block of rows, of which there are up to four.
 
     Kernels take bf16 and fp16; other dtypes run on torch, where fp32 products obey
     `torch.set_float32_matmul_precision`, and the numerical contract needs its default, "highest". Logits of some
     hundreds are rounded by 1e-5 and more, and errors of values and gradients grow with them, as those of any fp32
     product do (`linear_logprob_bound`, `linear_gradient_fp32_bound`).
 
-    Raises ArgumentError for wrong shapes, unlike devices, DTensors and forward-mode tangents, and on the CPU for
+    Raises ArgumentError for wrong shapes, different devices, DTensors and forward-mode tangents, and on the CPU for
     indices out of range.
+
+    Example: logits of the one row that is read are 0, 2 and 0.
+        >>> import torch
+        >>> from mmpack import linear_selected_logprobs
+        >>> hidden, weight = torch.eye(2), torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
+        >>> linear_selected_logprobs(hidden, weight, torch.tensor([1, 2]), rows=torch.tensor([0, 0]))
+        tensor([-0.2395, -2.2395])
     """
     check_tensors(
         NAME, OPTIONAL, hidden=hidden, weight=weight, bias=bias, targets=targets, rows=rows,
@@ -91,7 +98,7 @@ def linear_selected_logprobs(
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
-            f"{NAME}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: one a vocabulary entry"
+            f"{NAME}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: one per vocabulary entry"
         )
     if softcap is not None:
         check_number(NAME, "softcap", softcap, above=0, fix="pass None for no softcap")

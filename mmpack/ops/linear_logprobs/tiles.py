@@ -46,7 +46,7 @@ def tiles_of(device: torch.device) -> Tiles:
 
 
 def programs_of(device: torch.device) -> int:
-    """Programs of a persistent grid: one a multiprocessor."""
+    """Programs of a persistent grid: one per multiprocessor."""
     return (
         2
         if device.type == "cpu"
@@ -55,7 +55,7 @@ def programs_of(device: torch.device) -> int:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """x [R, C] as bulk copies read it: rows contiguous and 16-byte aligned; a copy with padded rows where it isn't."""
+    """x [R, C] as bulk copies read it: rows contiguous and 16-byte aligned; if it isn't, a copy with padded rows."""
     per_row = 16 // x.element_size()
     if x.stride(1) == 1 and x.stride(0) % per_row == 0 and x.data_ptr() % 16 == 0:
         return x

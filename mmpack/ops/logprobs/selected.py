@@ -44,21 +44,28 @@ def selected_logprobs(
         targets: [N] int64 token ids.
         rows: [N] row that predicts each target, in any order, with repeats; None: row n predicts target n.
         entropy: also return the entropy of each row's distribution, in nats.
-        rows_unique, row_inverse: [R], [N], `rows` as its distinct values (`PackedBatch.loss_rows_unique`,
-            `.loss_row_inverse`; each is named at least once): then what repeats is read once, and where R is N
-            nothing is sorted.
+        rows_unique, row_inverse: [R], [N], `rows` as its distinct values and their index
+            (`PackedBatch.loss_rows_unique`, `.loss_row_inverse`; each value is used at least once). Repeated rows are
+            then read once, and if R is N nothing is sorted.
         gradient: the form of the gradient to the logits. "dense": [T, V]. "compact": a sparse COO tensor [T, V] with
-            one sparse dimension, whose values [R, V] are of the rows that are read, as `Embedding(sparse=True)` has;
+            one sparse dimension and values [R, V], of the rows that are read, as `Embedding(sparse=True)` has;
             for leaves and `torch.autograd.grad`, not under torch.compile. "inplace": dense, written over the logits,
             which the backward destroys; no second backward. The last two need rows that are known not to repeat:
             `rows_unique` and `row_inverse`, or no `rows`.
 
     Returns [N] float32 (float64 for float64 logits), or (logprobs, entropy). The gradient to the logits is exactly 0
     in rows that are not read or whose incoming gradients are all 0; gradients of one row are summed in the order of
-    n. Values and gradients of a row are the same bits in any batch and order, where the logits are aligned alike.
+    n. Values and gradients of a row are the same bits in any batch and order, if the logits have the same alignment.
 
-    Raises ArgumentError for wrong shapes, unlike devices, DTensors and forward-mode tangents, and on the CPU for
-    indices out of range. On a GPU looking would wait for it: there kernels give NaN for a target that is out of range.
+    Raises ArgumentError for wrong shapes, different devices, DTensors and forward-mode tangents, and on the CPU for
+    indices out of range. On a GPU that check would wait for the device: there a target out of range gives NaN.
+
+    Example: two tokens, predicted by rows 0 and 2.
+        >>> import torch
+        >>> from mmpack import selected_logprobs
+        >>> logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [9.0, 9.0, 9.0, 9.0], [0.0, 2.0, 0.0, 0.0]])
+        >>> selected_logprobs(logits, torch.tensor([0, 1]), rows=torch.tensor([0, 2]))
+        tensor([-1.3863, -0.3408])
     """
     check_tensors(
         "selected_logprobs", OPTIONAL, logits=logits, targets=targets, rows=rows,

@@ -1,9 +1,9 @@
-"""selected_logprobs in Triton: one pass over the logits of a row forward, by one program; one backward, by blocks.
+"""selected_logprobs in Triton: forward, one program reads a row once; backward, one program per block of columns.
 
-Forward a row is read in tiles [DEPTH, LANES], by columns. Each lane keeps a maximum and a sum of its own, so nothing
-crosses threads before the row ends, and each logit costs one exp and 1/DEPTH more. Orders of summation depend on V,
-dtype and alignment alone.
-Pointers that are None stand for what a call does without: the kernel is compiled apart for them.
+The forward reads a row in tiles [DEPTH, LANES], by columns. Each lane keeps a maximum and a sum of its own, so nothing
+crosses threads before the row ends, and each logit costs one exp and 1/DEPTH more. Orders of summation depend only on
+V, dtype and alignment.
+A pointer is None for what a call does without; the kernel is compiled separately for that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from mmpack.ops.logprobs.autograd import Incoming
 from mmpack.ops.logprobs.call import Call, Statistics
 
-LANES = 1024  # 16 bytes of bf16 a thread
+LANES = 1024  # 16 bytes of bf16 per thread
 DEPTH = 4
 WARPS = 2 if torch.version.hip else 4  # of 64 or 32 threads: LANES must span them all
 BLOCK = 4096  # columns of one program of the backward
