@@ -17,7 +17,7 @@ from mmpack.ops.attention.attention_plan import FLEX_BLOCK, PADDING_PIECE
 
 @st.composite
 def lines(draw, longest=6):
-    """visible_until of one line, and what each row sees, from ancestors alone; then padding."""
+    """visible_until of one line, and what each row sees, from ancestors only; then padding."""
     lengths, parents, on_path = [], [], [-1]
     for g in range(draw(st.integers(1, 7))):
         # of the branch that was left last, or a new root

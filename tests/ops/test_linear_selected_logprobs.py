@@ -16,6 +16,7 @@ from tests.support.logprob_oracle import (
     assert_same_bits_in_any_batch,
     from_hidden,
     linear_problem,
+    linear_step,
 )
 
 
@@ -193,20 +194,12 @@ def _rank(rank, ranks, rendezvous):
     )
     module.BLOCK_COLUMNS = 64
     *factors, targets, rows, unread = problem(vocab=512, count=90)
-    up, up_entropy = torch.randn(2, len(rows))
     shard = slice(512 // ranks * rank, 512 // ranks * (rank + 1))
-
-    def run(hidden, weight, bias, group):
-        leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
-        lp, h = linear_selected_logprobs(
-            leaves[0], leaves[1], targets, rows, leaves[2], 0.8, entropy=True, group=group
-        )
-        (lp @ up + h @ up_entropy).backward()
-        return lp.detach(), h.detach(), [x.grad for x in leaves]
-
-    lp, h, gradients = run(*factors, None)
+    inputs = targets, rows, torch.randn(2, len(rows))
+    lp, h, gradients = linear_step(factors, *inputs, temperature=0.8)
     hidden, weight, bias = factors
-    got = run(hidden, weight[shard], bias[shard], distributed.group.WORLD)
+    part, world = (hidden, weight[shard], bias[shard]), distributed.group.WORLD
+    got = linear_step(part, *inputs, temperature=0.8, group=world)
     assert torch.equal(got[0], lp)
     assert torch.equal(got[1], h)
     to_hidden, *to_shard = got[2]

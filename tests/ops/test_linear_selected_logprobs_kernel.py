@@ -15,6 +15,7 @@ from tests.support.logprob_oracle import (
     assert_same_bits_in_any_batch,
     from_hidden,
     linear_problem,
+    linear_step,
 )
 
 pytest.importorskip("triton")
@@ -372,20 +373,12 @@ def _rank(rank, ranks, rendezvous):
     )
     device = torch.device("cpu")
     *factors, targets, rows, unread = problem(device, vocab=256, count=40, num_rows=40)
-    up = torch.randn(len(rows))
     shard = slice(128 * rank, 128 * (rank + 1))
-
-    def run(hidden, weight, bias, group):
-        leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
-        lp, h = linear_selected_logprobs(
-            leaves[0], leaves[1], targets, rows, leaves[2], entropy=True, group=group
-        )
-        (lp @ up + h @ up).backward()
-        return lp.detach(), h.detach(), [x.grad for x in leaves]
-
-    lp, h, gradients = run(*factors, None)
+    inputs = targets, rows, torch.randn(len(rows)).expand(2, -1)
+    lp, h, gradients = linear_step(factors, *inputs)
     hidden, weight, bias = factors
-    got = run(hidden, weight[shard], bias[shard], distributed.group.WORLD)
+    part, world = (hidden, weight[shard], bias[shard]), distributed.group.WORLD
+    got = linear_step(part, *inputs, group=world)
     assert torch.equal(got[0], lp)
     assert torch.equal(got[1], h)
     for i, (a, b) in enumerate(zip(got[2], gradients, strict=True)):

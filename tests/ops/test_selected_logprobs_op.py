@@ -162,7 +162,7 @@ def test_rows_that_nobody_reads_are_refused_where_one_may_look(device):
 @pytest.mark.parametrize("repeated", [False, True])
 def test_a_cuda_graph_replays_it(device, repeated):
     if device.type != "cuda":
-        pytest.skip("of CUDA alone")
+        pytest.skip("only on CUDA")
     logits, targets, keywords = problem(device, repeated)
 
     def function(x):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 
 
 def from_logits(
@@ -45,6 +48,16 @@ def linear_problem(
     weight, bias = torch.randn(vocab, width) * scale, torch.randn(vocab)
     targets = torch.randint(0, vocab, (count,))
     return hidden.to(dtype), weight.to(dtype), bias.to(dtype), targets, rows, unread
+
+
+def linear_step(
+    factors: Iterable[Tensor], targets: Tensor, rows: Tensor, up: Tensor, **options: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """linear_selected_logprobs with `up` [2, N] coming in: logprobs, entropies, gradients to hidden, weight, bias."""
+    hidden, weight, bias = (x.clone().requires_grad_() for x in factors)
+    lp, h = linear_selected_logprobs(hidden, weight, targets, rows, bias, entropy=True, **options)
+    (lp @ up[0] + h @ up[1]).backward()
+    return lp.detach(), h.detach(), [x.grad for x in (hidden, weight, bias)]
 
 
 def assert_same_bits_in_any_batch(

@@ -1,6 +1,6 @@
 """What a pack's attention rule means for kernels: sequences for varlen kernels, blocks for FlexAttention.
 
-Made on the host from `visible_until` alone, where rows are packed, so that nothing is asked of the GPU later.
+Made on the host from `visible_until`, where rows are packed, so that nothing is asked of the GPU later.
 """
 
 from __future__ import annotations

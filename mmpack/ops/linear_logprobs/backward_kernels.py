@@ -25,23 +25,23 @@ from mmpack.ops.linear_logprobs.tiles import (
 FAR = tl.constexpr(-1e4)  # log2 of a probability that is 0, in a product that may not overflow
 
 
-def logit_gradient(call: Call, given: Operands, block: Block, first_column: int) -> None:
+def logit_gradient(call: Call, operands: Operands, block: Block, first_column: int) -> None:
     """Fill D with p · (along + slope · log2 p), p computed again."""
     tiles, programs = tiles_of(block.live.device), programs_of(block.live.device)
-    vocab, width = given.weight.shape
+    vocab, width = operands.weight.shape
     logit_gradient_kernel[(programs,)](
-        given.x,
-        given.weight,
-        given.grad,
+        operands.x,
+        operands.weight,
+        operands.grad,
         call.bias,
         block.live,
         block.log_total,
         block.along,
         block.slope,
         block.first,
-        given.x.shape[0],
+        operands.x.shape[0],
         first_column,
-        min(given.grad.shape[1], vocab - first_column),
+        min(operands.grad.shape[1], vocab - first_column),
         vocab,
         width,
         LOG2_E.value / call.temperature,

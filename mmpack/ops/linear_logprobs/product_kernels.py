@@ -38,7 +38,7 @@ class Operands(NamedTuple):
     grad_weight: TensorDescriptor | None
 
 
-def operands(
+def make_operands(
     grad: Tensor, x: Tensor, weight: Tensor, total: Tensor | None, grad_weight: Tensor | None
 ) -> Operands:
     """Made once per block: each costs some time on the host."""
@@ -66,22 +66,22 @@ def gather_live(hidden: Tensor, block: Block, out: Tensor) -> None:
     )  # fmt: skip
 
 
-def multiply(given: Operands, block: Block, first_column: int) -> None:
+def multiply(operands: Operands, block: Block, first_column: int) -> None:
     """total [R, H] float32 += D · weight; grad_weight [V, H] = Dᵀ · x, plus what is there after the first block."""
     tiles, programs = tiles_of(block.live.device), programs_of(block.live.device)
-    vocab, width = given.weight.shape
+    vocab, width = operands.weight.shape
     products_kernel[(programs,)](
-        given.grad_by_row,
-        given.weight_by_depth,
-        given.total,
-        given.grad_by_column,
-        given.x_by_depth,
-        given.grad_weight,
+        operands.grad_by_row,
+        operands.weight_by_depth,
+        operands.total,
+        operands.grad_by_column,
+        operands.x_by_depth,
+        operands.grad_weight,
         block.live,
         block.first,
-        given.x.shape[0],
+        operands.x.shape[0],
         first_column,
-        min(given.grad.shape[1], vocab - first_column),
+        min(operands.grad.shape[1], vocab - first_column),
         width,
         ADD=block.first > 0,
         REDUCE=tiles is HOPPER,

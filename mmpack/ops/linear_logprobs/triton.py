@@ -94,8 +94,8 @@ def _backward(rows: LiveFirst, call: Call, statistics: Statistics, needs: Needs)
         products.gather_live(hidden, block, x)
         if total is not None:
             total = total[:here].zero_()
-        given = products.operands(grad, x, weight, total, to_weight)
-        _add_block(call, statistics, rows, block, given, grad, to_bias)
+        operands = products.make_operands(grad, x, weight, total, to_weight)
+        _add_block(call, statistics, rows, block, operands, grad, to_bias)
         if to_hidden is not None and total is not None:
             products.scatter_live(to_hidden, block, ordered_sum(total, call.group))
     return _in_order(call, to_hidden, to_weight, to_bias)
@@ -106,7 +106,7 @@ def _add_block(
     statistics: Statistics,
     rows: LiveFirst,
     block: Block,
-    given: products.Operands,
+    operands: products.Operands,
     grad: Tensor,
     to_bias: Tensor | None,
 ) -> None:
@@ -116,12 +116,12 @@ def _add_block(
         if statistics.stored.shape[1]:
             backwards.stored_logit_gradient(call, statistics, grad, block, column)
         else:
-            backwards.logit_gradient(call, given, block, column)
+            backwards.logit_gradient(call, operands, block, column)
         backwards.set_targets(grad, rows, columns, block.first, column)
         if to_bias is not None:
             backwards.add_column_sums(grad, block, to_bias, column)
-        if given.total is not None or given.grad_weight is not None:
-            products.multiply(given, block, column)
+        if operands.total is not None or operands.grad_weight is not None:
+            products.multiply(operands, block, column)
 
 
 def _in_order(
