@@ -1,7 +1,7 @@
 """Fused linear selected logprob, forward: logits [S, V] live in registers, a tile at a time.
 
-A persistent product, K in one fixed order; for each tile of columns it leaves three numbers per row, which `merge` adds
-up in the order of the tiles. x [S, H] and weight [V, H] are bf16 or fp16; logits count in units of log 2.
+A persistent product, K in one fixed order. Each tile of columns leaves three numbers per row, which `merge` adds up in
+the order of the tiles. x [S, H] and weight [V, H] are bf16 or fp16; logits count in units of log 2.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def statistics_kernel(
     GROUP: tl.constexpr,
 ):
     tiles_m, tiles_n, steps = tl.cdiv(count, ROWS), tl.cdiv(vocab, COLUMNS), tl.cdiv(width, DEPTH)
-    # Flattened, so that a tile's first loads start under the last one's arithmetic: no branches in the body.
+    # Flattened: the first loads of a tile start while the tile before it computes. So no branches in the body.
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
         m, n = place(tile, tiles_m, tiles_n, GROUP)
         z = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
@@ -163,7 +163,7 @@ def statistics_kernel(
             stored_desc.store([m * ROWS, n * COLUMNS], p.to(stored_desc.dtype))
 
 
-# What is known of `count` would decide the layout, and with it the order of the sums.
+# Specialised on `count`, the layout and with it the order of the sums would depend on the batch.
 @triton.jit(do_not_specialize=["count"])
 def merge_kernel(
     tile_maximum_ptr,
