@@ -39,19 +39,6 @@ from mmpack.schema.sample import Sample
 from mmpack.schema.spans import Score
 
 KEY = "openrlhf"  # in Sample.metadata
-TRAPS: dict[str, str] = {
-    "sampled_placeholder": "OpenRLHF marks every placeholder of a sequence as a vision token, sampled ones too: "
-    "features and tokens differ by one: here a sampled one stays a word, and `mp.validate` names it (MM203).",
-    "dropped_image": "A picture that can't be loaded is skipped with a warning, and the rest move up: `to_samples` "
-    "refuses rows whose grids, placeholders and pictures differ in number.",
-    "double_expansion": "vLLM expands ids that the processor has expanded already, unless they are collapsed to one "
-    "placeholder a run before: run and grid of the sample contradict each other (MM101).",
-    "padding_positions": "packing_samples counts positions along the row, in one dimension, also of VLMs: "
-    "samples record none from it, and pack by the family's rule.",
-    "empty_response": "A response without tokens has a reward and no action to put it on: `to_samples` refuses it.",
-    "logprob_kind": "rollout_log_probs are vLLM's, action_log_probs are divided by the actor's temperature: pass "
-    "`sampling`, so that parity compares what they mean.",
-}
 # OpenRLHF's names of columns [B, A] and those of `mp.policy_loss`
 COLUMNS = {
     "rollout_log_probs": "rollout_logprobs",

@@ -41,20 +41,6 @@ KINDS = ("processed", "raw")
 OF_ONE_CALL = ("rid", "stream", "text")  # of a request: not taken over into one made of it
 # what files of pictures begin with: PNG, JPEG, GIF, WEBP, BMP, TIFF
 HEADERS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
-TRAPS: dict[str, str] = {
-    "retokenized_response": "`text` encoded again gives other ids (sglang#26555, sglang#12383): `to_samples` reads "
-    "output_ids, and refuses a response without them.",
-    "chat_template": "sglang decodes and encodes the prompt's input_ids again where pictures come with it, unless "
-    "SGLANG_MM_AVOID_RETOKENIZE is set: ask for return_prompt_token_ids; `from_samples` hands over processed pictures, "
-    "with which ids stay as they are.",
-    "double_expansion": "A prompt longer than the processor makes it was expanded twice, or under other pixel bounds: "
-    "`to_samples` compares prompt_tokens.",
-    "cache_key": "In sglang's own ids a picture's placeholders are a hash of its features: `to_samples` puts the "
-    "family's placeholder back.",
-    "logprob_kind": "output_token_logprobs are of the tempered distribution, of the model's own only for greedy "
-    "sampling or with SGLANG_RETURN_ORIGINAL_LOGPROB: say which, with `logprobs`.",
-    "stop_token": "The stop token stays in output_ids and leaves `text`: `to_samples` takes output_ids.",
-}
 
 
 def to_samples(
@@ -78,7 +64,7 @@ def to_samples(
         group_ids: one a response; None: the request's rid, or the response's id.
         positions: int64 [rows, P] and rope delta of each expanded prompt, as sglang computes them; none are recorded
             without.
-        logprobs: "processed" or "raw", see TRAPS.
+        logprobs: "processed" or "raw", see `logprob_kind` in docs/traps.md.
 
     Raises: ArgumentError for responses without ids or logprobs, for videos and URLs; LayoutError where the engine's
     prompt and the processor's differ in length, or media and placeholders in number.

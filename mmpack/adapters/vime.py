@@ -48,16 +48,6 @@ COLUMNS = {
     "returns": "returns",
     "values": "values",
 }
-TRAPS: dict[str, str] = {
-    "logprob_kind": "The engine's logprobs are raw or tempered by its own setting (vime#64): pass `sampling`, so that "
-    "parity compares what they mean.",
-    "loss_mask_shift": "loss_mask counts from the end of the prompt, response_length tokens before the end of tokens: "
-    "`to_samples` refuses a mask of another length.",
-    "not_expanded": "tokens of one placeholder a picture beside multimodal_train_inputs of many patches: run and grid "
-    "of the sample contradict each other (MM101).",
-    "dropped_image": "multimodal_train_inputs of fewer pictures than tokens have: `to_samples` refuses the sample.",
-    "empty_response": "A response without tokens has a reward and no token to put it on: `to_samples` refuses it.",
-}
 
 
 def to_samples(

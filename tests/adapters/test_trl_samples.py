@@ -1,7 +1,5 @@
 """TRL's batches, padded, shuffled and split by TRL's own functions, as samples and back: nothing gets lost."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -10,10 +8,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mmpack as mp
-from mmpack.adapters.trl import TRAPS, from_batch, loss_columns, to_samples
+from mmpack.adapters.trl import from_batch, loss_columns, to_samples
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
-from mmpack.parity.fixes import FIXES
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 FAMILY = get_family("qwen2_5_vl")
@@ -286,10 +283,3 @@ def test_contradictions_are_named(processor):
     both = samples + other
     with pytest.raises(ArgumentError, match="several batches"):
         from_batch(mp.pack(both), both)
-
-
-def test_each_trap_is_a_cause_that_parity_names():
-    assert set(TRAPS) <= set(FIXES)
-    rows = {"double_expansion", "max_pixels", "chat_template", "dropped_image", "logprob_kind"}
-    assert rows <= set(TRAPS)
-    assert all(json.dumps(t) and t.endswith(".") for t in TRAPS.values())
