@@ -399,6 +399,21 @@ def test_detach_restores_what_was_there(own):
     assert [dict(m._forward_pre_hooks) for m in model.modules()] == hooks
 
 
+def test_an_attention_that_is_set_while_attached_stays():
+    model = tiny_qwen2_5_vl()
+    text = model.config.get_text_config()
+    attach(model)
+    model.set_attn_implementation("eager")
+    with pytest.raises(mp.ModelError, match=r"was set to another one while it was attached.*Fix: "):
+        attach(model)
+    with pytest.raises(mp.ModelError, match="was set to another one while it was attached"):
+        detach(model)
+    assert text._attn_implementation == "eager" and not is_attached(model)
+    with attach(model):
+        assert is_attached(model)
+    assert text._attn_implementation == "eager"
+
+
 def test_two_models_of_one_config_are_refused_at_once():
     model = tiny_qwen2_5_vl()
     other = type(model)(model.config)

@@ -10,7 +10,7 @@ from support.samples import make_sample
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.attention import is_attached
-from mmpack.adapters.transformers.inputs import encodes_apart
+from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 from mmpack.smoke.tiny_models import tiny_model
@@ -100,13 +100,13 @@ def test_repeated_pixels_give_what_repeated_features_give(models, oracles, name,
         once, gradients = logprobs_and_gradients(model, batch)
         first = batch.stats["patches_encoded"]
         monkeypatch.setattr(
-            "mmpack.adapters.transformers.inputs.encodes_apart", lambda model: False
+            "mmpack.adapters.transformers.inputs.takes_encoded_media", lambda model: False
         )
         again, others = logprobs_and_gradients(model, batch)
     occurring = sum(len(batch.media[i].pixel_values) for i in batch.media_order)
     assert batch.stats["patches_encoded"] == occurring > batch.stats["patches"]
     monkeypatch.undo()
-    assert first == (batch.stats["patches"] if encodes_apart(model) else occurring)
+    assert first == (batch.stats["patches"] if takes_encoded_media(model) else occurring)
     for values, found in ((once, gradients), (again, others)):
         assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value
         assert_as_exact_as_separate(found, separately, exactly)

@@ -47,12 +47,12 @@ def test_every_check_holds_with_its_figure(tmp_path):
 
 @pytest.mark.adapter
 def test_packed_layouts_encode_each_medium_once():
-    from mmpack.adapters.transformers.inputs import encodes_apart
+    from mmpack.adapters.transformers.tower import takes_encoded_media
     from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
     patches = smoke(**SMALL).to_dict()["patches"]
     once = patches["padded"] // SMALL["n"]
-    if encodes_apart(tiny_qwen2_5_vl()):
+    if takes_encoded_media(tiny_qwen2_5_vl()):
         assert patches["packed"] == patches["shared_prefix"] == once
     else:  # older forwards take no embeddings: rows are repeated, and the figure says so
         assert patches["packed"] == patches["padded"] and patches["shared_prefix"] == once
