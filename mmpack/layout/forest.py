@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmpack.layout.mrope import sample_positions
+from mmpack.layout.occurrences import occurrences
 from mmpack.schema.sample import Sample
 
 
@@ -85,17 +86,6 @@ def build_forest(
     if positions is None:
         positions = [positions_of(s) for s in samples]
     return _grow(_token_keys(samples, positions))
-
-
-def occurrences(sample: Sample) -> list[tuple[int, int, int]]:
-    """(start, stop, media_index) of each run of placeholders: frames of one video are one occurrence."""
-    out: list[tuple[int, int, int]] = []
-    for s in sample.modality_spans:
-        if s.frame and out and out[-1][2] == s.media_index:
-            out[-1] = (out[-1][0], s.stop, s.media_index)
-        else:
-            out.append((s.start, s.stop, s.media_index))
-    return out
 
 
 def positions_of(sample: Sample) -> np.ndarray:

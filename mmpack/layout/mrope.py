@@ -17,7 +17,9 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family, get_family
+from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import Runs, placeholder_runs
+from mmpack.schema.media import Medium
 
 Grids = Sequence[Sequence[int]] | np.ndarray | None
 
@@ -83,17 +85,20 @@ def sample_positions(sample: Any, rule: str | None = None) -> tuple[np.ndarray, 
 
 def grids_of(sample: Any) -> tuple[list[Any] | None, list[Any] | None, list[float] | None]:
     """What `mrope_positions` takes, from a Sample: grids of images, of videos, and seconds of these, by occurrence."""
-    frames = get_family(sample.family).video_layout == "frames"
-    images, videos, seconds = [], [], []
-    for span in sample.modality_spans:
-        medium = sample.media[span.media_index]
-        if span.modality == "image":
-            images.append(medium.grid_thw)
-        elif not (frames and span.frame):
-            videos.append(medium.grid_thw)
-            step = medium.second_per_grid_ts
-            seconds.append(1.0 if step is None else step)
-    return images or None, videos or None, seconds or None
+    return grids_of_media(occurring_media(sample))
+
+
+def grids_of_media(
+    media: Sequence[Medium],
+) -> tuple[list[Any] | None, list[Any] | None, list[float] | None]:
+    """Grids of images, of videos, and seconds of these (1.0 where none are recorded), as `mrope_positions` takes them.
+
+    Args: `media`: in order of appearance, one per occurrence.
+    """
+    videos = [m for m in media if m.modality == "video"]
+    seconds = [1.0 if m.second_per_grid_ts is None else m.second_per_grid_ts for m in videos]
+    images = [m.grid_thw for m in media if m.modality == "image"]
+    return images or None, [m.grid_thw for m in videos] or None, seconds or None
 
 
 def _positions(

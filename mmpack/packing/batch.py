@@ -19,6 +19,7 @@ from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.media import patch_offsets
+from mmpack.packing.tensors import to_int32
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
@@ -226,25 +227,17 @@ def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossI
     all_rows = _joined(rows)
     unique, inverse = np.unique(all_rows, return_inverse=True)
     index = LossIndex(
-        loss_rows=_int32(all_rows),
+        loss_rows=to_int32(all_rows),
         loss_targets=torch.from_numpy(_joined(targets)),
-        cu_loss=_int32(np.cumsum([0, *counts])),
-        loss_rows_unique=_int32(unique),
-        loss_row_inverse=_int32(inverse),
-        loss_turn=_int32(_joined(turns)),
-        loss_token_index=_int32(_joined(tokens)),
-        region_rows=_int32(np.asarray(regions, dtype=np.int64).reshape(-1, 3)),
+        cu_loss=to_int32(np.cumsum([0, *counts])),
+        loss_rows_unique=to_int32(unique),
+        loss_row_inverse=to_int32(inverse),
+        loss_turn=to_int32(_joined(turns)),
+        loss_token_index=to_int32(_joined(tokens)),
+        region_rows=to_int32(np.asarray(regions, dtype=np.int64).reshape(-1, 3)),
     )
     return index, counts
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
-def _int32(array: np.ndarray) -> torch.Tensor:
-    if array.size and max(-int(array.min()), int(array.max())) >= 2**31:
-        raise ArgumentError(
-            f"pack: {int(array.max())} does not fit 32 bits. Fix: smaller turn numbers, or smaller packs"
-        )
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

@@ -10,8 +10,8 @@ import numpy as np
 from mmpack.errors import ArgumentError
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.columns import Column
-from mmpack.packing.media import as_tensor
 from mmpack.packing.pack import pack
+from mmpack.packing.tensors import as_tensor
 from mmpack.schema.sample import Sample
 
 Item = Sample | tuple[Sample, Mapping[str, Any]]

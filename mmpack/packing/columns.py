@@ -10,7 +10,7 @@ import torch
 
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.layout.forest import Forest
-from mmpack.packing.media import as_tensor
+from mmpack.packing.tensors import as_tensor
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 

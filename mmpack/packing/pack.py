@@ -10,7 +10,8 @@ import torch
 
 from mmpack.errors import SchemaError
 from mmpack.families import get_family
-from mmpack.layout.forest import Forest, build_forest, occurrences, positions_of
+from mmpack.layout.forest import Forest, build_forest, positions_of
+from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.columns import Column
@@ -23,6 +24,7 @@ from mmpack.packing.prepare import (
     loss_tokens_of,
     row_multiple,
 )
+from mmpack.packing.tensors import to_int32
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample, as_samples
 from mmpack.schema.spans import LossSpan, ModalitySpan
@@ -76,9 +78,9 @@ def pack(
             laid_out["visible_until"].numpy(), np.arange(total + padding) >= total
         ),
         **_sequences(forest, total, padding),
-        segment_offsets=_int32(forest.segment_offsets),
-        segment_parent=_int32(forest.segment_parent),
-        sample_segment=_int32(forest.sample_segment),
+        segment_offsets=to_int32(forest.segment_offsets),
+        segment_parent=to_int32(forest.segment_parent),
+        sample_segment=to_int32(forest.sample_segment),
         modality_spans=[
             ModalitySpan(start, stop, samples[b].media[m].modality, int(at))
             for (start, stop, b, m), at in zip(runs, common["media_occurrence"], strict=True)
@@ -133,7 +135,7 @@ def _rows(
     return {
         "input_ids": torch.from_numpy(np.concatenate(ids)),
         "position_ids": torch.from_numpy(along),
-        "visible_until": _int32(seen),
+        "visible_until": to_int32(seen),
     }
 
 
@@ -144,7 +146,7 @@ def _sequences(forest: Forest, total: int, padding: int) -> dict[str, Any]:
     ends = forest.segment_offsets
     if padding:
         ends = np.append(ends, total + padding)
-    return {"cu_seqlens": _int32(ends), "max_seqlen": int(np.diff(ends).max())}
+    return {"cu_seqlens": to_int32(ends), "max_seqlen": int(np.diff(ends).max())}
 
 
 def _runs(
@@ -168,7 +170,3 @@ def _spans_in_rows(sample: Sample, rows: np.ndarray) -> list[LossSpan]:
         for piece in np.split(where, cuts) if len(where) else []:
             out.append(LossSpan(int(piece[0]), int(piece[-1]) + 1, s.kind, s.turn))
     return out
-
-
-def _int32(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

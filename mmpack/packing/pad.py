@@ -11,7 +11,8 @@ import torch
 
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
-from mmpack.layout.forest import build_forest, occurrences, positions_of
+from mmpack.layout.forest import build_forest, positions_of
+from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
 from mmpack.packing.batch import Batch
 from mmpack.packing.columns import Column
@@ -23,6 +24,7 @@ from mmpack.packing.prepare import (
     loss_tokens_of,
     row_multiple,
 )
+from mmpack.packing.tensors import to_int32
 from mmpack.schema.sample import Sample, as_samples
 
 
@@ -105,7 +107,7 @@ def pad(
         attention_mask=torch.from_numpy(mask).view(-1, width),
         position_ids=torch.from_numpy(places).view(len(places), -1, width),
         loss_mask=scored.view(-1, width),
-        visible_until=torch.from_numpy(seen.astype(np.int32)).view(-1, width),
+        visible_until=to_int32(seen).view(-1, width),
         attention_plan=plan_attention(seen.reshape(-1, width), mask.reshape(-1, width) == 0),
         token_columns={
             name: x.new_zeros((size, *x.shape[1:])).index_copy_(0, torch.from_numpy(flat), x)

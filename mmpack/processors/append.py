@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.layout.occurrences import occurring_media
 from mmpack.processors.arguments import as_ids, as_logprobs, template_options
 from mmpack.processors.build import COMPUTED, build_sample
 from mmpack.processors.conversation import after_a_turn, source_of
@@ -54,8 +55,10 @@ def append_turn(
             f"processor.append: {sample.sample_id!r:.60} was made by a processor of other settings. "
             "Fix: append with the one that made it"
         )
-    runs = [sample.media[s.media_index] for s in sample.modality_spans if not s.frame]
-    observed, items, source = _observed(processor, sample, observation, [m.modality for m in runs])
+    before = occurring_media(sample)
+    observed, items, source = _observed(
+        processor, sample, observation, [m.modality for m in before]
+    )
     if source not in OBSERVATION_SOURCES:
         raise ArgumentError(
             f"processor.append: source {source!r} is unknown. Fix: use one of {', '.join(OBSERVATION_SOURCES)}"
@@ -78,7 +81,7 @@ def append_turn(
         kept["finish_reason"] = None
     kept["rollout_logprobs"] = _joined_logprobs(sample, rollout_logprobs, len(response))
     ids = np.concatenate([sample.input_ids, observed, response])
-    return build_sample(processor, ids, runs + items, spans, **kept)
+    return build_sample(processor, ids, before + items, spans, **kept)
 
 
 def _observed(

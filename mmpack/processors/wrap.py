@@ -16,9 +16,11 @@ import numpy as np
 from mmpack.errors import ArgumentError, require
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
+from mmpack.layout.occurrences import context_ids
+from mmpack.layout.runs import covered
 from mmpack.processors.append import Observation, append_turn
 from mmpack.processors.arguments import as_ids, as_spans, check_messages, items_of, template_options
-from mmpack.processors.build import build_sample, loss_mask
+from mmpack.processors.build import build_sample
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.conversation import assistant_turns, sources
 from mmpack.processors.data_url import loaded
@@ -293,8 +295,8 @@ class Processor:
         items = self.media_from(media)
         spans = as_spans(loss_spans, len(ids))
         if not expanded:
-            sampled = loss_mask(spans, len(ids))
-            context = np.where(sampled, self.family.pad_token_id, ids)
+            sampled = covered(spans, len(ids))
+            context = context_ids(ids, sampled, self.family)
             whole, moved = expanded_ids(
                 context, items, self.family, self.tokenizer, self.video_markers
             )
