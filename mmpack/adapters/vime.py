@@ -11,25 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError, needs
-
-with needs("hf", __name__):
-    import torch
-
-from mmpack.adapters.exchange import (
-    GRIDS,
-    PIXELS,
-    check_each,
-    check_same,
-    decode,
-    encode,
+from mmpack.adapters.checks import check_each, refuse_reward_on_no_token
+from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.loss_values import columns_of, values_by_name
+from mmpack.adapters.processed_media import (
+    encoded_rest,
     inputs_of_media,
     media_of_inputs,
-    name_pictures,
+    name_images,
     pixels_of,
-    response_start,
-    row_sample,
 )
+from mmpack.adapters.row_sample import response_start, row_sample
+from mmpack.errors import ArgumentError
+from mmpack.layout.names import numbered_in_groups
 from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
@@ -37,7 +31,6 @@ from mmpack.schema.spans import PolicyVersion, Score
 
 KEY = "vime"  # in Sample.metadata
 FINISHED = {"completed": "stop", "truncated": "length", "aborted": "abort"}
-RESTORED = {*PIXELS.values(), *GRIDS.values()}  # of multimodal_train_inputs, from the media
 # one value a response token: their name -> that of `mp.policy_loss`
 COLUMNS = {
     "rollout_log_probs": "rollout_logprobs",
@@ -74,7 +67,6 @@ def to_samples(
     response (`empty_response`).
     """
     check_each("to_samples", len(items), "items", {"images": images})
-    count: dict[str, int] = {}
     out = []
     for i, item in enumerate(items):
         given = dict(item) if isinstance(item, Mapping) else dict(item.to_dict())
@@ -84,11 +76,10 @@ def to_samples(
             )
         named = (given.get("group_index"), given.get("index"), i)
         group = next(str(name) for name in named if name is not None)
-        pictures = _pictures(given) if images is None else images[i] or []
-        sample = _sample(f"to_samples: items[{i}]", given, processor, pictures, group, sampling)
-        k = count[sample.group_id] = count.get(sample.group_id, -1) + 1
-        sample.sample_id = f"{sample.group_id}/{k}"
-        out.append(sample)
+        own = _open_images(given) if images is None else images[i] or []
+        out.append(_sample(f"to_samples: items[{i}]", given, processor, own, group, sampling))
+    for sample, sample_id in zip(out, numbered_in_groups([s.group_id for s in out]), strict=True):
+        sample.sample_id = sample_id
     return out
 
 
@@ -97,12 +88,7 @@ def from_batch(batch: Batch, samples: Sequence[Sample], sample_class: Any = None
 
     Raises: ArgumentError if `samples` are not those of the batch, in its order.
     """
-    check_same(batch, samples)
-    columns = {
-        name: [x.detach().cpu() for x in batch.unpack_loss(values)]
-        for name, values in batch.loss_columns.items()
-    }
-    return from_samples(samples, columns, pixels_of(batch), sample_class)
+    return from_samples(samples, columns_of(batch, samples), pixels_of(batch), sample_class)
 
 
 def from_samples(
@@ -137,7 +123,7 @@ def _sample(
     where: str,
     given: dict[str, Any],
     processor: Processor,
-    pictures: Sequence[Any] | None,
+    images: Sequence[Any] | None,
     group: str,
     sampling: dict[str, Any] | None,
 ) -> Sample:
@@ -161,18 +147,15 @@ def _sample(
         scored[start:] = True if mask is None else np.asarray(mask, dtype=bool)
     reward = given.get("reward")
     if reward is not None and not length:
-        raise LayoutError(
-            f"{where} has a reward and no response token (empty_response). Fix: drop it before rewards are given",
-            "MM305",
-        )
+        refuse_reward_on_no_token(where)
     inputs = given.get("multimodal_train_inputs")
     media = media_of_inputs(inputs, processor.family, where)
-    if pictures is not None and media["image"]:
-        name_pictures(media, pictures, processor, where)
+    if images is not None and media["image"]:
+        name_images(media, images, processor, where)
     versions = given.get("weight_versions") or []
     cached = (given.get("prefix_cache_info") or {}).get("cached_tokens")
     kept = {k: v for k, v in given.items() if k not in ("tokens", "multimodal_train_inputs")}
-    others = None if inputs is None else {k: v for k, v in inputs.items() if k not in RESTORED}
+    others = None if inputs is None else encoded_rest(inputs)
     return row_sample(
         where,
         ids,
@@ -193,7 +176,7 @@ def _sample(
         if len(set(versions)) == 1
         else None,
         prefix_cached_tokens=cached,
-        metadata={KEY: {"fields": encode(kept), "inputs": encode(others)}},
+        metadata={KEY: {"fields": encode(kept), "inputs": others}},
     )
 
 
@@ -213,8 +196,8 @@ def _scores(where: str, reward: Any) -> list[Score]:
         ) from None
 
 
-def _pictures(given: dict[str, Any]) -> list[Any] | None:
-    """The raw pictures that a sample carries; None without."""
+def _open_images(given: dict[str, Any]) -> list[Any] | None:
+    """The images that a sample carries, if all are open ones; else None."""
     inputs = given.get("multimodal_inputs")
     raw = inputs.get("images") if isinstance(inputs, Mapping) else None
     return None if not raw or any(isinstance(p, str) for p in raw) else list(raw)
@@ -235,14 +218,9 @@ def _dict(
         inputs | (others or {}) if inputs or others is not None else None
     )
     places = sample.loss_indices - start
-    theirs = {ours: name for name, ours in COLUMNS.items()}
-    written = {theirs.get(k, k): v for k, v in columns.items()}
-    if sample.rollout_logprobs is not None:
-        written.setdefault("rollout_log_probs", sample.rollout_logprobs)
-    check_each(f"from_samples: {sample.sample_id}", len(places), "loss tokens", written)
-    for name, values in written.items():
+    for name, values in values_by_name(sample, columns, COLUMNS).items():
         column = list(out.get(name) or [0.0] * int(out["response_length"]))
-        for at, value in zip(places.tolist(), torch.as_tensor(values).tolist(), strict=True):
+        for at, value in zip(places.tolist(), values.tolist(), strict=True):
             # a double that rounds to the recorded float32 is that value, in full
             column[at] = column[at] if np.float32(column[at]) == np.float32(value) else value
         out[name] = column

@@ -245,16 +245,16 @@ def test_sampled_anew_only_what_the_prompt_shows(requests, responses, fixture):
 def test_pictures_in_base64_of_any_length(requests, responses, fixture):
     from PIL import Image
 
-    from mmpack.adapters.sglang import _pictures
+    from mmpack.adapters.sglang import _images
 
     small = base64.b64encode(png(Image.new("RGB", (56, 56)))).decode()
     assert len(small) <= 256
     for given in (small, f"data:image/png;base64,{small}"):
-        assert _pictures("here", {"image_data": given}) == [base64.b64decode(small)]
+        assert _images("here", {"image_data": given}) == [base64.b64decode(small)]
     for path in ("cat.png", "images/abcd", "abcd" * 100):
-        assert _pictures("here", {"image_data": path}) == [path]
-    with pytest.raises(ArgumentError, match="no base64"):
-        _pictures("here", {"image_data": "data:image/png;base64,abc"})
+        assert _images("here", {"image_data": path}) == [path]
+    with pytest.raises(ArgumentError, match="not base64"):
+        _images("here", {"image_data": "data:image/png;base64,abc"})
 
 
 def test_what_doesn_t_fit_is_one_line(requests, responses, fixture):

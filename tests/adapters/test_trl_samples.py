@@ -254,7 +254,7 @@ def test_lists_of_unlike_length_are_named(processor, name, change):
     rows = len(outputs["prompt_ids"])
     given = {"images": None, "group_ids": "g"}[name]
     with pytest.raises(
-        ArgumentError, match=f"{name} has {rows + change} entries, the batch {rows}"
+        ArgumentError, match=f"{name} has {rows + change} entries for {rows} rows"
     ):
         to_samples(outputs, processor, **{name: [given] * (rows + change)})
 

@@ -10,12 +10,12 @@ import torch
 from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
 from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ArgumentError, ModelError, SchemaError
+from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import family_of_model_type
 from mmpack.packing.batch import PackedBatch
+from mmpack.packing.media import held_pixels
 from mmpack.packing.pack import pack
 from mmpack.packing.pad import PaddedBatch, pad
-from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 
 IGNORED = -100  # transformers' label of a token that is not scored
@@ -83,13 +83,8 @@ def _common(batch: PackedBatch | PaddedBatch, family: str) -> dict[str, Any]:
             f"SampleCollator: the samples are of {batch.family}, the model of {family}. "
             "Fix: wrap the processor of this model"
         )
-    out: dict[str, Any] = {"use_cache": False}
-    for m in batch.media:
-        if m.pixel_values is None:
-            raise SchemaError(
-                [Problem("MM404", m.media_id, "pixel_values", "is missing")], "SampleCollator"
-            )
-    return out | pixel_inputs(batch)
+    held_pixels(batch.media, "SampleCollator")
+    return {"use_cache": False} | pixel_inputs(batch)
 
 
 def _packed(batch: PackedBatch) -> dict[str, Any]:

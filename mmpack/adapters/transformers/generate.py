@@ -15,9 +15,12 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
+from mmpack.adapters.processed_media import described_medium
 from mmpack.errors import ArgumentError
-from mmpack.families import get_family
-from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
+from mmpack.families import Family
+from mmpack.layout.fingerprint import content_hash, fingerprint
+from mmpack.layout.names import numbered_in_groups
+from mmpack.layout.occurrences import spans_from_runs
 from mmpack.layout.runs import placeholder_runs
 from mmpack.processors.messages import parts_of
 from mmpack.processors.settings import text_hash
@@ -25,7 +28,7 @@ from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
-from mmpack.schema.spans import LossSpan, ModalitySpan
+from mmpack.schema.spans import LossSpan
 from mmpack.video.hand_over import hf_kwargs, hf_metadata
 
 
@@ -78,6 +81,7 @@ def rollout(
         return_dict_in_generate=True,
         output_scores=True,
     )
+    sample_ids = iter(numbered_in_groups([g for g in group_ids for _ in range(n)]))
     out: list[Sample] = []
     for start in range(0, len(prompts), prompts_per_batch):
         part = slice(start, start + prompts_per_batch)
@@ -90,17 +94,17 @@ def rollout(
         recorded = iter(_recorded([m for own in media for m in own], inputs, settings))
         for p, group_id in enumerate(group_ids[part]):
             own = [next(recorded) for _ in media[p]]
-            for k in range(n):
-                b = p * n + k
+            for b in range(p * n, (p + 1) * n):
                 out.append(
                     _sample(
-                        f"{group_id}/{k}",
+                        next(sample_ids),
                         group_id,
                         generated.sequences[b].cpu().numpy(),
                         inputs["attention_mask"][p].cpu().numpy(),
                         positions[:, p],
                         logprobs[b],
                         own,
+                        wrapped.family,
                         hf_processor.tokenizer,
                         stops,
                         settings,
@@ -228,16 +232,8 @@ def _recorded(media: Sequence[Opened], inputs: Any, settings: dict[str, Any]) ->
 def _with_grid(
     kind: str, content: str, grid: list[int], known: dict[str, Any], settings: dict[str, Any]
 ) -> Medium:
-    t, h, w = (int(n) for n in grid)
-    derived = {
-        "media_id": f"{kind}:{content[:16]}",
-        "modality": kind,
-        "cache_key": cache_key(content, (t, h, w), settings[kind]),
-        "grid_thw": (t, h, w),
-        "num_tokens": t * h * w // settings[kind]["merge_size"] ** 2,
-        "content_hash": content,
-    }
-    return Medium(**(known | derived))
+    tokens = int(np.prod(grid)) // settings[kind]["merge_size"] ** 2
+    return described_medium(kind, content, grid, tokens, settings, known)
 
 
 def _sample(
@@ -247,7 +243,8 @@ def _sample(
     prompt_mask: np.ndarray,
     positions: np.ndarray,
     logprobs: np.ndarray,
-    runs: list[Medium],
+    media: list[Medium],
+    family: Family,
     tokenizer: Any,
     stops: list[int],
     settings: dict[str, Any],
@@ -261,26 +258,15 @@ def _sample(
     prompt_length = len(prompt_mask) - left
     whole = slice(left, len(prompt_mask) + count)
     ids = sequence[whole].astype(np.int64)
-    found = placeholder_runs(ids[:prompt_length], settings["family"])
-    media = list({_place(m): m for m in runs}.values())
-    place = {_place(m): i for i, m in enumerate(media)}
-    family = get_family(settings["family"])
-    in_frames = family.video_layout == "frames"
-    frames = [
-        (m, k if in_frames and m.modality == "video" else None)
-        for m in runs
-        for k in range(family.spans_of(m.modality, m.grid_thw))
-    ]
+    found = placeholder_runs(ids[:prompt_length], family)
+    distinct, spans = spans_from_runs(found, media, family, "rollout")
     return Sample(
         sample_id=sample_id,
         group_id=group_id,
-        family=settings["family"],
+        family=family.name,
         input_ids=ids,
-        media=media,
-        modality_spans=[
-            ModalitySpan(int(a), int(b), m.modality, place[_place(m)], frame)
-            for a, b, (m, frame) in zip(found.starts, found.stops, frames, strict=True)
-        ],
+        media=distinct,
+        modality_spans=spans,
         loss_spans=[LossSpan(prompt_length, len(ids), turn=0)],
         position_ids=np.ascontiguousarray(positions[:, whole]),
         attention_mask=np.ones(len(ids), dtype=np.int8),
@@ -291,7 +277,3 @@ def _sample(
         finish_reason="stop" if len(ends) else "length",
         metadata={RESPONSE_TEXT_KEY: text_hash(tokenizer.decode(response[:count].tolist()))},
     )
-
-
-def _place(medium: Medium) -> tuple[str, float | None]:
-    return medium.cache_key, medium.second_per_grid_ts  # which moves positions, not embeddings

@@ -29,7 +29,7 @@ from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import Family, family_of_model_type
 from mmpack.ops.attention.choose import is_installed
 from mmpack.packing.batch import Batch, PackedBatch
-from mmpack.packing.media import patch_offsets
+from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
 from mmpack.schema.rules import Problem
 
@@ -149,10 +149,8 @@ def _refuse_missing_kernels(text: Any) -> None:
 
 def _refuse_other_media(batch: Batch, config: Any, family: Family) -> None:
     """Media without pixels, pixels cut after packing, and tiles of another size than the tower's only one."""
+    held_pixels(batch.media, "model_inputs")
     for m in batch.media:
-        if m.pixel_values is None:
-            problem = Problem("MM404", m.media_id, "pixel_values", "is missing")
-            raise SchemaError([problem], "model_inputs")
         if family.pixel_layout == "tiles" and tuple(m.grid_thw[1:]) != (
             size := tile_patches(config, family)
         ):

@@ -21,6 +21,7 @@ from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.work import Work
 from mmpack.errors import ArgumentError, BackendError, ModelError, require
 from mmpack.families import Family, family_of_model_type
+from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
 from mmpack.packing.pack import pack
 from mmpack.parity.fixes import FIXES
@@ -217,5 +218,5 @@ def _rectangle(values: torch.Tensor, index: torch.Tensor, shape: tuple[int, int]
 
 
 def _patches(sample: Sample) -> int:
-    """What a rectangle's tower encodes of a sample: each medium as often as it occurs."""
-    return sum(int(np.prod(sample.media[s.media_index].grid_thw)) for s in sample.modality_spans)
+    """What the tower of a rectangle encodes of a sample: each medium as often as it occurs."""
+    return sum(int(np.prod(m.grid_thw)) for m in occurring_media(sample))

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from mmpack.adapters.exchange import media_of_inputs, row_sample
+from mmpack.adapters.processed_media import media_of_inputs
+from mmpack.adapters.row_sample import row_sample
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.attention import refuse_unpackable
 from mmpack.adapters.transformers.unwrap import unwrap
