@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from support.families import LAYOUTS
 from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
 from support.samples import make_sample
@@ -18,14 +19,6 @@ from mmpack.ops.attention import choose, plan_attention
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
-LAYOUTS = {
-    "packed": lambda s: mp.pack(s),
-    "packed, rounded up": lambda s: mp.pack(s, pad_to_multiple_of=64),
-    "shared": lambda s: mp.pack(s, share_prefix=True),
-    "shared, rounded up": lambda s: mp.pack(s, share_prefix=True, pad_to_multiple_of=64),
-    "left": lambda s: mp.pad(s, side="left"),
-    "right": lambda s: mp.pad(s, side="right", pad_to_multiple_of=16),
-}
 
 
 @pytest.fixture(scope="module")

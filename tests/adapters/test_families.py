@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.families import mixed_batch
+from support.families import LAYOUTS, mixed_batch
 from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
 from support.samples import make_sample
@@ -18,14 +18,6 @@ from mmpack.smoke.tiny_models import tiny_model
 pytestmark = pytest.mark.adapter
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
 LINEAR = [name for name in FAMILIES if name not in PACKABLE]
-LAYOUTS = {
-    "packed": lambda s: mp.pack(s),
-    "packed, rounded up": lambda s: mp.pack(s, pad_to_multiple_of=64),
-    "shared": lambda s: mp.pack(s, share_prefix=True),
-    "shared, rounded up": lambda s: mp.pack(s, share_prefix=True, pad_to_multiple_of=64),
-    "left": lambda s: mp.pad(s, side="left"),
-    "right": lambda s: mp.pad(s, side="right", pad_to_multiple_of=16),
-}
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,6 @@ IMAGE_PAD = 151655
 
 
 @pytest.fixture(scope="session")
-def fixture():
-    from mmpack.smoke.matrix.fixture import make_fixture
-
-    return make_fixture()
-
-
-@pytest.fixture(scope="session")
 def prompts(fixture):
     """Expanded by sglang's own function."""
     from mmpack.smoke.matrix.sglang_trace import _expanded

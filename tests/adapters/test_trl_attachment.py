@@ -94,7 +94,7 @@ def test_models_are_their_own_before_and_after_train(tmp_path, reentrant):
         trainer.train()
         runs.append(trainer)
     stock, packed = runs
-    assert packed.mmpack_work.passes >= 3
+    assert packed.mmpack_stats.passes >= 3
     assert_it_is_its_own(packed.model)
     before = dict(smallest_qwen2_5_vl().named_parameters())
     for (name, a), b in zip(stock.model.named_parameters(), packed.model.parameters(), strict=True):

@@ -294,7 +294,7 @@ def test_a_real_run_learns_the_same(build, checkpointing):
     for (name, a), b in zip(stock.model.named_parameters(), packed.model.parameters(), strict=True):
         moved = (a - before[name]).norm()
         assert (a - b).norm() <= 1e-4 * moved + 1e-7, name
-    work = packed.mmpack_work
+    work = packed.mmpack_stats
     assert work.samples == 4 * (3 + 2 * 2 + 3)  # losses; two olds and references; an evaluation's
     assert work.tokens < work.tokens_stock / 2
     assert work.patches * 4 == work.patches_stock  # each picture once for four completions

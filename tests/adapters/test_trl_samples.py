@@ -253,9 +253,7 @@ def test_lists_of_unlike_length_are_named(processor, name, change):
     outputs = batch_of(5, **FULL)
     rows = len(outputs["prompt_ids"])
     given = {"images": None, "group_ids": "g"}[name]
-    with pytest.raises(
-        ArgumentError, match=f"{name} has {rows + change} entries for {rows} rows"
-    ):
+    with pytest.raises(ArgumentError, match=f"{name} has {rows + change} entries for {rows} rows"):
         to_samples(outputs, processor, **{name: [given] * (rows + change)})
 
 
