@@ -52,7 +52,7 @@ COLUMNS = {
     "kl": "kl",
 }
 EPISODE = ("rewards", "scores", "response_length", "truncated", "total_length")  # [B]
-LISTS = ("index", "prompts", "labels", "images")  # one entry a row, or none
+LISTS = ("index", "prompts", "labels", "images")  # one entry per row, or none
 
 
 def to_samples(
@@ -70,12 +70,12 @@ def to_samples(
     Args:
         experience: an `Experience` of B rows, or a list of those of one row that a replay buffer holds.
         processor: `mp.wrap_processor` of OpenRLHF's processor.
-        images: the pictures of each row, loaded: media get the content hashes and cache keys that other adapters give
+        images: of each row, loaded: media get the content hashes and cache keys that other adapters give
             them. Without, a medium is known by its processed pixels.
         group_ids: [B]; None: rows of one prompt are a group. Samples are called `<group_id>/<k>`.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
 
-    Raises: ArgumentError for masks with holes; LayoutError where grids, placeholders and pictures of a row differ in
+    Raises: ArgumentError for masks with holes; LayoutError where grids, placeholders and images of a row differ in
     number, and for a reward of a row without actions (`empty_response`).
     """
     if not isinstance(experience, list | tuple):
@@ -94,10 +94,10 @@ def to_samples(
 
 
 def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
-    """OpenRLHF's columns at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor a sample.
+    """OpenRLHF's columns at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor per sample.
 
-    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`, `returns`, `values`, `kl`);
-    `rollout_logprobs` the samples bring themselves.
+    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`, `returns`, `values`, `kl`).
+    The samples bring `rollout_logprobs` themselves.
     """
     own = _own(samples)
     return {
@@ -123,9 +123,9 @@ def from_samples(
     columns: Mapping[str, Sequence[Any]] | None = None,
     media: Mapping[str, Any] | None = None,
 ) -> Any:
-    """An `Experience` of B rows, on the CPU: of samples that came from one, the same, of others, one made anew.
+    """An `Experience` of B rows, on the CPU: the same as recorded for samples that came from one, made anew for others.
 
-    Args: `columns`: name -> one [n] array a sample, written at the loss tokens of a [B, A] column, over what was
+    Args: `columns`: name -> one [n] array per sample, written at the loss tokens of a [B, A] column, over what was
     recorded. `media`: cache key -> pixels, of samples that were read from a trace.
     Raises: MissingExtraError without OpenRLHF; SchemaError (MM404) for missing pixels; ArgumentError for samples of
     which only some come from OpenRLHF, or with other columns.
@@ -136,7 +136,7 @@ def from_samples(
     names = [{*o["columns"], *o["episode"], *o["lists"], *o["info"]} for o in own]
     if any(n != names[0] for n in names):
         raise ArgumentError(
-            "from_samples: the samples have unlike columns. Fix: pass samples of one Experience"
+            "from_samples: the samples have different columns. Fix: pass samples of one Experience"
         )
     wide = max(max(o["width"], o["start"] + len(s)) for s, o in zip(samples, own, strict=True))
     rows = [

@@ -162,7 +162,9 @@ def _sizes(grids: Any, where: str) -> list[tuple[int, int, int]]:
     """Grids [n, 3], of any device, as numbers."""
     rows = grids.tolist() if hasattr(grids, "tolist") else [list(g) for g in grids]
     if any(not isinstance(row, list) or len(row) != 3 for row in rows):
-        raise ArgumentError(f"{where} is not [n, 3]. Fix: t, h and w in patches, a row each")
+        raise ArgumentError(
+            f"{where} is not [n, 3]. Fix: one row per medium, of t, h and w in patches"
+        )
     return [(int(t), int(h), int(w)) for t, h, w in rows]
 
 

@@ -1,6 +1,6 @@
 """vime and slime: their Sample (tokens, response_length, loss_mask, rollout_log_probs) as samples and back.
 
-Neither is on the package index, so this adapter goes by the fields that their sources and docs name, and its tests by a
+Neither is on the package index: this adapter follows the fields that their sources and docs name, and its tests use a
 class of those fields. It takes their objects, or the dicts of `to_dict`, and gives what `from_dict` takes.
 """
 
@@ -31,7 +31,7 @@ from mmpack.schema.spans import PolicyVersion, Score
 
 KEY = "vime"  # in Sample.metadata
 FINISHED = {"completed": "stop", "truncated": "length", "aborted": "abort"}
-# one value a response token: their name -> that of `mp.policy_loss`
+# one value per response token: their name -> that of `mp.policy_loss`
 COLUMNS = {
     "rollout_log_probs": "rollout_logprobs",
     "teacher_log_probs": "teacher_logprobs",
@@ -58,12 +58,12 @@ def to_samples(
     Args:
         items: their Sample objects, or the dicts of `to_dict`.
         processor: `mp.wrap_processor` of their processor.
-        images: the pictures of each; None: those of `multimodal_inputs["images"]`, where all can be opened. Media
-            without pictures are known by their processed pixels.
+        images: of each; None: those of `multimodal_inputs["images"]`, where all can be opened. Media
+            without images are known by their processed pixels.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
 
     Raises: ArgumentError for columns of another length than the response, a response longer than tokens, a reward that
-    is no number; LayoutError where grids, placeholders and pictures differ in number, and for a reward of an empty
+    is no number; LayoutError where grids, placeholders and images differ in number, and for a reward of an empty
     response (`empty_response`).
     """
     check_each("to_samples", len(items), "items", {"images": images})
@@ -97,11 +97,14 @@ def from_samples(
     media: Mapping[str, Any] | None = None,
     sample_class: Any = None,
 ) -> list[Any]:
-    """What `Sample.from_dict` of vime and slime takes, one dict a sample; with `sample_class`, what it makes of it.
+    """What `Sample.from_dict` of vime and slime takes, one dict per sample; with `sample_class`, what it makes of it.
 
-    Args: `columns`: name -> one [n] array a sample, written at the loss tokens of a list over the response, under their
-    names (`old_logprobs` as log_probs, `ref_logprobs` as ref_log_probs). `media`: cache key -> pixels, of samples that
-    were read from a trace. Raises: SchemaError (MM404) for missing pixels.
+    Args:
+        columns: name -> one [n] array per sample, written at the loss tokens of a list over the response, under their
+            names (`old_logprobs` as log_probs, `ref_logprobs` as ref_log_probs).
+        media: cache key -> pixels, of samples that were read from a trace.
+
+    Raises: SchemaError (MM404) for missing pixels.
     """
     check_each("from_samples", len(samples), "samples", columns or {})
     recorded = [s.metadata[KEY]["fields"].get("group_index") for s in samples if KEY in s.metadata]
@@ -135,7 +138,7 @@ def _sample(
         if values is not None and len(values) != length:
             raise ArgumentError(
                 f"{where}: {name} has {len(values)} values for {length} response tokens (loss_mask_shift). "
-                "Fix: one value a response token, tool tokens included"
+                "Fix: one value per response token, tool tokens included"
             )
     start = len(ids) - length
     if start < 0:

@@ -41,7 +41,7 @@ def batch_of(name):
     def response(n, turn=None):
         return ("response", rng.integers(0, 151643, n), turn)
 
-    image, other, film = (
+    image, other, video = (
         ("image", (1, 4, 6), "x"),
         ("image", (1, 8, 4), "y"),
         ("video", (2, 4, 4), "f"),
@@ -53,16 +53,16 @@ def batch_of(name):
         "mixed": [
             [text(4), response(3)],
             [*prompt, response(4)],
-            [text(2), film, text(2), image, other, response(5)],
+            [text(2), video, text(2), image, other, response(5)],
             [text(7)],
-            [other, text(1), film, response(2)],
+            [other, text(1), video, response(2)],
         ],
         "identical": [[*prompt, end]] * 3,
         "prefix": [[*prompt, end], [*prompt, end, text(3), response(2)], prompt],
         "tree": [
             [*prompt, end, text(2), other, response(3, 1)],
             [*prompt, end, text(2), response(2, 1)],
-            [*prompt, response(2), film, response(2, 1)],
+            [*prompt, response(2), video, response(2, 1)],
             [text(5), image, response(3)],
         ],
         "another image": [[*prompt, end], [prompt[0], ("image", (1, 4, 6), "z"), prompt[2], end]],

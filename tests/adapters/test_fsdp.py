@@ -15,7 +15,7 @@ pytestmark = pytest.mark.adapter
 
 
 def batches():
-    """Of each rank: one with pictures and shared rows, one of text alone."""
+    """Of each rank: one with pictures and shared rows, one of text only."""
     prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
     pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
     texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]

@@ -39,25 +39,25 @@ def patches(model):
 
 
 def two_media():
-    """Three samples, two of one prompt: an image of 24 patches three times, a film of 32 twice."""
-    image, film = ("image", (1, 4, 6), "x"), ("video", (2, 4, 4), "f")
+    """Three samples, two of one prompt: an image of 24 patches three times, a video of 32 twice."""
+    image, video = ("image", (1, 4, 6), "x"), ("video", (2, 4, 4), "f")
     parts = [
         [("text", [1]), image, ("response", [2, 3])],
-        [("text", [1]), image, film, ("response", [4])],
-        [film, ("text", [9]), image, ("response", [5, 6])],
+        [("text", [1]), image, video, ("response", [4])],
+        [video, ("text", [9]), image, ("response", [5, 6])],
     ]
     return with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
 
 
-@pytest.mark.parametrize(("share", "images", "films"), [(False, 3, 2), (True, 2, 2)])
+@pytest.mark.parametrize(("share", "images", "videos"), [(False, 3, 2), (True, 2, 2)])
 def test_each_medium_is_encoded_once_where_the_forward_allows_it(
-    attached, patches, share, images, films
+    attached, patches, share, images, videos
 ):
     batch = mp.pack(two_media(), share_prefix=share)
     with torch.no_grad():
         packed_logprobs(attached, batch)
     once = takes_encoded_media(attached)
-    assert sorted(patches) == sorted([24, 32] if once else [24 * images, 32 * films])
+    assert sorted(patches) == sorted([24, 32] if once else [24 * images, 32 * videos])
     assert batch.stats["patches_encoded"] == sum(patches)
     assert batch.stats["patches"] == 56
 

@@ -25,7 +25,7 @@ def made(fixture):
 
 @pytest.fixture
 def experience(made):
-    """As the experience maker leaves it: columns, rewards, info; a tool's words in a response."""
+    """As the experience maker leaves it: columns, rewards, info; tool tokens in a response."""
     out = copy.deepcopy(made)
     draw = torch.Generator().manual_seed(2)
     row = out.action_mask[1].nonzero()[:, 0]
@@ -99,7 +99,7 @@ def test_the_replay_buffer_s_items(experience, fixture, buffer):
         assert a.media_cache_keys == b.media_cache_keys
     for part in (range(len(items)), (5, 0, 2)):  # the longest row may be left out
         expected = make_experience_batch([items[i] for i in part])
-        # it pads ids with 0, a word of Qwen's; concat_experiences pads with the pad id
+        # it pads ids with 0, a text token of Qwen's; concat_experiences pads with the pad id
         expected.sequences[expected.attention_mask == 0] = fixture.processor.family.pad_token_id
         assert_same(from_samples([samples[i] for i in part]), expected)
 

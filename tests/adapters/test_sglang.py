@@ -272,9 +272,9 @@ def test_traps_are_named(requests, responses, fixture):
     with pytest.raises(ArgumentError, match=r"responses\[0\].*retokenized_response"):
         to_samples([without], requests[:1], fixture.processor)
     for seen, cause in ((9999, "double_expansion"), (12, "not_expanded")):
-        told = responses[0] | {"meta_info": responses[0]["meta_info"] | {"prompt_tokens": seen}}
+        changed = responses[0] | {"meta_info": responses[0]["meta_info"] | {"prompt_tokens": seen}}
         with pytest.raises(LayoutError, match=cause):
-            to_samples([told], requests[:1], fixture.processor)
+            to_samples([changed], requests[:1], fixture.processor)
     dropped = responses[0] | {"prompt_token_ids": [1, IMAGE_PAD, 2, IMAGE_PAD, 3]}
     with pytest.raises(LayoutError, match="dropped_image"):
         to_samples([dropped], requests[:1], fixture.processor)

@@ -1,4 +1,4 @@
-"""MmpackGRPO in TRL's real GRPOTrainer, on pictures, against the stock one: logprobs, losses, gradients, metrics."""
+"""MmpackGRPO in TRL's real GRPOTrainer, on images, against the stock one: logprobs, losses, gradients, metrics."""
 
 import copy
 import math
@@ -162,7 +162,7 @@ def test_old_and_reference_logprobs_are_stock_s(pair):
     assert gap.abs().max() > 0.01
 
 
-QUICK = ("grpo", "dapo", "vespo", "gspo", "top entropy")  # the rest differ from these in TRL alone
+QUICK = ("grpo", "dapo", "vespo", "gspo", "top entropy")  # the rest differ from these only in TRL
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,12 @@ def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple)
     rng = np.random.default_rng(seed)
     torch_rng = torch.Generator().manual_seed(seed)
 
-    def words(low, high):
+    def drawn_ids(low, high):
         return rng.integers(0, 1000, size=rng.integers(low, high)).tolist()
 
     prompts, completions, grids, pixels, counts = [], [], [], [], []
     for _ in range(int(rng.integers(1, 4))):
-        ids, own = words(1, 4), []
+        ids, own = drawn_ids(1, 4), []
         for _ in range(int(rng.integers(0, 3)) if pictures else 0):
             grid = GRIDS[rng.integers(len(GRIDS))]
             own.append((grid, rng.standard_normal((np.prod(grid), FAMILY.patch_dim), np.float32)))
@@ -44,10 +44,10 @@ def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple)
                 *[IMAGE] * FAMILY.vision_tokens(grid),
                 FAMILY.vision_end_id,
             ]
-        ids += words(1, 4)
+        ids += drawn_ids(1, 4)
         for _ in range(2):
             prompts.append(ids)
-            completions.append([*words(1, 6), *([151645] if rng.random() < 0.5 else [])])
+            completions.append([*drawn_ids(1, 6), *([151645] if rng.random() < 0.5 else [])])
             grids += [g for g, _ in own]
             pixels += [torch.from_numpy(p) for _, p in own]
             counts.append(len(own))
@@ -125,7 +125,9 @@ def test_nothing_is_lost(processor, tmp_path_factory, seed, options, share):
     batch = mp.pack(samples, share_prefix=share, loss_columns=loss_columns(samples))
     assert_same(from_batch(batch, samples), outputs)
 
-    file = tmp_path_factory.getbasetemp() / "trl.jsonl"  # and through a file, pixels apart
+    file = (
+        tmp_path_factory.getbasetemp() / "trl.jsonl"
+    )  # and through a file, which leaves pixels out
     mp.write_trace(file, samples)
     store = {m.cache_key: m.pixel_values for s in samples for m in s.media}
     read = list(mp.read_trace(file))

@@ -36,7 +36,7 @@ def made(fixture):
 
 @pytest.fixture
 def data(made, fixture):
-    """As it stands after a step: columns of the trainer, a tool's words in a response, fields of every kind."""
+    """As it stands after a step: columns of the trainer, tool tokens in a response, fields of every kind."""
     data = copy.deepcopy(made)
     draw = torch.Generator().manual_seed(1)
     mask = data.batch["response_mask"]
@@ -344,9 +344,9 @@ def test_loss_and_gradients_are_verl_s(engine, data):
         assert not is_attached(engine.module)
     assert own_loss == pytest.approx(loss, abs=1e-5)
     assert own_gradients.keys() == gradients.keys()
-    apart = sum((own_gradients[n] - g).double().square().sum() for n, g in gradients.items())
+    off = sum((own_gradients[n] - g).double().square().sum() for n, g in gradients.items())
     whole = sum(g.double().square().sum() for g in gradients.values())
-    assert float((apart / whole).sqrt()) <= 1e-5
+    assert float((off / whole).sqrt()) <= 1e-5
 
 
 def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):

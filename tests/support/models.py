@@ -39,7 +39,7 @@ def small_model(family: str, factor: float = 4) -> Any:
     config.text_config.update({"num_key_value_heads": 1})
     tower = config.vision_config
     if family == "qwen2_vl":
-        tower.hidden_size = 64  # of its output; inside it is embed_dim
+        tower.hidden_size = 64  # of its output; its own width is embed_dim
     elif hasattr(tower, "out_hidden_size"):
         tower.out_hidden_size = 64
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ class Packed(MmpackGRPO, trl.GRPOTrainer):
     pass
 
 
+@cache
 def small_processor() -> Any:
     """At most six merged patches per image."""
     return qwen_vl_processor(min_pixels=28 * 28, max_pixels=6 * 28 * 28)
@@ -80,7 +82,7 @@ def reward(completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[floa
 
 
 def assert_same_steps(stock: Any, packed: Any, before: Any) -> None:
-    """Named parameters of two runs: apart by at most 1e-4 of the way that stock's moved from `before`."""
+    """Named parameters of two runs: they differ by at most 1e-4 of the way that stock's moved from `before`."""
     own = dict(packed)
     start = dict(before)
     for name, parameter in stock:

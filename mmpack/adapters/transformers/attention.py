@@ -50,7 +50,7 @@ class Kept:
 class Attached:
     """A model whose text attention is mmpack's.
 
-    `detach` gives it back its own; leaving a `with` block does too, but not one inside another that is still open.
+    `detach` gives it back its own; leaving a `with` block does too, unless it lies within another one.
     """
 
     def __init__(self, model: Any, nested: bool):

@@ -48,15 +48,16 @@ def rollout(
 ) -> list[Sample]:
     """Sample `n` responses of each prompt (chat messages with their media); torch's global seed decides them.
 
-    `media_root`, `video_policy`, `video_settings`: of `wrap_processor`. Videos are sampled and decoded by its plan; the
-    processor lays their frames out, and is told the plan's times.
-
     `rollout_logprobs` are of the distribution that was sampled from: `temperature` applied, nothing cut off.
     Samples are called `<group_id>/<k>`. The model must be detached: `generate` needs its own attention.
 
-    Raises ArgumentError for families whose processor returns no grids.
+    Args: `media_root`, `video_policy`, `video_settings`: of `wrap_processor`. Videos are sampled and decoded by its
+    plan; the processor lays their frames out, with the plan's times.
+    Raises: ArgumentError for families whose processor returns no grids, and for videos of unlike pixel limits in one
+    batch of prompts.
     """
-    wrapped = wrap_processor(  # names settings and media, lays nothing out
+    # it names settings and media, and lays nothing out
+    wrapped = wrap_processor(
         hf_processor,
         media_root=media_root,
         video_policy=video_policy,
@@ -69,7 +70,8 @@ def rollout(
             "Fix: mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) for what generate returned"
         )
     stops = _stop_ids(model, hf_processor.tokenizer)
-    config = GenerationConfig(  # nothing of the checkpoint's own: a penalty would change the scores
+    # nothing of the checkpoint's own: a penalty would change the scores
+    config = GenerationConfig(
         do_sample=True,
         temperature=temperature,
         top_k=0,
@@ -168,20 +170,21 @@ def _inputs(
 
 
 def _of_clips(clips: Sequence[Clip], hf_processor: Any) -> dict[str, Any]:
-    """Frames and what is told of them, to be laid out and not sampled again."""
+    """Frames and their metadata, for the processor to lay out and not to sample again."""
     options = [hf_kwargs(clip.plan) for clip in clips]
     resizes = [o.pop("do_resize") for o in options]
     if any(o != options[0] for o in options):
         raise ArgumentError(
             "rollout: plans of unlike pixel limits in one batch. Fix: prompts_per_batch=1, or one policy"
         )
-    told = options[0] | {
-        "do_resize": any(resizes),  # to the size that they have, the others don't change
+    settings = options[0] | {
+        # to the size that they have: frames of the other plans don't change
+        "do_resize": any(resizes),
         "video_metadata": [hf_metadata(c.plan) for c in clips],
     }
     if hasattr(hf_processor.video_processor, "cap_pixels_per_frame"):
-        told.setdefault("cap_pixels_per_frame", False)
-    return {"videos": [clip.tensor() for clip in clips], "videos_kwargs": told}
+        settings.setdefault("cap_pixels_per_frame", False)
+    return {"videos": [clip.tensor() for clip in clips], "videos_kwargs": settings}
 
 
 def _sampled_logprobs(generated: Any, prompt_length: int) -> np.ndarray:
@@ -211,7 +214,7 @@ def _positions(model: Any, inputs: Any, length: int) -> np.ndarray:
 
 
 def _recorded(media: Sequence[Opened], inputs: Any, settings: dict[str, Any]) -> Iterator[Medium]:
-    """Mediums of grids and seconds as the processor returned them."""
+    """The media, with grids and seconds as the processor returned them."""
     none = torch.zeros(0, 3)
     grids = {
         kind: iter(inputs.get(f"{kind}_grid_thw", none).tolist()) for kind in ("image", "video")

@@ -63,7 +63,7 @@ def to_samples(
         data: a `verl.DataProto` with prompts, responses, attention_mask, and mostly response_mask, position_ids
             ([B, 4, S], or [B, 3, S], or [B, S]) and multi_modal_inputs.
         processor: `mp.wrap_processor` of verl's processor.
-        images: the pictures of each row: its media get the content hashes and cache keys that other adapters give
+        images: of each row: its media get the content hashes and cache keys that other adapters give
             them. Without, a medium is known by its processed pixels.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
 
@@ -100,10 +100,10 @@ def to_samples(
 
 
 def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
-    """verl's columns [B, R] at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor a sample.
+    """verl's columns [B, R] at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor per sample.
 
-    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`), verl's own for all others;
-    `rollout_logprobs` the samples bring themselves.
+    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`), verl's own for all others.
+    The samples bring `rollout_logprobs` themselves.
     """
     own = _own(samples)
     out: dict[str, list[torch.Tensor]] = {}
@@ -131,9 +131,9 @@ def from_samples(
     columns: Mapping[str, Sequence[Any]] | None = None,
     media: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A DataProto of samples, on the CPU: of those that came from one, the same, of others, one padded anew.
+    """A DataProto of samples, on the CPU: the same as recorded for samples that came from one, padded anew for others.
 
-    Args: `columns`: name -> one [n] array a sample, written at the loss tokens of a [B, R] column, over what was
+    Args: `columns`: name -> one [n] array per sample, written at the loss tokens of a [B, R] column, over what was
     recorded. `media`: cache key -> pixels, of samples that were read from a trace.
     Raises: MissingExtraError without verl; SchemaError (MM404) for missing pixels; ArgumentError for samples of which
     only some come from verl, or with unlike columns.

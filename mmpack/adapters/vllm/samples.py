@@ -49,15 +49,15 @@ def to_samples(
     media: Sequence[Mapping[str, Sequence[Any]]] | None = None,
     cached: Mapping[str, Any] | None = None,
 ) -> list[Sample]:
-    """One sample for each completion of each RequestOutput.
+    """One sample per completion of each RequestOutput.
 
     Args:
         outputs: what `LLM.generate` returned.
-        inputs: what `llm.renderer.render_cmpl(prompts)` made, one an output.
-        prompts: dicts with `multi_modal_data`, one an output; content hashes are of what is in them.
-        sampling: the SamplingParams, one for all or one an output.
+        inputs: what `llm.renderer.render_cmpl(prompts)` made, one per output.
+        prompts: dicts with `multi_modal_data`, one per output; content hashes are of what is in them.
+        sampling: the SamplingParams, one for all or one per output.
         processor: `wrap_processor` of the engine's own processor: its settings are recorded.
-        group_ids: one an output; by default its request_id. Samples are called `<group_id>/<k>`, k counting up.
+        group_ids: one per output; by default its request_id. Samples are called `<group_id>/<k>`, k counting up.
         positions: int64 [3, P] and rope delta of each prompt, as the engine's model computes them.
         logprobs_mode: the engine's. `raw_logprobs` are of the model, before temperature, top-p and penalties.
         engine: what else is known of the engine; goes to `metadata["engine"]`.
@@ -82,7 +82,7 @@ def to_samples(
     if len(lengths) > 1:
         raise ArgumentError(
             f"to_samples: {len(outputs)} outputs, {len(inputs)} inputs, {len(prompts)} prompts, "
-            f"{len(per_output)} sampling, {len(groups)} groups, {len(places)} positions. Fix: one each an output"
+            f"{len(per_output)} sampling, {len(groups)} groups, {len(places)} positions. Fix: one of each per output"
         )
     known = items_of(inputs, cached or {})
     settings = processor.settings
@@ -119,7 +119,7 @@ def from_samples(samples: Sequence[Sample], responses: bool = True) -> list[Any]
 
 
 def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
-    """`from_samples` of a packed batch, shared prefixes included: one engine input a sample, in the batch's order."""
+    """`from_samples` of a packed batch, shared prefixes included: one engine input per sample, in the batch's order."""
     rows = batch.input_ids.shape[0]
     medium = np.full(rows, -1)
     begin = np.zeros(rows, dtype=np.int64)
@@ -160,7 +160,7 @@ def _runs(sample: Sample, responses: bool) -> list[Run]:
 
 
 def _engine_input(ids: np.ndarray, runs: Sequence[Run]) -> Any:
-    """vLLM's TokensInput or MultiModalInput. A video of several runs (one a temporal patch) is one item."""
+    """vLLM's TokensInput or MultiModalInput. A video of several runs (one per temporal patch) is one item."""
     from transformers import BatchFeature
     from vllm.inputs import mm_input, tokens_input
     from vllm.multimodal.inputs import (
