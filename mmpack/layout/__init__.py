@@ -1,1 +1,1 @@
-"""Grids to positions, settings to fingerprints, pixels to cache keys. numpy only."""
+"""Where tokens and media lie: runs, occurrences, positions, prefix forests; fingerprints and cache keys. numpy only."""

@@ -5,23 +5,20 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.layout.occurrences import occurring_media
 from mmpack.processors.arguments import as_ids, as_logprobs, template_options
-from mmpack.processors.build import COMPUTED, build_sample
+from mmpack.processors.build import COMPUTED, Layout, build_sample
 from mmpack.processors.conversation import after_a_turn, source_of
 from mmpack.processors.expand import expanded_ids
 from mmpack.processors.messages import parts_of
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import OBSERVATION_SOURCES, LossSpan, ObservationSpan
-
-if TYPE_CHECKING:
-    from mmpack.processors.wrap import Processor
 
 _DERIVED = COMPUTED | {"attention_mask", "rollout_logprobs", "observation_spans"}
 
@@ -37,8 +34,28 @@ class Observation(NamedTuple):
     template_kwargs: dict[str, Any] | None
 
 
+class Turns(Layout, Protocol):
+    """What turns are written by: the layout and methods of a `Processor`."""
+
+    video_markers: str
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def medium(self, item: Any, where: str, kind: str | None) -> Medium: ...
+
+    def media_from(self, items: Sequence[Any]) -> list[Medium]: ...
+
+    def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str: ...
+
+    def encoded(self, text: str, items: Sequence[Medium]) -> np.ndarray: ...
+
+
 def append_turn(
-    processor: Processor,
+    processor: Turns,
     sample: Sample,
     observation: Observation,
     response_ids: Sequence[int] | np.ndarray,
@@ -85,7 +102,7 @@ def append_turn(
 
 
 def _observed(
-    processor: Processor, sample: Sample, given: Observation, modalities: list[str]
+    processor: Turns, sample: Sample, given: Observation, modalities: list[str]
 ) -> tuple[np.ndarray, list[Medium], str]:
     """Expanded ids of the observation, its media, and its source. `modalities`: of the media in `sample`, in order."""
     if given.messages is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan
 
-if TYPE_CHECKING:
-    from mmpack.processors.wrap import Processor
-
 COMPUTED = {
     "schema_version",
     "family",
@@ -35,8 +32,20 @@ COMPUTED = {
 }
 
 
+class Layout(Protocol):
+    """What a sample is built by: the layout of a `Processor`."""
+
+    family: Family
+    tokenizer: Any
+    position_rule: str
+    tokens_per_second: float | None
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+
 def build_sample(
-    processor: Processor,
+    processor: Layout,
     ids: np.ndarray,
     media: Sequence[Medium],
     loss_spans: list[LossSpan],
@@ -45,7 +54,7 @@ def build_sample(
     group_id: str | None,
     **fields: Any,
 ) -> Sample:
-    """Check placeholders against `media` (one an occurrence, outside of the loss), and derive all the rest."""
+    """Check placeholders against `media` (one per occurrence, outside of the loss), and derive all the rest."""
     unknown = [name for name in fields if name not in Sample.columns() or name in COMPUTED]
     if unknown:
         raise ArgumentError(
@@ -100,7 +109,7 @@ def _refuse_lone(found: Runs, media: Sequence[Medium], family: Family) -> None:
         if lengths[i : i + 1] == [1] and m.num_tokens > runs:
             raise LayoutError(
                 f"processor: token {found.starts[i]} is one {m.modality} placeholder, the {m.modality} has "
-                f"{m.num_tokens} vision tokens. Fix: expanded=False, for ids with one placeholder a medium",
+                f"{m.num_tokens} vision tokens. Fix: expanded=False, for ids with one placeholder per medium",
                 "MM101",
             )
         i += runs

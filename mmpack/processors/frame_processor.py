@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmpack.errors import ArgumentError, require
 from mmpack.families import Family, get_family
 from mmpack.processors.sampling import resolved, resolved_sampling
-from mmpack.video.patches import normalization
+from mmpack.video.patches import normalization, plan_patches
 from mmpack.video.policies.base import AREAS, VIDEO_TOKENS, processed_size
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class FrameProcessor:
         Raises: ArgumentError.
         """
         torch = require("torch", "torch", "FrameProcessor")
+        # a processor is made without torch
         from mmpack.ops.patches.pack import pack_video
-        from mmpack.video.patches import plan_patches
 
         if do_sample_frames:
             raise ArgumentError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -82,10 +83,9 @@ def _own_settings(policy: Policy, video_processor: Any, family: Family) -> dict[
 
 
 def _rules_of(video_processor: Any) -> str:
-    """Which of transformers' rules: those of the release that the video processor is of."""
-    if type(video_processor).__module__.partition(".")[0] != "transformers":
+    """Which of transformers' rules: those of the release that the video processor is of, which has loaded it."""
+    package = type(video_processor).__module__.partition(".")[0]
+    if package != "transformers":
         return "5.15"
-    import transformers
-
-    major, minor = (int(n) for n in transformers.__version__.split(".")[:2])
+    major, minor = (int(n) for n in sys.modules[package].__version__.split(".")[:2])
     return "5.15" if (major, minor) >= (5, 15) else "5.8"

@@ -1,6 +1,7 @@
 """What people hand in by mistake is refused where it enters, in one line that names it."""
 
 import base64
+import binascii
 import functools
 import io
 
@@ -189,6 +190,19 @@ def test_data_urls_are_bytes(processor, png):
     by_ids = [processor.from_ids(ids, [x], expanded=False, sample_id="s") for x in (url, png)]
     assert by_ids[0] == by_ids[1]
     assert processor.medium(url) == processor.medium(png)
+
+
+def test_base64_is_decoded_once(processor, png, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(
+        base64, "b64decode", lambda s, **options: decoded.append(s) or binascii.a2b_base64(s)
+    )
+    text = base64.b64encode(png).decode()
+    for part in ({"base64": text}, {"url": as_url(png)}, {"image": as_url(png)}):
+        decoded.clear()
+        content = [{"type": "image"} | part]
+        processor([{"role": "user", "content": content}], sample_id="s")
+        assert len(decoded) == 1
 
 
 def test_data_urls_of_videos(processor):

@@ -42,8 +42,8 @@ def ask(item, **part):
 def refused(match, call, *args, **options):
     with pytest.raises(ArgumentError, match=match) as caught:
         call(*args, **options)
-    told = str(caught.value)
-    assert "\n" not in told and "Fix: " in told and " at 0x" not in told
+    message = str(caught.value)
+    assert "\n" not in message and "Fix: " in message and " at 0x" not in message
 
 
 def recorded(processor, **changes):
