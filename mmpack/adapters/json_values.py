@@ -18,9 +18,16 @@ with needs("hf", __name__):
 
 
 def encode(value: Any) -> Any:
-    """`value` as JSON has it; arrays and tensors bit for bit. What no JSON can hold (an open picture) stays as it is.
+    """`value` as JSON has it; arrays and tensors bit for bit. What no JSON can hold (an open image) stays as it is.
 
     Such a sample is whole in memory, and `mp.write_trace` names what it can't write.
+
+    Example:
+        >>> from mmpack.adapters.json_values import decode, encode
+        >>> encode({"a": (1, float("inf"))})
+        {'a': {'__tuple__': [1, {'__float__': 'inf'}]}}
+        >>> decode(encode({"a": (1, float("inf"))}))
+        {'a': (1, inf)}
     """
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)

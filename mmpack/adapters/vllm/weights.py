@@ -28,7 +28,13 @@ def weight_checksums(
 
 
 def unlike_weights(trainer: Mapping[str, str], engine: Mapping[str, str]) -> list[str]:
-    """Names whose checksums differ, or that only one side has, in the trainer's order."""
+    """Names whose checksums differ, or that only one side has, in the trainer's order.
+
+    Example:
+        >>> from mmpack.adapters.vllm import unlike_weights
+        >>> unlike_weights({"a": "1f", "b": "2e"}, {"a": "1f", "b": "3d", "c": "4c"})
+        ['b', 'c']
+    """
     names = dict.fromkeys([*trainer, *engine])
     return [name for name in names if trainer.get(name) != engine.get(name)]
 
