@@ -1,4 +1,4 @@
-"""Which frames of a video are taken, decoded and packed, by one plan on both sides.
+"""Which frames of a video are taken (plans, by policy), reading and decoding files, patch order.
 
 Public names are loaded when first used: `import mmpack.video` loads neither torch nor av.
 """

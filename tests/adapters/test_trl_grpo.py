@@ -32,7 +32,7 @@ from mmpack.errors import (
     ModelError,
 )
 from mmpack.families import get_family
-from mmpack.smoke.qwen_processor import CHAT_TEMPLATE
+from mmpack.smoke.chat_templates import QWEN2_5_VL
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILY = get_family("qwen2_5_vl")
@@ -289,9 +289,7 @@ def test_saved_models_know_nothing_of_it(pair, tmp_path):
 def test_generated_ids_are_trained_on_and_nothing_is_rendered_again(build, rows, monkeypatch):
     """TRL renders each prompt a second time, without its `chat_template`: other ids, other mm_token_type_ids."""
     trainer = build(Packed, num_iterations=2, max_steps=1)
-    trainer.chat_template = CHAT_TEMPLATE.replace(
-        "a helpful", "an exceedingly patient and thorough"
-    )
+    trainer.chat_template = QWEN2_5_VL.replace("a helpful", "an exceedingly patient and thorough")
     rollouts, packs = [], []
     generate = trainer.model.generate
 

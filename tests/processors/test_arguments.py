@@ -11,7 +11,7 @@ import torch
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError, MmpackError
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 
 IMAGE, START, END = 151655, 151652, 151653
 ASKED = [{"role": "user", "content": "1 + 1?"}]
@@ -206,7 +206,7 @@ def test_base64_is_decoded_once(processor, png, monkeypatch):
 
 
 def test_data_urls_of_videos(processor):
-    data = clip_problems(1)[0].video
+    data = clip_exercises(1)[0].video
     url = as_url(data, "video/mp4")
     found = [
         processor([{"role": "user", "content": [part]}], sample_id="s")

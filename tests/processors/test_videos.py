@@ -11,7 +11,7 @@ import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError, VideoError
 from mmpack.processors import videos
 from mmpack.processors.kinds import kind_of_file, kind_of_item
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.video.choose_frames import sample as plan_of
 from mmpack.video.frame_plan import FramePlan
@@ -24,7 +24,7 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 @pytest.fixture(scope="module")
 def files():
-    return [problem.video for problem in clip_problems(2)]
+    return [exercise.video for exercise in clip_exercises(2)]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.process import run_mmpack
+from support.process import call_mmpack, run_mmpack
 from support.samples import make_sample
 
 import mmpack as mp
@@ -124,11 +124,11 @@ def bare_python(tmp_path_factory):
 
 def test_bad_usage():
     for args in (["--matrix", "nowhere"], ["--matrix", ".", "a.jsonl", "b.jsonl"], ["a.jsonl"], []):
-        result = run_mmpack("parity", *args)
+        result = call_mmpack("parity", *args)
         assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
 
 
-def test_a_broken_framework_or_another_version_is_told_and_the_others_compared(
+def test_a_broken_framework_or_another_version_is_named_and_the_others_compared(
     tmp_path, monkeypatch
 ):
     def broken(fixture):
@@ -148,7 +148,7 @@ def test_a_broken_framework_or_another_version_is_told_and_the_others_compared(
 
 def test_the_matrix_takes_no_options_of_a_comparison(tmp_path):
     for option in (["--tokenizer", "x"], ["--require", "media"], ["--max-findings", "3"]):
-        result = run_mmpack("parity", "--matrix", tmp_path, *option)
+        result = call_mmpack("parity", "--matrix", tmp_path, *option)
         assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from mmpack.adapters.trl import MmpackGRPO
-from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.datasets import load_exercises
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 trl = pytest.importorskip("trl")
@@ -31,11 +31,11 @@ def small_processor() -> Any:
 
 def rows_of(numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Rows of a data set: problems of the fixture, by number."""
-    problems = load_problems(FIXTURE)
+    exercises = load_exercises(FIXTURE)
     return [
         {
-            "prompt": [{"role": "user", "content": problems[n].prompt}],
-            "images": list(problems[n].images),
+            "prompt": [{"role": "user", "content": exercises[n].prompt}],
+            "images": list(exercises[n].images),
         }
         for n in numbers
     ]
