@@ -16,7 +16,8 @@ import triton
 from torch import Tensor
 
 from mmpack.ops.embeddings.merge import VisionRows, merge_embeddings
-from mmpack.ops.rows.gather import gather_rows, inverse_index
+from mmpack.ops.rows.gather import gather_rows
+from mmpack.ops.rows.inverse import inverse_index
 
 TOKENS, WIDTH, LEVELS, SHARED = 32_768, 3_584, 3, 8
 MEDIUM = 1_024  # tokens of one

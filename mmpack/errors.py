@@ -102,6 +102,16 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
 
 
+def installed_version(package: str) -> str | None:
+    """The version of a package by its name in the package index, without importing it; None if not installed."""
+    from importlib import metadata  # slow, and most runs don't ask
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def check_number(
     what: str,
     name: str,

@@ -1,7 +1,8 @@
 """Which implementation of an op runs: chosen by device, by what is installed and by MMPACK_BACKEND, never by trying.
 
 `torch` runs on anything, `triton` on CUDA and ROCm devices (on the CPU under TRITON_INTERPRET=1), `cuda` (csrc/) on
-CUDA devices. `auto` takes the first of an op's row in KERNELS that can run, else torch.
+CUDA devices. `auto` takes the first of an op's kernels that can run, else torch. Each op declares itself beside its
+code, as an `Op`; its home has a module per backend, of that name.
 """
 
 from __future__ import annotations
@@ -10,34 +11,45 @@ import functools
 import importlib
 import importlib.util
 import os
-from typing import Any
-
-import torch
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mmpack.errors import BackendError
+from mmpack.ops import csrc
+
+if TYPE_CHECKING:
+    import torch
 
 BACKENDS = ("torch", "triton", "cuda")
 
-# Kernels of each op besides the torch path, in the order in which auto takes them.
-KERNELS: dict[str, tuple[str, ...]] = {
-    "gather_rows": ("cuda", "triton"),
-    "sum_rows": ("triton",),
-    "merge_embeddings": ("triton",),
-    "selected_logprobs": ("triton",),
-    "linear_selected_logprobs": ("triton",),
-    "policy_loss": ("cuda", "triton"),
-    "group_advantages": ("cuda", "triton"),
-    "scatter_rewards": ("cuda", "triton"),
-    "pack_video": ("cuda", "triton"),
-    "unpack_video": ("cuda", "triton"),
-}
 
-PACKS = ("pack_video", "unpack_video")
-HALVES = (torch.bfloat16, torch.float16)
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of an op besides plain torch, and the dtypes that it takes."""
+
+    backend: str
+    only: tuple[str, ...] = ()  # names of dtypes as "uint8"; (): all but `never`
+    never: tuple[str, ...] = ()
+    why: str = ""  # the reason where a dtype does not fit, with {dtype} in its place
 
 
-def choose(op: str, device: torch.device, dtype: torch.dtype | None = None) -> str:
-    """The backend that `op` runs on for tensors of `device`, and of `dtype` where an op has kernels for some alone.
+@dataclass(frozen=True)
+class Op:
+    """An op of `BACKENDS`: `home` is the package whose modules `torch`, `triton` and `cuda` implement it."""
+
+    name: str
+    home: str
+    kernels: tuple[Kernel, ...]  # in the order in which auto takes them
+
+
+def implementation(op: Op, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """The module that runs `op`: `torch`, `triton` or `cuda` of its home. Arguments and errors as of `choose`."""
+    return _module(op.home, choose(op, device, dtype))
+
+
+def choose(op: Op, device: torch.device, dtype: torch.dtype | None = None) -> str:
+    """The backend that `op` runs on for tensors of `device`, and of `dtype` where its kernels take only some.
 
     Raises BackendError where MMPACK_BACKEND names one that is unknown or that can't run this op here.
     """
@@ -45,80 +57,69 @@ def choose(op: str, device: torch.device, dtype: torch.dtype | None = None) -> s
     if wanted == "auto":
         if device.type == "cpu":
             return "torch"
-        return next((b for b in KERNELS[op] if why_not(op, b, device, dtype) is None), "torch")
+        able = (k.backend for k in op.kernels if _why_not(k, device, dtype) is None)
+        return next(able, "torch")
     if wanted not in BACKENDS:
         raise BackendError(f"MMPACK_BACKEND is {wanted!r}. Fix: one of auto, {', '.join(BACKENDS)}")
-    reason = why_not(op, wanted, device, dtype)
+    if wanted == "torch":
+        return wanted
+    kernel = next((k for k in op.kernels if k.backend == wanted), None)
+    reason = f"the op has no {wanted} kernel" if kernel is None else _why_not(kernel, device, dtype)
     if reason is not None:
         raise BackendError(
-            f"{op}: MMPACK_BACKEND is {wanted}, and {reason}. Fix: MMPACK_BACKEND=auto"
+            f"{op.name}: MMPACK_BACKEND is {wanted}, and {reason}. Fix: MMPACK_BACKEND=auto"
         )
     return wanted
 
 
-def why_not(
-    op: str, backend: str, device: torch.device, dtype: torch.dtype | None = None
-) -> str | None:
-    """Why `backend` can't run `op` on `device`; None where it can."""
-    if backend == "torch":
-        return None
-    if backend not in KERNELS[op]:
-        return f"the op has no {backend} kernel"
-    if op == "linear_selected_logprobs" and dtype not in (None, *HALVES):
-        return f"its kernels take bf16 and fp16, not {dtype}"
-    if op in PACKS:
-        if backend == "cuda" and dtype not in (None, torch.uint8):
-            return f"csrc/ packs bytes, not {dtype}"
-    elif dtype == torch.float64:
-        return "the kernels compute in float32, not in float64"
-    return _why_no_triton(device.type) if backend == "triton" else _why_no_cuda(device.type)
+def report(ops: Iterable[Op], device: torch.device) -> list[tuple[str, str | None, str]]:
+    """For each op: its name, the backend that runs it on `device` (None: it would raise), and why."""
+    return [(op.name, *_reported(op, device)) for op in ops]
 
 
-def kernels_of(backend: str, triton: str) -> Any:
-    """The module with an op's kernels: `triton` names Triton's, native has all of csrc/."""
-    return importlib.import_module("mmpack.ops.native" if backend == "cuda" else triton)
-
-
-def report(device: torch.device) -> list[tuple[str, str | None, str]]:
-    """For each op with kernels: its name, the backend that runs it on `device` (None: it would raise), and why."""
-    rows: list[tuple[str, str | None, str]] = []
+def _reported(op: Op, device: torch.device) -> tuple[str | None, str]:
+    try:
+        backend = choose(op, device)
+    except BackendError as error:
+        return None, str(error)
     forced = os.environ.get("MMPACK_BACKEND") or "auto"
-    for op, kernels in KERNELS.items():
-        reasons = {b: why_not(op, b, device) for b in kernels}
-        passed = "; ".join(f"{b}: {reason}" for b, reason in reasons.items() if reason)
-        try:
-            backend = choose(op, device)
-        except BackendError as error:
-            rows.append((op, None, str(error)))
-            continue
-        if forced != "auto":
-            why = f"MMPACK_BACKEND={forced}"
-        elif device.type == "cpu":
-            why = "on a CPU"
-        else:
-            why = passed or "the first that can run"
-        rows.append((op, backend, why))
-    return rows
+    if forced != "auto":
+        return backend, f"MMPACK_BACKEND={forced}"
+    if device.type == "cpu":
+        return backend, "on a CPU"
+    reasons = {k.backend: _why_not(k, device, None) for k in op.kernels}
+    passed = "; ".join(f"{b}: {reason}" for b, reason in reasons.items() if reason)
+    return backend, passed or "the first that can run"
 
 
-def _why_no_triton(device_type: str) -> str | None:
+def _why_not(kernel: Kernel, device: torch.device, dtype: torch.dtype | None) -> str | None:
+    """Why the kernel can't run on `device`; None where it can."""
+    if dtype is not None and (kernel.only or kernel.never):
+        name = str(dtype).removeprefix("torch.")
+        if name in kernel.never or (kernel.only and name not in kernel.only):
+            return kernel.why.format(dtype=dtype)
+    return _why_no_triton(device) if kernel.backend == "triton" else _why_no_cuda(device)
+
+
+def _why_no_triton(device: torch.device) -> str | None:
     if not _installed("triton"):
         return "triton is not installed (pip install 'mmpack[triton]')"
-    if device_type == "cpu":
+    if device.type == "cpu":
         # As triton itself reads it, when its kernels are defined.
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        return None if interpreted else "triton runs on the CPU under TRITON_INTERPRET=1 alone"
-    return None if device_type == "cuda" else f"triton has no {device_type} device"
+        return None if interpreted else "triton runs on the CPU only under TRITON_INTERPRET=1"
+    return None if device.type == "cuda" else f"triton has no {device.type} device"
 
 
-def _why_no_cuda(device_type: str) -> str | None:
-    if device_type != "cuda":
-        return f"csrc/ has no {device_type} code"
-    if torch.version.hip is not None:
-        return "csrc/ is built for CUDA alone"
-    from mmpack.ops import native
+def _why_no_cuda(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"csrc/ has no {device.type} code"
+    return csrc.why_not()
 
-    return native.why_not()
+
+@functools.cache
+def _module(home: str, backend: str) -> Any:
+    return importlib.import_module(f"{home}.{backend}")
 
 
 @functools.cache

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, BackendError, VideoError
+from mmpack.errors import ArgumentError, BackendError, VideoError, installed_version
 from mmpack.video.backends import decord, pyav, torchcodec
 from mmpack.video.cache import FrameCache, frames_key
 from mmpack.video.choose_frames import POLICIES
@@ -167,10 +166,8 @@ def _decoder(backend: str) -> str:
     """The library that decodes, and its version."""
     name = next(iter(BACKENDS)) if backend == "auto" else backend
     package = {"pyav": "av"}.get(name, name)
-    try:
-        return f"{package} {metadata.version(package)}"
-    except metadata.PackageNotFoundError:
-        return package
+    version = installed_version(package)
+    return package if version is None else f"{package} {version}"
 
 
 def _backend(asked: str, video: Opened, packets: Packets) -> str:

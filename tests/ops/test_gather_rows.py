@@ -5,7 +5,8 @@ import torch
 from support.gathers import DTYPES, SHAPES, some_index, summed_in_order
 
 import mmpack as mp
-from mmpack.ops.rows.gather import Inverse, gather_rows, inverse_index
+from mmpack.ops.rows.gather import gather_rows
+from mmpack.ops.rows.inverse import Inverse, inverse_index
 
 CPU = torch.device("cpu")
 

@@ -6,14 +6,16 @@ from support import gathers
 from support.gathers import DTYPES, SHAPES, some_index
 from support.native import chosen
 
-from mmpack.ops.rows.gather import gather_rows, inverse_index
+from mmpack.ops.rows import GATHER_ROWS
+from mmpack.ops.rows.gather import gather_rows
+from mmpack.ops.rows.inverse import inverse_index
 
 pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture(params=["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch) -> torch.device:
-    return chosen("gather_rows", request.param, monkeypatch)
+    return chosen(GATHER_ROWS, request.param, monkeypatch)
 
 
 def summed_in_order(values, index, num_rows):

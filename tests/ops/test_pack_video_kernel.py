@@ -6,6 +6,7 @@ from support.clips import PIXELS, clips_of, normalised, rows_by_index, shapes_of
 from support.native import chosen
 
 from mmpack.families import get_family
+from mmpack.ops.patches import PACK_VIDEO
 from mmpack.ops.patches.pack import pack_video, unpack_video
 from mmpack.ops.patches.tables import patch_tables
 from mmpack.video.patches import plan_patches
@@ -23,7 +24,7 @@ FAMILIES = ["qwen2_5_vl", "qwen3_vl"]
 
 @pytest.fixture(params=["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch) -> torch.device:
-    return chosen("pack_video", request.param, monkeypatch)
+    return chosen(PACK_VIDEO, request.param, monkeypatch)
 
 
 @pytest.fixture

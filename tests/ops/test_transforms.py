@@ -9,7 +9,8 @@ import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.losses.rewards.op import scatter_op
 from mmpack.ops.embeddings.merge import VisionRows, merge_embeddings
-from mmpack.ops.rows.gather import gather_rows, inverse_index
+from mmpack.ops.rows.gather import gather_rows
+from mmpack.ops.rows.inverse import inverse_index
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mmpack.ops.embeddings.merge import VisionRows
-from mmpack.ops.rows.gather import inverse_index
+from mmpack.ops.rows.inverse import inverse_index
 
 SHAPES = [(), (1,), (3,), (8,), (2, 5), (147,), (588,), (896,), (0,)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

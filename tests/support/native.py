@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from mmpack.ops.backend import choose
+from mmpack.ops.backend import Op, choose
 
 each_backend = pytest.mark.parametrize(
     "backend_device", ["triton", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
@@ -36,7 +36,7 @@ def device_of(backend: str) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def chosen(op: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+def chosen(op: Op, backend: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """The device of `backend`; csrc/ is left to auto, for Triton has the dtypes and gradients that it has not."""
     device = device_of(backend)
     monkeypatch.setenv("MMPACK_BACKEND", "auto" if backend == "cuda" else backend)

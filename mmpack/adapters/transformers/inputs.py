@@ -25,9 +25,8 @@ from mmpack.adapters.transformers.tower import (
     tile_patches,
 )
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
-from mmpack.errors import ArgumentError, ModelError, SchemaError
+from mmpack.errors import ArgumentError, ModelError, SchemaError, installed_version
 from mmpack.families import Family, family_of_model_type
-from mmpack.ops.attention.choose import is_installed
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
@@ -140,7 +139,7 @@ def _refuse_missing_kernels(text: Any) -> None:
     """transformers looks for the attention that a config names in the forward only."""
     if text._attn_implementation != "flash_attention_2":
         return
-    if not (is_flash_attn_2_available() or is_installed("kernels")):
+    if not (is_flash_attn_2_available() or installed_version("kernels")):
         raise ModelError(
             "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor kernels of a "
             "fitting version is installed. Fix: model.set_attn_implementation('sdpa'), or attach(model)"

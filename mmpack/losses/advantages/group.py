@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number
-from mmpack.ops.backend import choose
+from mmpack.losses.advantages import GROUP_ADVANTAGES
+from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import define_op
 from mmpack.ops.inputs import can_look_at, check_are_tensors
-from mmpack.ops.segments import keyed_sum
 
 AdvantageKind = Literal["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp"]
 
@@ -136,58 +136,13 @@ def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
         )
 
 
-def _torch(
-    rewards: Tensor, group_index: Tensor, num_tokens: Tensor | None, kind: str, eps: float
-) -> Tensor:
-    r = rewards.double()
-    size = keyed_sum(torch.ones_like(r), group_index)
-    mean = keyed_sum(r, group_index) / size
-    centred = r - mean
-
-    if kind == "grpo":
-        variance = keyed_sum(centred.square(), group_index) / (size - 1).clamp(min=1.0)
-        return _scaled(centred, variance, eps).float()
-    if kind == "dr_grpo":
-        return centred.float()
-    if kind == "rloo":
-        return (centred * size / (size - 1).clamp(min=1.0)).float()
-    if kind == "lite_ppo":
-        return _scaled(centred, _spread(r, torch.ones_like(r))[1], eps).float()
-    baselined = torch.where(size > 1, centred, r)
-    weights = torch.ones_like(r) if num_tokens is None else num_tokens.double()
-    return _scaled(*_spread(baselined, weights), eps).float()
+def _run(rewards: Tensor, *rest: Any) -> Tensor:
+    module = implementation(GROUP_ADVANTAGES, rewards.device)
+    advantages: Tensor = module.group_advantages(rewards, *rest)
+    return advantages
 
 
-def _spread(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances [B] of values from their mean, and their variance; value b counts weights[b] times."""
-    total = weights.sum()
-    centred = values - (weights * values).sum() / total.clamp(min=1.0)
-    return centred, (weights * centred.square()).sum() / (total - 1).clamp(min=1.0)
-
-
-def _scaled(centred: Tensor, variance: Tensor, eps: float) -> Tensor:
-    std = variance.sqrt()
-    return torch.where(std == 0, 0.0, centred / (std + eps))
-
-
-def _run(
-    rewards: Tensor, group_index: Tensor, num_tokens: Tensor | None, kind: str, eps: float
-) -> Tensor:
-    backend = choose("group_advantages", rewards.device)
-    if backend == "torch":
-        return _torch(rewards, group_index, num_tokens, kind, eps)
-    if backend == "cuda":
-        from mmpack.ops import native
-
-        return native.group_advantages(rewards, group_index, num_tokens, kind, eps)
-    from mmpack.losses.advantages.triton import group_advantages
-
-    return group_advantages(rewards, group_index, num_tokens, kind, eps)
-
-
-def _fake(
-    rewards: Tensor, group_index: Tensor, num_tokens: Tensor | None, kind: str, eps: float
-) -> Tensor:
+def _fake(rewards: Tensor, *_: Any) -> Tensor:
     return rewards.new_empty(len(rewards), dtype=torch.float32)
 
 

@@ -1,1 +1,5 @@
 """The policy loss: its function, options, plain torch version and kernels."""
+
+from mmpack.ops.backend import Kernel, Op
+
+POLICY_LOSS = Op("policy_loss", __name__, (Kernel("cuda"), Kernel("triton")))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
-from mmpack.losses.policy.torch import METRICS, policy_loss_torch
-from mmpack.ops.backend import choose
+from mmpack.losses.policy import POLICY_LOSS
+from mmpack.losses.policy.torch import METRICS
+from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import define_op
 
 # The sum of the terms (with sample_mean, of the samples' means) times scale / max(total, 1); no total: 1. An infinite
@@ -59,16 +60,9 @@ class PolicyLossFunction(torch.autograd.Function):
 
 
 def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    backend = choose("policy_loss", arguments[0].device)
-    if backend == "torch":
-        return policy_loss_torch(*arguments)
-    if backend == "cuda":
-        from mmpack.ops import native
-
-        return native.policy_loss(*arguments)
-    from mmpack.losses.policy.triton import policy_loss
-
-    return policy_loss(*arguments)
+    module = implementation(POLICY_LOSS, arguments[0].device)
+    results: tuple[Tensor, Tensor, Tensor] = module.policy_loss(*arguments)
+    return results
 
 
 def _fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ METRICS = (
 )
 
 
-def policy_loss_torch(
+def policy_loss(
     logprobs: Tensor,
     entropy: Tensor | None,
     advantages: Tensor,

@@ -1,1 +1,5 @@
 """From scores of samples, turns, regions and spans to one reward per loss token."""
+
+from mmpack.ops.backend import Kernel, Op
+
+SCATTER_REWARDS = Op("scatter_rewards", __name__, (Kernel("cuda"), Kernel("triton")))

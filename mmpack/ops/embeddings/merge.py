@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.ops.backend import choose
+from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
+from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.inputs import check_are_tensors
-from mmpack.ops.rows.gather import Inverse, check_index, check_range, sum_rows_torch
+from mmpack.ops.rows.gather import check_index, check_range
+from mmpack.ops.rows.inverse import Inverse
 
 
 class VisionRows(NamedTuple):
@@ -105,45 +107,18 @@ def _merge(
 ) -> tuple[Tensor, list[Tensor]]:
     check_range("merge_embeddings", "vision.source", source, -1, len(features))
     check_range("merge_embeddings", "vision.features", index, 0, len(features))
-    if choose("merge_embeddings", embeddings.device) == "torch":
-        merged = embeddings.index_copy(0, rows.long(), features.index_select(0, index))
-        return merged, [level.index_select(0, index) for level in levels]
-    from mmpack.ops.embeddings import triton as kernels
-
-    return kernels.merge_embeddings(embeddings, features, levels, source, index)
-
-
-def _unmerge(
-    grad: Tensor,
-    grad_levels: list[Tensor],
-    source: Tensor,
-    rows: Tensor,
-    index: Tensor,
-    order: Tensor,
-    offsets: Tensor,
-    num_tokens: int,
-    num_features: int,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Gradients of `_merge`; num_tokens or num_features is 0 where nobody asks for theirs."""
-    if choose("merge_embeddings", grad.device) == "torch":
-        text = grad[:num_tokens].masked_fill((source[:num_tokens] >= 0)[:, None], 0)
-        if num_features == 0:
-            return (
-                text,
-                grad.new_empty(0, grad.shape[1]),
-                [g.new_empty(0, g.shape[1]) for g in grad_levels],
-            )
-        inverse = Inverse(order, offsets)
-        sums = [
-            sum_rows_torch(g, index, inverse, num_features)
-            for g in [grad.index_select(0, rows), *grad_levels]
-        ]
-        return text, sums[0], sums[1:]
-    from mmpack.ops.embeddings import triton as kernels
-
-    return kernels.unmerge_embeddings(
-        grad, grad_levels, source, rows, order, offsets, num_tokens, num_features
+    module = implementation(MERGE_EMBEDDINGS, embeddings.device)
+    merged: tuple[Tensor, list[Tensor]] = module.merge_embeddings(
+        embeddings, features, levels, source, rows, index
     )
+    return merged
+
+
+def _unmerge(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Gradients of `_merge`; num_tokens or num_features is 0 where nobody asks for theirs."""
+    module = implementation(MERGE_EMBEDDINGS, grad.device)
+    gradients: tuple[Tensor, Tensor, list[Tensor]] = module.unmerge_embeddings(grad, *rest)
+    return gradients
 
 
 def _merge_fake(

@@ -153,18 +153,23 @@ def unmerge_kernel(
 
 
 def merge_embeddings(
-    embeddings: Tensor, features: Tensor, levels: list[Tensor], source: Tensor, index: Tensor
+    embeddings: Tensor,
+    features: Tensor,
+    levels: list[Tensor],
+    source: Tensor,
+    rows: Tensor,
+    index: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:
-    """[T, H], [P, H], L × [P, H], source [T], index [V] -> [T, H], L × [V, H]."""
+    """[T, H], [P, H], L × [P, H], source [T], rows [V], index [V] -> [T, H], L × [V, H]."""
     merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     taken = [level.new_empty(index.shape[0], level.shape[1]) for level in levels]
     if merged.numel() == 0:
         return merged, taken
     source, index = source.contiguous(), index.contiguous()
     words, units, unit = as_words(embeddings, features, merged, *levels, *taken)
-    rows, columns = blocks(units * unit, words[0].element_size())
-    one_level = programs(index.shape[0], units * unit, rows, columns)
-    grid = programs(len(merged), units * unit, rows, columns) + len(levels) * one_level
+    high, wide = blocks(units * unit, words[0].element_size())
+    one_level = programs(index.shape[0], units * unit, high, wide)
+    grid = programs(len(merged), units * unit, high, wide) + len(levels) * one_level
     with torch.cuda.device_of(embeddings):
         merge_kernel[(grid,)](
             words[0],
@@ -179,8 +184,8 @@ def merge_embeddings(
             units,
             UNIT=unit,
             LEVELS=len(levels),
-            BLOCK_ROWS=rows,
-            BLOCK_COLS=columns,
+            BLOCK_ROWS=high,
+            BLOCK_COLS=wide,
             num_warps=WARPS,
         )
     return merged, taken
@@ -190,30 +195,31 @@ def unmerge_embeddings(
     grad: Tensor,
     grad_levels: list[Tensor],
     source: Tensor,
-    vision: Tensor,
+    rows: Tensor,
+    index: Tensor,
     order: Tensor,
     offsets: Tensor,
     num_tokens: int,
     num_features: int,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Gradients [num_tokens, H], [num_features, H] and one of that a level; 0 rows of what nobody needs."""
-    source, vision, order, offsets = (i.contiguous() for i in (source, vision, order, offsets))
+    """Gradients [num_tokens, H], [num_features, H] and one of that per level; either number may be 0."""
+    source, rows, order, offsets = (i.contiguous() for i in (source, rows, order, offsets))
     to_embeddings = grad.new_empty(num_tokens, grad.shape[1])
     to_features = grad.new_empty(num_features, grad.shape[1])
     to_levels = [torch.empty_like(to_features) for _ in grad_levels]
     outputs = [to_embeddings, to_features, *to_levels]
     flat, units, unit = aligned(grad, *grad_levels, *outputs)
     levels = len(grad_levels)
-    rows, columns = blocks(units * unit, grad.element_size())
-    one_level = programs(num_features, units * unit, rows, columns)
-    grid = programs(num_tokens, units * unit, rows, columns) + (1 + levels) * one_level
+    high, wide = blocks(units * unit, grad.element_size())
+    one_level = programs(num_features, units * unit, high, wide)
+    grid = programs(num_tokens, units * unit, high, wide) + (1 + levels) * one_level
     if grid:
         with torch.cuda.device_of(grad):
             unmerge_kernel[(grid,)](
                 flat[0],
                 tuple(flat[1 : 1 + levels]),
                 source,
-                vision,
+                rows,
                 order,
                 offsets,
                 flat[1 + levels],
@@ -225,8 +231,8 @@ def unmerge_embeddings(
                 UNIT=unit,
                 LEVELS=levels,
                 SUM=sum_type(grad.dtype),
-                BLOCK_ROWS=rows,
-                BLOCK_COLS=columns,
+                BLOCK_ROWS=high,
+                BLOCK_COLS=wide,
                 AT_ONCE=AT_ONCE,
                 num_warps=WARPS,
             )

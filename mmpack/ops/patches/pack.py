@@ -15,8 +15,9 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
-from mmpack.ops.backend import choose, kernels_of
+from mmpack.ops.backend import choose, implementation
 from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
+from mmpack.ops.patches import PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.patches.tables import PatchTables, patch_tables
 from mmpack.ops.patches.torch import pack_torch, unpack_torch
 from mmpack.video.patches import CHANNELS, PatchPlan, divisor, of_channels, plan_patches
@@ -133,14 +134,14 @@ def _pack(
     out = first.new_empty(num_rows, layout.patch_dim, dtype=dtype)
     mean, std = (None if x is None else scaled(x, rescale) for x in (mean, std))
     scale = rescale if mean is None else None
-    backend = choose("pack_video", out.device, first.dtype)
+    backend = choose(PACK_VIDEO, out.device, first.dtype)
     if backend == "torch":
         pack_torch(clips, out, sizes, kept, layout, channels_last, mean, std, scale, repeat)
     else:
         addresses = [c.data_ptr() for c in clips]
         shifts = _shifts(first, addresses, sizes) if len(clips) > 1 else None
         order = layout, channels_last, mean, std, scale, repeat, math.gcd(16, *addresses)
-        kernels_of(backend, "mmpack.ops.patches.triton").pack_video(
+        implementation(PACK_VIDEO, out.device, first.dtype).pack_video(
             first, out, shifts, patches, blocks, *order
         )
     return out
@@ -161,12 +162,12 @@ def _unpack(
     layout, rows = get_family(family), rows.contiguous()
     new = rows.new_zeros if kept is not None else rows.new_empty
     out = new(num_values)
-    backend = choose("unpack_video", out.device, rows.dtype)
+    backend = choose(UNPACK_VIDEO, out.device, rows.dtype)
     if backend == "torch":
         unpack_torch(rows, out, sizes, kept, layout, channels_last, total)
     else:
         order = layout, channels_last, total
-        kernels_of(backend, "mmpack.ops.patches.triton").unpack_video(
+        implementation(UNPACK_VIDEO, out.device, rows.dtype).unpack_video(
             rows, out, patches, blocks, *order
         )
     return out

@@ -5,21 +5,16 @@ The backward adds the gradients of a row that is read several times in the order
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.backend import choose, kernels_of
+from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
-
-
-class Inverse(NamedTuple):
-    """The places of an index [K] by the row that they read: row r's are order[offsets[r] : offsets[r + 1]], rising."""
-
-    order: Tensor  # [K] int32 or int64
-    offsets: Tensor  # [R+1]
+from mmpack.ops.rows import GATHER_ROWS, SUM_ROWS
+from mmpack.ops.rows.inverse import Inverse
 
 
 def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> Tensor:
@@ -47,14 +42,6 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
     return out
 
 
-def inverse_index(index: Tensor, num_rows: int) -> Inverse:
-    """The Inverse of `index` [K] into `num_rows` rows, on its device: one stable sort."""
-    ordered, order = torch.sort(index, stable=True)
-    rows = torch.arange(num_rows + 1, device=index.device, dtype=index.dtype)
-    offsets = torch.searchsorted(ordered, rows, out_int32=True)
-    return Inverse(order.to(torch.int32), offsets)
-
-
 def check_index(what: str, name: str, index: Tensor, device: torch.device) -> None:
     """Raise ArgumentError for what is no index [K] on `device`."""
     if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
@@ -79,39 +66,20 @@ def check_range(what: str, name: str, index: Tensor, low: int, high: int) -> Non
             )
 
 
-def sum_rows_torch(values: Tensor, index: Tensor, inverse: Inverse | None, num_rows: int) -> Tensor:
-    """Rows of values [K, …] summed by `index`, in its order: [num_rows, …]."""
-    total = torch.promote_types(values.dtype, torch.float32)
-    shape = (num_rows, *values.shape[1:])
-    if values.device.type == "cpu":  # goes through the index one by one
-        summed = values.new_zeros(shape, dtype=total).index_add_(0, index, values.to(total))
-    else:
-        order, offsets = inverse or inverse_index(index, num_rows)
-        rows = values.flatten(1) if values.ndim > 1 else values[:, None]
-        summed = torch.segment_reduce(
-            rows.index_select(0, order).to(total), "sum", offsets=offsets, unsafe=True, initial=0
-        ).view(shape)
-    return summed.to(values.dtype)
-
-
 def _gather(x: Tensor, index: Tensor) -> Tensor:
     check_range("gather_rows", "index", index, 0, len(x))
-    backend = choose("gather_rows", x.device)
-    if backend == "torch":
-        return x.index_select(0, index)
-    return kernels_of(backend, "mmpack.ops.rows.triton").gather_rows(x, index)
+    gathered: Tensor = implementation(GATHER_ROWS, x.device).gather_rows(x, index)
+    return gathered
 
 
 def _sum(
     values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
 ) -> Tensor:
     inverse = None if order is None or offsets is None else Inverse(order, offsets)
-    backend = choose("sum_rows", values.device)
-    if backend == "torch":
-        return sum_rows_torch(values, index, inverse, num_rows)
-    return kernels_of(backend, "mmpack.ops.rows.triton").sum_rows(
-        values, *(inverse or inverse_index(index, num_rows))
+    summed: Tensor = implementation(SUM_ROWS, values.device).sum_rows(
+        values, index, inverse, num_rows
     )
+    return summed
 
 
 def _gather_fake(x: Tensor, index: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmpack.ops.rows.inverse import Inverse, inverse_index
+
 TILE_BYTES = 8192
 WARPS = 4
 AT_ONCE = 4  # entries of a row that are read before they are added, after the first
@@ -155,9 +157,9 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     return out
 
 
-def sum_rows(values: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
-    """values [K, ...], order [K], offsets [R+1] -> [R, ...]."""
-    num_rows = len(offsets) - 1
+def sum_rows(values: Tensor, index: Tensor, inverse: Inverse | None, num_rows: int) -> Tensor:
+    """Rows of values [K, ...] summed by `index`, in its order: [num_rows, ...]."""
+    order, offsets = inverse or inverse_index(index, num_rows)
     out = values.new_empty(num_rows, *values.shape[1:])
     if out.numel() == 0:
         return out

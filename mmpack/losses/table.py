@@ -1,0 +1,8 @@
+"""The ops of this room, in the order in which `mmpack doctor` lists them."""
+
+from mmpack.losses.advantages import GROUP_ADVANTAGES
+from mmpack.losses.policy import POLICY_LOSS
+from mmpack.losses.rewards import SCATTER_REWARDS
+from mmpack.ops.backend import Op
+
+OPS: tuple[Op, ...] = (POLICY_LOSS, GROUP_ADVANTAGES, SCATTER_REWARDS)

@@ -1,0 +1,18 @@
+"""The ops of this room, in the order in which `mmpack doctor` lists them; attention reports by itself."""
+
+from mmpack.ops.backend import Op
+from mmpack.ops.embeddings import MERGE_EMBEDDINGS
+from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
+from mmpack.ops.logprobs import SELECTED_LOGPROBS
+from mmpack.ops.patches import PACK_VIDEO, UNPACK_VIDEO
+from mmpack.ops.rows import GATHER_ROWS, SUM_ROWS
+
+OPS: tuple[Op, ...] = (
+    GATHER_ROWS,
+    SUM_ROWS,
+    MERGE_EMBEDDINGS,
+    SELECTED_LOGPROBS,
+    LINEAR_SELECTED_LOGPROBS,
+    PACK_VIDEO,
+    UNPACK_VIDEO,
+)
