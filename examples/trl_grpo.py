@@ -72,4 +72,4 @@ if __name__ == "__main__":
                 f"{a['step']:>4} {a['loss']:>11.6f} {b['loss']:>10.6f}"
                 f" {a['grad_norm']:>20.6f} {b['grad_norm']:>10.6f}"
             )
-    print(f"\n{packed.mmpack_work}")
+    print(f"\n{packed.mmpack_stats}")

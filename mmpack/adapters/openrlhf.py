@@ -6,52 +6,41 @@ counts them in the forward. What a Sample has no field for goes through `metadat
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError, needs, require
+from mmpack.errors import ArgumentError, needs, require
 
 with needs("openrlhf", __name__):
     import torch
 
-from mmpack.adapters.exchange import (
-    GRIDS,
-    PIXELS,
+from mmpack.adapters.checks import (
     check_each,
-    columns_of,
-    decode,
-    encode,
+    check_samples,
+    refuse_reward_on_no_token,
+    valid_tokens,
+)
+from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.loss_values import columns_of, values_by_name, write_at
+from mmpack.adapters.processed_media import (
+    encoded_rest,
     inputs_of_media,
     media_of_inputs,
-    name_pictures,
+    name_images,
     pixels_of,
-    response_start,
-    row_sample,
 )
+from mmpack.adapters.row_sample import prompt_group, response_start, row_sample
 from mmpack.families import get_family
+from mmpack.layout.names import numbered_in_groups
 from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import Score
 
 KEY = "openrlhf"  # in Sample.metadata
-TRAPS: dict[str, str] = {
-    "sampled_placeholder": "OpenRLHF marks every placeholder of a sequence as a vision token, sampled ones too: "
-    "features and tokens differ by one: here a sampled one stays a word, and `mp.validate` names it (MM203).",
-    "dropped_image": "A picture that can't be loaded is skipped with a warning, and the rest move up: `to_samples` "
-    "refuses rows whose grids, placeholders and pictures differ in number.",
-    "double_expansion": "vLLM expands ids that the processor has expanded already, unless they are collapsed to one "
-    "placeholder a run before: run and grid of the sample contradict each other (MM101).",
-    "padding_positions": "packing_samples counts positions along the row, in one dimension, also of VLMs: "
-    "samples record none from it, and pack by the family's rule.",
-    "empty_response": "A response without tokens has a reward and no action to put it on: `to_samples` refuses it.",
-    "logprob_kind": "rollout_log_probs are vLLM's, action_log_probs are divided by the actor's temperature: pass "
-    "`sampling`, so that parity compares what they mean.",
-}
 # OpenRLHF's names of columns [B, A] and those of `mp.policy_loss`
 COLUMNS = {
     "rollout_log_probs": "rollout_logprobs",
@@ -63,8 +52,7 @@ COLUMNS = {
     "kl": "kl",
 }
 EPISODE = ("rewards", "scores", "response_length", "truncated", "total_length")  # [B]
-LISTS = ("index", "prompts", "labels", "images")  # one entry a row, or none
-RESTORED = {*PIXELS.values(), *GRIDS.values()}  # of mm_train_inputs, from the media
+LISTS = ("index", "prompts", "labels", "images")  # one entry per row, or none
 
 
 def to_samples(
@@ -82,12 +70,12 @@ def to_samples(
     Args:
         experience: an `Experience` of B rows, or a list of those of one row that a replay buffer holds.
         processor: `mp.wrap_processor` of OpenRLHF's processor.
-        images: the pictures of each row, loaded: media get the content hashes and cache keys that other adapters give
+        images: of each row, loaded: media get the content hashes and cache keys that other adapters give
             them. Without, a medium is known by its processed pixels.
         group_ids: [B]; None: rows of one prompt are a group. Samples are called `<group_id>/<k>`.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
 
-    Raises: ArgumentError for masks with holes; LayoutError where grids, placeholders and pictures of a row differ in
+    Raises: ArgumentError for masks with holes; LayoutError where grids, placeholders and images of a row differ in
     number, and for a reward of a row without actions (`empty_response`).
     """
     if not isinstance(experience, list | tuple):
@@ -95,23 +83,21 @@ def to_samples(
     else:
         rows = [_row_of(item, None) for item in experience]
     check_each("to_samples", len(rows), "rows", {"images": images, "group_ids": group_ids})
-    count: dict[str, int] = {}
     out = []
     for b, row in enumerate(rows):
-        pictures = None if images is None else images[b] or []
+        own = None if images is None else images[b] or []
         group = None if group_ids is None else group_ids[b]
-        sample = _sample(f"to_samples: row {b}", row, processor, pictures, group, sampling)
-        k = count[sample.group_id] = count.get(sample.group_id, -1) + 1
-        sample.sample_id = f"{sample.group_id}/{k}"
-        out.append(sample)
+        out.append(_sample(f"to_samples: row {b}", row, processor, own, group, sampling))
+    for sample, sample_id in zip(out, numbered_in_groups([s.group_id for s in out]), strict=True):
+        sample.sample_id = sample_id
     return out
 
 
 def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
-    """OpenRLHF's columns at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor a sample.
+    """OpenRLHF's columns at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor per sample.
 
-    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`, `returns`, `values`, `kl`);
-    `rollout_logprobs` the samples bring themselves.
+    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`, `returns`, `values`, `kl`).
+    The samples bring `rollout_logprobs` themselves.
     """
     own = _own(samples)
     return {
@@ -137,22 +123,20 @@ def from_samples(
     columns: Mapping[str, Sequence[Any]] | None = None,
     media: Mapping[str, Any] | None = None,
 ) -> Any:
-    """An `Experience` of B rows, on the CPU: of samples that came from one, the same, of others, one made anew.
+    """An `Experience` of B rows, on the CPU: the same as recorded for samples that came from one, made anew for others.
 
-    Args: `columns`: name -> one [n] array a sample, written at the loss tokens of a [B, A] column, over what was
+    Args: `columns`: name -> one [n] array per sample, written at the loss tokens of a [B, A] column, over what was
     recorded. `media`: cache key -> pixels, of samples that were read from a trace.
     Raises: MissingExtraError without OpenRLHF; SchemaError (MM404) for missing pixels; ArgumentError for samples of
     which only some come from OpenRLHF, or with other columns.
     """
     module = require("openrlhf.trainer.ppo_utils.experience", "openrlhf", "from_samples")
-    if not samples:
-        raise ArgumentError("from_samples: no samples. Fix: pass at least one")
-    check_each("from_samples", len(samples), "samples", columns or {})
+    check_samples(samples, columns)
     own = _own(samples)
     names = [{*o["columns"], *o["episode"], *o["lists"], *o["info"]} for o in own]
     if any(n != names[0] for n in names):
         raise ArgumentError(
-            "from_samples: the samples have unlike columns. Fix: pass samples of one Experience"
+            "from_samples: the samples have different columns. Fix: pass samples of one Experience"
         )
     wide = max(max(o["width"], o["start"] + len(s)) for s, o in zip(samples, own, strict=True))
     rows = [
@@ -212,60 +196,32 @@ def _sample(
     where: str,
     row: dict[str, Any],
     processor: Processor,
-    pictures: Sequence[Any] | None,
+    images: Sequence[Any] | None,
     group: str | None,
     sampling: dict[str, Any] | None,
 ) -> Sample:
-    family = processor.family
     ids, mask = row["sequences"].cpu(), row["attention_mask"].cpu().bool()
+    own = valid_tokens(mask.numpy(), where, "pad at the end only")
     actions = row["action_mask"].cpu()
-    kept = torch.nonzero(mask)[:, 0]
-    start, stop = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
-    if stop - start != len(kept):
-        raise ArgumentError(f"{where}: attention_mask has a hole. Fix: pad at the end alone")
-    width, count = len(ids), len(actions)
-    scored = torch.zeros(width, dtype=torch.bool)
-    scored[width - count :] = actions.bool()
+    first = len(ids) - len(actions)  # the token of column 0
+    scored = torch.zeros(len(ids), dtype=torch.bool)
+    scored[first:] = actions.bool()
     scored &= mask
     rewards = row.get("rewards")
     if rewards is not None and not scored.any() and float(rewards) != 0:
-        raise LayoutError(
-            f"{where} has a reward and no action (empty_response). "
-            "Fix: drop rows without a response before rewards are given",
-            "MM305",
-        )
-    inputs = row.get("mm_train_inputs")
-    media = media_of_inputs(inputs, family, where)
-    if pictures is not None:
-        name_pictures(media, pictures, processor, where)
-    own = ids[start:stop].numpy()
-    at = np.flatnonzero(scored[start:stop].numpy())
-    prompt = int(at[0]) if len(at) else len(own)
+        refuse_reward_on_no_token(where)
+    media = media_of_inputs(row.get("mm_train_inputs"), processor.family, where)
+    if images is not None:
+        name_images(media, images, processor, where)
+    at = np.flatnonzero(scored[own].numpy())
+    prompt = int(at[0]) if len(at) else own.stop - own.start
     logprobs = row.get("rollout_log_probs")
-    known = {
-        "width": width,
-        "start": start,
-        "actions": count,
-        "dtypes": {
-            name: str(row[name].dtype).removeprefix("torch.")
-            for name in ("sequences", "attention_mask", "action_mask")
-        },
-        "padding": encode(ids[~mask]),
-        "action_padding": encode(actions[~scored[width - count :]]),
-        "columns": {name: encode(row[name]) for name in COLUMNS if name in row},
-        "episode": {name: encode(row[name]) for name in EPISODE if name in row},
-        "lists": row["lists"],
-        "info": row["info"],
-        "inputs": {k: encode(v) for k, v in (inputs or {}).items() if k not in RESTORED}
-        if row["has_inputs"]
-        else None,
-    }
     sample = row_sample(
         where,
-        own,
+        ids[own].numpy(),
         media,
-        scored[start:stop].numpy(),
-        family,
+        scored[own].numpy(),
+        processor.family,
         response_start=prompt,
         processor=processor,
         sample_id="",
@@ -273,22 +229,34 @@ def _sample(
         sampling=sampling,
         rollout_logprobs=None
         if logprobs is None
-        else logprobs.cpu()[scored[width - count :]].float().numpy(),
+        else logprobs.cpu()[scored[first:]].float().numpy(),
         rewards=None if rewards is None else [Score("openrlhf", float(rewards))],
         finish_reason=_finish(row.get("truncated")),
-        metadata={KEY: known},
+        metadata={KEY: _recorded(row, own.start, ids[~mask], actions[~scored[first:]])},
     )
     if group is None:
-        sample.group_id = _prompt_hash(sample, prompt)
+        sample.group_id = prompt_group(sample, prompt)
     return sample
 
 
-def _prompt_hash(sample: Sample, prompt: int) -> str:
-    """Of the prompt's ids and media: pictures that come later, a tool's, are the response's."""
-    shown = [sample.media[s.media_index] for s in sample.modality_spans if s.start < prompt]
-    digest = hashlib.sha256(sample.input_ids[:prompt].tobytes())
-    digest.update("".join(m.cache_key for m in shown).encode())
-    return f"prompt:{digest.hexdigest()[:16]}"
+def _recorded(
+    row: dict[str, Any], start: int, padding: torch.Tensor, action_padding: torch.Tensor
+) -> dict[str, Any]:
+    """What `from_samples` needs of a row beyond the sample's own fields, as JSON."""
+    masks = ("sequences", "attention_mask", "action_mask")
+    return {
+        "width": len(row["sequences"]),
+        "start": start,
+        "actions": len(row["action_mask"]),
+        "dtypes": {name: str(row[name].dtype).removeprefix("torch.") for name in masks},
+        "padding": encode(padding),
+        "action_padding": encode(action_padding),
+        "columns": {name: encode(row[name]) for name in COLUMNS if name in row},
+        "episode": {name: encode(row[name]) for name in EPISODE if name in row},
+        "lists": row["lists"],
+        "info": row["info"],
+        "inputs": encoded_rest(row.get("mm_train_inputs") or {}) if row["has_inputs"] else None,
+    }
 
 
 def _finish(truncated: torch.Tensor | None) -> str | None:
@@ -358,21 +326,14 @@ def _step_row(
     }
     columns = {k: decode(v) for k, v in known["columns"].items()}
     columns = {k: torch.cat([v, v.new_zeros(more)]) for k, v in columns.items()}
-    theirs = {ours: name for name, ours in COLUMNS.items()}
-    unknown = sorted(given.keys() - theirs.keys())
+    known_names = COLUMNS.values()
+    unknown = sorted(given.keys() - known_names)
     if unknown:
         raise ArgumentError(
-            f"from_samples: an Experience has no column {unknown[0]!r}. Fix: one of {', '.join(theirs)}"
+            f"from_samples: an Experience has no column {unknown[0]!r}. "
+            f"Fix: one of {', '.join(known_names)}"
         )
-    written = {theirs[k]: torch.as_tensor(v) for k, v in given.items()}
-    if sample.rollout_logprobs is not None:
-        written.setdefault("rollout_log_probs", torch.from_numpy(sample.rollout_logprobs))
-    check_each(f"from_samples: {sample.sample_id}", len(places), "loss tokens", written)
-    for name, values in written.items():
-        column = columns.get(name, values.new_zeros(len(actions)))
-        columns[name] = column.clone()
-        columns[name][places] = values.to(column.dtype)
-    return out | columns
+    return out | write_at(columns, values_by_name(sample, given, COLUMNS), places, len(actions))
 
 
 def _joined(values: list[Any], as_tensor: bool) -> Any:

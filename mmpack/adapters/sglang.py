@@ -1,6 +1,6 @@
 """sglang (0.5): responses of its native `/generate` with `return_logprob` as samples, and samples as its requests.
 
-A response is the dict of `/generate` and `Engine.generate`: text, output_ids, meta_info. It tells the engine's expanded
+A response is the dict of `/generate` and `Engine.generate`: text, output_ids, meta_info. It holds the engine's expanded
 prompt if the request had `return_prompt_token_ids`, or `logprob_start_len=0`; else that is what the processor makes of
 the request, checked against `prompt_tokens`. No sglang engine has run with this adapter: its tests build responses from
 the package's own classes.
@@ -14,17 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.adapters.exchange import (
-    GRIDS,
-    check_each,
-    check_same,
-    decode,
-    encode,
-    inputs_of_media,
-    pixels_of,
-    row_sample,
-)
+from mmpack.adapters.checks import check_each, check_same
+from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.processed_media import GRIDS, inputs_of_media, pixels_of
+from mmpack.adapters.row_sample import continued_positions, row_sample
 from mmpack.errors import ArgumentError, LayoutError
+from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
 from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
@@ -33,28 +28,10 @@ from mmpack.schema.spans import PolicyVersion
 
 KEY = "sglang"  # in Sample.metadata
 FIRST_PAD_VALUE = 1_000_000  # sglang puts hashes from here on in the place of placeholders
-SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    *("frequency_penalty", "presence_penalty"),
-)
 KINDS = ("processed", "raw")
-OF_ONE_CALL = ("rid", "stream", "text")  # of a request: not taken over into one made of it
-# what files of pictures begin with: PNG, JPEG, GIF, WEBP, BMP, TIFF
+OF_ONE_CALL = ("rid", "stream", "text")  # of a request: a new one made of it leaves them out
+# what image files begin with: PNG, JPEG, GIF, WEBP, BMP, TIFF
 HEADERS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
-TRAPS: dict[str, str] = {
-    "retokenized_response": "`text` encoded again gives other ids (sglang#26555, sglang#12383): `to_samples` reads "
-    "output_ids, and refuses a response without them.",
-    "chat_template": "sglang decodes and encodes the prompt's input_ids again where pictures come with it, unless "
-    "SGLANG_MM_AVOID_RETOKENIZE is set: ask for return_prompt_token_ids; `from_samples` hands over processed pictures, "
-    "with which ids stay as they are.",
-    "double_expansion": "A prompt longer than the processor makes it was expanded twice, or under other pixel bounds: "
-    "`to_samples` compares prompt_tokens.",
-    "cache_key": "In sglang's own ids a picture's placeholders are a hash of its features: `to_samples` puts the "
-    "family's placeholder back.",
-    "logprob_kind": "output_token_logprobs are of the tempered distribution, of the model's own only for greedy "
-    "sampling or with SGLANG_RETURN_ORIGINAL_LOGPROB: say which, with `logprobs`.",
-    "stop_token": "The stop token stays in output_ids and leaves `text`: `to_samples` takes output_ids.",
-}
 
 
 def to_samples(
@@ -67,18 +44,18 @@ def to_samples(
     positions: Sequence[tuple[np.ndarray, int]] | None = None,
     logprobs: str = "processed",
 ) -> list[Sample]:
-    """One sample a response, called `<group_id>/<k>`.
+    """One sample per response, called `<group_id>/<k>`.
 
     Args:
-        responses: what `/generate` returned, one a sampled response.
+        responses: what `/generate` returned, one dict per sampled response.
         requests: the `GenerateReqInput`, or its fields as a dict, of each response: text or input_ids, image_data
             (Pillow, bytes, base64, a path below the processor's media_root), sampling_params.
         processor: `mp.wrap_processor` of the engine's processor.
-        images: the pictures of each request, where image_data has none that can be opened here (URLs).
-        group_ids: one a response; None: the request's rid, or the response's id.
+        images: of each request, where image_data has none that can be opened here (URLs).
+        group_ids: one per response; None: the request's rid, or the response's id.
         positions: int64 [rows, P] and rope delta of each expanded prompt, as sglang computes them; none are recorded
             without.
-        logprobs: "processed" or "raw", see TRAPS.
+        logprobs: "processed" or "raw", see `logprob_kind` in docs/traps.md.
 
     Raises: ArgumentError for responses without ids or logprobs, for videos and URLs; LayoutError where the engine's
     prompt and the processor's differ in length, or media and placeholders in number.
@@ -88,34 +65,36 @@ def to_samples(
     if len(responses) != len(requests):
         raise ArgumentError(
             f"to_samples: {len(responses)} responses and {len(requests)} requests. "
-            "Fix: one request a response, also where it was sampled n times"
+            "Fix: one request per response, also where it was sampled n times"
         )
     lists = {"images": images, "group_ids": group_ids, "positions": positions}
     check_each("to_samples", len(responses), "responses", lists)
-    count: dict[str, int] = {}
-    out = []
-    for i, (response, request) in enumerate(zip(responses, requests, strict=True)):
-        where = f"to_samples: responses[{i}]"
-        given = _fields(request)
+    for i, response in enumerate(responses):
         if not isinstance(response.get("meta_info"), Mapping):
             raise ArgumentError(
-                f"{where} has no meta_info. Fix: pass what the native /generate gave"
+                f"to_samples: responses[{i}] has no meta_info. Fix: pass what the native /generate gave"
             )
-        group = str(given.get("rid") or response["meta_info"].get("id", i))
-        group = group if group_ids is None else group_ids[i]
-        k = count[group] = count.get(group, -1) + 1
-        pictures = _pictures(where, given) if images is None else list(images[i] or [])
+    given = [_fields(request) for request in requests]
+    if group_ids is None:
+        group_ids = [
+            str(g.get("rid") or r["meta_info"].get("id", i))
+            for i, (r, g) in enumerate(zip(responses, given, strict=True))
+        ]
+    out = []
+    for i, sample_id in enumerate(numbered_in_groups(group_ids)):
+        where = f"to_samples: responses[{i}]"
+        shown = _images(where, given[i]) if images is None else images[i] or []
         out.append(
             _sample(
                 where,
-                response,
-                given,
-                [processor.medium(p, where) for p in pictures],
+                responses[i],
+                given[i],
+                [processor.medium(p, where) for p in shown],
                 processor,
                 logprobs,
                 None if positions is None else positions[i],
-                sample_id=f"{group}/{k}",
-                group_id=group,
+                sample_id=sample_id,
+                group_id=group_ids[i],
             )
         )
     return out
@@ -135,14 +114,19 @@ def from_samples(
     responses: bool = False,
     media: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Fields of a `GenerateReqInput` a sample, for `Engine.generate(**request)`.
+    """The fields of a `GenerateReqInput` per sample, for `Engine.generate(**request)`.
 
-    Ids are the sample's own, expanded, and pictures go as what the processor made of them: sglang then tokenises and
-    resizes nothing. They are tensors, which the JSON of `/generate` over HTTP does not hold: requests without pictures
-    alone can be its body. `responses`: with what was sampled, to be scored; False: up to the first loss token, with the
-    pictures there, to be sampled anew, once, with the sampling parameters and fields of the request that the sample
-    came from, but for rid, stream and n.
-    `media`: cache key -> pixels, of samples that were read from a trace. Raises: SchemaError (MM404).
+    Ids are the sample's own, expanded, and images go as what the processor made of them: sglang then tokenises and
+    resizes nothing. These are tensors, which JSON does not hold: only requests without images can be the body of
+    `/generate` over HTTP.
+
+    Args:
+        responses: with what was sampled, to be scored. False: up to the first loss token, with the images there, to be
+            sampled once more, with the sampling parameters and fields of the request that the sample came from, except
+            rid, stream and n.
+        media: cache key -> pixels [patches, patch_dim], of samples that were read from a trace.
+
+    Raises: SchemaError (MM404) for missing pixels.
     """
     out = []
     for s in samples:
@@ -163,7 +147,7 @@ def from_samples(
             params = request["sampling_params"]
             request["sampling_params"] = {k: v for k, v in params.items() if k != "n"}
         elif s.sampling is not None:
-            known = {k: v for k, v in s.sampling.items() if k in SAMPLING}
+            known = {k: v for k, v in s.sampling.items() if k in SAMPLING_NAMES}
             request["sampling_params"] = known
         out.append(request)
     return out
@@ -223,9 +207,9 @@ def _sample(
         processor.family,
         response_start=len(prompt),
         processor=processor,
-        position_ids=None if place is None else _positions(*place, len(ids)),
+        position_ids=None if place is None else continued_positions(*place, len(ids)),
         rollout_logprobs=_logprobs(where, about, sampled),
-        sampling={k: params[k] for k in SAMPLING if k in params} | {"logprobs": kind},
+        sampling={k: params[k] for k in SAMPLING_NAMES if k in params} | {"logprobs": kind},
         finish_reason=finish.get("type")
         if finish.get("type") in ("stop", "length", "abort")
         else None,
@@ -248,14 +232,14 @@ def _prompt(
     media: list[Medium],
     processor: Processor,
 ) -> np.ndarray:
-    """int64 [P]: the expanded prompt, as the engine tells it, else as the processor makes it."""
+    """int64 [P]: the expanded prompt, as the engine records it, else as the processor makes it."""
     about = response["meta_info"]
     scored = about.get("input_token_logprobs") or []
-    told = response.get("prompt_token_ids")
-    if told is None and scored and len(scored) == about.get("prompt_tokens"):
-        told = [entry[1] for entry in scored]
-    if told is not None:
-        ids = np.asarray(told, dtype=np.int64)
+    recorded = response.get("prompt_token_ids")
+    if recorded is None and scored and len(scored) == about.get("prompt_tokens"):
+        recorded = [entry[1] for entry in scored]
+    if recorded is not None:
+        ids = np.asarray(recorded, dtype=np.int64)
         return np.where(ids >= FIRST_PAD_VALUE, processor.family.image_token_id, ids)
     given = request.get("input_ids")
     if given is None:
@@ -296,20 +280,13 @@ def _logprobs(where: str, about: Mapping[str, Any], sampled: list[int]) -> np.nd
     return np.array([entry[0] for entry in entries], dtype=np.float32)
 
 
-def _positions(prompt: np.ndarray, delta: int, length: int) -> np.ndarray:
-    """int64 [rows, length]: the prompt's, then one a step past the rope delta."""
-    places = np.asarray(prompt, dtype=np.int64)
-    steps = np.arange(places.shape[1], length) + int(delta)
-    return np.concatenate([places, np.broadcast_to(steps, (len(places), len(steps)))], axis=1)
-
-
 def _fields(request: Any) -> dict[str, Any]:
-    """The fields of a request that say something."""
+    """The fields of a request that are set."""
     given = dict(request) if isinstance(request, Mapping) else dict(vars(request))
     return {k: v for k, v in given.items() if v is not None}
 
 
-def _pictures(where: str, request: dict[str, Any]) -> list[Any]:
+def _images(where: str, request: dict[str, Any]) -> list[Any]:
     if request.get("video_data"):
         raise ArgumentError(
             f"{where}: its request has a video, and videos are not decoded here. Fix: leave it out"
@@ -320,7 +297,7 @@ def _pictures(where: str, request: dict[str, Any]) -> list[Any]:
 
 
 def _opened(where: str, item: Any) -> list[Any]:
-    """Pictures of one entry of image_data, as the processor takes them."""
+    """The images of one entry of image_data, as the processor takes them."""
     if isinstance(item, list | tuple):
         return [p for inner in item for p in _opened(where, inner)]
     item = getattr(item, "url", item)  # sglang's ImageData
@@ -336,7 +313,7 @@ def _opened(where: str, item: Any) -> list[Any]:
         raw = _decoded(item.partition(",")[2], strict=False)
         if raw is None:
             raise ArgumentError(
-                f"{where}: image_data has a data URI that is no base64. Fix: mend it"
+                f"{where}: image_data has a data URI that is not base64. Fix: encode it again"
             )
         return [raw]
     raw = _decoded(item, strict=True)
@@ -344,7 +321,7 @@ def _opened(where: str, item: Any) -> list[Any]:
 
 
 def _decoded(text: str, strict: bool) -> bytes | None:
-    """The bytes of base64, None where it is none. `strict`: no line breaks either."""
+    """The bytes of base64, None where it is not base64. `strict`: no line breaks either."""
     try:
         return base64.b64decode(text, validate=strict)
     except ValueError:

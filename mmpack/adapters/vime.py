@@ -1,6 +1,6 @@
 """vime and slime: their Sample (tokens, response_length, loss_mask, rollout_log_probs) as samples and back.
 
-Neither is on the package index, so this adapter goes by the fields that their sources and docs name, and its tests by a
+Neither is on the package index: this adapter follows the fields that their sources and docs name, and its tests use a
 class of those fields. It takes their objects, or the dicts of `to_dict`, and gives what `from_dict` takes.
 """
 
@@ -11,25 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError, needs
-
-with needs("hf", __name__):
-    import torch
-
-from mmpack.adapters.exchange import (
-    GRIDS,
-    PIXELS,
-    check_each,
-    check_same,
-    decode,
-    encode,
+from mmpack.adapters.checks import check_each, refuse_reward_on_no_token
+from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.loss_values import columns_of, values_by_name
+from mmpack.adapters.processed_media import (
+    encoded_rest,
     inputs_of_media,
     media_of_inputs,
-    name_pictures,
+    name_images,
     pixels_of,
-    response_start,
-    row_sample,
 )
+from mmpack.adapters.row_sample import response_start, row_sample
+from mmpack.errors import ArgumentError
+from mmpack.layout.names import numbered_in_groups
 from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
@@ -37,8 +31,7 @@ from mmpack.schema.spans import PolicyVersion, Score
 
 KEY = "vime"  # in Sample.metadata
 FINISHED = {"completed": "stop", "truncated": "length", "aborted": "abort"}
-RESTORED = {*PIXELS.values(), *GRIDS.values()}  # of multimodal_train_inputs, from the media
-# one value a response token: their name -> that of `mp.policy_loss`
+# one value per response token: their name -> that of `mp.policy_loss`
 COLUMNS = {
     "rollout_log_probs": "rollout_logprobs",
     "teacher_log_probs": "teacher_logprobs",
@@ -47,16 +40,6 @@ COLUMNS = {
     "advantages": "advantages",
     "returns": "returns",
     "values": "values",
-}
-TRAPS: dict[str, str] = {
-    "logprob_kind": "The engine's logprobs are raw or tempered by its own setting (vime#64): pass `sampling`, so that "
-    "parity compares what they mean.",
-    "loss_mask_shift": "loss_mask counts from the end of the prompt, response_length tokens before the end of tokens: "
-    "`to_samples` refuses a mask of another length.",
-    "not_expanded": "tokens of one placeholder a picture beside multimodal_train_inputs of many patches: run and grid "
-    "of the sample contradict each other (MM101).",
-    "dropped_image": "multimodal_train_inputs of fewer pictures than tokens have: `to_samples` refuses the sample.",
-    "empty_response": "A response without tokens has a reward and no token to put it on: `to_samples` refuses it.",
 }
 
 
@@ -75,16 +58,15 @@ def to_samples(
     Args:
         items: their Sample objects, or the dicts of `to_dict`.
         processor: `mp.wrap_processor` of their processor.
-        images: the pictures of each; None: those of `multimodal_inputs["images"]`, where all can be opened. Media
-            without pictures are known by their processed pixels.
+        images: of each; None: those of `multimodal_inputs["images"]`, where all can be opened. Media
+            without images are known by their processed pixels.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
 
     Raises: ArgumentError for columns of another length than the response, a response longer than tokens, a reward that
-    is no number; LayoutError where grids, placeholders and pictures differ in number, and for a reward of an empty
+    is no number; LayoutError where grids, placeholders and images differ in number, and for a reward of an empty
     response (`empty_response`).
     """
     check_each("to_samples", len(items), "items", {"images": images})
-    count: dict[str, int] = {}
     out = []
     for i, item in enumerate(items):
         given = dict(item) if isinstance(item, Mapping) else dict(item.to_dict())
@@ -94,11 +76,10 @@ def to_samples(
             )
         named = (given.get("group_index"), given.get("index"), i)
         group = next(str(name) for name in named if name is not None)
-        pictures = _pictures(given) if images is None else images[i] or []
-        sample = _sample(f"to_samples: items[{i}]", given, processor, pictures, group, sampling)
-        k = count[sample.group_id] = count.get(sample.group_id, -1) + 1
-        sample.sample_id = f"{sample.group_id}/{k}"
-        out.append(sample)
+        own = _open_images(given) if images is None else images[i] or []
+        out.append(_sample(f"to_samples: items[{i}]", given, processor, own, group, sampling))
+    for sample, sample_id in zip(out, numbered_in_groups([s.group_id for s in out]), strict=True):
+        sample.sample_id = sample_id
     return out
 
 
@@ -107,12 +88,7 @@ def from_batch(batch: Batch, samples: Sequence[Sample], sample_class: Any = None
 
     Raises: ArgumentError if `samples` are not those of the batch, in its order.
     """
-    check_same(batch, samples)
-    columns = {
-        name: [x.detach().cpu() for x in batch.unpack_loss(values)]
-        for name, values in batch.loss_columns.items()
-    }
-    return from_samples(samples, columns, pixels_of(batch), sample_class)
+    return from_samples(samples, columns_of(batch, samples), pixels_of(batch), sample_class)
 
 
 def from_samples(
@@ -121,11 +97,14 @@ def from_samples(
     media: Mapping[str, Any] | None = None,
     sample_class: Any = None,
 ) -> list[Any]:
-    """What `Sample.from_dict` of vime and slime takes, one dict a sample; with `sample_class`, what it makes of it.
+    """What `Sample.from_dict` of vime and slime takes, one dict per sample; with `sample_class`, what it makes of it.
 
-    Args: `columns`: name -> one [n] array a sample, written at the loss tokens of a list over the response, under their
-    names (`old_logprobs` as log_probs, `ref_logprobs` as ref_log_probs). `media`: cache key -> pixels, of samples that
-    were read from a trace. Raises: SchemaError (MM404) for missing pixels.
+    Args:
+        columns: name -> one [n] array per sample, written at the loss tokens of a list over the response, under their
+            names (`old_logprobs` as log_probs, `ref_logprobs` as ref_log_probs).
+        media: cache key -> pixels, of samples that were read from a trace.
+
+    Raises: SchemaError (MM404) for missing pixels.
     """
     check_each("from_samples", len(samples), "samples", columns or {})
     recorded = [s.metadata[KEY]["fields"].get("group_index") for s in samples if KEY in s.metadata]
@@ -147,7 +126,7 @@ def _sample(
     where: str,
     given: dict[str, Any],
     processor: Processor,
-    pictures: Sequence[Any] | None,
+    images: Sequence[Any] | None,
     group: str,
     sampling: dict[str, Any] | None,
 ) -> Sample:
@@ -159,7 +138,7 @@ def _sample(
         if values is not None and len(values) != length:
             raise ArgumentError(
                 f"{where}: {name} has {len(values)} values for {length} response tokens (loss_mask_shift). "
-                "Fix: one value a response token, tool tokens included"
+                "Fix: one value per response token, tool tokens included"
             )
     start = len(ids) - length
     if start < 0:
@@ -171,18 +150,15 @@ def _sample(
         scored[start:] = True if mask is None else np.asarray(mask, dtype=bool)
     reward = given.get("reward")
     if reward is not None and not length:
-        raise LayoutError(
-            f"{where} has a reward and no response token (empty_response). Fix: drop it before rewards are given",
-            "MM305",
-        )
+        refuse_reward_on_no_token(where)
     inputs = given.get("multimodal_train_inputs")
     media = media_of_inputs(inputs, processor.family, where)
-    if pictures is not None and media["image"]:
-        name_pictures(media, pictures, processor, where)
+    if images is not None and media["image"]:
+        name_images(media, images, processor, where)
     versions = given.get("weight_versions") or []
     cached = (given.get("prefix_cache_info") or {}).get("cached_tokens")
     kept = {k: v for k, v in given.items() if k not in ("tokens", "multimodal_train_inputs")}
-    others = None if inputs is None else {k: v for k, v in inputs.items() if k not in RESTORED}
+    others = None if inputs is None else encoded_rest(inputs)
     return row_sample(
         where,
         ids,
@@ -203,7 +179,7 @@ def _sample(
         if len(set(versions)) == 1
         else None,
         prefix_cached_tokens=cached,
-        metadata={KEY: {"fields": encode(kept), "inputs": encode(others)}},
+        metadata={KEY: {"fields": encode(kept), "inputs": others}},
     )
 
 
@@ -223,8 +199,8 @@ def _scores(where: str, reward: Any) -> list[Score]:
         ) from None
 
 
-def _pictures(given: dict[str, Any]) -> list[Any] | None:
-    """The raw pictures that a sample carries; None without."""
+def _open_images(given: dict[str, Any]) -> list[Any] | None:
+    """The images that a sample carries, if all are open ones; else None."""
     inputs = given.get("multimodal_inputs")
     raw = inputs.get("images") if isinstance(inputs, Mapping) else None
     return None if not raw or any(isinstance(p, str) for p in raw) else list(raw)
@@ -245,14 +221,9 @@ def _dict(
         inputs | (others or {}) if inputs or others is not None else None
     )
     places = sample.loss_indices - start
-    theirs = {ours: name for name, ours in COLUMNS.items()}
-    written = {theirs.get(k, k): v for k, v in columns.items()}
-    if sample.rollout_logprobs is not None:
-        written.setdefault("rollout_log_probs", sample.rollout_logprobs)
-    check_each(f"from_samples: {sample.sample_id}", len(places), "loss tokens", written)
-    for name, values in written.items():
+    for name, values in values_by_name(sample, columns, COLUMNS).items():
         column = list(out.get(name) or [0.0] * int(out["response_length"]))
-        for at, value in zip(places.tolist(), torch.as_tensor(values).tolist(), strict=True):
+        for at, value in zip(places.tolist(), values.tolist(), strict=True):
             # a double that rounds to the recorded float32 is that value, in full
             column[at] = column[at] if np.float32(column[at]) == np.float32(value) else value
         out[name] = column

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from support.families import LAYOUTS
 from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
 from support.samples import make_sample
@@ -18,14 +19,6 @@ from mmpack.ops.attention import choose, plan_attention
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
-LAYOUTS = {
-    "packed": lambda s: mp.pack(s),
-    "packed, rounded up": lambda s: mp.pack(s, pad_to_multiple_of=64),
-    "shared": lambda s: mp.pack(s, share_prefix=True),
-    "shared, rounded up": lambda s: mp.pack(s, share_prefix=True, pad_to_multiple_of=64),
-    "left": lambda s: mp.pad(s, side="left"),
-    "right": lambda s: mp.pad(s, side="right", pad_to_multiple_of=16),
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +41,7 @@ def batch_of(name):
     def response(n, turn=None):
         return ("response", rng.integers(0, 151643, n), turn)
 
-    image, other, film = (
+    image, other, video = (
         ("image", (1, 4, 6), "x"),
         ("image", (1, 8, 4), "y"),
         ("video", (2, 4, 4), "f"),
@@ -60,16 +53,16 @@ def batch_of(name):
         "mixed": [
             [text(4), response(3)],
             [*prompt, response(4)],
-            [text(2), film, text(2), image, other, response(5)],
+            [text(2), video, text(2), image, other, response(5)],
             [text(7)],
-            [other, text(1), film, response(2)],
+            [other, text(1), video, response(2)],
         ],
         "identical": [[*prompt, end]] * 3,
         "prefix": [[*prompt, end], [*prompt, end, text(3), response(2)], prompt],
         "tree": [
             [*prompt, end, text(2), other, response(3, 1)],
             [*prompt, end, text(2), response(2, 1)],
-            [*prompt, response(2), film, response(2, 1)],
+            [*prompt, response(2), video, response(2, 1)],
             [text(5), image, response(3)],
         ],
         "another image": [[*prompt, end], [prompt[0], ("image", (1, 4, 6), "z"), prompt[2], end]],
@@ -397,6 +390,21 @@ def test_detach_restores_what_was_there(own):
         raise ZeroDivisionError
     assert [c._attn_implementation for c in configs] == before
     assert [dict(m._forward_pre_hooks) for m in model.modules()] == hooks
+
+
+def test_an_attention_that_is_set_while_attached_stays():
+    model = tiny_qwen2_5_vl()
+    text = model.config.get_text_config()
+    attach(model)
+    model.set_attn_implementation("eager")
+    with pytest.raises(mp.ModelError, match=r"was set to another one while it was attached.*Fix: "):
+        attach(model)
+    with pytest.raises(mp.ModelError, match="was set to another one while it was attached"):
+        detach(model)
+    assert text._attn_implementation == "eager" and not is_attached(model)
+    with attach(model):
+        assert is_attached(model)
+    assert text._attn_implementation == "eager"
 
 
 def test_two_models_of_one_config_are_refused_at_once():

@@ -14,12 +14,12 @@ pytestmark = pytest.mark.gpu
 
 
 def some_samples():
-    image, film = ("image", (1, 8, 6), "x"), ("video", (2, 4, 4), "f")
+    image, video = ("image", (1, 8, 6), "x"), ("video", (2, 4, 4), "f")
     prompt = [("text", range(40)), image, ("text", [7, 8])]
     parts = [[*prompt, ("response", range(k, k + 20))] for k in (100, 200, 110)]
     parts += [
         [("text", [1, 2]), ("response", [3])],
-        [film, ("text", [5]), image, ("response", [6])],
+        [video, ("text", [5]), image, ("response", [6])],
     ]
     return with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
 

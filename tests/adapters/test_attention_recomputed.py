@@ -86,7 +86,7 @@ def test_checkpoint_wrapper_of_torch(expected):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_other_checkpoints_raise(reentrant, attention):
-    """Somebody's own around a layer: nobody tells it of the attention, so its gradients would be wrong."""
+    """A user's own checkpoint around a layer: it doesn't know of the attention, so its gradients would be wrong."""
     model = made(attention)
     for layer in model.get_decoder().layers:
         layer.forward = functools.partial(own_checkpoint, layer.forward, reentrant)

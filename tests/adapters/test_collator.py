@@ -23,19 +23,19 @@ FAMILY = get_family("qwen2_5_vl")
 
 
 def samples(times=1):
-    """Four, for two micro-batches: two answers to one prompt, two turns with a film, text alone.
+    """Four, for two micro-batches: two answers to one prompt, two turns with a video, text only.
 
     Responses are repeated `times`: a product of fewer than 8 rows with the whole vocabulary is summed in one run by
     some CPU libraries and has ten times the error (9e-6) of any other.
     """
-    image, film = ("image", (1, 4, 6), "x"), ("video", (2, 4, 4), "f")
+    image, video = ("image", (1, 4, 6), "x"), ("video", (2, 4, 4), "f")
     prompt = [("text", [1, 2]), image, ("text", [7, 8])]
     parts = [
         [*prompt, ("response", [3, 4, 5, 6, 9])],
         [*prompt, ("response", [3, 11])],
         [
             ("text", [5]),
-            film,
+            video,
             image,
             ("response", [12, 13]),
             ("observation", [14, 15]),
@@ -167,11 +167,11 @@ def test_gradient_checkpointing_and_workers(expected, exactly, tmp_path):
 
 def test_shared_rows_are_laid_out_once():
     model = tiny_qwen2_5_vl()
-    apart, shared = (SampleCollator(model, share_prefix=s)(samples()[:2]) for s in (False, True))
+    unshared, shared = (SampleCollator(model, share_prefix=s)(samples()[:2]) for s in (False, True))
     prompt = len(samples()[0]) - 5
     # two answers start with the same token, which is shared too
-    assert apart["input_ids"].shape[1] - shared["input_ids"].shape[1] == prompt + 1
-    assert len(apart["pixel_values"]) == 2 * len(shared["pixel_values"]) == 48
+    assert unshared["input_ids"].shape[1] - shared["input_ids"].shape[1] == prompt + 1
+    assert len(unshared["pixel_values"]) == 2 * len(shared["pixel_values"]) == 48
     assert shared["shift_labels"].tolist() == [[3, 4, 5, 6, 9, 3, 11]]
 
 

@@ -17,11 +17,11 @@ def batches():
     """Of each rank two: the first has pictures and shared rows; the second has text, then nothing to score."""
     prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
     pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
-    film = [make_sample([("video", (2, 4, 4), "f"), ("response", range(5))], "f")]
+    video = [make_sample([("video", (2, 4, 4), "f"), ("response", range(5))], "f")]
     texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
     unscored = [make_sample([("text", range(4))], "c")]
     return [
-        [mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(with_pixels(film))],
+        [mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(with_pixels(video))],
         [mp.pack(texts), mp.pack(unscored)],
     ]
 

@@ -2,15 +2,20 @@
 
 import pytest
 import torch
-from support.families import mixed_batch
+from support.families import LAYOUTS, mixed_batch
 from support.float64 import assert_as_exact_as_separate, exact, separate
-from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
+from support.models import (
+    logprobs_and_gradients,
+    relative_difference,
+    small_model,
+    with_pixels,
+)
 from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.attention import is_attached
-from mmpack.adapters.transformers.inputs import encodes_apart
+from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 from mmpack.smoke.tiny_models import tiny_model
@@ -18,14 +23,6 @@ from mmpack.smoke.tiny_models import tiny_model
 pytestmark = pytest.mark.adapter
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
 LINEAR = [name for name in FAMILIES if name not in PACKABLE]
-LAYOUTS = {
-    "packed": lambda s: mp.pack(s),
-    "packed, rounded up": lambda s: mp.pack(s, pad_to_multiple_of=64),
-    "shared": lambda s: mp.pack(s, share_prefix=True),
-    "shared, rounded up": lambda s: mp.pack(s, share_prefix=True, pad_to_multiple_of=64),
-    "left": lambda s: mp.pad(s, side="left"),
-    "right": lambda s: mp.pad(s, side="right", pad_to_multiple_of=16),
-}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,7 @@ def models():
     def get(name):
         if name not in made:
             made.clear()  # one at a time
-            made[name] = spread_out(tiny_model(name))
+            made[name] = small_model(name)
         return made[name]
 
     return get
@@ -59,8 +56,8 @@ def oracles(models):
 def test_every_layout_gives_what_each_sample_gets_alone(models, oracles, name):
     model, samples = models(name), mixed_batch(name)
     assert mp.validate(samples) == []
-    (wanted, gradients), (apart, separately) = oracles(name)
-    assert (apart - wanted).abs().max() <= TOLERANCES["layouts"].value
+    (wanted, gradients), (alone, separately) = oracles(name)
+    assert (alone - wanted).abs().max() <= TOLERANCES["layouts"].value
     towers = [n for n in gradients if "visual" in n or "vision" in n]
     assert towers and all((gradients[n] != 0).any() for n in towers if n.endswith("weight"))
     with attach(model), torch.no_grad():
@@ -100,13 +97,13 @@ def test_repeated_pixels_give_what_repeated_features_give(models, oracles, name,
         once, gradients = logprobs_and_gradients(model, batch)
         first = batch.stats["patches_encoded"]
         monkeypatch.setattr(
-            "mmpack.adapters.transformers.inputs.encodes_apart", lambda model: False
+            "mmpack.adapters.transformers.inputs.takes_encoded_media", lambda model: False
         )
         again, others = logprobs_and_gradients(model, batch)
     occurring = sum(len(batch.media[i].pixel_values) for i in batch.media_order)
     assert batch.stats["patches_encoded"] == occurring > batch.stats["patches"]
     monkeypatch.undo()
-    assert first == (batch.stats["patches"] if encodes_apart(model) else occurring)
+    assert first == (batch.stats["patches"] if takes_encoded_media(model) else occurring)
     for values, found in ((once, gradients), (again, others)):
         assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value
         assert_as_exact_as_separate(found, separately, exactly)
@@ -151,7 +148,7 @@ def test_an_idle_tower_runs_all_of_the_tower_and_changes_nothing(models, name):
 def test_one_layout_two_models():
     """A sample of Qwen3-VL goes into its model with experts: ids, grids and positions are the same."""
     samples = mixed_batch("qwen3_vl")
-    model = tiny_model("qwen3_vl_moe")
+    model = small_model("qwen3_vl_moe")
     with attach(model), torch.no_grad():
         found = packed_logprobs(model, mp.pack(samples))
         renamed = mixed_batch("qwen3_vl_moe")
@@ -184,26 +181,29 @@ def test_tiles_of_another_size_are_refused(models):
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"), [(-1, "has id -1"), (151_936, "has id 151936"), (10**9, "has id 1000000000")]
+    ("bad", "message"),
+    [(-1, "has id -1"), (151_936, "has id 151936"), (10**9, "has id 1000000000")],
 )
-def test_ids_that_the_model_lacks(models, bad, told):
+def test_ids_that_the_model_lacks(models, bad, message):
     model = models("qwen2_5_vl")
     sample = make_sample([("text", [1, 2, 3]), ("response", [4, 5])])
     batch = mp.pad([sample])
     batch.input_ids[0, 1] = bad
     batch.id_range = None
     batch.__post_init__()
-    with pytest.raises(mp.ModelError, match=rf"{told}, the model's ids are 0 to 151935") as caught:
+    with pytest.raises(
+        mp.ModelError, match=rf"{message}, the model's ids are 0 to 151935"
+    ) as caught:
         model_inputs(batch, model)
     assert "\n" not in str(caught.value)
     if bad > 0:  # a negative id breaks a rule before
         sample.input_ids[1] = bad
-        with attach(model), pytest.raises(mp.ModelError, match=told):
+        with attach(model), pytest.raises(mp.ModelError, match=message):
             packed_logprobs(model, mp.pack([sample]))
 
 
 def test_a_checkpoint_of_another_vocabulary():
-    model = tiny_model("internvl")
+    model = small_model("internvl")
     model.config.image_token_id = 151671  # InternVL3.5's
     with attach(model), pytest.raises(mp.ModelError, match=r"image token is 151671.*151667"):
         packed_logprobs(model, mp.pack(mixed_batch("internvl")))

@@ -8,14 +8,14 @@ from torch import distributed
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.inputs import encodes_apart
+from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 
 
 def batches():
-    """Of each rank: one with pictures and shared rows, one of text alone."""
+    """Of each rank: one with pictures and shared rows, one of text only."""
     prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
     pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
     texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
@@ -71,7 +71,7 @@ def check(rank, ranks, tied, entropy):
     with pytest.raises(mp.ModelError, match="the model is sharded, and its own attention"):
         model_inputs(mp.pad([make_sample([("text", [1, 2])])]), model, vision="always")
     handle = attach(model)
-    if not encodes_apart(model):  # transformers before 5.19
+    if not takes_encoded_media(model):  # transformers before 5.19
         with pytest.raises(mp.ModelError, match="newer, or media in every batch"):
             model_inputs(batches()[1], model, vision="always")
         return

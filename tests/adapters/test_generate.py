@@ -24,7 +24,7 @@ def parts():
 
 def test_every_stop_id_ends_a_response(parts):
     model, processor = parts
-    model.generation_config.eos_token_id = [151645, *range(0, 151643, 2)]  # half of all words
+    model.generation_config.eos_token_id = [151645, *range(0, 151643, 2)]  # half of all ids
     torch.manual_seed(0)
     samples = rollout(model, processor, PROMPT, ["g"], n=16, max_new_tokens=6)
     lengths = {s.num_loss_tokens for s in samples}
@@ -54,7 +54,7 @@ def test_a_checkpoint_s_penalties_do_not_reach_the_scores(parts):
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("policy", [None, "qwen_vl_utils"])
 def test_videos_are_what_the_trainer_makes_of_them(family, policy, tmp_path):
-    """The processor of transformers writes the ids, `get_rope_index` the positions; both are told the plan's times."""
+    """The processor of transformers writes the ids, `get_rope_index` the positions; both get the plan's times."""
     (tmp_path / "a.mp4").write_bytes(clip_exercises(1)[0].video)
     hf = qwen_vl_processor(family, min_pixels=3136, max_pixels=60 * 28 * 28)
     options = {"media_root": tmp_path, "video_policy": policy, "video_settings": {"fps": 2.0}}

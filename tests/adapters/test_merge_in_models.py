@@ -7,7 +7,7 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
-from mmpack.adapters.transformers.inputs import encodes_apart
+from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.ops.embeddings.merge import merge_embeddings
 from mmpack.smoke.tiny_models import tiny_model
 
@@ -66,7 +66,7 @@ def test_the_model_merges_the_same(family):
         ours, our_gradients = hidden_and_gradients(by_merging(model, batch), model)
         theirs = model.model(**model_inputs(batch, model)).last_hidden_state[0]
         expected, gradients = hidden_and_gradients(theirs, model)
-    if encodes_apart(model):
+    if takes_encoded_media(model):
         assert torch.equal(ours, expected)
     assert (ours - expected).abs().max() <= 1e-5
     assert relative_difference(our_gradients, gradients) <= 1e-5

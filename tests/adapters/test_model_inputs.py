@@ -9,7 +9,7 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.inputs import encodes_apart
+from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
@@ -39,25 +39,25 @@ def patches(model):
 
 
 def two_media():
-    """Three samples, two of one prompt: an image of 24 patches three times, a film of 32 twice."""
-    image, film = ("image", (1, 4, 6), "x"), ("video", (2, 4, 4), "f")
+    """Three samples, two of one prompt: an image of 24 patches three times, a video of 32 twice."""
+    image, video = ("image", (1, 4, 6), "x"), ("video", (2, 4, 4), "f")
     parts = [
         [("text", [1]), image, ("response", [2, 3])],
-        [("text", [1]), image, film, ("response", [4])],
-        [film, ("text", [9]), image, ("response", [5, 6])],
+        [("text", [1]), image, video, ("response", [4])],
+        [video, ("text", [9]), image, ("response", [5, 6])],
     ]
     return with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
 
 
-@pytest.mark.parametrize(("share", "images", "films"), [(False, 3, 2), (True, 2, 2)])
+@pytest.mark.parametrize(("share", "images", "videos"), [(False, 3, 2), (True, 2, 2)])
 def test_each_medium_is_encoded_once_where_the_forward_allows_it(
-    attached, patches, share, images, films
+    attached, patches, share, images, videos
 ):
     batch = mp.pack(two_media(), share_prefix=share)
     with torch.no_grad():
         packed_logprobs(attached, batch)
-    once = encodes_apart(attached)
-    assert sorted(patches) == sorted([24, 32] if once else [24 * images, 32 * films])
+    once = takes_encoded_media(attached)
+    assert sorted(patches) == sorted([24, 32] if once else [24 * images, 32 * videos])
     assert batch.stats["patches_encoded"] == sum(patches)
     assert batch.stats["patches"] == 56
 
@@ -73,7 +73,9 @@ def test_padded_batches_encode_each_occurrence(model, patches):
 def test_repeated_pixels_give_what_repeated_features_give(attached, monkeypatch):
     batch = mp.pack(two_media(), share_prefix=True)
     values = packed_logprobs(attached, batch)
-    monkeypatch.setattr("mmpack.adapters.transformers.inputs.encodes_apart", lambda model: False)
+    monkeypatch.setattr(
+        "mmpack.adapters.transformers.inputs.takes_encoded_media", lambda model: False
+    )
     again = packed_logprobs(attached, batch)
     assert batch.stats["patches_encoded"] == 24 * 2 + 32 * 2
     assert (values - again).abs().max() <= 1e-5
@@ -190,7 +192,7 @@ def test_inputs_of_padded_text_with_a_tower_are_of_one_model(model):
     inputs = model_inputs(BATCHES["padded text"](), model, vision="always")
     other = tiny_qwen2_5_vl(seed=1)
     for refused in (other, other.model):
-        with pytest.raises(mp.ModelError, match="not the one that they were made for"):
+        with pytest.raises(mp.ModelError, match="not the one that these inputs were made for"):
             refused(**inputs)
     plain = model_inputs(BATCHES["padded text"](), model)
     assert torch.equal(logits_of(model, inputs), logits_of(model, plain))

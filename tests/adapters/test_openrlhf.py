@@ -6,19 +6,13 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from support.same import assert_equal
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError
 
 pytestmark = pytest.mark.openrlhf
 IMAGE_PAD = 151655
-
-
-@pytest.fixture(scope="session")
-def fixture():
-    from mmpack.smoke.matrix.fixture import make_fixture
-
-    return make_fixture()
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +25,7 @@ def made(fixture):
 
 @pytest.fixture
 def experience(made):
-    """As the experience maker leaves it: columns, rewards, info; a tool's words in a response."""
+    """As the experience maker leaves it: columns, rewards, info; tool tokens in a response."""
     out = copy.deepcopy(made)
     draw = torch.Generator().manual_seed(2)
     row = out.action_mask[1].nonzero()[:, 0]
@@ -105,7 +99,7 @@ def test_the_replay_buffer_s_items(experience, fixture, buffer):
         assert a.media_cache_keys == b.media_cache_keys
     for part in (range(len(items)), (5, 0, 2)):  # the longest row may be left out
         expected = make_experience_batch([items[i] for i in part])
-        # it pads ids with 0, a word of Qwen's; concat_experiences pads with the pad id
+        # it pads ids with 0, a text token of Qwen's; concat_experiences pads with the pad id
         expected.sequences[expected.attention_mask == 0] = fixture.processor.family.pad_token_id
         assert_same(from_samples([samples[i] for i in part]), expected)
 
@@ -141,23 +135,19 @@ def test_a_packed_batch_comes_back_with_its_columns(experience, fixture):
         from_batch(batch, samples)
 
 
-def test_samples_from_elsewhere_become_an_experience(fixture, buffer):
+def test_samples_from_elsewhere_become_an_experience(processed, fixture, buffer):
     from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
     from mmpack.adapters.openrlhf import from_samples, to_samples
 
-    samples = [
-        fixture.processor(fixture.messages[p], ids, sample_id=i, group_id=g, rollout_logprobs=lp)
-        for (p, ids, lp), (i, g) in zip(fixture.rows, fixture.ids, strict=True)
-    ]
-    made = from_samples(samples)
+    made = from_samples(processed)
     merged = merge_mm_train_inputs(made.mm_train_inputs, "cpu")
-    assert len(merged["pixel_values"]) == sum(s.num_patches for s in samples)
-    groups = [s.group_id for s in samples]
+    assert len(merged["pixel_values"]) == sum(s.num_patches for s in processed)
+    groups = [s.group_id for s in processed]
     again = to_samples(made, fixture.processor, images=fixture.images(), group_ids=groups)
-    assert mp.compare(samples, again).ok
+    assert mp.compare(processed, again).ok
     buffer.append(made)
-    assert len(buffer) == len(samples)
+    assert len(buffer) == len(processed)
 
 
 def test_a_group_is_of_the_prompt_s_pictures(made, fixture):
@@ -228,19 +218,3 @@ def assert_same(a, b):
     """Two Experiences, bit for bit."""
     for field in fields(b):
         assert_equal(getattr(a, field.name), getattr(b, field.name), field.name)
-
-
-def assert_equal(x, y, name):
-    assert type(x) is type(y), name
-    if isinstance(y, torch.Tensor):
-        assert x.dtype == y.dtype and torch.equal(x, y), name
-    elif isinstance(y, dict):
-        assert x.keys() == y.keys(), name
-        for k, value in y.items():
-            assert_equal(x[k], value, f"{name}.{k}")
-    elif isinstance(y, list):
-        assert len(x) == len(y), name
-        for k, value in enumerate(y):
-            assert_equal(x[k], value, f"{name}[{k}]")
-    else:
-        assert x == y, name

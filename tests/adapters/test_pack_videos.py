@@ -8,7 +8,7 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.adapters.transformers.inputs import encodes_apart
+from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.contracts import TOLERANCES
 from mmpack.smoke.tiny_models import tiny_model
 from mmpack.video.drop import drop_frames
@@ -77,7 +77,7 @@ def test_videos_in_every_layout(name):
                     assert len(batch.media) == 6  # f, g, h, x, y and the shorter f
                     assert batch.stats["patches"] == patches
                     assert batch.stats["tokens"] < batch.stats["tokens_unshared"]
-                    if encodes_apart(model):
+                    if takes_encoded_media(model):
                         assert batch.stats["patches_encoded"] == patches
     assert not torch.equal(wanted[:3], wanted[-3:])  # the dropped frames mattered
 

@@ -58,7 +58,7 @@ def by_hand(logits, weights):
 
 @torch.no_grad()
 def test_each_token_counts_once(model):
-    """A shared pack's loss is that of the unshared forward in which a prefix counts at its first sample alone."""
+    """A shared pack's loss is that of the unshared forward in which a prefix counts only at its first sample."""
     plain = mp.pack(samples())
     out = routed(model, plain)
     first = torch.ones(len(plain.input_ids), dtype=torch.int64)

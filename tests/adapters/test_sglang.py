@@ -18,13 +18,6 @@ IMAGE_PAD = 151655
 
 
 @pytest.fixture(scope="session")
-def fixture():
-    from mmpack.smoke.matrix.fixture import make_fixture
-
-    return make_fixture()
-
-
-@pytest.fixture(scope="session")
 def prompts(fixture):
     """Expanded by sglang's own function."""
     from mmpack.smoke.matrix.sglang_trace import _expanded
@@ -245,16 +238,16 @@ def test_sampled_anew_only_what_the_prompt_shows(requests, responses, fixture):
 def test_pictures_in_base64_of_any_length(requests, responses, fixture):
     from PIL import Image
 
-    from mmpack.adapters.sglang import _pictures
+    from mmpack.adapters.sglang import _images
 
     small = base64.b64encode(png(Image.new("RGB", (56, 56)))).decode()
     assert len(small) <= 256
     for given in (small, f"data:image/png;base64,{small}"):
-        assert _pictures("here", {"image_data": given}) == [base64.b64decode(small)]
+        assert _images("here", {"image_data": given}) == [base64.b64decode(small)]
     for path in ("cat.png", "images/abcd", "abcd" * 100):
-        assert _pictures("here", {"image_data": path}) == [path]
-    with pytest.raises(ArgumentError, match="no base64"):
-        _pictures("here", {"image_data": "data:image/png;base64,abc"})
+        assert _images("here", {"image_data": path}) == [path]
+    with pytest.raises(ArgumentError, match="not base64"):
+        _images("here", {"image_data": "data:image/png;base64,abc"})
 
 
 def test_what_doesn_t_fit_is_one_line(requests, responses, fixture):
@@ -279,9 +272,9 @@ def test_traps_are_named(requests, responses, fixture):
     with pytest.raises(ArgumentError, match=r"responses\[0\].*retokenized_response"):
         to_samples([without], requests[:1], fixture.processor)
     for seen, cause in ((9999, "double_expansion"), (12, "not_expanded")):
-        told = responses[0] | {"meta_info": responses[0]["meta_info"] | {"prompt_tokens": seen}}
+        changed = responses[0] | {"meta_info": responses[0]["meta_info"] | {"prompt_tokens": seen}}
         with pytest.raises(LayoutError, match=cause):
-            to_samples([told], requests[:1], fixture.processor)
+            to_samples([changed], requests[:1], fixture.processor)
     dropped = responses[0] | {"prompt_token_ids": [1, IMAGE_PAD, 2, IMAGE_PAD, 3]}
     with pytest.raises(LayoutError, match="dropped_image"):
         to_samples([dropped], requests[:1], fixture.processor)

@@ -1,60 +1,41 @@
-"""MmpackGRPO attaches models inside its logprob passes alone, with TRL's gradient checkpointing on."""
+"""MmpackGRPO attaches models only in its logprob passes, with TRL's gradient checkpointing on."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from support.models import smallest_qwen2_5_vl
-from transformers import Qwen2_5_VLForConditionalGeneration
+from support.trl_trainers import (
+    Packed,
+    assert_same_steps,
+    make_trainer,
+    rows_of,
+    small_processor,
+    trl,
+)
 
 from mmpack.adapters.transformers import is_attached
-from mmpack.adapters.trl import MmpackGRPO, grpo
-from mmpack.smoke.datasets import load_exercises
-from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.adapters.trl import grpo
 
-trl = pytest.importorskip("trl")
-datasets = pytest.importorskip("datasets")
 peft = pytest.importorskip("peft")
 
-FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "geo3k_style"
 
-
-class Packed(MmpackGRPO, trl.GRPOTrainer):
-    pass
-
-
-def build(cls, folder, peft_config=None, **options):
-    """Four completions of a problem with one picture; three steps. A reference model is read from disk."""
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smallest")
     smallest_qwen2_5_vl().save_pretrained(folder)
-    args = trl.GRPOConfig(
-        output_dir=str(folder),
-        **{
-            "per_device_train_batch_size": 4,
-            "num_generations": 4,
-            "max_completion_length": 6,
-            "max_steps": 3,
-            "learning_rate": 0.5,
-            "optim": "sgd",
-            "logging_steps": 1,
-            "use_cpu": True,
-            "bf16": False,
-            "save_strategy": "no",
-            "report_to": [],
-            "disable_tqdm": True,
-        }
-        | options,
-    )
-    exercise = load_exercises(FIXTURE)[0]
-    row = {"prompt": [{"role": "user", "content": exercise.prompt}], "images": [exercise.images[0]]}
-    return cls(
-        model=Qwen2_5_VLForConditionalGeneration.from_pretrained(folder),
-        reward_funcs=lambda completion_ids, **columns: [sum(i) % 11 / 11 for i in completion_ids],
-        args=args,
-        train_dataset=datasets.Dataset.from_list([row]),
-        processing_class=qwen_vl_processor(min_pixels=28 * 28, max_pixels=6 * 28 * 28),
-        peft_config=peft_config,
-    )
+    return folder
+
+
+@pytest.fixture
+def build(checkpoint, tmp_path):
+    """Four completions of a problem with one image."""
+    processor, rows = small_processor(), rows_of((0,))
+
+    def build(cls, peft_config=None, **options):
+        return make_trainer(cls, checkpoint, tmp_path, rows, processor, peft_config, **options)
+
+    return build
 
 
 def assert_it_is_its_own(model):
@@ -77,13 +58,12 @@ def assert_it_is_its_own(model):
 
 
 @pytest.mark.parametrize("reentrant", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_models_are_their_own_before_and_after_train(tmp_path, reentrant):
+def test_models_are_their_own_before_and_after_train(build, reentrant):
     """With a reference model and two updates a generation; the run is that of stock TRL."""
     runs = []
     for cls in (trl.GRPOTrainer, Packed):
         trainer = build(
             cls,
-            tmp_path / cls.__name__,
             num_iterations=2,
             beta=0.0 if reentrant else 0.05,
             gradient_checkpointing_kwargs={"use_reentrant": reentrant},
@@ -94,32 +74,30 @@ def test_models_are_their_own_before_and_after_train(tmp_path, reentrant):
         trainer.train()
         runs.append(trainer)
     stock, packed = runs
-    assert packed.mmpack_work.passes >= 3
+    assert packed.mmpack_stats.passes >= 3
     assert_it_is_its_own(packed.model)
-    before = dict(smallest_qwen2_5_vl().named_parameters())
-    for (name, a), b in zip(stock.model.named_parameters(), packed.model.parameters(), strict=True):
-        moved = (a - before[name]).norm()
-        assert (a - b).norm() <= 1e-4 * moved + 1e-7, name
+    assert_same_steps(
+        stock.model.named_parameters(),
+        packed.model.named_parameters(),
+        smallest_qwen2_5_vl().named_parameters(),
+    )
 
 
-def test_a_trained_copy_of_the_head_is_trained_as_stock_trl_does(tmp_path):
+def test_a_trained_copy_of_the_head_is_trained_as_stock_trl_does(build):
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"])
     runs = []
     for cls in (trl.GRPOTrainer, Packed):
-        trainer = build(cls, tmp_path / cls.__name__, config, beta=0.05, max_steps=1)
+        trainer = build(cls, config, beta=0.05, max_steps=1)
         before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
         trainer.train()
         runs.append(dict(trainer.model.named_parameters()))
-    moved = 0
-    for name, stock in runs[0].items():
-        step = (stock - before[name]).norm()
-        assert (runs[1][name] - stock).norm() <= 1e-4 * step + 1e-7, name
-        moved += bool(step) and "lm_head" in name
-    assert moved
+    stock, packed = runs
+    assert_same_steps(stock.items(), packed.items(), before.items())
+    assert any("lm_head" in name and not torch.equal(p, before[name]) for name, p in stock.items())
 
 
-def test_it_is_detached_after_an_error(tmp_path, monkeypatch):
-    trainer = build(Packed, tmp_path)
+def test_it_is_detached_after_an_error(build, monkeypatch):
+    trainer = build(Packed)
 
     def broken(model, *args, **kwargs):
         assert is_attached(model)

@@ -1,4 +1,4 @@
-"""MmpackGRPO in TRL's real GRPOTrainer, on pictures, against the stock one: logprobs, losses, gradients, metrics."""
+"""MmpackGRPO in TRL's real GRPOTrainer, on images, against the stock one: logprobs, losses, gradients, metrics."""
 
 import copy
 import math
@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from support.float64 import Wide, assert_as_exact_as_separate, wide_copy
-from support.models import relative_difference
+from support.models import relative_difference, small_model
+from support.trl_trainers import (
+    Packed,
+    assert_same_steps,
+    make_trainer,
+    rows_of,
+    small_processor,
+    trl,
+)
 
 import mmpack as mp
 from mmpack.adapters.transformers import is_attached
@@ -25,95 +33,46 @@ from mmpack.errors import (
 )
 from mmpack.families import get_family
 from mmpack.smoke.chat_templates import QWEN2_5_VL
-from mmpack.smoke.datasets import load_exercises
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
-
-trl = pytest.importorskip("trl")
-datasets = pytest.importorskip("datasets")
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILY = get_family("qwen2_5_vl")
-STOPS = list(range(30_000))  # one word in five ends a completion, so that lengths differ
-
-
-class Packed(MmpackGRPO, trl.GRPOTrainer):
-    pass
+STOPS = list(range(30_000))  # one token in five ends a completion, so that lengths differ
 
 
 def tiny():
     """Larger weights, so that attention is far from uniform; not so large that fp32 itself is off by the bounds."""
-    model = tiny_qwen2_5_vl()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "layers" in name:
-                parameter.mul_(2)
-    return model
+    return small_model("qwen2_5_vl", factor=2)
 
 
 @pytest.fixture(scope="module")
 def processor():
-    return qwen_vl_processor(min_pixels=28 * 28, max_pixels=6 * 28 * 28)
+    return small_processor()
 
 
 @pytest.fixture(scope="module")
 def rows():
-    """A problem of one picture and one of two."""
-    exercises = load_exercises(ROOT / "fixtures" / "geo3k_style")
-    return [
-        {"prompt": [{"role": "user", "content": p.prompt}], "images": list(p.images)}
-        for p in (exercises[0], exercises[8])
-    ]
+    """A problem of one image and one of two."""
+    return rows_of((0, 8))
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """The reference model is read from disk."""
     folder = tmp_path_factory.mktemp("tiny")
     tiny().save_pretrained(folder)
     return folder
 
 
-@pytest.fixture
-def build(processor, rows, checkpoint, tmp_path):
-    def build(cls, **options):
-        from transformers import Qwen2_5_VLForConditionalGeneration
+@pytest.fixture(scope="module")
+def build(processor, rows, checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
 
-        args = trl.GRPOConfig(
-            output_dir=str(tmp_path / cls.__name__),
-            **{
-                "per_device_train_batch_size": 4,
-                "num_generations": 4,
-                "max_completion_length": 6,
-                "max_steps": 3,
-                "learning_rate": 0.5,
-                "optim": "sgd",  # Adam would turn rounding of near-zero gradients into whole steps
-                "logging_steps": 1,
-                "use_cpu": True,
-                "bf16": False,
-                "save_strategy": "no",
-                "report_to": [],
-                "disable_tqdm": True,
-            }
-            | options,
-        )
-        trainer = cls(
-            model=Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint),
-            reward_funcs=reward,
-            args=args,
-            train_dataset=datasets.Dataset.from_list(rows),
-            eval_dataset=datasets.Dataset.from_list(rows[:1]),
-            processing_class=processor,
-        )
+    def build(cls, **options):
+        trainer = make_trainer(cls, checkpoint, folder, rows, processor, **options)
         trainer.eos_token_ids = STOPS
         trainer.current_gradient_accumulation_steps = 1
         return trainer
 
     return build
-
-
-def reward(completion_ids, **columns):
-    return [sum(ids) % 11 / 11 for ids in completion_ids]
 
 
 def generated(trainer, rows, seed=0):
@@ -137,24 +96,26 @@ LOSSES = {
     "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
     "two-sided": {"loss_type": "dapo", "delta": 1.5, "use_bias_correction_kl": True},
     "top entropy": {"loss_type": "dapo", "top_entropy_quantile": 0.4},
-    "entropy bonus": {"loss_type": "grpo", "entropy_coef": 0.1},
     "off-policy mask": {"loss_type": "bnpo", "off_policy_mask_threshold": 0.001},
 }
 
 
+PAIR = {
+    "beta": 0.05,
+    "num_iterations": 2,
+    "temperature": 0.7,
+    "mask_truncated_completions": True,
+    "gradient_checkpointing": False,
+}
+
+
 @pytest.fixture(scope="module")
-def pair(processor, rows, checkpoint, tmp_path_factory):
+def pair(build, rows):
     """Stock and packed trainer of one model, moved off its reference, and one real batch that both read."""
-    folder = tmp_path_factory.mktemp("pair")
-    make = build.__wrapped__(processor, rows, checkpoint, folder)
     trainers = [
-        make(
+        build(
             cls,
-            beta=0.05,
-            num_iterations=2,
-            temperature=0.7,
-            mask_truncated_completions=True,
-            gradient_checkpointing=False,
+            **PAIR,
         )
         for cls in (trl.GRPOTrainer, Packed)
     ]
@@ -165,6 +126,14 @@ def pair(processor, rows, checkpoint, tmp_path_factory):
                 p.add_(torch.randn(p.shape, generator=noise) * p.abs().mean() * 0.1)
     inputs = [generated(t, rows) for t in trainers]
     return trainers, inputs
+
+
+@pytest.fixture(scope="module")
+def off_policy(micro_batch):
+    """Old logprobs far enough from the policy for every clip."""
+    old, noise = micro_batch["old_per_token_logps"], torch.Generator().manual_seed(0)
+    drawn = torch.randn(old.shape, generator=noise) * micro_batch["completion_mask"]
+    return micro_batch | {"old_per_token_logps": old + 0.3 * drawn}
 
 
 @pytest.fixture(scope="module")
@@ -193,28 +162,35 @@ def test_old_and_reference_logprobs_are_stock_s(pair):
     assert gap.abs().max() > 0.01
 
 
-QUICK = ("grpo", "dapo", "vespo", "gspo", "top entropy")  # the rest differ from these in TRL alone
+QUICK = ("grpo", "dapo", "vespo", "gspo", "top entropy")  # the rest differ from these only in TRL
 
 
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LOSSES]
 )
-def test_every_loss_is_trl_s(pair, micro_batch, name, monkeypatch):
-    trainers, inputs = pair[0], micro_batch
+def test_every_loss_is_trl_s(pair, off_policy, name, monkeypatch):
     options = {"loss_type": name} | LOSSES[name]
-    noise = torch.Generator().manual_seed(0)
-    shape = inputs["old_per_token_logps"].shape
-    off = inputs | {  # far enough from the policy for every clip
-        "old_per_token_logps": inputs["old_per_token_logps"]
-        + 0.3 * torch.randn(shape, generator=noise) * inputs["completion_mask"]
-    }
-    seen = []
-    for trainer in trainers:
+    for trainer in pair[0]:
         for key, value in options.items():
             holder = trainer if hasattr(trainer, key) else trainer.args
             monkeypatch.setattr(holder, key, value)
-        monkeypatch.setattr(trainer, "_entropy_bonus_enabled", "entropy_coef" in options)
-        seen.append(loss_and_gradients(trainer, off))
+    assert_losses_agree(pair[0], off_policy)
+
+
+@pytest.mark.slow
+def test_the_entropy_bonus_is_trl_s(build, pair, off_policy):
+    """TRL reads it once, when a trainer is built."""
+    trainers = []
+    for moved in pair[0]:
+        trainer = build(type(moved), entropy_coef=0.1, **PAIR | {"loss_type": "grpo"})
+        trainer.model.load_state_dict(moved.model.state_dict())
+        trainers.append(trainer)
+    assert_losses_agree(trainers, off_policy)
+
+
+def assert_losses_agree(trainers, inputs):
+    """Losses, gradients and TRL's metrics of the stock and the packed trainer."""
+    seen = [loss_and_gradients(trainer, inputs) for trainer in trainers]
     (loss, gradients, metrics), (own_loss, own_gradients, own_metrics) = seen
     assert math.isfinite(loss) and abs(loss) > 1e-4
     assert own_loss == pytest.approx(loss, abs=1e-5)
@@ -291,15 +267,14 @@ def test_a_real_run_learns_the_same(build, checkpointing):
         for key, value in theirs.items():
             if not any(word in key for word in ("time", "runtime", "per_second")):
                 assert ours[key] == pytest.approx(value, rel=1e-4, abs=2e-6), key
-    before = dict(tiny().named_parameters())
-    for (name, a), b in zip(stock.model.named_parameters(), packed.model.parameters(), strict=True):
-        moved = (a - before[name]).norm()
-        assert (a - b).norm() <= 1e-4 * moved + 1e-7, name
-    work = packed.mmpack_work
-    assert work.samples == 4 * (3 + 2 * 2 + 3)  # losses; two olds and references; an evaluation's
-    assert work.tokens < work.tokens_stock / 2
-    assert work.patches * 4 == work.patches_stock  # each picture once for four completions
-    assert "tokens" in str(work) and f"{work.patches_stock:,}" in str(work)
+    assert_same_steps(
+        stock.model.named_parameters(), packed.model.named_parameters(), tiny().named_parameters()
+    )
+    stats = packed.mmpack_stats
+    assert stats.samples == 4 * (3 + 2 * 2 + 3)  # losses; two olds and references; an evaluation's
+    assert stats.tokens < stats.tokens_stock / 2
+    assert stats.patches * 4 == stats.patches_stock  # each image once for four completions
+    assert "tokens" in str(stats) and f"{stats.patches_stock:,}" in str(stats)
 
 
 def test_saved_models_know_nothing_of_it(pair, tmp_path):

@@ -1,4 +1,4 @@
-"""Rewards inside TRL's trainer: infinite ones are refused, None (NaN) is left to TRL."""
+"""Rewards in TRL's trainer: infinite ones are refused, None (NaN) is left to TRL."""
 
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """TRL's batches, padded, shuffled and split by TRL's own functions, as samples and back: nothing gets lost."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -10,10 +8,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mmpack as mp
-from mmpack.adapters.trl import TRAPS, from_batch, loss_columns, to_samples
+from mmpack.adapters.trl import from_batch, loss_columns, to_samples
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
-from mmpack.parity.fixes import FIXES
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 FAMILY = get_family("qwen2_5_vl")
@@ -33,12 +30,12 @@ def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple)
     rng = np.random.default_rng(seed)
     torch_rng = torch.Generator().manual_seed(seed)
 
-    def words(low, high):
+    def drawn_ids(low, high):
         return rng.integers(0, 1000, size=rng.integers(low, high)).tolist()
 
     prompts, completions, grids, pixels, counts = [], [], [], [], []
     for _ in range(int(rng.integers(1, 4))):
-        ids, own = words(1, 4), []
+        ids, own = drawn_ids(1, 4), []
         for _ in range(int(rng.integers(0, 3)) if pictures else 0):
             grid = GRIDS[rng.integers(len(GRIDS))]
             own.append((grid, rng.standard_normal((np.prod(grid), FAMILY.patch_dim), np.float32)))
@@ -47,10 +44,10 @@ def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple)
                 *[IMAGE] * FAMILY.vision_tokens(grid),
                 FAMILY.vision_end_id,
             ]
-        ids += words(1, 4)
+        ids += drawn_ids(1, 4)
         for _ in range(2):
             prompts.append(ids)
-            completions.append([*words(1, 6), *([151645] if rng.random() < 0.5 else [])])
+            completions.append([*drawn_ids(1, 6), *([151645] if rng.random() < 0.5 else [])])
             grids += [g for g, _ in own]
             pixels += [torch.from_numpy(p) for _, p in own]
             counts.append(len(own))
@@ -128,7 +125,9 @@ def test_nothing_is_lost(processor, tmp_path_factory, seed, options, share):
     batch = mp.pack(samples, share_prefix=share, loss_columns=loss_columns(samples))
     assert_same(from_batch(batch, samples), outputs)
 
-    file = tmp_path_factory.getbasetemp() / "trl.jsonl"  # and through a file, pixels apart
+    file = (
+        tmp_path_factory.getbasetemp() / "trl.jsonl"
+    )  # and through a file, which leaves pixels out
     mp.write_trace(file, samples)
     store = {m.cache_key: m.pixel_values for s in samples for m in s.media}
     read = list(mp.read_trace(file))
@@ -256,9 +255,7 @@ def test_lists_of_unlike_length_are_named(processor, name, change):
     outputs = batch_of(5, **FULL)
     rows = len(outputs["prompt_ids"])
     given = {"images": None, "group_ids": "g"}[name]
-    with pytest.raises(
-        ArgumentError, match=f"{name} has {rows + change} entries, the batch {rows}"
-    ):
+    with pytest.raises(ArgumentError, match=f"{name} has {rows + change} entries for {rows} rows"):
         to_samples(outputs, processor, **{name: [given] * (rows + change)})
 
 
@@ -286,10 +283,3 @@ def test_contradictions_are_named(processor):
     both = samples + other
     with pytest.raises(ArgumentError, match="several batches"):
         from_batch(mp.pack(both), both)
-
-
-def test_each_trap_is_a_cause_that_parity_names():
-    assert set(TRAPS) <= set(FIXES)
-    rows = {"double_expansion", "max_pixels", "chat_template", "dropped_image", "logprob_kind"}
-    assert rows <= set(TRAPS)
-    assert all(json.dumps(t) and t.endswith(".") for t in TRAPS.values())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.models import spread_out
+from support.same import assert_equal
 
 import mmpack as mp
 from mmpack.contracts import TOLERANCES
@@ -26,13 +27,6 @@ def verl_on_cpu():
 
 
 @pytest.fixture(scope="session")
-def fixture():
-    from mmpack.smoke.matrix.fixture import make_fixture
-
-    return make_fixture()
-
-
-@pytest.fixture(scope="session")
 def made(fixture):
     """What verl's agent loop makes of the fixture."""
     from mmpack.smoke.matrix.verl_trace import data_proto
@@ -42,7 +36,7 @@ def made(fixture):
 
 @pytest.fixture
 def data(made, fixture):
-    """As it stands after a step: columns of the trainer, a tool's words in a response, fields of every kind."""
+    """As it stands after a step: columns of the trainer, tool tokens in a response, fields of every kind."""
     data = copy.deepcopy(made)
     draw = torch.Generator().manual_seed(1)
     mask = data.batch["response_mask"]
@@ -131,28 +125,22 @@ def test_a_packed_batch_comes_back_with_its_columns(data, fixture):
         from_batch(batch, samples[::-1])
 
 
-def test_samples_from_elsewhere_go_through_verl_s_own_functions(fixture):
+def test_samples_from_elsewhere_go_through_verl_s_own_functions(processed, fixture):
     from verl.workers.utils.padding import left_right_2_no_padding
 
     from mmpack.adapters.verl import from_samples, to_samples
 
-    samples = [
-        fixture.processor(
-            fixture.messages[p], ids, sample_id=i, group_id=g, rollout_logprobs=logprobs
-        )
-        for (p, ids, logprobs), (i, g) in zip(fixture.rows, fixture.ids, strict=True)
-    ]
-    data = from_samples(samples)
+    data = from_samples(processed)
     nested = left_right_2_no_padding(data.to_tensordict())
     for s, ids, places in zip(
-        samples, nested["input_ids"].unbind(), nested["position_ids"].unbind(), strict=True
+        processed, nested["input_ids"].unbind(), nested["position_ids"].unbind(), strict=True
     ):
         assert np.array_equal(ids, s.input_ids)
         assert np.array_equal(places[1:], s.position_ids)
         assert np.array_equal(places[0], np.arange(len(s)))
     again = to_samples(data, fixture.processor, images=fixture.images())
-    assert [s.media_cache_keys for s in again] == [s.media_cache_keys for s in samples]
-    assert mp.compare(samples, again).ok
+    assert [s.media_cache_keys for s in again] == [s.media_cache_keys for s in processed]
+    assert mp.compare(processed, again).ok
 
 
 def test_samples_of_two_origins_are_refused(data, fixture):
@@ -356,9 +344,9 @@ def test_loss_and_gradients_are_verl_s(engine, data):
         assert not is_attached(engine.module)
     assert own_loss == pytest.approx(loss, abs=1e-5)
     assert own_gradients.keys() == gradients.keys()
-    apart = sum((own_gradients[n] - g).double().square().sum() for n, g in gradients.items())
+    off = sum((own_gradients[n] - g).double().square().sum() for n, g in gradients.items())
     whole = sum(g.double().square().sum() for g in gradients.values())
-    assert float((apart / whole).sqrt()) <= 1e-5
+    assert float((off / whole).sqrt()) <= 1e-5
 
 
 def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
@@ -399,9 +387,9 @@ def test_one_line_of_configuration(engine, checkpoint, data, monkeypatch):
     mask = data.batch["response_mask"].bool()
     gap = (own["log_probs"] - stock["log_probs"])[mask].abs().max()
     assert float(gap) <= TOLERANCES["layouts"].value
-    assert packed.used.stats["tokens"] < packed.used.stats["tokens_unshared"]
+    assert packed.handle.stats["tokens"] < packed.handle.stats["tokens_unshared"]
     packed.initialize()  # as verl resets it
-    assert packed.forward_step.__self__ is packed.used and not packed.used.stats
+    assert packed.forward_step.__self__ is packed.handle and not packed.handle.stats
     monkeypatch.delenv("VERL_ENGINE_VENDOR")
     assert EngineRegistry.get_engine_cls("language_model", "fsdp2") is FSDPEngineWithLMHead
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "metax")
@@ -423,15 +411,3 @@ def assert_same(a, b):
         for x, y in zip(a.non_tensor_batch[name], values, strict=True):
             assert_equal(x, y, name)
     assert_equal(a.meta_info, b.meta_info, "meta_info")
-
-
-def assert_equal(x, y, name):
-    assert type(x) is type(y), name
-    if isinstance(y, dict):
-        assert x.keys() == y.keys(), name
-        for k, value in y.items():
-            assert_equal(x[k], value, f"{name}.{k}")
-    elif isinstance(y, torch.Tensor):
-        assert x.dtype == y.dtype and torch.equal(x, y), name
-    else:
-        assert x == y, name

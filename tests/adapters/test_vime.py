@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.same import assert_equal
 
 import mmpack as mp
 from mmpack.adapters.vime import from_batch, from_samples, to_samples
 from mmpack.errors import ArgumentError, LayoutError, MmpackError
-from mmpack.smoke.matrix.fixture import make_fixture
 from mmpack.smoke.matrix.vime_trace import items as made_items
 
 
@@ -58,11 +58,6 @@ class Documented:
             if k not in names:
                 setattr(out, k, v)
         return out
-
-
-@pytest.fixture(scope="module")
-def fixture():
-    return make_fixture()
 
 
 @pytest.fixture
@@ -127,17 +122,13 @@ def test_a_packed_batch_comes_back_with_its_columns(items, fixture):
         from_batch(batch, samples[1:])
 
 
-def test_samples_from_elsewhere(fixture):
-    samples = [
-        fixture.processor(fixture.messages[p], ids, sample_id=i, group_id=g, rollout_logprobs=lp)
-        for (p, ids, lp), (i, g) in zip(fixture.rows, fixture.ids, strict=True)
-    ]
-    made = from_samples(samples)
+def test_samples_from_elsewhere(processed, fixture):
+    made = from_samples(processed)
     again = to_samples(made, fixture.processor, images=fixture.images())
     for sample, (sample_id, group_id) in zip(again, fixture.ids, strict=True):
         sample.sample_id, sample.group_id = sample_id, group_id
-    assert mp.compare(samples, again).ok
-    for a, b in zip(samples, again, strict=True):
+    assert mp.compare(processed, again).ok
+    for a, b in zip(processed, again, strict=True):
         assert np.array_equal(a.rollout_logprobs, b.rollout_logprobs)
 
 
@@ -151,18 +142,14 @@ def test_a_removed_sample_has_no_loss(items, fixture):
     assert back.rollout_log_probs == items[0].rollout_log_probs
 
 
-def test_groups_have_numbers(items, fixture):
+def test_groups_have_numbers(items, processed, fixture):
     alone = [dataclasses.replace(item, group_index=None, index=None) for item in items]
     assert [s.group_id for s in to_samples(alone, fixture.processor)] == [
         str(i) for i in range(len(items))
     ]
-    samples = [
-        fixture.processor(fixture.messages[p], ids, sample_id=i, group_id=g)
-        for (p, ids, _), (i, g) in zip(fixture.rows, fixture.ids, strict=True)
-    ]
     recorded = to_samples(items[:2], fixture.processor)
-    numbers = [made["group_index"] for made in from_samples([*recorded, *samples])]
-    names = [s.group_id for s in samples]
+    numbers = [made["group_index"] for made in from_samples([*recorded, *processed])]
+    names = [s.group_id for s in processed]
     assert len(set(numbers[2:])) == len(set(names))
     assert len(set(zip(numbers[2:], names, strict=True))) == len(set(names))
     assert not set(numbers[:2]) & set(numbers[2:])
@@ -222,15 +209,3 @@ def test_traps_are_named(items, fixture):
     items[two].multimodal_train_inputs = inputs
     with pytest.raises(LayoutError, match="dropped_image"):
         to_samples(items[two : two + 1], fixture.processor)
-
-
-def assert_equal(x, y):
-    assert type(x) is type(y)
-    if isinstance(y, torch.Tensor):
-        assert x.dtype == y.dtype and torch.equal(x, y)
-    elif isinstance(y, dict):
-        assert x.keys() == y.keys()
-        for k, value in y.items():
-            assert_equal(x[k], value)
-    else:
-        assert x == y

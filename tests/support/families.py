@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from support.models import with_pixels
 from support.samples import make_sample
 
+import mmpack as mp
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
 
+# every way to lay samples out, by name
+LAYOUTS: dict[str, Callable[[list[Sample]], Any]] = {
+    "packed": lambda s: mp.pack(s),
+    "packed, rounded up": lambda s: mp.pack(s, pad_to_multiple_of=64),
+    "shared": lambda s: mp.pack(s, share_prefix=True),
+    "shared, rounded up": lambda s: mp.pack(s, share_prefix=True, pad_to_multiple_of=64),
+    "left": lambda s: mp.pad(s, side="left"),
+    "right": lambda s: mp.pad(s, side="right", pad_to_multiple_of=16),
+}
+
 
 def mixed_batch(name: str) -> list[Sample]:
-    """Five samples: three that branch off one prompt at two depths, a video, a picture that comes twice, and text."""
+    """Five samples: three that branch off one prompt at two depths, a video, an image that comes twice, and text."""
     family = get_family(name)
     rng = np.random.default_rng(3)
 
@@ -26,13 +38,13 @@ def mixed_batch(name: str) -> list[Sample]:
     tiles = family.pixel_layout == "tiles"  # all of one size
     image = ("image", (1, 4, 4) if tiles else (1, 4, 6), "x")
     other = ("image", (3, 4, 4) if tiles else (1, 8, 4), "y")
-    film = ("video", (2, 4, 4), "f") if family.video_token_id else ("image", (1, 4, 4), "z")
+    video = ("video", (2, 4, 4), "f") if family.video_token_id else ("image", (1, 4, 4), "z")
     prompt, end = [text(5), image, text(3)], response(4)
     parts = [
         [*prompt, end, text(2), other, response(3, 1)],
         [*prompt, end, text(2), response(2, 1)],
-        [*prompt, response(2), film, response(2, 1)],
-        [text(5), film, image, text(2), response(3)],
+        [*prompt, response(2), video, response(2, 1)],
+        [text(5), video, image, text(2), response(3)],
         [text(5), response(3)],
     ]
     return with_pixels([make_sample(p, f"s{i}", family=name) for i, p in enumerate(parts)])

@@ -27,8 +27,8 @@ def random_layout(
         runs = family.spans_of(kind, (t, h, w))
         for _ in range(runs):
             run = [family.placeholder_ids[kind]] * (t * h * w // 4 // runs)
-            told = _text(rng, 1) if is_video and family.video_layout == "frames" else []
-            ids += [*told, family.vision_start_id, *run, family.vision_end_id]
+            text = _text(rng, 1) if is_video and family.video_layout == "frames" else []
+            ids += [*text, family.vision_start_id, *run, family.vision_end_id]
         if is_video:
             video_grids.append([t, h, w])
             seconds.append(float(rng.choice([0.5, 1.0, 0.48, 0.08, 0.3333, 2.7, 1 / 3, 1 / 24])))

@@ -1,7 +1,7 @@
 """The attention function "mmpack": row q sees row k exactly if k <= q < visible_until[k].
 
 It reads `visible_until` ([T] or [B, S]) from the keyword arguments of the model's forward, and raises where the rule
-can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack comes out wrong without a word.
+can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack comes out wrong without an error.
 `attention_plan` beside it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does.
 """
 
@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from types import TracebackType
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from mmpack.adapters.transformers.guards import RULE, Ids, Rule
-from mmpack.adapters.transformers.recompute import NAME, exchange, put, restore
+from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
+from mmpack.adapters.transformers.recompute import (
+    NAME,
+    put,
+    unwrap_checkpoints,
+    wrap_checkpoints,
+)
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.families import family_of_model_type
@@ -26,10 +30,14 @@ from mmpack.packing.batch import Batch
 
 KEPT = "_mmpack_kept"  # on the decoder of an attached model
 ENTERED = "_mmpack_entered"  # on a model below its head that is attached for this forward
+SET_SINCE = (
+    "mmpack attention: the text model's attention was set to another one while it was attached, and stays so. "
+    "Fix: detach, then model.set_attn_implementation(…)"
+)
 
 
 class Kept:
-    """What detach puts back. A pickled model has it too; a deep copy is a model of its own and comes out detached."""
+    """What detach puts back. A pickled model has it too; a deep copy is another model and comes out detached."""
 
     def __init__(self, configs: list[Any], hooks: list[Any]):
         self.configs, self.hooks = configs, hooks
@@ -42,7 +50,7 @@ class Kept:
 class Attached:
     """A model whose text attention is mmpack's.
 
-    `detach` gives it back its own; leaving a `with` block does too, but not inside another that is still open.
+    `detach` gives it back its own; leaving a `with` block does too, unless it lies within another one.
     """
 
     def __init__(self, model: Any, nested: bool):
@@ -55,12 +63,7 @@ class Attached:
     def __enter__(self) -> Any:
         return self.model
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self.nested:
             self.detach()
 
@@ -84,7 +87,7 @@ def detach(model: Any) -> None:
 
 
 def attach_in_forwards(model: Any) -> None:
-    """Attach the model, and each deep copy of it, while a forward that is given `visible_until` runs, and no longer.
+    """Attach the model, and each deep copy of it, only while a forward that is given `visible_until` runs.
 
     Raises: as `attach` does.
     """
@@ -117,10 +120,13 @@ def refuse_unpackable(whole: Any) -> None:
 
 
 def _attach(core: Any) -> bool:
-    """Whether it was not attached. `core`: the model below the head."""
+    """Attach, and return whether it was detached before. `core`: the model below the head."""
     decoder = core.get_decoder()
     if _is_attached(decoder):
         return False
+    kept = vars(decoder).get(KEPT)
+    if kept is not None:
+        raise ModelError(SET_SINCE)
     configs = _configs(decoder)
     if any(config._attn_implementation == NAME for config in configs):
         raise ModelError(
@@ -135,18 +141,26 @@ def _attach(core: Any) -> bool:
     ]
     setattr(decoder, KEPT, Kept(configs, hooks))
     put(configs, [NAME] * len(configs))
-    exchange(decoder, configs)
+    wrap_checkpoints(decoder, configs)
     return True
 
 
 def _detach(core: Any) -> None:
     decoder = core.get_decoder()
     kept = vars(decoder).pop(KEPT, None)
-    if kept is not None:
-        restore(decoder)
-        put(kept.configs, kept.own)
-        for hook in kept.hooks:
-            hook.remove()
+    if kept is None:
+        return
+    unwrap_checkpoints(decoder)
+    for hook in kept.hooks:
+        hook.remove()
+    changed = False
+    for config, own in zip(kept.configs, kept.own, strict=True):
+        if config._attn_implementation == NAME:
+            put([config], [own])
+        else:
+            changed = True
+    if changed:
+        raise ModelError(SET_SINCE)
 
 
 def _is_attached(decoder: Any) -> bool:
@@ -160,8 +174,8 @@ def _configs(decoder: torch.nn.Module) -> list[Any]:
     return [c for c in found.values() if hasattr(c, "_attn_implementation")]
 
 
-def planned(batch: Batch, model: Any) -> AttentionPlan:
-    """The batch's attention plan, with backends chosen for the text model; its dropout counts in training alone."""
+def attention_plan_of(batch: Batch, model: Any) -> AttentionPlan:
+    """The batch's attention plan, with backends chosen for the text model; its dropout counts in training only."""
     plan = dataclasses.replace(batch.attention_plan)
     plan.check(batch.visible_until)
     text = model.config.get_text_config()
@@ -206,18 +220,21 @@ def visible_attention(
     return out, None
 
 
-def no_mask(*, attention_mask: Any = None, **kwargs: Any) -> Rule:
+def no_mask(*, attention_mask: Any = None, **kwargs: Any) -> NoMask:
     """transformers' mask interface: `visible_until` is the whole rule, so a mask beside it is an error."""
-    if not (attention_mask is None or isinstance(attention_mask, Rule)):
+    if not (attention_mask is None or isinstance(attention_mask, NoMask)):
         raise ModelError(
             "mmpack attention: an attention_mask is given too. "
             "Fix: leave it out, visible_until is the whole rule"
         )
-    return RULE
+    return NO_MASK
 
 
 def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Before the forward below the head: see `Ids`. Positions that the model counts run on from sample to sample."""
+    """Before the forward below the head: opens `BoundIds`, and refuses positions that the model would count itself.
+
+    Its own count runs on from sample to sample.
+    """
     attached = _is_attached(core.get_decoder())
     if attached and kwargs.get("visible_until") is not None and kwargs.get("position_ids") is None:
         raise ModelError(
@@ -225,7 +242,7 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
             "Fix: call model(**model_inputs(batch, model))"
         )
     ids = kwargs.get("input_ids")
-    if isinstance(ids, Ids):
+    if isinstance(ids, BoundIds):
         kwargs = kwargs | ids.open(core, attached)
     return args, kwargs
 
@@ -240,14 +257,17 @@ def _leave(core: Any, args: Any, output: Any) -> None:
         _detach(core)
 
 
-def expect_ids(core: Any) -> None:
-    """Let the forward of a model that is not attached open `Ids`. The hook stays: it does nothing for others."""
+def open_ids_in_forward(core: Any) -> None:
+    """Let the forward of a model that is not attached open `BoundIds`.
+
+    The hook stays; other inputs pass through it as they are.
+    """
     if open_ids not in core._forward_pre_hooks.values():
         core.register_forward_pre_hook(open_ids, with_kwargs=True)
 
 
 def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Before the text model's forward: not every transformers tells attention of an empty cache."""
+    """Before the text model's forward: not every transformers hands an empty cache to the attention."""
     if not _is_attached(decoder):
         return  # a deep copy, which has the hook
     if kwargs.get("use_cache") or (kwargs.get("use_cache") is None and decoder.config.use_cache):

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
-from mmpack.adapters.transformers.inputs import _pixels, _tower_arguments
+from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ArgumentError, ModelError, SchemaError
+from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import family_of_model_type
 from mmpack.packing.batch import PackedBatch
+from mmpack.packing.media import held_pixels
 from mmpack.packing.pack import pack
 from mmpack.packing.pad import PaddedBatch, pad
-from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 
 IGNORED = -100  # transformers' label of a token that is not scored
@@ -24,10 +24,10 @@ IGNORED = -100  # transformers' label of a token that is not scored
 class SampleCollator:
     """Samples (with pixels) to keyword arguments of the model's forward: its loss is the mean over all loss tokens.
 
-    Packed, the default, the model is attached inside the forwards of such batches and nowhere else (`generate` has
-    its own attention), and logits are made of loss rows alone. `padding="left"` or `"right"` gives rectangles and
-    leaves the model's own attention; families that can't be packed need it. It holds no model, so workers may load
-    with it. The tower encodes a medium once for each place in the batch that has it.
+    Batches are packed by default: the model is attached only in the forwards of such batches (`generate` has its own
+    attention), and logits are made of loss rows only. `padding="left"` or `"right"` gives rectangles and leaves the
+    model's own attention; families that can't be packed need it. The collator holds no model, so workers may load with
+    it. The tower encodes a medium once per occurrence in the batch.
 
     Args: `share_prefix`, `pad_to_multiple_of`: see `mp.pack`.
     Raises: ArgumentError; ModelError and LayoutError as `attach` does, and ModelError for padding an attached model.
@@ -83,18 +83,8 @@ def _common(batch: PackedBatch | PaddedBatch, family: str) -> dict[str, Any]:
             f"SampleCollator: the samples are of {batch.family}, the model of {family}. "
             "Fix: wrap the processor of this model"
         )
-    out: dict[str, Any] = {"use_cache": False}
-    for m in batch.media:
-        if m.pixel_values is None:
-            raise SchemaError(
-                [Problem("MM404", m.media_id, "pixel_values", "is missing")], "SampleCollator"
-            )
-    for modality in batch.family_of().placeholder_ids:
-        runs = [i for i in batch.media_order if batch.media[i].modality == modality]
-        if runs:
-            grids = [batch.media[i].grid_thw for i in runs]
-            out |= _tower_arguments(batch.family_of(), modality, _pixels(batch, runs), grids)
-    return out
+    held_pixels(batch.media, "SampleCollator")
+    return {"use_cache": False} | pixel_inputs(batch)
 
 
 def _packed(batch: PackedBatch) -> dict[str, Any]:

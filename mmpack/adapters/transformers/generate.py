@@ -15,9 +15,12 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
+from mmpack.adapters.processed_media import described_medium
 from mmpack.errors import ArgumentError
-from mmpack.families import get_family
-from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
+from mmpack.families import Family
+from mmpack.layout.fingerprint import content_hash, fingerprint
+from mmpack.layout.names import numbered_in_groups
+from mmpack.layout.occurrences import spans_from_runs
 from mmpack.layout.runs import placeholder_runs
 from mmpack.processors.messages import parts_of
 from mmpack.processors.settings import text_hash
@@ -25,7 +28,7 @@ from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
-from mmpack.schema.spans import LossSpan, ModalitySpan
+from mmpack.schema.spans import LossSpan
 from mmpack.video.hand_over import hf_kwargs, hf_metadata
 
 
@@ -45,15 +48,16 @@ def rollout(
 ) -> list[Sample]:
     """Sample `n` responses of each prompt (chat messages with their media); torch's global seed decides them.
 
-    `media_root`, `video_policy`, `video_settings`: of `wrap_processor`. Videos are sampled and decoded by its plan; the
-    processor lays their frames out, and is told the plan's times.
-
     `rollout_logprobs` are of the distribution that was sampled from: `temperature` applied, nothing cut off.
     Samples are called `<group_id>/<k>`. The model must be detached: `generate` needs its own attention.
 
-    Raises ArgumentError for families whose processor returns no grids.
+    Args: `media_root`, `video_policy`, `video_settings`: of `wrap_processor`. Videos are sampled and decoded by its
+    plan; the processor lays their frames out, with the plan's times.
+    Raises: ArgumentError for families whose processor returns no grids, and for videos of unlike pixel limits in one
+    batch of prompts.
     """
-    wrapped = wrap_processor(  # names settings and media, lays nothing out
+    # it names settings and media, and lays nothing out
+    wrapped = wrap_processor(
         hf_processor,
         media_root=media_root,
         video_policy=video_policy,
@@ -66,7 +70,8 @@ def rollout(
             "Fix: mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) for what generate returned"
         )
     stops = _stop_ids(model, hf_processor.tokenizer)
-    config = GenerationConfig(  # nothing of the checkpoint's own: a penalty would change the scores
+    # nothing of the checkpoint's own: a penalty would change the scores
+    config = GenerationConfig(
         do_sample=True,
         temperature=temperature,
         top_k=0,
@@ -78,6 +83,7 @@ def rollout(
         return_dict_in_generate=True,
         output_scores=True,
     )
+    sample_ids = iter(numbered_in_groups([g for g in group_ids for _ in range(n)]))
     out: list[Sample] = []
     for start in range(0, len(prompts), prompts_per_batch):
         part = slice(start, start + prompts_per_batch)
@@ -90,17 +96,17 @@ def rollout(
         recorded = iter(_recorded([m for own in media for m in own], inputs, settings))
         for p, group_id in enumerate(group_ids[part]):
             own = [next(recorded) for _ in media[p]]
-            for k in range(n):
-                b = p * n + k
+            for b in range(p * n, (p + 1) * n):
                 out.append(
                     _sample(
-                        f"{group_id}/{k}",
+                        next(sample_ids),
                         group_id,
                         generated.sequences[b].cpu().numpy(),
                         inputs["attention_mask"][p].cpu().numpy(),
                         positions[:, p],
                         logprobs[b],
                         own,
+                        wrapped.family,
                         hf_processor.tokenizer,
                         stops,
                         settings,
@@ -164,20 +170,21 @@ def _inputs(
 
 
 def _of_clips(clips: Sequence[Clip], hf_processor: Any) -> dict[str, Any]:
-    """Frames and what is told of them, to be laid out and not sampled again."""
+    """Frames and their metadata, for the processor to lay out and not to sample again."""
     options = [hf_kwargs(clip.plan) for clip in clips]
     resizes = [o.pop("do_resize") for o in options]
     if any(o != options[0] for o in options):
         raise ArgumentError(
             "rollout: plans of unlike pixel limits in one batch. Fix: prompts_per_batch=1, or one policy"
         )
-    told = options[0] | {
-        "do_resize": any(resizes),  # to the size that they have, the others don't change
+    settings = options[0] | {
+        # to the size that they have: frames of the other plans don't change
+        "do_resize": any(resizes),
         "video_metadata": [hf_metadata(c.plan) for c in clips],
     }
     if hasattr(hf_processor.video_processor, "cap_pixels_per_frame"):
-        told.setdefault("cap_pixels_per_frame", False)
-    return {"videos": [clip.tensor() for clip in clips], "videos_kwargs": told}
+        settings.setdefault("cap_pixels_per_frame", False)
+    return {"videos": [clip.tensor() for clip in clips], "videos_kwargs": settings}
 
 
 def _sampled_logprobs(generated: Any, prompt_length: int) -> np.ndarray:
@@ -207,7 +214,7 @@ def _positions(model: Any, inputs: Any, length: int) -> np.ndarray:
 
 
 def _recorded(media: Sequence[Opened], inputs: Any, settings: dict[str, Any]) -> Iterator[Medium]:
-    """Mediums of grids and seconds as the processor returned them."""
+    """The media, with grids and seconds as the processor returned them."""
     none = torch.zeros(0, 3)
     grids = {
         kind: iter(inputs.get(f"{kind}_grid_thw", none).tolist()) for kind in ("image", "video")
@@ -228,16 +235,8 @@ def _recorded(media: Sequence[Opened], inputs: Any, settings: dict[str, Any]) ->
 def _with_grid(
     kind: str, content: str, grid: list[int], known: dict[str, Any], settings: dict[str, Any]
 ) -> Medium:
-    t, h, w = (int(n) for n in grid)
-    derived = {
-        "media_id": f"{kind}:{content[:16]}",
-        "modality": kind,
-        "cache_key": cache_key(content, (t, h, w), settings[kind]),
-        "grid_thw": (t, h, w),
-        "num_tokens": t * h * w // settings[kind]["merge_size"] ** 2,
-        "content_hash": content,
-    }
-    return Medium(**(known | derived))
+    tokens = int(np.prod(grid)) // settings[kind]["merge_size"] ** 2
+    return described_medium(kind, content, grid, tokens, settings, known)
 
 
 def _sample(
@@ -247,7 +246,8 @@ def _sample(
     prompt_mask: np.ndarray,
     positions: np.ndarray,
     logprobs: np.ndarray,
-    runs: list[Medium],
+    media: list[Medium],
+    family: Family,
     tokenizer: Any,
     stops: list[int],
     settings: dict[str, Any],
@@ -261,26 +261,15 @@ def _sample(
     prompt_length = len(prompt_mask) - left
     whole = slice(left, len(prompt_mask) + count)
     ids = sequence[whole].astype(np.int64)
-    found = placeholder_runs(ids[:prompt_length], settings["family"])
-    media = list({_place(m): m for m in runs}.values())
-    place = {_place(m): i for i, m in enumerate(media)}
-    family = get_family(settings["family"])
-    in_frames = family.video_layout == "frames"
-    frames = [
-        (m, k if in_frames and m.modality == "video" else None)
-        for m in runs
-        for k in range(family.spans_of(m.modality, m.grid_thw))
-    ]
+    found = placeholder_runs(ids[:prompt_length], family)
+    distinct, spans = spans_from_runs(found, media, family, "rollout")
     return Sample(
         sample_id=sample_id,
         group_id=group_id,
-        family=settings["family"],
+        family=family.name,
         input_ids=ids,
-        media=media,
-        modality_spans=[
-            ModalitySpan(int(a), int(b), m.modality, place[_place(m)], frame)
-            for a, b, (m, frame) in zip(found.starts, found.stops, frames, strict=True)
-        ],
+        media=distinct,
+        modality_spans=spans,
         loss_spans=[LossSpan(prompt_length, len(ids), turn=0)],
         position_ids=np.ascontiguousarray(positions[:, whole]),
         attention_mask=np.ones(len(ids), dtype=np.int8),
@@ -291,7 +280,3 @@ def _sample(
         finish_reason="stop" if len(ends) else "length",
         metadata={RESPONSE_TEXT_KEY: text_hash(tokenizer.decode(response[:count].tolist()))},
     )
-
-
-def _place(medium: Medium) -> tuple[str, float | None]:
-    return medium.cache_key, medium.second_per_grid_ts  # which moves positions, not embeddings

@@ -1,4 +1,8 @@
-"""What an attached model's forward is handed so that no other model, and no other attention, can take it."""
+"""Stand-ins for input_ids and the attention mask that fail where a forward would ignore mmpack's rule.
+
+`model_inputs` hands `BoundIds` to one model's forward. The attention "mmpack" hands `NO_MASK` to its own layers. A
+model that was detached, another model, or another attention raises when it uses them: no wrong number comes out.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ import torch
 from mmpack.errors import ModelError
 
 
-class Ids:
-    """In the place of input_ids [B, S], for the forward of one model, which makes what depends on its weights there.
+class BoundIds:
+    """input_ids [B, S] that only one model's forward takes; it makes the inputs that depend on weights there.
 
-    Reads as the tensor does. No embedding takes it, so a model that was detached, or another one, raises. No subclass
-    of Tensor, which torch.compile would look into.
+    Reads as the int64 tensor does: shape, device, indexing, torch functions. An embedding refuses it, and every
+    transformers forward starts with one: so only a forward that calls `open` first goes on. It is no subclass of
+    Tensor, because torch.compile would look into one.
     """
 
     def __init__(
@@ -27,7 +32,7 @@ class Ids:
         self.ids = ids
         self.core = core  # the model below the head
         self.attached = attached  # whether its attention must be mmpack's
-        self.make = make  # more keywords
+        self.make = make  # further keywords of the forward: encoded media, for one
 
     @classmethod
     def __torch_function__(
@@ -35,10 +40,10 @@ class Ids:
     ) -> Any:
         if getattr(func, "__name__", "") == "embedding":
             raise ModelError(
-                "model_inputs: the model was detached before its forward, or is not the one that they were made for. "
-                "Fix: detach after the forward; make inputs for each model"
+                "model_inputs: the model was detached before its forward, or is not the one that these inputs were "
+                "made for. Fix: detach after the forward; call model_inputs(batch, model) for each model"
             )
-        return func(*(a.ids if isinstance(a, Ids) else a for a in args), **(kwargs or {}))
+        return func(*(a.ids if isinstance(a, BoundIds) else a for a in args), **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copies and pickles ask before there are ids
@@ -51,18 +56,22 @@ class Ids:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def to(self, *args: Any, **kwargs: Any) -> Ids:
-        return Ids(self.ids.to(*args, **kwargs), self.core, self.attached, self.make)
+    def to(self, *args: Any, **kwargs: Any) -> BoundIds:
+        return BoundIds(self.ids.to(*args, **kwargs), self.core, self.attached, self.make)
 
-    def clone(self) -> Ids:
-        return Ids(self.ids.clone(), self.core, self.attached, self.make)
+    def clone(self) -> BoundIds:
+        return BoundIds(self.ids.clone(), self.core, self.attached, self.make)
 
     def open(self, core: torch.nn.Module, attached: bool) -> dict[str, Any]:
-        """Keywords of the forward below the head. Raises ModelError for another model, or one that was detached."""
+        """The forward's own keywords: the tensor of ids, and what `make` adds.
+
+        Args: `core`: the model whose forward runs. `attached`: whether its attention is mmpack's now.
+        Raises: ModelError for another model, or one that was detached.
+        """
         if core is not self.core:
             raise ModelError(
-                "model_inputs: these inputs were made for another model, and so is what its tower gives. "
-                "Fix: model_inputs(batch, model) for each model"
+                "model_inputs: these inputs were made for another model, encoded media included. "
+                "Fix: call model_inputs(batch, model) for each model"
             )
         if self.attached and not attached:
             raise ModelError(
@@ -72,13 +81,14 @@ class Ids:
 
 
 class OtherAttention(ModelError, AttributeError):
-    """Also an AttributeError, so that `hasattr` of a `Rule` is false."""
+    """Another attention than mmpack's used `NO_MASK`. Also an AttributeError: `hasattr(NO_MASK, …)` is False."""
 
 
-class Rule:
-    """Stands for the mask where `visible_until` is the whole rule: any attention but mmpack's fails on it.
+class NoMask:
+    """In the place of the attention mask: `visible_until` is the whole rule, and any other attention fails on this.
 
-    That is how gradient checkpointing of a kind that mmpack doesn't know, after detach, comes to an error.
+    Gradient checkpointing that mmpack doesn't know runs layers again after detach, by the model's own attention. That
+    attention reads its mask, and so comes to an error.
     """
 
     @classmethod
@@ -99,4 +109,4 @@ class Rule:
         )
 
 
-RULE = Rule()
+NO_MASK = NoMask()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,21 +17,31 @@ from mmpack.families import family_of_model_type
 
 
 def load_checkpoint(name: str) -> tuple[Any, Any]:
-    """(model in eval mode, processor). Raises: ArgumentError if it can't be had; LayoutError for other families."""
-    try:
+    """(model in eval mode, processor). Raises: ArgumentError if it can't be loaded; LayoutError for other families."""
+    with loading("--model", name, "a folder with a checkpoint of an image-and-text model"):
         config = AutoConfig.from_pretrained(name)
         family = family_of_model_type(config.model_type)
         model = AutoModelForImageTextToText.from_pretrained(name, dtype=torch.float32)
         processor = _processor_class(family.processors[0]).from_pretrained(name)
+    return model.eval(), processor
+
+
+@contextmanager
+def loading(option: str, name: str, folder: str) -> Iterator[None]:
+    """Any error of this block becomes an ArgumentError of one line, unless it is mmpack's own.
+
+    Args: `option`: of the command, whose value `name` is. `folder`: what it may name beside a hub name.
+    """
+    try:
+        yield
     except MmpackError:
         raise
     except Exception as error:  # many libraries read a checkpoint, each with errors of its own
         reason = (str(error).strip().splitlines() or [""])[0][:200]
         raise ArgumentError(
-            f"--model: {name!r:.200} can't be loaded ({type(error).__name__}: {reason}). "
-            "Fix: a folder with a checkpoint of an image-and-text model, or a hub name"
+            f"{option}: {name!r:.200} can't be loaded ({type(error).__name__}: {reason}). "
+            f"Fix: {folder}, or a hub name"
         ) from None
-    return model.eval(), processor
 
 
 def _processor_class(name: str) -> Any:

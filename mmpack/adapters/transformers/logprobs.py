@@ -37,13 +37,17 @@ def packed_logprobs(
     vision: str = "auto",
     entropy: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """float32 [N]: log p of each loss token under `model`, of a packed or a padded batch; differentiable.
+    """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
     A model in DistributedDataParallel, or sharded by FSDP2, runs in its own forward, so that gradients are reduced.
     A head that an adapter changed (LoRA, DoRA) makes logits, of 1,024 loss tokens at a time.
 
-    Args: `temperature`: logits are divided by it. `vision`: see `model_inputs`. `entropy`: return also the entropy
-    in nats [N] of the distribution that each loss token is of.
+    Args:
+        temperature: logits are divided by it.
+        vision: see `model_inputs`.
+        entropy: return also the entropy [N], in nats, of the distribution that each loss token comes from.
+
+    Raises: as `model_inputs` does; ModelError for what is no transformers model.
     """
     whole = unwrap(model, "packed_logprobs")
     head = head_of(whole)
@@ -57,8 +61,8 @@ def packed_logprobs(
         both = (values, torch.zeros_like(values)) if torch.is_tensor(values) else values
         return torch.complex(*both)
 
-    # DDP and FSDP watch what the outermost forward returns; FSDP has the weights whole inside it alone. Complex
-    # numbers pass as they are: real ones it casts to a policy's output_dtype.
+    # DDP and FSDP watch what the outermost forward returns; FSDP has the weights whole only in it. Complex
+    # numbers pass as they are; real ones are cast to a policy's output_dtype.
     with _forward_of(head, read_as_logits):
         values = model(**inputs).logits
     logprobs = values.real.contiguous()
@@ -67,7 +71,7 @@ def packed_logprobs(
 
 @contextlib.contextmanager
 def _forward_of(module: Any, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Another forward for a while; the module may have one of its own already, as accelerate's hooks set it."""
+    """Another forward within the block; the module may have one of its own already, as accelerate's hooks set it."""
     own = vars(module).get("forward")
     module.forward = forward
     try:

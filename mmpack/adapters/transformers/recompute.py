@@ -1,7 +1,7 @@
 """Gradient checkpointing: what backward runs again finds mmpack's attention, also in a model detached since.
 
-The function that checkpoints a layer (transformers', or that of torch's `checkpoint_wrapper`) is exchanged while the
-model is attached. It hands on the layer with the attention that it ran with.
+The function that checkpoints a layer (transformers', or that of torch's `checkpoint_wrapper`) is wrapped while the
+model is attached: the layer that it runs again has the attention of its forward.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ NAME = "mmpack"  # of the attention function
 FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
 
 
-def exchange(decoder: torch.nn.Module, configs: list[Any]) -> None:
+def wrap_checkpoints(decoder: torch.nn.Module, configs: list[Any]) -> None:
     """Let the decoder's checkpoints remember that its attention is mmpack's."""
     for module in decoder.modules():
         for name in FUNCTIONS:
             own = vars(module).get(name)
-            if own is not None and not _exchanged(own):  # of a copy it is already
+            if own is not None and not _is_wrapped(own):  # that of a deep copy is wrapped already
                 setattr(module, name, functools.partial(_checkpoint, own, configs))
 
 
-def restore(decoder: torch.nn.Module) -> None:
+def unwrap_checkpoints(decoder: torch.nn.Module) -> None:
+    """Undo `wrap_checkpoints`."""
     for module in decoder.modules():
         for name in FUNCTIONS:
             now = vars(module).get(name)
-            if now is not None and _exchanged(now):
+            if now is not None and _is_wrapped(now):
                 setattr(module, name, now.args[0])
 
 
-def _exchanged(function: Any) -> bool:
+def _is_wrapped(function: Any) -> bool:
     return isinstance(function, functools.partial) and function.func is _checkpoint
 
 
@@ -58,7 +59,7 @@ def _attached(configs: list[Any], layer: Callable[..., Any], *args: Any, **kwarg
 
 @contextlib.contextmanager
 def switched(configs: list[Any]) -> Iterator[None]:
-    """mmpack's attention for a while, then what was there."""
+    """mmpack's attention within the block, then what was there before."""
     before = [config._attn_implementation for config in configs]
     put(configs, [NAME] * len(configs))
     try:
@@ -68,6 +69,9 @@ def switched(configs: list[Any]) -> Iterator[None]:
 
 
 def put(configs: list[Any], names: list[str]) -> None:
-    """Not by the property, which sets configs below too, nor by `set_attn_implementation`, which checks and loads."""
+    """Set the attention of each config by name.
+
+    Not by the property, which sets configs below too, nor by `set_attn_implementation`, which checks and loads.
+    """
     for config, name in zip(configs, names, strict=True):
         config._attn_implementation_internal = name

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from transformers import AutoTokenizer
 
-from mmpack.errors import ArgumentError
+from mmpack.adapters.transformers.load import loading
 
 
 def load_decoder(name: str) -> Callable[[Sequence[int]], str]:
@@ -15,21 +15,14 @@ def load_decoder(name: str) -> Callable[[Sequence[int]], str]:
 
     Raises: ArgumentError if `name` can't be loaded.
     """
-    try:
+    with loading("--tokenizer", name, "a folder with a tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # many libraries read a tokenizer, each with errors of its own
-        reason = (str(error).strip().splitlines() or [""])[0][:200]
-        raise ArgumentError(
-            f"--tokenizer: {name!r:.200} can't be loaded ({type(error).__name__}: {reason}). "
-            "Fix: a folder with a tokenizer, or a hub name"
-        ) from None
-
     known = len(tokenizer)
 
     def decode(ids: Sequence[int]) -> str:
         out = []
-        for inside, run in groupby(map(int, ids), lambda i: i < known):
-            if inside:
+        for has_text, run in groupby(map(int, ids), lambda i: i < known):
+            if has_text:
                 out.append(str(tokenizer.decode(list(run), clean_up_tokenization_spaces=False)))
             else:
                 out += [f"<id {i}>" for i in run]

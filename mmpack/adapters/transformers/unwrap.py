@@ -1,6 +1,6 @@
 """The transformers model in what frameworks hand around: PEFT's and DDP's wrappers; others are refused by name.
 
-FSDP2's `fully_shard` leaves the model as it is, with parameters that are whole in its forward alone.
+FSDP2's `fully_shard` leaves the model as it is, with parameters that are whole only in its forward.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def _instead(model: Any) -> str:
 
 
 def is_parallel(model: Any) -> bool:
-    """Whether it is DDP around a model: gradients are reduced of its own forward alone."""
+    """Whether it is DDP around a model: it reduces only the gradients of its own forward."""
     return isinstance(model, torch.nn.parallel.DistributedDataParallel)
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
-    """Whether FSDP2 spreads parameters of the module over ranks: it runs inside the whole model's forward alone."""
+    """Whether FSDP2 spreads parameters of the module over ranks: it runs only within the whole model's forward."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     from torch.distributed.tensor import DTensor

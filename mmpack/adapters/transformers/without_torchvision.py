@@ -89,7 +89,7 @@ def _has_video_settings(name: Any) -> bool:
     return whole is not None and "video_processor" in json.loads(Path(whole).read_text("utf-8"))
 
 
-# Of the same names as their bases: processors are told apart by them.
+# Named as their bases are: a processor is recognised by its class name.
 class Qwen2VLProcessor(_WithVideos, transformers.Qwen2VLProcessor):
     family = "qwen2_vl"
 

@@ -8,7 +8,6 @@ with needs("trl", __name__):
 
 from mmpack.adapters.trl.convert import from_batch, loss_columns, to_samples
 from mmpack.adapters.trl.grpo import MmpackGRPO
-from mmpack.adapters.trl.traps import TRAPS
-from mmpack.adapters.trl.work import Work
+from mmpack.adapters.trl.pass_stats import PassStats
 
-__all__ = ["TRAPS", "MmpackGRPO", "Work", "from_batch", "loss_columns", "to_samples"]
+__all__ = ["MmpackGRPO", "PassStats", "from_batch", "loss_columns", "to_samples"]

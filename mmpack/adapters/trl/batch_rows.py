@@ -1,23 +1,24 @@
 """TRL's padded rows [B, P + C] (prompts padded left, completions right) as samples.
 
-Ids are taken as they are; every picture is a medium of its own grid, known by its processed pixels.
+Ids are taken as they are. Every image is a medium of its own grid, known by its processed pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from mmpack.adapters.exchange import media_of_inputs, true_runs
+from mmpack.adapters.checks import valid_tokens
+from mmpack.adapters.processed_media import media_of_inputs
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
-from mmpack.layout.runs import placeholder_runs
+from mmpack.layout.occurrences import spans_from_runs
+from mmpack.layout.runs import covered, placeholder_runs, true_runs
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.schema.spans import LossSpan, ModalitySpan
+from mmpack.schema.spans import LossSpan
 
 
 def rows_to_samples(
@@ -27,10 +28,10 @@ def rows_to_samples(
     family: Family,
     media: Sequence[Sequence[Medium]],
 ) -> list[Sample]:
-    """One sample a row; its loss spans are the completion's tokens but for placeholders.
+    """One sample per row; its loss spans are the completion's tokens except placeholders.
 
     Args: `input_ids`, `attention_mask`: [B, P + C]. `completion_start`: P. `media`: each row's, see `media_of_rows`.
-    Raises: LayoutError where placeholders and pictures of a row don't match; ArgumentError for a mask with holes.
+    Raises: LayoutError where placeholders and images of a row don't match; ArgumentError for a mask with holes.
     """
     ids, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
     return [
@@ -45,22 +46,22 @@ def media_of_rows(
     num_images: Sequence[int] | None,
     family: Family,
 ) -> list[list[Medium]]:
-    """The pictures of each row, or [] where the batch has none. Equal pixels of equal grids get one cache key.
+    """The images of each row, or [] where the batch has none. Equal pixels of equal grids get one cache key.
 
-    Args: `pixel_values`: [patches, patch_dim], the pictures of all rows one after the other. `image_grid_thw`:
-    [pictures, 3]. `num_images`: [B]. Raises: ArgumentError where the three don't fit.
+    Args: `pixel_values`: [patches, patch_dim], the images of all rows one after the other. `image_grid_thw`:
+    [images, 3]. `num_images`: [B]. Raises: ArgumentError where the three don't fit.
     """
     if pixel_values is None:
         return []
     if image_grid_thw is None or num_images is None:
         raise ArgumentError(
             "trl: pixel_values come without image_grid_thw or num_images. "
-            "Fix: use a family of mmpack.families, whose pictures have grids"
+            "Fix: use a family of mmpack.families, whose images have grids"
         )
     patches = image_grid_thw.prod(dim=1).tolist()
     if sum(num_images) != len(patches) or sum(patches) != len(pixel_values):
         raise ArgumentError(
-            f"trl: num_images counts {sum(num_images)} pictures, image_grid_thw {len(patches)} of {sum(patches)} "
+            f"trl: num_images counts {sum(num_images)} images, image_grid_thw {len(patches)} of {sum(patches)} "
             f"patches, pixel_values has {len(pixel_values)}. Fix: pass the fields of one batch"
         )
     grids = image_grid_thw.cpu().split(list(num_images))
@@ -72,32 +73,26 @@ def media_of_rows(
 
 
 def _row(
-    b: int, ids: np.ndarray, mask: np.ndarray, completion_start: int, family: Family, runs: Any
+    b: int,
+    ids: np.ndarray,
+    mask: np.ndarray,
+    completion_start: int,
+    family: Family,
+    images: Sequence[Medium],
 ) -> Sample:
-    kept = np.flatnonzero(mask)
-    start, stop = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
-    if stop - start != len(kept):
-        raise ArgumentError(
-            f"trl: the masks of row {b} have a hole. Fix: pad prompts left and completions right"
-        )
-    own = ids[start:stop].astype(np.int64)
+    where = f"trl: row {b}"
+    kept = valid_tokens(mask, where, "pad prompts left and completions right")
+    own = ids[kept].astype(np.int64)
     found = placeholder_runs(own, family)
-    if len(found) != len(runs) or found.is_video.any():
+    if len(found) != len(images) or found.is_video.any():
         raise LayoutError(
-            f"trl: row {b} has {len(found)} runs of placeholders and {len(runs)} pictures: "
-            "a picture was dropped (dropped_image), or the policy sampled a placeholder (sampled_placeholder). "
+            f"{where} has {len(found)} runs of placeholders and {len(images)} images: "
+            "an image was dropped (dropped_image), or the policy sampled a placeholder (sampled_placeholder). "
             "Fix: raise max_completion_length, or suppress the placeholder ids in the sampler",
-            "MM104" if len(found) > len(runs) else "MM107",
+            "MM104" if len(found) > len(images) else "MM107",
         )
-    media = list({m.cache_key: m for m in runs}.values())
-    place = {m.cache_key: i for i, m in enumerate(media)}
-    spans = [
-        ModalitySpan(int(a), int(z), "image", place[m.cache_key])
-        for a, z, m in zip(found.starts, found.stops, runs, strict=True)
-    ]
-    scored = np.arange(len(own)) >= completion_start - start
-    for s in spans:
-        scored[s.start : s.stop] = False
+    media, spans = spans_from_runs(found, images, family, where)
+    scored = (np.arange(len(own)) >= completion_start - kept.start) & ~covered(spans, len(own))
     return Sample(
         sample_id=str(b),
         group_id=str(b),

@@ -5,7 +5,6 @@ What a Sample has no field for goes through `metadata["trl"]`, so that nothing i
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,10 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.adapters.exchange import check_same, name_pictures, true_runs
+from mmpack.adapters.checks import check_each, check_same
+from mmpack.adapters.processed_media import name_images
+from mmpack.adapters.row_sample import prompt_group
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.layout.fingerprint import fingerprint
+from mmpack.layout.names import numbered_in_groups
+from mmpack.layout.runs import true_runs
 from mmpack.packing.batch import PackedBatch
 from mmpack.processors.settings import text_hash
 from mmpack.processors.wrap import wrap_processor
@@ -24,7 +27,7 @@ from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan
 
 KEY = "trl"  # in Sample.metadata
-# one value a completion token, [B, C]: TRL's name -> what it pads with, name of the loss column
+# one value per completion token, [B, C]: TRL's name -> what it pads with, name of the loss column
 COLUMNS = {
     "old_per_token_logps": (0.0, "old_logprobs"),
     "ref_per_token_logps": (0.0, "ref_logprobs"),
@@ -54,23 +57,21 @@ def to_samples(
     group_ids: Sequence[str] | None = None,
     sampling: dict[str, Any] | None = None,
 ) -> list[Sample]:
-    """What `GRPOTrainer` holds as samples, one a completion: ids as they are, positions by the family's rule.
+    """What `GRPOTrainer` holds as samples, one per completion: ids as they are, positions by the family's rule.
 
     Loss spans are the tokens that `completion_mask` and `tool_mask` keep, tool tokens are observations,
-    `sampling_per_token_logps` become `rollout_logprobs`.
+    `sampling_per_token_logps` become `rollout_logprobs`. A field that is None is absent.
 
     Args:
         outputs: of `_generate_and_score_completions`, or one of the batches that it is split into.
         processing_class: the trainer's processor; its settings are recorded, for parity.
-        images: the pictures of each row, as the data set has them: media get the content hashes and cache keys that
+        images: of each row, as the data set has them: media get the content hashes and cache keys that
             other adapters give them. Without, a medium is known by its processed pixels.
         group_ids: [B]; None: rows of one prompt are a group.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of the sampling logprobs.
 
-    A field that is None is absent.
-
     Raises: ArgumentError for fields that this adapter does not know, and for `images` or `group_ids` of another
-    length than the batch; LayoutError where ids, pictures and mm_token_type_ids contradict each other.
+    length than the batch; LayoutError where ids, images and mm_token_type_ids contradict each other.
     """
     outputs = {name: value for name, value in outputs.items() if value is not None}
     unknown = [name for name in outputs if name not in LAYOUT | COLUMNS.keys()]
@@ -79,11 +80,7 @@ def to_samples(
             f"to_samples: {unknown[0]!r} is no field of a batch of mmpack's families. Fix: drop it"
         )
     rows = len(outputs["prompt_ids"])
-    for name, given in (("images", images), ("group_ids", group_ids)):
-        if given is not None and len(given) != rows:
-            raise ArgumentError(
-                f"to_samples: {name} has {len(given)} entries, the batch {rows} rows. Fix: one for each row"
-            )
+    check_each("to_samples", rows, "rows", {"images": images, "group_ids": group_ids})
     wrapped = wrap_processor(processing_class)
     pad_id = wrapped.tokenizer.pad_token_id
     ids = torch.cat([outputs["prompt_ids"], outputs["completion_ids"]], dim=1)
@@ -93,19 +90,19 @@ def to_samples(
     pixels, grids = outputs.get("pixel_values"), outputs.get("image_grid_thw")
     media = media_of_rows(pixels, grids, outputs.get("num_images"), wrapped.family)
     if images is not None and media:
-        for b, (row, pictures) in enumerate(zip(media, images, strict=True)):
-            name_pictures({"image": row}, pictures or (), wrapped, f"to_samples: row {b}")
+        for b, (row, own) in enumerate(zip(media, images, strict=True)):
+            name_images({"image": row}, own or (), wrapped, f"to_samples: row {b}")
     start = outputs["prompt_ids"].shape[1]
     samples = rows_to_samples(ids, present, start, wrapped.family, media)
     _check_types(outputs, samples, present)
 
     prompts = outputs["prompt_mask"].sum(dim=1).tolist()
-    counts: dict[str, int] = {}
+    if group_ids is None:
+        group_ids = [prompt_group(s, p) for s, p in zip(samples, prompts, strict=True)]
+    sample_ids = numbered_in_groups(group_ids)
     for b, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
         _keep_masked(sample, outputs, b, prompt)
-        group = _prompt_hash(sample, prompt) if group_ids is None else group_ids[b]
-        number = counts[group] = counts.get(group, -1) + 1
-        sample.group_id, sample.sample_id = group, f"{group}/{number}"
+        sample.group_id, sample.sample_id = group_ids[b], sample_ids[b]
         sample.processor = wrapped.settings
         sample.processor_fingerprint = fingerprint(wrapped.settings)
         sample.sampling = sampling
@@ -120,10 +117,10 @@ def to_samples(
 
 
 def loss_columns(samples: Sequence[Sample]) -> dict[str, list[np.ndarray]]:
-    """What `to_samples` recorded a token, for `mp.pack(…, loss_columns=…)`: float32 [n] a sample.
+    """What `to_samples` recorded per token, for `mp.pack(…, loss_columns=…)`: float32 [n] per sample.
 
-    Names: `old_logprobs`, `ref_logprobs`, `importance_sampling_ratio`, `advantages` (TRL's own are one a sample,
-    and stay in its dict). `rollout_logprobs` the samples bring themselves.
+    Names: `old_logprobs`, `ref_logprobs`, `importance_sampling_ratio`, `advantages` (TRL's own are one per sample,
+    and stay in its dict). The samples bring `rollout_logprobs` themselves.
     """
     return {
         column: [_at_loss_tokens(s, name) for s in samples]
@@ -133,9 +130,9 @@ def loss_columns(samples: Sequence[Sample]) -> dict[str, list[np.ndarray]]:
 
 
 def from_batch(batch: PackedBatch, samples: Sequence[Sample] | None = None) -> dict[str, Any]:
-    """TRL's dict of a packed batch: prompts padded left, completions right, a picture as often as it occurs.
+    """TRL's dict of a packed batch: prompts padded left, completions right, an image as often as it occurs.
 
-    Ids, pictures and loss tokens are the batch's, and so are its `loss_columns` of the names in `loss_columns`.
+    Ids, images and loss tokens are the batch's, and so are its `loss_columns` of the names in `loss_columns`.
     `samples`, those of the batch in its order, give the rest: where a prompt ends, the width of the rectangles, tool
     tokens, values of tokens out of the loss. Without them a prompt ends at its first loss token.
 
@@ -198,7 +195,7 @@ def from_batch(batch: PackedBatch, samples: Sequence[Sample] | None = None) -> d
             rows = [[math.nan if v is None else v for v in row] for row in recorded]
             out[name] = rectangle(rows, fill, 1)
     if batch.media or any(k.get("pictures") for k in known):
-        out |= _pictures(batch, prompts, wide)
+        out |= _images(batch, prompts, wide)
     return out
 
 
@@ -230,7 +227,7 @@ def _check_types(
 
 
 def _keep_masked(sample: Sample, outputs: Mapping[str, Any], b: int, prompt: int) -> None:
-    """Loss spans where both masks keep a token; what tool_mask alone drops is an observation."""
+    """Loss spans where both masks keep a token; what only tool_mask drops is an observation."""
     length = len(sample) - prompt
     attended = outputs["completion_mask"][b, :length].cpu().bool().numpy()
     kept = attended
@@ -247,13 +244,6 @@ def _keep_masked(sample: Sample, outputs: Mapping[str, Any], b: int, prompt: int
     sample.loss_spans = [LossSpan(a, z, turn=turn) for turn, (a, z) in enumerate(runs)]
 
 
-def _prompt_hash(sample: Sample, prompt: int) -> str:
-    media = [sample.media[s.media_index] for s in sample.modality_spans if s.start < prompt]
-    digest = hashlib.sha256(sample.input_ids[:prompt].tobytes())
-    digest.update("".join(m.cache_key for m in media).encode())
-    return f"prompt:{digest.hexdigest()[:16]}"
-
-
 def _metadata(
     outputs: Mapping[str, Any], b: int, prompt: int, length: int, pad_id: int
 ) -> dict[str, Any]:
@@ -267,9 +257,8 @@ def _metadata(
     if "pixel_values" in outputs:
         out["pictures"] = True  # of the batch; this row may have none
     if "tool_mask" in outputs:
-        out["tool_mask"] = outputs["tool_mask"][
-            b
-        ].tolist()  # of a masked completion even padding is 0
+        # in full: of a masked completion even padding is 0
+        out["tool_mask"] = outputs["tool_mask"][b].tolist()
     if "num_items_in_batch" in outputs:
         out["num_items_in_batch"] = int(outputs["num_items_in_batch"])
     columns: dict[str, Any] = {}
@@ -278,7 +267,7 @@ def _metadata(
         if values is None:
             continue
         if values.ndim == 1 or values.shape[1] != outputs["completion_ids"].shape[1]:
-            columns[name] = float(values[b].item())  # one a sample
+            columns[name] = float(values[b].item())  # one per sample
         else:
             row = values[b, :length].tolist()
             columns[name] = [None if math.isnan(v) else v for v in row]  # JSON has no NaN
@@ -319,8 +308,8 @@ def _written(
     return out
 
 
-def _pictures(batch: PackedBatch, prompts: list[int], wide: list[int]) -> dict[str, Any]:
-    """Pixels, grids and counts of each row's pictures, and which tokens stand for them."""
+def _images(batch: PackedBatch, prompts: list[int], wide: list[int]) -> dict[str, Any]:
+    """Pixels, grids and counts of each row's images, and which tokens stand for them."""
     pixels = batch.pixel_values
     if pixels is None:
         if batch.media:

@@ -1,7 +1,7 @@
 """`class Trainer(MmpackGRPO, GRPOTrainer)`: TRL's trainer, its logprob passes on packed, prefix-shared batches.
 
 Two methods are overridden: the one that every logprob and entropy [B, C] comes from (old, reference and loss passes),
-and the one that calls the reward functions, which refuses infinite rewards. The models are attached inside the first
+and the one that calls the reward functions, which refuses infinite rewards. The models are attached in the first
 only. Generation, rewards, advantages, losses, corrections and metrics are TRL's.
 """
 
@@ -18,9 +18,10 @@ from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
-from mmpack.adapters.trl.work import Work
+from mmpack.adapters.trl.pass_stats import PassStats
 from mmpack.errors import ArgumentError, BackendError, ModelError, require
 from mmpack.families import Family, family_of_model_type
+from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
 from mmpack.packing.pack import pack
 from mmpack.parity.fixes import FIXES
@@ -35,10 +36,10 @@ SUPPORTED = "1.16"  # the methods overridden here are private, so other versions
 
 
 class MmpackGRPO(_Trainer):
-    """Mix in before `trl.GRPOTrainer`; takes its arguments. `mmpack_work` sums up what was computed.
+    """Mix in before `trl.GRPOTrainer`; takes its arguments. `mmpack_stats` adds up what was computed.
 
     Every `loss_type` and option of GRPOConfig works as in TRL: the loss is TRL's own code, fed with logprobs and
-    entropies that agree with stock ones within the contract ("one model, two layouts": 1e-5 in fp32). Tokens out of
+    entropies that agree with stock ones within the contract ("one model, two layouts": 1e-5 in fp32). Tokens outside
     the attention mask have logprob and entropy 0, as in TRL; so have placeholders inside a completion.
 
     Raises, when built: MissingExtraError, BackendError for another TRL than 1.16; LayoutError (MM006) for a model of
@@ -46,7 +47,7 @@ class MmpackGRPO(_Trainer):
     auxiliary loss).
     """
 
-    mmpack_work: Work
+    mmpack_stats: PassStats
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -61,7 +62,7 @@ class MmpackGRPO(_Trainer):
         trl = require("trl", "trl", "MmpackGRPO")
         if not trl.__version__.startswith(SUPPORTED + "."):
             raise BackendError(
-                f"MmpackGRPO: TRL {trl.__version__} is installed, {SUPPORTED} is what it fits. "
+                f"MmpackGRPO: TRL {trl.__version__} is installed, it supports {SUPPORTED}. "
                 f"Fix: pip install 'trl=={SUPPORTED}.*'"
             )
         if not isinstance(self, trl.GRPOTrainer):
@@ -71,7 +72,7 @@ class MmpackGRPO(_Trainer):
             )
         super().__init__(*args, **kwargs)
         _refuse_unsupported(self)
-        self.mmpack_work = Work()
+        self.mmpack_stats = PassStats()
         policy = unwrap(self.accelerator.unwrap_model(self.model), "MmpackGRPO")
         self._mmpack_family = family_of_model_type(policy.config.model_type)
         refuse_unpackable(policy)
@@ -113,7 +114,7 @@ class MmpackGRPO(_Trainer):
         if unknown or compute_aux_loss:
             raise ModelError(
                 f"MmpackGRPO: {(unknown or ['the auxiliary loss'])[0]} has no place in a packed batch. "
-                "Fix: train this model with GRPOTrainer alone"
+                "Fix: train this model with plain GRPOTrainer"
             )
         from trl.extras.profiling import profiling_context
 
@@ -150,7 +151,7 @@ class MmpackGRPO(_Trainer):
         vision = "always" if self.accelerator.num_processes > 1 else "auto"
         with self.accelerator.autocast(), attach(model):
             values = packed_logprobs(model, batch, self.temperature, vision, entropy=entropy)
-        work = Work(
+        stats = PassStats(
             passes=1,
             samples=len(samples),
             tokens=batch.num_tokens,
@@ -158,17 +159,17 @@ class MmpackGRPO(_Trainer):
             patches=batch.stats["patches_encoded"],
             patches_stock=sum(_patches(s) for s in samples),
         )
-        self.mmpack_work.add(work)
+        self.mmpack_stats.add(stats)
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in ("tokens", "tokens_stock", "patches", "patches_stock"):
-            metrics[f"mmpack/{name}"].append(getattr(work, name))
+            metrics[f"mmpack/{name}"].append(getattr(stats, name))
         return values if isinstance(values, tuple) else (values,)
 
 
 def check_prompts(generate: Callable[..., Any], family: Family) -> Callable[..., Any]:
-    """vLLM's `generate` of TRL, which returns the engine's own prompt ids too, and TRL drops them unread.
+    """TRL's `generate` of vLLM, wrapped: it returns the engine's own prompt ids too, which TRL drops unread.
 
-    The wrapped one raises ModelError where they are not the ids that TRL goes on to train on.
+    The wrapped one raises ModelError where they are not the ids that TRL trains on.
     """
 
     @functools.wraps(generate)
@@ -208,7 +209,7 @@ def _refuse_unsupported(trainer: Any) -> None:
         if on:
             raise ModelError(
                 f"MmpackGRPO: {name} is on, and the packed pass does not do it. "
-                "Fix: turn it off, or train with GRPOTrainer alone"
+                "Fix: turn it off, or train with plain GRPOTrainer"
             )
 
 
@@ -217,5 +218,5 @@ def _rectangle(values: torch.Tensor, index: torch.Tensor, shape: tuple[int, int]
 
 
 def _patches(sample: Sample) -> int:
-    """What a rectangle's tower encodes of a sample: each medium as often as it occurs."""
-    return sum(int(np.prod(sample.media[s.media_index].grid_thw)) for s in sample.modality_spans)
+    """What the tower of a rectangle encodes of a sample: each medium as often as it occurs."""
+    return sum(int(np.prod(m.grid_thw)) for m in occurring_media(sample))

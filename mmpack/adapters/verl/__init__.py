@@ -12,9 +12,8 @@ with needs("verl", __name__):
     import torch  # noqa: F401
 
 from mmpack.adapters.verl.data import from_batch, from_samples, loss_columns, to_samples
-from mmpack.adapters.verl.traps import TRAPS
 
-__all__ = ["TRAPS", "from_batch", "from_samples", "loss_columns", "to_samples", "use"]
+__all__ = ["from_batch", "from_samples", "loss_columns", "to_samples", "use"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,30 +12,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.adapters.exchange import (
-    GRIDS,
-    PIXELS,
-    check_each,
-    columns_of,
-    decode,
-    encode,
+from mmpack.adapters.checks import check_each, check_samples, refuse_reward_on_no_token
+from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.loss_values import columns_of, values_by_name, write_at
+from mmpack.adapters.processed_media import (
+    encoded_rest,
     inputs_of_media,
     media_of_inputs,
-    name_pictures,
+    name_images,
     pixels_of,
-    response_start,
-    row_sample,
 )
-from mmpack.errors import ArgumentError, LayoutError, require
+from mmpack.adapters.row_sample import response_start, row_sample
+from mmpack.errors import ArgumentError, require
 from mmpack.families import Family, get_family
 from mmpack.layout.mrope import sample_positions
+from mmpack.layout.names import numbered_in_groups
 from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import Score
 
 KEY = "verl"  # in Sample.metadata
-RESTORED = {*PIXELS.values(), *GRIDS.values()}  # of multi_modal_inputs, from the media
 LAYOUT = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask")
 SCORES = ("rm_scores", "token_level_scores")  # [B, R], a sequence's reward at its last token
 # verl's names of columns [B, R] and those of `mp.policy_loss`
@@ -66,7 +63,7 @@ def to_samples(
         data: a `verl.DataProto` with prompts, responses, attention_mask, and mostly response_mask, position_ids
             ([B, 4, S], or [B, 3, S], or [B, S]) and multi_modal_inputs.
         processor: `mp.wrap_processor` of verl's processor.
-        images: the pictures of each row: its media get the content hashes and cache keys that other adapters give
+        images: of each row: its media get the content hashes and cache keys that other adapters give
             them. Without, a medium is known by its processed pixels.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
 
@@ -80,36 +77,33 @@ def to_samples(
             f"to_samples: the DataProto has no {missing[0]!r}. Fix: pass one that was generated"
         )
     check_each("to_samples", len(data), "rows", {"images": images})
-    count: dict[str, int] = {}
-    meta_info = encode(data.meta_info)
-    out = []
-    for b in range(len(data)):
-        row = {k: v[b].detach().cpu() for k, v in tensors.items()}
-        fields = {k: v[b] for k, v in data.non_tensor_batch.items()}
-        kinds = {k: v.dtype.str for k, v in data.non_tensor_batch.items()}
-        group = str(fields.get("uid", b))
-        k = count[group] = count.get(group, -1) + 1
-        out.append(
-            _sample(
-                f"to_samples: row {b}",
-                row,
-                fields,
-                processor,
-                None if images is None else images[b] or [],
-                sample_id=f"{group}/{k}",
-                group_id=group,
-                sampling=sampling,
-            )
+    whole = {
+        "field_types": {k: v.dtype.str for k, v in data.non_tensor_batch.items()},
+        "meta_info": encode(data.meta_info),
+    }
+    fields = [{k: v[b] for k, v in data.non_tensor_batch.items()} for b in range(len(data))]
+    groups = [str(f.get("uid", b)) for b, f in enumerate(fields)]
+    return [
+        _sample(
+            f"to_samples: row {b}",
+            {k: v[b].detach().cpu() for k, v in tensors.items()},
+            fields[b],
+            processor,
+            None if images is None else images[b] or [],
+            whole,
+            sample_id=sample_id,
+            group_id=groups[b],
+            sampling=sampling,
         )
-        out[-1].metadata[KEY] |= {"field_types": kinds, "meta_info": meta_info}
-    return out
+        for b, sample_id in enumerate(numbered_in_groups(groups))
+    ]
 
 
 def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
-    """verl's columns [B, R] at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor a sample.
+    """verl's columns [B, R] at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor per sample.
 
-    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`), verl's own for all others;
-    `rollout_logprobs` the samples bring themselves.
+    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`), verl's own for all others.
+    The samples bring `rollout_logprobs` themselves.
     """
     own = _own(samples)
     out: dict[str, list[torch.Tensor]] = {}
@@ -137,17 +131,15 @@ def from_samples(
     columns: Mapping[str, Sequence[Any]] | None = None,
     media: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A DataProto of samples, on the CPU: of those that came from one, the same, of others, one padded anew.
+    """A DataProto of samples, on the CPU: the same as recorded for samples that came from one, padded anew for others.
 
-    Args: `columns`: name -> one [n] array a sample, written at the loss tokens of a [B, R] column, over what was
+    Args: `columns`: name -> one [n] array per sample, written at the loss tokens of a [B, R] column, over what was
     recorded. `media`: cache key -> pixels, of samples that were read from a trace.
     Raises: MissingExtraError without verl; SchemaError (MM404) for missing pixels; ArgumentError for samples of which
     only some come from verl, or with unlike columns.
     """
     verl = require("verl", "verl", "from_samples")
-    if not samples:
-        raise ArgumentError("from_samples: no samples. Fix: pass at least one")
-    check_each("from_samples", len(samples), "samples", columns or {})
+    check_samples(samples, columns)
     own = _own(samples)
     wide = [
         max(o["width"][0] for o in own),
@@ -188,29 +180,21 @@ def _sample(
     fields: dict[str, Any],
     processor: Processor,
     images: Sequence[Any] | None,
+    whole: dict[str, Any],
     **named: Any,
 ) -> Sample:
+    """One row: its tensors, its fields, and what the `whole` DataProto has of its own."""
     family = processor.family
     both = torch.cat([row["prompts"], row["responses"]])
     if not torch.equal(row.get("input_ids", both), both):
         raise ArgumentError(
             f"{where}: input_ids are not prompts and responses. Fix: pass the DataProto whole"
         )
-    valid = row["attention_mask"].bool()
     width = len(row["prompts"])
-    prompt_tokens = int(valid[:width].sum())
-    response_tokens = int(valid[width:].sum())
-    if not torch.equal(valid, _valid(prompt_tokens, response_tokens, width, len(valid))):
-        raise ArgumentError(
-            f"{where}: attention_mask has a hole. Fix: prompts padded left, responses right"
-        )
+    valid = _valid_of(where, row["attention_mask"].bool(), width)
     score = next((row[name] for name in SCORES if name in row), None)
-    if score is not None and not response_tokens and bool(score.any()):
-        raise LayoutError(
-            f"{where} has no response token, and its reward lies on padding (empty_response). "
-            "Fix: drop rows without a response before rewards are given",
-            "MM305",
-        )
+    if score is not None and not valid[width:].any() and bool(score.any()):
+        refuse_reward_on_no_token(where)
     scored = valid.clone()
     scored[:width] = False
     if "response_mask" in row:
@@ -218,44 +202,60 @@ def _sample(
     inputs = fields.pop("multi_modal_inputs", None)
     media = media_of_inputs(inputs, family, where)
     if images is not None:
-        name_pictures(media, images, processor, where)
-    logprobs = row.get("rollout_log_probs")
-    places = row.get("position_ids")
-    known = {
-        "prompt_tokens": prompt_tokens,
-        "width": [width, len(row["responses"])],
-        "dtypes": {k: str(row[k].dtype).removeprefix("torch.") for k in LAYOUT if k in row},
-        "positions": None if places is None else len(places) if places.ndim > 1 else 1,
-        "text_positions": encode(places[0, valid])
-        if places is not None and len(places) == 4
-        else None,
-        "padding": {
-            "ids": encode(both[~valid]),
-            "position_ids": None if places is None else encode(places[..., ~valid]),
-            "response_mask": encode(row["response_mask"][~valid[width:]])
-            if "response_mask" in row
-            else None,
-        },
-        "columns": {k: encode(v) for k, v in row.items() if k not in LAYOUT},
-        "fields": {k: encode(v) for k, v in fields.items()},
-        "inputs": None
-        if inputs is None
-        else {k: encode(v) for k, v in inputs.items() if k not in RESTORED},
-    }
+        name_images(media, images, processor, where)
+    places, logprobs = row.get("position_ids"), row.get("rollout_log_probs")
     return row_sample(
         where,
         both[valid].numpy(),
         media,
         scored[valid].numpy(),
         family,
-        response_start=prompt_tokens,
+        response_start=int(valid[:width].sum()),
         processor=processor,
         position_ids=None if places is None else _positions(where, places, valid, family),
         rollout_logprobs=None if logprobs is None else logprobs[scored[width:]].float().numpy(),
         rewards=None if score is None else [Score("verl", float(score.sum()))],
-        metadata={KEY: known},
+        metadata={KEY: _recorded(row, fields, inputs, valid) | whole},
         **named,
     )
+
+
+def _valid_of(where: str, mask: torch.Tensor, width: int) -> torch.Tensor:
+    """The attention mask bool [P + R], checked: prompts padded left, responses right."""
+    prompt, response = int(mask[:width].sum()), int(mask[width:].sum())
+    if not torch.equal(mask, _valid(prompt, response, width, len(mask))):
+        raise ArgumentError(
+            f"{where}: attention_mask has a hole. Fix: prompts padded left, responses right"
+        )
+    return mask
+
+
+def _recorded(
+    row: dict[str, torch.Tensor],
+    fields: dict[str, Any],
+    inputs: Mapping[str, Any] | None,
+    valid: torch.Tensor,
+) -> dict[str, Any]:
+    """What `from_samples` needs of a row beyond the sample's own fields, as JSON."""
+    width = len(row["prompts"])
+    places, mask = row.get("position_ids"), row.get("response_mask")
+    return {
+        "prompt_tokens": int(valid[:width].sum()),
+        "width": [width, len(row["responses"])],
+        "dtypes": {k: str(row[k].dtype).removeprefix("torch.") for k in LAYOUT if k in row},
+        "positions": None if places is None else len(places) if places.ndim > 1 else 1,
+        "text_positions": encode(places[0, valid])
+        if places is not None and places.ndim > 1 and len(places) == 4
+        else None,
+        "padding": {
+            "ids": encode(torch.cat([row["prompts"], row["responses"]])[~valid]),
+            "position_ids": None if places is None else encode(places[..., ~valid]),
+            "response_mask": None if mask is None else encode(mask[~valid[width:]]),
+        },
+        "columns": {k: encode(v) for k, v in row.items() if k not in LAYOUT},
+        "fields": {k: encode(v) for k, v in fields.items()},
+        "inputs": None if inputs is None else encoded_rest(inputs),
+    }
 
 
 def _positions(where: str, places: torch.Tensor, valid: torch.Tensor, family: Family) -> np.ndarray:
@@ -333,16 +333,7 @@ def _row(
     out = {k: v.to(dtypes[k]) for k, v in out.items() if k in dtypes}
 
     columns = {k: _widened(decode(v), known["width"], wide) for k, v in known["columns"].items()}
-    theirs = {ours: name for name, ours in COLUMNS.items()}
-    written = {theirs.get(k, k): torch.as_tensor(v) for k, v in given.items()}
-    if sample.rollout_logprobs is not None:
-        written.setdefault("rollout_log_probs", torch.from_numpy(sample.rollout_logprobs))
-    check_each(f"from_samples: {sample.sample_id}", len(places), "loss tokens", written)
-    for name, values in written.items():
-        column = columns[name] if name in columns else values.new_zeros(wide[1])
-        columns[name] = column.clone()
-        columns[name][places] = values.to(column.dtype)
-    return out | columns
+    return out | write_at(columns, values_by_name(sample, given, COLUMNS), places, wide[1])
 
 
 def _verl_positions(sample: Sample, known: dict[str, Any]) -> torch.Tensor:

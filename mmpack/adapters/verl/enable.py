@@ -11,7 +11,7 @@ from typing import Any
 
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
-from mmpack.adapters.verl.engine import Used, use
+from mmpack.adapters.verl.engine import EngineHandle, use
 from mmpack.errors import ModelError
 
 VENDOR = "mmpack"
@@ -30,14 +30,14 @@ os.environ[VARIABLE] = VENDOR
 class MmpackEngine(FSDPEngineWithLMHead):
     """verl's FSDP engine, whose forward goes through mmpack."""
 
-    used: Used
+    handle: EngineHandle
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.use_remove_padding = False  # or verl replaces the attention; packing is mmpack's
 
     def initialize(self) -> None:
-        if hasattr(self, "used"):  # verl resets an engine by initializing it again
-            self.used.stop()
+        if hasattr(self, "handle"):  # verl resets an engine by initializing it again
+            self.handle.stop()
         super().initialize()
-        self.used = use(self)
+        self.handle = use(self)

@@ -1,4 +1,4 @@
-"""verl's training engine on mmpack's packed, prefix-shared batches: `FSDPEngineWithLMHead.forward_step`, done anew.
+"""verl's training engine on mmpack's packed, prefix-shared batches: it replaces `FSDPEngineWithLMHead.forward_step`.
 
 A micro-batch comes as nested tensors (input_ids [B, j], position_ids [B, 4, j]); what goes to verl's loss are nested
 log_probs and entropy [B, j], at the row before each response token as verl has them, 0 everywhere else.
@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from mmpack.adapters.exchange import media_of_inputs, row_sample
+from mmpack.adapters.processed_media import media_of_inputs
+from mmpack.adapters.row_sample import row_sample
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.attention import refuse_unpackable
 from mmpack.adapters.transformers.unwrap import unwrap
@@ -31,8 +31,8 @@ from mmpack.schema.sample import Sample
 REFUSED = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 
 
-class Used:
-    """An engine whose forward is mmpack's. `stop` gives it back its own; so does leaving a `with` block.
+class EngineHandle:
+    """A verl engine whose forward is mmpack's. `stop` gives it back its own; so does leaving a `with` block.
 
     `stats`: those of the packed batches so far, added up: tokens, tokens_unshared, patches_encoded, ….
     """
@@ -55,29 +55,24 @@ class Used:
     def __enter__(self) -> Any:
         return self.engine
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 
-def use(engine: Any) -> Used:
+def use(engine: Any) -> EngineHandle:
     """Let an initialized verl FSDP engine compute logprobs, losses and gradients through mmpack, from now on.
 
     `use(engine)` for good, `with use(engine): …`, or `handle.stop()`. In a configuration:
     `actor_rollout_ref.model.external_lib=mmpack.adapters.verl.enable`. verl's own functions are not replaced.
-    Raises: ModelError where verl would go round mmpack's attention (use_remove_padding of Qwen2-VL and Qwen2.5-VL,
-    Ulysses, fused kernels), and for an engine in use already; LayoutError (MM006) for an unknown family.
+    Raises: ModelError where verl would bypass mmpack's attention (use_remove_padding of Qwen2-VL and Qwen2.5-VL,
+    Ulysses, fused kernels), and for an engine that is used already; LayoutError (MM006) for an unknown family.
     """
-    if isinstance(getattr(vars(engine).get("forward_step"), "__self__", None), Used):
+    if isinstance(getattr(vars(engine).get("forward_step"), "__self__", None), EngineHandle):
         raise ModelError(
             "verl engine: mmpack computes for it already. Fix: stop() the first use, or keep it"
         )
     refuse_unsupported(engine)
-    return Used(engine)
+    return EngineHandle(engine)
 
 
 def refuse_unsupported(engine: Any) -> None:
@@ -147,11 +142,11 @@ def forward_step(
 def samples_of(micro_batch: Any, family: Family) -> list[Sample]:
     """The rows of a worker's TensorDict: nested ids and positions, every response token scored, as verl does.
 
-    (response_mask and the loss are verl's.) Raises: ModelError without responses.
+    `response_mask` and the loss are verl's. Raises: ModelError without responses.
     """
     if "responses" not in micro_batch:
         raise ModelError(
-            "verl engine: the batch has no responses. Fix: use mmpack for actor and reference alone"
+            "verl engine: the batch has no responses. Fix: use mmpack for actor and reference only"
         )
     inputs = micro_batch.get("multi_modal_inputs", None)
     positions = micro_batch["position_ids"]
@@ -194,7 +189,7 @@ def _response_lengths(micro_batch: Any) -> list[int]:
 def _logprobs(
     engine: Any, batch: PackedBatch, temperature: float, entropy: bool
 ) -> dict[str, torch.Tensor]:
-    """log_probs [N], and entropy [N] if asked for. Logits are made of the rows that are read, and of no other."""
+    """log_probs [N], and entropy [N] if asked for. Only the rows that are read get logits."""
     model = _model(engine)
     head = model.get_output_embeddings()
     rows = batch.loss_rows_unique.long()

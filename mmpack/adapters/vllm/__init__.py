@@ -9,11 +9,9 @@ with needs("vllm", __name__):
 from mmpack.adapters.vllm.cache import cached_media
 from mmpack.adapters.vllm.engine import VllmEngine, load_vllm
 from mmpack.adapters.vllm.samples import from_batch, from_samples, to_samples
-from mmpack.adapters.vllm.traps import TRAPS
 from mmpack.adapters.vllm.weights import engine_checksums, unlike_weights, weight_checksums
 
 __all__ = [
-    "TRAPS",
     "VllmEngine",
     "cached_media",
     "engine_checksums",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmpack.adapters.processed_media import GRIDS
 from mmpack.errors import ArgumentError, BackendError
 
-GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}  # vLLM's names of them
 FIX = "cached=cached_media(llm), or inputs of render_cmpl(prompts, skip_mm_cache=True)"
 
 

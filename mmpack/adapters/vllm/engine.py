@@ -32,7 +32,7 @@ from mmpack.video.hand_over import hf_metadata
 
 POSITION_RULE = "max"  # of vLLM's get_mrope_input_positions, where a family has more than one
 LOGPROBS_MODE = "raw_logprobs"
-LONGEST = 4096  # tokens of a prompt and its response, unless told otherwise
+LONGEST = 4096  # tokens of a prompt and its response, where max_model_len is None
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights and positions are asked of the model itself
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -126,7 +126,7 @@ class VllmEngine:
         self.close()
 
     def close(self) -> None:
-        """Give the weights and the KV cache back; once closed, nothing."""
+        """Give the weights and the KV cache back. A second call does nothing."""
         if hasattr(self, "llm"):
             self.llm.llm_engine.engine_core.shutdown()
             del self.llm
@@ -285,7 +285,7 @@ class VllmEngine:
         self.llm.reset_prefix_cache()
 
     def _generate(self, inputs: Sequence[Any], params: Any, together: bool) -> list[Any]:
-        """RequestOutputs in order. Not by `LLM.generate`, which drops the media of an engine input without a word."""
+        """RequestOutputs in order. Not by `LLM.generate`, which drops the media of an engine input without an error."""
         outputs: list[Any] = []
         for batch in [inputs] if together else [[one] for one in inputs]:
             for one in batch:

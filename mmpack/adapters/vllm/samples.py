@@ -14,27 +14,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.adapters.vllm.cache import GRIDS, item_of, items_of
-from mmpack.errors import ArgumentError, SchemaError
-from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
+from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_medium
+from mmpack.adapters.row_sample import continued_positions
+from mmpack.adapters.vllm.cache import item_of, items_of
+from mmpack.errors import ArgumentError
+from mmpack.layout.fingerprint import content_hash, fingerprint
+from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
+from mmpack.layout.occurrences import Placed, spans_of
 from mmpack.packing.batch import PackedBatch
+from mmpack.packing.media import held_pixels
 from mmpack.processors.settings import text_hash
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
-from mmpack.schema.rules import Problem
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan, PolicyVersion
 
-# vLLM's names of a medium's pixels and seconds; of its grid: GRIDS
-PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-SECONDS = "second_per_grid_ts"
 LOGPROB_KINDS = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 _FINISHED = {"stop": "stop", "length": "length", "abort": "abort"}
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    *("frequency_penalty", "presence_penalty"),
-)
 Run = tuple[int, int, Medium]  # start, stop, what the placeholders stand for
 
 
@@ -52,15 +49,15 @@ def to_samples(
     media: Sequence[Mapping[str, Sequence[Any]]] | None = None,
     cached: Mapping[str, Any] | None = None,
 ) -> list[Sample]:
-    """One sample for each completion of each RequestOutput.
+    """One sample per completion of each RequestOutput.
 
     Args:
         outputs: what `LLM.generate` returned.
-        inputs: what `llm.renderer.render_cmpl(prompts)` made, one an output.
-        prompts: dicts with `multi_modal_data`, one an output; content hashes are of what is in them.
-        sampling: the SamplingParams, one for all or one an output.
+        inputs: what `llm.renderer.render_cmpl(prompts)` made, one per output.
+        prompts: dicts with `multi_modal_data`, one per output; content hashes are of what is in them.
+        sampling: the SamplingParams, one for all or one per output.
         processor: `wrap_processor` of the engine's own processor: its settings are recorded.
-        group_ids: one an output; by default its request_id. Samples are called `<group_id>/<k>`, k counting up.
+        group_ids: one per output; by default its request_id. Samples are called `<group_id>/<k>`, k counting up.
         positions: int64 [3, P] and rope delta of each prompt, as the engine's model computes them.
         logprobs_mode: the engine's. `raw_logprobs` are of the model, before temperature, top-p and penalties.
         engine: what else is known of the engine; goes to `metadata["engine"]`.
@@ -85,25 +82,28 @@ def to_samples(
     if len(lengths) > 1:
         raise ArgumentError(
             f"to_samples: {len(outputs)} outputs, {len(inputs)} inputs, {len(prompts)} prompts, "
-            f"{len(per_output)} sampling, {len(groups)} groups, {len(places)} positions. Fix: one each an output"
+            f"{len(per_output)} sampling, {len(groups)} groups, {len(places)} positions. Fix: one of each per output"
         )
     known = items_of(inputs, cached or {})
     settings = processor.settings
     kind = LOGPROB_KINDS[logprobs_mode]
-    count: dict[str, int] = {}
+    sample_ids = iter(
+        numbered_in_groups(
+            [g for g, output in zip(groups, outputs, strict=True) for _ in output.outputs]
+        )
+    )
     out = []
     for output, given, own, params, group, place in zip(
         outputs, inputs, handed, per_output, groups, places, strict=True
     ):
         found, spans = _media(given, own, known, processor, settings)
-        for completion in output.outputs:
-            k = count[group] = count.get(group, -1) + 1
-            out.append(
-                _sample(
-                    *(f"{group}/{k}", group, output, completion, found, spans),
-                    *(place, settings, params, kind, processor.tokenizer, engine),
-                )
+        out += [
+            _sample(
+                *(next(sample_ids), group, output, completion, found, spans),
+                *(place, settings, params, kind, processor.tokenizer, engine),
             )
+            for completion in output.outputs
+        ]
     return out
 
 
@@ -119,7 +119,7 @@ def from_samples(samples: Sequence[Sample], responses: bool = True) -> list[Any]
 
 
 def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
-    """`from_samples` of a packed batch, shared prefixes included: one engine input a sample, in the batch's order."""
+    """`from_samples` of a packed batch, shared prefixes included: one engine input per sample, in the batch's order."""
     rows = batch.input_ids.shape[0]
     medium = np.full(rows, -1)
     begin = np.zeros(rows, dtype=np.int64)
@@ -160,7 +160,7 @@ def _runs(sample: Sample, responses: bool) -> list[Run]:
 
 
 def _engine_input(ids: np.ndarray, runs: Sequence[Run]) -> Any:
-    """vLLM's TokensInput or MultiModalInput. A video of several runs (one a temporal patch) is one item."""
+    """vLLM's TokensInput or MultiModalInput. A video of several runs (one per temporal patch) is one item."""
     from transformers import BatchFeature
     from vllm.inputs import mm_input, tokens_input
     from vllm.multimodal.inputs import (
@@ -181,15 +181,11 @@ def _engine_input(ids: np.ndarray, runs: Sequence[Run]) -> Any:
         if not items:
             continue
         media = [medium for _, medium in items]
-        for m in media:
-            if m.pixel_values is None:
-                raise SchemaError(
-                    [Problem("MM404", m.media_id, "pixel_values", "is missing")], "from_samples"
-                )
+        pixels = held_pixels(media, "from_samples")
         grids = torch.tensor([m.grid_thw for m in media])
         data[GRIDS[modality]] = grids
         config[GRIDS[modality]] = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
-        data[PIXELS[modality]] = torch.cat([torch.as_tensor(m.pixel_values) for m in media])
+        data[PIXELS[modality]] = torch.cat([torch.as_tensor(p) for p in pixels])
         config[PIXELS[modality]] = MultiModalFieldConfig.flat_from_sizes(modality, grids.prod(-1))
         seconds = [m.second_per_grid_ts for m in media]
         if None not in seconds:  # only videos have them, and not of every family
@@ -234,7 +230,7 @@ def _media(
     """The distinct media of an engine input in order of appearance, and the spans of their placeholders."""
     if given["type"] != "multimodal":
         return [], []
-    places = []
+    found: list[Placed] = []
     for modality, ranges in given["mm_placeholders"].items():
         handed = own.get(modality)
         handed = handed if isinstance(handed, list) else [handed]
@@ -242,19 +238,10 @@ def _media(
             item = item_of(given, modality, k, known, "to_samples")
             digest = given["mm_hashes"][modality][k]
             medium = _medium(modality, item, digest, handed[k], processor, settings)
-            places.append((where, medium))
-    places.sort(key=lambda place: place[0].offset)
-    media: dict[tuple[str, float | None], Medium] = {}
-    spans = []
-    for where, medium in places:
-        key = medium.cache_key, medium.second_per_grid_ts  # which moves positions, not embeddings
-        media.setdefault(key, medium)
-        index = list(media).index(key)
-        embeds = where.extract_embeds_range()  # the last index is inside
-        for k, (first, last) in enumerate(embeds):
-            frame = k if len(embeds) > 1 else None
-            spans.append(ModalitySpan(int(first), int(last) + 1, medium.modality, index, frame))
-    return list(media.values()), spans
+            ranges_of = where.extract_embeds_range()  # inclusive of the last index
+            found.append((medium, [(int(a), int(b) + 1) for a, b in ranges_of]))
+    found.sort(key=lambda placed: placed[1][0])
+    return spans_of(found, processor.family)
 
 
 def _medium(
@@ -272,21 +259,14 @@ def _medium(
     else:
         clip = handed
         if not isinstance(clip, Clip):
-            told = handed if isinstance(handed, tuple) else (handed, {"fps": None})
-            clip = processor.clip(told, "to_samples")
+            video = handed if isinstance(handed, tuple) else (handed, {"fps": None})
+            clip = processor.clip(video, "to_samples")
         content, known = clip.content_hash, clip.plan.medium_fields() | clip.known
         known[SECONDS] = clip.seconds(float(item[SECONDS].data) if SECONDS in item else None)
     t, h, w = (int(n) for n in item[GRIDS[modality]].data)
-    derived = {
-        "media_id": f"{modality}:{content[:16]}",
-        "modality": modality,
-        "cache_key": cache_key(content, (t, h, w), settings[modality]),
-        "grid_thw": (t, h, w),
-        "num_tokens": processor.family.vision_tokens((t, h, w)),
-        "content_hash": content,
-        "metadata": known.get("metadata", {}) | {"vllm_hash": digest},
-    }
-    medium = Medium(**(known | derived))
+    tokens = processor.family.vision_tokens((t, h, w))
+    known["metadata"] = known.get("metadata", {}) | {"vllm_hash": digest}
+    medium = described_medium(modality, content, (t, h, w), tokens, settings, known)
     medium.pixel_values = _normalised(item[PIXELS[modality]].data, settings[modality])
     return medium
 
@@ -337,12 +317,12 @@ def _sample(
         media=media,
         modality_spans=spans,
         loss_spans=[LossSpan(start, len(ids), turn=0)],
-        position_ids=None if place is None else _positions(*place, len(ids)),
+        position_ids=None if place is None else continued_positions(*place, len(ids)),
         attention_mask=np.ones(len(ids), dtype=np.int8),
         processor=settings,
         processor_fingerprint=fingerprint(settings),
         rollout_logprobs=logprobs,
-        sampling={name: getattr(params, name) for name in _SAMPLING}
+        sampling={name: getattr(params, name) for name in SAMPLING_NAMES}
         | {"seed": params.seed, "logprobs": kind},
         finish_reason=_FINISHED.get(completion.finish_reason),
         policy_versions=versions or None,
@@ -359,13 +339,6 @@ def _sample(
             },
         },
     )
-
-
-def _positions(prompt: np.ndarray, delta: int, length: int) -> np.ndarray:
-    """int64 [3, length]: the prompt's, then one a step past the rope delta."""
-    steps = np.arange(prompt.shape[1], length) + delta
-    decoded = np.broadcast_to(steps, (len(prompt), len(steps)))
-    return np.concatenate([prompt, decoded], axis=1).astype(np.int64)
 
 
 def _logprobs(

@@ -1,7 +1,7 @@
-"""Are the engine's weights the trainer's? A checksum a tensor on both sides, under the trainer's names.
+"""Are the engine's weights the trainer's? One checksum per tensor on both sides, under the trainer's names.
 
 vLLM fuses projections (q, k and v into one tensor; gate and up into another) and, on a CPU, packs matrices into the
-layout of its matrix product and frees them. The first are cut apart again; the second are read back through the product
+layout of its matrix product and frees them. The first are split again; the second are read back through the product
 itself, which with the identity returns the matrix that the engine really multiplies by, bit for bit.
 """
 
@@ -28,7 +28,13 @@ def weight_checksums(
 
 
 def unlike_weights(trainer: Mapping[str, str], engine: Mapping[str, str]) -> list[str]:
-    """Names whose checksums differ, or that one side alone has, in the trainer's order."""
+    """Names whose checksums differ, or that only one side has, in the trainer's order.
+
+    Example:
+        >>> from mmpack.adapters.vllm import unlike_weights
+        >>> unlike_weights({"a": "1f", "b": "2e"}, {"a": "1f", "b": "3d", "c": "4c"})
+        ['b', 'c']
+    """
     names = dict.fromkeys([*trainer, *engine])
     return [name for name in names if trainer.get(name) != engine.get(name)]
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from mmpack.adapters.exchange import media_of_inputs, name_pictures, row_sample
+from mmpack.adapters.processed_media import media_of_inputs, name_images
+from mmpack.adapters.row_sample import row_sample
 from mmpack.schema.sample import Sample
 from mmpack.smoke.matrix.fixture import SAMPLING, Fixture, meta_model
 
@@ -28,7 +29,7 @@ def matrix_trace(fixture: Fixture) -> list[Sample]:
             ids, mm_token_type_ids=kinds, image_grid_thw=prompt["image_grid_thw"]
         )
         media = media_of_inputs(prompt, fixture.processor.family, "transformers")
-        name_pictures(media, fixture.pictures[number], fixture.processor, "transformers")
+        name_images(media, fixture.pictures[number], fixture.processor, "transformers")
         out.append(
             row_sample(
                 "transformers",

@@ -1,4 +1,4 @@
-"""What a trainer's forward passes ran, beside what TRL's padded rectangles would have."""
+"""What a trainer's forward passes ran, and what TRL's padded rectangles would have run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Work:
+class PassStats:
     """Sums over forward passes: rows of the text model, patches of the vision tower."""
 
     passes: int = 0
@@ -16,7 +16,7 @@ class Work:
     patches: int = 0
     patches_stock: int = 0
 
-    def add(self, other: Work) -> None:
+    def add(self, other: PassStats) -> None:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 

@@ -1,0 +1,58 @@
+"""What adapters check of what they are given: lists of one length, samples of one batch, masks, rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.packing.batch import Batch
+from mmpack.schema.sample import Sample
+
+
+def check_each(where: str, count: int, of: str, lists: Mapping[str, Any]) -> None:
+    """Raise ArgumentError unless each of `lists`, by name, has one entry per thing; None is no list.
+
+    Args: `count`, `of`: how many things there are, and what they are called.
+    """
+    for name, values in lists.items():
+        if values is not None and len(values) != count:
+            raise ArgumentError(
+                f"{where}: {name} has {len(values)} entries for {count} {of}. Fix: one each, in their order"
+            )
+
+
+def check_same(batch: Batch, samples: Sequence[Sample]) -> None:
+    """Raise ArgumentError unless `samples` are those of `batch`, in its order."""
+    counts = [s.num_loss_tokens for s in samples]
+    if [s.sample_id for s in samples] != batch.sample_ids or counts != batch.loss_counts:
+        raise ArgumentError(
+            "from_batch: samples are not those of the batch. Fix: pass them in its order"
+        )
+
+
+def check_samples(samples: Sequence[Sample], columns: Mapping[str, Sequence[Any]] | None) -> None:
+    """Raise ArgumentError for no samples, and for a column of `from_samples` without one entry per sample."""
+    if not samples:
+        raise ArgumentError("from_samples: no samples. Fix: pass at least one")
+    check_each("from_samples", len(samples), "samples", columns or {})
+
+
+def valid_tokens(mask: np.ndarray, where: str, fix: str) -> slice:
+    """The tokens that `mask` bool [L] keeps, from first to last. Raises: ArgumentError for a hole between them."""
+    kept = np.flatnonzero(mask)
+    start, stop = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
+    if stop - start != len(kept):
+        raise ArgumentError(f"{where}: attention_mask has a hole. Fix: {fix}")
+    return slice(start, stop)
+
+
+def refuse_reward_on_no_token(where: str) -> None:
+    """Raise LayoutError (MM305): the row has a reward and no response token to put it on."""
+    raise LayoutError(
+        f"{where} has a reward and no response token (empty_response). "
+        "Fix: drop rows without a response before rewards are given",
+        "MM305",
+    )
