@@ -13,7 +13,7 @@ from typing import Any
 
 from mmpack.errors import ArgumentError
 from mmpack.parity.causes import Decode, Hit, Pair, broken_rules, hits_of, rule_hits
-from mmpack.parity.columnar.compare import Alike
+from mmpack.parity.columnar.steps import Alike
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
     FIELDS,

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError
-from mmpack.parity.columnar.compare import Alike, Step, steps
+from mmpack.parity.columnar.steps import Alike, Step, steps
 from mmpack.schema.error_text import fail
-from mmpack.schema.fields import Array
 from mmpack.schema.sample import Sample
+from mmpack.schema.specs import Array
 from mmpack.schema.trace import TraceReader, read_trace
 
 WINDOW = 64

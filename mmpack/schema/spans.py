@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmpack.schema.error_text import fail
-from mmpack.schema.fields import COUNT_MAX, Float, Floats, Int, Json, Record, Spec, Str, column
+from mmpack.schema.fields import Record, column
+from mmpack.schema.specs import COUNT_MAX, Float, Floats, Int, Json, Spec, Str
 
 MODALITIES = ("image", "video")
 LOSS_KINDS = ("response", "action", "reasoning")

@@ -117,8 +117,8 @@ class TraceReader:
 
     def blocks(self, other: TraceReader | None = None) -> Iterator[Block]:
         """The rows of a Parquet trace, some at a time; see `read_blocks`. Raises TraceError."""
-        twin = None if other is None else other.path
-        return read_blocks(self.path, self.max_record_bytes, twin)
+        path = None if other is None else other.path
+        return read_blocks(self.path, self.max_record_bytes, path)
 
     def _records(self) -> Iterator[tuple[int, Any]]:
         if self.is_parquet:
