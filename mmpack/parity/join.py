@@ -19,7 +19,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.parity.columnar.steps import Alike, Step, steps
-from mmpack.schema.error_text import fail
+from mmpack.schema.error_text import trace_error
 from mmpack.schema.sample import Sample
 from mmpack.schema.specs import Array
 from mmpack.schema.trace import TraceReader, read_trace
@@ -155,7 +155,7 @@ class _Waiting:
 
     def refuse_duplicate(self, sample_id: str, matched: set[bytes]) -> None:
         if _digest(sample_id) in matched or self._holds(sample_id):
-            raise fail(f"{self.name}: sample_id {sample_id!r:.60}", "occurs twice", "MM007")
+            raise trace_error(f"{self.name}: sample_id {sample_id!r:.60}", "occurs twice", "MM007")
 
     def _holds(self, sample_id: str) -> bool:
         if sample_id in self.memory or self.disk is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mmpack.schema.error_text import fail
+from mmpack.schema.error_text import trace_error
 
 MAX_RECORDS = 32  # a file of any size may decode to so many records of the largest size
 # or to so many times its own bytes: JSON compresses 10 to 100 times, equal samples more
@@ -27,7 +27,7 @@ class Total:
         self.bytes += count
         if self.bytes > self.limit:
             why = f"decodes to more than {self.limit} bytes, the file has {self.file_bytes}"
-            raise fail(where, why, "MM010")
+            raise trace_error(where, why, "MM010")
 
     def add_items(self, count: int, where: str) -> None:
         """So many objects, lists and keys. Raises as `add` does."""
@@ -37,7 +37,7 @@ class Total:
             why = (
                 f"the file has more than {limit} objects, lists and keys in {self.file_bytes} bytes"
             )
-            raise fail(where, why, "MM010")
+            raise trace_error(where, why, "MM010")
 
 
 def checked_items(text: str, max_record_bytes: int, where: str) -> int:
@@ -47,5 +47,5 @@ def checked_items(text: str, max_record_bytes: int, where: str) -> int:
     if count > limit:
         count = sum(map(STRING.sub("", text).count, "[{:"))
     if count > limit:
-        raise fail(where, f"has more than {limit} objects, lists and keys", "MM010")
+        raise trace_error(where, f"has more than {limit} objects, lists and keys", "MM010")
     return count

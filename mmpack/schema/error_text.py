@@ -9,12 +9,12 @@ from mmpack.errors import TraceError
 from mmpack.schema.codes import RULES
 
 
-def fail(where: str, message: str, code: str = "MM003") -> TraceError:
+def trace_error(where: str, message: str, code: str = "MM003") -> TraceError:
     """The error of a record that breaks rule `code` at `where`: one line, with the rule's fix."""
     return TraceError(f"{where}: {message} ({code}). Fix: {RULES[code].fix}", code, where, message)
 
 
-def named(text: str) -> str:
+def escaped(text: str) -> str:
     """A name out of a file, safe to print: escaped and cut where it would break a line."""
     return text if text.isprintable() and len(text) <= 80 else ascii(text[:60])
 

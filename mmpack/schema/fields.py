@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mmpack.errors import TraceError
-from mmpack.schema.error_text import fail, named, shown
+from mmpack.schema.error_text import escaped, shown, trace_error
 from mmpack.schema.plain_json import check_json
 from mmpack.schema.specs import Spec
 
@@ -25,7 +25,7 @@ class Records(Spec):
 
     def read(self, value: Any, where: str) -> list[Any]:
         if not isinstance(value, (list, tuple)):
-            raise fail(where, f"expected an array of objects, found {shown(value)}")
+            raise trace_error(where, f"expected an array of objects, found {shown(value)}")
         return [self.cls.from_dict(item, f"{where}[{i}]") for i, item in enumerate(value)]
 
     def write(self, value: Any, numpy: bool) -> Any:
@@ -39,14 +39,14 @@ class Records(Spec):
     def checked(self, value: Any, where: str, faults: list[TraceError]) -> Any:
         if not isinstance(value, (list, tuple)):
             name = self.cls.__name__
-            faults.append(fail(where, f"is {shown(value)}, expected a list of {name}"))
+            faults.append(trace_error(where, f"is {shown(value)}, expected a list of {name}"))
             return value
         return [self._item(item, f"{where}[{i}]", faults) for i, item in enumerate(value)]
 
     def _item(self, value: Any, where: str, faults: list[TraceError]) -> Any:
         if isinstance(value, self.cls):
             return value.checked(where, faults)
-        faults.append(fail(where, f"is {shown(value)}, expected a {self.cls.__name__}"))
+        faults.append(trace_error(where, f"is {shown(value)}, expected a {self.cls.__name__}"))
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Record:
         """
         where = cls.__name__ if where is None else where
         if not isinstance(value, dict):
-            raise fail(where, f"expected an object, found {shown(value)}")
+            raise trace_error(where, f"expected an object, found {shown(value)}")
         columns = cls.columns()
         known: dict[str, Any] = {}
         for name, declared in columns.items():
@@ -92,11 +92,11 @@ class Record:
             if given is not None:
                 known[name] = declared.spec.read(given, f"{where}.{name}")
             elif declared.required:
-                raise fail(f"{where}.{name}", "is missing", "MM004")
+                raise trace_error(f"{where}.{name}", "is missing", "MM004")
         if not value.keys() <= columns.keys():
             unknown = {k: v for k, v in value.items() if k not in columns}
             for key, item in unknown.items():
-                check_json(item, f"{where}.{named(str(key))}")
+                check_json(item, f"{where}.{escaped(str(key))}")
             known["metadata"] = keep_unknown(known.get("metadata", {}), unknown)
         return cls(**known)
 
@@ -128,7 +128,7 @@ class Record:
         for name, declared in self.columns().items():
             value, at = self.__dict__.get(name), f"{where}{prefix}{name}"
             if value is None and declared.required:
-                faults.append(fail(at, "is missing", "MM004"))
+                faults.append(trace_error(at, "is missing", "MM004"))
             elif value is not None and not declared.spec.holds(value):
                 made = declared.spec.checked(value, at, faults)
                 changed |= {} if made is value else {name: made}

@@ -19,7 +19,7 @@ import numpy as np
 
 from mmpack.errors import require
 from mmpack.schema.bounds import Total, checked_items
-from mmpack.schema.error_text import fail, shown
+from mmpack.schema.error_text import shown, trace_error
 from mmpack.schema.fields import Records
 from mmpack.schema.jsonl import dump_json, parse_json
 from mmpack.schema.parquet_bounds import bounded, texts_of
@@ -65,7 +65,7 @@ class Block:
         if other is None or not self.left_out:
             return self
         if other.stamp != self.other:
-            raise fail(other.path, "was replaced while it was read", "MM001")
+            raise trace_error(other.path, "was replaced while it was read", "MM001")
         columns, lists = (
             mine | {n: c for n, c in theirs.items() if n in self.left_out}
             for mine, theirs in ((self.columns, other.columns), (self.lists, other.lists))
@@ -114,7 +114,7 @@ def read_blocks(
                     first += rows
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())[:200]
-        raise fail(f"{path}", f"can't be read as Parquet: {why}", "MM001") from None
+        raise trace_error(f"{path}", f"can't be read as Parquet: {why}", "MM001") from None
 
 
 def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -195,7 +195,7 @@ def _opened(path: Path, layout: _Layout) -> Any:
     try:
         _check_names(reader.schema_arrow.names, f"{path}")
         if stamp(os.stat(path)) != layout.stamp:
-            raise fail(f"{path}", "was replaced while it was read", "MM001")
+            raise trace_error(f"{path}", "was replaced while it was read", "MM001")
     except BaseException:
         reader.close()
         raise
@@ -219,18 +219,18 @@ def _blocks_of(reader: Any, layout: _Layout, group: int, start: Block) -> Iterat
             done += b - a
     if done != layout.rows[group]:
         why = f"has {done} rows, its footer says {layout.rows[group]}"
-        raise fail(where, why, "MM001")
+        raise trace_error(where, why, "MM001")
 
 
 def _check_names(names: list[str], where: str) -> None:
     wanted = [n for n, c in _columns() if c.required or n == "schema_version"]
     missing = [n for n in wanted if n not in names]
     if len(missing) == len(wanted):
-        raise fail(where, f"has no column of a trace, but {len(names)} others", "MM001")
+        raise trace_error(where, f"has no column of a trace, but {len(names)} others", "MM001")
     if missing:
-        raise fail(f"{where}: {missing[0]}", "has no column", "MM004")
+        raise trace_error(f"{where}: {missing[0]}", "has no column", "MM004")
     if len(set(names)) != len(names):
-        raise fail(where, "has two columns of one name")
+        raise trace_error(where, "has two columns of one name")
 
 
 def _text_sizes(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> np.ndarray:
@@ -287,7 +287,7 @@ def _arrays(column: Any, name: str, path: str, first: int) -> list[np.ndarray | 
         _refuse_nulls(values, [bounds], f"{path}: record", name, first)
         values, inner = _flat(values, where, pyarrow)
     if not (types.is_integer(values.type) or types.is_floating(values.type)):
-        raise fail(where, f"is a column of {column.type}, expected lists of numbers")
+        raise trace_error(where, f"is a column of {column.type}, expected lists of numbers")
     _refuse_nulls(
         values, [bounds] if inner is None else [inner, bounds], f"{path}: record", name, first
     )
@@ -302,7 +302,7 @@ def _arrays(column: Any, name: str, path: str, first: int) -> list[np.ndarray | 
         else:
             widths = np.diff(inner[start : stop + 1])
             if (widths != widths[:1]).any():
-                raise fail(
+                raise trace_error(
                     f"{path}: record {first + i}.{name}", "has rows of unlike length", "MM008"
                 )
             row = flat[inner[start] : inner[stop]]
@@ -315,7 +315,7 @@ def _flat(column: Any, where: str, pyarrow: ModuleType) -> tuple[Any, np.ndarray
     if pyarrow.types.is_fixed_size_list(column.type):
         column = column.cast(pyarrow.list_(column.type.value_type))
     if not (pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type)):
-        raise fail(where, f"is a column of {column.type}, expected lists of numbers")
+        raise trace_error(where, f"is a column of {column.type}, expected lists of numbers")
     bounds = column.offsets.to_numpy(zero_copy_only=True)
     start, stop = int(bounds[0]), int(bounds[-1])
     return column.values.slice(start, stop - start), bounds - start
@@ -326,7 +326,7 @@ def _refuse_nulls(values: Any, levels: list[np.ndarray], where: str, name: str, 
         at = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
         for offsets in levels:
             at = int(np.searchsorted(offsets, at, "right")) - 1
-        raise fail(f"{where} {first + at}.{name}", "has a null among its values")
+        raise trace_error(f"{where} {first + at}.{name}", "has a null among its values")
 
 
 def _check_size(record: dict[str, Any], limit: int, where: str) -> None:
@@ -336,7 +336,7 @@ def _check_size(record: dict[str, Any], limit: int, where: str) -> None:
         if isinstance(v, (np.ndarray, str))
     )
     if size > limit:
-        raise fail(where, f"is larger than {limit} bytes", "MM010")
+        raise trace_error(where, f"is larger than {limit} bytes", "MM010")
 
 
 def _parsed(record: dict[str, Any], max_record_bytes: int, where: str) -> dict[str, Any]:
@@ -350,12 +350,12 @@ def _parsed(record: dict[str, Any], max_record_bytes: int, where: str) -> dict[s
 def parse_text(text: Any, max_record_bytes: int, where: str) -> Any:
     """The JSON value of a text column's entry. Raises TraceError (MM003, MM010)."""
     if not isinstance(text, str):
-        raise fail(where, f"expected JSON text, found {shown(text)}")
+        raise trace_error(where, f"expected JSON text, found {shown(text)}")
     checked_items(text, max_record_bytes, where)
     try:
         return parse_json(text, where)
     except json.JSONDecodeError as error:
-        raise fail(where, f"is not JSON at column {error.colno}: {error.msg}") from None
+        raise trace_error(where, f"is not JSON at column {error.colno}: {error.msg}") from None
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ def _to_arrow(name: str, values: list[Any], pyarrow: ModuleType) -> Any:
         except UnicodeEncodeError:
             bad = next(v for v in values if isinstance(v, str) and not _is_utf8(v))
             why = f"{shown(bad)} has half a surrogate pair, Parquet can't hold it"
-            raise fail(f"write_trace: {name}", why) from None
+            raise trace_error(f"write_trace: {name}", why) from None
     missing = pyarrow.array([v is None for v in values])
     rows = [
         np.zeros((0,) * (1 if spec.rows is None else 2), spec.dtype) if v is None else v

@@ -8,7 +8,7 @@ from typing import IO
 import numpy as np
 
 from mmpack.schema.bounds import Total
-from mmpack.schema.error_text import fail, named
+from mmpack.schema.error_text import escaped, trace_error
 from mmpack.schema.parquet_pages import Chunk
 from mmpack.schema.parquet_rows import row_lengths
 
@@ -46,10 +46,10 @@ def bounded(
         for chunk in chunks:
             if chunk.largest_page > PAGE_RECORDS * max_record_bytes:
                 why = f"has a page of {chunk.largest_page} bytes, more than {PAGE_RECORDS} records of the largest size"
-                raise fail(f"{place}, {named(chunk.name)}", why, "MM010")
+                raise trace_error(f"{place}, {escaped(chunk.name)}", why, "MM010")
             total.add(_decoded_bytes(chunk), place)
         if chunks and len(chunks) != len(levels):
-            raise fail(place, f"has {len(chunks)} columns of {len(levels)}", "MM001")
+            raise trace_error(place, f"has {len(chunks)} columns of {len(levels)}", "MM001")
         sizes = np.zeros(0, np.int64)  # bytes of each row, of the columns that may hold a large one
         for chunk, level in zip(chunks, levels, strict=False):
             width = WIDTHS.get(chunk.kind, 8)
@@ -58,7 +58,7 @@ def bounded(
                 longest = int(lengths.argmax())
                 if lengths[longest] * width > max_record_bytes:
                     why = f"is larger than {max_record_bytes} bytes"
-                    raise fail(f"{where}: record {first + longest}", why, "MM010")
+                    raise trace_error(f"{where}: record {first + longest}", why, "MM010")
                 more = lengths * (width + LEVEL_BYTES)
                 sizes = sizes + more if len(sizes) else more
         out.append(_batch_rows(rows, chunks, texts, batch_bytes, sizes, max_record_bytes))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from mmpack.schema.error_text import fail
+from mmpack.schema.error_text import trace_error
 from mmpack.schema.parquet_pages import chunk_range, naming_broken, read_footer
 
 PIECE_BYTES = 2**20
@@ -66,7 +66,9 @@ def _opened(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except OSError as error:
-        raise fail(f"{path}", f"can't be read as Parquet: {error.strerror}", "MM001") from None
+        raise trace_error(
+            f"{path}", f"can't be read as Parquet: {error.strerror}", "MM001"
+        ) from None
 
 
 def _equal_columns(

@@ -13,7 +13,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.families import FAMILIES
-from mmpack.schema.error_text import fail, safe_repr, shown
+from mmpack.schema.error_text import safe_repr, shown, trace_error
 from mmpack.schema.fields import Record, Records, column, keep_unknown
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import (
@@ -42,7 +42,9 @@ class Version(Str):
     def read(self, value: Any, where: str) -> str:
         if not (isinstance(value, str) and value in self.choices):
             known = " or ".join(map(repr, self.choices))
-            raise fail(where, f"{shown(value)} is unknown, this mmpack reads {known}", "MM005")
+            raise trace_error(
+                where, f"{shown(value)} is unknown, this mmpack reads {known}", "MM005"
+            )
         return value
 
 
@@ -126,7 +128,7 @@ class Sample(Record):
         if isinstance(value, dict):  # the version first: another one may have other fields
             version = value.get("schema_version")
             if version is None:
-                raise fail(f"{where}.schema_version", "is missing", "MM004")
+                raise trace_error(f"{where}.schema_version", "is missing", "MM004")
             cls.columns()["schema_version"].spec.read(version, f"{where}.schema_version")
         sample: Sample = super().from_dict(value, where)
         for fault in shape_faults(sample, f"{where}."):
@@ -192,7 +194,7 @@ def shape_faults(sample: Sample, prefix: str = "") -> Iterator[TraceError]:
         array = getattr(sample, name)
         if array is not None and array.shape != shape:
             why = f"has shape {list(array.shape)}, expected {list(shape)}"
-            yield fail(f"{prefix}{name}", why, "MM008")
+            yield trace_error(f"{prefix}{name}", why, "MM008")
 
 
 def as_samples(given: Any, what: str) -> list[Sample]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mmpack.schema.error_text import fail
+from mmpack.schema.error_text import trace_error
 from mmpack.schema.fields import Record, column
 from mmpack.schema.specs import COUNT_MAX, Float, Floats, Int, Json, Spec, Str
 
@@ -122,7 +122,7 @@ class ScopeSpec(Spec):
                 return {key: Int().read(inner, f"{where}.{key}")}
             if key == "span" and isinstance(inner, (list, tuple)) and len(inner) == 2:
                 return {key: [Int().read(v, f"{where}.{key}[{i}]") for i, v in enumerate(inner)]}
-        raise fail(
+        raise trace_error(
             where, 'expected "sequence", {"turn": k}, {"region": k} or {"span": [start, stop]}'
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import TraceError
-from mmpack.schema.error_text import fail, shown
+from mmpack.schema.error_text import shown, trace_error
 from mmpack.schema.plain_json import check_json
 
 INT_MAX = 2**53 - 1  # what JSON carries exactly
@@ -43,7 +43,7 @@ class Spec:
             faults.append(error)
         except Exception as error:  # of a foreign object, which may raise anything
             why = f"a value of type {type(value).__name__} that raises {type(error).__name__}"
-            faults.append(fail(where, f"is {why}"))
+            faults.append(trace_error(where, f"is {why}"))
         return value
 
     def write(self, value: Any, numpy: bool) -> Any:
@@ -78,9 +78,9 @@ class Int(Spec):
         if isinstance(value, np.integer):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise fail(where, f"expected an integer, found {shown(value)}")
+            raise trace_error(where, f"expected an integer, found {shown(value)}")
         if not self.low <= value <= self.high:
-            raise fail(where, f"{shown(value)} is outside [{self.low}, {self.high}]")
+            raise trace_error(where, f"{shown(value)} is outside [{self.low}, {self.high}]")
         return value
 
     def holds(self, value: Any) -> bool:
@@ -102,11 +102,11 @@ class Float(Spec):
         if isinstance(value, (np.floating, np.integer)):
             value = value.item()
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise fail(where, f"expected a number, found {shown(value)}")
+            raise trace_error(where, f"expected a number, found {shown(value)}")
         if isinstance(value, int) and abs(value) > INT_MAX:
-            raise fail(where, f"{shown(value)} is too large for a number")
+            raise trace_error(where, f"{shown(value)} is too large for a number")
         if not math.isfinite(value):
-            raise fail(where, f"{value} is not a finite number", "MM009")
+            raise trace_error(where, f"{value} is not a finite number", "MM009")
         return float(value)
 
     def holds(self, value: Any) -> bool:
@@ -131,11 +131,13 @@ class Str(Spec):
 
     def read(self, value: Any, where: str) -> str:
         if not isinstance(value, str):
-            raise fail(where, f"expected a string, found {shown(value)}")
+            raise trace_error(where, f"expected a string, found {shown(value)}")
         if self.choices and value not in self.choices:
-            raise fail(where, f"{shown(value)} is none of {', '.join(self.choices)}", self.code)
+            raise trace_error(
+                where, f"{shown(value)} is none of {', '.join(self.choices)}", self.code
+            )
         if self.pattern and not re.search(self.pattern, value):
-            raise fail(where, f"{shown(value)} does not match {self.pattern}")
+            raise trace_error(where, f"{shown(value)} does not match {self.pattern}")
         return value
 
     def holds(self, value: Any) -> bool:
@@ -241,7 +243,7 @@ class Array(Spec):
         if not isinstance(value, np.ndarray) or value.dtype != self.dtype:
             found = getattr(value, "dtype", None)
             found = found if isinstance(found, np.dtype) else type(value).__name__
-            faults.append(fail(where, f"is {found}, expected a numpy array of {self.dtype}"))
+            faults.append(trace_error(where, f"is {found}, expected a numpy array of {self.dtype}"))
             return value
         array = np.asarray(value)  # of a subclass
         try:
@@ -260,9 +262,11 @@ class Array(Spec):
 
     def _check(self, array: np.ndarray, where: str) -> None:
         if array.ndim != (1 if self.rows is None else 2):
-            raise fail(where, f"expected {self._shape()}, found shape {list(array.shape)}", "MM008")
+            raise trace_error(
+                where, f"expected {self._shape()}, found shape {list(array.shape)}", "MM008"
+            )
         if self.rows and array.shape[0] != self.rows:
-            raise fail(where, f"expected {self.rows} rows, found {array.shape[0]}", "MM008")
+            raise trace_error(where, f"expected {self.rows} rows, found {array.shape[0]}", "MM008")
         self._check_values(array, where)
 
     def _check_values(self, array: np.ndarray, where: str) -> None:
@@ -271,46 +275,46 @@ class Array(Spec):
         flat = array.reshape(-1)
         if self.dtype.startswith("int"):
             if flat.dtype.kind not in "iu":
-                raise fail(where, f"expected integers, found values of type {flat.dtype}")
+                raise trace_error(where, f"expected integers, found values of type {flat.dtype}")
             if self.low is not None and flat.min() < self.low:
                 at = int(flat.argmin())
             elif self.high is not None and flat.max() > self.high:
                 at = int(flat.argmax())
             else:
                 return
-            raise fail(f"{where}[{at}]", f"{flat[at]} is outside [{self.low}, {self.high}]")
+            raise trace_error(f"{where}[{at}]", f"{flat[at]} is outside [{self.low}, {self.high}]")
         if flat.dtype.kind not in "iuf":
-            raise fail(where, f"expected numbers, found values of type {flat.dtype}")
+            raise trace_error(where, f"expected numbers, found values of type {flat.dtype}")
         finite = np.isfinite(flat)
         if not finite.all():
             at = int(finite.argmin())
-            raise fail(f"{where}[{at}]", f"{flat[at]} is not a finite number", "MM009")
+            raise trace_error(f"{where}[{at}]", f"{flat[at]} is not a finite number", "MM009")
         if np.finfo(self.dtype).max < max(flat.max(), -flat.min()):
-            raise fail(where, f"holds a number too large for {self.dtype}")
+            raise trace_error(where, f"holds a number too large for {self.dtype}")
 
     def _from_list(self, value: Any, where: str) -> np.ndarray:
         if not isinstance(value, (list, tuple)):
-            raise fail(where, f"expected {self._shape()}, found {shown(value)}")
+            raise trace_error(where, f"expected {self._shape()}, found {shown(value)}")
         rows = [value] if self.rows is None else value
         for i, row in enumerate(rows):
             at = where if self.rows is None else f"{where}[{i}]"
             if not isinstance(row, (list, tuple, np.ndarray)):
-                raise fail(at, f"expected an array, found {shown(row)}")
+                raise trace_error(at, f"expected an array, found {shown(row)}")
             if isinstance(row, np.ndarray) and (row.ndim != 1 or row.dtype.kind not in "iuf"):
                 why = f"values of type {row.dtype} and shape {list(row.shape)}"
-                raise fail(at, f"expected numbers [n], found {why}")
+                raise trace_error(at, f"expected numbers [n], found {why}")
             if len(row) != len(rows[0]):
-                raise fail(at, f"has {len(row)} values, row 0 has {len(rows[0])}", "MM008")
+                raise trace_error(at, f"has {len(row)} values, row 0 has {len(rows[0])}", "MM008")
             if not isinstance(row, np.ndarray):
                 wanted = {int} if self.dtype.startswith("int") else {int, float}
                 if not set(map(type, row)) <= wanted:
                     kind = "an integer" if wanted == {int} else "a number"
                     j, odd = next((j, v) for j, v in enumerate(row) if type(v) not in wanted)
-                    raise fail(f"{at}[{j}]", f"expected {kind}, found {shown(odd)}")
+                    raise trace_error(f"{at}[{j}]", f"expected {kind}, found {shown(odd)}")
         try:
             array = np.asarray(value, dtype="int64" if self.dtype.startswith("int") else "float64")
         except OverflowError:
-            raise fail(where, "holds an integer beyond 64 bits") from None
+            raise trace_error(where, "holds an integer beyond 64 bits") from None
         return array.reshape(0, 0) if self.rows is not None and not rows else array
 
     def _shape(self) -> str:
@@ -351,7 +355,7 @@ class Json(Spec):
 
     def read(self, value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise fail(where, f"expected an object, found {shown(value)}")
+            raise trace_error(where, f"expected an object, found {shown(value)}")
         check_json(value, where)
         return value
 
@@ -365,9 +369,9 @@ class Json(Spec):
 
 def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple, np.ndarray)):
-        raise fail(where, f"expected an array, found {shown(value)}")
+        raise trace_error(where, f"expected an array, found {shown(value)}")
     if length is not None and len(value) != length:
-        raise fail(where, f"expected {length} values, found {len(value)}", "MM008")
+        raise trace_error(where, f"expected {length} values, found {len(value)}", "MM008")
     return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(value))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.files import replaced
-from mmpack.schema.error_text import fail, named
+from mmpack.schema.error_text import escaped, trace_error
 from mmpack.schema.jsonl import read_jsonl, write_jsonl
 from mmpack.schema.parquet import Block, read_blocks, read_parquet, write_parquet
 from mmpack.schema.sample import Sample
@@ -45,12 +45,12 @@ def read_trace(
     try:
         if not source.is_file():
             why = "is not a file" if source.exists() else "does not exist"
-            raise fail(f"{source}", why, "MM001")
+            raise trace_error(f"{source}", why, "MM001")
         allowed = os.access(source, os.R_OK)
     except PermissionError:  # of a folder above it
         allowed = False
     if not allowed:
-        raise fail(f"{source}", "may not be read by this user", "MM001")
+        raise trace_error(f"{source}", "may not be read by this user", "MM001")
     return TraceReader(source, media, max_record_bytes)
 
 
@@ -152,7 +152,7 @@ class Ids:
 
 
 def repeated_id(sample_id: str, where: str) -> TraceError:
-    return fail(f"{where}.sample_id", f"{named(sample_id)} occurs before", "MM007")
+    return trace_error(f"{where}.sample_id", f"{escaped(sample_id)} occurs before", "MM007")
 
 
 def _path_of(path: Any, what: str) -> Path:
@@ -167,4 +167,4 @@ def _format_of(path: Path) -> str:
     for kind in FORMATS:
         if path.name.endswith(kind):
             return kind
-    raise fail(f"{path}", f"has no name of a trace ({', '.join(FORMATS)})", "MM001")
+    raise trace_error(f"{path}", f"has no name of a trace ({', '.join(FORMATS)})", "MM001")

@@ -13,7 +13,7 @@ from mmpack.families import FAMILIES
 from mmpack.schema.codes import RULES
 from mmpack.schema.columns.readable import readable
 from mmpack.schema.columns.table import Table
-from mmpack.schema.error_text import named, shown
+from mmpack.schema.error_text import escaped, shown
 from mmpack.schema.rules.arrays import ARRAYS
 from mmpack.schema.rules.context import CONTEXT
 from mmpack.schema.rules.loss import LOSS
@@ -41,7 +41,7 @@ class Problem:
         return RULES[self.code].fix
 
     def __str__(self) -> str:
-        where = f"{named(self.sample_id)}.{self.field}" if self.field else named(self.sample_id)
+        where = f"{escaped(self.sample_id)}.{self.field}" if self.field else escaped(self.sample_id)
         return f"{where} {self.message} ({self.code}). Fix: {self.fix}"
 
 
@@ -122,5 +122,5 @@ def _unreadable(samples: Any, error: Exception, place: str) -> Problem:
         return Problem(error.code, error.where or place, "", error.why)
     if not isinstance(samples, Iterable):
         return Problem("MM003", "samples", "", f"is {shown(samples)}, expected Samples")
-    why = named(" ".join(str(error).split())[:80])
+    why = escaped(" ".join(str(error).split())[:80])
     return Problem("MM003", place, "", f"can't be had: {type(error).__name__}: {why}")
