@@ -311,7 +311,7 @@ def _arrays(column: Any, name: str, path: str, first: int) -> list[np.ndarray | 
 
 
 def _flat(column: Any, where: str, pyarrow: ModuleType) -> tuple[Any, np.ndarray]:
-    """A list array's values and its offsets into them; of a slice, those of the slice alone."""
+    """A list array's values and its offsets into them; of a slice, only those of the slice."""
     if pyarrow.types.is_fixed_size_list(column.type):
         column = column.cast(pyarrow.list_(column.type.value_type))
     if not (pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type)):

@@ -164,7 +164,7 @@ def _video(s: Sample) -> None:
 
 
 def _film(**fields: Any) -> Callable[[Sample], None]:
-    """The picture as a film of two frames in one temporal patch, of which `fields` break a rule."""
+    """The picture as a video of two frames in one temporal patch, of which `fields` break a rule."""
     times = {"frame_indices": np.array([0, 5]), "frame_timestamps": (0.0, 0.2), "total_frames": 6}
 
     def change(s: Sample) -> None:

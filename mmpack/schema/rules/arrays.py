@@ -30,7 +30,7 @@ def problems(sample: Sample, family: Family) -> Found:
             yield "MM302", f"rollout_logprobs[{at}]", f"is {logprobs[at]:.6g}", None
     if sample.attention_mask is not None and not sample.attention_mask.all():
         at = int(np.argmin(sample.attention_mask))
-        yield "MM306", "attention_mask", f"is 0 at token {at}, inside the sample", (at, at + 1)
+        yield "MM306", "attention_mask", f"is 0 at token {at}, within the sample", (at, at + 1)
     if sample.position_ids is not None and (sample.position_ids < 0).any():
         at = int(np.argmax((sample.position_ids < 0).any(axis=0)))
         yield "MM307", "position_ids", f"is negative at token {at}", (at, at + 1)
