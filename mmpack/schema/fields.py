@@ -101,9 +101,14 @@ class Record:
         return cls(**known)
 
     def to_dict(self, numpy: bool = False) -> dict[str, Any]:
-        """The record as JSON values, absent fields and pixels left out; `from_dict` makes an equal one of it.
+        """The record as JSON values, absent fields and pixels left out; `from_dict` reads an equal one from it.
 
         `numpy`: arrays stay numpy instead of lists. Free objects (`metadata`, `processor`) are not copied.
+
+        Example:
+            >>> import mmpack as mp
+            >>> mp.LossSpan(2, 4, turn=0).to_dict()
+            {'start': 2, 'stop': 4, 'kind': 'response', 'turn': 0}
         """
         out: dict[str, Any] = {}
         for name, declared in self.columns().items():

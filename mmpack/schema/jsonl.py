@@ -1,4 +1,4 @@
-"""JSON Lines traces, plain and zstd: one record a line, strict JSON, memory bounded by the longest.
+"""JSON Lines traces, plain and zstd: one record per line, strict JSON, memory bounded by the longest.
 
 Records are numbered from 1, by their lines.
 """
@@ -47,7 +47,7 @@ def read_jsonl(path: Path, max_record_bytes: int, zstd: bool) -> Iterator[tuple[
 
 
 def write_jsonl(file: IO[bytes], records: Iterable[dict[str, Any]], zstd: bool) -> None:
-    """Write one line a record to `file`, which stays open."""
+    """Write one line per record to `file`, which stays open."""
     lines = ((dump_json(record) + "\n").encode("ascii") for record in records)
     if not zstd:
         file.writelines(lines)

@@ -1,5 +1,5 @@
-"""What a Parquet trace would decode to, from page headers and levels: refused if too much, else how many rows to
-decode at a time."""
+"""What a Parquet trace would decode to, from page headers and levels: refused if too much, else how many rows
+to decode at a time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mmpack.schema.parquet_pages import Chunk
 from mmpack.schema.parquet_rows import row_lengths
 
 BATCH_ROWS = 512  # of rows that are decoded at a time
-BATCH_RECORDS = 4  # rows that are decoded at a time hold at most so many records of the largest size, or are one
-PAGE_RECORDS = 8  # so does a page, which is decompressed whole
+BATCH_RECORDS = 4  # the most records of the largest size in rows that are decoded at a time, unless it is one row
+PAGE_RECORDS = 8  # and in a page, which is decompressed whole
 LEVEL_BYTES = 16  # a decoded value (8) with its levels and offsets
 WIDTHS = {0: 1, 1: 4, 4: 4}  # bytes of a value by physical type, where it is not 8
 
@@ -84,7 +84,7 @@ def _batch_rows(
         if chunk.is_text and not chunk.is_nested and chunk.name not in texts:
             row_bytes += chunk.repeated_bytes
     out = max(1, min(BATCH_ROWS, batch_bytes // row_bytes))
-    while out > 1 and len(sizes):  # rows may be of very unlike length
+    while out > 1 and len(sizes):  # rows may differ much in length
         if (
             np.add.reduceat(sizes, np.arange(0, rows, out)).max()
             <= BATCH_RECORDS * max_record_bytes

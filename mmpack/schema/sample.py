@@ -55,6 +55,17 @@ class Sample(Record):
     Arrays are numpy: `input_ids` int64 [L], `position_ids` int64 [rows, L], `attention_mask`
     int8 [L], `rollout_logprobs` float32 [n]. An optional field is None where the producer
     recorded nothing.
+
+    Example:
+        >>> import numpy as np, mmpack as mp
+        >>> ids = np.array([9, 8, 7, 6])
+        >>> sample = mp.Sample("a", "prompt-1", "qwen2_5_vl", ids, [], [], [mp.LossSpan(2, 4)])
+        >>> sample
+        Sample('a', group_id='prompt-1', family='qwen2_5_vl', tokens=4, media=0, loss_tokens=2)
+        >>> sample.to_dict()["loss_spans"]
+        [{'start': 2, 'stop': 4, 'kind': 'response'}]
+        >>> mp.Sample.from_dict(sample.to_dict()) == sample
+        True
     """
 
     sample_id: str = column(Str(), "unique in a trace")

@@ -1,4 +1,4 @@
-"""Trace files: one sample a record, as .jsonl, .jsonl.zst or .parquet. Streamed both ways.
+"""Trace files: one sample per record, as .jsonl, .jsonl.zst or .parquet. Streamed both ways.
 
 Reading holds one record (of JSON Lines) or a few row batches (of Parquet) at a time. Nothing in a
 file is ever unpickled or opened.
@@ -39,6 +39,16 @@ def read_trace(
     Raises TraceError with file, record, field and a code (MM001 to MM010): here for a path that is
     no trace, while iterating for a record whose structure is wrong. Broken rules (MM1xx and up)
     are not looked for: see `validate`.
+
+    Example:
+        >>> import tempfile, numpy as np, mmpack as mp
+        >>> ids = np.array([9, 8, 7])
+        >>> sample = mp.Sample("a", "p", "qwen2_5_vl", ids, [], [], [mp.LossSpan(1, 3)])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     mp.write_trace(f"{folder}/t.jsonl", [sample])
+        ...     list(mp.read_trace(f"{folder}/t.jsonl"))
+        1
+        [Sample('a', group_id='p', family='qwen2_5_vl', tokens=3, media=0, loss_tokens=2)]
     """
     source = _path_of(path, "read_trace")
     _format_of(source)

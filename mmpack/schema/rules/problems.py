@@ -49,6 +49,13 @@ def validate(samples: Sample | Iterable[Sample]) -> list[Problem]:
     """All broken rules of `samples`, in order; an empty list if there are none.
 
     Never raises: what is no sample is a problem too (MM003, at `samples[k]`), and so is a trace that ends in an error.
+
+    Example:
+        >>> import numpy as np, mmpack as mp
+        >>> ids = np.array([9, 8, 7])
+        >>> sample = mp.Sample("a", "p", "qwen2_5_vl", ids, [], [], [mp.LossSpan(1, 5)])
+        >>> [(p.code, p.field, p.message) for p in mp.validate(sample)]
+        [('MM201', 'loss_spans[0]', '[1, 5) after 0, of 3 tokens')]
     """
     if isinstance(samples, Sample):
         samples = [samples]
@@ -64,7 +71,18 @@ def validate(samples: Sample | Iterable[Sample]) -> list[Problem]:
 
 
 def check(samples: Sample | Iterable[Sample], what: str = "check") -> None:
-    """Raise SchemaError with every broken rule of `samples`."""
+    """Raise SchemaError with every broken rule of `samples`; `what` begins its message.
+
+    Example:
+        >>> import numpy as np, mmpack as mp
+        >>> ids = np.array([9, 8, 7])
+        >>> sample = mp.Sample("a", "p", "qwen2_5_vl", ids, [], [], [mp.LossSpan(0, 3)])
+        >>> try:
+        ...     mp.check(sample)
+        ... except mp.SchemaError as error:
+        ...     print(error)
+        check: a.loss_spans[0] starts at token 0 (MM202). Fix: start at 1: a loss token needs a row before it
+    """
     problems = validate(samples)
     if problems:
         raise SchemaError(problems, what)
