@@ -21,7 +21,7 @@ Lacks = frozenset[tuple[str, str]]  # what `fields.lacking` yields
 
 
 def lacking_layout(left: Table, right: Table, ok: np.ndarray) -> list[Lacks]:
-    """Of all but settings and sampling, of the rows that are `ok`."""
+    """Per pair, of all fields except settings and sampling; of the rows that are `ok` [n]."""
     found: list[tuple[str, str]] = []
     marks: list[np.ndarray] = []  # bool [n] for each of `found`
 
@@ -90,13 +90,13 @@ def _recorded(table: Table, name: str) -> np.ndarray:
 
 
 def _other_notes(a: Items, b: Items, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """bool [k]: records whose `metadata` differ; none is as good as an empty one."""
+    """bool [k]: records whose `metadata` differ; None equals an empty one."""
     notes = a.values("metadata"), b.values("metadata")
     return _unlike((notes[0][i] for i in mine.tolist()), (notes[1][j] for j in theirs.tolist()))
 
 
 def _unlike(a: Iterable[Any], b: Iterable[Any]) -> np.ndarray:
-    """bool [n]: other values; none is as good as 0 or an empty one."""
+    """bool [n]: whether values differ; None equals 0 or an empty one."""
     return np.array([not same_value(x or None, y or None) for x, y in zip(a, b, strict=True)], bool)
 
 
@@ -115,7 +115,7 @@ def _metadata(table: Table) -> list[Any]:
 
 
 def lacking_settings(left: Table, right: Table) -> list[Lacks | None]:
-    """Of `processor`; None where settings differ."""
+    """Per pair, of `processor`; None where settings differ."""
     seen: dict[Any, Lacks | None] = {}
     columns = [side.objects("processor") for side in (left, right)]
     columns += [side.values("processor_fingerprint") for side in (left, right)]
@@ -143,7 +143,7 @@ def _lacking_settings(a: Any, b: Any, mark: Any, other: Any) -> Lacks | None:
 
 
 def lacking_sampling_by(left: Table, right: Table) -> list[Lacks | None]:
-    """Of `sampling` and the logprobs that it speaks of; None where they are of unlike kinds."""
+    """Per pair, of `sampling` and its logprobs; None where they are of different kinds."""
     scored = left.present("rollout_logprobs") & right.present("rollout_logprobs")
     seen: dict[Any, Lacks | None] = {}
     out = []

@@ -1,7 +1,7 @@
-"""Two Parquet traces compared by columns: pairs that are surely equal are counted, only the others become samples.
+"""Two Parquet traces read side by side: pairs that are surely equal are counted, only the others become samples.
 
-Table come in windows, the next n of both files. What a window holds comes as `Alike`, pairs that are equal and break no
-rule, and as steps, the samples of all other rows, in the order in which reading both files one by one gives them.
+Rows come in windows, the next n of both files. A window yields `Alike`, pairs that are equal and break no rule, and
+steps, the samples of all other rows, in the order in which both files would be read one by one.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Alike:
 
 
 def steps(rollout: TraceReader, train: TraceReader, scored: int) -> Iterator[Alike | Step]:
-    """All that two Parquet traces hold; the first `scored` pairs with logprobs come as samples anyway.
+    """All that two Parquet traces hold; the first `scored` pairs with logprobs are always yielded as samples.
 
     Raises TraceError.
     """
-    # Table are compared while those that follow are parsed, and others decoded.
+    # While rows are compared, the next ones are parsed, and more are decoded.
     with ExitStack() as stack:
         threads = [stack.enter_context(ThreadPoolExecutor(count)) for count in (1, 1, 2)]
         left_side = Side(rollout.blocks(), rollout.max_record_bytes, threads[0], threads[2])
@@ -80,7 +80,7 @@ class Side:
         self.coming.append(self.parsing.submit(_parsed, read))
 
     def rows_left(self) -> int:
-        """Table of the block that is being read; 0 at the end of the file."""
+        """Rows left of the block that is being read; 0 at the end of the file."""
         if self.block is None or self.at == self.block.rows:
             self._read_on()
             self.block, self.at = self.coming.popleft().result(), 0
@@ -106,7 +106,7 @@ def _parsed(read: Future[Block | None]) -> Block | None:
 
 @dataclass
 class Part:
-    """Table of one file, and which of them have an id that came before."""
+    """Rows of one file, and which of them have an id that came before."""
 
     block: Block | None
     ids: list[Any]
@@ -126,7 +126,7 @@ class Part:
         return Table(columns, lists, len(rows), FAMILIES[family])
 
     def samples(self, but: set[int]) -> Iterator[Numbered]:
-        """The samples of all rows but some."""
+        """The samples of all rows except `but`."""
         rows = [k for k in range(len(self.ids)) if k not in but]
         for _, together in groupby(enumerate(rows), lambda item: item[1] - item[0]):
             run = [k for _, k in together]
@@ -159,7 +159,7 @@ def _merged(events: Iterator[Lacks | Step]) -> Iterator[Alike | Step]:
 
 
 def _events(left: Part, right: Part, alike: dict[tuple[int, int], Lacks]) -> Iterator[Lacks | Step]:
-    """What comes with each row k: its samples, and an equal pair with the second of its rows."""
+    """What row k yields, in order of k: its samples, and each equal pair at the second of its rows."""
     if len(alike) == len(left.ids) == len(right.ids) and all(i == j for i, j in alike):
         yield from (alike[k, k] for k in range(len(alike)))
         return

@@ -120,7 +120,7 @@ def _listed(field: Field, count: int) -> list[Any]:
 
 
 def _picked(field: Field, at: np.ndarray) -> Field:
-    if field is None or len(at) == len(field):  # places rise: then all of them
+    if field is None or len(at) == len(field):  # `at` is sorted: then it holds all of them
         return field
     return [field[i] for i in at.tolist()] if isinstance(field, list) else field.take(at)
 

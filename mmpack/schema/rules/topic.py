@@ -17,7 +17,7 @@ Found = Iterator[tuple[str, str, str, tuple[int, int] | None]]
 
 @dataclass(frozen=True)
 class Topic:
-    """Some rules. The two checks state the same, each for its form of the data."""
+    """Some rules: `problems` and `valid` check the same, one sample or many rows at a time."""
 
     codes: tuple[str, ...]
     fields: tuple[str, ...]  # of a sample, that `valid` reads
