@@ -46,11 +46,11 @@ class Missing:
 def paired(rollout: Source, train: Source, scored: int = 0) -> Iterator[Matched | Missing | Alike]:
     """Every pair as soon as both have come, then the samples without a partner.
 
-    Of two Parquet traces, pairs that are equal at sight come as `Alike`, but for the first `scored` ones
+    Of two Parquet traces, pairs that are surely equal come as `Alike`, except the first `scored` ones
     with logprobs. Raises TraceError (MM007).
     """
     left_side, right_side = _Waiting("rollout"), _Waiting("train")
-    matched: set[bytes] = set()  # 16 bytes a sample
+    matched: set[bytes] = set()  # 16 bytes per sample
     try:
         for step in _steps(rollout, train, scored):
             if isinstance(step, Alike):
@@ -113,7 +113,7 @@ def _samples(source: Iterable[Sample], name: str) -> Iterator[Sample]:
 
 
 def as_read(sample: Sample) -> Sample:
-    """The sample with arrays of the dtypes that reading a trace gives, where no value changes by that."""
+    """The sample with arrays of the dtypes that a trace has, where that changes no value."""
     cast: dict[str, Any] = {}
     for name, declared in Sample.columns().items():
         array, spec = getattr(sample, name), declared.spec

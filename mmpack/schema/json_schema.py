@@ -1,4 +1,4 @@
-"""The JSON schema of one record of a trace, from the dataclasses' own declarations."""
+"""The JSON schema of one record of a trace, from the dataclasses' declarations."""
 
 from __future__ import annotations
 

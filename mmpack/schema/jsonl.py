@@ -65,7 +65,7 @@ def dump_json(value: Any) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parse strict JSON. Raises json.JSONDecodeError, or TraceError for what is JSON but no record.
+    """Parse strict JSON. Raises json.JSONDecodeError, or TraceError for JSON that is no record.
 
     NaN, infinities and huge integers are left to the fields' specs, which know the field's name.
     """

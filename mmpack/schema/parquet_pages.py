@@ -22,7 +22,11 @@ FIRST_BYTES, HEADER_BYTES = 2**9, 2**16  # of a page's header: most are short
 BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY = 6, 7
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 OWN_HEADER = {DATA_PAGE: 5, DICTIONARY_PAGE: 7, DATA_PAGE_V2: 8}  # kind of page -> field
-ENCODING = {DATA_PAGE: 2, DICTIONARY_PAGE: 2, DATA_PAGE_V2: 4}  # kind of page -> field of that
+ENCODING = {
+    DATA_PAGE: 2,
+    DICTIONARY_PAGE: 2,
+    DATA_PAGE_V2: 4,
+}  # kind of page -> field of that header
 PLAIN, PLAIN_DICTIONARY, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 0, 2, 7, 8
 
 
@@ -60,7 +64,7 @@ class Page:
 
     @property
     def count(self) -> int:
-        """Values; of a dictionary its entries."""
+        """Values; of a dictionary, its entries."""
         return int(self.own[1])
 
 
@@ -225,7 +229,7 @@ class _Thrift:
             kind = byte & 15
             if 4 <= kind <= 6:
                 out[field] = self._zigzag()
-            else:  # booleans lie in kind
+            else:  # a boolean is its kind
                 out[field] = kind == 1 if kind in (1, 2) else self._value(kind, depth)
         return out
 

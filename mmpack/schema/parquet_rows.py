@@ -18,7 +18,11 @@ RLE = 3
 REP_ENCODING = 4  # field of a data page's own header
 REP_LENGTH, DEF_LENGTH, IS_PACKED = 6, 5, 7  # of a version 2 header
 MAX_RUNS = 2**22  # of a chunk: as many are read in seconds
-STREAMED = {2: "gzip", 4: "brotli", 6: "zstd"}  # codecs whose first bytes come without the rest
+STREAMED = {
+    2: "gzip",
+    4: "brotli",
+    6: "zstd",
+}  # codecs whose first bytes can be decompressed without the rest
 WHOLE = {1: "snappy", 7: "lz4_raw"}
 
 
@@ -85,7 +89,7 @@ def _unpacked(packed: bytes, count: int, chunk: Chunk, page: Page, where: str) -
 
 
 def _row_starts(data: bytes, count: int, max_level: int) -> tuple[np.ndarray, int]:
-    """The places among `count` levels of those that are 0, and how many runs it took. Raises IndexError."""
+    """Where the levels that are 0 stand among `count` levels, and the number of runs. Raises IndexError."""
     width = max_level.bit_length()
     value_bytes = -(-width // 8)
     starts: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""What JSON can carry, of the objects that a record holds as they are."""
+"""Free objects of a record: what of them JSON can carry."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class ActionSpan(Record):
 
 @dataclass(eq=False)
 class RegionSpan(Record):
-    """Text tokens that speak of a place in a medium."""
+    """Text tokens that refer to a place in a medium."""
 
     start: int = column(Int(), "first token")
     stop: int = column(Int(), "one past the last token")
@@ -146,9 +146,9 @@ class ScopeSpec(Spec):
 
 @dataclass(eq=False)
 class Score(Record):
-    """A reward, a cost or a verifier's verdict, with what it speaks of."""
+    """A reward, a cost or a verifier's verdict, with what it scores."""
 
     name: str = column(Str(), "who gave it")
     value: float = column(Float(), "the score")
-    scope: str | dict[str, Any] = column(ScopeSpec(), "what it speaks of", "sequence")
+    scope: str | dict[str, Any] = column(ScopeSpec(), "what it scores", "sequence")
     metadata: dict[str, Any] = _extra()

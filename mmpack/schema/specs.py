@@ -127,7 +127,7 @@ class Float(Spec):
 class Str(Spec):
     choices: tuple[str, ...] = ()
     pattern: str = ""
-    code: str = "MM003"  # of the rule that a string of no choice breaks
+    code: str = "MM003"  # of the rule that another string breaks
 
     def read(self, value: Any, where: str) -> str:
         if not isinstance(value, str):
@@ -245,7 +245,7 @@ class Array(Spec):
             found = found if isinstance(found, np.dtype) else type(value).__name__
             faults.append(trace_error(where, f"is {found}, expected a numpy array of {self.dtype}"))
             return value
-        array = np.asarray(value)  # of a subclass
+        array = np.asarray(value)  # without its subclass
         try:
             self._check(array, where)
         except TraceError as error:
@@ -360,7 +360,7 @@ class Json(Spec):
         return value
 
     def holds(self, value: Any) -> bool:
-        # in memory it may hold anything; `write_trace` refuses what JSON has not
+        # in memory it may hold anything; `write_trace` refuses what JSON can't carry
         return isinstance(value, dict)
 
     def schema(self) -> dict[str, Any]:
@@ -376,7 +376,7 @@ def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any,
 
 
 def _written(values: Any, kind: type, kinds: tuple[type, ...]) -> Any:
-    """Plain numbers; what is none stays as it is, and `read` refuses it."""
+    """Plain numbers; any other value stays as it is, and `read` refuses it."""
     if not isinstance(values, (list, tuple, np.ndarray)):
         return values
     return [kind(v) if isinstance(v, kinds) and not isinstance(v, bool) else v for v in values]

@@ -166,7 +166,7 @@ def repeated_id(sample_id: str, where: str) -> TraceError:
 
 
 def _path_of(path: Any, what: str) -> Path:
-    """Raises ArgumentError for what is no path."""
+    """Raises ArgumentError if `path` is no path."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str) or "\0" in text:
         raise ArgumentError(f"{what}: {path!r:.60} is no path. Fix: pass the name of a file")
