@@ -158,5 +158,11 @@ def kind_of(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` with every control or unprintable character escaped."""
+    """`text` with every control or unprintable character escaped.
+
+    Example:
+        >>> from mmpack.errors import one_line
+        >>> one_line("two\\nlines")
+        'two\\\\nlines'
+    """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

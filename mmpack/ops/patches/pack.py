@@ -19,7 +19,8 @@ from mmpack.ops.backend import choose, kernels_of
 from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
 from mmpack.ops.patches.tables import PatchTables, patch_tables
 from mmpack.ops.patches.torch import pack_torch, unpack_torch
-from mmpack.video.patches import CHANNELS, PatchPlan, divisor, of_channels, plan_patches
+from mmpack.video.patches import CHANNELS, PatchPlan, plan_patches
+from mmpack.video.pixel_settings import divisor, of_channels
 
 ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of values that change
 FRAME_DTYPES = (torch.uint8, *ROW_DTYPES, torch.float64)

@@ -113,9 +113,7 @@ def run(folder: Path) -> dict[str, str]:
         about = {"name": name, "version": version, "transformers": _version("transformers")}
         for sample, (sample_id, group_id) in zip(samples, fixture.ids, strict=True):
             sample.sample_id, sample.group_id = sample_id, group_id
-            sample.metadata = {
-                KEY: about
-            }  # what else the framework held is not the matrix's matter
+            sample.metadata = {KEY: about}  # without what else the framework held
         write_trace(folder / f"{name}.jsonl", samples)
     return failed
 
