@@ -97,7 +97,7 @@ def problems_of(sample: Sample, place: str = "sample") -> Iterator[Problem]:
     if not isinstance(sample, Sample):
         yield Problem("MM003", place, "", f"is {shown(sample)}, expected a Sample")
         return
-    sample, faults = checked(sample)
+    sample, faults = structured(sample)
     known = sample.__dict__.get("sample_id")
     sample_id = known if isinstance(known, str) else place
     for fault in faults:
@@ -123,7 +123,7 @@ def surely_valid(table: Table, max_record_bytes: int) -> np.ndarray:
     return ok
 
 
-def checked(sample: Sample) -> tuple[Sample, list[TraceError]]:
+def structured(sample: Sample) -> tuple[Sample, list[TraceError]]:
     """The sample as `read_trace` returns it, and its faults by field: what is no sample of the schema at all.
 
     It is a copy where a field was, say, a numpy integer. Never raises, and allocates no more than the sample holds.
