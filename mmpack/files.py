@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, beside their place and then moved there; and read up to a size."""
+"""Files that are written whole or not at all, beside their place and then moved there; and read up to a limit."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ FIXES = {
 
 
 @contextmanager
-def replaced(path: Path, what: str, error: type[MmpackError]) -> Iterator[IO[bytes]]:
-    """A file to write in: what is in it takes the place of `path` in one step, or `path` stays as it was.
+def replaced(
+    path: Path, what: str, error: type[MmpackError] | None, durable: bool = True
+) -> Iterator[IO[bytes]]:
+    """A file to write in: it takes the place of `path` in one step, or `path` stays as it was.
 
-    Links are followed, and the mode of a file that is replaced is kept. What writers left beside `path` when they were
-    killed is removed; a writer that lives holds a lock on its own. Raises: `error`, one line that begins with `what`,
-    for a folder or disk that can't be written to. Other errors of the writer pass.
+    Links are followed, and the mode of a file that is replaced is kept. Files that killed writers left beside `path`
+    are removed; a live writer holds a lock on its own. `durable`: wait until the disk has it. Raises: `error`, one
+    line that begins with `what`, for a folder or disk that can't be written to (OSError if `error` is None). Other
+    errors of the writer pass.
     """
     with _failing(what, path, error):
         old = _mode(path)
         if old is not None and not stat.S_ISREG(old):
             kind = "a folder" if stat.S_ISDIR(old) else "no file"
-            raise error(f"{what}: {path} is {kind}. Fix: name a file")
+            raise (error or OSError)(f"{what}: {path} is {kind}. Fix: name a file")
         target = Path(os.path.realpath(path))
         _remove_leftovers(target)
         temporary, file = _locked_beside(target)
@@ -49,19 +52,21 @@ def replaced(path: Path, what: str, error: type[MmpackError]) -> Iterator[IO[byt
                 if old is not None:
                     os.chmod(temporary, stat.S_IMODE(old))
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
                 if os.name != "posix":  # which moves no file that is open
                     file.close()
                 os.replace(temporary, target)  # before the lock goes
         finally:
-            with suppress(OSError):  # of bytes that could not be written: that was told
+            with suppress(OSError):  # of bytes that could not be written: raised before
                 file.close()
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    with _failing(what, path, error):
-        _sync_folder(target.parent)
+    if durable:
+        with _failing(what, path, error):
+            _sync_folder(target.parent)
 
 
 def _mode(path: Path) -> int | None:
@@ -88,15 +93,15 @@ def read_bounded(path: Path, most: int, look: Callable[[IO[bytes]], object] | No
 
 
 class _Guarded:
-    """A file whose errors are told in one line, apart from those of whoever makes what is written."""
+    """A file whose own errors become one line; other errors of the writer pass."""
 
-    def __init__(self, file: IO[bytes], what: str, path: Path, error: type[MmpackError]):
+    def __init__(self, file: IO[bytes], what: str, path: Path, error: type[MmpackError] | None):
         self._file = file
-        self._told = (what, path, error)
+        self._about = (what, path, error)
         self.closed = False
 
     def write(self, data: Any) -> int:
-        with _failing(*self._told):
+        with _failing(*self._about):
             return self._file.write(data)
 
     def writelines(self, lines: Any) -> None:
@@ -104,7 +109,7 @@ class _Guarded:
             self.write(line)
 
     def flush(self) -> None:
-        with _failing(*self._told):
+        with _failing(*self._about):
             self._file.flush()
 
     def tell(self) -> int:
@@ -124,10 +129,12 @@ class _Guarded:
 
 
 @contextmanager
-def _failing(what: str, path: Path, error: type[MmpackError]) -> Iterator[None]:
+def _failing(what: str, path: Path, error: type[MmpackError] | None) -> Iterator[None]:
     try:
         yield
     except OSError as e:
+        if error is None:
+            raise
         why = e.strerror or " ".join(str(e).split())[:200]
         fix = FIXES.get(e.errno or 0, "name a folder that can be written to")
         raise error(f"{what}: {path} can't be written ({why}). Fix: {fix}") from None
@@ -140,7 +147,7 @@ def _locked_beside(target: Path) -> tuple[Path, IO[bytes]]:
         file = temporary.open("xb")
         try:
             _lock(file, wait=True)
-            if temporary.exists():  # else another took it for a leftover before it was locked
+            if temporary.exists():  # else another process removed it before it was locked
                 return temporary, file
         except BaseException:
             file.close()
@@ -150,7 +157,7 @@ def _locked_beside(target: Path) -> tuple[Path, IO[bytes]]:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Files of writers of `target` that no process holds a lock on."""
+    """Delete files that writers of `target` left, those that no process holds a lock on."""
     if os.name != "posix":
         return
     pattern = re.compile(re.escape(f".{target.name[:NAMED]}.") + r"(?:[0-9a-f]{8}){1,2}\.tmp")
@@ -165,7 +172,7 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _lock(file: IO[bytes], wait: bool) -> bool:
-    """Whether the lock is ours now. A disk without locks gives none: then nothing is removed there."""
+    """Whether the lock is ours now. On a disk without locks it never is: then nothing is removed there."""
     if os.name != "posix":
         return False
     try:

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from mmpack.errors import BackendError, MissingExtraError, require
+from mmpack.files import replaced
 
 NAME = "mmpack_native"
 FOLDER = Path(__file__).resolve().parents[1] / "_csrc"
@@ -78,7 +79,8 @@ def build(verbose: bool = False) -> Path:
             is_python_module=False,
             verbose=verbose,
         )
-        os.replace(Path(work) / target.name, target)
+        with replaced(target, "mmpack.ops.build", BackendError) as file:
+            file.write((Path(work) / target.name).read_bytes())
     library.cache_clear()
     return target
 

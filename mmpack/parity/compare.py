@@ -22,7 +22,7 @@ from mmpack.parity.causes import (
     rule_hits,
     structure_hits,
 )
-from mmpack.parity.columnar.compare import Alike
+from mmpack.parity.columnar.steps import Alike
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
     FIELDS,

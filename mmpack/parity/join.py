@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError
-from mmpack.parity.columnar.compare import Alike, Step, steps
-from mmpack.schema.error_text import fail
-from mmpack.schema.fields import Array
+from mmpack.parity.columnar.steps import Alike, Step, steps
+from mmpack.schema.error_text import trace_error
 from mmpack.schema.sample import Sample
+from mmpack.schema.specs import Array
 from mmpack.schema.trace import TraceReader, read_trace
 
 WINDOW = 64
@@ -46,11 +46,11 @@ class Missing:
 def paired(rollout: Source, train: Source, scored: int = 0) -> Iterator[Matched | Missing | Alike]:
     """Every pair as soon as both have come, then the samples without a partner.
 
-    Of two Parquet traces, pairs that are equal at sight come as `Alike`, but for the first `scored` ones
+    Of two Parquet traces, pairs that are surely equal come as `Alike`, except the first `scored` ones
     with logprobs. Raises TraceError (MM007).
     """
     left_side, right_side = _Waiting("rollout"), _Waiting("train")
-    matched: set[bytes] = set()  # 16 bytes a sample
+    matched: set[bytes] = set()  # 16 bytes per sample
     try:
         for step in _steps(rollout, train, scored):
             if isinstance(step, Alike):
@@ -113,7 +113,7 @@ def _samples(source: Iterable[Sample], name: str) -> Iterator[Sample]:
 
 
 def as_read(sample: Sample) -> Sample:
-    """The sample with arrays of the dtypes that reading a trace gives, where no value changes by that."""
+    """The sample with arrays of the dtypes that a trace has, where that changes no value."""
     cast: dict[str, Any] = {}
     for name, declared in Sample.columns().items():
         array, spec = getattr(sample, name), declared.spec
@@ -155,7 +155,7 @@ class _Waiting:
 
     def refuse_duplicate(self, sample_id: str, matched: set[bytes]) -> None:
         if _digest(sample_id) in matched or self._holds(sample_id):
-            raise fail(f"{self.name}: sample_id {sample_id!r:.60}", "occurs twice", "MM007")
+            raise trace_error(f"{self.name}: sample_id {sample_id!r:.60}", "occurs twice", "MM007")
 
     def _holds(self, sample_id: str) -> bool:
         if sample_id in self.memory or self.disk is None:

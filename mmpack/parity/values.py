@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.schema.fields import INT_MAX
+from mmpack.schema.specs import INT_MAX
 
 DIGITS = (
     5e-6  # relative: half a unit of the sixth digit; float32 errs less, 30000/1001 is not 30 (1e-3)

@@ -1,15 +1,15 @@
-"""How much a trace may decode to: a small file must not make a large one of work or memory."""
+"""How much a trace may decode to: a small file must not cost much work or memory."""
 
 from __future__ import annotations
 
 import re
 
-from mmpack.schema.error_text import fail
+from mmpack.schema.error_text import trace_error
 
-MAX_RECORDS = 32  # a file of any size may decode to so many records of the largest size
-# or to so many times its own bytes: JSON compresses 10 to 100 times, equal samples more
+MAX_RECORDS = 32  # a file of any size may decode to this many records of the largest size
+# or to this many times its own bytes: JSON compresses 10 to 100 times, equal samples more
 EXPANSION = 1024
-# Objects, lists and keys are slow to parse, and `[],` is three bytes: so many in a record, or one for so many bytes
+# Objects, lists and keys are slow to parse, and `[],` is three bytes: the most of a record, or one per ITEM_BYTES
 MAX_ITEMS, ITEM_BYTES = 2**20, 32
 STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
@@ -23,21 +23,21 @@ class Total:
         self.bytes = self.items = 0
 
     def add(self, count: int, where: str) -> None:
-        """So many bytes. Raises TraceError (MM010) at `where` if it is too much."""
+        """Count bytes. Raises TraceError (MM010) at `where` if it is too much."""
         self.bytes += count
         if self.bytes > self.limit:
             why = f"decodes to more than {self.limit} bytes, the file has {self.file_bytes}"
-            raise fail(where, why, "MM010")
+            raise trace_error(where, why, "MM010")
 
     def add_items(self, count: int, where: str) -> None:
-        """So many objects, lists and keys. Raises as `add` does."""
+        """Count objects, lists and keys. Raises as `add` does."""
         self.items += count
         limit = max(MAX_RECORDS * MAX_ITEMS, self.limit // ITEM_BYTES)
         if self.items > limit:
             why = (
                 f"the file has more than {limit} objects, lists and keys in {self.file_bytes} bytes"
             )
-            raise fail(where, why, "MM010")
+            raise trace_error(where, why, "MM010")
 
 
 def checked_items(text: str, max_record_bytes: int, where: str) -> int:
@@ -47,5 +47,5 @@ def checked_items(text: str, max_record_bytes: int, where: str) -> int:
     if count > limit:
         count = sum(map(STRING.sub("", text).count, "[{:"))
     if count > limit:
-        raise fail(where, f"has more than {limit} objects, lists and keys", "MM010")
+        raise trace_error(where, f"has more than {limit} objects, lists and keys", "MM010")
     return count

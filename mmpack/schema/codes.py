@@ -1,4 +1,4 @@
-"""Every rule of the schema: code, what it says, how to mend a break.
+"""Every rule of the schema: code, what it says, how to fix a break.
 
 MM0xx structure (a file that breaks one is not read), MM1xx media and spans, MM2xx loss,
 MM3xx columns, MM4xx packing. Errors, docs and JSON schema read this table.
@@ -27,8 +27,8 @@ RULES: dict[str, Rule] = {
         Rule("MM004", "a required field is missing", "write the field"),
         Rule("MM005", "unknown schema version", "read it with the mmpack that wrote it"),
         Rule("MM006", "unknown family", "use a family of mmpack.families"),
-        Rule("MM007", "duplicate sample_id", "give each sample of a trace an id of its own"),
-        Rule("MM008", "wrong length or shape", "write one value a token (or one a loss token)"),
+        Rule("MM007", "duplicate sample_id", "give each sample of a trace its own id"),
+        Rule("MM008", "wrong length or shape", "write one value per token, or one per loss token"),
         Rule("MM009", "not a finite number", "find the NaN or infinity where it is produced"),
         Rule(
             "MM010",
@@ -36,7 +36,7 @@ RULES: dict[str, Rule] = {
             "split it, or raise max_record_bytes",
         ),
         Rule(
-            "MM101", "image tokens do not match the grid", "expand one placeholder a merged patch"
+            "MM101", "image tokens do not match the grid", "expand one placeholder per merged patch"
         ),
         Rule(
             "MM102", "grid is empty or not a multiple of the merge size", "use the processor's grid"
@@ -45,7 +45,7 @@ RULES: dict[str, Rule] = {
         Rule(
             "MM104", "placeholder outside any modality span", "give its medium, or drop the token"
         ),
-        Rule("MM105", "modality span covers other tokens", "let spans cover placeholders alone"),
+        Rule("MM105", "modality span covers other tokens", "let spans cover only placeholders"),
         Rule(
             "MM106", "span names a medium that is missing or of another modality", "fix media_index"
         ),
@@ -56,10 +56,12 @@ RULES: dict[str, Rule] = {
         ),
         Rule("MM110", "media not in order of first appearance", "order media by their first span"),
         Rule(
-            "MM111", "video frames do not fit the grid", "one frame span a temporal patch, in order"
+            "MM111",
+            "video frames do not fit the grid",
+            "one frame span per temporal patch, in order",
         ),
         Rule("MM112", "a video's rate or seconds below 0", "record the video's real times"),
-        Rule("MM113", "a video's frames and times differ in number", "record one time a frame"),
+        Rule("MM113", "a video's frames and times differ in number", "record one time per frame"),
         Rule("MM114", "a video's frames or times go back", "record frames in the order shown"),
         Rule(
             "MM115",
@@ -77,7 +79,7 @@ RULES: dict[str, Rule] = {
         Rule("MM205", "span out of range", "count tokens of input_ids, unpadded and expanded"),
         Rule("MM206", "observation spans unsorted or overlapping", "sort and cut them"),
         Rule(
-            "MM301", "rollout_logprobs and loss tokens differ in number", "one value a loss token"
+            "MM301", "rollout_logprobs and loss tokens differ in number", "one value per loss token"
         ),
         Rule("MM302", "log-probability above 0", "pass natural logs, not probabilities or losses"),
         Rule("MM303", "policy_versions unsorted or overlapping", "sort and cut them"),
@@ -87,11 +89,11 @@ RULES: dict[str, Rule] = {
         Rule(
             "MM305", "score on no loss token", "drop the score or the sample: it would hit padding"
         ),
-        Rule("MM306", "attention_mask has holes", "mask padding at one end alone"),
+        Rule("MM306", "attention_mask has holes", "mask only padding, at one end"),
         Rule("MM307", "negative position", "count positions from 0"),
         Rule("MM308", "boxes or points without coordinate_system", "say which system they are in"),
         Rule("MM309", "prefix_cached_tokens beyond the sample", "count tokens of this sample"),
-        Rule("MM310", "a box with its corners the wrong way round", "write x0, y0, x1, y1"),
+        Rule("MM310", "a box with its corners swapped", "write x0, y0, x1, y1"),
         Rule(
             "MM311",
             "a box or point outside its coordinate system",
@@ -106,11 +108,13 @@ RULES: dict[str, Rule] = {
         Rule(
             "MM402", "shared rows with unlike token columns", "pass equal columns, or don't share"
         ),
-        Rule("MM403", "a column has the wrong length", "one value a loss token, or one a token"),
+        Rule(
+            "MM403", "a column has the wrong length", "one value per loss token, or one per token"
+        ),
         Rule(
             "MM404", "a medium's pixels are missing", "pass media=, or samples from the processor"
         ),
-        Rule("MM405", "sample exceeds a budget alone", "raise the budget, or drop the sample"),
-        Rule("MM406", "samples of two families in one pack", "pack each family alone"),
+        Rule("MM405", "one sample exceeds a budget", "raise the budget, or drop the sample"),
+        Rule("MM406", "samples of two families in one pack", "pack each family separately"),
     )
 }

@@ -9,18 +9,18 @@ from mmpack.errors import TraceError
 from mmpack.schema.codes import RULES
 
 
-def fail(where: str, message: str, code: str = "MM003") -> TraceError:
+def trace_error(where: str, message: str, code: str = "MM003") -> TraceError:
     """The error of a record that breaks rule `code` at `where`: one line, with the rule's fix."""
     return TraceError(f"{where}: {message} ({code}). Fix: {RULES[code].fix}", code, where, message)
 
 
-def named(text: str) -> str:
-    """A name out of a file, safe to print: escaped and cut where it would break a line."""
+def escaped(text: str) -> str:
+    """A name from a file, safe to print: escaped and cut if it is long or breaks a line."""
     return text if text.isprintable() and len(text) <= 80 else ascii(text[:60])
 
 
 def shown(value: Any) -> str:
-    """A short, single-line picture of a value, for error messages."""
+    """A short, single-line form of a value, for error messages."""
     if isinstance(value, (list, dict)):
         return f"{'an array' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and abs(value) > 2**128:
@@ -32,9 +32,9 @@ def shown(value: Any) -> str:
 
 
 def safe_repr(part: Callable[[], str]) -> str:
-    """A part of a repr, cut; `?` where it can't be had: a broken object is shown too."""
+    """A part of a repr, cut; `?` if it raises, so that a broken object has a repr too."""
     try:
         text = part()
-    except Exception:  # of an object of another's making, which may raise anything
+    except Exception:  # of a foreign object, which may raise anything
         return "?"
     return text if len(text) <= 80 else text[:77] + "..."

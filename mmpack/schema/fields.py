@@ -1,277 +1,20 @@
-"""How a field of a record is declared: one spec reads it, writes it and describes it.
-
-A spec never trusts its input: it allocates no more than what it was handed, and its error names
-file, record and field (`where`).
-"""
+"""Records: dataclasses whose fields are declared by specs, and that read, write and compare themselves by them."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import math
-import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from mmpack.errors import TraceError
-from mmpack.schema.error_text import fail, named, shown
+from mmpack.schema.error_text import escaped, shown, trace_error
 from mmpack.schema.plain_json import check_json
+from mmpack.schema.specs import Spec
 
-INT_MAX = 2**53 - 1  # what JSON carries exactly
-COUNT_MAX = 2**31 - 1
 UNSET: Any = object()
-
-
-class Spec:
-    """Base: `read` turns JSON into the value, `write` turns it back, `schema` describes it.
-
-    `holds`: whether a value is as `read` gives it. `taken`: what `read` gives of a value in memory.
-    """
-
-    def read(self, value: Any, where: str) -> Any:
-        raise TypeError(f"{type(self).__name__} has no read")
-
-    def holds(self, value: Any) -> bool:
-        return False
-
-    def taken(self, value: Any, where: str, faults: list[TraceError]) -> Any:
-        """A value whose fault is noted is given back as it is."""
-        try:
-            return self.read(value, where)
-        except TraceError as error:
-            faults.append(error)
-        except Exception as error:  # of an object of another's making, which may raise anything
-            why = f"a value of type {type(value).__name__} that raises {type(error).__name__}"
-            faults.append(fail(where, f"is {why}"))
-        return value
-
-    def write(self, value: Any, numpy: bool) -> Any:
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        return {}
-
-
-@dataclass(frozen=True)
-class Int(Spec):
-    low: int = 0
-    high: int = COUNT_MAX
-
-    def read(self, value: Any, where: str) -> int:
-        if isinstance(value, np.integer):
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise fail(where, f"expected an integer, found {shown(value)}")
-        if not self.low <= value <= self.high:
-            raise fail(where, f"{shown(value)} is outside [{self.low}, {self.high}]")
-        return value
-
-    def holds(self, value: Any) -> bool:
-        return type(value) is int and self.low <= value <= self.high
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
-
-
-@dataclass(frozen=True)
-class Float(Spec):
-    def read(self, value: Any, where: str) -> float:
-        if isinstance(value, (np.floating, np.integer)):
-            value = value.item()
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise fail(where, f"expected a number, found {shown(value)}")
-        if isinstance(value, int) and abs(value) > INT_MAX:
-            raise fail(where, f"{shown(value)} is too large for a number")
-        if not math.isfinite(value):
-            raise fail(where, f"{value} is not a finite number", "MM009")
-        return float(value)
-
-    def holds(self, value: Any) -> bool:
-        return type(value) is float and math.isfinite(value)
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "number"}
-
-
-@dataclass(frozen=True)
-class Str(Spec):
-    choices: tuple[str, ...] = ()
-    pattern: str = ""
-
-    def read(self, value: Any, where: str) -> str:
-        if not isinstance(value, str):
-            raise fail(where, f"expected a string, found {shown(value)}")
-        if self.choices and value not in self.choices:
-            raise fail(where, f"{shown(value)} is none of {', '.join(self.choices)}")
-        if self.pattern and not re.search(self.pattern, value):
-            raise fail(where, f"{shown(value)} does not match {self.pattern}")
-        return value
-
-    def holds(self, value: Any) -> bool:
-        return (
-            type(value) is str
-            and (not self.choices or value in self.choices)
-            and (not self.pattern or re.search(self.pattern, value) is not None)
-        )
-
-    def schema(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"type": "string"}
-        if self.choices:
-            out["enum"] = list(self.choices)
-        if self.pattern:
-            out["pattern"] = self.pattern
-        return out
-
-
-@dataclass(frozen=True)
-class Ints(Spec):
-    """A tuple of integers, of a fixed length if `length` is given."""
-
-    length: int | None = None
-    low: int = 0
-    high: int = COUNT_MAX
-
-    def read(self, value: Any, where: str) -> tuple[int, ...]:
-        return _tuple(value, where, Int(self.low, self.high), self.length)
-
-    def write(self, value: Any, numpy: bool) -> Any:
-        return _written(value, int, (int, np.integer))
-
-    def holds(self, value: Any) -> bool:
-        if type(value) is not tuple or self.length not in (None, len(value)):
-            return False
-        return all(type(v) is int and self.low <= v <= self.high for v in value)
-
-    def schema(self) -> dict[str, Any]:
-        return _array_schema(Int(self.low, self.high), self.length)
-
-
-@dataclass(frozen=True)
-class Floats(Spec):
-    """A tuple of finite numbers, of a fixed length if `length` is given."""
-
-    length: int | None = None
-
-    def read(self, value: Any, where: str) -> tuple[float, ...]:
-        return _tuple(value, where, Float(), self.length)
-
-    def write(self, value: Any, numpy: bool) -> Any:
-        return _written(value, float, (int, float, np.integer, np.floating))
-
-    def holds(self, value: Any) -> bool:
-        if type(value) is not tuple or self.length not in (None, len(value)):
-            return False
-        return all(type(v) is float and math.isfinite(v) for v in value)
-
-    def schema(self) -> dict[str, Any]:
-        return _array_schema(Float(), self.length)
-
-
-@dataclass(frozen=True)
-class Array(Spec):
-    """A numpy array of `dtype`: [n], or [rows, n] if `rows` is given (0: any number of rows)."""
-
-    dtype: str
-    rows: int | None = None
-    low: int | None = 0
-    high: int | None = INT_MAX
-
-    def read(self, value: Any, where: str) -> np.ndarray:
-        array = value if isinstance(value, np.ndarray) else self._from_list(value, where)
-        if array.ndim != (1 if self.rows is None else 2):
-            raise fail(where, f"expected {self._shape()}, found shape {list(array.shape)}", "MM008")
-        if self.rows and array.shape[0] != self.rows:
-            raise fail(where, f"expected {self.rows} rows, found {array.shape[0]}", "MM008")
-        if array.size == 0:
-            return np.ascontiguousarray(array, dtype=self.dtype)
-        if self.dtype.startswith("int"):
-            if array.dtype.kind not in "iu":
-                raise fail(where, f"expected integers, found values of type {array.dtype}")
-            low, high = array.min(), array.max()
-            if (self.low is not None and low < self.low) or (
-                self.high is not None and high > self.high
-            ):
-                bad = low if self.low is not None and low < self.low else high
-                raise fail(where, f"{bad} is outside [{self.low}, {self.high}]")
-        else:
-            if array.dtype.kind not in "iuf":
-                raise fail(where, f"expected numbers, found values of type {array.dtype}")
-            finite = np.isfinite(array)
-            if not finite.all():
-                at = int(np.flatnonzero(~finite.reshape(-1))[0])
-                raise fail(
-                    f"{where}[{at}]", f"{array.reshape(-1)[at]} is not a finite number", "MM009"
-                )
-            if np.finfo(self.dtype).max < max(array.max(), -array.min()):
-                raise fail(where, f"holds a number too large for {self.dtype}")
-        return np.ascontiguousarray(array, dtype=self.dtype)
-
-    def _from_list(self, value: Any, where: str) -> np.ndarray:
-        if not isinstance(value, (list, tuple)):
-            raise fail(where, f"expected {self._shape()}, found {shown(value)}")
-        rows = [value] if self.rows is None else value
-        for i, row in enumerate(rows):
-            at = where if self.rows is None else f"{where}[{i}]"
-            if not isinstance(row, (list, tuple, np.ndarray)):
-                raise fail(at, f"expected an array, found {shown(row)}")
-            if isinstance(row, np.ndarray) and (row.ndim != 1 or row.dtype.kind not in "iuf"):
-                why = f"values of type {row.dtype} and shape {list(row.shape)}"
-                raise fail(at, f"expected numbers [n], found {why}")
-            if len(row) != len(rows[0]):
-                raise fail(at, f"has {len(row)} values, row 0 has {len(rows[0])}", "MM008")
-            if not isinstance(row, np.ndarray):
-                wanted = {int} if self.dtype.startswith("int") else {int, float}
-                if not set(map(type, row)) <= wanted:
-                    kind = "an integer" if wanted == {int} else "a number"
-                    j, odd = next((j, v) for j, v in enumerate(row) if type(v) not in wanted)
-                    raise fail(f"{at}[{j}]", f"expected {kind}, found {shown(odd)}")
-        try:
-            array = np.asarray(value, dtype="int64" if self.dtype.startswith("int") else "float64")
-        except OverflowError:
-            raise fail(where, "holds an integer beyond 64 bits") from None
-        return array.reshape(0, 0) if self.rows is not None and not rows else array
-
-    def _shape(self) -> str:
-        return "an array [n]" if self.rows is None else f"an array [{self.rows or 'rows'}, n]"
-
-    def write(self, value: Any, numpy: bool) -> Any:
-        if isinstance(value, (list, tuple)):
-            return value
-        return np.asarray(value) if numpy else np.asarray(value).tolist()
-
-    def schema(self) -> dict[str, Any]:
-        item: dict[str, Any] = {"type": "integer" if self.dtype.startswith("int") else "number"}
-        if item["type"] == "integer":
-            if self.low is not None:
-                item["minimum"] = self.low
-            if self.high is not None:
-                item["maximum"] = self.high
-        row = {"type": "array", "items": item}
-        if self.rows is None:
-            return row
-        return {"type": "array", "items": row} | (
-            {"minItems": self.rows, "maxItems": self.rows} if self.rows else {}
-        )
-
-
-@dataclass(frozen=True)
-class Json(Spec):
-    """A free object: any JSON, of bounded depth, numbers finite."""
-
-    def read(self, value: Any, where: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise fail(where, f"expected an object, found {shown(value)}")
-        check_json(value, where)
-        return value
-
-    def holds(self, value: Any) -> bool:
-        # in memory it may hold anything; `write_trace` refuses what JSON has not
-        return isinstance(value, dict)
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "object"}
 
 
 @dataclass(frozen=True)
@@ -282,7 +25,7 @@ class Records(Spec):
 
     def read(self, value: Any, where: str) -> list[Any]:
         if not isinstance(value, (list, tuple)):
-            raise fail(where, f"expected an array of objects, found {shown(value)}")
+            raise trace_error(where, f"expected an array of objects, found {shown(value)}")
         return [self.cls.from_dict(item, f"{where}[{i}]") for i, item in enumerate(value)]
 
     def write(self, value: Any, numpy: bool) -> Any:
@@ -293,19 +36,17 @@ class Records(Spec):
     def holds(self, value: Any) -> bool:
         return type(value) is list and all(type(v) is self.cls and v.holds() for v in value)
 
-    def taken(self, value: Any, where: str, faults: list[TraceError]) -> Any:
-        if self.holds(value):
-            return value
+    def checked(self, value: Any, where: str, faults: list[TraceError]) -> Any:
         if not isinstance(value, (list, tuple)):
             name = self.cls.__name__
-            faults.append(fail(where, f"is {shown(value)}, expected a list of {name}"))
+            faults.append(trace_error(where, f"is {shown(value)}, expected a list of {name}"))
             return value
         return [self._item(item, f"{where}[{i}]", faults) for i, item in enumerate(value)]
 
     def _item(self, value: Any, where: str, faults: list[TraceError]) -> Any:
         if isinstance(value, self.cls):
-            return value.taken(where, faults)
-        faults.append(fail(where, f"is {shown(value)}, expected a {self.cls.__name__}"))
+            return value.checked(where, faults)
+        faults.append(trace_error(where, f"is {shown(value)}, expected a {self.cls.__name__}"))
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -343,7 +84,7 @@ class Record:
         """
         where = cls.__name__ if where is None else where
         if not isinstance(value, dict):
-            raise fail(where, f"expected an object, found {shown(value)}")
+            raise trace_error(where, f"expected an object, found {shown(value)}")
         columns = cls.columns()
         known: dict[str, Any] = {}
         for name, declared in columns.items():
@@ -351,18 +92,23 @@ class Record:
             if given is not None:
                 known[name] = declared.spec.read(given, f"{where}.{name}")
             elif declared.required:
-                raise fail(f"{where}.{name}", "is missing", "MM004")
+                raise trace_error(f"{where}.{name}", "is missing", "MM004")
         if not value.keys() <= columns.keys():
             unknown = {k: v for k, v in value.items() if k not in columns}
             for key, item in unknown.items():
-                check_json(item, f"{where}.{named(str(key))}")
+                check_json(item, f"{where}.{escaped(str(key))}")
             known["metadata"] = keep_unknown(known.get("metadata", {}), unknown)
         return cls(**known)
 
     def to_dict(self, numpy: bool = False) -> dict[str, Any]:
-        """The record as JSON values, absent fields and pixels left out; `from_dict` makes an equal one of it.
+        """The record as JSON values, absent fields and pixels left out; `from_dict` reads an equal one from it.
 
         `numpy`: arrays stay numpy instead of lists. Free objects (`metadata`, `processor`) are not copied.
+
+        Example:
+            >>> import mmpack as mp
+            >>> mp.LossSpan(2, 4, turn=0).to_dict()
+            {'start': 2, 'stop': 4, 'kind': 'response', 'turn': 0}
         """
         out: dict[str, Any] = {}
         for name, declared in self.columns().items():
@@ -381,15 +127,16 @@ class Record:
             return False
         return True
 
-    def taken(self, where: str, faults: list[TraceError], prefix: str = ".") -> Any:
-        """The record with fields as `read` gives them; faults are noted. Itself if it has them already."""
+    def checked(self, where: str, faults: list[TraceError], prefix: str = ".") -> Any:
+        """The record with fields as `read` returns them, itself if it has them already; faults join `faults`."""
         changed: dict[str, Any] = {}
         for name, declared in self.columns().items():
             value, at = self.__dict__.get(name), f"{where}{prefix}{name}"
             if value is None and declared.required:
-                faults.append(fail(at, "is missing", "MM004"))
+                faults.append(trace_error(at, "is missing", "MM004"))
             elif value is not None and not declared.spec.holds(value):
-                changed[name] = declared.spec.taken(value, at, faults)
+                made = declared.spec.checked(value, at, faults)
+                changed |= {} if made is value else {name: made}
         if not changed:
             return self
         out = copy.copy(self)
@@ -430,27 +177,7 @@ def keep_unknown(metadata: dict[str, Any], unknown: dict[str, Any]) -> dict[str,
     return out
 
 
-def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple, np.ndarray)):
-        raise fail(where, f"expected an array, found {shown(value)}")
-    if length is not None and len(value) != length:
-        raise fail(where, f"expected {length} values, found {len(value)}", "MM008")
-    return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(value))
-
-
-def _written(values: Any, kind: type, kinds: tuple[type, ...]) -> Any:
-    """Plain numbers; what is none stays as it is, and `read` refuses it."""
-    if not isinstance(values, (list, tuple, np.ndarray)):
-        return values
-    return [kind(v) if isinstance(v, kinds) and not isinstance(v, bool) else v for v in values]
-
-
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
     return type(a) is type(b) and bool(a == b)
-
-
-def _array_schema(item: Spec, length: int | None) -> dict[str, Any]:
-    bounds = {} if length is None else {"minItems": length, "maxItems": length}
-    return {"type": "array", "items": item.schema()} | bounds

@@ -1,4 +1,4 @@
-"""JSON Lines traces, plain and zstd: one record a line, strict JSON, memory bounded by the longest.
+"""JSON Lines traces, plain and zstd: one record per line, strict JSON, memory bounded by the longest.
 
 Records are numbered from 1, by their lines.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from mmpack.errors import require
 from mmpack.schema.bounds import Total, checked_items
-from mmpack.schema.error_text import fail, named
+from mmpack.schema.error_text import escaped, trace_error
 
 READ_BYTES = 2**20
 ZSTD_READ_BYTES = 2**10  # 1 KiB of zstd holds at most 256 blocks, 32 MiB in all
@@ -35,7 +35,7 @@ def read_jsonl(path: Path, max_record_bytes: int, zstd: bool) -> Iterator[tuple[
     try:
         file = path.open("rb")
     except OSError as error:
-        raise fail(f"{path}", f"can't be read: {error.strerror}", "MM001") from None
+        raise trace_error(f"{path}", f"can't be read: {error.strerror}", "MM001") from None
     with file:
         chunks: Iterator[bytes] = iter(lambda: file.read(READ_BYTES), b"")
         total = Total(os.fstat(file.fileno()).st_size, max_record_bytes)
@@ -47,7 +47,7 @@ def read_jsonl(path: Path, max_record_bytes: int, zstd: bool) -> Iterator[tuple[
 
 
 def write_jsonl(file: IO[bytes], records: Iterable[dict[str, Any]], zstd: bool) -> None:
-    """Write one line a record to `file`, which stays open."""
+    """Write one line per record to `file`, which stays open."""
     lines = ((dump_json(record) + "\n").encode("ascii") for record in records)
     if not zstd:
         file.writelines(lines)
@@ -65,7 +65,7 @@ def dump_json(value: Any) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parse strict JSON. Raises json.JSONDecodeError, or TraceError for what is JSON but no record.
+    """Parse strict JSON. Raises json.JSONDecodeError, or TraceError for JSON that is no record.
 
     NaN, infinities and huge integers are left to the fields' specs, which know the field's name.
     """
@@ -77,9 +77,9 @@ def parse_json(text: str, where: str) -> Any:
         except ValueError:  # more digits than int() takes: let the spec say in which field
             return json.loads(text, object_pairs_hook=_object, parse_int=_bounded_int)
     except RecursionError:
-        raise fail(where, "is nested too deep", "MM010") from None
+        raise trace_error(where, "is nested too deep", "MM010") from None
     except _RepeatedKeyError as error:
-        raise fail(where, f"has the key {named(str(error))} twice in one object") from None
+        raise trace_error(where, f"has the key {escaped(str(error))} twice in one object") from None
 
 
 class _RepeatedKeyError(ValueError):
@@ -110,7 +110,7 @@ def _parse_line(line: bytes, ended: bool, max_record_bytes: int, total: Total, w
         code, why = "MM001", f"is not JSON at column {error.colno}: {error.msg}{bom}"
     if not ended and line.lstrip()[:1] == b"{":
         code, why = "MM002", "is the last and was cut off"
-    raise fail(where, why, code)
+    raise trace_error(where, why, code)
 
 
 def _lines(chunks: Iterable[bytes], limit: int, path: Path) -> Iterator[tuple[int, bytes, bool]]:
@@ -123,7 +123,7 @@ def _lines(chunks: Iterable[bytes], limit: int, path: Path) -> Iterator[tuple[in
 
     def check_size(size: int) -> None:
         if size > limit:
-            raise fail(f"{path}: record {number}", f"is larger than {limit} bytes", "MM010")
+            raise trace_error(f"{path}: record {number}", f"is larger than {limit} bytes", "MM010")
 
     for chunk in chunks:
         start = 0
@@ -162,6 +162,6 @@ def _zstd_chunks(file: IO[bytes], path: Path, total: Total) -> Iterator[bytes]:
             yield chunk
             data = frame.unused_data
     except zstandard.ZstdError as error:
-        raise fail(f"{path}", f"is not a whole zstd file: {error}", "MM001") from None
+        raise trace_error(f"{path}", f"is not a whole zstd file: {error}", "MM001") from None
     if not frame.eof:
-        raise fail(f"{path}", "ends within a zstd frame", "MM002")
+        raise trace_error(f"{path}", "ends within a zstd frame", "MM002")

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from mmpack.schema.error_text import safe_repr
-from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Record, Str, column
+from mmpack.schema.fields import Record, column
 from mmpack.schema.spans import MODALITIES
+from mmpack.schema.specs import Array, Float, Floats, Int, Ints, Json, Str
 
 
 @dataclass(eq=False)
@@ -33,7 +34,7 @@ class Medium(Record):
     file_hash: str | None = column(Str(), "sha256 of the encoded file", None)
     source: str | None = column(Str(), "path below a root that the reader gives", None)
     fps: float | None = column(Float(), "frames per second of the file", None)
-    frame_indices: np.ndarray | None = column(Array("int64"), "sampled frames", None)
+    frame_indices: np.ndarray | None = column(Array("int64", exact=False), "sampled frames", None)
     frame_timestamps: tuple[float, ...] | None = column(Floats(), "seconds of the frames", None)
     second_per_grid_ts: float | None = column(Float(), "seconds between temporal patches", None)
     total_frames: int | None = column(Int(), "frames of the file", None)

@@ -19,13 +19,14 @@ import numpy as np
 
 from mmpack.errors import require
 from mmpack.schema.bounds import Total, checked_items
-from mmpack.schema.error_text import fail, shown
-from mmpack.schema.fields import Array, Float, Floats, Int, Ints, Json, Records
+from mmpack.schema.error_text import shown, trace_error
+from mmpack.schema.fields import Records
 from mmpack.schema.jsonl import dump_json, parse_json
 from mmpack.schema.parquet_bounds import bounded, texts_of
 from mmpack.schema.parquet_pages import read_row_groups
-from mmpack.schema.parquet_same import Same, Stamp, stamp, twins
+from mmpack.schema.parquet_same import Same, Stamp, no_columns, same_columns, stamp
 from mmpack.schema.sample import Sample
+from mmpack.schema.specs import Array, Json, Spec
 
 GROUP_BYTES, GROUP_ROWS = 16 * 2**20, 1024  # of a row group that is written, in required columns
 MAX_GROUP_BYTES = 96 * 2**20  # of a row group that is written, in all columns
@@ -64,7 +65,7 @@ class Block:
         if other is None or not self.left_out:
             return self
         if other.stamp != self.other:
-            raise fail(other.path, "was replaced while it was read", "MM001")
+            raise trace_error(other.path, "was replaced while it was read", "MM001")
         columns, lists = (
             mine | {n: c for n, c in theirs.items() if n in self.left_out}
             for mine, theirs in ((self.columns, other.columns), (self.lists, other.lists))
@@ -94,75 +95,26 @@ def read_blocks(
     `max_record_bytes`, or a file that decodes to more than `bounds.Total` allows.
     """
     pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
-    parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
     require("pyarrow.compute", "parquet", "read_trace of a .parquet file")
-    first = 1
     try:
-        with path.open("rb") as file:
-            groups = read_row_groups(file, f"{path}")
-            opened = stamp(os.fstat(file.fileno()))
-            metadata = parquet.read_metadata(path)
-            schema = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-            leaves = [column.path for column in schema]
-            texts = texts_of(set(leaves), [chunks for _, chunks in groups])
-            total = Total(os.fstat(file.fileno()).st_size, max_record_bytes)
-            levels = [column.max_repetition_level for column in schema]
-            rows_of = bounded(
-                file, groups, levels, texts, total, max_record_bytes, batch_bytes, f"{path}"
-            )
+        layout = _layout_of(path, max_record_bytes, batch_bytes)
         with ExitStack() as stack:
-            reader = stack.enter_context(
-                parquet.ParquetFile(
-                    path,
-                    metadata=metadata,
-                    buffer_size=BUFFER_BYTES,
-                    pre_buffer=False,
-                    page_checksum_verification=True,
-                    arrow_extensions_enabled=False,
-                    read_dictionary=texts,
-                )
-            )
-            present = reader.schema_arrow.names
-            _check_names(present, f"{path}")
-            if stamp(os.stat(path)) != opened:
-                raise fail(f"{path}", "was replaced while it was read", "MM001")
-            same: Same | None = None
+            reader = stack.enter_context(_opened(path, layout))
+            same: Same = no_columns
             compared: Stamp = ()
             if other is not None:
-                same, compared = stack.enter_context(twins(path, other, leaves))
-            for group, rows in enumerate(rows_of):
-                if groups[group][0] == 0:
-                    continue
-                left_out = (same(group) if same else frozenset()) - {"sample_id"}
-                wanted = [name for name in present if name not in left_out]
-                last = first + groups[group][0]
-                for batch in reader.iter_batches(rows, row_groups=[group], columns=wanted):
-                    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-                    columns = {n: c for n, c in columns.items() if c.null_count < len(c)}
-                    sizes = _text_sizes(columns, batch.num_rows, pyarrow)
-                    total.add(int(sizes.sum()), f"{path}: row group {group}")
-                    for start, stop in _parts(sizes):
-                        part = {
-                            name: _decoded(column.slice(start, stop - start), pyarrow)
-                            for name, column in columns.items()
-                        }
-                        yield Block(
-                            f"{path}",
-                            first,
-                            stop - start,
-                            part,
-                            max_record_bytes,
-                            left_out,
-                            opened,
-                            compared,
-                        )
-                        first += stop - start
-                if first != last:
-                    why = f"has {groups[group][0] - last + first} rows, its footer says {groups[group][0]}"
-                    raise fail(f"{path}: row group {group}", why, "MM001")
+                same, compared = stack.enter_context(same_columns(path, other, layout.leaves))
+            first = 1
+            for group, rows in enumerate(layout.rows):
+                if rows:
+                    left_out = same(group) - {"sample_id"}
+                    start = Block(f"{path}", first, 0, {}, max_record_bytes, left_out)
+                    start = replace(start, stamp=layout.stamp, other=compared)
+                    yield from _blocks_of(reader, layout, group, start)
+                    first += rows
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())[:200]
-        raise fail(f"{path}", f"can't be read as Parquet: {why}", "MM001") from None
+        raise trace_error(f"{path}", f"can't be read as Parquet: {why}", "MM001") from None
 
 
 def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -197,15 +149,88 @@ def _columns() -> list[tuple[str, Any]]:
 # ---- reading -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """What is known of a file before a value is decoded."""
+
+    metadata: Any  # pyarrow's
+    leaves: list[str]  # paths of the columns
+    rows: list[int]  # of each row group
+    batch_rows: list[int]  # of each row group: rows to decode at a time
+    texts: list[str]  # columns to leave as dictionaries
+    total: Total
+    stamp: Stamp
+
+
+def _layout_of(path: Path, max_record_bytes: int, batch_bytes: int) -> _Layout:
+    parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
+    with path.open("rb") as file:
+        groups = read_row_groups(file, f"{path}")
+        opened = os.fstat(file.fileno())
+        metadata = parquet.read_metadata(path)
+        schema = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+        leaves = [column.path for column in schema]
+        levels = [column.max_repetition_level for column in schema]
+        texts = texts_of(set(leaves), [chunks for _, chunks in groups])
+        total = Total(opened.st_size, max_record_bytes)
+        batch_rows = bounded(
+            file, groups, levels, texts, total, max_record_bytes, batch_bytes, f"{path}"
+        )
+    rows = [rows for rows, _ in groups]
+    return _Layout(metadata, leaves, rows, batch_rows, texts, total, stamp(opened))
+
+
+def _opened(path: Path, layout: _Layout) -> Any:
+    """pyarrow's reader of the file that `layout` was made of."""
+    parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
+    reader = parquet.ParquetFile(
+        path,
+        metadata=layout.metadata,
+        buffer_size=BUFFER_BYTES,
+        pre_buffer=False,
+        page_checksum_verification=True,
+        arrow_extensions_enabled=False,
+        read_dictionary=layout.texts,
+    )
+    try:
+        _check_names(reader.schema_arrow.names, f"{path}")
+        if stamp(os.stat(path)) != layout.stamp:
+            raise trace_error(f"{path}", "was replaced while it was read", "MM001")
+    except BaseException:
+        reader.close()
+        raise
+    return reader
+
+
+def _blocks_of(reader: Any, layout: _Layout, group: int, start: Block) -> Iterator[Block]:
+    """The blocks of a row group; `start` has no rows yet."""
+    pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
+    where = f"{start.path}: row group {group}"
+    wanted = [name for name in reader.schema_arrow.names if name not in start.left_out]
+    done = 0
+    for batch in reader.iter_batches(layout.batch_rows[group], row_groups=[group], columns=wanted):
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = {n: c for n, c in columns.items() if c.null_count < len(c)}
+        sizes = _text_sizes(columns, batch.num_rows, pyarrow)
+        layout.total.add(int(sizes.sum()), where)
+        for a, b in _parts(sizes):
+            part = {n: _decoded(c.slice(a, b - a), pyarrow) for n, c in columns.items()}
+            yield replace(start, first=start.first + done, rows=b - a, columns=part)
+            done += b - a
+    if done != layout.rows[group]:
+        why = f"has {done} rows, its footer says {layout.rows[group]}"
+        raise trace_error(where, why, "MM001")
+
+
 def _check_names(names: list[str], where: str) -> None:
     wanted = [n for n, c in _columns() if c.required or n == "schema_version"]
     missing = [n for n in wanted if n not in names]
     if len(missing) == len(wanted):
-        raise fail(where, f"has no column of a trace, but {len(names)} others", "MM001")
+        raise trace_error(where, f"has no column of a trace, but {len(names)} others", "MM001")
     if missing:
-        raise fail(f"{where}: {missing[0]}", "has no column", "MM004")
+        raise trace_error(f"{where}: {missing[0]}", "has no column", "MM004")
     if len(set(names)) != len(names):
-        raise fail(where, "has two columns of one name")
+        raise trace_error(where, "has two columns of one name")
 
 
 def _text_sizes(columns: dict[str, Any], rows: int, pyarrow: ModuleType) -> np.ndarray:
@@ -262,7 +287,7 @@ def _arrays(column: Any, name: str, path: str, first: int) -> list[np.ndarray | 
         _refuse_nulls(values, [bounds], f"{path}: record", name, first)
         values, inner = _flat(values, where, pyarrow)
     if not (types.is_integer(values.type) or types.is_floating(values.type)):
-        raise fail(where, f"is a column of {column.type}, expected lists of numbers")
+        raise trace_error(where, f"is a column of {column.type}, expected lists of numbers")
     _refuse_nulls(
         values, [bounds] if inner is None else [inner, bounds], f"{path}: record", name, first
     )
@@ -277,7 +302,7 @@ def _arrays(column: Any, name: str, path: str, first: int) -> list[np.ndarray | 
         else:
             widths = np.diff(inner[start : stop + 1])
             if (widths != widths[:1]).any():
-                raise fail(
+                raise trace_error(
                     f"{path}: record {first + i}.{name}", "has rows of unlike length", "MM008"
                 )
             row = flat[inner[start] : inner[stop]]
@@ -286,11 +311,11 @@ def _arrays(column: Any, name: str, path: str, first: int) -> list[np.ndarray | 
 
 
 def _flat(column: Any, where: str, pyarrow: ModuleType) -> tuple[Any, np.ndarray]:
-    """A list array's values and its offsets into them; of a slice, those of the slice alone."""
+    """A list array's values and its offsets into them; of a slice, only those of the slice."""
     if pyarrow.types.is_fixed_size_list(column.type):
         column = column.cast(pyarrow.list_(column.type.value_type))
     if not (pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type)):
-        raise fail(where, f"is a column of {column.type}, expected lists of numbers")
+        raise trace_error(where, f"is a column of {column.type}, expected lists of numbers")
     bounds = column.offsets.to_numpy(zero_copy_only=True)
     start, stop = int(bounds[0]), int(bounds[-1])
     return column.values.slice(start, stop - start), bounds - start
@@ -301,7 +326,7 @@ def _refuse_nulls(values: Any, levels: list[np.ndarray], where: str, name: str, 
         at = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
         for offsets in levels:
             at = int(np.searchsorted(offsets, at, "right")) - 1
-        raise fail(f"{where} {first + at}.{name}", "has a null among its values")
+        raise trace_error(f"{where} {first + at}.{name}", "has a null among its values")
 
 
 def _check_size(record: dict[str, Any], limit: int, where: str) -> None:
@@ -311,23 +336,26 @@ def _check_size(record: dict[str, Any], limit: int, where: str) -> None:
         if isinstance(v, (np.ndarray, str))
     )
     if size > limit:
-        raise fail(where, f"is larger than {limit} bytes", "MM010")
+        raise trace_error(where, f"is larger than {limit} bytes", "MM010")
 
 
 def _parsed(record: dict[str, Any], max_record_bytes: int, where: str) -> dict[str, Any]:
     """The record with its JSON text columns parsed."""
     for name, column in _columns():
         if name in record and isinstance(column.spec, (Json, Records)):
-            text = record[name]
-            if not isinstance(text, str):
-                raise fail(f"{where}.{name}", f"expected JSON text, found {shown(text)}")
-            checked_items(text, max_record_bytes, f"{where}.{name}")
-            try:
-                record[name] = parse_json(text, f"{where}.{name}")
-            except json.JSONDecodeError as error:
-                why = f"is not JSON at column {error.colno}: {error.msg}"
-                raise fail(f"{where}.{name}", why) from None
+            record[name] = parse_text(record[name], max_record_bytes, f"{where}.{name}")
     return record
+
+
+def parse_text(text: Any, max_record_bytes: int, where: str) -> Any:
+    """The JSON value of a text column's entry. Raises TraceError (MM003, MM010)."""
+    if not isinstance(text, str):
+        raise trace_error(where, f"expected JSON text, found {shown(text)}")
+    checked_items(text, max_record_bytes, where)
+    try:
+        return parse_json(text, where)
+    except json.JSONDecodeError as error:
+        raise trace_error(where, f"is not JSON at column {error.colno}: {error.msg}") from None
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -355,15 +383,9 @@ def _row_groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, An
         yield rows
 
 
-def _arrow_type(spec: Any, pyarrow: ModuleType) -> Any:
-    if isinstance(spec, Array):
-        row = pyarrow.list_(pyarrow.type_for_alias(spec.dtype))
-        return row if spec.rows is None else pyarrow.list_(row)
-    scalars = {Int: "int64", Float: "float64", Ints: "int64", Floats: "float64"}
-    if type(spec) not in scalars:
-        return pyarrow.string()
-    scalar = pyarrow.type_for_alias(scalars[type(spec)])
-    return pyarrow.list_(scalar) if isinstance(spec, (Ints, Floats)) else scalar
+def _arrow_type(spec: Spec, pyarrow: ModuleType) -> Any:
+    """Of a column; what Arrow has no type for is JSON text."""
+    return spec.arrow_type(pyarrow) or pyarrow.string()
 
 
 def _to_arrow(name: str, values: list[Any], pyarrow: ModuleType) -> Any:
@@ -375,7 +397,7 @@ def _to_arrow(name: str, values: list[Any], pyarrow: ModuleType) -> Any:
         except UnicodeEncodeError:
             bad = next(v for v in values if isinstance(v, str) and not _is_utf8(v))
             why = f"{shown(bad)} has half a surrogate pair, Parquet can't hold it"
-            raise fail(f"write_trace: {name}", why) from None
+            raise trace_error(f"write_trace: {name}", why) from None
     missing = pyarrow.array([v is None for v in values])
     rows = [
         np.zeros((0,) * (1 if spec.rows is None else 2), spec.dtype) if v is None else v

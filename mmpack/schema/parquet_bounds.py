@@ -1,5 +1,5 @@
-"""What a Parquet trace would decode to, from page headers and levels: refused if too much, else how many rows to
-decode at a time."""
+"""What a Parquet trace would decode to, from page headers and levels: refused if too much, else how many rows
+to decode at a time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import IO
 import numpy as np
 
 from mmpack.schema.bounds import Total
-from mmpack.schema.error_text import fail, named
+from mmpack.schema.error_text import escaped, trace_error
 from mmpack.schema.parquet_pages import Chunk
 from mmpack.schema.parquet_rows import row_lengths
 
 BATCH_ROWS = 512  # of rows that are decoded at a time
-BATCH_RECORDS = 4  # rows that are decoded at a time hold at most so many records of the largest size, or are one
-PAGE_RECORDS = 8  # so does a page, which is decompressed whole
+BATCH_RECORDS = 4  # the most records of the largest size in rows that are decoded at a time, unless it is one row
+PAGE_RECORDS = 8  # and in a page, which is decompressed whole
 LEVEL_BYTES = 16  # a decoded value (8) with its levels and offsets
 WIDTHS = {0: 1, 1: 4, 4: 4}  # bytes of a value by physical type, where it is not 8
 
@@ -46,10 +46,10 @@ def bounded(
         for chunk in chunks:
             if chunk.largest_page > PAGE_RECORDS * max_record_bytes:
                 why = f"has a page of {chunk.largest_page} bytes, more than {PAGE_RECORDS} records of the largest size"
-                raise fail(f"{place}, {named(chunk.name)}", why, "MM010")
+                raise trace_error(f"{place}, {escaped(chunk.name)}", why, "MM010")
             total.add(_decoded_bytes(chunk), place)
         if chunks and len(chunks) != len(levels):
-            raise fail(place, f"has {len(chunks)} columns of {len(levels)}", "MM001")
+            raise trace_error(place, f"has {len(chunks)} columns of {len(levels)}", "MM001")
         sizes = np.zeros(0, np.int64)  # bytes of each row, of the columns that may hold a large one
         for chunk, level in zip(chunks, levels, strict=False):
             width = WIDTHS.get(chunk.kind, 8)
@@ -58,7 +58,7 @@ def bounded(
                 longest = int(lengths.argmax())
                 if lengths[longest] * width > max_record_bytes:
                     why = f"is larger than {max_record_bytes} bytes"
-                    raise fail(f"{where}: record {first + longest}", why, "MM010")
+                    raise trace_error(f"{where}: record {first + longest}", why, "MM010")
                 more = lengths * (width + LEVEL_BYTES)
                 sizes = sizes + more if len(sizes) else more
         out.append(_batch_rows(rows, chunks, texts, batch_bytes, sizes, max_record_bytes))
@@ -84,7 +84,7 @@ def _batch_rows(
         if chunk.is_text and not chunk.is_nested and chunk.name not in texts:
             row_bytes += chunk.repeated_bytes
     out = max(1, min(BATCH_ROWS, batch_bytes // row_bytes))
-    while out > 1 and len(sizes):  # rows may be of very unlike length
+    while out > 1 and len(sizes):  # rows may differ much in length
         if (
             np.add.reduceat(sizes, np.arange(0, rows, out)).max()
             <= BATCH_RECORDS * max_record_bytes

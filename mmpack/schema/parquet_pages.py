@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import IO, Any
 
-from mmpack.schema.error_text import fail, named
+from mmpack.schema.error_text import escaped, trace_error
 
 MAGIC = b"PAR1"
 FOOTER_BYTES = 2**24  # some thousands of row groups
@@ -22,7 +22,11 @@ FIRST_BYTES, HEADER_BYTES = 2**9, 2**16  # of a page's header: most are short
 BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY = 6, 7
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 OWN_HEADER = {DATA_PAGE: 5, DICTIONARY_PAGE: 7, DATA_PAGE_V2: 8}  # kind of page -> field
-ENCODING = {DATA_PAGE: 2, DICTIONARY_PAGE: 2, DATA_PAGE_V2: 4}  # kind of page -> field of that
+ENCODING = {
+    DATA_PAGE: 2,
+    DICTIONARY_PAGE: 2,
+    DATA_PAGE_V2: 4,
+}  # kind of page -> field of that header
 PLAIN, PLAIN_DICTIONARY, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 0, 2, 7, 8
 
 
@@ -60,7 +64,7 @@ class Page:
 
     @property
     def count(self) -> int:
-        """Values; of a dictionary its entries."""
+        """Values; of a dictionary, its entries."""
         return int(self.own[1])
 
 
@@ -79,7 +83,7 @@ def read_row_groups(file: IO[bytes], where: str) -> list[tuple[int, list[Chunk]]
         ]
         ranges = [chunk_range(column) for rows, columns in groups if rows for column in columns]
         if sum(max(stop - start, 0) for start, stop in ranges) > size:
-            raise fail(where, "has columns that share pages", "MM001")
+            raise trace_error(where, "has columns that share pages", "MM001")
         return [
             (rows, _chunks(file, size, rows, columns, f"{where}: row group {i}"))
             for i, (rows, columns) in enumerate(groups)
@@ -93,9 +97,11 @@ def read_footer(file: IO[bytes], where: str) -> tuple[int, dict[int, Any]]:
     tail = file.read(8)
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != MAGIC or length > size - 8:
-        raise fail(where, "is not a whole Parquet file", "MM001")
+        raise trace_error(where, "is not a whole Parquet file", "MM001")
     if length > FOOTER_BYTES:
-        raise fail(where, f"has a footer of {length} bytes, more than {FOOTER_BYTES}", "MM010")
+        raise trace_error(
+            where, f"has a footer of {length} bytes, more than {FOOTER_BYTES}", "MM010"
+        )
     file.seek(size - 8 - length)
     with naming_broken(where):
         return size, _Thrift(file.read(length)).struct()
@@ -107,7 +113,7 @@ def naming_broken(where: str) -> Iterator[None]:
     try:
         yield
     except (IndexError, KeyError, TypeError, AttributeError):
-        raise fail(where, "has a broken Parquet footer or page header", "MM001") from None
+        raise trace_error(where, "has a broken Parquet footer or page header", "MM001") from None
 
 
 def chunk_range(column: dict[int, Any]) -> tuple[int, int]:
@@ -121,22 +127,22 @@ def _chunks(
 ) -> list[Chunk]:
     if rows == 0:
         if any(column[5] for column in columns):
-            raise fail(where, "has values, but 0 rows", "MM001")
+            raise trace_error(where, "has values, but 0 rows", "MM001")
         return []
     chunks = [_chunk(file, size, column, where) for column in columns]
     for chunk in chunks:
         if chunk.values < rows or (chunk.values > rows and not chunk.is_nested):
             why = f"has {chunk.values} values for {rows} rows"
-            raise fail(f"{where}, {named(chunk.name)}", why, "MM001")
+            raise trace_error(f"{where}, {escaped(chunk.name)}", why, "MM001")
     return chunks
 
 
 def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Chunk:
     path = [step.decode("utf-8", "replace") for step in column[3]]
-    where = f"{where}, {named(path[0])}"
+    where = f"{where}, {escaped(path[0])}"
     start, stop = chunk_range(column)
     if not 0 <= start <= stop <= size:
-        raise fail(where, f"has its pages at [{start}, {stop}) of {size} bytes", "MM001")
+        raise trace_error(where, f"has its pages at [{start}, {stop}) of {size} bytes", "MM001")
     values = page_bytes = largest_page = repeated_bytes = 0
     encodings = set()
     for page in pages(file, start, stop, where):
@@ -145,13 +151,13 @@ def _chunk(file: IO[bytes], size: int, column: dict[int, Any], where: str) -> Ch
             encodings.add(page.own[ENCODING[page.kind]])
         elif page.count * 4 > page.unpacked:  # each of its values has four bytes or more
             why = f"has {page.count} values in a page of {page.unpacked} bytes"
-            raise fail(where, why, "MM001")
+            raise trace_error(where, why, "MM001")
         if page.kind == DICTIONARY_PAGE or page.own[ENCODING[page.kind]] == DELTA_BYTE_ARRAY:
             repeated_bytes = max(repeated_bytes, page.unpacked)
         page_bytes += page.unpacked
         largest_page = max(largest_page, page.unpacked)
     if values != column[5]:
-        raise fail(where, f"has {values} values, its footer says {column[5]}", "MM001")
+        raise trace_error(where, f"has {values} values, its footer says {column[5]}", "MM001")
     is_text = column[1] in (BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY)
     is_nested = len(path) > 1
     as_dictionary = (
@@ -183,11 +189,13 @@ def pages(file: IO[bytes], start: int, stop: int, where: str) -> Iterator[Page]:
             kind, unpacked, packed = header[1], header[2], header[3]
             own = header[OWN_HEADER[kind]]
             if not all(0 <= n < 2**31 for n in (unpacked, packed, own[1])):
-                raise fail(where, f"has a page of {unpacked} bytes and {own[1]} values", "MM001")
+                raise trace_error(
+                    where, f"has a page of {unpacked} bytes and {own[1]} values", "MM001"
+                )
             first = at + length
             at = first + packed
             if at > stop:
-                raise fail(where, f"has a page that ends at {at}, beyond {stop}", "MM001")
+                raise trace_error(where, f"has a page that ends at {at}, beyond {stop}", "MM001")
             yield Page(kind, own, first, at, unpacked)
 
 
@@ -221,7 +229,7 @@ class _Thrift:
             kind = byte & 15
             if 4 <= kind <= 6:
                 out[field] = self._zigzag()
-            else:  # booleans lie in kind
+            else:  # a boolean is its kind
                 out[field] = kind == 1 if kind in (1, 2) else self._value(kind, depth)
         return out
 

@@ -11,14 +11,18 @@ from typing import IO
 import numpy as np
 
 from mmpack.errors import require
-from mmpack.schema.error_text import fail, named
+from mmpack.schema.error_text import escaped, trace_error
 from mmpack.schema.parquet_pages import DATA_PAGE_V2, DICTIONARY_PAGE, Chunk, Page, pages
 
 RLE = 3
 REP_ENCODING = 4  # field of a data page's own header
 REP_LENGTH, DEF_LENGTH, IS_PACKED = 6, 5, 7  # of a version 2 header
-MAX_RUNS = 2**22  # of a chunk: as many rows can be told apart in seconds
-STREAMED = {2: "gzip", 4: "brotli", 6: "zstd"}  # codecs whose first bytes come without the rest
+MAX_RUNS = 2**22  # of a chunk: as many are read in seconds
+STREAMED = {
+    2: "gzip",
+    4: "brotli",
+    6: "zstd",
+}  # codecs whose first bytes can be decompressed without the rest
 WHOLE = {1: "snappy", 7: "lz4_raw"}
 
 
@@ -28,7 +32,7 @@ def row_lengths(file: IO[bytes], chunk: Chunk, rows: int, max_level: int, where:
     `max_level`: the column's largest repetition level, 1 or more. Raises TraceError: MM001 for levels that contradict
     the page, MM010 for levels that can't be looked at.
     """
-    where = f"{where}, {named(chunk.name)}"
+    where = f"{where}, {escaped(chunk.name)}"
     starts, base, runs = [], 0, 0
     for page in pages(file, *chunk.place, where):
         if page.kind == DICTIONARY_PAGE:
@@ -36,15 +40,15 @@ def row_lengths(file: IO[bytes], chunk: Chunk, rows: int, max_level: int, where:
         try:
             found, used = _row_starts(_levels(file, chunk, page, where), page.count, max_level)
         except IndexError:
-            raise fail(where, "has broken repetition levels", "MM001") from None
+            raise trace_error(where, "has broken repetition levels", "MM001") from None
         runs += used
         if runs > MAX_RUNS:
-            raise fail(where, f"has more than {MAX_RUNS} runs of repetition levels", "MM010")
+            raise trace_error(where, f"has more than {MAX_RUNS} runs of repetition levels", "MM010")
         starts.append(found + base)
         base += page.count
     first = np.concatenate([np.zeros(0, np.int64), *starts])
     if len(first) != rows or (rows and first[0] != 0):
-        raise fail(where, f"has {len(first)} rows, its footer says {rows}", "MM001")
+        raise trace_error(where, f"has {len(first)} rows, its footer says {rows}", "MM001")
     return np.diff(first, append=base)
 
 
@@ -55,7 +59,7 @@ def _levels(file: IO[bytes], chunk: Chunk, page: Page, where: str) -> bytes:
     if page.kind == DATA_PAGE_V2:  # never compressed
         return packed[: page.own[REP_LENGTH]]
     if page.own[REP_ENCODING] != RLE:
-        raise fail(where, "has repetition levels of an encoding that is not RLE", "MM010")
+        raise trace_error(where, "has repetition levels of an encoding that is not RLE", "MM010")
     head = _unpacked(packed, 4, chunk, page, where)
     length = int.from_bytes(head[:4], "little")
     if len(head) < 4 or length > page.unpacked - 4:
@@ -81,11 +85,11 @@ def _unpacked(packed: bytes, count: int, chunk: Chunk, page: Page, where: str) -
             packed, decompressed_size=page.unpacked, codec=WHOLE[chunk.codec], asbytes=True
         )
     why = "may hold a record that is too large, its compression hides where rows start"
-    raise fail(where, why, "MM010")
+    raise trace_error(where, why, "MM010")
 
 
 def _row_starts(data: bytes, count: int, max_level: int) -> tuple[np.ndarray, int]:
-    """The places among `count` levels of those that are 0, and how many runs it took. Raises IndexError."""
+    """Where the levels that are 0 stand among `count` levels, and the number of runs. Raises IndexError."""
     width = max_level.bit_length()
     value_bytes = -(-width // 8)
     starts: list[np.ndarray] = []

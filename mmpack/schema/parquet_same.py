@@ -1,6 +1,6 @@
 """Two Parquet files of one schema: which columns hold the same bytes in both, so that one reading serves both.
 
-Whatever is odd about a file ends the sharing, not the reading: then each is read for itself.
+Files whose schemas or row groups differ share no column: each is read in full.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from mmpack.schema.error_text import fail
+from mmpack.schema.error_text import trace_error
 from mmpack.schema.parquet_pages import chunk_range, naming_broken, read_footer
 
 PIECE_BYTES = 2**20
-# Fields of ColumnChunk and ColumnMetaData in parquet.thrift that say where something lies, and nothing else.
+# Fields of ColumnChunk and ColumnMetaData in parquet.thrift that say only where something lies.
 CHUNK_PLACES, METADATA_PLACES = {2, 3, 4, 5, 6, 7}, {9, 10, 11, 14}
 CRYPTO = {8, 9}  # of ColumnChunk
 Same = Callable[[int], frozenset[str]]
@@ -27,15 +27,20 @@ def stamp(of: os.stat_result) -> Stamp:
     return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns
 
 
+def no_columns(group: int) -> frozenset[str]:
+    """Of a trace that is read without another."""
+    return frozenset()
+
+
 @contextmanager
-def twins(path: Path, other: Path, leaves: Sequence[str]) -> Iterator[tuple[Same, Stamp]]:
-    """Gives a function of a row group's number, and the stamp of `other` as it was compared.
+def same_columns(path: Path, other: Path, leaves: Sequence[str]) -> Iterator[tuple[Same, Stamp]]:
+    """Yield a function of a row group's number, and the stamp of `other` as it was compared.
 
     The function names the columns of `path` that are equal in every byte of their pages in the same group of `other`.
     `leaves`: the paths of the schema's columns, in their order. Raises TraceError (MM001) for a broken `other`.
     """
-    with path.open("rb") as file, _opened(other) as twin:
-        files = file, twin
+    with path.open("rb") as file, _opened(other) as second:
+        files = file, second
         mine, theirs = (
             read_footer(f, f"{p}")[1] for f, p in zip(files, (path, other), strict=True)
         )
@@ -52,19 +57,21 @@ def twins(path: Path, other: Path, leaves: Sequence[str]) -> Iterator[tuple[Same
             if group >= aligned:
                 return frozenset()
             with naming_broken(f"{other}"):
-                return _same_columns(files, [of[group][1] for of in groups], leaves)
+                return _equal_columns(files, [of[group][1] for of in groups], leaves)
 
-        yield same, stamp(os.fstat(twin.fileno()))
+        yield same, stamp(os.fstat(second.fileno()))
 
 
 def _opened(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except OSError as error:
-        raise fail(f"{path}", f"can't be read as Parquet: {error.strerror}", "MM001") from None
+        raise trace_error(
+            f"{path}", f"can't be read as Parquet: {error.strerror}", "MM001"
+        ) from None
 
 
-def _same_columns(
+def _equal_columns(
     files: tuple[IO[bytes], IO[bytes]], columns: list[list[dict[int, Any]]], leaves: Sequence[str]
 ) -> frozenset[str]:
     if not len(columns[0]) == len(columns[1]) == len(leaves):

@@ -1,4 +1,4 @@
-"""What JSON can carry, of the objects that a record holds as they are."""
+"""Free objects of a record: what of them JSON can carry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from mmpack.schema.error_text import fail, shown
+from mmpack.schema.error_text import shown, trace_error
 
 MAX_DEPTH = 32
 
@@ -15,7 +15,7 @@ def check_json(value: Any, where: str) -> None:
     """Refuse what JSON can't carry: other types, NaN, integers beyond 64 bits, deep nesting."""
     fault = json_fault(value)
     if fault is not None:
-        raise fail(where, *fault)
+        raise trace_error(where, *fault)
 
 
 def json_fault(value: Any) -> tuple[str, str] | None:

@@ -5,15 +5,16 @@ Ids are expanded (one per vision token) and never padded; spans are half-open to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, TraceError
 from mmpack.families import FAMILIES
-from mmpack.schema.error_text import fail, safe_repr, shown
-from mmpack.schema.fields import Array, Int, Ints, Json, Record, Records, Str, column, keep_unknown
+from mmpack.schema.error_text import safe_repr, shown, trace_error
+from mmpack.schema.fields import Record, Records, column, keep_unknown
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import (
     ActionSpan,
@@ -26,12 +27,25 @@ from mmpack.schema.spans import (
     RegionSpan,
     Score,
 )
+from mmpack.schema.specs import Array, Int, Ints, Json, Str
 
 SCHEMA_VERSION = "1"
 # in `metadata`: sha256:<64 hex> of the decoded loss tokens (special tokens kept), all loss spans at once
 RESPONSE_TEXT_KEY = "response_text_sha256"
 COORDINATE_SYSTEMS = ("absolute_pixels", "normalized_1", "normalized_1000")
 FINISH_REASONS = ("stop", "length", "tool", "abort")
+
+
+class Version(Str):
+    """The version of the schema that this mmpack reads."""
+
+    def read(self, value: Any, where: str) -> str:
+        if not (isinstance(value, str) and value in self.choices):
+            known = " or ".join(map(repr, self.choices))
+            raise trace_error(
+                where, f"{shown(value)} is unknown, this mmpack reads {known}", "MM005"
+            )
+        return value
 
 
 @dataclass(eq=False)
@@ -41,11 +55,22 @@ class Sample(Record):
     Arrays are numpy: `input_ids` int64 [L], `position_ids` int64 [rows, L], `attention_mask`
     int8 [L], `rollout_logprobs` float32 [n]. An optional field is None where the producer
     recorded nothing.
+
+    Example:
+        >>> import numpy as np, mmpack as mp
+        >>> ids = np.array([9, 8, 7, 6])
+        >>> sample = mp.Sample("a", "prompt-1", "qwen2_5_vl", ids, [], [], [mp.LossSpan(2, 4)])
+        >>> sample
+        Sample('a', group_id='prompt-1', family='qwen2_5_vl', tokens=4, media=0, loss_tokens=2)
+        >>> sample.to_dict()["loss_spans"]
+        [{'start': 2, 'stop': 4, 'kind': 'response'}]
+        >>> mp.Sample.from_dict(sample.to_dict()) == sample
+        True
     """
 
     sample_id: str = column(Str(), "unique in a trace")
     group_id: str = column(Str(), "the prompt's id")
-    family: str = column(Str(), "model family")
+    family: str = column(Str(tuple(FAMILIES), code="MM006"), "model family")
     input_ids: np.ndarray = column(
         Array("int64"), "expanded ids, one per vision token, never padded"
     )
@@ -54,7 +79,9 @@ class Sample(Record):
         Records(ModalitySpan), "placeholders, sorted, disjoint; all else is text"
     )
     loss_spans: list[LossSpan] = column(Records(LossSpan), "tokens of the loss, sorted, disjoint")
-    schema_version: str = column(Str((SCHEMA_VERSION,)), "version of this schema", SCHEMA_VERSION)
+    schema_version: str = column(
+        Version((SCHEMA_VERSION,)), "version of this schema", SCHEMA_VERSION
+    )
     position_ids: np.ndarray | None = column(
         Array("int64", rows=0, low=None), "as the producer used them; rows t, h, w", None
     )
@@ -109,31 +136,15 @@ class Sample(Record):
         `where` begins the message of an error. Raises TraceError.
         """
         where = cls.__name__ if where is None else where
-        if isinstance(value, dict):
+        if isinstance(value, dict):  # the version first: another one may have other fields
             version = value.get("schema_version")
             if version is None:
-                raise fail(f"{where}.schema_version", "is missing", "MM004")
-            if version != SCHEMA_VERSION:
-                raise fail(
-                    f"{where}.schema_version",
-                    f"{shown(version)} is unknown, this mmpack reads {SCHEMA_VERSION!r}",
-                    "MM005",
-                )
+                raise trace_error(f"{where}.schema_version", "is missing", "MM004")
+            cls.columns()["schema_version"].spec.read(version, f"{where}.schema_version")
         sample: Sample = super().from_dict(value, where)
-        if sample.family not in FAMILIES:
-            raise fail(
-                f"{where}.family",
-                f"{shown(sample.family)} is unknown. Known: {', '.join(FAMILIES)}",
-                "MM006",
-            )
-        _unpad(sample, where)
-        rows = FAMILIES[sample.family].position_rows
-        if sample.position_ids is not None and sample.position_ids.shape != (rows, len(sample)):
-            raise fail(
-                f"{where}.position_ids",
-                f"has shape {list(sample.position_ids.shape)}, expected [{rows}, {len(sample)}]",
-                "MM008",
-            )
+        for fault in shape_faults(sample, f"{where}."):
+            raise fault
+        _unpad(sample)
         return sample
 
     def __len__(self) -> int:
@@ -183,6 +194,20 @@ def vocabulary_size(processor: dict[str, Any] | None) -> int | None:
     return size if type(size) is int and size > 0 else None
 
 
+def shape_faults(sample: Sample, prefix: str = "") -> Iterator[TraceError]:
+    """Arrays that don't have the length of `input_ids`, or one row for each of the family's positions (MM008)."""
+    length = len(sample)
+    shapes = {
+        "position_ids": (FAMILIES[sample.family].position_rows, length),
+        "attention_mask": (length,),
+    }
+    for name, shape in shapes.items():
+        array = getattr(sample, name)
+        if array is not None and array.shape != shape:
+            why = f"has shape {list(array.shape)}, expected {list(shape)}"
+            yield trace_error(f"{prefix}{name}", why, "MM008")
+
+
 def as_samples(given: Any, what: str) -> list[Sample]:
     """The samples of a list, a data set or a generator. Raises: ArgumentError for what is none."""
     if isinstance(given, Sample) or not hasattr(given, "__iter__"):
@@ -206,23 +231,11 @@ def concatenated_ranges(spans: list[tuple[int, int]]) -> np.ndarray:
     return np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in spans])
 
 
-def _unpad(sample: Sample, where: str) -> None:
-    """Cut off the padding that `attention_mask` shows. Holes inside stay: a rule names them."""
+def _unpad(sample: Sample) -> None:
+    """Cut off the padding that `attention_mask` shows. Holes within stay: a rule names them."""
     mask = sample.attention_mask
     if mask is None:
         return
-    if len(mask) != len(sample.input_ids):
-        raise fail(
-            f"{where}.attention_mask",
-            f"has {len(mask)} values, input_ids has {len(sample.input_ids)}",
-            "MM008",
-        )
-    if sample.position_ids is not None and sample.position_ids.shape[1] != len(mask):
-        raise fail(
-            f"{where}.position_ids",
-            f"has {sample.position_ids.shape[1]} columns, attention_mask has {len(mask)}",
-            "MM008",
-        )
     kept = np.flatnonzero(mask)
     start, stop = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
     if (start, stop) == (0, len(mask)):

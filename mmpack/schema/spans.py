@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mmpack.schema.error_text import fail
-from mmpack.schema.fields import COUNT_MAX, Float, Floats, Int, Json, Record, Spec, Str, column
+from mmpack.schema.error_text import trace_error
+from mmpack.schema.fields import Record, column
+from mmpack.schema.specs import COUNT_MAX, Float, Floats, Int, Json, Spec, Str
 
 MODALITIES = ("image", "video")
 LOSS_KINDS = ("response", "action", "reasoning")
@@ -64,7 +65,7 @@ class ActionSpan(Record):
 
 @dataclass(eq=False)
 class RegionSpan(Record):
-    """Text tokens that speak of a place in a medium."""
+    """Text tokens that refer to a place in a medium."""
 
     start: int = column(Int(), "first token")
     stop: int = column(Int(), "one past the last token")
@@ -121,7 +122,7 @@ class ScopeSpec(Spec):
                 return {key: Int().read(inner, f"{where}.{key}")}
             if key == "span" and isinstance(inner, (list, tuple)) and len(inner) == 2:
                 return {key: [Int().read(v, f"{where}.{key}[{i}]") for i, v in enumerate(inner)]}
-        raise fail(
+        raise trace_error(
             where, 'expected "sequence", {"turn": k}, {"region": k} or {"span": [start, stop]}'
         )
 
@@ -145,9 +146,9 @@ class ScopeSpec(Spec):
 
 @dataclass(eq=False)
 class Score(Record):
-    """A reward, a cost or a verifier's verdict, with what it speaks of."""
+    """A reward, a cost or a verifier's verdict, with what it scores."""
 
     name: str = column(Str(), "who gave it")
     value: float = column(Float(), "the score")
-    scope: str | dict[str, Any] = column(ScopeSpec(), "what it speaks of", "sequence")
+    scope: str | dict[str, Any] = column(ScopeSpec(), "what it scores", "sequence")
     metadata: dict[str, Any] = _extra()

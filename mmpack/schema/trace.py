@@ -1,4 +1,4 @@
-"""Trace files: one sample a record, as .jsonl, .jsonl.zst or .parquet. Streamed both ways.
+"""Trace files: one sample per record, as .jsonl, .jsonl.zst or .parquet. Streamed both ways.
 
 Reading holds one record (of JSON Lines) or a few row batches (of Parquet) at a time. Nothing in a
 file is ever unpickled or opened.
@@ -14,7 +14,7 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.files import replaced
-from mmpack.schema.error_text import fail, named
+from mmpack.schema.error_text import escaped, trace_error
 from mmpack.schema.jsonl import read_jsonl, write_jsonl
 from mmpack.schema.parquet import Block, read_blocks, read_parquet, write_parquet
 from mmpack.schema.sample import Sample
@@ -39,18 +39,28 @@ def read_trace(
     Raises TraceError with file, record, field and a code (MM001 to MM010): here for a path that is
     no trace, while iterating for a record whose structure is wrong. Broken rules (MM1xx and up)
     are not looked for: see `validate`.
+
+    Example:
+        >>> import tempfile, numpy as np, mmpack as mp
+        >>> ids = np.array([9, 8, 7])
+        >>> sample = mp.Sample("a", "p", "qwen2_5_vl", ids, [], [], [mp.LossSpan(1, 3)])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     mp.write_trace(f"{folder}/t.jsonl", [sample])
+        ...     list(mp.read_trace(f"{folder}/t.jsonl"))
+        1
+        [Sample('a', group_id='p', family='qwen2_5_vl', tokens=3, media=0, loss_tokens=2)]
     """
     source = _path_of(path, "read_trace")
     _format_of(source)
     try:
         if not source.is_file():
             why = "is not a file" if source.exists() else "does not exist"
-            raise fail(f"{source}", why, "MM001")
+            raise trace_error(f"{source}", why, "MM001")
         allowed = os.access(source, os.R_OK)
     except PermissionError:  # of a folder above it
         allowed = False
     if not allowed:
-        raise fail(f"{source}", "may not be read by this user", "MM001")
+        raise trace_error(f"{source}", "may not be read by this user", "MM001")
     return TraceReader(source, media, max_record_bytes)
 
 
@@ -117,8 +127,8 @@ class TraceReader:
 
     def blocks(self, other: TraceReader | None = None) -> Iterator[Block]:
         """The rows of a Parquet trace, some at a time; see `read_blocks`. Raises TraceError."""
-        twin = None if other is None else other.path
-        return read_blocks(self.path, self.max_record_bytes, twin)
+        path = None if other is None else other.path
+        return read_blocks(self.path, self.max_record_bytes, path)
 
     def _records(self) -> Iterator[tuple[int, Any]]:
         if self.is_parquet:
@@ -152,11 +162,11 @@ class Ids:
 
 
 def repeated_id(sample_id: str, where: str) -> TraceError:
-    return fail(f"{where}.sample_id", f"{named(sample_id)} occurs before", "MM007")
+    return trace_error(f"{where}.sample_id", f"{escaped(sample_id)} occurs before", "MM007")
 
 
 def _path_of(path: Any, what: str) -> Path:
-    """Raises ArgumentError for what is no path."""
+    """Raises ArgumentError if `path` is no path."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str) or "\0" in text:
         raise ArgumentError(f"{what}: {path!r:.60} is no path. Fix: pass the name of a file")
@@ -167,4 +177,4 @@ def _format_of(path: Path) -> str:
     for kind in FORMATS:
         if path.name.endswith(kind):
             return kind
-    raise fail(f"{path}", f"has no name of a trace ({', '.join(FORMATS)})", "MM001")
+    raise trace_error(f"{path}", f"has no name of a trace ({', '.join(FORMATS)})", "MM001")

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import time
 import warnings
 import zlib
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.files import replaced
 from mmpack.video.values import read_value
 
 HEAD_BYTES = 256
@@ -99,17 +99,10 @@ class FrameCache:
         return pixels
 
     def _write(self, path: Path, pixels: np.ndarray) -> None:
-        """Whole, or not at all."""
-        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
-            try:
-                file.write(_head(path.stem, pixels))
-                file.write(pixels.data)
-                file.flush()
-                Path(file.name).replace(path)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(file.name)
-                raise
+        """Whole, or not at all. Raises OSError."""
+        with replaced(path, "FrameCache", None, durable=False) as file:
+            file.write(_head(path.stem, pixels))
+            file.write(pixels.data)
 
     def _warn(self, error: OSError) -> None:
         self.stats.unwritten += 1

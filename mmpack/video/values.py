@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import reprlib
-from typing import Any
+from types import EllipsisType, NoneType, SimpleNamespace
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "bool": (bool,),
-    "int": (int, np.integer),
-    "float": (int, float, np.integer, np.floating),
-    "str": (str,),
-    "dict": (dict,),
+_ACCEPTED: dict[Any, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int, np.integer),
+    float: (int, float, np.integer, np.floating),
+    str: (str,),
+    dict: (dict,),
 }
-_PLAIN = {"int": int, "float": float}
+_CONVERTED = (int, float)
 _MOST = 2**63  # whole numbers are int64 in arrays and records
 
 
 def read_value(what: str, kind: str, value: Any, fix: str) -> Any:
-    """`value` as the annotation `kind`, plain Python. Raises: ArgumentError naming `what`, ending in `fix`."""
-    if value is None and kind.endswith("None"):
-        return None
-    base = kind.removesuffix(" | None")
-    if base.startswith("tuple") and isinstance(value, list | tuple):
-        of = base.removeprefix("tuple[").removesuffix("]").split(", ")
-        if of[-1] == "..." or len(of) == len(value):
-            return tuple(read_value(what, of[0], v, fix) for v in value)
-    base = base.partition("[")[0]
-    if isinstance(value, int) and not -_MOST <= value < _MOST:
-        raise ArgumentError(f"{what} is a number beyond 64 bits. Fix: {fix}")
-    if isinstance(value, _KINDS.get(base, ())) and isinstance(value, bool) == (base == "bool"):
-        return _PLAIN.get(base, lambda v: v)(value)
-    raise ArgumentError(f"{what} is {reprlib.repr(value):.60}, expected {kind}. Fix: {fix}")
+    """`value` as the annotation `kind`, plain Python. Raises: ArgumentError naming `what`, ending in `fix`.
+
+    Example:
+        >>> from mmpack.video.values import read_value
+        >>> read_value("fps", "float | None", 2, "pass a rate"), read_value("size", "tuple[int, ...]", [4, 6], "")
+        (2.0, (4, 6))
+    """
+    return _read(what, _type_of(kind), kind, value, fix)
 
 
 def read_numbers(what: str, values: Any, fix: str) -> np.ndarray:
@@ -46,3 +42,26 @@ def read_numbers(what: str, values: Any, fix: str) -> np.ndarray:
             f"{what} is {reprlib.repr(values):.60}, expected whole numbers. Fix: {fix}"
         )
     return np.array([read_value(what, "int", v, fix) for v in values], dtype=np.int64)
+
+
+@functools.cache
+def _type_of(annotation: str) -> Any:
+    """The type that an annotation of builtins and Any names."""
+    holder = SimpleNamespace(__annotations__={"kind": annotation})
+    return get_type_hints(holder, localns={"Any": Any})["kind"]
+
+
+def _read(what: str, kind: Any, shown: str, value: Any, fix: str) -> Any:
+    members = get_args(kind) if NoneType in get_args(kind) else (kind,)
+    if value is None and NoneType in members:
+        return None
+    base = next(member for member in members if member is not NoneType)
+    of, base = get_args(base), get_origin(base) or base
+    is_tuple = base is tuple and isinstance(value, list | tuple)
+    if is_tuple and (isinstance(of[-1], EllipsisType) or len(of) == len(value)):
+        return tuple(_read(what, of[0], of[0].__name__, v, fix) for v in value)
+    if isinstance(value, int) and not -_MOST <= value < _MOST:
+        raise ArgumentError(f"{what} is a number beyond 64 bits. Fix: {fix}")
+    if isinstance(value, _ACCEPTED.get(base, ())) and isinstance(value, bool) == (base is bool):
+        return base(value) if base in _CONVERTED else value
+    raise ArgumentError(f"{what} is {reprlib.repr(value):.60}, expected {shown}. Fix: {fix}")

@@ -282,9 +282,9 @@ def test_what_describes_the_samples():
 @settings(max_examples=30)
 @given(batches(), st.booleans())
 def test_samples_stay_as_they_were(batch_samples, share):
-    before = [s.to_dict() if hasattr(s, "to_dict") else repr(s) for s in batch_samples]
+    before = [s.to_dict() for s in batch_samples]
     mp.pack(batch_samples, share_prefix=share)
-    assert [s.to_dict() if hasattr(s, "to_dict") else repr(s) for s in batch_samples] == before
+    assert [s.to_dict() for s in batch_samples] == before
 
 
 def test_a_pack_without_loss_tokens():

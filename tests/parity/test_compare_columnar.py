@@ -17,11 +17,10 @@ import mmpack as mp
 from mmpack import compare
 from mmpack.errors import TraceError
 from mmpack.families import FAMILIES
-from mmpack.parity.columnar import compare as columnar
-from mmpack.parity.columnar.rules import sound
-from mmpack.parity.columnar.table import Rows, parsed_lists
+from mmpack.parity.columnar.steps import Part
+from mmpack.schema.columns.table import Table, parsed_lists, take
 from mmpack.schema.jsonl import dump_json
-from mmpack.schema.rules import problems_of
+from mmpack.schema.rules import problems_of, surely_valid
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import read_trace, write_trace
 
@@ -50,14 +49,14 @@ def assert_same(fast, slow):
 def built(monkeypatch):
     """The samples that the columns left to be built."""
     seen = []
-    samples_of = columnar._Part.samples
+    samples_of = Part.samples
 
     def watched(part, but):
         for item in samples_of(part, but):
             seen.append(item[1].sample_id)
             yield item
 
-    monkeypatch.setattr(columnar._Part, "samples", watched)
+    monkeypatch.setattr(Part, "samples", watched)
     return seen
 
 
@@ -228,7 +227,7 @@ def test_what_lacks_or_differs_in_settings_and_turns(tmp_path):
     assert_same(fast, slow)
 
 
-def test_a_film_of_a_family_without_films(tmp_path):
+def test_a_video_of_a_family_without_videos(tmp_path):
     sample = make_sample(
         [("text", [1, 2, 9, 9, 9, 9, 5]), ("response", [3, 4], 0)], "s", family="internvl"
     )
@@ -239,17 +238,17 @@ def test_a_film_of_a_family_without_films(tmp_path):
     assert_same(fast, slow)
 
 
-# ---- sound rows ----------------------------------------------------------------------------------
+# ---- rows that are surely valid ------------------------------------------------------------------
 
 
-def soundness(path):
-    """Of each row, whether the columns call it sound."""
+def valid_rows(path):
+    """Of each row, whether the columns find it valid."""
     out = []
     for block in read_trace(path, max_record_bytes=LIMIT).blocks():
         for i, family in enumerate(block.values("family")):
             columns = block.slice(i, i + 1).columns
-            rows = Rows(columns, parsed_lists(columns), 1, FAMILIES[family])
-            out.append(bool(sound(rows, LIMIT)[0]))
+            table = Table(columns, parsed_lists(columns), 1, FAMILIES[family])
+            out.append(bool(surely_valid(table, LIMIT)[0]))
     return out
 
 
@@ -260,29 +259,29 @@ def together(path):
         families = block.values("family")
         for family in set(families):
             rows = [i for i, name in enumerate(families) if name == family]
-            columns = columnar.take(block.columns, rows)
+            columns = take(block.columns, rows)
             lists = parsed_lists(columns)
-            found = sound(Rows(columns, lists, len(rows), FAMILIES[family]), LIMIT)
+            found = surely_valid(Table(columns, lists, len(rows), FAMILIES[family]), LIMIT)
             out |= {block.first - 1 + i: bool(ok) for i, ok in zip(rows, found, strict=True)}
     return [out[i] for i in range(len(out))]
 
 
-def test_sound_rows_break_no_rule(tmp_path):
-    """Never called sound, with a broken rule; hardly ever doubted, without one."""
+def test_valid_rows_break_no_rule(tmp_path):
+    """Never found valid, with a broken rule; hardly ever left open, without one."""
     rng = random.Random(5)
     trace = [nudged(nudged(any_sample(rng, f"s{i}"), rng), rng) for i in range(2500)]
     write_trace(tmp_path / "t.parquet", trace)
     read = list(read_trace(tmp_path / "t.parquet"))
     codes = [{p.code for p in problems_of(sample)} for sample in read]
     found = together(tmp_path / "t.parquet")
-    assert found == soundness(tmp_path / "t.parquet")
-    for broken, is_sound, sample in zip(codes, found, read, strict=True):
-        assert not (broken and is_sound), (broken, sample.to_dict(numpy=True))
+    assert found == valid_rows(tmp_path / "t.parquet")
+    for broken, is_valid, sample in zip(codes, found, read, strict=True):
+        assert not (broken and is_valid), (broken, sample.to_dict(numpy=True))
     seen = set().union(*codes)
     rules = {code for code in mp.schema.codes.RULES if code[2] in "123"}
     assert rules - seen <= {"MM109", "MM307", "MM308", "MM312"}  # see the next test
-    doubted = [s for s, broken, ok in zip(read, codes, found, strict=True) if not (broken or ok)]
-    plain = [s for s in doubted if not (s.costs or s.metadata.get("padding"))]
+    left_open = [s for s, broken, ok in zip(read, codes, found, strict=True) if not (broken or ok)]
+    plain = [s for s in left_open if not (s.costs or s.metadata.get("padding"))]
     assert len(plain) < 0.1 * found.count(True)
 
 
@@ -310,22 +309,22 @@ def test_rules_that_a_small_change_seldom_breaks(tmp_path, code, change):
     sample.rewards = sample.rewards[:1]
     sample.verifiers = None
     write_trace(tmp_path / "t.parquet", [sample])
-    assert soundness(tmp_path / "t.parquet") == [True]
+    assert valid_rows(tmp_path / "t.parquet") == [True]
     change(sample)
     assert code in {p.code for p in problems_of(sample)}
     write_trace(tmp_path / "t.parquet", [sample])
-    assert soundness(tmp_path / "t.parquet") == [False]
+    assert valid_rows(tmp_path / "t.parquet") == [False]
 
 
 @settings(max_examples=25, deadline=None)
 @given(samples(sample_id="s"))
-def test_random_samples_are_sound(tmp_path_factory, sample):
-    path = tmp_path_factory.mktemp("sound") / "t.parquet"
+def test_random_samples_are_valid(tmp_path_factory, sample):
+    path = tmp_path_factory.mktemp("valid") / "t.parquet"
     sample.verifiers = sample.verifiers and sample.verifiers[:1]
     if any(":" in key for m in sample.media for key in m.metadata):
         return
     write_trace(path, [sample])
-    assert soundness(path) == [not list(problems_of(sample))]
+    assert valid_rows(path) == [not list(problems_of(sample))]
 
 
 # ---- only what differs is built --------------------------------------------------------------------
@@ -361,7 +360,7 @@ def test_texts_that_differ_and_mean_the_same(tmp_path, built):
     assert_same(fast, slow)
 
 
-def test_other_order_inside_a_window(tmp_path, built):
+def test_other_order_within_a_window(tmp_path, built):
     left = numbered(60)
     for sample in left:
         sample.rollout_logprobs = None

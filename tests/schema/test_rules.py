@@ -12,8 +12,11 @@ import pytest
 from support.samples import full_sample, make_medium, make_sample
 
 from mmpack.errors import SchemaError, TraceError
+from mmpack.families import FAMILIES
 from mmpack.schema.codes import RULES
+from mmpack.schema.columns.table import Table, parsed_lists
 from mmpack.schema.rules import check, validate
+from mmpack.schema.rules.problems import TOPICS
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import (
     BboxTarget,
@@ -23,7 +26,7 @@ from mmpack.schema.spans import (
     PolicyVersion,
     Score,
 )
-from mmpack.schema.trace import read_trace
+from mmpack.schema.trace import read_trace, write_trace
 
 IMAGE_ID = 151655
 
@@ -161,7 +164,7 @@ def _video(s: Sample) -> None:
 
 
 def _film(**fields: Any) -> Callable[[Sample], None]:
-    """The picture as a film of two frames in one temporal patch, of which `fields` break a rule."""
+    """The picture as a video of two frames in one temporal patch, of which `fields` break a rule."""
     times = {"frame_indices": np.array([0, 5]), "frame_timestamps": (0.0, 0.2), "total_frames": 6}
 
     def change(s: Sample) -> None:
@@ -329,6 +332,31 @@ def test_rule(code, i):
     with pytest.raises(SchemaError, match=code) as caught:
         check(sample, "pack")
     assert caught.value.problems == problems and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", RULE_BREAKS)
+def test_a_topic_checks_the_rule_of_a_sample_and_of_columns(tmp_path, code):
+    _, breaks = RULE_BREAKS[code]
+    topics = [topic for topic in TOPICS if code in topic.codes]
+    for change in breaks:
+        sample = base()
+        change(sample)
+        family = FAMILIES[sample.family]
+        of_sample = [topic for topic in topics if code in _codes(topic, sample, family)]
+        assert of_sample
+        write_trace(tmp_path / "t.parquet", [sample])
+        columns = next(read_trace(tmp_path / "t.parquet").blocks()).columns
+        table = Table(columns, parsed_lists(columns), 1, family)
+        assert not any(topic.valid_rows(table)[0] for topic in of_sample)
+
+
+def test_each_rule_of_samples_has_a_topic():
+    declared = {code for topic in TOPICS for code in topic.codes}
+    assert declared == {code for code in RULES if "MM1" <= code < "MM4"}
+
+
+def _codes(topic, sample, family):
+    return {code for code, *_ in topic.problems(sample, family)}
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import numpy as np
 from mmpack.parity.causes.pair import Hit, Pair, Side
 from mmpack.parity.causes.runs import sampled_runs
 from mmpack.parity.fixes import UNKNOWN
-from mmpack.schema.rules import Problem, problems_of
+from mmpack.schema.rules import Problem, problems_of, structured
 from mmpack.schema.sample import Sample
-from mmpack.schema.structure import structured
 
 _CAUSES = {"MM107": "dropped_image", "MM109": "cache_key", "MM204": "loss_mask_shift"}
 _COLUMNS = (  # what rules read and parity does not compare
@@ -94,7 +93,7 @@ def structure_hits(left: Sample, right: Sample) -> list[Hit]:
     """One hit for each rule of structure (MM0xx) that a side breaks: no field of such a sample can be compared."""
     broken: Broken = ({}, {})
     for found, sample in zip(broken, (left, right), strict=True):
-        for fault in structured(sample)[2]:
+        for fault in structured(sample)[1]:
             code = fault.code or "MM003"
             found.setdefault(code, Problem(code, sample.sample_id, fault.where, fault.why))
     return [_hit(UNKNOWN, *found) for found in _by_rule(*broken)]

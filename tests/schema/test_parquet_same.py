@@ -9,7 +9,7 @@ from support.samples import make_sample
 from mmpack.errors import TraceError
 from mmpack.parity.compare import compare
 from mmpack.schema import parquet
-from mmpack.schema.parquet_same import twins
+from mmpack.schema.parquet_same import same_columns
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import read_trace, write_trace
 
@@ -37,7 +37,7 @@ def written(folder, name, samples):
 def same(left, right, groups):
     schema = pq.read_metadata(right).schema
     leaves = [schema.column(i).path for i in range(len(schema))]
-    with twins(right, left, leaves) as (columns, _):
+    with same_columns(right, left, leaves) as (columns, _):
         return [columns(group) for group in range(groups)]
 
 

@@ -1,0 +1,22 @@
+"""The rules of samples: `codes.RULES` describes them; each topic checks its own, for one sample and by columns."""
+
+from mmpack.schema.codes import RULES, Rule
+from mmpack.schema.rules.problems import (
+    Problem,
+    check,
+    problems_of,
+    structured,
+    surely_valid,
+    validate,
+)
+
+__all__ = [
+    "RULES",
+    "Problem",
+    "Rule",
+    "check",
+    "problems_of",
+    "structured",
+    "surely_valid",
+    "validate",
+]

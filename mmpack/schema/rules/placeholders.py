@@ -1,0 +1,179 @@
+"""MM101, MM103 to MM106, MM110, MM111: modality spans, the placeholders below them and their media."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mmpack.families import Family
+from mmpack.schema.columns.items import Items
+from mmpack.schema.columns.numbers import same_slices
+from mmpack.schema.columns.table import Table
+from mmpack.schema.rules.media import grids_of, vision_tokens
+from mmpack.schema.rules.topic import Found, Topic, before
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import MODALITIES
+
+FAR = 2**40  # beyond any index
+CACHED_IDS = 2**15
+
+
+def problems(sample: Sample, family: Family) -> Found:
+    ids, spans = sample.input_ids, sample.modality_spans
+    covered = np.zeros(len(ids), dtype=bool)
+    tokens_of: dict[int, int] = {}
+    frames_of: dict[int, list[int | None]] = {}
+    end, newest = 0, -1
+    for i, s in enumerate(spans):
+        field, at = f"modality_spans[{i}]", (s.start, s.stop)
+        if not end <= s.start < s.stop <= len(ids):
+            yield "MM103", field, f"[{s.start}, {s.stop}) after {end}, of {len(ids)} tokens", at
+            continue
+        end = s.stop
+        covered[s.start : s.stop] = True
+        pad = family.placeholder_ids.get(s.modality, -1)  # -1: the family has no such placeholders
+        wrong = np.flatnonzero(ids[s.start : s.stop] != pad)
+        if len(wrong):
+            token = s.start + int(wrong[0])
+            yield "MM105", field, f"has id {ids[token]} at token {token}", at
+        if s.media_index >= len(sample.media):
+            message = f"names media[{s.media_index}], there are {len(sample.media)}"
+            yield "MM106", field, message, at
+            continue
+        medium = sample.media[s.media_index]
+        if medium.modality != s.modality:
+            message = f"is {s.modality}, media[{s.media_index}] is {medium.modality}"
+            yield "MM106", field, message, at
+        if s.media_index > newest + 1:
+            yield "MM110", field, f"names media[{s.media_index}] before media[{newest + 1}]", at
+        newest = max(newest, s.media_index)
+        if family.video_layout == "frames" and s.modality == "video":
+            frames_of.setdefault(s.media_index, []).append(s.frame)
+            tokens_of[s.media_index] = tokens_of.get(s.media_index, 0) + s.stop - s.start
+        elif s.stop - s.start != family.vision_tokens(medium.grid_thw):
+            expected = family.vision_tokens(medium.grid_thw)
+            message = (
+                f"has {s.stop - s.start} tokens, media[{s.media_index}] of grid "
+                f"{list(medium.grid_thw)} needs {expected} after merging"
+            )
+            yield "MM101", field, message, at
+    for index, frames in frames_of.items():
+        grid = sample.media[index].grid_thw
+        patches = max(grid[0], 1)
+        if len(frames) % patches or any(f != k % patches for k, f in enumerate(frames)):
+            message = f"has frame spans {frames[:8]}, its grid has {grid[0]} temporal patches"
+            yield "MM111", f"media[{index}]", message, None
+        elif tokens_of[index] != family.vision_tokens(grid) * (len(frames) // patches):
+            message = f"has {tokens_of[index]} tokens in frames, its grid {list(grid)} needs others"
+            yield "MM101", f"media[{index}]", message, None
+    stray = np.isin(ids, list(family.placeholder_ids.values())) & ~covered
+    if stray.any():
+        token = int(np.argmax(stray))
+        message = f"has placeholder {ids[token]} at token {token} outside any modality span"
+        yield "MM104", "input_ids", message, (token, token + 1)
+
+
+# ---- by columns ----------------------------------------------------------------------------------
+
+
+def valid(table: Table) -> np.ndarray:
+    family, ids = table.family, table.ids
+    media, spans = table.items("media"), table.items("modality_spans")
+    ok = media.good & spans.good
+    grids = grids_of(media)
+    tokens = vision_tokens(family, grids)
+
+    row, start, stop = spans.row, spans.numbers("start"), spans.numbers("stop")
+    index = spans.numbers("media_index")
+    wrong = (start < before(row, stop)) | (start >= stop) | (stop > ids.lengths[row])
+    newest = np.maximum.accumulate(row * FAR + index) - row * FAR
+    wrong |= (index >= media.counts[row]) | (index > before(row, newest, -1) + 1)
+    ok[row[wrong]] = False
+    kept = ok[row]
+    row, start, stop, index = row[kept], start[kept], stop[kept], index[kept]
+    code = _bits(spans)[kept]
+    medium = media.first[row] + index
+    ok[row[code != _bits(media)[medium]]] = False
+    framed = (code == _bit("video")) & (family.video_layout == "frames")
+    ok[row[~framed & (stop - start != tokens[medium])]] = False
+    frame = spans.numbers("frame")[kept]
+    patches = np.maximum(grids[:, 0], 1).astype(np.int64)
+    unlike = _wrong_frames(frame[framed], medium[framed], (stop - start)[framed], patches, tokens)
+    ok[media.row[unlike]] = False
+
+    first = ids.bounds[:-1].astype(np.int64)
+    starts, stops = first[row] + start, first[row] + stop
+    placeholders = family.placeholder_ids
+    ok[row[~np.isin(code, [_bit(modality) for modality in placeholders])]] = False
+    each = _found(ids.flat, [*placeholders.values()])
+    for modality, found in zip(placeholders, each, strict=True):
+        mine = code == _bit(modality)
+        ok &= _only_within(found, ids.bounds, starts[mine], stops[mine])
+    return ok
+
+
+def _wrong_frames(
+    frame: np.ndarray,
+    medium: np.ndarray,
+    tokens: np.ndarray,
+    patches: np.ndarray,
+    needed: np.ndarray,
+) -> np.ndarray:
+    """Media whose spans are not one a temporal patch, in order, of all its tokens (any number of times)."""
+    if not len(medium):
+        return medium
+    order = np.argsort(medium, kind="stable")
+    frame, medium, tokens = frame[order], medium[order], tokens[order]
+    heads = np.flatnonzero(np.diff(medium, prepend=-1))
+    counts = np.diff(heads, append=len(medium))
+    of = medium[heads]
+    place = np.arange(len(medium)) - np.repeat(heads, counts)
+    wrong = (counts % patches[of] != 0) | (
+        np.add.reduceat(tokens, heads) != needed[of] * (counts // patches[of])
+    )
+    return np.concatenate([of[wrong], medium[frame != place % patches[medium]]])
+
+
+def _found(flat: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """bool [tokens, ids]: where each token is; ids come from memory once, a block at a time."""
+    found = np.empty((len(tokens), len(flat)), bool)
+    for start in range(0, len(flat), CACHED_IDS):
+        block = slice(start, start + CACHED_IDS)
+        for token, out in zip(tokens, found[:, block], strict=True):
+            np.equal(flat[block], token, out=out)
+    return found
+
+
+def _only_within(
+    found: np.ndarray, bounds: np.ndarray, starts: np.ndarray, stops: np.ndarray
+) -> np.ndarray:
+    """bool [n]: rows [bounds] where `found` holds in the sorted, disjoint [starts, stops), and nowhere else."""
+    inner = np.flatnonzero(found[1:] != found[:-1]) + 1
+    edges = np.concatenate([found[:1].nonzero()[0], inner, found[-1:].nonzero()[0] + len(found)])
+    touching = starts[1:] == stops[:-1]  # two spans, one run
+    said = np.empty(2 * len(starts), np.int64)
+    said[::2], said[1::2] = starts, stops
+    kept = np.ones(len(said), bool)
+    kept[1:-1].reshape(-1, 2)[touching] = False
+    if np.array_equal(edges, said[kept]):
+        return np.ones(len(bounds) - 1, bool)
+    wanted = np.zeros(len(found), bool)
+    for a, b in zip(starts.tolist(), stops.tolist(), strict=True):
+        wanted[a:b] = True
+    return same_slices(found, bounds, wanted, bounds)
+
+
+def _bits(items: Items) -> np.ndarray:
+    """uint8 [m]: of the modality."""
+    return (1 << items.codes("modality", MODALITIES)).astype(np.uint8)
+
+
+def _bit(modality: str) -> np.uint8:
+    return np.uint8(1 << MODALITIES.index(modality))
+
+
+PLACEHOLDERS = Topic(
+    codes=("MM101", "MM103", "MM104", "MM105", "MM106", "MM110", "MM111"),
+    fields=("input_ids", "media", "modality_spans"),
+    problems=problems,
+    valid=valid,
+)

@@ -1,0 +1,107 @@
+"""Boxes and points against their coordinate system (MM310, MM311).
+
+Absolute pixels are those of the image as the model saw it: its grid times the patch size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mmpack.families import Family
+from mmpack.schema.columns.table import Table
+from mmpack.schema.rules.media import grids_of
+from mmpack.schema.rules.topic import Found, Topic
+from mmpack.schema.sample import Sample
+
+NORMALIZED = {"normalized_1": 1.0, "normalized_1000": 1000.0}
+ROUNDING = 1e-6  # of the limit: a number may come through float32
+FIELDS = ("region_spans", "bbox_targets", "point_targets")
+
+
+def problems(sample: Sample, family: Family) -> Found:
+    """Numbers without a coordinate system (MM308) have no limits."""
+    for name in FIELDS:
+        for i, item in enumerate(getattr(sample, name) or ()):
+            for kind in ("bbox", "point"):
+                values = getattr(item, kind, None)
+                if values is None:
+                    continue
+                said = f"has the {'box' if kind == 'bbox' else kind} {_numbers(values)}"
+                if kind == "bbox" and (values[0] > values[2] or values[1] > values[3]):
+                    yield "MM310", f"{name}[{i}]", said, None
+                limits = _limits_of(sample, family, item.media_index)
+                if sample.coordinate_system and any(
+                    _is_outside(v, limits[k % 2]) for k, v in enumerate(values)
+                ):
+                    within = " × ".join(f"[0, {limit:g}]" for limit in limits)
+                    message = f"{said}, outside {within} of {sample.coordinate_system}"
+                    yield "MM311", f"{name}[{i}]", message, None
+
+
+def _is_outside(value: float, limit: float) -> bool:
+    slack = ROUNDING * (limit if limit < float("inf") else 1.0)
+    return not -slack <= value <= limit + slack
+
+
+def _limits_of(sample: Sample, family: Family, media_index: int | None) -> tuple[float, float]:
+    """The largest x and y: in pixels, the larger of the medium's and the screen's; infinite if neither is known."""
+    system = sample.coordinate_system
+    if system in NORMALIZED:
+        return NORMALIZED[system], NORMALIZED[system]
+    known = [] if sample.screen_size is None else [sample.screen_size]
+    if media_index is not None and media_index < len(sample.media):
+        t, h, w = sample.media[media_index].grid_thw
+        if family.pixel_layout == "tiles" and t > 1:  # how they lie is not recorded
+            return float("inf"), float("inf")
+        known.append((w * family.patch_size, h * family.patch_size))
+    if not known:
+        return float("inf"), float("inf")
+    return float(max(x for x, _ in known)), float(max(y for _, y in known))
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return f"[{', '.join(f'{v:g}' for v in values)}]"
+
+
+# ---- by columns ----------------------------------------------------------------------------------
+
+
+def valid(table: Table) -> np.ndarray:
+    ok = np.ones(table.rows, bool)
+    media, family = table.items("media"), table.family
+    grids = grids_of(media)
+    sides = grids[:, :0:-1] * family.patch_size  # [m, 2] width, height
+    if family.pixel_layout == "tiles":
+        sides[grids[:, 0] > 1] = np.inf
+    fits = Sample.columns()["screen_size"].spec.reads
+    screens = [s if fits(s) else (-1, -1) for s in table.values("screen_size")]
+    screen = np.array(screens, np.float64).reshape(-1, 2)
+    systems = table.values("coordinate_system")
+    normalized = np.array([NORMALIZED.get(s, 0.0) if isinstance(s, str) else 0.0 for s in systems])
+    for name in FIELDS:
+        items = table.items(name)
+        row, index = items.row, items.numbers("media_index").astype(np.int64)
+        limits = screen[row]
+        shown = (index >= 0) & (index < media.counts[row])
+        limits[shown] = np.maximum(limits[shown], sides[media.first[row[shown]] + index[shown]])
+        limits[limits[:, 0] < 0] = np.inf
+        limits = np.where(normalized[row, None] > 0, normalized[row, None], limits)
+        slack = ROUNDING * np.where(np.isfinite(limits), limits, 1.0)
+        for field, width in (("bbox", 4), ("point", 2)):
+            lengths, flat = items.lists(field)
+            has = lengths == width
+            numbers = flat.reshape(-1, width // 2, 2)
+            most, least = (limits + slack)[has][:, None], -slack[has][:, None]
+            wrong = ((numbers < least) | (numbers > most)).any(axis=(1, 2))
+            if width == 4:
+                wrong |= (numbers[:, 0] > numbers[:, 1]).any(axis=1)
+            ok[row[has][wrong]] = False
+    return ok
+
+
+PLACES = Topic(
+    codes=("MM310", "MM311"),
+    fields=("media", *FIELDS, "coordinate_system", "screen_size"),
+    problems=problems,
+    valid=valid,
+)

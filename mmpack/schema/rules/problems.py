@@ -1,0 +1,144 @@
+"""Finds the broken rules (MM1xx to MM3xx of `codes.RULES`) of samples; spans are token indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import SchemaError, TraceError
+from mmpack.families import FAMILIES
+from mmpack.schema.codes import RULES
+from mmpack.schema.columns.readable import readable
+from mmpack.schema.columns.table import Table
+from mmpack.schema.error_text import escaped, shown
+from mmpack.schema.rules.arrays import ARRAYS
+from mmpack.schema.rules.context import CONTEXT
+from mmpack.schema.rules.loss import LOSS
+from mmpack.schema.rules.media import MEDIA
+from mmpack.schema.rules.placeholders import PLACEHOLDERS
+from mmpack.schema.rules.places import PLACES
+from mmpack.schema.rules.scores import SCORES
+from mmpack.schema.sample import Sample, shape_faults
+
+TOPICS = (MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ARRAYS, SCORES)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A broken rule: its code, the sample, the field and, if there is one, the span of tokens."""
+
+    code: str
+    sample_id: str
+    field: str
+    message: str
+    span: tuple[int, int] | None = None
+
+    @property
+    def fix(self) -> str:
+        return RULES[self.code].fix
+
+    def __str__(self) -> str:
+        where = f"{escaped(self.sample_id)}.{self.field}" if self.field else escaped(self.sample_id)
+        return f"{where} {self.message} ({self.code}). Fix: {self.fix}"
+
+
+def validate(samples: Sample | Iterable[Sample]) -> list[Problem]:
+    """All broken rules of `samples`, in order; an empty list if there are none.
+
+    Never raises: what is no sample is a problem too (MM003, at `samples[k]`), and so is a trace that ends in an error.
+
+    Example:
+        >>> import numpy as np, mmpack as mp
+        >>> ids = np.array([9, 8, 7])
+        >>> sample = mp.Sample("a", "p", "qwen2_5_vl", ids, [], [], [mp.LossSpan(1, 5)])
+        >>> [(p.code, p.field, p.message) for p in mp.validate(sample)]
+        [('MM201', 'loss_spans[0]', '[1, 5) after 0, of 3 tokens')]
+    """
+    if isinstance(samples, Sample):
+        samples = [samples]
+    found: list[Problem] = []
+    at = 0
+    try:
+        for sample in samples:
+            found += problems_of(sample, f"samples[{at}]")
+            at += 1
+    except Exception as error:  # of the iteration: `problems_of` raises none
+        found.append(_unreadable(samples, error, f"samples[{at}]"))
+    return found
+
+
+def check(samples: Sample | Iterable[Sample], what: str = "check") -> None:
+    """Raise SchemaError with every broken rule of `samples`; `what` begins its message.
+
+    Example:
+        >>> import numpy as np, mmpack as mp
+        >>> ids = np.array([9, 8, 7])
+        >>> sample = mp.Sample("a", "p", "qwen2_5_vl", ids, [], [], [mp.LossSpan(0, 3)])
+        >>> try:
+        ...     mp.check(sample)
+        ... except mp.SchemaError as error:
+        ...     print(error)
+        check: a.loss_spans[0] starts at token 0 (MM202). Fix: start at 1: a loss token needs a row before it
+    """
+    problems = validate(samples)
+    if problems:
+        raise SchemaError(problems, what)
+
+
+def problems_of(sample: Sample, place: str = "sample") -> Iterator[Problem]:
+    """The broken rules of one sample. Never raises, and never allocates by what a record claims.
+
+    Fields that are not what `read_trace` returns (possible only in samples built by hand) are the only problems
+    then: the rules need right fields. `place` names what has no `sample_id`.
+    """
+    if not isinstance(sample, Sample):
+        yield Problem("MM003", place, "", f"is {shown(sample)}, expected a Sample")
+        return
+    sample, faults = structured(sample)
+    known = sample.__dict__.get("sample_id")
+    sample_id = known if isinstance(known, str) else place
+    for fault in faults:
+        yield Problem(fault.code or "MM003", sample_id, fault.where, fault.why)
+    if faults:
+        return
+    for topic in TOPICS:
+        for code, field, message, span in topic.problems(sample, FAMILIES[sample.family]):
+            yield Problem(code, sample_id, field, message, span)
+
+
+def surely_valid(table: Table, max_record_bytes: int) -> np.ndarray:
+    """bool [n]: rows that `Sample.from_dict` reads as they are, without padding, and that break no rule.
+
+    False says nothing: `Sample.from_dict` and `problems_of` decide about that row.
+    """
+    if sum(column.nbytes for column in table.columns.values()) > max_record_bytes:
+        return np.zeros(table.rows, bool)
+    ok = readable(table)
+    for topic in TOPICS:
+        if ok.any():
+            ok &= topic.valid_rows(table)
+    return ok
+
+
+def structured(sample: Sample) -> tuple[Sample, list[TraceError]]:
+    """The sample as `read_trace` returns it, and its faults by field: what is no sample of the schema at all.
+
+    It is a copy where a field was, say, a numpy integer. Never raises, and allocates no more than the sample holds.
+    """
+    faults: list[TraceError] = []
+    made = sample.checked("", faults, prefix="")
+    if not faults:
+        faults += shape_faults(made)
+    return made, faults
+
+
+def _unreadable(samples: Any, error: Exception, place: str) -> Problem:
+    if isinstance(error, TraceError) and error.code:
+        return Problem(error.code, error.where or place, "", error.why)
+    if not isinstance(samples, Iterable):
+        return Problem("MM003", "samples", "", f"is {shown(samples)}, expected Samples")
+    why = escaped(" ".join(str(error).split())[:80])
+    return Problem("MM003", place, "", f"can't be had: {type(error).__name__}: {why}")
