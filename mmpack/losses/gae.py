@@ -40,7 +40,7 @@ def gae(
     ):
         raise ArgumentError(
             f"gae: bootstrap has shape {list(bootstrap.shape)} and dtype {bootstrap.dtype} on {bootstrap.device}, "
-            f"expected [{len(cu_loss) - 1}] floats on {cu_loss.device}. Fix: one value a sample"
+            f"expected [{len(cu_loss) - 1}] floats on {cu_loss.device}. Fix: one value per sample"
         )
     reward, value = rewards.detach().double(), values.detach().double()
     segment = segment_ids(cu_loss, len(value))

@@ -1,6 +1,6 @@
 """`python -m mmpack.ops.build`: compile csrc/ for the GPUs of this machine, once, into the cache.
 
-A command, and not what the first op that runs does: nobody wants a compiler in the middle of a training step.
+A command, and not what the first op that runs does: a compiler must not run in the middle of a training step.
 """
 
 from __future__ import annotations

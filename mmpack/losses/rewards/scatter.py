@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
-from mmpack.losses.rewards.op import scatter_op
+from mmpack.losses.rewards.scatter_op import scatter_op
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.schema.spans import Score
 
@@ -55,7 +55,7 @@ def scatter_rewards(
 
     Raises ArgumentError where a score that is not 0 has no loss token to go to (a reward never lands on another
     sample's token), for a value, weight or sum that float32 can't hold, and for overrides that don't fit the batch. On
-    a GPU nobody looks at the values: the number of a sample without a loss token goes nowhere, and a NaN goes to its
+    a GPU the values are not read: the number of a sample without a loss token goes nowhere, and a NaN goes to its
     sample's tokens.
     """
     check_name("scatter_rewards", "at", at, get_args(At))
@@ -201,7 +201,7 @@ def _scores(sample: int, given: Any) -> list[Score]:
     if isinstance(given, str) or not all(isinstance(score, Score) for score in scores):
         raise ArgumentError(
             f"scatter_rewards: rewards[{sample}] is {given!r}, expected a number or a list of Score. "
-            "Fix: pass one number a sample, or Score(name, value)"
+            "Fix: pass one number per sample, or Score(name, value)"
         )
     return scores
 
@@ -221,6 +221,6 @@ def _check_overrides(rewards: Any, num_samples: int) -> None:
     if shape is None or tuple(shape) != (num_samples,):
         found = kind_of(rewards) if shape is None else f"of shape {list(shape)}"
         raise ArgumentError(
-            f"scatter_rewards: rewards is {found} for {num_samples} samples, expected one a sample. "
+            f"scatter_rewards: rewards is {found} for {num_samples} samples, expected one per sample. "
             f"Fix: pass [B] numbers or B lists of Score"
         )

@@ -55,7 +55,7 @@ def merge_embeddings(
         vision: `PackedBatch.vision_rows`.
         levels: deepstack features, each [P, H].
 
-    Returns: the merged rows [T, H], and each level as [V, H], the vision rows alone, as transformers' Qwen3-VL reads
+    Returns: the merged rows [T, H], and each level as [V, H], only the vision rows, as transformers' Qwen3-VL reads
     it (`deepstack_visual_embeds`; `visual_pos_masks` is `vision.source >= 0`). All in the dtype of `embeddings`.
     Embeddings of vision rows get a gradient of exactly 0; a feature gets the sum over its places, in row order,
     in float32 (float64 for float64), rounded once.
@@ -115,7 +115,7 @@ def _merge(
 
 
 def _unmerge(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Gradients of `_merge`; num_tokens or num_features is 0 where nobody asks for theirs."""
+    """Gradients of `_merge`; num_tokens or num_features is 0 where their gradient is not asked for."""
     module = implementation(MERGE_EMBEDDINGS, grad.device)
     gradients: tuple[Tensor, Tensor, list[Tensor]] = module.unmerge_embeddings(grad, *rest)
     return gradients

@@ -1,6 +1,6 @@
 """Vision rows written into token embeddings, with all deepstack levels: one launch forward, one backward.
 
-A program has a tile of the rows of tokens or of one level; tiles, copies and sums are those of gather_rows.py.
+A program has a tile of the rows of tokens or of one level; tiles, copies and sums are those of gather_rows.
 """
 
 from __future__ import annotations

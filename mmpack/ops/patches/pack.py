@@ -43,8 +43,8 @@ def pack_video(
             clips, one after the other. Tensors or arrays, uint8 or float; float64 only where values stay as they are.
         plan: `plan_patches(…)`; `patch_tables` of it (under torch.compile); or a family, which keeps every frame.
         mean, std, rescale_factor: as image processors have them (`normalization(settings)`). With all three a value is
-            (x − mean · (1/rescale)) / (std · (1/rescale)) in float32, one rounding a step, as transformers computes it;
-            rescale_factor alone multiplies; mean and std alone normalise values as they are.
+            (x − mean · (1/rescale)) / (std · (1/rescale)) in float32, rounded at each step, as transformers computes
+            it. Only rescale_factor: values are multiplied. Only mean and std: values are normalised as they are.
         dtype: of the rows, float32, bfloat16 or float16; by default float32 where values change, else the frames'.
 
     One copy of what is read, on the frames' device. Float frames have a gradient: that of a frame which fills its
@@ -92,7 +92,7 @@ def pack_video(
 
 
 def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> list[Tensor]:
-    """Rows [rows, patch_dim] back to frames: one tensor a clip, in the shape that the plan has for it.
+    """Rows [rows, patch_dim] back to frames: one tensor per clip, in the shape that the plan has for it.
 
     The tensors are views of one buffer. Repeats that filled a temporal patch are left out; frames of temporal patches
     that the plan does not keep are 0. `unpack_video(pack_video(x, plan), plan)` is x where all are kept. Float rows

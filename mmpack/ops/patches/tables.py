@@ -25,7 +25,7 @@ class PatchTables:
 
     family: Family
     channels_last: bool
-    sizes: tuple[int, ...]  # 3 a clip: frames, height, width
+    sizes: tuple[int, ...]  # 3 per clip: frames, height, width
     # temporal patches that are rows, each clip's ended by -1; None: all are
     kept: tuple[int, ...] | None
     num_rows: int
