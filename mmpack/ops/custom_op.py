@@ -6,7 +6,7 @@ come from a `torch.autograd.Function` around the op, which torch.compile traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -52,7 +52,7 @@ def _schema_type(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         (inner,) = (part for part in get_args(kind) if part is not NoneType)
         return f"{_schema_type(inner)}?"
-    if get_origin(kind) is list:
+    if get_origin(kind) is Sequence:
         return f"{_schema_type(get_args(kind)[0])}[]"
     return "str" if get_origin(kind) is Literal else SCHEMA_TYPES[kind]
 
