@@ -27,11 +27,8 @@ SOURCES = (
     "tickets.cu",
 )
 HEADERS = ("ops.h", "portable.h")
-FLAGS = [
-    "-O3",
-    "-DUSE_CUDA",
-    "-DTORCH_TARGET_VERSION=0x020b000000000000",
-]  # stable ABI since torch 2.11
+# The stable ABI that torch has since 2.11.
+FLAGS = ["-O3", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
 
 
 @functools.cache
@@ -54,8 +51,9 @@ def build(verbose: bool = False) -> Path:
     needs = {
         "a CUDA build of torch": torch.version.cuda is not None,
         "a GPU, or TORCH_CUDA_ARCH_LIST": bool(_architectures()),
+        # Without a CUDA build torch does not look for the toolkit.
         "nvcc (the CUDA toolkit; CUDA_HOME)": torch.version.cuda is None
-        or cpp_extension.CUDA_HOME is not None,  # not looked for without the first
+        or cpp_extension.CUDA_HOME is not None,
         "a C++ compiler": shutil.which(os.environ.get("CXX", "c++")) is not None,
         "ninja": shutil.which("ninja") is not None,
     }

@@ -51,6 +51,13 @@ def group_advantages(
     first 32 bits count, so that equal ones have a std of 0. One launch on a GPU.
     Raises ArgumentError for shapes, dtypes and devices that don't fit, an eps below 0, an unknown kind, and rewards as
     said.
+
+    Example: two groups of two samples.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> rewards, groups = torch.tensor([1.0, 0.0, 3.0, 3.0]), torch.tensor([0, 0, 1, 1])
+        >>> mp.group_advantages(rewards, groups)
+        tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
     """
     check_name("group_advantages", "kind", kind, get_args(AdvantageKind))
     check_are_tensors(

@@ -115,7 +115,17 @@ def policy_loss(
     where one is given, cut or masked as they are, else of `ratio` before the clip: 1 where all weigh the same.
 
     Raises ArgumentError for shapes that don't fit, unknown names, numbers out of their range, totals below this
-    batch's own, and inputs that a coefficient needs. Totals that are tensors on a GPU are not looked at.
+    batch's own, and inputs that a coefficient needs. Totals that are tensors on a GPU are not read.
+
+    Example: two samples of two loss tokens and one.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+        >>> cu_loss = torch.tensor([0, 2, 3], dtype=torch.int32)
+        >>> out = mp.policy_loss(logprobs, torch.tensor([0.5, -2.0]), cu_loss)
+        >>> out.loss.backward()
+        >>> logprobs.grad
+        tensor([-0.1667, -0.1667,  0.6667])
     """
     given = {
         "logprobs": logprobs,

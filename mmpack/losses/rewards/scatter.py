@@ -57,6 +57,14 @@ def scatter_rewards(
     sample's token), for a value, weight or sum that float32 can't hold, and for overrides that don't fit the batch. On
     a GPU the values are not read: the number of a sample without a loss token goes nowhere, and a NaN goes to its
     sample's tokens.
+
+    Example: a sample of four tokens, of which the last two are in the loss.
+        >>> import numpy as np
+        >>> import mmpack as mp
+        >>> ids, loss = np.array([5, 6, 7, 8]), [mp.LossSpan(2, 4)]
+        >>> sample = mp.Sample("s", "g", "qwen2_vl", ids, media=[], modality_spans=[], loss_spans=loss)
+        >>> mp.scatter_rewards(mp.pack([sample]), [1.0], at="mean")
+        tensor([0.5000, 0.5000])
     """
     check_name("scatter_rewards", "at", at, get_args(At))
     if not hasattr(batch, "cu_loss"):

@@ -61,6 +61,17 @@ def merge_embeddings(
     in float32 (float64 for float64), rounded once.
 
     Raises ArgumentError for shapes that don't fit each other.
+
+    Example: a text token, then the two tokens of one image.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> from mmpack.ops.embeddings.merge import VisionRows
+        >>> from mmpack.ops.rows.inverse import inverse_index
+        >>> source, rows, index = torch.tensor([-1, 0, 1]), torch.tensor([1, 2]), torch.tensor([0, 1])
+        >>> vision = VisionRows(source, rows, index, *inverse_index(index, 2))
+        >>> features = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> mp.merge_embeddings(torch.zeros(3, 2), features, vision)[0].tolist()
+        [[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]]
     """
     _check_shapes(embeddings, features, vision, levels)
     refuse_transforms("merge_embeddings", embeddings, features, *levels)

@@ -48,6 +48,14 @@ def pack_video(
 
     One copy of what is read, on the frames' device. Float frames have a gradient: that of a frame which fills its
     patch by being repeated is the sum over its repeats. Raises: ArgumentError for shapes that are not the plan's.
+
+    Example: two white frames of 56 × 28 are one temporal patch of 4 × 2 patches of 14.
+        >>> import numpy as np
+        >>> import mmpack as mp
+        >>> frames = np.full((2, 56, 28, 3), 255, dtype=np.uint8)
+        >>> rows = mp.video.pack_video(frames, "qwen2_vl", rescale_factor=1 / 255)
+        >>> rows.shape, float(rows.max())
+        (torch.Size([8, 1176]), 1.0)
     """
     if (mean is None) != (std is None):
         raise ArgumentError("pack_video: mean and std go together. Fix: pass both or none")

@@ -25,6 +25,12 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
     The gradient to x is summed in float32 (float64 for float64) in the order of the index and rounded once; rows that
     are not read get exactly 0. Raises ArgumentError for wrong shapes, and on the CPU for an index out of range. On
     a GPU the index is not read, because that would wait for the GPU.
+
+    Example:
+        >>> import torch
+        >>> from mmpack.ops.rows.gather import gather_rows
+        >>> gather_rows(torch.tensor([[1, 2], [3, 4]]), torch.tensor([1, 1])).tolist()
+        [[3, 4], [3, 4]]
     """
     if x.ndim == 0:
         raise ArgumentError("gather_rows: x is a single number. Fix: pass rows, [R, …]")
