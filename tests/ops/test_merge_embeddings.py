@@ -93,7 +93,7 @@ def test_opcheck(levels):
     rows, features = drawn(len(vision.source), 4).detach(), drawn(7, 4).detach()
     deep = [drawn(7, 4).detach() for _ in range(levels)]
     torch.library.opcheck(
-        torch.ops.mmpack.merge_embeddings.default, (rows, features, deep, *vision[:3])
+        torch.ops.mmpack.merge_embeddings.default, (rows, features, deep, *vision)
     )
     back = rows, [drawn(len(vision.rows), 4).detach() for _ in deep], *vision, len(rows), 7
     torch.library.opcheck(torch.ops.mmpack.unmerge_embeddings.default, back)

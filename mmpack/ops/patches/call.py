@@ -47,7 +47,7 @@ class Change(NamedTuple):
     @property
     def factors(self) -> Factors:
         if self.mean is not None and self.std is not None:
-            mean, std = (scaled(x, self.rescale) for x in (self.mean, self.std))
+            mean, std = scaled(self.mean, self.rescale), scaled(self.std, self.rescale)
             return Factors("normalise", mean, std, 1.0)
         ones = (1.0,) * CHANNELS
         if self.rescale is not None:

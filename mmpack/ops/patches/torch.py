@@ -16,7 +16,8 @@ def pack_video(clips: Sequence[Tensor], out: Tensor, layout: PatchLayout, change
     """Rows of clips (or of one buffer of all) into `out`, a run of temporal patches after the other."""
     of_rows, of_frames = _runs(clips, out, layout)
     kind, mean, std, scale = change.factors
-    centre, spread = (torch.tensor(x).view(-1, 1, 1, 1).to(out.device) for x in (mean, std))
+    if kind == "normalise":
+        centre, spread = (torch.tensor(x).view(-1, 1, 1, 1).to(out.device) for x in (mean, std))
     for rows, frames in zip(of_rows, of_frames, strict=True):
         slots = frames.shape[6]
         changed = frames
