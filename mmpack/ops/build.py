@@ -37,7 +37,7 @@ def library() -> Path | None:
     import torch
 
     present = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    for path in sorted(_folder().glob(f"*/{NAME}.so")):
+    for path in sorted(folder().glob(f"*/{NAME}.so")):
         if all(_runs(path.parent.name, capability) for capability in present):
             return path
     return None
@@ -64,7 +64,7 @@ def build(verbose: bool = False) -> Path:
             f"MMPACK_BACKEND=auto, which goes without csrc/"
         )
     flags = " ".join(cpp_extension._get_cuda_arch_flags())
-    target = _folder() / "-".join(re.findall(r"code=(\w+)", flags)) / f"{NAME}.so"
+    target = folder() / "-".join(re.findall(r"code=(\w+)", flags)) / f"{NAME}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         cpp_extension.load(
@@ -81,7 +81,7 @@ def build(verbose: bool = False) -> Path:
     return target
 
 
-def _folder() -> Path:
+def folder() -> Path:
     """Where libraries of these sources and this CUDA are, in a folder named after what they are compiled for."""
     import torch
 

@@ -71,22 +71,10 @@ def pack_video(
             f"pack_video: frames are {type(frames).__name__}. Fix: a tensor, an array, or a list of them"
         )
     clips = [_tensor(c) for c in ([frames] if _single(frames) else frames)]
-    tables = _tables_of(plan, clips, "pack_video")
+    tables = _tables_of(plan, clips)
     _check_clips(clips, tables)
     changed = mean is not None or rescale_factor is not None
-    found = clips[0].dtype if clips else torch.uint8
-    if found not in FRAME_DTYPES or (changed and found == torch.float64):
-        told = "normalised in float32" if changed else "uint8 or float"
-        raise ArgumentError(
-            f"pack_video: frames are {found}, they are {told}. Fix: uint8 or float32 frames"
-        )
-    if dtype is None:
-        dtype = torch.float32 if changed else found
-    if (changed or dtype != found) and (dtype not in ROW_DTYPES or found == torch.float64):
-        told = "normalised values" if changed else f"values of {found}"
-        fix = "dtype=torch.float32, torch.bfloat16 or torch.float16"
-        fix = "frames of float32" if found == torch.float64 else fix
-        raise ArgumentError(f"pack_video: {told} don't become {dtype}. Fix: {fix}")
+    dtype = _row_dtype(clips[0].dtype if clips else torch.uint8, changed, dtype)
     if not clips:
         return tables.patches.new_empty(0, tables.family.patch_dim, dtype=dtype)
     change = Change(mean, std, rescale_factor, dtype, True)
@@ -106,7 +94,7 @@ def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> li
     have a gradient. Raises: ArgumentError.
     """
     values = _tensor(rows)
-    tables = _tables_of(plan, [values], "unpack_video")
+    tables = _tables_of(plan, [values])
     if values.shape != (tables.num_rows, tables.family.patch_dim):
         raise ArgumentError(
             f"unpack_video: rows have shape {list(values.shape)}, the plan's "
@@ -211,14 +199,29 @@ class _Unpack(torch.autograd.Function):
         return rows, *[None] * (len(layout) + 1)
 
 
-def _tables_of(
-    plan: PatchPlan | PatchTables | Family | str, tensors: list[Tensor], what: str
-) -> PatchTables:
+def _tables_of(plan: PatchPlan | PatchTables | Family | str, tensors: list[Tensor]) -> PatchTables:
     if isinstance(plan, PatchTables):
         return plan
     if not isinstance(plan, PatchPlan):
         plan = plan_patches([c.shape for c in tensors], plan)
     return patch_tables(plan, tensors[0].device if tensors else "cpu")
+
+
+def _row_dtype(found: torch.dtype, changed: bool, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of rows from frames of dtype `found`, whose values are `changed` or not."""
+    if found not in FRAME_DTYPES or (changed and found == torch.float64):
+        expected = "normalised in float32" if changed else "uint8 or float"
+        raise ArgumentError(
+            f"pack_video: frames are {found}, they are {expected}. Fix: uint8 or float32 frames"
+        )
+    if dtype is None:
+        return torch.float32 if changed else found
+    if (changed or dtype != found) and (dtype not in ROW_DTYPES or found == torch.float64):
+        values = "normalised values" if changed else f"values of {found}"
+        fix = "dtype=torch.float32, torch.bfloat16 or torch.float16"
+        fix = "frames of float32" if found == torch.float64 else fix
+        raise ArgumentError(f"pack_video: {values} don't become {dtype}. Fix: {fix}")
+    return dtype
 
 
 def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
@@ -233,10 +236,10 @@ def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
         found = tuple(tuple(c.shape) for c in clips)
         if found != shapes:
             at = next((i for i, s in enumerate(found) if i >= len(shapes) or s != shapes[i]), -1)
-            told = f"{len(found)} clips for {len(shapes)}"
+            problem = f"{len(found)} clips for {len(shapes)}"
             if at >= 0 and at < len(shapes):
-                told = f"clip {at} of shape {list(found[at])}, the plan's is {list(shapes[at])}"
-            raise ArgumentError(f"pack_video: {told}. Fix: pass the clips that were planned")
+                problem = f"clip {at} of shape {list(found[at])}, the plan's is {list(shapes[at])}"
+            raise ArgumentError(f"pack_video: {problem}. Fix: pass the clips that were planned")
     kinds = {(c.dtype, c.device) for c in clips}
     if len(kinds) > 1:
         raise ArgumentError(
