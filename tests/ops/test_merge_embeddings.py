@@ -110,7 +110,7 @@ def test_second_derivatives(levels):
         return out, *made
 
     assert torch.autograd.gradgradcheck(merged, inputs)
-    for kept in range(len(inputs)):  # one input alone has a gradient
+    for kept in range(len(inputs)):  # only one input has a gradient
         alone = [x if i == kept else x.detach() for i, x in enumerate(inputs)]
         assert torch.autograd.gradgradcheck(merged, alone)
 
