@@ -5,20 +5,21 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP_INSTALL := -m pip --disable-pip-version-check install -qq
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n auto --maxprocesses 4
+# Each worker gets a contiguous part and steals from the others' ends: a module's fixtures are made once, not per worker.
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # For each version but the newest, which is the one of .venv, a file of pins.
 TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
 
 # Frameworks whose pins need environments of their own, and markers that leave their tests out of the others.
 FRAMEWORKS := verl openrlhf sglang
-APART := $(FRAMEWORKS:%=and not %)
-HERE := not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(APART)
+ELSEWHERE := $(FRAMEWORKS:%=and not %)
+HERE := not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang
 
-# One file an op of the hot path; the others are what they share, and what needs no GPU.
+# One file per op of the hot path; the others are what they share, and what needs no GPU.
 BENCHMARKS := $(filter-out %/gpu.py %/render.py %/parity_speed.py %/video_decode.py,$(wildcard benchmarks/*.py))
 
-# Files with tests of one marker. Only those are collected where packages that the others import may be missing or old.
+# Files with tests of one marker: only they are collected, in less time, and where packages of the others are missing.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
 .PHONY: help
@@ -30,12 +31,12 @@ smoke: $(STAMP)  ## one GRPO step on geometry problems, every check printed with
 	$(BIN)/mmpack smoke
 
 .PHONY: test
-test: $(STAMP)  ## the tests, without those marked slow or gpu
+test: $(STAMP)  ## the tests, without those marked slow or gpu; PYTEST_ADDOPTS=--durations=50 shows what they cost
 	$(PYTEST) $(PARALLEL) -m "$(HERE)"
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the tests marked slow
-	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not engine and not upstream and not decoders $(APART)" || [ $$? -eq 5 ]  # 5: there is none
+	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not engine and not upstream and not decoders $(ELSEWHERE)" $(call marked,slow)
 
 # What compares floats with an oracle's: results differ between CPUs, bounds must not.
 NUMERICAL := tests/losses tests/ops \
@@ -66,11 +67,10 @@ test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a
 test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
 	rm -rf build/matrix && mkdir -p build/matrix
 	for name in $(MATRIX); do \
-	  .venv-$$name/bin/python -c 'import sys; from mmpack.cli.main import main; sys.exit(main())' \
-	    parity --matrix build/matrix >/dev/null || [ $$? -eq 1 ] || exit 1; \
+	  .venv-$$name/bin/python -m mmpack parity --matrix build/matrix >/dev/null || [ $$? -eq 1 ] || exit 1; \
 	done
 	$(BIN)/mmpack parity --matrix build/matrix || [ $$? -eq 1 ]
-	MMPACK_MATRIX=build/matrix $(PYTEST) tests/adapters/test_matrix.py
+	MMPACK_MATRIX=build/matrix $(PYTEST) tests/smoke/test_matrix.py::test_no_framework_that_ci_installs_is_missing
 
 .PHONY: $(FRAMEWORKS:%=test-framework-%)
 $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.stamp
@@ -95,16 +95,17 @@ bench:  ## every op of the hot path against its floor, with the machine's own Py
 	$(PYTHON) benchmarks/render.py
 
 .PHONY: lint
-lint: $(STAMP)  ## ruff
+lint: $(STAMP)  ## ruff; imports run one way
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 .PHONY: types
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy mmpack
 
 .PHONY: generated
-generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures and the pages what their generators make?
+generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures, the pages and the table of rooms what their generators make?
 	$(BIN)/mmpack schema --check schemas/sample.schema.json
 	$(BIN)/mmpack schema --rules --check docs/rules.md
 	$(BIN)/python fixtures/regenerate.py --check
@@ -112,17 +113,18 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures 
 	.venv-upstream/bin/python fixtures/patches/regenerate.py --check
 	.venv-upstream/bin/python fixtures/video/regenerate.py --check
 	$(BIN)/python benchmarks/render.py --check
+	$(BIN)/python tests/support/rooms.py --check
 
 .PHONY: wheel-check
 wheel-check: $(STAMP)  ## does the built wheel install and run in an empty environment?
 	$(BIN)/python tests/support/wheel_check.py
 
 .PHONY: venv
-venv: $(STAMP)  ## .venv alone
+venv: $(STAMP)  ## only .venv
 
 .PHONY: clean
 clean:  ## remove environments, builds and caches
-	rm -rf $(VENV) .venv-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-* build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first: what depends on it must find the pinned build and not choose one of its own.

@@ -1,7 +1,7 @@
 """Attention of packs whose samples share a prompt: every backend that can run, beside padded sdpa.
 
 One layer, bf16, heads 28 over 4 × 128 as in Qwen2.5-VL-7B. Times are of the GPU, forward and forward + backward.
-`chosen`: what cost takes of all that is installed; `chosen_of_torch`: of what torch alone brings.
+`chosen`: the cheapest by cost of all that is installed; `chosen_of_torch`: of those that come with torch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured(name: str, layout: str, until: np.ndarray, able: list[str]) -> list[dict[str, Any]]:
-    """One row a backend, for one pack."""
+    """One row per backend, for one pack."""
     seen, plan = on_gpu(until)
     resolve(plan, seen, DIM)
     cheapest = min(TORCHS, key=lambda b: choose.BACKENDS[b].cost(plan))
@@ -128,7 +128,7 @@ def milliseconds(call: Any) -> float:
 
 
 def gather(plan: AttentionPlan) -> float:
-    """The gathers of keys and values alone and the sums of their gradients, as one CUDA graph: what the GPU takes."""
+    """Only the gathers of keys and values and the sums of their gradients, as one CUDA graph: time of the GPU."""
     if plan.key_rows is None:
         return 0.0
     _, k, v, _ = inputs(plan.rows)

@@ -38,9 +38,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound
-from mmpack.ops.linear_logprobs.backward_kernels import plan
-from mmpack.ops.linear_logprobs.forward_kernel import tiles_of
+from mmpack.ops.linear_logprobs.blocks import plan_blocks
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.linear_logprobs.tiles import tiles_of
 
 NAME = "linear_selected_logprobs"
 VOCAB = 151_936
@@ -260,7 +260,7 @@ def cublas_alone(_: Tensor | None) -> Call:
             x, w = ctx.saved_tensors
             (count, width), vocab = x.shape, len(w)
             tiles = tiles_of(x.device)
-            block, columns = plan(count, width, vocab, (tiles.rows, tiles.columns), False, 0)
+            block, columns = plan_blocks(count, width, vocab, (tiles.rows, tiles.columns), False, 0)
             grad_x, grad_w = torch.empty_like(x), torch.empty_like(w)
             grad = x[:block] @ w[:columns].T
             grad.copy_(grad.float().softmax(-1) / count)

@@ -22,7 +22,8 @@ from torch import Tensor
 from mmpack.families import get_family
 from mmpack.ops.patches.pack import pack_video, unpack_video
 from mmpack.ops.patches.tables import patch_tables
-from mmpack.video.patches import normalization, plan_patches, token_view
+from mmpack.video import normalization
+from mmpack.video.patches import plan_patches, token_view
 
 CLIPS, FRAMES, PART = 1_000, 32, 100
 BACKENDS = {"Triton": "triton", "csrc/": "cuda"}

@@ -26,11 +26,11 @@ from mmpack.ops.logprobs.selected import selected_logprobs
 
 PEERS = ("trl", "flash_attn", "verl", "torch", "torch_compiled")
 TEMPERATURE = 0.9
-CHECKED = 256  # rows that are held to float64
+CHECKED = 256  # rows that are compared with float64
 
 
 class Work:
-    """Logits, and the rows that are scored. `compact`: the N rows alone."""
+    """Logits, and the rows that are scored. `compact`: only the N rows."""
 
     def __init__(self, rows: int, vocab: int, share: float, dtype: torch.dtype, compact: bool):
         torch.manual_seed(0)

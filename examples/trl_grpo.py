@@ -2,7 +2,7 @@
 
     python examples/trl_grpo.py [steps]     # a tiny random Qwen2.5-VL on the CPU; needs trl and datasets
 
-The one line that matters is `class PackedTrainer(MmpackGRPO, GRPOTrainer)`.
+What you write is `class PackedTrainer(MmpackGRPO, GRPOTrainer)`.
 """
 
 import sys
@@ -13,9 +13,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from mmpack.adapters.trl import MmpackGRPO
-from mmpack.smoke.datasets import load_problems
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+from mmpack.smoke import load_exercises, qwen_vl_processor, tiny_model
 
 PROBLEMS = Path(__file__).resolve().parent.parent / "fixtures" / "geo3k_style"
 
@@ -32,12 +30,12 @@ def reward_digits(completion_ids, **columns):
 
 def train(trainer_class, processor, steps):
     rows = [
-        {"prompt": [{"role": "user", "content": p.prompt}], "images": list(p.images)}
-        for p in load_problems(PROBLEMS)[:4]
+        {"prompt": [{"role": "user", "content": e.prompt}], "images": list(e.images)}
+        for e in load_exercises(PROBLEMS)[:4]
     ]
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_class(
-            model=tiny_qwen2_5_vl(),
+            model=tiny_model("qwen2_5_vl"),
             reward_funcs=reward_digits,
             args=GRPOConfig(
                 output_dir=folder,

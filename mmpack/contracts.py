@@ -1,7 +1,10 @@
 """The numerical contract: every tolerance that tests and benchmarks hold mmpack to, as one table.
 
+No tolerance at all, `torch.equal`, holds for positions, pack, unpack, gather, cache and masks; and for the same sample
+in another batch, order, pack or padding: mmpack's ops forward, and gradients to activations.
+
 Errors are absolute differences from float64 on the same inputs, unless a row says otherwise. The functions take
-floats, numpy arrays or torch tensors alike; logprobs are natural logs.
+floats, numpy arrays and torch tensors; logprobs are natural logs.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ FP32_EPS = 2.0**-24  # unit roundoff
 
 @dataclass(frozen=True)
 class Tolerance:
-    """One row of the table: how far `what` may be off, as `measure` says; 0.0 means equal bit for bit."""
+    """One row of the table: how far `what` may be off, in the unit of `measure`."""
 
     what: str
     measure: str
@@ -22,7 +25,6 @@ class Tolerance:
 
 
 TOLERANCES = {
-    "layout": Tolerance("positions, pack, unpack, gather, cache, masks", "torch.equal", 0.0),
     "selected_logprob": Tolerance("selected logprob from logits", "+ 4 · 2^-24 · |logp|", 1e-5),
     "linear_logprob": Tolerance(
         "fused linear selected logprob, entropy; fp32 and bf16 inputs",
@@ -39,23 +41,18 @@ TOLERANCES = {
     "gradient_bf16": Tolerance("gradients, bf16", "relative Frobenius norm", 5e-3),
     "gradient_vs_torch": Tolerance("gradients, all dtypes", "× PyTorch's own error", 1.1),
     "advantage": Tolerance("advantages, reward scatter", "absolute", 1e-6),
-    "same_sample": Tolerance(
-        "a sample in another batch, order, pack or padding: ops forward, gradients to activations",
-        "torch.equal",
-        0.0,
-    ),
     "parameter_gradient_fp32": Tolerance(
         "parameter gradients over other micro-batches or a shared prefix, fp32",
         "relative Frobenius norm",
         1e-5,
     ),
     "parameter_gradient_vs_separate": Tolerance(
-        "the same; a bound of its own below that row's",
+        "the same, where this is less",
         "× the error of separate forwards in the same dtype on the same machine",
         1.5,
     ),
     "parameter_gradient_floor": Tolerance(
-        "the same; what is always allowed", "relative Frobenius norm", 2e-6
+        "the same, always allowed", "relative Frobenius norm", 2e-6
     ),
     "parameter_gradient_bf16": Tolerance(
         "parameter gradients over other micro-batches or a shared prefix, bf16",
@@ -91,19 +88,21 @@ def gradient_fp32_bound(peak: Any) -> Any:
 
 
 def parameter_gradient_fp32_bound(separate: float) -> float:
-    """Allowed error of fp32 parameter gradients; `separate` is the error that forwards of each sample alone have.
+    """Allowed error of fp32 parameter gradients; `separate` is the error of one forward per sample.
 
     Both errors are relative Frobenius norms of the difference from float64. Two fp32 results are not each other's
-    oracle: how far apart they are depends on the CPU.
+    oracle: how much they differ depends on the CPU.
     """
     floor, share = (TOLERANCES[f"parameter_gradient_{n}"].value for n in ("floor", "vs_separate"))
     return min(max(share * separate, floor), TOLERANCES["parameter_gradient_fp32"].value)
 
 
 def linear_gradient_fp32_bound(sum_abs_terms: Any, max_abs_logit: float) -> Any:
-    """Allowed error of each entry of a fused linear fp32 gradient, which the rounding of the logits themselves moves.
+    """Allowed error of each entry of a fused linear fp32 gradient; the rounding of the logits changes it.
 
-    Args: `sum_abs_terms`: the largest sum over loss tokens of what each adds to an entry, signs left out (for softcap a
-    slope of 1). `max_abs_logit`: over finite logits before softcap, after temperature.
+    Args:
+        sum_abs_terms: the largest sum over loss tokens of the absolute values that they add to an entry, with a slope
+            of 1 for softcap.
+        max_abs_logit: over finite logits before softcap, after temperature.
     """
     return TOLERANCES["linear_gradient_fp32"].value * sum_abs_terms * max(1.0, max_abs_logit / 50)

@@ -102,6 +102,16 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
 
 
+def installed_version(package: str) -> str | None:
+    """The version of a package by its name in the package index, without importing it; None if not installed."""
+    from importlib import metadata  # slow, and most runs don't ask
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def check_number(
     what: str,
     name: str,
@@ -158,5 +168,11 @@ def kind_of(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` with every control or unprintable character escaped."""
+    """`text` with every control or unprintable character escaped.
+
+    Example:
+        >>> from mmpack.errors import one_line
+        >>> one_line("two\\nlines")
+        'two\\\\nlines'
+    """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

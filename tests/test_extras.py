@@ -12,7 +12,7 @@ from support.process import run_python
 
 import mmpack as mp
 from mmpack.errors import MissingExtraError, needs, require
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -82,10 +82,10 @@ def test_adapters_name_their_extra():
 
 @pytest.mark.parametrize("decoder", ["decord", "torchcodec"])
 def test_a_decoder_asked_for_by_name_names_its_extra(decoder, monkeypatch):
-    [problem] = clip_problems(1)
+    [problem] = clip_exercises(1)
     monkeypatch.setitem(sys.modules, decoder, None)
-    told = rf"{decoder} is not installed \(pip install 'mmpack\[{decoder}\]'\)"
-    with pytest.raises(mp.BackendError, match=told):
+    message = rf"{decoder} is not installed \(pip install 'mmpack\[{decoder}\]'\)"
+    with pytest.raises(mp.BackendError, match=message):
         mp.video.decode(problem.video, [0], backend=decoder)
 
 

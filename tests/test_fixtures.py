@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from mmpack.smoke import geometry
-from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.datasets import load_exercises
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 PICTURE = "geo3k_style/train/3/img_diagram.png"
@@ -58,7 +58,7 @@ def one_pixel(picture: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "spoil", "word"),
+    ("path", "spoil", "part"),
     [
         (PICTURE, one_pixel, "stale"),
         (PICTURE, lambda path: Image.open(path).convert("L").save(path), "stale"),
@@ -69,7 +69,7 @@ def one_pixel(picture: Path) -> None:
         ("geo3k_style/train/99/data.json", lambda path: None, "made by no producer"),
     ],
 )
-def test_check_names_what_differs(made, path, spoil, word):
+def test_check_names_what_differs(made, path, spoil, part):
     file = made / path
     file.parent.mkdir(exist_ok=True)
     before = file.read_bytes() if file.exists() else None
@@ -84,12 +84,11 @@ def test_check_names_what_differs(made, path, spoil, word):
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert path in done.stderr
-    assert word in done.stderr
+    assert part in done.stderr
 
 
 # ---------------------------------------------------------------- the drawn problems
 
-DRAFTS = geometry._drafts()
 DRAWINGS = geometry.drawings()
 
 
@@ -109,11 +108,11 @@ def labelled(label: str, answer: str) -> float:
     return float(answer if label[0] in "xy" else label.removesuffix("°"))
 
 
-@pytest.mark.parametrize(("draft", "drawing"), list(zip(DRAFTS, DRAWINGS, strict=True)))
-def test_labels_and_answers_agree_with_the_picture(draft, drawing):
-    answer = drawing.problem.answer
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda d: d.exercise.exercise_id)
+def test_labels_and_answers_agree_with_the_picture(drawing):
+    answer = drawing.exercise.answer
     checked = 0
-    for figure, positions in zip(draft.figures, drawing.positions, strict=True):
+    for figure, positions in zip(drawing.figures, drawing.positions, strict=True):
         for corners, label in figure.angles.items():
             wanted = labelled(label, answer)
             assert measured_angle(positions, corners) == pytest.approx(wanted, abs=1.5)
@@ -125,7 +124,7 @@ def test_labels_and_answers_agree_with_the_picture(draft, drawing):
             checked += label[0] in "xy"
         for one, other in pairwise(scales):
             assert one == pytest.approx(other, rel=0.02)
-    assert checked == 1 or drawing.problem.problem_id in UNLABELLED
+    assert checked == 1 or drawing.exercise.exercise_id in UNLABELLED
 
 
 def chord(p):
@@ -144,32 +143,32 @@ UNLABELLED = {  # problems whose unknown has no label in the picture
 }
 
 
-@pytest.mark.parametrize("problem_id", UNLABELLED)
-def test_answers_that_no_label_stands_for(problem_id):
-    drawing = DRAWINGS[int(problem_id) - 1]
-    wanted = UNLABELLED[problem_id](drawing.positions)
-    assert float(drawing.problem.answer) == pytest.approx(wanted, rel=0.01)
+@pytest.mark.parametrize("exercise_id", UNLABELLED)
+def test_answers_that_no_label_stands_for(exercise_id):
+    drawing = DRAWINGS[int(exercise_id) - 1]
+    wanted = UNLABELLED[exercise_id](drawing.positions)
+    assert float(drawing.exercise.answer) == pytest.approx(wanted, rel=0.01)
 
 
 def test_the_set_is_as_promised():
-    problems = geometry.draw_problems()
-    sizes = {image.size for problem in problems for image in problem.images}
-    assert len(problems) >= 12
+    exercises = geometry.draw_exercises()
+    sizes = {image.size for exercise in exercises for image in exercise.images}
+    assert len(exercises) >= 12
     assert {(120, 90), (1200, 700)} <= sizes
     assert min(w for w, _ in sizes) == 120
     assert max(w * h for w, h in sizes) == 1200 * 700
-    assert sum(len(problem.images) > 1 for problem in problems) >= 2
+    assert sum(len(exercise.images) > 1 for exercise in exercises) >= 2
     assert {drawing.graph for drawing in DRAWINGS} >= {"Triangle", "Circle", "Line"}
-    assert len({problem.problem_id for problem in problems}) == len(problems)
-    for problem in problems:
-        assert len(set(problem.choices)) == 4
-        assert problem.choices["ABCD".index(problem.answer_letter)] == problem.answer
-        assert list(problem.choices) == sorted(problem.choices, key=float)
+    assert len({exercise.exercise_id for exercise in exercises}) == len(exercises)
+    for exercise in exercises:
+        assert len(set(exercise.choices)) == 4
+        assert exercise.choices["ABCD".index(exercise.answer_letter)] == exercise.answer
+        assert list(exercise.choices) == sorted(exercise.choices, key=float)
 
 
 def test_nothing_is_cut_off_at_the_border():
-    for problem in geometry.draw_problems():
-        for image in problem.images:
+    for exercise in geometry.draw_exercises():
+        for image in exercise.images:
             grey = np.array(image.convert("L"))
             border = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
             assert (border == 255).all()
@@ -177,9 +176,9 @@ def test_nothing_is_cut_off_at_the_border():
 
 
 def test_files_hold_the_drawn_problems():
-    drawn, read = geometry.draw_problems(), load_problems(FIXTURES / "geo3k_style")
+    drawn, read = geometry.draw_exercises(), load_exercises(FIXTURES / "geo3k_style")
     for one, other in zip(drawn, read, strict=True):
-        for name in ("problem_id", "prompt", "answer", "choices", "answer_letter"):
+        for name in ("exercise_id", "prompt", "answer", "choices", "answer_letter"):
             assert getattr(one, name) == getattr(other, name)
         for picture, file in zip(one.images, other.images, strict=True):
             assert picture.mode == file.mode

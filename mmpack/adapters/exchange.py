@@ -20,7 +20,7 @@ with needs("hf", __name__):
 
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
-from mmpack.layout.forest import occurrences
+from mmpack.layout.occurrences import occurrences
 from mmpack.layout.runs import placeholder_runs
 from mmpack.packing.batch import Batch
 from mmpack.processors.settings import text_hash

@@ -1,1 +1,1 @@
-"""The `mmpack` command: one file a subcommand; exit codes and error lines in main.py."""
+"""The command `mmpack`: one thin file per subcommand; exit codes and error lines in main.py."""

@@ -6,11 +6,11 @@ It says what is missing and never fails.
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from mmpack._version import __version__
 from mmpack.cli.output import JsonOption, OutOption, emit, table
+from mmpack.errors import installed_version
 
 EXTRAS = {  # package -> the extra of mmpack that installs it
     "numpy": None,
@@ -34,7 +34,7 @@ EXTRAS = {  # package -> the extra of mmpack that installs it
 
 def command(as_json: JsonOption = False, out: OutOption = None) -> int:
     """Show the versions of mmpack, Python and packages, the accelerators that torch finds, and each op's backend."""
-    packages = {name: _version(name) for name in EXTRAS}
+    packages = {name: installed_version(name) for name in EXTRAS}
     document: dict[str, Any] = {
         "mmpack": __version__,
         "python": platform.python_version(),
@@ -52,13 +52,6 @@ def command(as_json: JsonOption = False, out: OutOption = None) -> int:
         tables.append(table(("op", "backend", "why"), ops))
     emit(document, tables, as_json, out)
     return 0
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _missing(package: str) -> str:
@@ -86,7 +79,7 @@ def _devices(torch_version: str | None) -> dict[str, Any]:
 
 def _ops(devices: dict[str, Any]) -> list[dict[str, Any]]:
     """What runs each op on the first accelerator, or on the CPU; empty where there is no torch that works."""
-    if devices["error"] or _version("torch") is None:
+    if devices["error"] or installed_version("torch") is None:
         return []
     import torch
 

@@ -42,9 +42,10 @@ def command(
     out: OutOption = None,
 ) -> int:
     """Print the plans that policies make of a video; exit 1 if they differ."""
-    from mmpack.video.choose_frames import policy_of, sample
+    from mmpack.video.choose_frames import sample
     from mmpack.video.compare_plans import differing_fields
     from mmpack.video.info import probe
+    from mmpack.video.policies.registry import policy_of
 
     for path in (sheet, out):
         _refuse_the_video(path, video)
@@ -116,7 +117,7 @@ def _value(kind: str, text: str) -> Any:
 def _set_for_all(asked: list[tuple[str, dict[str, str]]], name: str, value: str) -> None:
     from dataclasses import fields
 
-    from mmpack.video.choose_frames import policy_of
+    from mmpack.video.policies.registry import policy_of
 
     having = [
         own for policy, own in asked if name in {f.name for f in fields(policy_of(policy).settings)}
@@ -126,7 +127,7 @@ def _set_for_all(asked: list[tuple[str, dict[str, str]]], name: str, value: str)
             f"frames: no policy asked for has a setting {name!r:.40}. Fix: see docs/video.md"
         )
     for own in having:
-        own.setdefault(name, value)  # what stands beside the policy's name goes first
+        own.setdefault(name, value)  # settings in the policy's name win
 
 
 def _document(
@@ -185,8 +186,8 @@ def _for_people(
     rows = differing_rows(plans)
     marked = len(plans) > 1
     shown = [
-        (k, *(_cell(plan, k, info.variable) for plan in plans), *(["≠" * unlike] if marked else []))
-        for k, unlike in enumerate(rows[:SHOWN])
+        (k, *(_cell(plan, k, info.variable) for plan in plans), *(["≠" * differ] if marked else []))
+        for k, differ in enumerate(rows[:SHOWN])
     ]
     out: list[str | Table] = [
         _about(info),
@@ -218,11 +219,11 @@ def _facts(plans: Sequence[FramePlan], marked: bool) -> list[tuple[str, ...]]:
         "grid": ("grid_thw", lambda p: _times(p.grid_thw)),
         "tokens": ("num_tokens", lambda p: f"{p.num_tokens:,}"),
         "second_per_grid_ts": ("second_per_grid_ts", lambda p: _number(p.second_per_grid_ts)),
-        "timestamps in text": ("patch_timestamps", lambda p: _told(p.patch_timestamps)),
+        "timestamps in text": ("patch_timestamps", lambda p: _seconds(p.patch_timestamps)),
     }
     return [
-        (name, *map(tell, plans), *(["≠" if differ(plans, field) else ""] if marked else []))
-        for name, (field, tell) in facts.items()
+        (name, *map(show, plans), *(["≠" if differ(plans, field) else ""] if marked else []))
+        for name, (field, show) in facts.items()
     ]
 
 
@@ -230,10 +231,10 @@ def _cell(plan: FramePlan, k: int, variable: bool) -> str:
     """Number and time; of a clip of variable rate the real time too."""
     if k >= plan.num_frames:
         return "-"
-    told = f"{plan.indices[k]} at {plan.timestamps[k]:.3f} s"
+    shown = f"{plan.indices[k]} at {plan.timestamps[k]:.3f} s"
     if variable and plan.container_timestamps is not None:
-        told += f" (really {plan.container_timestamps[k]:.3f} s)"
-    return told
+        shown += f" (really {plan.container_timestamps[k]:.3f} s)"
+    return shown
 
 
 def _times(numbers: Sequence[int]) -> str:
@@ -244,7 +245,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def _told(seconds: Sequence[float] | None) -> str:
+def _seconds(seconds: Sequence[float] | None) -> str:
     if seconds is None:
         return "-"
     few = " ".join(f"{s:.1f}" for s in seconds[:3])

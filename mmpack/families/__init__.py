@@ -1,4 +1,4 @@
-"""Model families, by name and by transformers' `model_type`."""
+"""Model families: one file per family, with all that is special about it."""
 
 from __future__ import annotations
 

@@ -23,20 +23,18 @@ class Family:
     patch_size: int
     temporal_patch_size: int
     spatial_merge_size: int
-    video_layout: str  # "single": one span a video; "frames": one span a temporal patch; "images"
+    video_layout: str  # "single": one span per video; "frames": one per temporal patch; "images"
     position_rules: tuple[str, ...]  # of layout/mrope.py; the first is the newest transformers'
     position_rows: int  # rows of Sample.position_ids
-    # temporal step of released models; None: one position a temporal patch
+    # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
-    pixel_layout: str = (
-        "patches"  # "patches": merged ones lie together; "tiles": row by row, t of them
-    )
-    # rows of the largest released embedding; the last of them are no token's
+    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row
+    pixel_layout: str = "patches"
+    # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
-    writes_markers: bool = (
-        False  # expanding an image sets vision start and end too, not the chat template
-    )
-    vision_levels: int = 1  # embeddings a vision token has (deepstack families have more)
+    # vision start and end of an image are set by expanding it, not by the chat template
+    writes_markers: bool = False
+    vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
 
@@ -61,5 +59,5 @@ class Family:
         return grid[0] if modality == "video" and self.video_layout == "frames" else 1
 
     def same_layout(self, other: Family) -> bool:
-        """Whether samples of one are samples of the other: they differ in the model behind the ids alone."""
+        """Whether samples of one are samples of the other: only the model behind the ids differs."""
         return replace(self, name=other.name, model_types=other.model_types) == other

@@ -1,6 +1,6 @@
 """Qwen2.5-VL: as Qwen2-VL, but a video's temporal positions follow its seconds.
 
-Released checkpoints say 2 tokens a second; a bare transformers config says 4.
+Released checkpoints say 2 tokens per second; a bare transformers config says 4.
 """
 
 from dataclasses import replace

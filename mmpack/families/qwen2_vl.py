@@ -1,4 +1,4 @@
-"""Qwen2-VL: dynamic resolution, one placeholder run a medium, a video's temporal patches one position apart."""
+"""Qwen2-VL: dynamic resolution, one run of placeholders per medium; each temporal patch is one position further."""
 
 from mmpack.families.base import Family
 

@@ -1,6 +1,6 @@
 """Qwen3.5: Qwen3-VL's layout with ids of its own, no deepstack; linear attention in most layers.
 
-A linear-attention layer hands its state from row to row, so rows of two samples in one sequence can't be kept apart.
+A linear-attention layer hands its state from row to row, so two samples in one sequence would read each other.
 """
 
 from dataclasses import replace

@@ -15,5 +15,6 @@ QWEN3_VL = replace(
     patch_size=16,
     video_layout="frames",
     position_rules=("grid",),
-    vision_levels=4,  # the last layer's and three of deepstack
+    # the last layer's and three of deepstack
+    vision_levels=4,
 )

@@ -1,1 +1,1 @@
-"""Grids to positions, settings to fingerprints, pixels to cache keys. numpy only."""
+"""Media over runs of placeholders, positions, forests of shared prefixes, fingerprints and cache keys (numpy)."""

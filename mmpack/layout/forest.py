@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmpack.families import Family
 from mmpack.layout.mrope import sample_positions
+from mmpack.layout.occurrences import occurrences
 from mmpack.schema.sample import Sample
 
 
@@ -71,6 +73,20 @@ def build_forest(
     """The forest of `samples`, in their order; `share=False` gives each sample a root of its own.
 
     Args: `positions`: int64 [rows, L] of each sample; computed from the samples if not given.
+
+    Example: two samples that share their first two tokens.
+        >>> import mmpack as mp
+        >>> from mmpack.layout.forest import build_forest
+        >>> text = {"schema_version": "1", "group_id": "q", "family": "qwen2_vl", "media": [], "modality_spans": []}
+        >>> samples = [
+        ...     mp.Sample.from_dict(text | {"sample_id": f"q/{k}", "input_ids": [5, 6, 7 + k], "loss_spans": []})
+        ...     for k in range(2)
+        ... ]
+        >>> forest = build_forest(samples)
+        >>> forest.segment_offsets.tolist(), forest.segment_parent.tolist()
+        ([0, 2, 3, 4], [-1, 0, 0])
+        >>> forest.rows(1).tolist(), forest.visible_until().tolist()
+        ([0, 1, 3], [4, 4, 3, 4])
     """
     if not share:
         count = len(samples)
@@ -87,24 +103,18 @@ def build_forest(
     return _grow(_token_keys(samples, positions))
 
 
-def occurrences(sample: Sample) -> list[tuple[int, int, int]]:
-    """(start, stop, media_index) of each run of placeholders: frames of one video are one occurrence."""
-    out: list[tuple[int, int, int]] = []
-    for s in sample.modality_spans:
-        if s.frame and out and out[-1][2] == s.media_index:
-            out[-1] = (out[-1][0], s.stop, s.media_index)
-        else:
-            out.append((s.start, s.stop, s.media_index))
-    return out
+def positions_of(sample: Sample, family: Family | None = None) -> np.ndarray:
+    """int64 [rows, L]: as the producer used them, or by the family's rule where it recorded none.
 
-
-def positions_of(sample: Sample) -> np.ndarray:
-    """int64 [rows, L]: as the producer used them, or by the family's rule where it recorded none."""
-    return sample.position_ids if sample.position_ids is not None else sample_positions(sample)[0]
+    `family`: the sample's, if it is known already.
+    """
+    if sample.position_ids is not None:
+        return sample.position_ids
+    return sample_positions(sample, family=family)[0]
 
 
 def _token_keys(samples: Sequence[Sample], positions: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """int64 [L, 2 + rows] a sample: id, number of the run (-1: text), positions. Equal rows, equal tokens.
+    """int64 [L, 2 + rows] per sample: id, number of the run (-1: text), positions. Equal rows, equal tokens.
 
     Runs have one number if medium, ids and positions agree in all of their tokens.
     """
@@ -124,7 +134,8 @@ def _grow(keys: list[np.ndarray]) -> Forest:
     offsets, parents, owners, depths = [0], list[int](), list[int](), list[int]()
     last = np.full(len(keys), -1, dtype=np.int64)
     roots = _branches(keys, list(range(len(keys))), 0)
-    todo = [(-1, 0, branch) for branch in reversed(roots)]  # parent, depth, samples that have it
+    # parent, depth, samples that have it
+    todo = [(-1, 0, branch) for branch in reversed(roots)]
     while todo:
         parent, depth, members = todo.pop()
         stop = _common(keys, members, depth)
@@ -148,7 +159,7 @@ def _grow(keys: list[np.ndarray]) -> Forest:
 
 
 def _branches(keys: list[np.ndarray], members: list[int], depth: int) -> list[list[int]]:
-    """`members` by their token at `depth`, in order of first appearance; one without a token stands alone."""
+    """`members` by their token at `depth`, in order of first appearance; one without a token is a branch of its own."""
     groups: dict[bytes, list[int]] = {}
     for m in members:
         token = keys[m][depth].tobytes() if len(keys[m]) > depth else b"end" + str(m).encode()

@@ -17,7 +17,10 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family, get_family
+from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import Runs, placeholder_runs
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
 
 Grids = Sequence[Sequence[int]] | np.ndarray | None
 
@@ -35,17 +38,26 @@ def mrope_positions(
     """Positions of one unpadded, expanded sample, equal to transformers' `get_rope_index` (rule `grid`).
 
     Args:
-        input_ids: int [L], one id a vision token.
+        input_ids: int [L], one id per vision token.
         family: a name of `mmpack.families`, or a Family.
         config: a transformers config; its `vision_config.tokens_per_second` is used if it has one.
-        image_grid_thw, video_grid_thw: [n, 3] patches before merging, in order of appearance; one a video, also where
+        image_grid_thw, video_grid_thw: [n, 3] patches before merging, in order of appearance; one per video, also where
             each of its temporal patches is a run of its own.
         second_per_grid_ts: [videos] seconds between temporal patches; 1.0 each if not given.
         rule: one of the family's `position_rules`; by default its first (`grid` of every Qwen-VL).
-        tokens_per_second: temporal positions a second; else `config`'s, else that of released models.
+        tokens_per_second: temporal positions per second; else `config`'s, else that of released models.
 
     Returns: int64 [3, L] ([1, L] where the family has one row) and `rope_delta` = max(position) + 1 - L.
     Raises: LayoutError naming the span, where runs and grids contradict each other; ArgumentError.
+
+    Example: a picture of 2 × 2 merged patches between two text tokens; rows are time, height, width.
+        >>> import mmpack as mp
+        >>> image = 151655
+        >>> positions, delta = mp.mrope_positions(
+        ...     [7, image, image, image, image, 8], "qwen2_vl", image_grid_thw=[[1, 4, 4]]
+        ... )
+        >>> positions.tolist(), delta
+        ([[0, 1, 1, 1, 1, 3], [0, 1, 1, 2, 2, 3], [0, 1, 2, 1, 2, 3]], -2)
     """
     family = get_family(family)
     rule = family.position_rules[0] if rule is None else rule
@@ -66,13 +78,18 @@ def mrope_positions(
     return _positions(len(ids), runs, grids, interval, family.spatial_merge_size, rule)
 
 
-def sample_positions(sample: Any, rule: str | None = None) -> tuple[np.ndarray, int]:
-    """`mrope_positions` of a Sample, from its media; rule and tokens_per_second from its `processor`."""
+def sample_positions(
+    sample: Sample, rule: str | None = None, family: Family | None = None
+) -> tuple[np.ndarray, int]:
+    """`mrope_positions` of a Sample, from its media; rule and tokens_per_second from its `processor`.
+
+    `family`: the sample's, if it is known already.
+    """
     settings = sample.processor or {}
-    images, videos, seconds = grids_of(sample)
+    images, videos, seconds = grids_of_media(occurring_media(sample))
     return mrope_positions(
         sample.input_ids,
-        sample.family,
+        sample.family if family is None else family,
         image_grid_thw=images,
         video_grid_thw=videos,
         second_per_grid_ts=seconds,
@@ -81,19 +98,17 @@ def sample_positions(sample: Any, rule: str | None = None) -> tuple[np.ndarray, 
     )
 
 
-def grids_of(sample: Any) -> tuple[list[Any] | None, list[Any] | None, list[float] | None]:
-    """What `mrope_positions` takes, from a Sample: grids of images, of videos, and seconds of these, by occurrence."""
-    frames = get_family(sample.family).video_layout == "frames"
-    images, videos, seconds = [], [], []
-    for span in sample.modality_spans:
-        medium = sample.media[span.media_index]
-        if span.modality == "image":
-            images.append(medium.grid_thw)
-        elif not (frames and span.frame):
-            videos.append(medium.grid_thw)
-            step = medium.second_per_grid_ts
-            seconds.append(1.0 if step is None else step)
-    return images or None, videos or None, seconds or None
+def grids_of_media(
+    media: Sequence[Medium],
+) -> tuple[list[Any] | None, list[Any] | None, list[float] | None]:
+    """Grids of images, of videos, and seconds of these (1.0 where none are recorded), as `mrope_positions` takes them.
+
+    Args: `media`: in order of appearance, one per occurrence.
+    """
+    videos = [m for m in media if m.modality == "video"]
+    seconds = [1.0 if m.second_per_grid_ts is None else m.second_per_grid_ts for m in videos]
+    images = [m.grid_thw for m in media if m.modality == "image"]
+    return images or None, [m.grid_thw for m in videos] or None, seconds or None
 
 
 def _positions(
@@ -106,8 +121,9 @@ def _positions(
     else:
         advance = np.maximum(np.maximum(h, w), last_t + 1)
     sizes = runs.stops - runs.starts
-    gained = np.concatenate([[0], np.cumsum(advance - sizes)])  # shift of text after each run
-    begin = runs.starts + gained[:-1]  # position at which each run starts
+    # shift of the text after each run, and the position at which each run starts
+    gained = np.concatenate([[0], np.cumsum(advance - sizes)])
+    begin = runs.starts + gained[:-1]
 
     after = np.zeros(length + 1, dtype=np.int64)
     np.add.at(after, runs.stops, advance - sizes)
@@ -170,7 +186,7 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
         raise LayoutError(
             f"mrope_positions: the run [{start}, {stop}) has {stop - start} tokens, its grid "
             f"{out[at].tolist()} gives {exact[at]:.0f} after merging. "
-            "Fix: expand one placeholder a merged patch",
+            "Fix: expand one placeholder per merged patch",
             "MM101",
             (start, stop),
         )
@@ -178,14 +194,16 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
 
 
 def _frames(videos: np.ndarray, most: int) -> np.ndarray:
-    """Grids [n, 3] of videos as grids of t = 1, one a temporal patch; `most` + 1 a video, however many it claims."""
+    """Grids [n, 3] of videos as grids of t = 1, one per temporal patch; at most `most` + 1 per video."""
     frames = np.repeat(videos, np.clip(videos[:, 0], 1, most + 1), axis=0)
-    frames[:, 0] = np.minimum(frames[:, 0], 1)  # an empty grid stays one
+    # an empty grid stays empty
+    frames[:, 0] = np.minimum(frames[:, 0], 1)
     return frames
 
 
 def _floats(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
-    values = seconds.tolist() if hasattr(seconds, "tolist") else seconds  # a tensor may be bfloat16
+    # a tensor may be bfloat16, which numpy lacks
+    values = seconds.tolist() if hasattr(seconds, "tolist") else seconds
     try:
         with np.errstate(over="ignore"):
             return np.asarray(values, dtype=np.float32).reshape(-1)

@@ -1,4 +1,4 @@
-"""Advantages and losses over compact loss tokens [N], cut into samples by `cu_loss` [B+1]."""
+"""Policy and value losses, advantages, GAE and rewards, over loss tokens [N] cut into samples by `cu_loss` [B+1]."""
 
 from mmpack.errors import require
 

@@ -1,4 +1,4 @@
-"""What every tensor that is handed to a public function has to be, whatever the function."""
+"""What every public function requires of its tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmpack.ops.custom_op import refuse_transforms
 
 
 def check_are_tensors(what: str, optional: Collection[str] = (), **tensors: Any) -> None:
-    """Raise ArgumentError for all but dense tensors; what `optional` names may be None."""
+    """Raise ArgumentError for all but dense tensors; those in `optional` may be None."""
     for name, x in tensors.items():
         if not (isinstance(x, Tensor) or (x is None and name in optional)):
             fix = "pass it" if x is None else f"pass torch.as_tensor({name})"
@@ -25,7 +25,7 @@ def check_are_tensors(what: str, optional: Collection[str] = (), **tensors: Any)
 
 
 def check_tensors(what: str, optional: Collection[str], **tensors: Any) -> None:
-    """Raise ArgumentError for what is no tensor, on another device, sharded, or carries forward-mode tangents."""
+    """Raise ArgumentError for what is no tensor, on another device, a DTensor, or has a forward-mode tangent."""
     check_are_tensors(what, optional, **tensors)
     given: dict[str, Tensor] = {name: x for name, x in tensors.items() if x is not None}
     first, *others = given
@@ -45,6 +45,6 @@ def check_tensors(what: str, optional: Collection[str], **tensors: Any) -> None:
 
 
 def can_look_at(x: Tensor) -> bool:
-    """Looking at a GPU's values would wait for it; fake tensors have none, and no tensor while torch.compile traces."""
+    """Whether values may be read: on a GPU that would wait, and fake or traced tensors have none."""
     plain = type(x) is Tensor and x.device.type == "cpu"
     return plain and not torch.compiler.is_compiling()

@@ -1,7 +1,7 @@
-"""Sums over runs of [N] values: fixed order, float64, no atomics, no host sync.
+"""Sums over segments of [N] values: fixed order, float64, no atomics, no host sync.
 
-A run's sum is the same binary tree whatever lies around it, so its bits don't depend on the rest of the batch, and
-a NaN stays in its run. Every function takes O(N log N) work and a number of steps that shapes alone decide.
+A segment's sum is the same binary tree whatever lies around it: its bits don't depend on the rest of the batch, and
+a NaN stays in its segment. Every function does O(N log N) work in a number of steps that only shapes decide.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ def segment_ids(cu: Tensor, count: int) -> Tensor:
 
 
 def segment_sum(values: Tensor, cu: Tensor) -> Tensor:
-    """Sum values [N] over the segments that cu [B+1] cuts: [B] float64, 0 for an empty segment. Differentiable."""
+    """Sum values [N] over the segments between offsets cu [B+1]: [B] float64, 0 for an empty one. Differentiable.
+
+    Example:
+        >>> import torch
+        >>> from mmpack.ops.segments import segment_sum
+        >>> segment_sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2, 3]))
+        tensor([3., 0., 4.], dtype=torch.float64)
+    """
     summed: Tensor = _SegmentSum.apply(values, cu)
     return summed
 

@@ -1,4 +1,4 @@
-"""Samples to packed and padded batches of torch tensors, and back."""
+"""Samples to packed and padded batches of torch tensors, and back; batches for a DataLoader."""
 
 from mmpack.errors import require
 

@@ -1,6 +1,6 @@
 """PackedBatch: what the trainer gets. T rows, B samples, N loss tokens, M distinct media, O placeholder runs.
 
-Rows of all samples lie one after the other; rows that samples share may lie there once (see plan/forest.py).
+Rows of all samples lie one after the other; rows that samples share may lie there once (see layout/forest.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.media import patch_offsets
+from mmpack.packing.tensors import to_int32
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
@@ -69,7 +70,8 @@ class Batch(LossIndex):
     id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
 
     def __post_init__(self) -> None:
-        if self.id_range is None:  # of a batch that was moved it is known
+        # a batch that was moved has it already
+        if self.id_range is None:
             low, high = self.input_ids.aminmax()
             self.id_range = int(low), int(high)
 
@@ -126,7 +128,8 @@ class Batch(LossIndex):
             elif isinstance(value, dict) and value and all(map(torch.is_tensor, value.values())):
                 moved[f.name] = {k: getattr(v, move)(*args, **kwargs) for k, v in value.items()}
         batch = dataclasses.replace(self, **moved)
-        batch.attention_plan.bind(batch.visible_until)  # unread: the copy may not have arrived yet
+        # not read: the copy may not have arrived yet
+        batch.attention_plan.bind(batch.visible_until)
         return batch
 
     def __repr__(self) -> str:
@@ -134,11 +137,7 @@ class Batch(LossIndex):
         tensors = {name: own.get(name) for name in ("input_ids", "pixel_values")}
         for name in ("loss_columns", "token_columns"):
             tensors |= {f"{name}[{k!r}]": v for k, v in (own.get(name) or {}).items()}
-        shapes = [
-            f"{name}={safe_repr(lambda x=x: str(list(x.shape)))}"  # type: ignore[misc]
-            for name, x in tensors.items()
-            if x is not None
-        ]
+        shapes = [_shape(name, x) for name, x in tensors.items() if x is not None]
         parts = [
             safe_repr(lambda: repr(self.family)),
             f"samples={safe_repr(lambda: str(len(self.sample_ids)))}",
@@ -150,12 +149,12 @@ class Batch(LossIndex):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Cut x [T, …] into one [L, …] tensor a sample; shared rows go to every sample that has them."""
+        """Cut x [T, …] into one [L, …] tensor per sample; shared rows go to every sample that has them."""
         self._expect(x, self._num_rows, "unpack_tokens", "rows")
         return list(gather_rows(x, self.token_rows).split(self.token_counts))
 
     def unpack_loss(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Cut x [N, …] into one [n, …] tensor a sample."""
+        """Cut x [N, …] into one [n, …] tensor per sample."""
         self._expect(x, self.num_loss_tokens, "unpack_loss", "loss tokens")
         return list(x.split(self.loss_counts))
 
@@ -177,7 +176,7 @@ class Batch(LossIndex):
 
 @dataclass(kw_only=True, repr=False)
 class PackedBatch(Batch):
-    """One row of T tokens. The attention rule is `visible_until` alone; the rest of the fields: see the bases."""
+    """One row of T tokens. Only `visible_until` is the attention rule; the other fields: see the bases."""
 
     input_ids: torch.Tensor  # [T] int64
     position_ids: torch.Tensor  # [1 + rows, T] int64
@@ -205,6 +204,10 @@ class PackedBatch(Batch):
         return len(self.input_ids)
 
 
+def _shape(name: str, x: Any) -> str:
+    return f"{name}={safe_repr(lambda: str(list(x.shape)))}"
+
+
 def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossIndex, list[int]]:
     """Build the LossIndex from each sample's rows [L] (int64); also the loss tokens of each sample."""
     rows, targets, turns, tokens, counts = [], [], [], [], list[int]()
@@ -220,31 +223,23 @@ def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossI
             for s in sample.loss_spans
         ]
         for region in sample.region_spans or ():
-            inside = np.searchsorted(indices, (region.start, region.stop))
-            regions.append((b, start + int(inside[0]), start + int(inside[1])))
+            first, stop = np.searchsorted(indices, (region.start, region.stop)).tolist()
+            regions.append((b, start + first, start + stop))
         counts.append(len(indices))
     all_rows = _joined(rows)
     unique, inverse = np.unique(all_rows, return_inverse=True)
     index = LossIndex(
-        loss_rows=_int32(all_rows),
+        loss_rows=to_int32(all_rows),
         loss_targets=torch.from_numpy(_joined(targets)),
-        cu_loss=_int32(np.cumsum([0, *counts])),
-        loss_rows_unique=_int32(unique),
-        loss_row_inverse=_int32(inverse),
-        loss_turn=_int32(_joined(turns)),
-        loss_token_index=_int32(_joined(tokens)),
-        region_rows=_int32(np.asarray(regions, dtype=np.int64).reshape(-1, 3)),
+        cu_loss=to_int32(np.cumsum([0, *counts])),
+        loss_rows_unique=to_int32(unique),
+        loss_row_inverse=to_int32(inverse),
+        loss_turn=to_int32(_joined(turns)),
+        loss_token_index=to_int32(_joined(tokens)),
+        region_rows=to_int32(np.asarray(regions, dtype=np.int64).reshape(-1, 3)),
     )
     return index, counts
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
-def _int32(array: np.ndarray) -> torch.Tensor:
-    if array.size and max(-int(array.min()), int(array.max())) >= 2**31:
-        raise ArgumentError(
-            f"pack: {int(array.max())} does not fit 32 bits. Fix: smaller turn numbers, or smaller packs"
-        )
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

@@ -10,8 +10,9 @@ import numpy as np
 from mmpack.errors import ArgumentError
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.columns import Column
-from mmpack.packing.media import as_tensor
 from mmpack.packing.pack import pack
+from mmpack.packing.prepare import loss_tokens_of
+from mmpack.packing.tensors import as_tensor
 from mmpack.schema.sample import Sample
 
 Item = Sample | tuple[Sample, Mapping[str, Any]]
@@ -28,11 +29,24 @@ def collate(
     """`DataLoader(samples, batch_sampler=plan.bins, collate_fn=mp.collate)`: each bin becomes a batch.
 
     Args:
-        items: Samples, or pairs (Sample, columns). Columns go into `loss_columns`: name -> [n], a value a loss token,
-            or one number for all of the sample's loss tokens, such as its advantage. All items name the same columns.
+        items: Samples, or pairs (Sample, columns). Columns go into `loss_columns`: name -> [n], one value per loss
+            token, or one number for all loss tokens of the sample, such as its advantage. All items have the same
+            columns.
         media, share_prefix, pad_to_multiple_of, on_invalid: see `pack`; `functools.partial` sets them for a loader.
 
     Returns: PackedBatch on the CPU; a loader's `pin_memory=True` pins it. Raises: ArgumentError; SchemaError as `pack`.
+
+    Example: each sample comes with its advantage.
+        >>> import mmpack as mp
+        >>> text = {"schema_version": "1", "group_id": "q", "family": "qwen2_vl", "media": [], "modality_spans": []}
+        >>> text["loss_spans"] = [{"start": 1, "stop": 3, "kind": "response"}]
+        >>> samples = [
+        ...     mp.Sample.from_dict(text | {"sample_id": f"q/{k}", "input_ids": [5, 6, 7 + k]})
+        ...     for k in range(2)
+        ... ]
+        >>> batch = mp.collate([(samples[0], {"advantages": 0.5}), (samples[1], {"advantages": -0.5})])
+        >>> batch.loss_targets.tolist(), batch.loss_columns["advantages"].tolist()
+        ([6, 7, 6, 8], [0.5, 0.5, -0.5, -0.5])
     """
     if not isinstance(items, (list, tuple)):
         raise ArgumentError(
@@ -73,5 +87,5 @@ def _pair(item: Any, i: int) -> tuple[Sample, Mapping[str, Any]]:
 def _whole(value: Any, sample: Sample) -> Any:
     """A single number to each loss token; all else as it is."""
     if getattr(value, "ndim", None) == 0 or isinstance(value, (int, float)):
-        return as_tensor(np.asarray(value)).expand(sample.num_loss_tokens)
+        return as_tensor(np.asarray(value)).expand(loss_tokens_of(sample))
     return value

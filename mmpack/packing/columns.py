@@ -1,4 +1,4 @@
-"""Columns that the caller hands in: one value a loss token ([N]), or one a token ([T, …])."""
+"""Columns that the caller hands in: one value per loss token ([N]), or one per token ([T, …])."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.layout.forest import Forest
-from mmpack.packing.media import as_tensor
+from mmpack.packing.tensors import as_tensor
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 
@@ -27,12 +27,12 @@ def given_columns(given: Mapping[str, Column] | None, what: str) -> Mapping[str,
     return given or {}
 
 
-def loss_columns(
+def loss_columns_of(
     samples: Sequence[Sample], given: Mapping[str, Column] | None, what: str
 ) -> dict[str, torch.Tensor]:
-    """[N] tensors: `given` per sample or already concatenated; `rollout_logprobs` comes from the samples.
+    """[N] tensors: `given` per sample or already concatenated; `rollout_logprobs` come from the samples.
 
-    It does if every sample with a loss token has some, and the caller gives none.
+    They do if every sample with a loss token has some, and the caller gives none.
     """
     counts = [s.num_loss_tokens for s in samples]
     columns: dict[str, Column] = dict(given_columns(given, what))
@@ -48,7 +48,7 @@ def loss_columns(
     }
 
 
-def token_columns(
+def token_columns_of(
     samples: Sequence[Sample], given: Mapping[str, Column] | None, forest: Forest, what: str
 ) -> dict[str, torch.Tensor]:
     """[T, …] tensors; the rows that samples share must agree bit for bit."""
@@ -74,7 +74,7 @@ def token_columns(
 
 
 def split_column(name: str, column: Column, counts: list[int], what: str) -> list[Any]:
-    """One piece a sample: `column` has one entry each, or is one array of sum(counts) values."""
+    """One piece per sample: `column` has one entry each, or is one array of sum(counts) values."""
     total = sum(counts)
     if not hasattr(column, "__len__") or getattr(column, "ndim", 1) == 0:
         raise SchemaError([Problem("MM403", "batch", name, "is a single number")], what)

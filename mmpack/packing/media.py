@@ -12,6 +12,7 @@ import torch
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.families import Family
 from mmpack.ops.embeddings.merge import VisionRows
+from mmpack.packing.tensors import as_tensor
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 
@@ -42,9 +43,7 @@ class MediaTable:
             self.media.append(dataclasses.replace(medium, pixel_values=None))
         known = self.media[at]
         if known.pixel_values is None:
-            pixels = medium.pixel_values
-            if pixels is None:
-                pixels = self.store.get(medium.cache_key)
+            pixels = _own_or_stored(medium, self.store)
             if pixels is not None:
                 known.pixel_values = self._checked(medium, pixels)
         elif medium.pixel_values is not None and self._differs(known, medium):
@@ -80,11 +79,26 @@ class MediaTable:
         return tensor
 
 
-def as_tensor(values: Any) -> torch.Tensor:
-    """A CPU tensor of an array, a tensor or a list, without a copy where torch allows it."""
-    if isinstance(values, np.ndarray) and not values.flags.writeable:
-        return torch.tensor(values)
-    return torch.as_tensor(values).cpu()
+def held_pixels(
+    media: Sequence[Medium], what: str, store: Mapping[str, Any] | None = None
+) -> list[Any]:
+    """The pixels [patches, patch_dim] of each of `media`: its own, else the store's (cache key -> pixels).
+
+    Raises: SchemaError (MM404) for the first medium without any.
+    """
+    found = [_own_or_stored(m, {} if store is None else store) for m in media]
+    for medium, pixels in zip(media, found, strict=True):
+        if pixels is None:
+            problem = Problem("MM404", medium.media_id, "pixel_values", "is missing")
+            raise SchemaError([problem], what)
+    return found
+
+
+def _own_or_stored(medium: Medium, store: Mapping[str, Any]) -> Any:
+    """Pixels, or None."""
+    if medium.pixel_values is not None:
+        return medium.pixel_values
+    return store.get(medium.cache_key)
 
 
 def tiles_of(pixels: torch.Tensor, size: Sequence[int], family: Family) -> torch.Tensor:

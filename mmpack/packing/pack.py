@@ -1,30 +1,25 @@
-"""`pack`: samples to one row of T tokens without padding, shared prefixes once if asked for."""
+"""`pack`: samples to one row of T tokens without padding between them; shared prefixes once if asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from mmpack.errors import SchemaError
-from mmpack.families import get_family
-from mmpack.layout.forest import Forest, build_forest, occurrences, positions_of
+from mmpack.families import Family
+from mmpack.layout.forest import Forest, build_forest, positions_of
+from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
 from mmpack.packing.batch import PackedBatch
-from mmpack.packing.columns import Column
-from mmpack.packing.columns import token_columns as pack_token_columns
+from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.media import vision_rows
-from mmpack.packing.prepare import (
-    common_fields,
-    keep_valid,
-    kept_columns,
-    loss_tokens_of,
-    row_multiple,
-)
+from mmpack.packing.prepare import common_fields, counted, prepare, row_multiple
+from mmpack.packing.tensors import to_int32
 from mmpack.schema.rules import Problem
-from mmpack.schema.sample import Sample, as_samples
+from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
 
 
@@ -43,120 +38,147 @@ def pack(
         media: cache key -> pixels [t·h·w, patch_dim], for media that hold none themselves.
         share_prefix: lay rows out once whose ids, positions and media agree, at any depth.
         pad_to_multiple_of: add rows that see and are seen by nothing until T is a multiple.
-        loss_columns, token_columns: name -> one array a sample, or one array of all: a value a loss token ([N]),
-            a value a token ([sum of L, …]; shared rows must agree bit for bit).
+        loss_columns, token_columns: name -> one array per sample, or one array of all: one value per loss token ([N]),
+            or per token ([sum of L, …]; shared rows must agree bit for bit).
         on_invalid: `raise`, or `drop` what breaks a rule and list it in `.dropped`.
 
     Returns: PackedBatch on the CPU. Raises: SchemaError with all broken rules; ArgumentError.
+
+    Example:
+        >>> import mmpack as mp
+        >>> text = {"schema_version": "1", "group_id": "q", "family": "qwen2_vl", "media": [], "modality_spans": []}
+        >>> text["loss_spans"] = [{"start": 2, "stop": 3, "kind": "response"}]
+        >>> samples = [
+        ...     mp.Sample.from_dict(text | {"sample_id": f"q/{k}", "input_ids": [5, 6, 7 + k]})
+        ...     for k in range(2)
+        ... ]
+        >>> mp.pack(samples).input_ids.tolist()
+        [5, 6, 7, 5, 6, 8]
+        >>> batch = mp.pack(samples, share_prefix=True)
+        >>> batch.input_ids.tolist(), batch.loss_rows.tolist(), batch.loss_targets.tolist()
+        ([5, 6, 7, 8], [1, 1], [7, 8])
     """
     multiple = row_multiple(pad_to_multiple_of, "pack")
-    samples = as_samples(samples, "pack")
-    keep, dropped = keep_valid(samples, "pack", on_invalid)
-    if dropped:
-        loss_columns = kept_columns(loss_columns, samples, loss_tokens_of, keep, "pack")
-        token_columns = kept_columns(token_columns, samples, len, keep, "pack")
-        samples = [samples[i] for i in keep]
-    if share_prefix and get_family(samples[0].family).sharing != "tree":
-        message = f"is {samples[0].family}, whose rows can't be shared"
+    given = prepare(samples, loss_columns, token_columns, "pack", on_invalid)
+    samples, family = given.samples, given.family
+    if share_prefix and family.sharing != "tree":
+        message = f"is {family.name}, whose rows can't be shared"
         raise SchemaError([Problem("MM401", samples[0].sample_id, "family", message)], "pack")
-    positions = [positions_of(s) for s in samples]
+    positions = [positions_of(s, family) for s in samples]
     forest = build_forest(samples, share_prefix, positions)
     rows = [forest.rows(b) for b in range(len(samples))]
-    runs = _runs(samples, forest, rows)
-    common = common_fields(
-        samples, rows, [(b, m) for _, _, b, m in runs], media, loss_columns, "pack"
-    )
-    total = forest.num_tokens
-    padding = -total % multiple
-    laid_out = _rows(samples, positions, forest, padding)
+    runs = _runs(samples, rows)
+    padding = -forest.num_tokens % multiple
+    common = common_fields(given, rows, [(run.sample, run.media_index) for run in runs], media)
+    in_rows = _row_fields(given.samples, family, positions, forest, padding)
     batch = PackedBatch(
         **common,
-        **laid_out,
-        attention_plan=plan_attention(
-            laid_out["visible_until"].numpy(), np.arange(total + padding) >= total
-        ),
-        **_sequences(forest, total, padding),
-        segment_offsets=_int32(forest.segment_offsets),
-        segment_parent=_int32(forest.segment_parent),
-        sample_segment=_int32(forest.sample_segment),
-        modality_spans=[
-            ModalitySpan(start, stop, samples[b].media[m].modality, int(at))
-            for (start, stop, b, m), at in zip(runs, common["media_occurrence"], strict=True)
-        ],
-        vision_rows=vision_rows(
-            laid_out["input_ids"].numpy(),
-            get_family(samples[0].family),
-            common["media_order"],
-            common["vision_token_offsets"].numpy(),
-        ),
+        **in_rows,
+        **_segment_fields(forest, padding),
+        **_media_fields(given.samples, family, runs, in_rows["input_ids"], common),
         loss_spans=[_spans_in_rows(s, r) for s, r in zip(samples, rows, strict=True)],
         token_columns={
             name: torch.cat([x, x.new_zeros((padding, *x.shape[1:]))])
-            for name, x in pack_token_columns(samples, token_columns, forest, "pack").items()
+            for name, x in token_columns_of(samples, given.token_columns, forest, "pack").items()
         },
-        num_tokens=total,
-        dropped=dropped,
+        num_tokens=forest.num_tokens,
     )
-    batch.stats = {
-        "tokens": total,
-        "tokens_unshared": sum(batch.token_counts),
-        "tokens_padded": total + padding,
-        "loss_tokens": batch.num_loss_tokens,
+    batch.stats = counted(batch, tokens=forest.num_tokens, padded=forest.num_tokens + padding)
+    batch.stats |= {
         "segments": len(forest.segment_parent),
-        "media": len(batch.media),
-        "media_occurrences": len(runs),
         "patches": int(batch.patch_offsets[-1]),
     }
     return batch
 
 
-def _rows(
-    samples: list[Sample], positions: list[np.ndarray], forest: Forest, padding: int
+class _Run(NamedTuple):
+    """Rows [start, stop) of one occurrence of a medium, and a sample that has it."""
+
+    start: int
+    stop: int
+    sample: int
+    media_index: int
+
+
+def _runs(samples: Sequence[Sample], rows: list[np.ndarray]) -> list[_Run]:
+    """The occurrences of media in row order, shared ones once."""
+    out: dict[int, _Run] = {}
+    for b, sample in enumerate(samples):
+        for start, stop, m in occurrences(sample):
+            first = int(rows[b][start])
+            out.setdefault(first, _Run(first, int(rows[b][stop - 1]) + 1, b, m))
+    return [out[first] for first in sorted(out)]
+
+
+def _row_fields(
+    samples: Sequence[Sample],
+    family: Family,
+    positions: list[np.ndarray],
+    forest: Forest,
+    padding: int,
 ) -> dict[str, Any]:
-    """ids, positions and the attention rule of every row, each segment from a sample that has it."""
-    family = get_family(samples[0].family)
-    ids, places, counted = [], [], []
+    """ids, positions and the attention rule of every row; each segment is read from a sample that has it."""
+    ids, places, along = [], [], []
     segments = zip(
         forest.segment_sample, forest.segment_depth, np.diff(forest.segment_offsets), strict=True
     )
     for b, depth, length in segments:
         ids.append(samples[b].input_ids[depth : depth + length])
         places.append(positions[b][:, depth : depth + length])
-        counted.append(np.arange(depth, depth + length))
-    total = forest.num_tokens
+        along.append(np.arange(depth, depth + length))
     ids.append(np.full(padding, family.pad_token_id, dtype=np.int64))
-    along = np.concatenate([*counted, np.zeros(padding, dtype=np.int64)])[None]
+    along.append(np.zeros(padding, dtype=np.int64))
+    position_ids = np.concatenate(along)[None]
     if family.position_rows > 1:
         places.append(np.zeros((family.position_rows, padding), dtype=np.int64))
-        along = np.concatenate([along, np.concatenate(places, axis=1)])
-    seen = np.concatenate([forest.visible_until(), np.arange(total + 1, total + padding + 1)])
+        position_ids = np.concatenate([position_ids, np.concatenate(places, axis=1)])
+    total = forest.num_tokens
+    itself = np.arange(total + 1, total + padding + 1)
+    seen = to_int32(np.concatenate([forest.visible_until(), itself]))
     return {
         "input_ids": torch.from_numpy(np.concatenate(ids)),
-        "position_ids": torch.from_numpy(along),
-        "visible_until": _int32(seen),
+        "position_ids": torch.from_numpy(position_ids),
+        "visible_until": seen,
+        "attention_plan": plan_attention(seen.numpy(), np.arange(total + padding) >= total),
     }
 
 
-def _sequences(forest: Forest, total: int, padding: int) -> dict[str, Any]:
-    """cu_seqlens and max_seqlen, where no row belongs to two samples."""
-    if forest.shared:
-        return {"cu_seqlens": None, "max_seqlen": None}
-    ends = forest.segment_offsets
-    if padding:
-        ends = np.append(ends, total + padding)
-    return {"cu_seqlens": _int32(ends), "max_seqlen": int(np.diff(ends).max())}
+def _segment_fields(forest: Forest, padding: int) -> dict[str, Any]:
+    """The forest; cu_seqlens and max_seqlen where no row belongs to two samples."""
+    out: dict[str, Any] = {
+        "segment_offsets": to_int32(forest.segment_offsets),
+        "segment_parent": to_int32(forest.segment_parent),
+        "sample_segment": to_int32(forest.sample_segment),
+        "cu_seqlens": None,
+        "max_seqlen": None,
+    }
+    if not forest.shared:
+        ends = forest.segment_offsets
+        if padding:
+            ends = np.append(ends, forest.num_tokens + padding)
+        out |= {"cu_seqlens": to_int32(ends), "max_seqlen": int(np.diff(ends).max())}
+    return out
 
 
-def _runs(
-    samples: list[Sample], forest: Forest, rows: list[np.ndarray]
-) -> list[tuple[int, int, int, int]]:
-    """(first row, one past the last, sample, media_index) of each placeholder run, in row order, shared ones once."""
-    out: dict[int, tuple[int, int, int, int]] = {}
-    for b, sample in enumerate(samples):
-        for start, stop, m in occurrences(sample):
-            first = int(rows[b][start])
-            out.setdefault(first, (first, int(rows[b][stop - 1]) + 1, b, m))
-    return [out[first] for first in sorted(out)]
+def _media_fields(
+    samples: Sequence[Sample],
+    family: Family,
+    runs: list[_Run],
+    input_ids: torch.Tensor,
+    common: dict[str, Any],
+) -> dict[str, Any]:
+    """Where media lie in rows: spans, and the embedding of each row."""
+    order = common["media_order"]
+    offsets = common["vision_token_offsets"].numpy()
+    return {
+        "modality_spans": [
+            ModalitySpan(
+                run.start, run.stop, samples[run.sample].media[run.media_index].modality, at
+            )
+            for run, at in zip(runs, order, strict=True)
+        ],
+        "vision_rows": vision_rows(input_ids.numpy(), family, order, offsets),
+    }
 
 
 def _spans_in_rows(sample: Sample, rows: np.ndarray) -> list[LossSpan]:
@@ -168,7 +190,3 @@ def _spans_in_rows(sample: Sample, rows: np.ndarray) -> list[LossSpan]:
         for piece in np.split(where, cuts) if len(where) else []:
             out.append(LossSpan(int(piece[0]), int(piece[-1]) + 1, s.kind, s.turn))
     return out
-
-
-def _int32(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

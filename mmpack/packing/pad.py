@@ -10,20 +10,15 @@ import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError
-from mmpack.families import get_family
-from mmpack.layout.forest import build_forest, occurrences, positions_of
+from mmpack.families import Family
+from mmpack.layout.forest import build_forest, positions_of
+from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
 from mmpack.packing.batch import Batch
-from mmpack.packing.columns import Column
-from mmpack.packing.columns import token_columns as pack_token_columns
-from mmpack.packing.prepare import (
-    common_fields,
-    keep_valid,
-    kept_columns,
-    loss_tokens_of,
-    row_multiple,
-)
-from mmpack.schema.sample import Sample, as_samples
+from mmpack.packing.columns import Column, token_columns_of
+from mmpack.packing.prepare import Prepared, common_fields, counted, prepare, row_multiple
+from mmpack.packing.tensors import to_int32
+from mmpack.schema.sample import Sample
 
 
 @dataclass(kw_only=True, repr=False)
@@ -62,65 +57,81 @@ def pad(
     """Rectangles of `samples`, padded on `side` (`left` or `right`); arguments and errors as in `pack`.
 
     `token_columns` come back as [B·S, …], 0 at the padding.
+
+    Example:
+        >>> import mmpack as mp
+        >>> text = {"schema_version": "1", "group_id": "q", "family": "qwen2_vl", "media": [], "modality_spans": []}
+        >>> text["loss_spans"] = [{"start": 1, "stop": 2, "kind": "response"}]
+        >>> samples = [
+        ...     mp.Sample.from_dict(text | {"sample_id": str(len(ids)), "input_ids": ids})
+        ...     for ids in ([5, 6], [5, 6, 7])
+        ... ]
+        >>> batch = mp.pad(samples, side="left")
+        >>> batch.input_ids.tolist(), batch.loss_rows.tolist()
+        ([[151643, 5, 6], [5, 6, 7]], [1, 3])
     """
     if side not in ("left", "right"):
         raise ArgumentError(f"pad: side is {side!r}. Fix: use 'left' or 'right'")
     multiple = row_multiple(pad_to_multiple_of, "pad")
-    samples = as_samples(samples, "pad")
-    keep, dropped = keep_valid(samples, "pad", on_invalid)
-    if dropped:
-        loss_columns = kept_columns(loss_columns, samples, loss_tokens_of, keep, "pad")
-        token_columns = kept_columns(token_columns, samples, len, keep, "pad")
-        samples = [samples[i] for i in keep]
-    family = get_family(samples[0].family)
+    given = prepare(samples, loss_columns, token_columns, "pad", on_invalid)
+    samples, family = given.samples, given.family
     width = max(len(s) for s in samples)
     width += -width % multiple
     starts = [b * width + (width - len(s) if side == "left" else 0) for b, s in enumerate(samples)]
     rows = [np.arange(a, a + len(s)) for a, s in zip(starts, samples, strict=True)]
+    order = [(b, o.media_index) for b, s in enumerate(samples) for o in occurrences(s)]
+    common = common_fields(given, rows, order, media)
+    batch = PaddedBatch(
+        **common,
+        **_row_fields(given.samples, family, rows, width),
+        side=side,
+        loss_mask=_loss_mask(common["loss_rows"], len(samples), width),
+        token_columns=_token_columns(given, common["token_rows"], len(samples) * width),
+    )
+    batch.stats = counted(batch, tokens=batch.input_ids.numel(), padded=batch.input_ids.numel())
+    patches = np.diff(batch.patch_offsets.numpy())
+    batch.stats["patches"] = int(patches[batch.media_occurrence.numpy()].sum())
+    return batch
+
+
+def _row_fields(
+    samples: list[Sample], family: Family, rows: list[np.ndarray], width: int
+) -> dict[str, Any]:
+    """ids, masks, positions and the attention rule of every row, token or padding; the padding sees itself."""
     flat = np.concatenate(rows)
     size = len(samples) * width
-
     ids = np.full(size, family.pad_token_id, dtype=np.int64)
     ids[flat] = np.concatenate([s.input_ids for s in samples])
     mask = np.zeros(size, dtype=np.int64)
     mask[flat] = 1
     seen = np.arange(size) % width + 1
-    seen[flat] = np.concatenate(
-        [np.full(len(s), a % width + len(s)) for a, s in zip(starts, samples, strict=True)]
-    )
+    seen[flat] = np.concatenate([np.full(len(r), r[-1] % width + 1) for r in rows if len(r)])
     rowed = family.position_rows > 1
     places = np.zeros((1 + rowed * family.position_rows, size), dtype=np.int64)
     places[0, flat] = np.concatenate([np.arange(len(s)) for s in samples])
     if rowed:
-        places[1:, flat] = np.concatenate([positions_of(s) for s in samples], axis=1)
-    order = [(b, m) for b, s in enumerate(samples) for _, _, m in occurrences(s)]
-    common = common_fields(samples, rows, order, media, loss_columns, "pad")
-    scored = torch.zeros(size, dtype=torch.bool)
-    scored[common["loss_rows"].long() + 1] = True
-    columns = pack_token_columns(samples, token_columns, build_forest(samples, share=False), "pad")
-    batch = PaddedBatch(
-        **common,
-        side=side,
-        input_ids=torch.from_numpy(ids).view(-1, width),
-        attention_mask=torch.from_numpy(mask).view(-1, width),
-        position_ids=torch.from_numpy(places).view(len(places), -1, width),
-        loss_mask=scored.view(-1, width),
-        visible_until=torch.from_numpy(seen.astype(np.int32)).view(-1, width),
-        attention_plan=plan_attention(seen.reshape(-1, width), mask.reshape(-1, width) == 0),
-        token_columns={
-            name: x.new_zeros((size, *x.shape[1:])).index_copy_(0, torch.from_numpy(flat), x)
-            for name, x in columns.items()
-        },
-        dropped=dropped,
-    )
-    patches = np.diff(batch.patch_offsets.numpy())
-    batch.stats = {
-        "tokens": size,
-        "tokens_unshared": len(flat),
-        "tokens_padded": size,
-        "loss_tokens": batch.num_loss_tokens,
-        "media": len(batch.media),
-        "media_occurrences": len(order),
-        "patches": int(patches[batch.media_occurrence.numpy()].sum()),
+        places[1:, flat] = np.concatenate([positions_of(s, family) for s in samples], axis=1)
+    return {
+        "input_ids": torch.from_numpy(ids).view(-1, width),
+        "attention_mask": torch.from_numpy(mask).view(-1, width),
+        "position_ids": torch.from_numpy(places).view(len(places), -1, width),
+        "visible_until": to_int32(seen).view(-1, width),
+        "attention_plan": plan_attention(seen.reshape(-1, width), mask.reshape(-1, width) == 0),
     }
-    return batch
+
+
+def _loss_mask(loss_rows: torch.Tensor, count: int, width: int) -> torch.Tensor:
+    """bool [count, width]: the loss tokens themselves, each one row behind the row that predicts it."""
+    scored = torch.zeros(count * width, dtype=torch.bool)
+    scored[loss_rows.long() + 1] = True
+    return scored.view(count, width)
+
+
+def _token_columns(given: Prepared, rows: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
+    """The columns [size, …], 0 at the padding."""
+    forest = build_forest(given.samples, share=False)
+    columns = token_columns_of(given.samples, given.token_columns, forest, given.what)
+    return {
+        name: x.new_zeros((size, *x.shape[1:])).index_copy_(0, rows, x)
+        for name, x in columns.items()
+    }

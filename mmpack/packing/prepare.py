@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError, SchemaError
-from mmpack.families import FAMILIES, get_family
-from mmpack.packing.batch import loss_index
-from mmpack.packing.columns import Column, given_columns, loss_columns, split_column
+from mmpack.families import FAMILIES, Family
+from mmpack.packing.batch import Batch, loss_index
+from mmpack.packing.columns import Column, given_columns, loss_columns_of, split_column
 from mmpack.packing.media import MediaTable, patch_offsets
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem, problems_of
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import Sample, as_samples
+
+
+@dataclass
+class Prepared:
+    """Valid samples of one family, their columns, and why others were left out."""
+
+    what: str  # `pack` or `pad`: begins every error
+    samples: list[Sample]
+    family: Family
+    loss_columns: Mapping[str, Column] | None
+    token_columns: Mapping[str, Column] | None
+    dropped: list[Problem]
+
+
+def prepare(
+    samples: Sequence[Sample],
+    loss_columns: Mapping[str, Column] | None,
+    token_columns: Mapping[str, Column] | None,
+    what: str,
+    on_invalid: str,
+) -> Prepared:
+    """The samples to use. The first valid one decides on the family, and the first use of a cache key on its content.
+
+    Raises: SchemaError with all broken rules, or where `on_invalid="drop"` leaves no sample; ArgumentError.
+    """
+    given = as_samples(samples, what)
+    keep, dropped = _keep_valid(given, what, on_invalid)
+    if dropped:
+        loss_columns = _kept_columns(loss_columns, given, loss_tokens_of, keep, what)
+        token_columns = _kept_columns(token_columns, given, _tokens_of, keep, what)
+    kept = [given[i] for i in keep]
+    family = FAMILIES[kept[0].family]
+    return Prepared(what, kept, family, loss_columns, token_columns, dropped)
 
 
 def row_multiple(pad_to_multiple_of: int | None, what: str) -> int:
@@ -28,13 +62,63 @@ def row_multiple(pad_to_multiple_of: int | None, what: str) -> int:
     return multiple
 
 
-def keep_valid(
+def common_fields(
+    given: Prepared,
+    sample_rows: list[np.ndarray],
+    order: Sequence[tuple[int, int]],
+    media: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The fields of `Batch`.
+
+    Args: `sample_rows`: int64 [L] of each sample. `order`: (sample, media_index) of each occurrence of a medium, in row
+    order. `media`: cache key -> pixels.
+    """
+    samples = given.samples
+    table = MediaTable(given.family, media, given.what)
+    occurrence = [table.add(samples[b].media[m]) for b, m in order]
+    # where a run is shared, another sample than its first may hold the pixels
+    for sample in samples:
+        for medium in sample.media:
+            table.add(medium)
+    index, counts = loss_index(sample_rows, samples)
+    offsets = patch_offsets(table.media)
+    vision = np.cumsum([0] + [m.num_tokens for m in table.media], dtype=np.int64)
+    return vars(index) | {
+        "family": given.family.name,
+        "sample_ids": [s.sample_id for s in samples],
+        "group_index": torch.tensor(_numbered(s.group_id for s in samples), dtype=torch.int64),
+        "rewards": [s.rewards or [] for s in samples],
+        "costs": [s.costs or [] for s in samples],
+        "media": table.media,
+        "vision_token_offsets": torch.from_numpy(vision),
+        "patch_offsets": torch.tensor(offsets, dtype=torch.int64),
+        "pixel_values": _held_once(table, offsets),
+        "media_occurrence": torch.tensor(occurrence, dtype=torch.int32),
+        "media_order": occurrence,
+        "loss_columns": loss_columns_of(samples, given.loss_columns, given.what),
+        "token_rows": torch.from_numpy(np.concatenate(sample_rows)),
+        "token_counts": [len(s) for s in samples],
+        "loss_counts": counts,
+        "dropped": given.dropped,
+    }
+
+
+def counted(batch: Batch, tokens: int, padded: int) -> dict[str, int]:
+    """The `stats` of every batch, of `tokens` rows, `padded` with the padding."""
+    return {
+        "tokens": tokens,
+        "tokens_unshared": sum(batch.token_counts),
+        "tokens_padded": padded,
+        "loss_tokens": batch.num_loss_tokens,
+        "media": len(batch.media),
+        "media_occurrences": len(batch.media_order),
+    }
+
+
+def _keep_valid(
     samples: Sequence[Sample], what: str, on_invalid: str
 ) -> tuple[list[int], list[Problem]]:
-    """Indices of the samples to use, and the broken rules of the others. Raises SchemaError, ArgumentError.
-
-    The first valid sample decides on the family, and the first use of a cache key on its content.
-    """
+    """Indices of the samples to use, and the broken rules of the others. Raises as `prepare`."""
     if on_invalid not in ("raise", "drop"):
         raise ArgumentError(f"{what}: on_invalid is {on_invalid!r}. Fix: use 'raise' or 'drop'")
     if not samples:
@@ -43,14 +127,15 @@ def keep_valid(
     keep: list[int] = []
     contents: dict[str, Medium] = {}
     for i, sample in enumerate(samples):
-        if sample.family not in FAMILIES:
+        family = FAMILIES.get(sample.family) if isinstance(sample.family, str) else None
+        if family is None:
             broken.append(Problem("MM006", sample.sample_id, "family", f"is {sample.family!r:.60}"))
             continue
         problems = list(problems_of(sample))
         if keep and sample.family != samples[keep[0]].family:
             message = f"is {sample.family}, the first sample's is {samples[keep[0]].family}"
             problems.append(Problem("MM406", sample.sample_id, "family", message))
-        if what == "pack" and get_family(sample.family).packing != "yes":
+        if what == "pack" and family.packing != "yes":
             message = f"is {sample.family}, which can't be packed"
             problems.append(Problem("MM401", sample.sample_id, "family", message))
         # of a sample whose fields are not what they say, no more can be asked
@@ -73,7 +158,7 @@ def keep_valid(
     return keep, broken
 
 
-def kept_columns(
+def _kept_columns(
     given: Mapping[str, Column] | None,
     samples: Sequence[Sample],
     count: Callable[[Sample], int],
@@ -81,7 +166,7 @@ def kept_columns(
     what: str,
 ) -> dict[str, Column]:
     """The columns of the kept samples, where some were dropped. `count`: values of a sample."""
-    counts = [_count(count, s) for s in samples]
+    counts = [count(s) for s in samples]
     out: dict[str, Column] = {}
     for name, column in given_columns(given, what).items():
         pieces = split_column(name, column, counts, what)
@@ -90,57 +175,31 @@ def kept_columns(
 
 
 def loss_tokens_of(sample: Sample) -> int:
-    return sample.num_loss_tokens
-
-
-def _count(count: Callable[[Sample], int], sample: Sample) -> int:
-    """0 where an invalid sample has no such number, or spans that run backwards."""
+    """Loss tokens; 0 where an invalid sample has no such number, or spans that run backwards."""
     try:
-        return max(count(sample), 0)
+        return max(sample.num_loss_tokens, 0)
     except (TypeError, AttributeError):
         return 0
 
 
-def common_fields(
-    samples: Sequence[Sample],
-    sample_rows: list[np.ndarray],
-    order: Sequence[tuple[int, int]],
-    media: Mapping[str, Any] | None,
-    columns: Mapping[str, Column] | None,
-    what: str,
-) -> dict[str, Any]:
-    """The fields of `Batch`. `order`: (sample, media_index) of each placeholder run, in row order."""
-    table = MediaTable(get_family(samples[0].family), media, what)
-    occurrence = [table.add(samples[b].media[m]) for b, m in order]
-    # where a run is shared, another sample than its first may hold the pixels
-    for sample in samples:
-        for medium in sample.media:
-            table.add(medium)
-    index, counts = loss_index(sample_rows, list(samples))
-    groups: dict[str, int] = {}
-    numbered = [groups.setdefault(s.group_id, len(groups)) for s in samples]
-    pixels, offsets = table.stacked(), patch_offsets(table.media)
-    if pixels is not None:  # held once: each medium's are a view of all
+def _tokens_of(sample: Sample) -> int:
+    """Tokens; 0 where an invalid sample's ids have no length."""
+    return len(sample.input_ids) if hasattr(sample.input_ids, "__len__") else 0
+
+
+def _numbered(names: Iterable[str]) -> list[int]:
+    """The number of each name, in order of first appearance."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]
+
+
+def _held_once(table: MediaTable, offsets: list[int]) -> torch.Tensor | None:
+    """The pixels of all media, of which each medium's become a view; None if a medium has none."""
+    pixels = table.stacked()
+    if pixels is not None:
         for medium, start, stop in zip(table.media, offsets, offsets[1:], strict=False):
             medium.pixel_values = pixels[start:stop]
-    vision = np.cumsum([0] + [m.num_tokens for m in table.media], dtype=np.int64)
-    return vars(index) | {
-        "family": samples[0].family,
-        "sample_ids": [s.sample_id for s in samples],
-        "group_index": torch.tensor(numbered, dtype=torch.int64),
-        "rewards": [s.rewards or [] for s in samples],
-        "costs": [s.costs or [] for s in samples],
-        "media": table.media,
-        "vision_token_offsets": torch.from_numpy(vision),
-        "patch_offsets": torch.tensor(offsets, dtype=torch.int64),
-        "pixel_values": pixels,
-        "media_occurrence": torch.tensor(occurrence, dtype=torch.int32),
-        "media_order": occurrence,
-        "loss_columns": loss_columns(samples, columns, what),
-        "token_rows": torch.from_numpy(np.concatenate(sample_rows)),
-        "token_counts": [len(s) for s in samples],
-        "loss_counts": counts,
-    }
+    return pixels
 
 
 def _unlike(a: Medium, b: Medium) -> bool:

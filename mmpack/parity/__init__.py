@@ -1,1 +1,1 @@
-"""Whether a rollout engine and a trainer see the same layout; if not, where, why, and what to do."""
+"""Whether the rollout engine and the trainer see the same layout: the first difference, its cause and the fix."""

@@ -7,12 +7,21 @@ Layouts (token ids, placeholders, positions, masks, media, loss spans, settings)
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mmpack.errors import ArgumentError
-from mmpack.parity.causes import Decode, Hit, Pair, broken_rules, hits_of, rule_hits
+from mmpack.parity.causes import (
+    Decode,
+    Hit,
+    Pair,
+    broken_rules,
+    hits_of,
+    rule_hits,
+    structure_hits,
+)
 from mmpack.parity.columnar.compare import Alike
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
@@ -28,13 +37,14 @@ from mmpack.parity.join import Missing, Source, paired
 from mmpack.parity.records import RECORDS
 from mmpack.parity.report import Finding, ParityReport
 from mmpack.schema.sample import Sample
+from mmpack.schema.trace import TraceReader
 
 _REQUIRABLE = (*FIELDS, *RECORDS, *(f"media.{name}" for name in MEDIA_FIELDS + VIDEO_FIELDS))
-_PARTED = ("processor.", "sampling.")  # required as a whole: no part may lack
+_WHOLE = ("processor.", "sampling.")  # required as a whole: no part may be missing
 _ORDER = {name: rank for rank, name in enumerate((*FIELDS, *RECORDS))}
 _ENDINGS = ("truncated", "truncated_medium", "stop_token")  # what makes another finish_reason
 _DRAWN = 20  # samples whose two sides the report keeps
-_NAMED = 256  # fields that `not_compared` tells apart; parts of a field beyond that count as the whole field
+_NAMED = 256  # entries of `not_compared`; beyond that, parts of a field count as the whole field
 
 
 def compare(
@@ -50,12 +60,21 @@ def compare(
         rollout, train: samples, or the path of a trace.
         require: fields that must have been compared in every sample for the report to be ok
             (`media.content_hash` names a part of one).
-        decode: ids -> text, to tell a response that was encoded again from another response; without it
+        decode: ids -> text, to distinguish a response that was encoded again from another response; without it
             `metadata.response_text_sha256` of both sides is used.
         max_findings: how many findings the report keeps, and how many samples without a partner; all are counted.
 
     Returns: a ParityReport.
     Raises: TraceError for a file that is no trace and for a duplicate sample_id; ArgumentError.
+
+    Example:
+        >>> import mmpack as mp, numpy as np
+        >>> def sample(length):
+        ...     ids, response = np.arange(length), mp.LossSpan(2, length, "response")
+        ...     return mp.Sample("s0", "g0", "qwen2_5_vl", ids, [], [], [response], finish_reason="length")
+        >>> report = mp.compare([sample(5)], [sample(3)])
+        >>> report.ok, report.first.cause, report.first.span
+        (False, 'truncated', (3, 5))
     """
     if isinstance(require, str):
         require = (require,)
@@ -65,14 +84,39 @@ def compare(
                 f"compare: require names {name!r}. Fix: use fields of {', '.join(_REQUIRABLE)}"
             )
     tally = _Tally(max_findings)
+    in_memory = not (_read(rollout) and _read(train))
+    rollout, train = _identified(rollout, "rollout"), _identified(train, "train")
     for item in paired(rollout, train, scored=_DRAWN):
         if isinstance(item, Alike):
             tally.alike(item)
         elif isinstance(item, Missing):
             tally.unpaired(item)
         else:
-            tally.pair(item.ordinal, item.left, item.right, decode)
+            tally.pair(item.ordinal, item.left, item.right, decode, in_memory)
     return tally.report(tuple(require))
+
+
+def _read(source: Source) -> bool:
+    """Whether samples come from a file: reading has refused those of a wrong structure."""
+    return isinstance(source, str | os.PathLike | TraceReader)
+
+
+def _identified(source: Source, name: str) -> Source:
+    """The samples of `source`; of those in memory, each must have a sample_id to be paired by."""
+    if _read(source):
+        return source
+    samples: Any = [source] if isinstance(source, Sample) else source
+    return _with_ids(samples, name) if isinstance(samples, Iterable) else samples
+
+
+def _with_ids(samples: Iterable[Sample], name: str) -> Iterator[Sample]:
+    for i, sample in enumerate(samples):
+        if isinstance(sample, Sample) and not isinstance(sample.sample_id, str):
+            kind = type(sample.sample_id).__name__
+            raise ArgumentError(
+                f"compare: {name}[{i}].sample_id is of type {kind}. Fix: pass a str, the same on both sides"
+            )
+        yield sample
 
 
 def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> list[Finding]:
@@ -89,18 +133,18 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
     if "sampling" in fields:
         hits.append(_logprob_kind(left, right))
     findings: list[Finding] = []
-    told: set[tuple[str, Any]] = set()
+    named: set[tuple[str, Any]] = set()
     for field in fields:
         shown: Difference | Hit = difference(field, left, right)
         hit = _explain(shown, hits, same_ids="input_ids" not in fields)
         if hit and (field == "processor" or (field == "media" and _of_another(hit, shown))):
-            shown = hit  # the setting, or the medium, that the cause was told from
+            shown = hit  # the setting, or the medium, that shows the cause
         fix = RECORDS.get(field, "") if hit is None else ""
         findings.append(_finding(left, shown, hit, fix))
-        told |= _keys(findings[-1], hit)
+        named |= _keys(findings[-1], hit)
     for hit in sorted(hits, key=_rank):
-        if _key(hit) not in told:
-            told |= _keys(hit, hit)
+        if _key(hit) not in named:
+            named |= _keys(hit, hit)
             findings.append(_finding(left, hit, hit))
     earliest = {f.cause: _place(f) for f in sorted(findings, key=_place, reverse=True)}
     return sorted(findings, key=lambda f: _order(f, earliest[f.cause]))
@@ -158,21 +202,21 @@ def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None, fix: str 
         left=shown.left,
         right=shown.right,
         cause=hit.cause if hit else UNKNOWN,
-        evidence=hit.evidence if hit else "nothing recorded tells why",
+        evidence=hit.evidence if hit else "nothing recorded says why",
         fix=fix,
         frames=hit.frames if hit else None,
     )
 
 
 def _key(item: Finding | Hit) -> tuple[str, Any]:
-    """A known cause is told once a sample and medium, after its fields; each unknown one is its own."""
+    """A known cause is reported once per sample and medium, after its fields; each unknown one by itself."""
     if item.cause == UNKNOWN:
         return item.cause, f"{item.field} {item.evidence}"
     return item.cause, item.index if item.field == "media" else None
 
 
 def _keys(item: Finding | Hit, hit: Hit | None) -> set[tuple[str, Any]]:
-    """What a finding tells: its own difference, the hit that explains it, and that the cause is there."""
+    """What a finding reports: its own difference, the hit that explains it, and that the cause is there."""
     keys = {_key(item)} | ({_key(hit)} if hit else set())
     return keys | {(cause, None) for cause, _ in keys if cause != UNKNOWN}
 
@@ -215,7 +259,7 @@ class _Tally:
         self.lacking.update(dict.fromkeys(self._named(item.lacks), item.count))
 
     def _named(self, lacks: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Each once: parts that `not_compared` tells apart, and the fields of all others."""
+        """Each once: parts that `not_compared` has an entry for, and the fields of all others."""
         out: set[tuple[str, str]] = set()
         for name, who in sorted(lacks):
             if (name, who) not in self.lacking and len(self.lacking) + len(out) >= _NAMED:
@@ -223,16 +267,25 @@ class _Tally:
             out.add((name, who))
         return out
 
-    def pair(self, ordinal: int, left: Sample, right: Sample, decode: Decode | None) -> None:
+    def pair(
+        self, ordinal: int, left: Sample, right: Sample, decode: Decode | None, in_memory: bool
+    ) -> None:
+        if in_memory and (malformed := structure_hits(left, right)):
+            self.compared += 1
+            self._count(ordinal, [_finding(left, hit, hit) for hit in malformed])
+            return
         self.alike(Alike(1, frozenset(lacking(left, right))))
         findings = findings_of(left, right, decode)
         if findings:
-            self.causes.update({finding.cause for finding in findings})
-            self._keep(self.findings, ordinal, findings)
+            self._count(ordinal, findings)
             if len(self.unlike) < _DRAWN:
                 self.unlike.append((left, right))
         elif len(self.scored) < _DRAWN and left.rollout_logprobs is not None:
             self.scored.append((left, right))
+
+    def _count(self, ordinal: int, findings: list[Finding]) -> None:
+        self.causes.update({finding.cause for finding in findings})
+        self._keep(self.findings, ordinal, findings)
 
     def unpaired(self, item: Missing) -> None:
         self.missing[item.side] += 1
@@ -259,9 +312,9 @@ class _Tally:
 
     def report(self, require: tuple[str, ...]) -> ParityReport:
         lacks = self._not_compared(require)
-        told = {name for name, who in self.lacking if who not in ("moot", "note")}
-        told |= {name.partition(".")[0] for name in told if name.startswith(_PARTED)}
-        unmet = not self.compared or [name for name in require if name in told]
+        lacking = {name for name, who in self.lacking if who not in ("no_effect", "note")}
+        lacking |= {name.partition(".")[0] for name in lacking if name.startswith(_WHOLE)}
+        unmet = not self.compared or [name for name in require if name in lacking]
         kept = sorted(self.findings + self.unmatched, key=lambda item: item[0])
         return ParityReport(
             ok=self.compared > 0 and not self.total and not unmet,
@@ -292,9 +345,9 @@ class _Tally:
 _LACKS = {"both": "neither side"}
 _WHY = {
     "never": "its values are not compared, only what they mean",
-    "unscored": "there are no logprobs on both sides that it speaks of",
-    "moot": "unlike on the two sides; raw logprobs do not depend on it",
-    "unread": "unlike on the two sides; what it does to logprobs is not known",
+    "unscored": "the logprobs that it describes are not on both sides",
+    "no_effect": "differs; raw logprobs do not depend on it",
+    "unread": "differs; its effect on logprobs is not known",
     "moved": "not compared where ids differ",
-    "note": "unlike on the two sides; carried along, not compared",
+    "note": "differs; carried along, not compared",
 }

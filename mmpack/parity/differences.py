@@ -1,4 +1,4 @@
-"""The first place where two lists of spans or records part. Token indices, half-open spans."""
+"""The first place where two lists of spans or records differ. Token indices, half-open spans."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def of_list(
     """The first entries that are not the same; the tuples of spans begin with (start, stop)."""
     both = zip(a, b, strict=False)
     at = next((i for i, (x, y) in enumerate(both) if not same(x, y)), min(len(a), len(b)))
-    told = [as_tuple(x[at]) if at < len(x) else None for x in (a, b)]
+    entries = [as_tuple(x[at]) if at < len(x) else None for x in (a, b)]
     shown = [
         f"{len(x)} {field}" if entry is None else f"{field}[{at}] {entry}"
-        for x, entry in zip((a, b), told, strict=True)
+        for x, entry in zip((a, b), entries, strict=True)
     ]
-    first = next(entry for entry in told if entry is not None)
+    first = next(entry for entry in entries if entry is not None)
     return Difference(field, shown[0], shown[1], at, first[:2] if _of_tokens(field) else None)
 
 

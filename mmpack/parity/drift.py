@@ -68,15 +68,15 @@ def logprob_drift(
 ) -> LogprobDrift:
     """Compare `rollout_logprobs` of samples with a trainer's, token by token.
 
-    Beside what is recorded, the numbers themselves tell of logprobs of the next token or the one before
+    Beside what is recorded, the numbers themselves show logprobs of the next token or the one before
     (`logprob_shift`), of base 2 or 10 (`logprob_base`) and of another temperature: see `parity.relation`.
 
     Args:
         samples: of the rollout; `metadata["engine"]["dtype"]`, `metadata["argmax_ids"]` and `policy_versions` are
             evidence where they are recorded.
-        logprobs: float [n] a sample, of its loss tokens.
+        logprobs: float [n] per sample, of its loss tokens.
         kind: what `logprobs` are, `raw` or `processed`.
-        argmax_ids: int [n] a sample, the trainer's likeliest ids.
+        argmax_ids: int [n] per sample, the trainer's likeliest ids.
         dtype, version: the trainer's compute dtype and weights version.
         temperature: by which the trainer divides its logits, where it does.
         checksums: of the trainer's and of the engine's tensors, by name.
@@ -87,7 +87,7 @@ def logprob_drift(
     if [len(a) for a in rolled] != [len(b) for b in logprobs] or not sum(map(len, rolled)):
         raise ArgumentError(
             f"logprob_drift: the rollout has {sum(map(len, rolled))} logprobs, the trainer "
-            f"{sum(map(len, logprobs))}. Fix: one for each loss token of each sample, and one at least"
+            f"{sum(map(len, logprobs))}. Fix: pass one per loss token of each sample, and at least one"
         )
     theirs = [np.asarray(x, np.float64) for x in logprobs]
     d = np.concatenate(theirs) - np.concatenate(rolled)
@@ -102,7 +102,7 @@ def logprob_drift(
     )
     causes = _evidence(samples, dtype, version, checksums)
     if not fine:
-        causes |= _told_by_numbers(samples, rolled, theirs, temperature)
+        causes |= _from_numbers(samples, rolled, theirs, temperature)
     if not fine and not causes:
         out = {UNKNOWN} | excluded(rolled, theirs)
         causes = {
@@ -126,7 +126,7 @@ def _recorded(sample: Sample, kind: str) -> np.ndarray:
     return sample.rollout_logprobs.astype(np.float64)
 
 
-def _told_by_numbers(
+def _from_numbers(
     samples: Sequence[Sample],
     rolled: list[np.ndarray],
     theirs: list[np.ndarray],
@@ -137,8 +137,8 @@ def _told_by_numbers(
         return dict([found])
     ratio = _temperature_ratio(samples, temperature)
     if ratio not in (None, 1) and fits_temperatures(rolled, theirs, ratio):
-        told = f"the rollout's temperature is {ratio:.3g} times the trainer's {temperature:g}"
-        return {"temperature": f"{told}, and every token fits that"}
+        ratios = f"the rollout's temperature is {ratio:.3g} times the trainer's {temperature:g}"
+        return {"temperature": f"{ratios}, and every token fits that"}
     return {} if found is None else dict([found])
 
 
@@ -161,7 +161,7 @@ def _evidence(
     used = {e["dtype"] for e in engines if isinstance(e, dict) and type(e.get("dtype")) is str}
     if dtype is not None and used - {dtype}:
         out["dtype"] = f"the engine computes in {', '.join(sorted(used))}, the trainer in {dtype}"
-    told = []
+    stale = []
     if checksums is not None:
         trainer, engine = checksums
         names_of_both = dict.fromkeys([*trainer, *engine])
@@ -169,12 +169,14 @@ def _evidence(
         if unlike:
             more = f" and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
             names = ", ".join(unlike[:_SHOWN])
-            told.append(f"{len(unlike)} of {len(names_of_both)} tensors differ: {names}{more}")
+            stale.append(f"{len(unlike)} of {len(names_of_both)} tensors differ: {names}{more}")
     versions = {v.version for s in samples for v in s.policy_versions or ()}
     if version is not None and versions - {version}:
-        told.append(f"tokens by weights {', '.join(sorted(versions))}, the trainer is at {version}")
-    if told:
-        out["stale_weights"] = "; ".join(told)
+        stale.append(
+            f"tokens by weights {', '.join(sorted(versions))}, the trainer is at {version}"
+        )
+    if stale:
+        out["stale_weights"] = "; ".join(stale)
     return out
 
 

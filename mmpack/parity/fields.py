@@ -82,7 +82,7 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
     """(field, who) of everything that was not compared.
 
     who: the side that lacks it (rollout, train, both), or why it was not: never (its values never are), unscored (no
-    logprobs that it speaks of), moot (raw logprobs don't depend on it), unread (what it does is not known), note
+    logprobs that it describes), no_effect (raw logprobs don't depend on it), unread (what it does is not known), note
     (carried along), moved (spans of other ids).
     """
     for name in ("position_ids", "attention_mask", "rollout_logprobs"):
@@ -154,7 +154,9 @@ def _unlike_fingerprints(left: Sample, right: Sample) -> bool:
     marks = (left.processor_fingerprint, right.processor_fingerprint)
     if a is None or b is None or None in marks or marks[0] == marks[1]:
         return False
-    return a is b or (a == b and fingerprint(a) == fingerprint(b))  # 1 and 1.0 are written apart
+    return a is b or (
+        a == b and fingerprint(a) == fingerprint(b)
+    )  # 1 and 1.0 are written differently
 
 
 def _unlike_sampling(left: Sample, right: Sample) -> bool:

@@ -1,4 +1,4 @@
-"""Where the frames of two videos part: which frame is the first, when it is shown, what chose it. Times: seconds."""
+"""Where the frames of two videos differ: the first such frame, its time, what chose it. Times: seconds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FrameDifference:
         parts = []
         if self.place is not None:
             one, two = str(self.rollout), str(self.train)
-            if one == two:  # less than a millisecond apart
+            if one == two:  # equal to a millisecond
                 one, two = (f"{frame} ({frame.timestamp!r} s)" for _, frame in sides)
             parts.append(f"frames[{self.place}] is the first to differ: rollout {one}, train {two}")
             counts = [n for n in (self.rollout.frames, self.train.frames) if n is not None]
@@ -65,15 +65,15 @@ class FrameDifference:
         elif any(policies):
             named = [f"{name} {frame.policy or 'not recorded'}" for name, frame in sides]
             parts.append(f"policy: {', '.join(named)}")
-        told = self.settings
+        settings = self.settings
         if policies[0] != policies[1]:  # each has settings of its own
-            told = {name: both for name, both in told.items() if None not in both}
+            settings = {name: both for name, both in settings.items() if None not in both}
         parts += [
             f"{name}: rollout {_shown(a)}, train {_shown(b)}"
-            for name, (a, b) in list(told.items())[:SHOWN]
+            for name, (a, b) in list(settings.items())[:SHOWN]
         ]
-        more = len(told) - SHOWN
-        return "; ".join(parts + ([f"and {more} settings more"] if more > 0 else []))
+        more = len(settings) - SHOWN
+        return "; ".join(parts + ([f"and {more} more settings"] if more > 0 else []))
 
 
 def clock(seconds: float) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.parity.causes.pair import covered, show
+from mmpack.layout.runs import covered
+from mmpack.parity.causes.pair import show
 from mmpack.parity.differences import (
     Difference,
     at_shared,
@@ -153,7 +154,7 @@ def _parts(a: Record, b: Record) -> Iterator[tuple[str, Any, Any, Any]]:
 
 
 def _lacking_parts(field: str, a: list[Any], b: list[Any]) -> Iterator[tuple[str, str]]:
-    """What one side alone recorded of the entries of a list."""
+    """What only one side recorded of the entries of a list."""
     if field == "observation_spans":
         pairs = [(a[i], b[j]) for i, j in overlaps(a, b)]
     else:
@@ -168,7 +169,7 @@ def _lacking_parts(field: str, a: list[Any], b: list[Any]) -> Iterator[tuple[str
 
 
 def _uncovered(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
-    """Loss tokens whose version one side alone knows."""
+    """Loss tokens whose version only one side knows."""
     length = min(len(left), len(right))
     loss = covered(left.loss_spans, length) & covered(right.loss_spans, length)
     known = [covered(s.policy_versions or [], length)[loss] for s in (left, right)]

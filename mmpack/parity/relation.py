@@ -1,7 +1,7 @@
 """What two sets of logprobs of the same tokens are to each other: shifted by one, of another base or temperature.
 
-`rollout` and `train`: one float64 [n] a sample, natural logs if all is well. Each relation is named only where numbers
-fit it and none of the others.
+`rollout` and `train`: one float64 [n] per sample, natural logs if all is well. Each relation is named only where
+numbers fit it and none of the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def excluded(rollout: Logprobs, train: Logprobs) -> set[str]:
     r, t = np.concatenate(rollout), np.concatenate(train)
     if not _tell(r, t):
         return set()
-    x, y = _told(r, t)
+    x, y = _resolved_log_odds(r, t)
     ranges = [_ratios(x, y, sharper) for sharper in (True, False)]
     fits = any(low <= high for low, high in ranges)
     return {"logprob_shift", "logprob_base"} | (set() if fits else {"temperature"})
@@ -54,7 +54,7 @@ def excluded(rollout: Logprobs, train: Logprobs) -> set[str]:
 
 def fits_temperatures(rollout: Logprobs, train: Logprobs, ratio: float) -> bool:
     """Whether every token allows the rollout's temperature to be `ratio` times train's."""
-    x, y = _told(np.concatenate(rollout), np.concatenate(train))
+    x, y = _resolved_log_odds(np.concatenate(rollout), np.concatenate(train))
     low, high = _ratios(x, y, sharper=ratio > 1)
     return low <= ratio <= high
 
@@ -64,8 +64,8 @@ def _tell(r: np.ndarray, t: np.ndarray) -> bool:
     return finite and int((np.abs(t - r) > MOVED).sum()) >= FEW
 
 
-def _told(r: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log odds of both, where float32 tells them."""
+def _resolved_log_odds(r: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log odds of both, where float32 resolves them."""
     x, y = _log_odds(r), _log_odds(t)
     kept = (np.abs(x) < FAR) & (np.abs(y) < FAR)
     return x[kept], y[kept]
@@ -74,30 +74,26 @@ def _told(r: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _shifts(rollout: Logprobs, train: Logprobs, drift: float) -> list[tuple[str, str]]:
     """Train's logprob of each token is the rollout's of the next, or of the one before."""
     out = []
-    for by, told in ((1, "the token after it"), (-1, "the token before it")):
+    for by, which in ((1, "the token after it"), (-1, "the token before it")):
         pairs = [
             (a[1:], b[:-1]) if by == 1 else (a[:-1], b[1:])
             for a, b in zip(rollout, train, strict=True)
         ]
         a, b = (np.concatenate(side) for side in zip(*pairs, strict=True))
         if len(a) >= FEW and (left := float(np.abs(a - b).mean())) * BETTER <= drift:
-            told = (
-                f"train's logprob of each token is the rollout's of {told}: {_figures(left, drift)}"
-            )
-            out.append(("logprob_shift", told))
+            evidence = f"train's logprob of each token is the rollout's of {which}"
+            out.append(("logprob_shift", f"{evidence}: {_figures(left, drift)}"))
     return out
 
 
 def _bases(r: np.ndarray, t: np.ndarray, drift: float) -> list[tuple[str, str]]:
     """One ratio at all tokens; a temperature gives each token a ratio of its own."""
     out = []
-    for told, ratio in BASES.items():
+    for which, ratio in BASES.items():
         left = float(np.abs(t - ratio * r).mean())
         if left * BETTER <= drift and _fits_each(r, t, ratio):
-            told = (
-                f"train / rollout is {ratio:.4f} at every token ({told}): {_figures(left, drift)}"
-            )
-            out.append(("logprob_base", told))
+            evidence = f"train / rollout is {ratio:.4f} at every token ({which})"
+            out.append(("logprob_base", f"{evidence}: {_figures(left, drift)}"))
     return out
 
 
@@ -120,7 +116,7 @@ def _temperature(r: np.ndarray, t: np.ndarray) -> tuple[str, str] | None:
     dtypes move log odds by as much at sure tokens as at others; a temperature moves them in proportion: y - x grows
     with x.
     """
-    x, y = _told(r, t)
+    x, y = _resolved_log_odds(r, t)
     sure, moved = x > SURE, np.sort(t - r)
     if sure.sum() < FEW or np.ptp(x[sure]) < 1:
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120  # characters of a line
 NAMES = 12  # fields named that were not compared for one reason
-EVIDENCE = 3  # sentences told of one cause
+EVIDENCE = 3  # sentences shown per cause
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Finding:
     """One difference of one sample.
 
     `field` is a name of the schema. `index` is the first token that differs, or for lists the first entry; `span` the
-    tokens of the rollout's side. `cause` is one of `mmpack.parity.fixes`; `evidence` says what it was told from.
+    tokens of the rollout's side. `cause` is one of `mmpack.parity.fixes`; `evidence` says what shows it.
     `frames`: of a video whose frames differ, the first that does.
     """
 
@@ -77,7 +77,8 @@ class ParityReport:
     missing: dict[str, int] = field(default_factory=lambda: {"rollout": 0, "train": 0})
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list, repr=False, compare=False)
 
-    to_html: ClassVar[Callable[..., str]]  # `mmpack.view.html`, which is registered there
+    # set by `mmpack.view`, which stands above this room
+    to_html: ClassVar[Callable[..., str]]
     _repr_html_: ClassVar[Callable[..., str]]
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,7 +95,13 @@ class ParityReport:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def summary(self) -> str:
-        """One line: the verdict and its numbers."""
+        """One line: the verdict and its numbers.
+
+        Example:
+            >>> import mmpack as mp
+            >>> mp.ParityReport(ok=True, compared=2, require=()).summary()
+            'parity ok: 2 samples compared, 0 findings'
+        """
         verdict = "parity ok" if self.ok else "parity NOT ok"
         counts = f"{counted(self.compared, 'sample')} compared, {counted(self.total_findings, 'finding')}"
         parts = [f"{verdict}: {counts}"]
@@ -112,20 +119,20 @@ class ParityReport:
         """
         out = wrapped(self.summary())
         for required in (True, False):
-            told = "required, but not compared" if required else "not compared"
+            title = "required, but not compared" if required else "not compared"
             lacks = {k: v for k, v in self.not_compared.items() if (k in self.require) == required}
             for why, names in _by_reason(lacks).items():
-                out += wrapped(f"{told}: {_named(names)}: {why}")
+                out += wrapped(f"{title}: {_named(names)}: {why}")
         groups = by_cause(self.findings)
         shares = _shares([len(group) for group in groups], limit)
         for group, share in zip(groups, shares, strict=True):
             if share:
-                out += self._told(group, share)
+                out += self._cause_lines(group, share)
         if self.total_findings > sum(shares):
-            out.append(f"and {counted(self.total_findings - sum(shares), 'finding')} more")
+            out.append(f"and {counted(self.total_findings - sum(shares), 'more finding')}")
         return out
 
-    def _told(self, group: list[Finding], share: int) -> list[str]:
+    def _cause_lines(self, group: list[Finding], share: int) -> list[str]:
         """One cause: how often, where, why, and what to do."""
         first = group[0]
         among = len({finding.sample_id for finding in group})
@@ -134,11 +141,8 @@ class ParityReport:
         out = wrapped(f"{first.cause} in {counted(among, 'sample')}:")
         for finding in _each_field_first(group)[:share]:
             out += wrapped(f"  {finding.where}", "    ")
-        why = list(dict.fromkeys(finding.evidence for finding in group))
-        for evidence in why[:EVIDENCE]:
+        for evidence in evidence_of(group):
             out += wrapped(f"  evidence: {evidence}", "    ")
-        if len(why) > EVIDENCE:
-            out.append(f"  evidence: and {len(why) - EVIDENCE} more of this kind")
         return out + wrapped(f"  fix: {first.fix}", "    ")
 
 
@@ -149,6 +153,13 @@ def by_cause(findings: Sequence[Finding]) -> list[list[Finding]]:
         key = (f.cause, f.fix, f.evidence) if f.cause == UNKNOWN else (f.cause, f.fix)
         groups.setdefault(key, []).append(f)
     return list(groups.values())
+
+
+def evidence_of(group: Sequence[Finding]) -> list[str]:
+    """The first EVIDENCE different sentences of findings of one cause, and how many more there are."""
+    why = list(dict.fromkeys(finding.evidence for finding in group))
+    more = [f"and {len(why) - EVIDENCE} more of this kind"] if len(why) > EVIDENCE else []
+    return why[:EVIDENCE] + more
 
 
 def counted(n: int, what: str) -> str:
@@ -173,7 +184,7 @@ def _each_field_first(group: list[Finding]) -> list[Finding]:
 
 
 def _shares(sizes: list[int], limit: int) -> list[int]:
-    """How many findings of each group are told: one of each before two of any."""
+    """How many findings of each group are shown: one of each before two of any."""
     shares = [0] * len(sizes)
     while sum(shares) < limit and shares != sizes:
         for k, size in enumerate(sizes):

@@ -63,7 +63,7 @@ def lacking_sampling(left: Settings, right: Settings, scored: bool) -> Iterator[
             if who in ("rollout", "train"):
                 yield f"sampling.{name}", who
         elif not _same(name, a.get(name), b.get(name)):
-            yield f"sampling.{name}", "moot" if kinds[0] == "raw" else "unread"
+            yield f"sampling.{name}", "no_effect" if kinds[0] == "raw" else "unread"
 
 
 def _compared(name: str, a: dict[str, Any], b: dict[str, Any]) -> str:

@@ -1,3 +1,1 @@
-"""Which samples share a micro-batch, and which rank runs it: budgets, bins, balance, prefix forest.
-numpy only.
-"""
+"""Which samples share a micro-batch, and which rank runs it: cost, budgets, bins, balance (numpy)."""

@@ -21,7 +21,7 @@ def balance(
 
     Args: `costs`: [n] finite, not negative. `equal_counts`: the ranks' numbers of items differ by
     one at most. Source: Karmarkar and Karp 1982, "The differencing method of set partitioning";
-    with equal counts, of tuples of one item a rank, as in Michiels et al. 2003, "Performance ratios
+    with equal counts, of tuples of one item per rank, as in Michiels et al. 2003, "Performance ratios
     for the differencing method applied to the balanced number partitioning problem".
     Raises ArgumentError.
     """
@@ -29,7 +29,7 @@ def balance(
     if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any():
         raise ArgumentError(
             f"balance: costs, of shape {list(values.shape)}, must be [n], finite and not negative. "
-            "Fix: pass one cost an item"
+            "Fix: pass one cost per item"
         )
     if ranks < 1:
         raise ArgumentError(
@@ -50,7 +50,7 @@ def _largest_differencing(values: list[float], ranks: int, equal_counts: bool) -
     """The two partial partitions of largest spread are joined, heaviest slot to lightest, until one
     is left.
 
-    A partial partition is a list of `ranks` slots, ascending; one item alone stays a number until
+    A partial partition is a list of `ranks` slots, ascending; a single item stays a number until
     it is joined.
     """
     descending = sorted(range(len(values)), key=lambda i: (-values[i], i))
@@ -61,9 +61,8 @@ def _largest_differencing(values: list[float], ranks: int, equal_counts: bool) -
         heap = [(*_spread(slots), n, slots) for n, slots in enumerate(states)]
         heapq.heapify(heap)
     else:
-        heap = [
-            (-values[i], -values[i], n, i) for n, i in enumerate(descending)
-        ]  # sorted, so a heap
+        # sorted, so a heap
+        heap = [(-values[i], -values[i], n, i) for n, i in enumerate(descending)]
     for number in range(len(values), len(values) + len(heap) - 1):
         first, second = heapq.heappop(heap)[3], heapq.heappop(heap)[3]
         if isinstance(first, int):
@@ -94,12 +93,13 @@ def _slots(values: list[float], items: list[int], ranks: int) -> list[_Slot]:
 def _exchange(values: np.ndarray, parts: list[list[int]], equal_counts: bool) -> list[list[int]]:
     """Lower the heaviest part while one exchange of items with another part does so.
 
-    Each exchange lowers the sum of squares, so this ends; the bound on rounds is there for time
-    alone.
+    Each exchange lowers the sum of squares, so this ends; the bound on rounds only bounds the
+    time.
     """
     members = [np.array(part, dtype=np.int64) for part in parts]
     sums = np.array([values[m].sum() for m in members])
-    smallest = 1e-12 * sums.max()  # below it, a gain is rounding
+    # a smaller gain is rounding
+    smallest = 1e-12 * sums.max()
     for _ in range(4 * len(values)):
         heavy = int(np.argmax(sums))
         for light in np.argsort(sums, kind="stable")[:_PARTNERS].tolist():

@@ -27,7 +27,7 @@ def best_fit_decreasing(
 
     Args: `sizes`: int [n] with `capacity` an int, or [n, D] with D capacities; in [n, D] the
     largest share of a capacity decides the order, and the sum of free shares which bin is fullest.
-    `parts`: shared content that is inside `sizes`; a bin counts items of one key once, and a bin
+    `parts`: shared content that `sizes` include; a bin counts items of one key once, and a bin
     that has an item's parts comes first. Raises PlanError if an item exceeds a capacity.
     """
     sizes = np.asarray(sizes, dtype=np.int64)
@@ -50,7 +50,8 @@ def best_fit_decreasing(
             continue
         free = bins.free_share[fitting]
         if saved is not None:
-            free = free - 2.0 * len(capacities) * saved  # a bin with the item's parts comes first
+            # a bin with the item's parts comes first
+            free = free - 2.0 * len(capacities) * saved
         bins.place(item, int(fitting[np.argmin(free)]))
     return bins.items
 

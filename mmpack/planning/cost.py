@@ -18,11 +18,11 @@ Cost = Callable[[int, int, int], float]  # (rows, pairs, patches) -> cost, addit
 class CostModel:
     """cost = linear · rows + quadratic · pairs + patch · patches, any unit.
 
-    Source: a dense transformer of n layers and width d takes 24·n·d² FLOPs a token in its matrix
+    Source: a dense transformer of n layers and width d takes 24·n·d² FLOPs per token in its matrix
     products and 2·n·d·L² in attention (Kaplan et al. 2020, "Scaling Laws for Neural Language
     Models", section 2.1). Divided by 2·n·d with n = 32 and d = 4,096 (a 7B model) that is 12·d =
-    49,152 a row and 1 a pair. A vision tower of 32 layers and width 1,280 takes 24·32·1,280² FLOPs
-    a patch: 4,800 in the same unit.
+    49,152 per row and 1 per pair. A vision tower of 32 layers and width 1,280 takes 24·32·1,280² FLOPs
+    per patch: 4,800 in the same unit.
     """
 
     linear: float = 49_152.0

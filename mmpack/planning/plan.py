@@ -26,7 +26,7 @@ from mmpack.schema.sample import Sample, as_samples
 
 @dataclass(frozen=True)
 class Dropped:
-    """A sample that is in no bin, and why: broken rules, or a budget that it exceeds alone (MM405)."""
+    """A sample that is in no bin, and why: broken rules, or a budget that it exceeds by itself (MM405)."""
 
     index: int
     sample_id: str
@@ -47,7 +47,7 @@ class Plan:
     no bin is empty. `total_tokens` (loss tokens) and `total_samples` count what is in the bins;
     they are the totals that `policy_loss` takes. `stats`: bins; rows_padded (each bin a rectangle),
     rows_packed, rows_shared (None without sharing); fill (rows of the packs / rows that the bins
-    could hold); patches (each medium once a bin), patches_padded (once a sample); balance (cost of
+    could hold); patches (each medium once per bin), patches_padded (once per sample); balance (cost of
     the costliest rank / mean). `bin_rows`, `bin_patches`: of each bin, as `max_tokens` and
     `max_patches` count them: shared rows and media once.
     """
@@ -89,19 +89,32 @@ def plan(
 
     A group stays whole if one bin takes it; otherwise it is split into as few pieces as
     best-fit-decreasing finds. With `ranks` > 1 the number of bins is the next multiple of it (ranks
-    that run unequal numbers of micro-batches wait for each other for ever under FSDP), and units
+    that run unequal numbers of micro-batches wait for each other forever under FSDP), and units
     are spread so that bins cost the same; groups are split for that only where there are fewer
     units than bins.
 
     Args: `max_tokens`: packed rows of a bin (before `pad_to_multiple_of`). With `share_prefix`, a
     unit counts the rows of its prefix forest. `max_patches`: vision patches before merging, each
-    distinct medium (by cache key) once a bin. `max_samples`: samples of a bin. `on_invalid`:
-    "raise", or "drop": `Plan.dropped` lists samples that break a rule or exceed a budget alone.
+    distinct medium (by cache key) once per bin. `max_samples`: samples of a bin. `on_invalid`:
+    "raise", or "drop": `Plan.dropped` lists samples that break a rule or exceed a budget by themselves.
     `cost`: callable (rows, pairs, patches) -> float, by default `CostModel()`.
 
-    Raises SchemaError with every broken rule; PlanError for a sample that exceeds a budget alone
+    Raises SchemaError with every broken rule; PlanError for a sample that exceeds a budget by itself
     (MM405), for samples of two families (MM406), and where the kept samples can't give each rank
     equally many bins (a multiple of `ranks` samples always can); ArgumentError.
+
+    Example: two groups of two samples, 3 tokens each.
+        >>> import mmpack as mp
+        >>> text = {"schema_version": "1", "family": "qwen2_vl", "media": [], "modality_spans": []}
+        >>> text |= {"input_ids": [5, 6, 7], "loss_spans": [{"start": 2, "stop": 3, "kind": "response"}]}
+        >>> samples = [
+        ...     mp.Sample.from_dict(text | {"group_id": group, "sample_id": f"{group}/{k}"})
+        ...     for group in ("p", "q")
+        ...     for k in range(2)
+        ... ]
+        >>> plan = mp.plan(samples, max_tokens=8, ranks=2)
+        >>> plan.bins, plan.ranks, plan.total_tokens
+        ([[0, 1], [2, 3]], [[0], [1]], 4)
     """
     samples = as_samples(samples, "plan")
     _check_arguments(max_tokens, max_patches, max_samples, ranks, on_invalid)
@@ -110,7 +123,7 @@ def plan(
         samples,
         (
             max_tokens,
-            sum(s.num_patches for s in samples) if max_patches is None else max_patches,
+            sum(samples[i].num_patches for i in kept) if max_patches is None else max_patches,
             max(len(samples), 1) if max_samples is None else max_samples,
         ),
         _Shared(samples, kept) if share_prefix else None,
@@ -138,7 +151,7 @@ def plan(
 
 @dataclass(frozen=True)
 class _Unit:
-    """Samples and what they take together; `pairs` as in plan/cost.py, patches by cache key."""
+    """Samples and what they take together; `pairs` as in planning/cost.py, patches by cache key."""
 
     members: list[int]
     rows: int
@@ -210,7 +223,7 @@ class _Work:
         """Bins of units, a multiple of `ranks`."""
         sizes = np.array([(u.rows, u.patches, len(u.members)) for u in units]).reshape(-1, 3)
         parts = [[(key, 1, patches) for key, patches in u.media.items()] for u in units]
-        if (sizes.sum(axis=0)[1:] <= self.capacity[1:]).all():  # rows alone can bind
+        if (sizes.sum(axis=0)[1:] <= self.capacity[1:]).all():  # only rows can bind
             packed = best_fit_decreasing(sizes[:, 0], self.capacity[0])
         else:
             packed = best_fit_decreasing(sizes, self.capacity, parts)
@@ -293,7 +306,7 @@ def _check_arguments(
 def _sort_out(
     samples: list[Sample], max_tokens: int, max_patches: int | None, on_invalid: str
 ) -> tuple[list[int], list[Dropped]]:
-    """Indices of the samples that keep every rule and fit into a bin alone, and the others."""
+    """Indices of the samples that keep every rule and fit into a bin by themselves, and the others."""
     broken = [list(problems_of(s)) for s in samples]
     if on_invalid == "raise" and any(broken):
         raise SchemaError([p for problems in broken for p in problems], "plan")
@@ -311,7 +324,7 @@ def _sort_out(
         (a, i), (b, j) = sorted(families.items(), key=lambda item: item[1])[:2]
         raise PlanError(
             f"plan: samples[{i}] is of family {a}, samples[{j}] of {b} (MM406). "
-            "Fix: plan each family alone"
+            "Fix: plan each family by itself"
         )
     return kept, dropped
 

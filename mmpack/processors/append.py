@@ -5,22 +5,20 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.layout.occurrences import occurring_media
 from mmpack.processors.arguments import as_ids, as_logprobs, template_options
-from mmpack.processors.build import COMPUTED, build_sample
+from mmpack.processors.build import COMPUTED, Layout, build_sample
 from mmpack.processors.conversation import after_a_turn, source_of
 from mmpack.processors.expand import expanded_ids
 from mmpack.processors.messages import parts_of
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import OBSERVATION_SOURCES, LossSpan, ObservationSpan
-
-if TYPE_CHECKING:
-    from mmpack.processors.wrap import Processor
 
 _DERIVED = COMPUTED | {"attention_mask", "rollout_logprobs", "observation_spans"}
 
@@ -36,8 +34,28 @@ class Observation(NamedTuple):
     template_kwargs: dict[str, Any] | None
 
 
+class Turns(Layout, Protocol):
+    """What turns are written by: the layout and methods of a `Processor`."""
+
+    video_markers: str
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def medium(self, item: Any, where: str, kind: str | None) -> Medium: ...
+
+    def media_from(self, items: Sequence[Any]) -> list[Medium]: ...
+
+    def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str: ...
+
+    def encoded(self, text: str, items: Sequence[Medium]) -> np.ndarray: ...
+
+
 def append_turn(
-    processor: Processor,
+    processor: Turns,
     sample: Sample,
     observation: Observation,
     response_ids: Sequence[int] | np.ndarray,
@@ -54,8 +72,10 @@ def append_turn(
             f"processor.append: {sample.sample_id!r:.60} was made by a processor of other settings. "
             "Fix: append with the one that made it"
         )
-    runs = [sample.media[s.media_index] for s in sample.modality_spans if not s.frame]
-    observed, items, source = _observed(processor, sample, observation, [m.modality for m in runs])
+    before = occurring_media(sample)
+    observed, items, source = _observed(
+        processor, sample, observation, [m.modality for m in before]
+    )
     if source not in OBSERVATION_SOURCES:
         raise ArgumentError(
             f"processor.append: source {source!r} is unknown. Fix: use one of {', '.join(OBSERVATION_SOURCES)}"
@@ -78,11 +98,11 @@ def append_turn(
         kept["finish_reason"] = None
     kept["rollout_logprobs"] = _joined_logprobs(sample, rollout_logprobs, len(response))
     ids = np.concatenate([sample.input_ids, observed, response])
-    return build_sample(processor, ids, runs + items, spans, **kept)
+    return build_sample(processor, ids, before + items, spans, **kept)
 
 
 def _observed(
-    processor: Processor, sample: Sample, given: Observation, modalities: list[str]
+    processor: Turns, sample: Sample, given: Observation, modalities: list[str]
 ) -> tuple[np.ndarray, list[Medium], str]:
     """Expanded ids of the observation, its media, and its source. `modalities`: of the media in `sample`, in order."""
     if given.messages is None:

@@ -147,7 +147,7 @@ def _items(given: Any, name: str, what: str, fix: str | None = None) -> list[Any
 def _array(values: Any, name: str, what: str, dtype: Any = None) -> np.ndarray:
     try:
         return np.asarray(values, dtype=dtype)
-    # ragged lists, words, a tensor on a GPU
+    # ragged lists, texts, a tensor on a GPU
     except (TypeError, ValueError, OverflowError) as error:
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(

@@ -21,7 +21,7 @@ def assistant_turns(
     """[start, stop) in the text `whole`, of all messages, of what the policy wrote in each assistant turn.
 
     A turn begins where the generation prompt ends and includes the end-of-turn token, but not the line break that a
-    template writes behind it. Raises: ArgumentError where a template writes a turn otherwise once another follows.
+    template writes behind it. Raises: ArgumentError where a template writes a turn differently once another follows.
     """
     turns = []
     for k, message in enumerate(messages):
@@ -35,7 +35,7 @@ def assistant_turns(
         after = render(messages[: k + 1], add_generation_prompt=False)
         if not (after.startswith(before) and whole.startswith(after)):
             raise ArgumentError(
-                f"processor: the chat template writes messages[{k}] otherwise when it is the newest (as where it "
+                f"processor: the chat template writes messages[{k}] differently when it is the newest (as where it "
                 "strips thinking), so the policy saw another text. Fix: build the sample turn by turn with append, "
                 "from the sampled ids, or pass a chat_template that leaves turns as they are"
             )
@@ -67,7 +67,7 @@ def source_of(roles: Sequence[str]) -> str:
 def after_a_turn(
     render: Render, messages: Sequence[dict[str, Any]], modalities: Sequence[str]
 ) -> tuple[str, str]:
-    """What the template writes after an assistant's words: up to the turn's end, and up to the next generation prompt.
+    """What the template writes after an assistant's text: up to the turn's end, and up to the next generation prompt.
 
     `messages`: the observation; `modalities`: `image` or `video`, of the media before it (templates may count them).
     The second text begins with the first. Raises: ArgumentError.
@@ -75,7 +75,7 @@ def after_a_turn(
     if any(message["role"] in ("assistant", "system") for message in messages):
         raise ArgumentError(
             "processor.append: messages hold what the environment says. Fix: leave out the system's, and pass the "
-            "assistant's words as response_ids"
+            "assistant's text as response_ids"
         )
     seen = [{"type": kind} for kind in modalities]
     past = [
@@ -88,7 +88,7 @@ def after_a_turn(
     _, *between = whole.split(_ANSWER)
     if len(ends) != 1 or len(between) != 1 or not between[0].startswith(ends[0]):
         raise ArgumentError(
-            "processor.append: the chat template ends a turn otherwise when another follows, so what it writes between "
-            "two turns can't be told. Fix: pass observation_ids, as the engine saw them"
+            "processor.append: the chat template ends a turn differently when another follows, so what it writes "
+            "between two turns can't be known. Fix: pass observation_ids, as the engine saw them"
         )
     return ends[0], between[0]

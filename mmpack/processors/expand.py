@@ -1,4 +1,4 @@
-"""One placeholder a medium to one id a vision token.
+"""One placeholder per medium to one id per vision token.
 
 Where a video is frames in text (`video_layout` "frames"), its placeholder becomes, for each temporal patch, the seconds
 as text, then the patch's placeholders between vision start and end, as transformers' Qwen3VLProcessor writes them.
@@ -18,16 +18,16 @@ from mmpack.layout.seconds import frame_seconds
 from mmpack.schema.media import Medium
 
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
-# transformers before 5.10 replaced all three, since then the placeholder alone, and the two stay.
+# transformers before 5.10 replaced all three, since then only the placeholder: the two stay.
 KEPT, REPLACED = "kept", "replaced"
 
 
 def expanded_ids(
     ids: np.ndarray, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """ids [L] with one placeholder a medium -> expanded ids, and int64 [L + 1]: where each of `ids` begins in them.
+    """ids [L] with one placeholder per medium -> expanded ids, and int64 [L + 1]: where each of `ids` begins in them.
 
-    Seconds are encoded apart from the text around them, as vLLM does. Raises: LayoutError, ArgumentError.
+    Seconds are encoded separately from the text around them, as vLLM does. Raises: LayoutError, ArgumentError.
     """
     at = _placeholders(ids, media, family)
     lengths = np.ones(len(ids), dtype=np.int64)
@@ -47,7 +47,7 @@ def expanded_ids(
 def with_runs(
     text: str, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
 ) -> str:
-    """`text` with one placeholder a run, all else that expanding writes around it; `repeated` does what is left."""
+    """`text` with one placeholder per run and what else expanding writes around it; `repeated` does the rest."""
     if not family.writes_markers and family.video_layout != "frames":
         return text
     start, end = tokenizer.convert_ids_to_tokens([family.vision_start_id, family.vision_end_id])
@@ -57,7 +57,7 @@ def with_runs(
     }
     kinds = {pad: modality for modality, pad in pads.items()}
     parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    _refuse_unlike([kinds[pad] for pad in parts[1::2]], media)
+    _refuse_others([kinds[pad] for pad in parts[1::2]], media)
     out = parts[0]
     for medium, pad, after in zip(media, parts[1::2], parts[2::2], strict=True):
         if not _in_frames(medium, family):
@@ -66,13 +66,13 @@ def with_runs(
             if markers == REPLACED and out.endswith(start) and after.startswith(end):
                 out, after = out.removesuffix(start), after.removeprefix(end)
             for seconds in frame_seconds(medium, family):
-                out += f"{_told(seconds)}{start}{pad}{end}"
+                out += f"{_written(seconds)}{start}{pad}{end}"
         out += after
     return out
 
 
 def repeated(ids: np.ndarray, media: Sequence[Medium], family: Family) -> np.ndarray:
-    """ids with one placeholder a run -> one a vision token. Raises: LayoutError."""
+    """ids with one placeholder per run -> one per vision token. Raises: LayoutError."""
     runs = [m for m in media for _ in range(family.spans_of(m.modality, m.grid_thw))]
     repeats = np.ones(len(ids), dtype=np.int64)
     repeats[_placeholders(ids, runs, family)] = [
@@ -85,16 +85,16 @@ def _placeholders(ids: np.ndarray, media: Sequence[Medium], family: Family) -> l
     """Where the placeholders of `media` are, one each, in order."""
     kinds = {v: k for k, v in family.placeholder_ids.items()}
     at: list[int] = np.flatnonzero(np.isin(ids, list(kinds))).tolist()
-    _refuse_unlike([kinds[int(ids[i])] for i in at], media)
+    _refuse_others([kinds[int(ids[i])] for i in at], media)
     return at
 
 
-def _refuse_unlike(found: list[str], media: Sequence[Medium]) -> None:
+def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
     wanted = [m.modality for m in media]
     if found != wanted:
         raise LayoutError(
             f"processor: the ids have placeholders {found}, the media are {wanted}. "
-            "Fix: one placeholder a medium, in order (expanded ids: expanded=True)",
+            "Fix: one placeholder per medium, in order (expanded ids: expanded=True)",
             "MM107" if len(found) < len(wanted) else "MM104",
         )
 
@@ -108,7 +108,7 @@ def _ids_of(medium: Medium, family: Family, tokenizer: Any) -> np.ndarray:
         return np.asarray(ids, dtype=np.int64)
     out: list[int] = []
     for seconds in frame_seconds(medium, family):
-        out += tokenizer(_told(seconds), add_special_tokens=False)["input_ids"]
+        out += tokenizer(_written(seconds), add_special_tokens=False)["input_ids"]
         run = [pad] * (count // medium.grid_thw[0])
         out += [family.vision_start_id, *run, family.vision_end_id]
     return np.asarray(out, dtype=np.int64)
@@ -118,7 +118,7 @@ def _in_frames(medium: Medium, family: Family) -> bool:
     return medium.modality == "video" and family.video_layout == "frames"
 
 
-def _told(seconds: float) -> str:
+def _written(seconds: float) -> str:
     return f"<{seconds:.1f} seconds>"
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from mmpack.errors import ArgumentError, require
 from mmpack.families import Family, get_family
 from mmpack.processors.sampling import resolved, resolved_sampling
-from mmpack.video.patches import normalization
-from mmpack.video.policies.base import AREAS, VIDEO_TOKENS, processed_size
+from mmpack.video.pixel_settings import normalization
+from mmpack.video.policies.base import AREAS, VIDEO_TOKENS
+from mmpack.video.policies.processor import processed_size
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +59,7 @@ class FrameProcessor:
         Raises: ArgumentError.
         """
         torch = require("torch", "torch", "FrameProcessor")
+        # a processor is made without torch
         from mmpack.ops.patches.pack import pack_video
         from mmpack.video.patches import plan_patches
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Pillow reads many more, some by running other programs
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 PICTURE = "picture"  # in Medium.metadata: format, transparency and thumbnail, by which parity knows a picture again
-THUMBNAIL = 8  # cells a side
+THUMBNAIL = 8  # cells per side
 ORIENTATION = 0x0112  # EXIF tag
 MAX_FILE_BYTES = 2**28  # of an encoded picture
 
@@ -141,7 +141,8 @@ def _transparency(image: Image) -> dict[str, Any]:
 def _thumbnail(image: Image) -> str:
     """Base64 of uint8 [8, 8, 3]: the mean colour of each cell."""
     box = require("PIL.Image", "hf", "thumbnail").Resampling.BOX
-    across, down = (max(1, side // (32 * THUMBNAIL)) for side in image.size)  # in two steps: faster
+    # in two steps: faster
+    across, down = (max(1, side // (32 * THUMBNAIL)) for side in image.size)
     small = image.reduce((across, down)).resize((THUMBNAIL, THUMBNAIL), box)
     return base64.b64encode(small.tobytes()).decode()
 
@@ -166,10 +167,10 @@ def file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes, 
 
 def path_below(path: str | Path, root: Path | None, where: str) -> tuple[Path, str]:
     """`root / path`, a file that is there, and that path from the root on, links resolved. Raises: ArgumentError."""
-    told = ascii(str(path)[:80])
+    shown = ascii(str(path)[:80])
     if root is None:
         raise ArgumentError(
-            f"{where}: {told} is a path, and no media_root was given. "
+            f"{where}: {shown} is a path, and no media_root was given. "
             "Fix: wrap_processor(…, media_root=DIR), or pass the image itself"
         )
     try:
@@ -181,10 +182,10 @@ def path_below(path: str | Path, root: Path | None, where: str) -> tuple[Path, s
         raise _unreadable(path, error, where) from None
     if not inside:
         raise ArgumentError(
-            f"{where}: {told} is not below media_root. Fix: a path relative to media_root, inside it"
+            f"{where}: {shown} is not below media_root. Fix: a path relative to media_root, inside it"
         )
     if not there:
-        raise ArgumentError(f"{where}: {told} is no file below media_root. Fix: check the path")
+        raise ArgumentError(f"{where}: {shown} is no file below media_root. Fix: check the path")
     return whole, whole.relative_to(top).as_posix()
 
 

@@ -1,4 +1,4 @@
-"""Is it a picture or a clip? By what it is in memory, or by the first bytes of the file."""
+"""Is it a picture or a video? By what it is in memory, or by the first bytes of the file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from mmpack.schema.media import Medium
 
-HEAD = 189  # bytes that tell: two packets of MPEG-TS
-# of the containers that films come in: MP4 and its kin, Matroska, AVI, MPEG-TS, MPEG-PS, FLV, Ogg, IVF
+HEAD = 189  # bytes that decide: two packets of MPEG-TS
+# containers of videos: MP4 and its kin, Matroska, AVI, MPEG-TS, MPEG-PS, FLV, Ogg, IVF
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp")
 _STARTS = (b"\x1a\x45\xdf\xa3", b"\x00\x00\x01\xba", b"FLV\x01", b"OggS", b"DKIF")
 
@@ -34,8 +34,8 @@ def is_picture(head: bytes) -> bool:
 
 
 def kind_of_file(head: bytes) -> str:
-    """`video` if a file that begins so is a film's; else `image`."""
-    film = head[4:8] in _BOXES or head.startswith(_STARTS)
-    film |= head[:4] == b"RIFF" and head[8:12] == b"AVI "
-    film |= head[:1] == b"\x47" and head[188:189] == b"\x47"
-    return "video" if film else "image"
+    """`video` if a file that begins so is a video; else `image`."""
+    video = head[4:8] in _BOXES or head.startswith(_STARTS)
+    video |= head[:4] == b"RIFF" and head[8:12] == b"AVI "
+    video |= head[:1] == b"\x47" and head[188:189] == b"\x47"
+    return "video" if video else "image"

@@ -10,7 +10,7 @@ from mmpack.errors import ArgumentError
 from mmpack.processors.arguments import check_messages, items_of
 from mmpack.processors.data_url import from_base64, is_data_url, loaded
 from mmpack.processors.kinds import kind_of_item
-from mmpack.video.choose_frames import POLICIES
+from mmpack.video.policies.registry import POLICIES
 
 # what others read beside a medium; here a processor has one way to sample and to resize
 _OF_VIDEOS = {f.name for policy in POLICIES.values() for f in fields(policy.settings)}
@@ -48,12 +48,9 @@ def parts_of(
             if kind is None:
                 continue
             _refuse_settings(part, kind, where)
-            item = _inline(part, where)
+            item = _item_of(part, kind, where)
             if item is None:
-                item = part.get(kind, part.get("path"))
-            if item is None:
-                item = next(extra, None)
-            item = loaded(item, where)
+                item = loaded(next(extra, None), where)
             if item is None:
                 raise ArgumentError(
                     f"{where} is of type {kind} and has none. Fix: put it into the part, or pass media="
@@ -84,7 +81,7 @@ def kind_of_part(part: Any, where: str) -> str | None:
         name = (remote or [part["type"]])[0]
         video = any("video" in str(n) for n in (part.get("type"), *part))
         kind, what = ("video", "its ") if video else ("image", "the picture, its ")
-        if remote and _inline(part, where) is not None:
+        if remote and _text_of_bytes(part) is not None:
             return kind
         raise ArgumentError(
             f"{where} has a {name!r}, mmpack fetches nothing. "
@@ -112,14 +109,22 @@ def _plain(part: Any) -> Any:
     return part
 
 
-def _inline(part: dict[str, Any], where: str) -> bytes | None:
-    """The bytes of a part that holds them as text, as a `data:` URL or `base64`; None if it doesn't."""
+def _item_of(part: dict[str, Any], kind: str, where: str) -> Any:
+    """The medium that a part holds, decoded where it is text; None if it holds none. Raises: ArgumentError."""
+    text = _text_of_bytes(part)
+    if text is None:
+        return loaded(part.get(kind, part.get("path")), where)
+    return loaded(text, where) if is_data_url(text) else from_base64(text, where)
+
+
+def _text_of_bytes(part: dict[str, Any]) -> str | bytes | None:
+    """The `data:` URL or `base64` of a part that holds bytes as text; None if it doesn't."""
     given = next((part[name] for name in _REMOTE if name in part), None)
-    if isinstance(given, dict):  # {"image_url": {"url": …}}
+    if isinstance(given, dict):
+        # {"image_url": {"url": …}}
         given = given.get("url")
-    if "base64" in part and isinstance(given, (str, bytes)) and not is_data_url(given):
-        return from_base64(given, where)
-    return loaded(given, where) if is_data_url(given) else None
+    in_base64 = "base64" in part and isinstance(given, (str, bytes))
+    return given if in_base64 or is_data_url(given) else None
 
 
 def _refuse_settings(part: dict[str, Any], kind: str, where: str) -> None:

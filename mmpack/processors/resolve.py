@@ -24,7 +24,7 @@ def family_of(hf_processor: Any, given: str | None) -> Family:
     if given is not None:
         families = [get_family(given)]
     if not families:
-        what = "parts alone" if hf_processor is None else name
+        what = "parts without a processor" if hf_processor is None else name
         raise ArgumentError(
             f"wrap_processor: the family of {what} is unknown. "
             f"Fix: family=, one of {', '.join(FAMILIES)}"
@@ -56,7 +56,7 @@ def check_settings(
         )
     if tokens_per_second is not None and family.tokens_per_second is None:
         raise ArgumentError(
-            f"wrap_processor: {family.name} does not count tokens a second. Fix: drop tokens_per_second"
+            f"wrap_processor: {family.name} does not count tokens per second. Fix: drop tokens_per_second"
         )
     if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
         raise ArgumentError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
-from mmpack.video.choose_frames import policy_of, settings_dict
 from mmpack.video.policies.base import Policy
+from mmpack.video.policies.registry import policy_of
 
 _OF_TRANSFORMERS = {"single": "transformers_qwen2_vl", "frames": "transformers_qwen3_vl"}
 _SIZES = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens")
@@ -48,7 +49,7 @@ def resolved_sampling(
                 f"wrap_processor: {name} of {owner} is {found!r:.40}, {family.name} has {mine!r}. "
                 "Fix: the settings of this family"
             )
-    return {"policy": chosen.name, **settings_dict(settings)}
+    return {"policy": chosen.name, **settings.to_dict()}
 
 
 def resolved(sampling: Mapping[str, Any]) -> tuple[Policy, Any]:
@@ -82,10 +83,9 @@ def _own_settings(policy: Policy, video_processor: Any, family: Family) -> dict[
 
 
 def _rules_of(video_processor: Any) -> str:
-    """Which of transformers' rules: those of the release that the video processor is of."""
-    if type(video_processor).__module__.partition(".")[0] != "transformers":
+    """Which of transformers' rules: those of the release that the video processor is of, which has loaded it."""
+    package = type(video_processor).__module__.partition(".")[0]
+    if package != "transformers":
         return "5.15"
-    import transformers
-
-    major, minor = (int(n) for n in transformers.__version__.split(".")[:2])
+    major, minor = (int(n) for n in sys.modules[package].__version__.split(".")[:2])
     return "5.15" if (major, minor) >= (5, 15) else "5.8"

@@ -17,7 +17,8 @@ from mmpack.families import Family
 from mmpack.processors.pixels import image_options
 from mmpack.schema.plain_json import canonical_json
 
-_SWITCHED = {  # a setting counts only while its switch is on
+# a setting counts only while its switch is on
+_SWITCHED = {
     "do_resize": ("resample", "min_pixels", "max_pixels", "height", "width"),
     "do_rescale": ("rescale_factor",),
     "do_normalize": ("image_mean", "image_std"),
@@ -140,7 +141,7 @@ def text_hash(text: str) -> str:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """JSON alone, one spelling a value: no enums, no numpy, lists for tuples, floats where a float is meant."""
+    """Only JSON, one spelling per value: no enums, no numpy, lists for tuples, floats where a float is meant."""
     if isinstance(value, Enum):
         value = value.value
     if name in ("image_mean", "image_std"):

@@ -23,13 +23,13 @@ from mmpack.processors.frame_processor import resized_by_utils
 from mmpack.processors.images import path_below
 from mmpack.processors.sampling import resolved
 from mmpack.schema.media import Medium
-from mmpack.video.choose_frames import counted_frames, sample
-from mmpack.video.container import content_key
+from mmpack.video.choose_frames import plan_of, sample
 from mmpack.video.decoding import decode
+from mmpack.video.files.container import content_key
 from mmpack.video.frame_plan import FramePlan
 from mmpack.video.hand_over import hf_kwargs
 from mmpack.video.info import VideoInfo, probe
-from mmpack.video.policies.base import ASSUMED_FPS, finish
+from mmpack.video.policies.base import ASSUMED_FPS, Choice
 from mmpack.video.values import read_numbers, read_value
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ class Clip:
         frames = torch.from_numpy(self.frames).permute(0, 3, 1, 2).contiguous()
         return frames.float() if self.plan.policy == _UTILS else frames
 
-    def seconds(self, told: float | None) -> float | None:
-        """`second_per_grid_ts` as a tensor told it; in float64 where float32 only rounded the plan's."""
+    def seconds(self, given: float | None) -> float | None:
+        """`second_per_grid_ts` as a tensor gave it; in float64 where float32 only rounded the plan's."""
         mine = self.plan.second_per_grid_ts
-        if told is None or mine is None or np.float32(mine) != np.float32(told):
-            return told
+        if given is None or mine is None or np.float32(mine) != np.float32(given):
+            return given
         return mine
 
 
@@ -112,8 +112,8 @@ class VideoReader:
         """
         found = self._found(item, where)
         part = embedding_settings(settings)
-        told = f"{found.key}\0{found.plan.to_json()}\0{fingerprint(part or {})}"
-        seen = hashlib.sha256(told.encode()).hexdigest()
+        layout = f"{found.key}\0{found.plan.to_json()}\0{fingerprint(part or {})}"
+        seen = hashlib.sha256(layout.encode()).hexdigest()
         made = cache.get(seen)
         if made is None:
             made = _laid_out(self._clip(found), processor, part, where)
@@ -171,7 +171,7 @@ class VideoReader:
             plan = self._given_plan(about, where)
         else:
             raise ArgumentError(
-                f'{where}: a video of frames alone has no times. Fix: (frames, {{"fps": …}}), '
+                f'{where}: a video of only frames has no times. Fix: (frames, {{"fps": …}}), '
                 "or (frames, plan)"
             )
         size = (frames.shape[2], frames.shape[1])
@@ -214,7 +214,7 @@ class VideoReader:
     def _plan_of_frames(
         self, frames: np.ndarray, about: Mapping[str, Any], where: str
     ) -> FramePlan:
-        """Frames that were sampled by someone else, in the words of transformers' and vLLM's metadata.
+        """Frames that were sampled elsewhere, with the names of transformers' and vLLM's metadata.
 
         `fps` of None: nobody knows it, and transformers' guess counts. `total_num_frames` is the whole file's; of a cut
         by `video_start` and `video_end` (of the policy qwen_vl_utils) the seconds count what the cut leaves.
@@ -226,17 +226,17 @@ class VideoReader:
                 f"{where}: what is known of the frames: {what}. Fix: fps (of the whole video), and where it was "
                 "sampled frames_indices and total_num_frames"
             )
-        told, fix = f"{where}: of the frames", "a rate above 0, or None where nobody knows it"
-        rate = read_value(f"{told}, fps", "float | None", about["fps"], fix)
+        place, fix = f"{where}: of the frames", "a rate above 0, or None where nobody knows it"
+        rate = read_value(f"{place}, fps", "float | None", about["fps"], fix)
         if rate is not None and not 0 < rate < math.inf:
-            raise ArgumentError(f"{told}, fps is {rate:g}. Fix: {fix}")
-        indices = _numbers_of(about.get("frames_indices"), len(frames), told)
+            raise ArgumentError(f"{place}, fps is {rate:g}. Fix: {fix}")
+        indices = _numbers_of(about.get("frames_indices"), len(frames), place)
         fix = "how many frames the whole file has, or leave it out"
         total = read_value(
-            f"{told}, total_num_frames", "int | None", about.get("total_num_frames"), fix
+            f"{place}, total_num_frames", "int | None", about.get("total_num_frames"), fix
         )
         if total is not None and total < 1:
-            raise ArgumentError(f"{told}, total_num_frames is {total}. Fix: {fix}")
+            raise ArgumentError(f"{place}, total_num_frames is {total}. Fix: {fix}")
         total = int(indices[-1]) + 1 if total is None else total
         if indices[-1] >= total:
             raise ArgumentError(
@@ -249,17 +249,8 @@ class VideoReader:
         info = VideoInfo(width, height, 0, "", rate, total, None, False, total / fps, "")
         policy, settings = resolved(self.sampling)
         resize = getattr(settings, "do_resize", None) is not False
-        counted = counted_frames(total, fps, settings)
-        return finish(
-            policy,
-            settings,
-            info,
-            indices,
-            fps=fps,
-            fps_assumed=rate is None,
-            counted_frames=counted,
-            resize=resize,
-        )
+        choice = Choice(indices, fps, fps_assumed=rate is None, resize=resize)
+        return plan_of(policy, settings, info, choice)
 
 
 _ABOUT = {
@@ -324,19 +315,19 @@ def _as_frames(video: Any, where: str) -> np.ndarray:
     return np.ascontiguousarray(frames)
 
 
-def _numbers_of(given: Any, count: int, told: str) -> np.ndarray:
+def _numbers_of(given: Any, count: int, place: str) -> np.ndarray:
     """int64 [count]: `frames_indices`, ascending from 0 on. Raises: ArgumentError."""
     if given is None:
         return np.arange(count)
     fix = "for each frame its number in the file, ascending"
-    numbers = read_numbers(f"{told}, frames_indices", given, fix)
+    numbers = read_numbers(f"{place}, frames_indices", given, fix)
     if len(numbers) != count:
         raise ArgumentError(
-            f"{told}, frames_indices has {len(numbers)} numbers for {count} frames. Fix: {fix}"
+            f"{place}, frames_indices has {len(numbers)} numbers for {count} frames. Fix: {fix}"
         )
     for low, high in pairwise([0, *numbers.tolist()]):
         if high < low:
-            raise ArgumentError(f"{told}, frames_indices has {high} after {low}. Fix: {fix}")
+            raise ArgumentError(f"{place}, frames_indices has {high} after {low}. Fix: {fix}")
     return numbers
 
 
@@ -346,7 +337,7 @@ def _check_unchanged(found: _Found, recorded: Medium, content: str, key: str, wh
         _check_same("content_hash", recorded, content, where)
     if found.frames is not None:
         return
-    # without a content hash (masked or cut without the frames at hand) the key alone tells
+    # without a content hash (masked or cut without the frames at hand) only the key decides
     old, new = recorded.content_hash, content
     if old is None:
         old, new = recorded.cache_key, key

@@ -1,6 +1,6 @@
 """`wrap_processor`: one picklable object for data loaders, from messages, media and response ids to a Sample.
 
-Ids [L] are expanded, one a vision token; each distinct medium is processed once, by content.
+Ids [L] are expanded, one per vision token; each distinct medium is processed once, by content.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import numpy as np
 from mmpack.errors import ArgumentError, require
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
+from mmpack.layout.occurrences import context_ids
+from mmpack.layout.runs import covered
 from mmpack.processors.append import Observation, append_turn
 from mmpack.processors.arguments import as_ids, as_spans, check_messages, items_of, template_options
-from mmpack.processors.build import build_sample, loss_mask
+from mmpack.processors.build import build_sample
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.conversation import assistant_turns, sources
 from mmpack.processors.data_url import loaded
@@ -40,8 +42,8 @@ from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan
 from mmpack.video.cache import FrameCache
-from mmpack.video.container import open_file
 from mmpack.video.decoding import check_threads
+from mmpack.video.files.container import open_file
 
 __all__ = ["Processor", "media_of", "wrap_processor"]
 
@@ -69,7 +71,7 @@ def wrap_processor(
     """Wrap a Hugging Face processor, or its parts.
 
     Args:
-        family: needed with parts alone; else known from the processor's class and image token.
+        family: needed where only parts are given; else known from the processor's class and image token.
         chat_template: instead of the processor's own.
         position_rule, tokens_per_second: how positions are counted; see `mrope_positions`. By default the rule of
             the newest transformers.
@@ -79,7 +81,7 @@ def wrap_processor(
             family, with the settings of the video processor.
         video_settings: of the policy, in place of the video processor's: `{"fps": 2.0, "max_frames": 64}`.
         frame_cache: decoded frames, shared among processes.
-        decode_threads: of the decoder, a video.
+        decode_threads: of the decoder, per video.
 
     Without a video processor (transformers' need torchvision) mmpack lays frames out itself, with the image processor's
     settings. Raises: ArgumentError without a tokenizer or a family, and for settings that the family or the policy does
@@ -279,11 +281,11 @@ class Processor:
         """What an engine returned, not rendered again.
 
         Args:
-            input_ids: int [L]; `expanded` says whether a picture has one id a vision token, or one in all.
+            input_ids: int [L]; `expanded` says whether a picture has one id per vision token, or one in all.
             media: Pillow, arrays, bytes, paths, pairs of a video or `Medium`s, one for each medium that has
                 placeholders outside the loss spans. Of a recorded video with a `source` below `media_root` the very
                 frames are decoded again.
-            loss_spans: LossSpan or (start, stop), counted in `input_ids` as given. A placeholder inside of them was
+            loss_spans: LossSpan or (start, stop), counted in `input_ids` as given. A placeholder within them was
                 sampled: it stands for no medium, and `validate` names it.
             fields: any other field of Sample, as it is (spans counted in expanded ids).
 
@@ -293,8 +295,8 @@ class Processor:
         items = self.media_from(media)
         spans = as_spans(loss_spans, len(ids))
         if not expanded:
-            sampled = loss_mask(spans, len(ids))
-            context = np.where(sampled, self.family.pad_token_id, ids)
+            sampled = covered(spans, len(ids))
+            context = context_ids(ids, sampled, self.family)
             whole, moved = expanded_ids(
                 context, items, self.family, self.tokenizer, self.video_markers
             )
@@ -324,7 +326,7 @@ class Processor:
         """One more turn: what the environment said (with its pictures), then what the policy answered.
 
         `observation_ids` and `response_ids` are ids as the engine saw them; `sample` stays as it was. `expanded` says
-        whether a picture has one of `observation_ids` a vision token, or one in all. In place of ids, `messages` (of
+        whether a picture has one of `observation_ids` per vision token, or one in all. In place of ids, `messages` (of
         role `tool` or `user`): the chat template writes them between the answer and the next generation prompt, with
         the end of turn if the answer lacks it; `media` and `template_kwargs` as in `__call__`.
         `source`: `tool`, `environment`, `screenshot` or `user`; by default `tool`, of messages their role's.
@@ -375,7 +377,7 @@ class Processor:
         return np.concatenate(pieces), spans
 
     def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
-        """The prompt's text by the chat template, one placeholder a medium, with the generation prompt."""
+        """The prompt's text by the chat template, one placeholder per medium, with the generation prompt."""
         if self.chat_template is None:
             raise ArgumentError(
                 "processor: there is no chat template. Fix: wrap_processor(…, chat_template=…)"
@@ -413,7 +415,8 @@ class Processor:
         pixels, known = self.rgb_pixels(item, where)
         content = content_hash("image", pixels)
         part = self.settings["image"]
-        seen = cache_key(content, (0, 0, 0), part)  # the grid follows from content and settings
+        # the grid follows from content and settings
+        seen = cache_key(content, (0, 0, 0), part)
         done = self.cache.get(seen)
         if done is None:
             done = process(self.image_processor, pixels, part["backend"], self.family, where)
@@ -440,7 +443,7 @@ class Processor:
     def _reader(self, where: str) -> VideoReader:
         if self.videos is None:
             raise ArgumentError(
-                f"{where}: {self.family.name} takes a video as images. Fix: one image part a frame"
+                f"{where}: {self.family.name} takes a video as images. Fix: one image part per frame"
             )
         return self.videos
 

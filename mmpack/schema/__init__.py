@@ -1,1 +1,1 @@
-"""The batch schema: samples, media, spans, their rules, and trace files. numpy only."""
+"""What a trace holds: samples, media, spans, their rules (MMxxx), trace files, the JSON schema (numpy)."""

@@ -1,7 +1,7 @@
 """A small set of questions about short clips, by a seeded script, their answers computed.
 
-Squares of several colours appear one after another and are gone before the next one comes: no frame alone, and no set
-of frames without their order, tells the answer. Clips are H.264 files in memory, their rates and lengths all unlike.
+Squares of several colours appear one after another, and each is gone before the next one comes: the answer needs
+several frames, and their order. Clips are H.264 files in memory; their rates and lengths all differ.
 """
 
 from __future__ import annotations
@@ -37,23 +37,22 @@ class Clip:
 
     size: tuple[int, int]  # width, height in pixels
     fps: Fraction
-    squares: tuple[
-        tuple[str, tuple[int, int], int], ...
-    ]  # colour, left upper corner, frames that it stays
+    # colour, upper left corner, frames that it stays
+    squares: tuple[tuple[str, tuple[int, int], int], ...]
 
     @property
     def colours(self) -> tuple[str, ...]:
         return tuple(colour for colour, _, _ in self.squares)
 
 
-def clip_problems(count: int = 3, seed: int = 0) -> list[Exercise]:
+def clip_exercises(count: int = 3, seed: int = 0) -> list[Exercise]:
     """`count` problems with one clip each; equal seeds give equal clips. Raises: MissingExtraError without av."""
     draw = random.Random(seed)
-    return [_problem(f"clip-{i}", drawn_clip(draw, i), draw) for i in range(1, count + 1)]
+    return [_exercise(f"clip-{i}", drawn_clip(draw, i), draw) for i in range(1, count + 1)]
 
 
 def drawn_clip(draw: random.Random, number: int) -> Clip:
-    """Four squares at places of their own, in an order by chance."""
+    """Four squares at places of their own, in random order."""
     size, fps = _SIZES[number % len(_SIZES)], _RATES[number % len(_RATES)]
     side = min(size) // 3
     squares = tuple(
@@ -81,7 +80,7 @@ def frames_of(clip: Clip) -> Iterator[np.ndarray]:
 
 def encoded(clip: Clip) -> bytes:
     """An MP4 file, H.264, every frame of it. Raises: MissingExtraError without av."""
-    av = require("av", "video", "clip_problems")
+    av = require("av", "video", "clip_exercises")
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=clip.fps, options={"preset": "veryfast"})
@@ -94,11 +93,11 @@ def encoded(clip: Clip) -> bytes:
     return out.getvalue()
 
 
-def _problem(problem_id: str, clip: Clip, draw: random.Random) -> Exercise:
+def _exercise(exercise_id: str, clip: Clip, draw: random.Random) -> Exercise:
     ask, answer = _question(clip.colours, draw)
     choices = tuple(draw.sample(clip.colours, len(clip.colours)))
     return Exercise(
-        problem_id,
+        exercise_id,
         ask,
         (),
         answer,

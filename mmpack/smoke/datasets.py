@@ -16,7 +16,7 @@ from mmpack.errors import ArgumentError, TraceError, require
 from mmpack.files import read_bounded
 from mmpack.processors.images import MAX_FILE_BYTES, decode
 from mmpack.smoke.exercise import Exercise
-from mmpack.smoke.geometry import draw_problems
+from mmpack.smoke.geometry import draw_exercises
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,7 +25,7 @@ LETTERS = "ABCDEFGHIJ"
 COLUMNS = ("images", "problem", "answer")
 
 
-def load_problems(
+def load_exercises(
     data: str | Path | None = None, *, split: str = "train", limit: int | None = None
 ) -> list[Exercise]:
     """The first `limit` problems (None: all) of a data set.
@@ -33,41 +33,41 @@ def load_problems(
     Args:
         data: None (the set that geometry.py draws), a folder in Geometry3K's layout (`<split>/<id>/data.json` with
             `img_diagram.png`, or one split of it), a parquet file or a folder of them, or a hub name `owner/name`.
-        split: its part; a single parquet file and the drawn set have one alone.
+        split: its part; a single parquet file and the drawn set have only one.
 
     Raises: ArgumentError for arguments that name nothing; TraceError, with file and field, for a broken or empty set;
     MissingExtraError without Pillow, or without pyarrow or datasets where they are needed.
     """
     if limit is not None and limit < 1:
         raise ArgumentError(
-            f"load_problems: limit={limit}. Fix: a positive number, or None for all"
+            f"load_exercises: limit={limit}. Fix: a positive number, or None for all"
         )
     if split in ("", "..") or Path(split).name != split:
-        raise ArgumentError(f"load_problems: split={split!r} is no name. Fix: e.g. split='train'")
-    problems = list(islice(_problems(data, split), limit))
-    if not problems:
+        raise ArgumentError(f"load_exercises: split={split!r} is no name. Fix: e.g. split='train'")
+    exercises = list(islice(_exercises(data, split), limit))
+    if not exercises:
         raise TraceError(
-            f"load_problems: {data} holds no problem of split {split!r}. Fix: check the folder"
+            f"load_exercises: {data} holds no problem of split {split!r}. Fix: check the folder"
         )
-    return problems
+    return exercises
 
 
-def _problems(data: str | Path | None, split: str) -> Iterator[Exercise]:
+def _exercises(data: str | Path | None, split: str) -> Iterator[Exercise]:
     if data is None:
-        return iter(draw_problems())
+        return iter(draw_exercises())
     path = Path(data)
     if path.is_dir():
         return _of_folder(path, split)
     if path.is_file():
         if path.suffix != ".parquet":
             raise ArgumentError(
-                f"load_problems: {path} is not a .parquet file. Fix: pass one, a folder, or a hub name"
+                f"load_exercises: {path} is not a .parquet file. Fix: pass one, a folder, or a hub name"
             )
         return _of_parquet([path])
     if isinstance(data, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", data):
         return _of_hub(data, split)
     raise ArgumentError(
-        f"load_problems: there is no {str(data)!r}. Fix: a folder, a .parquet file, or a hub name such as "
+        f"load_exercises: there is no {str(data)!r}. Fix: a folder, a .parquet file, or a hub name such as "
         "hiyouga/geometry3k"
     )
 
@@ -77,14 +77,14 @@ def _problems(data: str | Path | None, split: str) -> Iterator[Exercise]:
 
 def _of_folder(root: Path, split: str) -> Iterator[Exercise]:
     whole = (root / split).is_dir()
-    folders = _problem_folders(root / split if whole else root)
+    folders = _exercise_folders(root / split if whole else root)
     if whole or any((folder / "data.json").exists() for folder in folders):
         return (_of_layout(folder, root) for folder in folders)
     return _of_parquet(_shards(root, split))
 
 
-def _problem_folders(split_folder: Path) -> list[Path]:
-    """Numbers in order of number, then names; hidden folders are nobody's problem."""
+def _exercise_folders(split_folder: Path) -> list[Path]:
+    """Numbers in order of number, then names; hidden folders are skipped."""
     folders = [f for f in split_folder.iterdir() if f.is_dir() and f.name[0] not in "._"]
     return sorted(
         folders, key=lambda f: (0, int(f.name), "") if f.name.isdecimal() else (1, 0, f.name)
@@ -104,7 +104,7 @@ def _of_layout(folder: Path, root: Path) -> Exercise:
         if len(answer) != 1 or answer not in offered:
             raise _broken(where, "answer", f"is {answer!r}, the choices are {', '.join(offered)}")
     return Exercise(
-        problem_id=folder.name,
+        exercise_id=folder.name,
         prompt=_string(record, "problem_text", where),
         images=tuple(
             _decoded(_file_below(root, folder, name, where), str(folder / name)) for name in names
@@ -121,11 +121,11 @@ def _json_object(data: bytes, where: str) -> dict[str, Any]:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise TraceError(
-            f"load_problems: {where} is not JSON ({_line(error)}). Fix: check the file"
+            f"load_exercises: {where} is not JSON ({_line(error)}). Fix: check the file"
         ) from None
     if not isinstance(record, dict):
         raise TraceError(
-            f"load_problems: {where} holds a {type(record).__name__}. Fix: a JSON object"
+            f"load_exercises: {where} holds a {type(record).__name__}. Fix: a JSON object"
         )
     return record
 
@@ -140,15 +140,15 @@ def _shards(folder: Path, split: str) -> list[Path]:
     if not shards:
         there = ", ".join(sorted(f.name for f in found or folder.iterdir())[:5]) or "nothing"
         raise TraceError(
-            f"load_problems: {folder} holds neither {split}/<id>/data.json nor {split}-*.parquet, but {there}. "
+            f"load_exercises: {folder} holds neither {split}/<id>/data.json nor {split}-*.parquet, but {there}. "
             "Fix: check folder and split"
         )
     return shards
 
 
 def _of_parquet(files: list[Path]) -> Iterator[Exercise]:
-    pyarrow = require("pyarrow", "parquet", "load_problems")
-    parquet = require("pyarrow.parquet", "parquet", "load_problems")
+    pyarrow = require("pyarrow", "parquet", "load_exercises")
+    parquet = require("pyarrow.parquet", "parquet", "load_exercises")
     count = 0
     for path in files:
         try:
@@ -160,12 +160,12 @@ def _of_parquet(files: list[Path]) -> Iterator[Exercise]:
                         count += 1
         except (pyarrow.ArrowException, OSError) as error:
             raise TraceError(
-                f"load_problems: {path} can't be read as parquet ({_line(error)}). Fix: check the file"
+                f"load_exercises: {path} can't be read as parquet ({_line(error)}). Fix: check the file"
             ) from None
 
 
 def _of_hub(name: str, split: str) -> Iterator[Exercise]:
-    datasets = require("datasets", "data", f"load_problems({name!r})")
+    datasets = require("datasets", "data", f"load_exercises({name!r})")
     try:
         rows = datasets.load_dataset(name, split=split)
         _check_columns(rows.column_names, name)
@@ -174,7 +174,7 @@ def _of_hub(name: str, split: str) -> Iterator[Exercise]:
         raise
     except Exception as error:  # of many kinds: the network's, the hub's, the data set's own
         raise TraceError(
-            f"load_problems: there is no folder {name}, and the hub's data set can't be loaded "
+            f"load_exercises: there is no folder {name}, and the hub's data set can't be loaded "
             f"({type(error).__name__}: {_line(error)}). Fix: check path, name, split and network"
         ) from None
     for i, row in enumerate(rows):
@@ -190,7 +190,7 @@ def _check_columns(names: list[str], where: str) -> None:
 def _of_row(
     row: dict[str, Any], index: int, where: str, root: Path | None, source: str
 ) -> Exercise:
-    """A row's `problem` begins with one `<image>` token a picture, or has none."""
+    """A row's `problem` begins with one `<image>` token per picture, or has none."""
     items = row["images"]
     if not isinstance(items, list) or not items:
         raise _broken(where, "images", f"is {_kind(items)}, expected a list of pictures")
@@ -205,7 +205,7 @@ def _of_row(
             f"has {tokens} <image> tokens for {len(items)} pictures, expected one each at its beginning",
         )
     return Exercise(
-        problem_id=str(index),
+        exercise_id=str(index),
         prompt=prompt,
         images=tuple(_of_cell(item, root, f"{where} images[{i}]") for i, item in enumerate(items)),
         answer=_string(row, "answer", where),
@@ -219,7 +219,7 @@ def _of_cell(item: Any, root: Path | None, where: str) -> Image.Image:
     if data is None and isinstance(path, str) and root is not None:
         data = _file_below(root, root, path, where)
     if not isinstance(data, bytes):
-        raise TraceError(f"load_problems: {where} has no bytes. Fix: pictures as {{bytes, path}}")
+        raise TraceError(f"load_exercises: {where} has no bytes. Fix: pictures as {{bytes, path}}")
     return _decoded(data, where)
 
 
@@ -234,21 +234,21 @@ def _file_below(root: Path, folder: Path, name: str, where: str) -> bytes:
         data = read_bounded(path, MAX_FILE_BYTES) if inside and path.is_file() else None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise TraceError(
-            f"load_problems: {where}: {name!r} can't be read ({_line(error)}). Fix: check the file"
+            f"load_exercises: {where}: {name!r} can't be read ({_line(error)}). Fix: check the file"
         ) from None
     if not inside:
         raise TraceError(
-            f"load_problems: {where} names {name!r}, which lies outside {root}. Fix: move it below"
+            f"load_exercises: {where} names {name!r}, which lies outside {root}. Fix: move it below"
         )
     if data is None:
         raise TraceError(
-            f"load_problems: {where}: there is no file {name!r}. Fix: check the folder"
+            f"load_exercises: {where}: there is no file {name!r}. Fix: check the folder"
         )
     return data
 
 
 def _decoded(data: bytes, where: str) -> Image.Image:
-    return decode(data, f"load_problems: {where}", TraceError)
+    return decode(data, f"load_exercises: {where}", TraceError)
 
 
 def _string(record: dict[str, Any], name: str, where: str) -> str:
@@ -268,7 +268,7 @@ def _strings(value: Any, name: str, where: str) -> tuple[str, ...]:
 
 def _broken(where: str, field: str, why: str) -> TraceError:
     return TraceError(
-        f"load_problems: {where}: field {field!r} {why}. Fix: write it as the format says"
+        f"load_exercises: {where}: field {field!r} {why}. Fix: write it as the format says"
     )
 
 

@@ -22,12 +22,12 @@ from mmpack.adapters.vllm import VllmEngine, load_vllm, unlike_weights, weight_c
 from mmpack.contracts import TOLERANCES
 from mmpack.parity.drift import LogprobDrift, logprob_drift
 from mmpack.processors.wrap import Processor
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.exercise import Exercise
-from mmpack.smoke.job import Job, SmokeOptions
+from mmpack.smoke.job import Job
+from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.tiny_models import tiny_model
 
-ENGINE_CAUSES = ("dtype", "position_rule", "stale_weights")
 MEASURED = ("dtype", "max_pixels", "position_rule")  # their drift is shown beside what parity finds
 CHUNK = 64  # tokens of a prefill step: cuts every prompt, and through pictures
 
@@ -52,9 +52,9 @@ class EngineJob(Job):
         super().__enter__()
         return self
 
-    def load_problems(self) -> list[Exercise]:
-        problems = super().load_problems()
-        return problems if self.options.video else [*problems, *clip_problems(1)]
+    def load_exercises(self) -> list[Exercise]:
+        exercises = super().load_exercises()
+        return exercises if self.options.video else [*exercises, *clip_exercises(1)]
 
     def __exit__(self, *error: Any) -> None:
         try:
@@ -107,7 +107,7 @@ class EngineJob(Job):
         options = self.options
         return self.engine.rollout(
             self.messages,
-            [p.problem_id for p in self.problems],
+            [p.exercise_id for p in self.exercises],
             n=options.n,
             max_new_tokens=options.max_new_tokens,
             temperature=options.temperature,
@@ -223,7 +223,7 @@ class EngineJob(Job):
         start = time.perf_counter()
         rollouts = self.engine.rollout(
             self.messages[few],
-            [p.problem_id for p in self.problems[few]],
+            [p.exercise_id for p in self.exercises[few]],
             n=self.options.n,
             max_new_tokens=min(8, self.options.max_new_tokens),
             temperature=self.options.temperature,
@@ -245,7 +245,7 @@ class EngineJob(Job):
         }
 
     def as_train(self, rolled: mp.Sample) -> mp.Sample:
-        p = next(i for i, q in enumerate(self.problems) if q.problem_id == rolled.group_id)
+        p = next(i for i, q in enumerate(self.exercises) if q.exercise_id == rolled.group_id)
         response = rolled.input_ids[rolled.loss_indices]
         return self.processor(self.messages[p], response, sample_id=rolled.sample_id)
 

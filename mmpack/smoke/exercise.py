@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Exercise:
     """A prompt goes to the model as all `images` in order, the video, then `prompt`, which holds no media tokens."""
 
-    problem_id: str  # unique in its data set
+    exercise_id: str  # unique in its data set
     prompt: str
     images: tuple[Image.Image, ...]  # decoded, in the mode of the file (Geometry3K's are RGBA)
     answer: str  # the value to be matched; of multiple choice, the right choice's text

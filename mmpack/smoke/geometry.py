@@ -19,31 +19,32 @@ if TYPE_CHECKING:
     from PIL import Image, ImageDraw
 
 
-def draw_problems() -> list[Exercise]:
+def draw_exercises() -> list[Exercise]:
     """16 problems in order of id; pictures from 120×90 to 1200×700 pixels, three problems with two.
 
     The same pixels at every call. Raises: MissingExtraError without Pillow.
     """
-    return [drawing.problem for drawing in drawings()]
+    return [drawing.exercise for drawing in drawings()]
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """A problem, what kind it is in Geometry3K's words, and where each picture has its points (pixels, y downwards)."""
+    """A problem, its kind by Geometry3K's names, what is drawn, and where (pixels of each point, y downwards)."""
 
-    problem: Exercise
+    exercise: Exercise
     graph: str
     goal: str
+    figures: tuple[Figure, ...]
     positions: tuple[dict[str, tuple[int, int]], ...]
 
 
 def drawings() -> list[Drawing]:
-    """The problems of `draw_problems`, with what Geometry3K's data.json says of them."""
+    """The problems of `draw_exercises`, with what Geometry3K's data.json says of them."""
     return [_drawn(str(i), draft) for i, draft in enumerate(_drafts(), start=1)]
 
 
 @dataclass(frozen=True)
-class _Figure:
+class Figure:
     """What one picture shows. A point of a lower-case name carries no letter; "BAC" is the angle at A."""
 
     size: tuple[int, int]  # width, height in pixels
@@ -64,10 +65,9 @@ class _Draft:
     goal: str
     prompt: str
     answer: float
-    mistakes: tuple[
-        float, ...
-    ]  # what a wrong method gives: the other choices, at least three of them distinct
-    figures: tuple[_Figure, ...]
+    # what a wrong method gives: the other choices, at least three of them distinct
+    mistakes: tuple[float, ...]
+    figures: tuple[Figure, ...]
 
 
 def _drafts() -> list[_Draft]:
@@ -97,13 +97,13 @@ def _drafts() -> list[_Draft]:
 def _third_angle(size: tuple[int, int], a: float, b: float) -> _Draft:
     c = 180 - a - b
     labels = {"BAC": _degrees(a), "ABC": _degrees(b), "ACB": "x°"}
-    figure = _Figure(size, _triangle(a, b), ("AB", "BC", "CA"), angles=labels)
+    figure = Figure(size, _triangle(a, b), ("AB", "BC", "CA"), angles=labels)
     return _Draft("Triangle", "Angle", "Find x.", c, (a + b, 90 - a, 90 - b, c + 10), (figure,))
 
 
 def _base_angle(size: tuple[int, int], apex: float) -> _Draft:
     base = (180 - apex) / 2
-    figure = _Figure(
+    figure = Figure(
         size,
         _triangle(base, base),
         ("AB", "BC", "CA"),
@@ -120,7 +120,7 @@ def _exterior_angle(size: tuple[int, int], a: float, c: float) -> _Draft:
     points = _triangle(a, b)
     points["D"] = points["B"] + 0.5
     labels = {"BAC": _degrees(a), "ACB": _degrees(c), "CBD": "x°"}
-    figure = _Figure(size, points, ("AD", "BC", "CA"), angles=labels)
+    figure = Figure(size, points, ("AD", "BC", "CA"), angles=labels)
     return _Draft(
         "Triangle", "Angle", "Find m \\angle C B D.", a + c, (b, 180 - a, 180 - c), (figure,)
     )
@@ -133,14 +133,14 @@ def _congruent_triangles(
     points = _triangle(a, b)
     turned = {name: -points[old] for name, old in zip("DEF", "ABC", strict=True)}
     figures = (
-        _Figure(
+        Figure(
             first,
             points,
             ("AB", "BC", "CA"),
             angles={"BAC": _degrees(a), "ABC": _degrees(b)},
             caption="FIGURE 1",
         ),
-        _Figure(second, turned, ("DE", "EF", "FD"), angles={"DFE": "x°"}, caption="FIGURE 2"),
+        Figure(second, turned, ("DE", "EF", "FD"), angles={"DFE": "x°"}, caption="FIGURE 2"),
     )
     prompt = "\\triangle A B C in Figure 1 is congruent to \\triangle D E F in Figure 2. Find x."
     return _Draft("Triangle", "Angle", prompt, c, (a, b, 180 - c), figures)
@@ -154,14 +154,14 @@ def _similar_triangles(
     points = {"A": 0j, "B": complex(ab), "C": _polar(ca, at_a)}
     larger = {name: scale * points[old] for name, old in zip("DEF", "ABC", strict=True)}
     figures = (
-        _Figure(
+        Figure(
             first,
             points,
             ("AB", "BC", "CA"),
             lengths={"AB": _number(ab), "CA": _number(ca)},
             caption="FIGURE 1",
         ),
-        _Figure(
+        Figure(
             second,
             larger,
             ("DE", "EF", "FD"),
@@ -177,7 +177,7 @@ def _similar_triangles(
 def _hypotenuse(size: tuple[int, int], a: float, b: float) -> _Draft:
     points = {"A": complex(0, a), "B": complex(b), "C": 0j}
     labels = {"CA": _number(a), "BC": _number(b), "AB": "x"}
-    figure = _Figure(size, points, ("AB", "BC", "CA"), angles={"ACB": "90°"}, lengths=labels)
+    figure = Figure(size, points, ("AB", "BC", "CA"), angles={"ACB": "90°"}, lengths=labels)
     wrong = (a + b, math.hypot(a, b) + 1, b + 1, abs(b - a))
     return _Draft("Triangle", "Length", "Find x.", math.hypot(a, b), wrong, (figure,))
 
@@ -186,7 +186,7 @@ def _leg(size: tuple[int, int], hypotenuse: float, a: float) -> _Draft:
     b = math.sqrt(hypotenuse**2 - a**2)
     points = {"P": complex(0, a), "Q": complex(b), "R": 0j}
     labels = {"RP": _number(a), "PQ": _number(hypotenuse), "QR": "y"}
-    figure = _Figure(size, points, ("PQ", "QR", "RP"), angles={"PRQ": "90°"}, lengths=labels)
+    figure = Figure(size, points, ("PQ", "QR", "RP"), angles={"PRQ": "90°"}, lengths=labels)
     return _Draft(
         "Triangle", "Length", "Find y.", b, (hypotenuse - a, hypotenuse + a, b + 2), (figure,)
     )
@@ -195,7 +195,7 @@ def _leg(size: tuple[int, int], hypotenuse: float, a: float) -> _Draft:
 def _diagonal(size: tuple[int, int], width: float, height: float) -> _Draft:
     points = {"A": 0j, "B": complex(width), "C": complex(width, height), "D": complex(0, height)}
     labels = {"AB": _number(width), "BC": _number(height)}
-    figure = _Figure(size, points, ("AB", "BC", "CD", "DA", "AC"), lengths=labels, mode="L")
+    figure = Figure(size, points, ("AB", "BC", "CD", "DA", "AC"), lengths=labels, mode="L")
     diagonal = math.hypot(width, height)
     wrong = (width + height, 2 * (width + height), diagonal + 1)
     return _Draft(
@@ -207,14 +207,14 @@ def _parallelogram(size: tuple[int, int], a: float) -> _Draft:
     side = _polar(0.9, a)
     points = {"M": 0j, "N": 1.6 + 0j, "P": 1.6 + side, "Q": side}
     labels = {"NMQ": _degrees(a), "MNP": "x°"}
-    figure = _Figure(size, points, ("MN", "NP", "PQ", "QM"), angles=labels, mode="RGBA")
+    figure = Figure(size, points, ("MN", "NP", "PQ", "QM"), angles=labels, mode="RGBA")
     prompt = "Find x so that M N P Q is a parallelogram."
     return _Draft("Parallelogram", "Angle", prompt, 180 - a, (a, 90 - a, 90 + a), (figure,))
 
 
 def _transversal(size: tuple[int, int], a: float) -> _Draft:
     slope = _polar(1, a)
-    low, high = 0j, slope / slope.imag  # the lines lie one apart
+    low, high = 0j, slope / slope.imag  # the distance of the lines is 1
     points = {
         "A": low,
         "B": high,
@@ -227,7 +227,7 @@ def _transversal(size: tuple[int, int], a: float) -> _Draft:
     }
     labels = {"CAB": _degrees(a), "DBA": "x°"}
     between = {"A": _polar(1, 180 + a / 2), "B": _polar(1, a / 2)}
-    figure = _Figure(size, points, ("pC", "qD", "rs"), angles=labels, names=between)
+    figure = Figure(size, points, ("pC", "qD", "rs"), angles=labels, names=between)
     prompt = "A C is parallel to B D. Find x."
     return _Draft("Line", "Angle", prompt, 180 - a, (a, a - 90, 180 - a / 2), (figure,))
 
@@ -252,7 +252,7 @@ def _chord(size: tuple[int, int], radius: float, distance: float) -> _Draft:
     foot = complex(0, -distance)
     points = {"O": 0j, "M": foot, "A": foot - half, "B": foot + half}
     labels = {"OA": _number(radius), "OM": _number(distance)}
-    figure = _Figure(size, points, ("AB", "OA", "OM"), lengths=labels, circles={"O": radius})
+    figure = Figure(size, points, ("AB", "OA", "OM"), lengths=labels, circles={"O": radius})
     prompt = "In \\odot O, O M is perpendicular to A B. Find A B."
     wrong = (half, 2 * radius, radius + distance, 2 * half + 1)
     return _Draft("Circle", "Length", prompt, 2 * half, wrong, (figure,))
@@ -260,7 +260,7 @@ def _chord(size: tuple[int, int], radius: float, distance: float) -> _Draft:
 
 def _circumference(size: tuple[int, int], radius: float) -> _Draft:
     points = {"O": 0j, "A": _polar(radius, 20)}
-    figure = _Figure(size, points, ("OA",), lengths={"OA": _number(radius)}, circles={"O": radius})
+    figure = Figure(size, points, ("OA",), lengths={"OA": _number(radius)}, circles={"O": radius})
     values = [round(math.pi * v, 1) for v in (2 * radius, radius, radius**2, 4 * radius)]
     prompt = "Find the circumference of \\odot O to the nearest tenth."
     return _Draft("Circle", "Length", prompt, values[0], tuple(values[1:]), (figure,))
@@ -270,7 +270,7 @@ def _two_circles(
     first: tuple[int, int], second: tuple[int, int], radius: float, other: float
 ) -> _Draft:
     figures = tuple(
-        _Figure(
+        Figure(
             size,
             {centre: 0j, end: _polar(r, 35)},
             (centre + end,),
@@ -297,11 +297,11 @@ def _triangle(a: float, b: float) -> dict[str, complex]:
     return {"A": 0j, "B": 1 + 0j, "C": _polar(side, a)}
 
 
-def _on_circle(size: tuple[int, int], central: float, labels: dict[str, str]) -> _Figure:
+def _on_circle(size: tuple[int, int], central: float, labels: dict[str, str]) -> Figure:
     ends = {"A": _polar(1, 270 - central / 2), "B": _polar(1, 270 + central / 2)}
     points = {"O": 0j, "C": _polar(1, 80), **ends}
     lines = ("OA", "OB", "CA", "CB")
-    return _Figure(size, points, lines, angles=labels, circles={"O": 1.0})
+    return Figure(size, points, lines, angles=labels, circles={"O": 1.0})
 
 
 def _polar(radius: float, degrees: float) -> complex:
@@ -316,15 +316,15 @@ def _degrees(value: float) -> str:
     return f"{value:g}°"
 
 
-def _drawn(problem_id: str, draft: _Draft) -> Drawing:
+def _drawn(exercise_id: str, draft: _Draft) -> Drawing:
     answer = _number(draft.answer)
     wrong = list(
         dict.fromkeys(_number(v) for v in draft.mistakes if v > 0 and _number(v) != answer)
     )
     choices = tuple(sorted([answer, *wrong[:3]], key=float))
     pictures = [_picture(figure) for figure in draft.figures]
-    problem = Exercise(
-        problem_id=problem_id,
+    exercise = Exercise(
+        exercise_id=exercise_id,
         prompt=draft.prompt,
         images=tuple(image for image, _ in pictures),
         answer=answer,
@@ -332,7 +332,8 @@ def _drawn(problem_id: str, draft: _Draft) -> Drawing:
         answer_letter="ABCD"[choices.index(answer)],
         source="mmpack.smoke.geometry",
     )
-    return Drawing(problem, draft.graph, draft.goal, tuple(positions for _, positions in pictures))
+    positions = tuple(positions for _, positions in pictures)
+    return Drawing(exercise, draft.graph, draft.goal, draft.figures, positions)
 
 
 # ---------------------------------------------------------------- pictures
@@ -341,12 +342,12 @@ _INK = (20, 20, 20)
 _TINY = 1e-6  # pixels: above rounding noise, which differs between machines and must not decide anything
 
 
-def _picture(figure: _Figure) -> tuple[Image.Image, dict[str, tuple[int, int]]]:
+def _picture(figure: Figure) -> tuple[Image.Image, dict[str, tuple[int, int]]]:
     """The figure, fitted into its picture, and its points' pixels."""
     width, height = figure.size
     unit = max(1, min(width, height) // 100)  # pixels of one step of a letter
-    image = require("PIL.Image", "hf", "draw_problems").new("RGB", figure.size, (255, 255, 255))
-    pen = _Pen(require("PIL.ImageDraw", "hf", "draw_problems").Draw(image), unit)
+    image = require("PIL.Image", "hf", "draw_exercises").new("RGB", figure.size, (255, 255, 255))
+    pen = _Pen(require("PIL.ImageDraw", "hf", "draw_exercises").Draw(image), unit)
     points, scale = _fitted(figure, margin=15 * unit, below=11 * unit if figure.caption else 0)
     middle = sum(points.values(), 0j) / len(points)
 
@@ -373,7 +374,7 @@ def _picture(figure: _Figure) -> tuple[Image.Image, dict[str, tuple[int, int]]]:
     return image.convert(figure.mode), {name: _pixel(p) for name, p in points.items()}
 
 
-def _fitted(figure: _Figure, margin: int, below: int) -> tuple[dict[str, complex], float]:
+def _fitted(figure: Figure, margin: int, below: int) -> tuple[dict[str, complex], float]:
     """Points in pixels (y upwards, so that the picture lies below the axis), and pixels of one unit."""
     radii = {name: figure.circles.get(name, 0.0) for name in figure.points}
     left = min(p.real - radii[n] for n, p in figure.points.items())

@@ -1,4 +1,4 @@
-"""The train side broken on purpose, one cause of drift at a time, by the mechanism that breaks it in the wild."""
+"""The train side broken on purpose, one cause of drift at a time, by the mechanism that breaks it in practice."""
 
 from __future__ import annotations
 

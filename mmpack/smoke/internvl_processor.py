@@ -8,9 +8,9 @@ from mmpack.errors import needs, require
 
 with needs("smoke", __name__):
     import transformers
-    from transformers.utils.import_utils import is_torchvision_available
 
-from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
+from mmpack.smoke.chat_templates import INTERNVL
+from mmpack.smoke.qwen_processor import hf_processor
 from mmpack.smoke.vocabulary import qwen_tokenizer
 
 TOKENS = (  # ids from 151665 on
@@ -31,27 +31,6 @@ _NAMED = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
-# Renders what the template released with InternVL3 in transformers' form renders, of images and text.
-CHAT_TEMPLATE = r"""
-{%- for message in messages -%}
-  {{- "<|im_start|>" ~ message["role"] ~ "\n" -}}
-  {%- if message["content"] is string -%}
-    {{- message["content"] -}}
-  {%- else -%}
-    {%- for part in message["content"] -%}
-      {%- if part["type"] == "image" -%}
-        {{- "<IMG_CONTEXT>\n" -}}
-      {%- elif part["type"] == "text" -%}
-        {{- part["text"] -}}
-      {%- endif -%}
-    {%- endfor -%}
-  {%- endif -%}
-  {{- "<|im_end|>\n" -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-  {{- "<|im_start|>assistant\n" -}}
-{%- endif -%}
-"""
 
 
 def internvl_processor(*, tile: int = 448, max_tiles: int = 12, tokenizer: Any = None) -> Any:
@@ -67,16 +46,14 @@ def internvl_processor(*, tile: int = 448, max_tiles: int = 12, tokenizer: Any =
         "image_mean": [0.485, 0.456, 0.406],
         "image_std": [0.229, 0.224, 0.225],
     }
-    parts: Any = {
-        "image_processor": transformers.GotOcr2ImageProcessorPil(**settings),
-        "tokenizer": internvl_tokenizer() if tokenizer is None else tokenizer,
-        "image_seq_length": (tile // 28) ** 2,
-        "chat_template": CHAT_TEMPLATE,
-    }
-    if is_torchvision_available():
-        videos = transformers.InternVLVideoProcessor()
-        return transformers.InternVLProcessor(video_processor=videos, **parts)
-    return WITHOUT_TORCHVISION["InternVLProcessor"](**parts)
+    return hf_processor(
+        "InternVLProcessor",
+        lambda: transformers.InternVLVideoProcessor(),
+        image_processor=transformers.GotOcr2ImageProcessorPil(**settings),
+        tokenizer=internvl_tokenizer() if tokenizer is None else tokenizer,
+        image_seq_length=(tile // 28) ** 2,
+        chat_template=INTERNVL,
+    )
 
 
 def internvl_tokenizer() -> Any:

@@ -1,14 +1,12 @@
-"""One GRPO step on Geometry3K, or on short clips: from real media to an optimizer step, with every check on the way.
+"""One GRPO step on Geometry3K, or on short clips: from real media to an optimizer step, every stage checked.
 
-Read it top to bottom: it is a tutorial, and it is what `mmpack smoke` runs. The parts of a step are
+`mmpack smoke` runs it. The tutorial in examples/ takes the same step without the checks.
 
     rollout   an engine samples responses and says what it saw          -> rollout.jsonl
     train     the trainer's side of the same samples, from the same ids -> train.jsonl
     parity    both sides are compared before any number is
-    logprobs  of the sampled tokens alone: packed, with shared prompts, padded; each against the engine's
+    logprobs  of the sampled tokens only: packed, with shared prompts, padded; each against the engine's
     loss      advantages over the whole batch, GRPO by micro-batches, AdamW
-
-Run it: python examples/geo3k_grpo.py --help
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,38 +33,19 @@ from mmpack.adapters.transformers import (
 )
 from mmpack.contracts import TOLERANCES, loss_bound
 from mmpack.families import get_family
-from mmpack.smoke.clips import clip_problems
-from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.clips import clip_exercises
+from mmpack.smoke.datasets import load_exercises
 from mmpack.smoke.exercise import Exercise
+from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_model
 
-MAX_PIXELS = 256 * 28 * 28  # at most 256 vision tokens a picture: quick on two cores
+MAX_PIXELS = 256 * 28 * 28  # at most 256 vision tokens per picture: quick on two cores
 CLIP_PIXELS = 16 * 28 * 28  # of a frame; Qwen3-VL bounds all frames together
 CLIP_FRAMES = 12
-FPS = 2.0  # frames taken a second
+FPS = 2.0  # frames taken per second
 MICRO_BATCH = 4096  # packed rows
 LAYOUTS = ("packed", "shared_prefix", "padded_left", "padded_right")
-
-
-@dataclass
-class SmokeOptions:
-    data: str | None = None  # folder, parquet or hub name; None: problems that mmpack draws
-    video: bool = False  # problems of short clips, also drawn
-    family: str = "qwen2_5_vl"  # of the tiny model
-    model: str | None = None  # checkpoint; None: 20 M parameters, seeded, random
-    engine: str = "transformers"  # what samples: transformers' generate, or vllm
-    n: int = 4  # responses a prompt
-    seed: int = 0
-    max_new_tokens: int = 24
-    temperature: float = 1.0
-    top_p: float = 1.0
-    limit: int | None = None  # problems
-    workdir: Path | None = None  # keeps the traces; None: a temporary folder
-    html: Path | None = None  # a page of the parity report
-    inject: str | None = None  # a cause of drift, put into one side
-    learn: bool = False
-    negate_advantages: bool = False
 
 
 class Job:
@@ -85,12 +63,12 @@ class Job:
         self.folder: Any = nullcontext(kept) if kept else tempfile.TemporaryDirectory()
         self.path = Path(self.folder.__enter__())
         self.path.mkdir(parents=True, exist_ok=True)
-        self.problems = self.load_problems()
-        self.messages = [as_messages(problem) for problem in self.problems]
+        self.exercises = self.load_exercises()
+        self.messages = [as_messages(exercise) for exercise in self.exercises]
         self.model, self.hf_processor = self.load()
         self.processor = self.wrap(self.hf_processor)
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
-        self.report.say(f"{len(self.problems)} problems, a model of {size:.1f} M parameters")
+        self.report.say(f"{len(self.exercises)} problems, a model of {size:.1f} M parameters")
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -112,12 +90,12 @@ class Job:
         self.step()
         self.table()
 
-    # -- problems, model and processor --------------------------------------------------------------------------------
+    # -- exercises, model and processor --------------------------------------------------------------------------------
 
-    def load_problems(self) -> list[Exercise]:
+    def load_exercises(self) -> list[Exercise]:
         if self.options.video:
-            return clip_problems(seed=self.options.seed)[: self.options.limit]
-        return load_problems(self.options.data, limit=self.options.limit)
+            return clip_exercises(seed=self.options.seed)[: self.options.limit]
+        return load_exercises(self.options.data, limit=self.options.limit)
 
     def load(self) -> tuple[Any, Any]:
         if self.options.model is not None:
@@ -158,7 +136,7 @@ class Job:
             self.model,
             self.hf_processor,
             self.messages,
-            [p.problem_id for p in self.problems],
+            [p.exercise_id for p in self.exercises],
             n=self.options.n,
             max_new_tokens=self.options.max_new_tokens,
             temperature=self.options.temperature,
@@ -186,26 +164,26 @@ class Job:
     def trained(self, b: int, messages: Any, response: np.ndarray) -> mp.Sample:
         """What the trainer makes of the messages, and of the ids that were sampled, with their rewards."""
         rolled = self.rollouts[b]
-        told = len(response) == rolled.num_loss_tokens
+        same_ids = len(response) == rolled.num_loss_tokens
         return self.processor(
             messages,
             response,
             sample_id=rolled.sample_id,
             group_id=rolled.group_id,
-            rollout_logprobs=rolled.rollout_logprobs if told else None,
+            rollout_logprobs=rolled.rollout_logprobs if same_ids else None,
             sampling=rolled.sampling,
             finish_reason=rolled.finish_reason,
-            rewards=self.score(self.problems[b // self.options.n], response),
+            rewards=self.score(self.exercises[b // self.options.n], response),
         )
 
-    def score(self, problem: Exercise, response: Any) -> list[mp.Score]:
+    def score(self, exercise: Exercise, response: Any) -> list[mp.Score]:
         """An exact answer, a format part (a letter or a number, boxed or bare), and a small price for length."""
         text = self.hf_processor.tokenizer.decode(response.tolist(), skip_special_tokens=True)
         boxed = re.search(r"\\boxed\{([^{}]*)\}", text)
         answer = boxed.group(1).strip() if boxed else text.strip()
         formed = re.fullmatch(r"[A-D]|-?\d+(\.\d+)?", answer) is not None
         return [
-            mp.Score("exact", float(answer in (problem.answer, problem.answer_letter))),
+            mp.Score("exact", float(answer in (exercise.answer, exercise.answer_letter))),
             mp.Score("format", 0.2 * formed),
             mp.Score("length", -len(text) / 10_000),
         ]
@@ -269,8 +247,8 @@ class Job:
         self.old_logprobs = found["shared_prefix"]
         worst = {k: (v - rolled).abs().max().item() for k, v in found.items()}
         whole = torch.stack(list(found.values()))
-        apart = (whole - found["packed"]).abs().max().item()
-        self.report.values["logprobs"] = {"max_abs_diff": worst, "between_layouts": apart}
+        between = (whole - found["packed"]).abs().max().item()
+        self.report.values["logprobs"] = {"max_abs_diff": worst, "between_layouts": between}
         for key in ("tokens", "patches"):
             self.report.values[key] = {
                 "padded": self.costs["padded_left"][key],
@@ -278,10 +256,10 @@ class Job:
                 "shared_prefix": self.costs["shared_prefix"][key],
             }
         fine = all(v <= self.bound for v in worst.values())  # NaN is not <=
-        fine &= apart <= TOLERANCES["layouts"].value
+        fine &= between <= TOLERANCES["layouts"].value
         figures = ", ".join(f"{k} {v:.1e}" for k, v in worst.items())
         self.report.check(
-            "logprobs", fine, f"against the rollout's: {figures}; between layouts {apart:.1e}"
+            "logprobs", fine, f"against the rollout's: {figures}; between layouts {between:.1e}"
         )
 
     def attention(self, layout: str) -> Any:
@@ -337,7 +315,7 @@ class Job:
         batch = mp.pack(self.train)
         scattered = [x.sum().item() for x in batch.unpack_loss(mp.scatter_rewards(batch))]
         wanted = [sum(r.value for r in s.rewards or ()) for s in self.train]
-        apart = float(np.max(np.abs(np.subtract(scattered, wanted))))
+        off = float(np.max(np.abs(np.subtract(scattered, wanted))))
         sign = -1.0 if self.options.negate_advantages else 1.0
         expected = [
             sign * a
@@ -345,10 +323,10 @@ class Job:
         ]
         worst = float(np.max(np.abs(np.subtract(self.advantages.tolist(), expected))))
         self.report.values["advantages"] = {"max_abs_diff": worst}
-        self.report.values["rewards"] = {"mean": statistics.fmean(wanted), "max_abs_diff": apart}
-        fine = worst <= TOLERANCES["advantage"].value and apart <= TOLERANCES["advantage"].value
+        self.report.values["rewards"] = {"mean": statistics.fmean(wanted), "max_abs_diff": off}
+        fine = worst <= TOLERANCES["advantage"].value and off <= TOLERANCES["advantage"].value
         self.report.check(
-            "advantages", fine, f"off by {worst:.1e}; scattered rewards off by {apart:.1e}"
+            "advantages", fine, f"off by {worst:.1e}; scattered rewards off by {off:.1e}"
         )
 
     # -- micro-batches: one or five, the same loss and gradients ------------------------------------------------------
@@ -386,7 +364,7 @@ class Job:
         self.report.check(
             "micro-batches",
             fine,
-            f"{counts}: loss {abs(loss1 - loss5):.1e} apart, gradients {off:.1e} ({exact:.1e} in float64)",
+            f"{counts}: loss differs by {abs(loss1 - loss5):.1e}, gradients by {off:.1e} ({exact:.1e} in float64)",
         )
 
     def gradients(self, plan: mp.Plan) -> tuple[float, list[torch.Tensor]]:
@@ -460,16 +438,16 @@ class Job:
         )
 
 
-def as_messages(problem: Exercise) -> list[dict[str, Any]]:
+def as_messages(exercise: Exercise) -> list[dict[str, Any]]:
     """Media first, then the question and its choices."""
     choices = "  ".join(
-        f"{letter}. {c}" for letter, c in zip("ABCD", problem.choices, strict=False)
+        f"{letter}. {c}" for letter, c in zip("ABCD", exercise.choices, strict=False)
     )
     ask = "Answer with the letter alone." if choices else "Answer with the value in \\boxed{}."
-    parts: list[dict[str, Any]] = [{"type": "image", "image": i} for i in problem.images]
-    if problem.video is not None:
-        parts.append({"type": "video", "video": problem.video})
-    text = "\n".join(t for t in (problem.prompt, choices, ask) if t)
+    parts: list[dict[str, Any]] = [{"type": "image", "image": i} for i in exercise.images]
+    if exercise.video is not None:
+        parts.append({"type": "video", "video": exercise.video})
+    text = "\n".join(t for t in (exercise.prompt, choices, ask) if t)
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 

@@ -42,10 +42,10 @@ class LearnJob(Job):
     def supervised_loss(self, draw: torch.Generator) -> float:
         """One backward over all problems, each with a letter at random as its answer."""
         samples = []
-        for problem, messages in zip(self.problems, self.messages, strict=True):
+        for exercise, messages in zip(self.exercises, self.messages, strict=True):
             letter = "ABCD"[int(torch.randint(4, (1,), generator=draw))]
             ids = self.hf_processor.tokenizer(f"{letter}<|im_end|>")["input_ids"]
-            samples.append(self.processor(messages, ids, sample_id=problem.problem_id))
+            samples.append(self.processor(messages, ids, sample_id=exercise.exercise_id))
         self.model.zero_grad()
         with attach(self.model):
             loss = -packed_logprobs(self.model, mp.pack(samples)).mean()
@@ -64,6 +64,6 @@ class LearnJob(Job):
         torch.random.set_rng_state(state)
         totals = []
         for b, s in enumerate(rolled):
-            scores = self.score(self.problems[b // self.options.n], s.input_ids[s.loss_indices])
+            scores = self.score(self.exercises[b // self.options.n], s.input_ids[s.loss_indices])
             totals.append(sum(r.value for r in scores))
         return statistics.fmean(totals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,48 +14,11 @@ with needs("smoke", __name__):
 
 from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.families import get_family
+from mmpack.smoke.chat_templates import QWEN2_5_VL, QWEN3_VL
 from mmpack.smoke.vocabulary import qwen_tokenizer
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
-
-_DEFAULT_SYSTEM = r"""
-  {%- if loop.first and message["role"] != "system" -%}
-    {{- "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" -}}
-  {%- endif -%}"""
-# Renders what the template released with Qwen2.5-VL renders. All whitespace outside of strings is marked to be dropped,
-# so that no setting of the Jinja environment matters.
-CHAT_TEMPLATE = r"""
-{%- set seen = namespace(images=0, videos=0) -%}
-{%- for message in messages -%}
-  {%- if loop.first and message["role"] != "system" -%}
-    {{- "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" -}}
-  {%- endif -%}
-  {{- "<|im_start|>" ~ message["role"] ~ "\n" -}}
-  {%- if message["content"] is string -%}
-    {{- message["content"] -}}
-  {%- else -%}
-    {%- for part in message["content"] -%}
-      {%- if part["type"] == "image" or "image" in part or "image_url" in part -%}
-        {%- set seen.images = seen.images + 1 -%}
-        {%- if add_vision_id -%}{{- "Picture " ~ seen.images ~ ": " -}}{%- endif -%}
-        {{- "<|vision_start|><|image_pad|><|vision_end|>" -}}
-      {%- elif part["type"] == "video" or "video" in part -%}
-        {%- set seen.videos = seen.videos + 1 -%}
-        {%- if add_vision_id -%}{{- "Video " ~ seen.videos ~ ": " -}}{%- endif -%}
-        {{- "<|vision_start|><|video_pad|><|vision_end|>" -}}
-      {%- elif "text" in part -%}
-        {{- part["text"] -}}
-      {%- endif -%}
-    {%- endfor -%}
-  {%- endif -%}
-  {{- "<|im_end|>\n" -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-  {{- "<|im_start|>assistant\n" -}}
-{%- endif -%}
-"""
-_TEMPLATE_3 = CHAT_TEMPLATE.replace(_DEFAULT_SYSTEM, "")  # Qwen3-VL's: no system prompt of its own
 
 
 def qwen_vl_processor(
@@ -85,15 +49,19 @@ def qwen_vl_processor(
         )
     # as `size`: transformers before 5.19 writes min_pixels and max_pixels into the class's own size
     settings: Any = {"size": {"shortest_edge": least, "longest_edge": most}, **released.settings}
-    parts = {
-        "image_processor": transformers.Qwen2VLImageProcessorPil(**settings),
-        "tokenizer": qwen_tokenizer() if tokenizer is None else tokenizer,
-        "chat_template": released.chat_template,
-    }
-    name = get_family(family).processors[0]
+    return hf_processor(
+        get_family(family).processors[0],
+        lambda: getattr(transformers, released.video_processor)(**settings),
+        image_processor=transformers.Qwen2VLImageProcessorPil(**settings),
+        tokenizer=qwen_tokenizer() if tokenizer is None else tokenizer,
+        chat_template=released.chat_template,
+    )
+
+
+def hf_processor(name: str, make_video_processor: Callable[[], Any], **parts: Any) -> Any:
+    """transformers' processor of class `name`; where torchvision is missing, the same without its video processor."""
     if is_torchvision_available():
-        videos = getattr(transformers, released.video_processor)(**settings)
-        return getattr(transformers, name)(video_processor=videos, **parts)
+        return getattr(transformers, name)(video_processor=make_video_processor(), **parts)
     return WITHOUT_TORCHVISION[name](**parts)
 
 
@@ -106,13 +74,13 @@ class _Released:
     video_processor: str
 
 
-_QWEN2 = _Released(56 * 56, 16384 * 28 * 28, {}, CHAT_TEMPLATE, "Qwen2VLVideoProcessor")
+_QWEN2 = _Released(56 * 56, 16384 * 28 * 28, {}, QWEN2_5_VL, "Qwen2VLVideoProcessor")
 _HALF = [0.5, 0.5, 0.5]
 _QWEN3 = _Released(
     256 * 256,
     4096 * 4096,
     {"patch_size": 16, "image_mean": _HALF, "image_std": _HALF},
-    _TEMPLATE_3,
+    QWEN3_VL,
     "Qwen3VLVideoProcessor",
 )
 _RELEASED = {

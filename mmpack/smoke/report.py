@@ -1,4 +1,4 @@
-"""What a smoke run prints and returns: a line and a figure a check, and the peak memory of a block."""
+"""What a smoke run prints and returns: one line with a figure per check, and the peak memory of a block."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Report:
 
 
 class PeakMemory:
-    """The process's largest resident memory inside the block, above what it had before; Linux alone."""
+    """The process's largest resident memory inside the block, above what it had before; on Linux only."""
 
     megabytes: float | None = None
 
@@ -79,6 +79,6 @@ class PeakMemory:
 
 
 def resident() -> int:
-    """Bytes; 0 where /proc does not tell."""
+    """Bytes; 0 where there is no /proc."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,22 +48,20 @@ RANKS_SHA256 = "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186
 
 
 def qwen_tokenizer() -> Qwen2Tokenizer:
-    """The tokenizer of Qwen2.5-VL: eos `<|im_end|>`, pad `<|endoftext|>` on the left. Takes about three seconds.
+    """The tokenizer of Qwen2.5-VL: eos `<|im_end|>`, pad `<|endoftext|>` on the left. The first takes seconds.
 
     Raises: MissingExtraError without dashscope, tokenizers or transformers; ArgumentError where dashscope's file is not
     Qwen's vocabulary.
     """
     tokenizers = require("tokenizers", "smoke", "qwen_tokenizer")
     transformers = require("transformers", "smoke", "qwen_tokenizer")
-    ranks = read_ranks(_ranks_file())
-    letters = byte_letters()
-    spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
+    vocabulary, merges = _vocabulary(_ranks_file())
     added = [(text, text in CONTROL_TOKENS) for text in CONTROL_TOKENS + MARKUP_TOKENS]
     tokenizer: Qwen2Tokenizer = transformers.Qwen2Tokenizer(
-        vocab={spelled[token]: rank for token, rank in ranks.items()},
-        merges=[(spelled[left], spelled[right]) for left, right in merges_of_ranks(ranks)],
+        vocab=dict(vocabulary),
+        merges=list(merges),
         added_tokens_decoder={
-            len(ranks) + i: tokenizers.AddedToken(text, special=special, normalized=False)
+            len(vocabulary) + i: tokenizers.AddedToken(text, special=special, normalized=False)
             for i, (text, special) in enumerate(added)
         },
         extra_special_tokens=list(CONTROL_TOKENS[1:]),
@@ -72,6 +71,16 @@ def qwen_tokenizer() -> Qwen2Tokenizer:
         padding_side="left",
     )
     return tokenizer
+
+
+@cache
+def _vocabulary(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Tokens in a byte-level vocabulary's letters, and their merges; computed once per process."""
+    ranks = read_ranks(path)
+    letters = byte_letters()
+    spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
+    merges = [(spelled[left], spelled[right]) for left, right in merges_of_ranks(ranks)]
+    return {spelled[token]: rank for token, rank in ranks.items()}, merges
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
@@ -93,7 +102,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 def merges_of_ranks(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     """The pair that byte-pair encoding joined to make each token, in order of rank.
 
-    Merge r joins two parts into the token of rank r, and merges of lower rank made the parts: applying those alone to
+    Merge r joins two parts into the token of rank r, and merges of lower rank made the parts: applying only those to
     the token's bytes leaves the two.
     """
     return [
@@ -106,9 +115,8 @@ def merges_of_ranks(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 def _parts_before(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
     never = len(ranks)
     parts = [token[i : i + 1] for i in range(len(token))]
-    joins = [
-        ranks.get(token[i : i + 2], never) for i in range(len(token) - 1)
-    ]  # rank of parts[i] + parts[i + 1]
+    # rank of parts[i] + parts[i + 1]
+    joins = [ranks.get(token[i : i + 2], never) for i in range(len(token) - 1)]
     while len(parts) > 2:
         at = joins.index(min(joins))
         parts[at : at + 2] = [parts[at] + parts[at + 1]]

@@ -1,4 +1,4 @@
-"""Which frames of a video are taken, decoded and packed, by one plan on both sides.
+"""Which frames of a video are taken (plans, by policy), reading and decoding files, patch order.
 
 Public names are loaded when first used: `import mmpack.video` loads neither torch nor av.
 """
@@ -14,15 +14,16 @@ _HOME = {
     "mmpack.video.decoding": ("decode",),
     "mmpack.video.cache": ("FrameCache",),
     "mmpack.video.frame_plan": ("FramePlan",),
-    "mmpack.video.choose_frames": ("POLICIES", "sample"),
+    "mmpack.video.policies.registry": ("POLICIES",),
+    "mmpack.video.choose_frames": ("sample",),
     "mmpack.video.hand_over": ("hf_kwargs", "hf_metadata", "vllm_item"),
     "mmpack.video.patches": (
         "PatchPlan",
-        "normalization",
         "plan_patches",
         "row_view",
         "token_view",
     ),
+    "mmpack.video.pixel_settings": ("normalization",),
     "mmpack.video.drop": ("drop_frames", "mask_frames"),
     "mmpack.ops.patches.pack": ("pack_video", "unpack_video"),
     "mmpack.ops.patches.tables": ("PatchTables", "patch_tables"),

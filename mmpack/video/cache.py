@@ -1,4 +1,4 @@
-"""Decoded frames on disk, shared by processes: one file for each (video, frames), named by its key.
+"""Decoded frames on disk, shared by processes: one file per (video, frames), named by its key.
 
 A file is a line of JSON (shape, checksum), then the pixels. It is written beside its place and moved there whole. Of
 the processes that miss the same frames one decodes, and the others wait for it.
@@ -26,7 +26,7 @@ from mmpack.errors import ArgumentError
 from mmpack.video.values import read_value
 
 HEAD_BYTES = 256
-LEFTOVER_SECONDS = 3600.0  # a half-written file of this age is of a process that died
+LEFTOVER_SECONDS = 3600.0  # a half-written file this old belongs to a process that died
 
 
 @dataclass
@@ -35,9 +35,9 @@ class CacheStats:
 
     hits: int = 0
     misses: int = 0
-    broken: int = 0  # misses over a file that was not as it had been written
+    broken: int = 0  # misses where the file had changed since it was written
     evicted: int = 0
-    unwritten: int = 0  # frames that were handed out and could not be kept, e.g. on a full disk
+    unwritten: int = 0  # frames handed out that could not be kept, e.g. on a full disk
 
 
 def frames_key(content_key: str, indices: np.ndarray, decoder: str) -> str:
@@ -73,7 +73,7 @@ class FrameCache:
             ) from None
 
     def frames(self, key: str, decode: Callable[[], np.ndarray]) -> np.ndarray:
-        """uint8 [n, h, w, 3] of `key` (sha256 hex): from the disk, or else from `decode`, whose errors pass."""
+        """uint8 [n, h, w, 3] of `key` (sha256 hex): from the disk, or from `decode`, whose errors pass."""
         path = self.folder / f"{key}.frames"
         found = _read(path)
         if found is None:
@@ -95,7 +95,7 @@ class FrameCache:
             with self._locked("evict"):
                 self._evict(kept=path.name)
         except OSError as error:
-            self._tell(error)
+            self._warn(error)
         return pixels
 
     def _write(self, path: Path, pixels: np.ndarray) -> None:
@@ -111,7 +111,7 @@ class FrameCache:
                     os.unlink(file.name)
                 raise
 
-    def _tell(self, error: OSError) -> None:
+    def _warn(self, error: OSError) -> None:
         self.stats.unwritten += 1
         if self.stats.unwritten == 1:
             warnings.warn(
@@ -146,7 +146,7 @@ class FrameCache:
         """No other process or thread holds the lock of that name. The system frees it if its holder dies."""
         try:
             file = (self.folder / "locks" / name).open("wb")
-        except OSError:  # a full disk: what is written next tells of it
+        except OSError:  # a full disk: the next write reports it
             yield
             return
         with file:

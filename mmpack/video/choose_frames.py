@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,21 +12,11 @@ from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.video.frame_plan import FramePlan
 from mmpack.video.info import VideoInfo, probe
-from mmpack.video.policies import qwen_vl_utils, transformers_qwen2_vl, transformers_qwen3_vl, vllm
-from mmpack.video.policies.base import ASSUMED_FPS, Policy, written_timestamps
-from mmpack.video.values import read_value
-
-if TYPE_CHECKING:
-    from mmpack.schema.media import Medium
-
-POLICIES: dict[str, Policy] = {
-    module.POLICY.name: module.POLICY
-    for module in (qwen_vl_utils, transformers_qwen2_vl, transformers_qwen3_vl, vllm)
-}
-
-BEFORE_READERS = (
-    "container"  # of plans that name no reader: they were made before there were others
-)
+from mmpack.video.limits import Limits
+from mmpack.video.policies.base import Choice, Policy, ProcessorSettings
+from mmpack.video.policies.processor import processed_size, seconds_per_patch, written_timestamps
+from mmpack.video.policies.registry import policy_of
+from mmpack.video.policies.resize import Size
 
 
 def sample(info_or_source: Any, *, policy: str, **settings: Any) -> FramePlan:
@@ -42,114 +29,96 @@ def sample(info_or_source: Any, *, policy: str, **settings: Any) -> FramePlan:
 
     Returns: indices and times as upstream has them; a clip's real times beside them where the container has them.
     Raises: ArgumentError for an unknown policy or setting, and wherever upstream raises.
+
+    Example: two seconds of 10 frames per second, as Qwen3-VL's processor samples them.
+        >>> from mmpack.video import VideoInfo, sample
+        >>> clip = VideoInfo(width=640, height=360, rotation=0, codec="h264", fps=10.0, total_frames=20,
+        ...     timestamps=None, variable=False, duration=2.0, content_key="0" * 64)
+        >>> plan = sample(clip, policy="transformers_qwen3_vl")
+        >>> plan.indices, plan.size, plan.grid_thw, plan.num_tokens
+        ((0, 6, 13, 19), (640, 352), (2, 22, 40), 440)
     """
     chosen = policy_of(policy)
     resolved = chosen.resolve(settings)
-    return chosen.plan(_info(info_or_source), resolved)
+    info = chosen.as_read(_info(info_or_source), resolved)
+    return plan_of(chosen, resolved, info, chosen.choose(info, resolved))
 
 
-def policy_of(name: Any) -> Policy:
-    """The policy called `name`. Raises: ArgumentError."""
-    if not isinstance(name, str) or name not in POLICIES:
-        raise ArgumentError(
-            f"sample: policy {name!r:.60} is unknown. Fix: use one of {', '.join(POLICIES)}"
-        )
-    return POLICIES[name]
+def plan_of(
+    policy: Policy, settings: ProcessorSettings, info: VideoInfo, choice: Choice
+) -> FramePlan:
+    """The plan of the frames in `choice`, once the model's processor has resized and counted them.
 
-
-def settings_dict(settings: Any) -> dict[str, Any]:
-    """A policy's settings as a plan holds them: those that are set."""
-    return {k: v for k, v in asdict(settings).items() if v is not None}
-
-
-def recorded(medium: Medium, sampling: Mapping[str, Any]) -> FramePlan:
-    """See `FramePlan.from_medium`."""
-    if not isinstance(sampling, Mapping):
-        raise ArgumentError(
-            f"FramePlan: sampling of {medium.media_id!r:.60} is {type(sampling).__name__}. "
-            "Fix: record plan.processor_settings()"
-        )
-    for name in ("frame_indices", "frame_timestamps", "total_frames", "size", "decoded_size"):
-        if getattr(medium, name) is None:
-            raise ArgumentError(
-                f"FramePlan: {medium.media_id!r:.60} has no {name}. Fix: record plan.medium_fields()"
-            )
-    values = dict(sampling)
-    policy = policy_of(values.pop("policy", None))
-    values.setdefault("reader", BEFORE_READERS)
-    settings = policy.resolve(values)
-    found = _recorded_fields(medium, settings.temporal_patch_size)
-    t, h, w = found["grid_thw"]
-    times, total = found["frame_timestamps"], found["total_frames"]
+    `settings` are resolved, `info` is as their reader has it. Raises: ArgumentError where upstream raises.
+    """
+    assert settings.patch_size and settings.temporal_patch_size
     family = get_family(settings.model)
-    fps = ASSUMED_FPS if found["fps"] is None else found["fps"]
+    frames = tuple(int(i) for i in choice.indices)
+    _refuse_missing_frames(policy, settings, info, frames)
+    loaded, size = _sizes(policy, settings, info, choice)
+    counted = policy.counted_frames(info.total_frames, choice.fps, settings)
+    known = choice.hides_guess or not choice.fps_assumed
+    seconds = seconds_per_patch(family, settings, len(frames), counted, choice.fps, fps_known=known)
+    if seconds is not None and choice.float32_seconds:
+        seconds = float(np.float32(seconds))
+    times = tuple(i / choice.fps for i in frames)
+    patches = -(-len(frames) // settings.temporal_patch_size)
     return FramePlan(
         policy=policy.name,
-        settings=settings_dict(settings),
-        indices=found["frame_indices"],
+        settings=settings.to_dict(),
+        indices=frames,
         timestamps=times,
-        fps=fps,
-        fps_assumed=found["fps"] is None,
-        total_frames=total,
-        counted_frames=counted_frames(total, fps, settings),
-        source_size=found["decoded_size"],
-        loaded_size=found["size"],
-        size=(w * settings.patch_size, h * settings.patch_size),
-        grid_thw=(t, h, w),
-        second_per_grid_ts=found["second_per_grid_ts"],
+        fps=choice.fps,
+        fps_assumed=choice.fps_assumed,
+        total_frames=info.total_frames,
+        counted_frames=counted,
+        source_size=(info.width, info.height),
+        loaded_size=loaded,
+        size=size,
+        grid_thw=(patches, size[1] // settings.patch_size, size[0] // settings.patch_size),
+        second_per_grid_ts=seconds,
         patch_timestamps=written_timestamps(family, times, settings.temporal_patch_size),
+        container_timestamps=_real_times(info, frames),
     )
 
 
-def counted_frames(total: int, fps: float, settings: Any) -> int:
-    """How many of the file's `total` frames a policy of these resolved settings counts. Raises: ArgumentError."""
-    if not isinstance(settings, qwen_vl_utils.Settings):
-        return total
-    first, last = qwen_vl_utils.frame_range(total, fps, settings)
-    return last - first + 1
+def _refuse_missing_frames(
+    policy: Policy, settings: ProcessorSettings, info: VideoInfo, frames: Sequence[int]
+) -> None:
+    held = info.total_frames if info.held_frames is None else info.held_frames
+    if frames and frames[-1] >= held:
+        raise policy.error(
+            f"reader {settings.reader!r} counts {info.total_frames} frames, and frame {frames[-1]} is beyond the "
+            f"{held} that the stream holds",
+            "reader='container', on both sides",
+        )
 
 
-_RECORDED = {
-    "grid_thw": "tuple[int, int, int]",
-    "size": "tuple[int, int]",
-    "decoded_size": "tuple[int, int]",
-    "fps": "float | None",
-    "frame_indices": "tuple[int, ...]",
-    "frame_timestamps": "tuple[float, ...]",
-    "second_per_grid_ts": "float | None",
-    "total_frames": "int",
-}
+def _sizes(
+    policy: Policy, settings: ProcessorSettings, info: VideoInfo, choice: Choice
+) -> tuple[Size, Size]:
+    """Sizes that the loader and the processor make."""
+    assert settings.patch_size and settings.merge_size
+    loaded = (info.width, info.height) if choice.loaded_size is None else choice.loaded_size
+    size = loaded
+    if choice.resize:
+        size = processed_size(policy, settings, len(choice.indices), loaded)
+    for width, height in (loaded, size):
+        if width * height > Limits.max_pixels:
+            raise policy.error(f"frames of {width} × {height} are no pictures", "a smaller size")
+    unit = settings.patch_size * settings.merge_size
+    if size[0] % unit or size[1] % unit:
+        raise policy.error(
+            f"frames of {size[0]} x {size[1]} are not cut into merged patches of {unit}",
+            "do_resize=true, or the model's image_patch_size",
+        )
+    return loaded, size
 
 
-def _recorded_fields(medium: Medium, patch: int) -> dict[str, Any]:
-    """Fields of a recorded video that make a plan together. Raises: ArgumentError naming the first that can't."""
-    fix = "record plan.medium_fields()"
-    out = {}
-    for name, kind in _RECORDED.items():
-        value = getattr(medium, name)
-        value = value.tolist() if isinstance(value, np.ndarray) else value
-        out[name] = read_value(f"FramePlan: {name} of {medium.media_id!r:.60}", kind, value, fix)
-    indices, times = out["frame_indices"], out["frame_timestamps"]
-    wrong = {"frame_indices": not indices or min(indices) < 0 or _descends(indices)}
-    wrong |= {
-        name: value is not None and not 0 < value < math.inf
-        for name, value in out.items()
-        if name in ("fps", "second_per_grid_ts", "total_frames")
-    }
-    wrong |= {name: min(out[name]) < 1 for name in ("grid_thw", "size", "decoded_size")}
-    wrong["frame_timestamps"] = len(times) != len(indices) or not all(map(math.isfinite, times))
-    wrong["grid_thw"] |= out["grid_thw"][0] != -(-len(indices) // patch)
-    for name in wrong:
-        if wrong[name]:
-            raise ArgumentError(
-                f"FramePlan: {name} of {medium.media_id!r:.60} is {out[name]!r:.60}, of {len(indices)} frames. "
-                f"Fix: {fix}"
-            )
-    return out
-
-
-def _descends(numbers: tuple[int, ...]) -> bool:
-    return any(b < a for a, b in pairwise(numbers))
+def _real_times(info: VideoInfo, frames: Sequence[int]) -> tuple[float, ...] | None:
+    if info.timestamps is None:
+        return None
+    return tuple(float(info.timestamps[i]) for i in frames)
 
 
 def _info(given: Any) -> VideoInfo:

@@ -8,7 +8,8 @@ import numpy as np
 
 from mmpack.video.frame_plan import FramePlan
 
-COMPARED = (  # in the order in which they follow from each other
+# each follows from those before it
+COMPARED = (
     "fps",
     "indices",
     "timestamps",
@@ -34,7 +35,7 @@ def differ(plans: Sequence[FramePlan], name: str) -> bool:
 
 
 def differing_rows(plans: Sequence[FramePlan]) -> list[bool]:
-    """Of the k-th frame of each plan: do number or time differ, or has a plan no more?"""
+    """For each k: do the k-th frames of the plans differ in number or time, or has a plan fewer frames?"""
     most = max(plan.num_frames for plan in plans)
     return [len({_frame(plan, k) for plan in plans}) > 1 for k in range(most)]
 

@@ -1,28 +1,24 @@
-"""The frames of a plan, as pixels: `decode` picks a library that reads the stream, and they all give the same ones."""
+"""`decode`: the frames of a plan as pixels. Every library that it may choose gives the same ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, BackendError, VideoError
+from mmpack.errors import ArgumentError, BackendError, VideoError, installed_version
 from mmpack.video.backends import decord, pyav, torchcodec
 from mmpack.video.cache import FrameCache, frames_key
-from mmpack.video.choose_frames import POLICIES
-from mmpack.video.container import Opened, Source, content_key, name_of_source, opened
+from mmpack.video.files.container import Opened, Source, content_key, name_of_source, opened
+from mmpack.video.files.packets import Packets, read_packets
+from mmpack.video.files.readers import read_as
 from mmpack.video.frame_plan import FramePlan
 from mmpack.video.limits import Limits
-from mmpack.video.packets import Packets, read_packets
-from mmpack.video.readers import read_as
+from mmpack.video.policies.registry import policy_of
 
-BACKENDS = {
-    "pyav": pyav,
-    "torchcodec": torchcodec,
-    "decord": decord,
-}  # in the order in which "auto" asks them
+# in the order in which "auto" asks them
+BACKENDS = {"pyav": pyav, "torchcodec": torchcodec, "decord": decord}
 MAX_THREADS = 64
 
 
@@ -40,14 +36,14 @@ def decode(
     Args:
         source: a file's bytes, or its path.
         frames: a plan, or frame numbers in presentation order, from 0; repeated ones are decoded once.
-        backend: `auto`, `pyav`, `torchcodec` or `decord`; where they read a stream, they give the same bytes.
-        threads: of the decoder; HEVC, VP8, MPEG-2 and files with hidden pictures are decoded by one, since with more a
-            damaged file has other pixels.
+        backend: `auto`, `pyav`, `torchcodec` or `decord`; those that read a stream give the same bytes.
+        threads: of the decoder. HEVC, VP8, MPEG-2 and files with hidden pictures are decoded by one: with more, a
+            damaged file gives other pixels.
         cache: frames decoded before, by this process or another.
         limits: what a file may cost.
 
     Raises: ArgumentError (frames that the stream doesn't have, a plan of another video), VideoError (no video, cut,
-    empty, broken, over `limits`), BackendError (a backend named that can't read this stream), MissingExtraError.
+    empty, broken, over `limits`), BackendError (the named backend can't read this stream), MissingExtraError.
     """
     limits = Limits() if limits is None else limits
     if backend != "auto" and backend not in tuple(BACKENDS):
@@ -61,28 +57,13 @@ def decode(
     indices = _indices(frames)
 
     def decoded() -> np.ndarray:
-        with opened(source, limits, threads) as video:
-            packets = read_packets(video, limits)
-            _check(frames, indices, video, packets, limits)
-            chosen = BACKENDS[_backend(backend, video, packets)]
-            distinct, places = np.unique(indices, return_inverse=True)
-            if (
-                not packets.shown.all()
-            ):  # of pictures that it drops FFmpeg does not tell which are broken
-                video.stream.codec_context.thread_count = 1
-            used = video.stream.codec_context.thread_count
-            try:
-                pixels = chosen.decode(source, video, packets, distinct, used)
-            except BackendError:
-                pyav.decode(source, video, packets, distinct, used)  # is the file at fault?
-                raise
-        return pixels if np.array_equal(distinct, indices) else pixels[places]
+        return _decoded(source, frames, indices, backend, threads, limits)
 
-    pixels = (
-        decoded()
-        if cache is None
-        else cache.frames(frames_key(content_key(source), indices, _decoder(backend)), decoded)
-    )
+    if cache is None:
+        pixels = decoded()
+    else:
+        key = frames_key(content_key(source), indices, _decoder(backend))
+        pixels = cache.frames(key, decoded)
     size = (pixels.shape[2], pixels.shape[1])
     if isinstance(frames, FramePlan) and size != tuple(frames.source_size):
         raise ArgumentError(
@@ -120,6 +101,33 @@ def _indices(frames: FramePlan | Sequence[int] | np.ndarray) -> np.ndarray:
     return indices.astype(np.int64)
 
 
+def _decoded(
+    source: Source,
+    frames: FramePlan | Sequence[int] | np.ndarray,
+    indices: np.ndarray,
+    backend: str,
+    threads: int,
+    limits: Limits,
+) -> np.ndarray:
+    with opened(source, limits, threads) as video:
+        packets = read_packets(video, limits)
+        _check(frames, indices, video, packets, limits)
+        chosen = BACKENDS[_backend(backend, video, packets)]
+        distinct, places = np.unique(indices, return_inverse=True)
+        context = video.stream.codec_context
+        if not packets.shown.all():
+            # FFmpeg drops hidden pictures and reports no damage in them: more threads would give other pixels
+            context.thread_count = 1
+        used = context.thread_count
+        try:
+            pixels = chosen.decode(source, video, packets, distinct, used)
+        except BackendError:
+            # raises VideoError where the file is at fault
+            pyav.decode(source, video, packets, distinct, used)
+            raise
+    return pixels if np.array_equal(distinct, indices) else pixels[places]
+
+
 def _check(
     frames: FramePlan | Sequence[int] | np.ndarray,
     indices: np.ndarray,
@@ -129,13 +137,13 @@ def _check(
 ) -> None:
     """Are the frames of this stream, and do they cost no more than the limits?"""
     total = len(packets.frames)
-    if isinstance(frames, FramePlan) and frames.total_frames != (
-        counted := _counted(frames, video, packets)
-    ):
-        raise ArgumentError(
-            f"{video.where} has {counted} frames, the plan is of one with {frames.total_frames}. "
-            "Fix: make the plan of this file"
-        )
+    if isinstance(frames, FramePlan):
+        counted = _counted(frames, video, packets)
+        if counted != frames.total_frames:
+            raise ArgumentError(
+                f"{video.where} has {counted} frames, the plan is of one with {frames.total_frames}. "
+                "Fix: make the plan of this file"
+            )
     if indices.min() < 0 or indices.max() >= total:
         bad = indices.min() if indices.min() < 0 else indices.max()
         raise ArgumentError(
@@ -160,26 +168,24 @@ def _check(
 def _counted(plan: FramePlan, video: Opened, packets: Packets) -> int:
     """How many frames the plan's reader counts in this stream."""
     reading = read_as(plan.reader, video, packets)
-    return reading.counted(POLICIES[plan.policy].checks_end)[0]
+    return reading.counted(policy_of(plan.policy).checks_end)[0]
 
 
 def _decoder(backend: str) -> str:
     """The library that decodes, and its version."""
     name = next(iter(BACKENDS)) if backend == "auto" else backend
     package = {"pyav": "av"}.get(name, name)
-    try:
-        return f"{package} {metadata.version(package)}"
-    except metadata.PackageNotFoundError:
-        return package
+    version = installed_version(package)
+    return package if version is None else f"{package} {version}"
 
 
 def _backend(asked: str, video: Opened, packets: Packets) -> str:
-    """The one asked for, or the first that reads this stream."""
+    """The backend asked for, or the first that reads this stream."""
     refusals = {}
     for name in BACKENDS if asked == "auto" else [asked]:
         why = BACKENDS[name].refusal(video, packets)
         if why is None:
             return name
         refusals[name] = why
-    told_why = "; ".join(f"{name} {why}" for name, why in refusals.items())
-    raise BackendError(f"{video.where}: {told_why}. Fix: backend='auto'")
+    reasons = "; ".join(f"{name} {why}" for name, why in refusals.items())
+    raise BackendError(f"{video.where}: {reasons}. Fix: backend='auto'")

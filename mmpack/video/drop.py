@@ -1,37 +1,24 @@
-"""Temporal patches of a sample's video taken out, or made black: tokens, spans, positions, times and keys follow.
+"""Temporal patches of a sample's video cut out, or made black: tokens, spans, positions, times and keys follow.
 
 The sample is then what a processor makes of the shorter (or blackened) clip, in the pixel size of the whole one.
-Nothing is changed in place.
+Nothing is changed in place. Tokens and spans: `drop_tokens.py`; pixels, times and keys: `drop_media.py`.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family, get_family
-from mmpack.layout.fingerprint import cache_key, content_hash
 from mmpack.layout.mrope import sample_positions
-from mmpack.layout.seconds import frame_seconds, seconds_in
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.video.patches import CHANNELS, normalization
+from mmpack.video.drop_media import blackened, shorter
+from mmpack.video.drop_tokens import spans_to_cut, without_tokens
 from mmpack.video.values import read_numbers, read_value
-
-_SPANS = (
-    "loss_spans",
-    "observation_spans",
-    "action_spans",
-    "region_spans",
-    "policy_versions",
-)
-STAMP = 16  # tokens of a timestamp and of what opens it, at most
 
 
 def drop_frames(
@@ -42,10 +29,10 @@ def drop_frames(
     frames: np.ndarray | None = None,
     second_per_grid_ts: float | None = None,
 ) -> Sample:
-    """The sample without these temporal patches of a video, everywhere that the video stands in it.
+    """The sample without these temporal patches of a video, at each place of the video in it.
 
     Args:
-        temporal_patches: numbers, counted from 0; one at least must stay.
+        temporal_patches: their numbers, from 0. At least one must stay.
         frames: uint8 [n, h, w, 3] that were handed to the processor, all of them. With them the medium gets the content
             hash of the shorter clip and the cache key of that content in this grid; without them a key of its own, made
             of the old one and of what is kept, and no content hash.
@@ -56,11 +43,11 @@ def drop_frames(
     scores of spans and `prefix_cached_tokens` count the tokens that are left; positions are counted again by the rule
     that the recorded ones follow. Loss tokens and their logprobs stay, and so do `fps` and `total_frames`.
 
-    Pixels keep the size that they have in the whole clip. Where a processor's limit depends on the number of frames
-    (Qwen3-VL's, `cap_pixels_per_frame`), it may give the shorter clip larger ones: another grid, another cache key.
+    Frames keep the size that they have in the whole clip. Where a processor's limit depends on the number of frames
+    (Qwen3-VL's, `cap_pixels_per_frame`), it may give the shorter clip larger frames: another grid and cache key.
 
-    Raises: ArgumentError for what is no video, patches that it has not, a loss span over what is to go, or positions
-    that follow no rule of the family.
+    Raises: ArgumentError for a medium that is no video, patches that it does not have, a loss span over what is to go,
+    or positions that follow no rule of the family.
     """
     family, medium, gone = _asked(sample, media_index, temporal_patches, "drop_frames")
     kept = np.setdiff1d(np.arange(medium.grid_thw[0]), gone)
@@ -69,13 +56,13 @@ def drop_frames(
             f"drop_frames: all of {medium.media_id!r:.60} would go. Fix: keep a temporal patch, or leave out the sample"
         )
     stays = np.ones(len(sample), dtype=bool)
-    for start, stop in _cuts(sample, media_index, gone, family):
+    for start, stop in spans_to_cut(sample, media_index, gone, family):
         stays[start:stop] = False
     _refuse_lost_loss(sample, stays)
-    shorter = _shorter(medium, kept, family, frames, sample.processor, second_per_grid_ts)
+    left = shorter(medium, kept, family, frames, sample.processor, second_per_grid_ts)
     rule = _rule_of(sample, family)
-    out = _cut(sample, stays, media_index, gone, family)
-    out.media = [shorter if i == media_index else m for i, m in enumerate(sample.media)]
+    out = without_tokens(sample, stays, media_index, gone)
+    out.media = [left if i == media_index else m for i, m in enumerate(sample.media)]
     if rule is not None:
         out.position_ids = sample_positions(out, rule)[0]
     return out
@@ -91,25 +78,12 @@ def mask_frames(
     """The sample with these temporal patches of a video black; layout, positions and loss stay as they are.
 
     Pixels become what the processor makes of black frames (`processor["video"]` says how it normalises), so an engine
-    that is sent the clip with black frames sees the same thing. That hides what the frames show, and not that there are
-    some: attention still reaches their tokens. The cache key changes, and with `frames` (as in `drop_frames`) the
-    content hash becomes the blackened clip's. Raises: ArgumentError.
+    that is sent the clip with black frames sees the same. That hides what the frames show, not that they exist:
+    attention still reaches their tokens. The cache key changes, and with `frames` (as in `drop_frames`) the content
+    hash becomes the blackened clip's. Raises: ArgumentError.
     """
     family, medium, gone = _asked(sample, media_index, temporal_patches, "mask_frames")
-    black = dataclasses.replace(medium)
-    if medium.pixel_values is not None:
-        t, h, w = medium.grid_thw
-        pixels = copy.deepcopy(medium.pixel_values)
-        rows = pixels.reshape(t, h * w, CHANNELS, family.patch_dim // CHANNELS)
-        colour = _black((sample.processor or {}).get("video"))
-        for channel, value in enumerate(colour):
-            for k in gone:
-                rows[int(k), :, channel] = float(value)
-        black.pixel_values = rows.reshape(t * h * w, family.patch_dim)
-    if frames is not None:
-        frames = _checked(frames, medium, family).copy()
-        frames[_frames_of(gone, len(frames), family)] = 0
-    _rekey(black, f"black\0{gone.tolist()}", frames, sample.processor)
+    black = blackened(medium, gone, family, frames, sample.processor)
     out = dataclasses.replace(sample)
     out.media = [black if i == media_index else m for i, m in enumerate(sample.media)]
     return out
@@ -139,56 +113,6 @@ def _asked(
     return get_family(sample.family), medium, numbers
 
 
-def _cuts(
-    sample: Sample, media_index: int, gone: np.ndarray, family: Family
-) -> list[tuple[int, int]]:
-    """Token spans of these temporal patches, at each place where the medium stands."""
-    t, h, w = sample.media[media_index].grid_thw
-    size = family.vision_tokens((1, h, w))
-    spans = [s for s in sample.modality_spans if s.media_index == media_index]
-    if family.video_layout != "frames":
-        return [
-            (s.start + k * size, s.start + (k + 1) * size) for s in spans for k in gone.tolist()
-        ]
-    out = []
-    for at in range(0, len(spans), t):
-        starts = [s.start - 1 for s in spans[at : at + t]]  # of the markers
-        stops = [s.stop + 1 for s in spans[at : at + t]]
-        ids = sample.input_ids
-        opened = all(ids[i] == family.vision_start_id for i in starts)
-        if (
-            not opened
-            or stops[-1] > len(ids)
-            or any(ids[i - 1] != family.vision_end_id for i in stops)
-        ):
-            raise ArgumentError(
-                f"drop_frames: {sample.sample_id!r:.60} has temporal patches without markers around them. "
-                "Fix: a sample of the family's processor"
-            )
-        first = _first_stamp(sample, media_index, starts, stops, family) if 0 in gone else starts[0]
-        bounds = [first, *stops]
-        # a timestamp's first id may hold the end of the word before it: patch 0's stays, that of the next one goes
-        lead = int((np.arange(len(gone)) == gone).sum())
-        out += [(bounds[k] + (k < lead), bounds[k + 1] + (k < lead)) for k in gone.tolist()]
-    return out
-
-
-def _first_stamp(
-    sample: Sample, media_index: int, starts: list[int], stops: list[int], family: Family
-) -> int:
-    """Index of the first token of the first patch's timestamp.
-
-    Behind the outer marker, where it was kept; else as many tokens before the patch's own marker as another timestamp
-    of the video has, a digit more or less being one token.
-    """
-    before = sample.input_ids[max(starts[0] - STAMP, 0) : starts[0]]
-    outer = np.flatnonzero(np.isin(before, (family.vision_start_id, family.vision_end_id)))
-    if len(outer) and before[outer[-1]] == family.vision_start_id:
-        return starts[0] - len(before) + int(outer[-1]) + 1
-    told = [len(f"{s:.1f}") for s in frame_seconds(sample.media[media_index], family)]
-    return starts[0] - (starts[1] - stops[0] + told[0] - told[1])
-
-
 def _refuse_lost_loss(sample: Sample, stays: np.ndarray) -> None:
     for i, s in enumerate(sample.loss_spans):
         if not stays[s.start : s.stop].all():
@@ -198,152 +122,17 @@ def _refuse_lost_loss(sample: Sample, stays: np.ndarray) -> None:
             )
 
 
-def _shorter(
-    medium: Medium,
-    kept: np.ndarray,
-    family: Family,
-    frames: np.ndarray | None,
-    settings: dict[str, Any] | None,
-    second_per_grid_ts: float | None,
-) -> Medium:
-    """The medium of the temporal patches `kept`; pixels are a view where these follow each other."""
-    t, h, w = medium.grid_thw
-    out = dataclasses.replace(medium, grid_thw=(len(kept), h, w), pixel_values=None)
-    out.num_tokens = family.vision_tokens(out.grid_thw)
-    if medium.pixel_values is not None:
-        cells = medium.pixel_values.reshape(t, h * w, family.patch_dim)
-        whole = int(kept[-1]) - int(kept[0]) + 1 == len(kept)
-        out.pixel_values = cells[int(kept[0]) : int(kept[-1]) + 1] if whole else cells[kept]
-        out.pixel_values = out.pixel_values.reshape(len(kept) * h * w, family.patch_dim)
-    count = len(_first_known(medium.frame_indices, medium.frame_timestamps, frames))
-    left = _frames_of(kept, count, family)
-    if medium.frame_indices is not None:
-        out.frame_indices = medium.frame_indices[left]
-    if medium.frame_timestamps is not None:
-        out.frame_timestamps = tuple(medium.frame_timestamps[i] for i in left)
-    if second_per_grid_ts is not None:
-        out.second_per_grid_ts = float(second_per_grid_ts)
-    elif medium.second_per_grid_ts is not None and len(left) < count:
-        out.second_per_grid_ts = _spread(medium, count, len(left), family)
-    if len(kept) < t:
-        part = None if frames is None else _checked(frames, medium, family)[left]
-        _rekey(out, f"kept\0{kept.tolist()}", part, settings)
-    return out
-
-
-def _spread(medium: Medium, count: int, left: int, family: Family) -> float:
-    """Seconds of a temporal patch, where the video's are spread over `left` frames in place of `count`."""
-    assert medium.second_per_grid_ts is not None  # checked by the caller
-    if medium.fps and medium.total_frames:  # in the order in which transformers computes it
-        told, found = (
-            family.temporal_patch_size / (n / medium.total_frames * medium.fps)
-            for n in (count, left)
-        )
-        if np.isclose(told, medium.second_per_grid_ts, rtol=1e-6):
-            return found
-        for dtype in ("bfloat16", "float16"):  # as an engine cast it
-            if seconds_in(told, dtype) == medium.second_per_grid_ts:
-                return seconds_in(found, dtype)
-    return medium.second_per_grid_ts * count / left
-
-
-def _rekey(
-    medium: Medium, what: str, frames: np.ndarray | None, settings: dict[str, Any] | None
-) -> None:
-    """Content hash and cache key of changed content: by the frames, or made of the old key."""
-    if frames is not None:
-        medium.content_hash = content_hash("video", frames)
-        part = (settings or {}).get("video")
-        medium.cache_key = cache_key(medium.content_hash, medium.grid_thw, part)
-    else:
-        medium.content_hash = None
-        text = f"mmpack.media.1\0{medium.cache_key}\0{what}"
-        medium.cache_key = hashlib.sha256(text.encode()).hexdigest()
-
-
 def _rule_of(sample: Sample, family: Family) -> str | None:
     """The rule that the recorded positions follow; None where none are recorded."""
     if sample.position_ids is None:
         return None
-    told = (sample.processor or {}).get("position_rule")
-    for rule in dict.fromkeys([told, *family.position_rules]):
+    recorded = (sample.processor or {}).get("position_rule")
+    for rule in dict.fromkeys([recorded, *family.position_rules]):
         if rule in family.position_rules and np.array_equal(
             sample_positions(sample, rule)[0], sample.position_ids
         ):
             return rule
     raise ArgumentError(
         f"drop_frames: position_ids of {sample.sample_id!r:.60} follow none of {', '.join(family.position_rules)}. "
-        "Fix: set them to None, then they are counted anew"
+        "Fix: set them to None, then they are computed"
     )
-
-
-def _cut(
-    sample: Sample, stays: np.ndarray, media_index: int, gone: np.ndarray, family: Family
-) -> Sample:
-    """The sample of the tokens that stay; spans moved, those of patches that are gone left out."""
-    moved = np.concatenate([[0], np.cumsum(stays)])
-    out = copy.copy(sample)
-    out.input_ids = sample.input_ids[stays]
-    if sample.attention_mask is not None:
-        out.attention_mask = sample.attention_mask[stays]
-
-    def place(span: Any, **fields: Any) -> Any:
-        bounds = {name: int(moved[getattr(span, name)]) for name in ("start", "stop")}
-        return dataclasses.replace(span, **bounds, **fields)
-
-    renumbered = np.cumsum(~np.isin(np.arange(sample.media[media_index].grid_thw[0]), gone)) - 1
-    spans = []
-    for s in sample.modality_spans:
-        mine = s.media_index == media_index and s.frame is not None
-        if not (mine and s.frame in gone):
-            spans.append(place(s, frame=int(renumbered[s.frame])) if mine else place(s))
-    out.modality_spans = spans
-    for name in _SPANS:
-        if getattr(sample, name) is not None:
-            setattr(out, name, [place(s) for s in getattr(sample, name)])
-    for name in ("rewards", "costs", "verifiers"):
-        if getattr(sample, name) is not None:
-            setattr(out, name, [_moved_score(s, moved) for s in getattr(sample, name)])
-    if sample.prefix_cached_tokens is not None:
-        out.prefix_cached_tokens = int(moved[min(sample.prefix_cached_tokens, len(sample))])
-    return out
-
-
-def _moved_score(score: Any, moved: np.ndarray) -> Any:
-    if isinstance(score.scope, dict) and "span" in score.scope:
-        span = [int(moved[i]) for i in score.scope["span"]]
-        return dataclasses.replace(score, scope={"span": span})
-    return score
-
-
-def _frames_of(patches: np.ndarray, count: int, family: Family) -> np.ndarray:
-    """Numbers of the frames in these temporal patches, of `count` frames in all."""
-    size = family.temporal_patch_size
-    slots = (patches[:, None] * size + np.arange(size)).reshape(-1)
-    return slots[slots < count]
-
-
-def _first_known(*values: Any) -> Any:
-    return next((v for v in values if v is not None), ())
-
-
-def _checked(frames: np.ndarray, medium: Medium, family: Family) -> np.ndarray:
-    frames = np.asarray(frames)
-    fits = frames.ndim == 4 and frames.shape[3] == CHANNELS and frames.dtype == np.uint8
-    if not fits or -(-len(frames) // family.temporal_patch_size) != medium.grid_thw[0]:
-        raise ArgumentError(
-            f"frames of shape {list(frames.shape)} and dtype {frames.dtype} are not those of {medium.media_id!r:.60}, "
-            f"grid {list(medium.grid_thw)}. Fix: uint8 [n, h, w, 3], all that were handed to the processor"
-        )
-    return frames
-
-
-def _black(settings: dict[str, Any] | None) -> np.ndarray:
-    """float32 [3]: what normalising makes of 0 in each channel, step by step as in `pack_video`."""
-    how = normalization(settings)
-    if how["mean"] is None:
-        return np.zeros(CHANNELS, np.float32)
-    factor = np.float32(1.0 if how["rescale_factor"] is None else 1.0 / how["rescale_factor"])
-    mean, std = (np.asarray(how[name], np.float32) * factor for name in ("mean", "std"))
-    black: np.ndarray = (np.float32(0) - mean) / std
-    return black

@@ -11,22 +11,33 @@ import math
 import reprlib
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.schema.media import Medium
+from mmpack.video.policies.registry import policy_of
+from mmpack.video.recorded_plan import READER_BEFORE_READERS, recorded_fields
 from mmpack.video.values import read_value
 
 _FIX = "read what to_json wrote"
 
-if TYPE_CHECKING:
-    from mmpack.schema.media import Medium
-
 
 @dataclass(frozen=True)
 class FramePlan:
-    """What a policy chose. Temporal padding (the family repeats the last frame) is in `grid_thw`, not in `indices`."""
+    """What a policy chose. Temporal padding (the family repeats the last frame) is in `grid_thw`, not in `indices`.
+
+    Example: a plan goes into JSON and back.
+        >>> from mmpack.video import FramePlan, VideoInfo, sample
+        >>> clip = VideoInfo(width=640, height=360, rotation=0, codec="h264", fps=10.0, total_frames=20,
+        ...     timestamps=None, variable=False, duration=2.0, content_key="0" * 64)
+        >>> plan = sample(clip, policy="transformers_qwen2_vl", num_frames=4)
+        >>> plan.indices, plan.timestamps, plan.second_per_grid_ts
+        ((0, 5, 10, 15), (0.0, 0.5, 1.0, 1.5), 1.0)
+        >>> FramePlan.from_json(plan.to_json()) == plan
+        True
+    """
 
     policy: str
     settings: dict[str, Any]  # every one of the policy, resolved
@@ -41,12 +52,10 @@ class FramePlan:
     size: tuple[int, int]  # after the processor's resize: what the patches are cut from
     grid_thw: tuple[int, int, int]
     second_per_grid_ts: float | None = None  # None where the family has none
-    patch_timestamps: tuple[float, ...] | None = (
-        None  # written in the prompt, [t]; None: not written
-    )
-    container_timestamps: tuple[float, ...] | None = (
-        None  # real times of `indices`, if the container has them
-    )
+    # [t], as they are written in the prompt; None: not written
+    patch_timestamps: tuple[float, ...] | None = None
+    # real times of `indices`, if the container has them
+    container_timestamps: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", dict(self.settings))  # its own
@@ -91,8 +100,6 @@ class FramePlan:
         if not isinstance(values, dict):
             raise ArgumentError(f"FramePlan: not a JSON object. Fix: {_FIX}")
         known = {f.name: f for f in fields(cls)}
-        from mmpack.video.choose_frames import BEFORE_READERS
-
         odd = sorted(set(values) ^ set(known), key=str)
         if odd:
             what = "is unknown" if odd[0] in values else "is missing"
@@ -101,7 +108,7 @@ class FramePlan:
             name: read_value(f"FramePlan: {name}", str(field.type), values[name], _FIX)
             for name, field in known.items()
         }
-        read["settings"] = {"reader": BEFORE_READERS, **read["settings"]}
+        read["settings"] = {"reader": READER_BEFORE_READERS, **read["settings"]}
         plan = cls(**read)
         _check(plan)
         return plan
@@ -116,7 +123,7 @@ class FramePlan:
         return cls.from_dict(values)
 
     def medium_fields(self) -> dict[str, Any]:
-        """Fields of `Medium` that record this plan. `fps` is None where it was assumed: the times tell of it."""
+        """Fields of `Medium` that record this plan. `fps` is None where it was assumed: the times show which."""
         return {
             "grid_thw": self.grid_thw,
             "num_tokens": self.num_tokens,
@@ -135,25 +142,21 @@ class FramePlan:
 
     @classmethod
     def from_medium(cls, medium: Medium, sampling: dict[str, Any]) -> FramePlan:
-        """The plan out of a recorded video and its `processor["video"]["sampling"]`, nothing guessed anew.
+        """The plan out of a recorded video and its `processor["video"]["sampling"]`; nothing is guessed.
 
         Real times of the container are not recorded with a sample. Raises: ArgumentError.
         """
-        from mmpack.video.choose_frames import recorded
-
-        return recorded(medium, sampling)
+        return cls(**recorded_fields(medium, sampling))
 
 
 def _check(plan: FramePlan) -> None:
     """Refuse a plan that contradicts itself. Raises: ArgumentError naming the field."""
-    from mmpack.video.choose_frames import policy_of
-
     settings = policy_of(plan.policy).resolve(plan.settings)
     patch, unit = settings.patch_size, settings.patch_size * settings.merge_size
     frames, (width, height) = list(plan.indices), plan.size
     patches = -(-len(frames) // settings.temporal_patch_size)
     right = {
-        "settings": plan.settings == {k: v for k, v in asdict(settings).items() if v is not None},
+        "settings": plan.settings == settings.to_dict(),
         "total_frames": plan.total_frames > 0,
         "counted_frames": 0 < plan.counted_frames <= plan.total_frames,
         "indices": frames == sorted(frames)

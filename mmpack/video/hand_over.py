@@ -1,4 +1,4 @@
-"""A plan, handed to a model's processor: what makes transformers and vLLM keep the frames and times that were planned.
+"""A plan for a model's processor: metadata and keywords by which transformers and vLLM keep its frames and times.
 
 The frames go along as uint8 [n, h, w, 3] of `plan.indices` in `plan.loaded_size`.
 """
@@ -16,8 +16,7 @@ from mmpack.video.frame_plan import FramePlan
 def hf_metadata(plan: FramePlan) -> dict[str, Any]:
     """Fields of transformers' VideoMetadata: its `second_per_grid_ts` and its timestamps are then the plan's.
 
-    `fps` is None where the container had none and the model's seconds come from it: transformers assumes 24 there,
-    whatever was sampled.
+    `fps` is None where the container had none and the model's seconds come from it: transformers then assumes 24.
     """
     guessed = plan.settings["temporal_patch_size"] / plan.fps
     unknown = plan.fps_assumed and plan.second_per_grid_ts == guessed

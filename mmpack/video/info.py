@@ -1,4 +1,4 @@
-"""What a video file says of itself, read once: size, rate, and the time of each frame. Times are in seconds."""
+"""`probe`: size, rate and the time of each frame of a video file. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mmpack.video.backends.pyav import first_picture
-from mmpack.video.container import Source, content_key, opened
+from mmpack.video.files.container import Source, content_key, opened
+from mmpack.video.files.packets import Packets, read_packets
+from mmpack.video.files.readers import Reading, read_all
+from mmpack.video.files.rotation import rotation_of
 from mmpack.video.limits import Limits
-from mmpack.video.packets import Packets, read_packets
-from mmpack.video.readers import Reading, read_all
-from mmpack.video.rotation import rotation_of
 
-ROUNDED = 1e-3  # seconds: times that once were in a file that counts milliseconds
-COARSE_TICKS = 4  # a clock with so few ticks a frame counts frames, and rounds nothing
+ROUNDED = 1e-3  # seconds: times that went through a file that counts milliseconds
+COARSE_TICKS = 4  # a clock with so few ticks per frame counts frames, and rounds nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +27,10 @@ class VideoInfo:
     rotation: int  # 0, 90, 180 or 270: degrees clockwise that turn the stored picture upright
     codec: str  # FFmpeg's name: h264, hevc, vp9, av1, …
     fps: float | None  # average, as the container has it or its times give it
-    total_frames: int  # in the stream, whatever the header says
+    total_frames: int  # in the stream; the header may count others
     # float64 [total_frames] from the first frame; None: the packets have no times
     timestamps: np.ndarray | None
-    variable: bool  # frames are not equally far apart
+    variable: bool  # the time between frames varies
     duration: float  # from the first frame to the end of the last
     content_key: str  # sha256 hex of the file's bytes
     # reader: its own fps, frame count and duration; empty where no file was read
@@ -56,7 +56,7 @@ class VideoInfo:
 
 
 def probe(source: Source, *, limits: Limits | None = None) -> VideoInfo:
-    """Read all packets of `source` (a file's bytes, or its path); its first picture, decoded, tells the rotation.
+    """Read all packets of `source` (a file's bytes, or its path); only its first picture is decoded, for the rotation.
 
     Raises: ArgumentError (a path that can't be read), VideoError (no video, cut, empty, broken, over `limits`),
     MissingExtraError without PyAV.

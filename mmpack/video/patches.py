@@ -1,7 +1,7 @@
 """Clips in the order of their frames, and in the order in which a vision tower reads their patches. numpy only.
 
-Frame-major: [n, h, w, 3] or [n, 3, h, w] a clip. Token-major: rows [t·h·w, patch_dim] (h, w in patches), temporal patch
-after temporal patch; a row is one patch: channels, frames, height, width. Patches of a merged token lie together.
+Frame-major: [n, h, w, 3] or [n, 3, h, w] per clip. Token-major: rows [t·h·w, patch_dim] (h, w in patches), by temporal
+patch. A row is one patch: channels, frames, height, width. Patches of a merged token lie together.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ CHANNELS = 3
 # of all clips of a plan: its tables stay small, its offsets int64
 MOST_FRAMES, MOST_VALUES = 1 << 24, 1 << 62
 
-_LEAST, _MOST = 1e-37, 1e37  # of factors: they and their inverse are float32
-
 Array = TypeVar("Array")  # of numpy or torch
 
 
 @dataclass(frozen=True, eq=False)
 class PatchPlan:
-    """Where the values of C clips lie, in both orders; T temporal patches in all. Arrays are int64 where not said."""
+    """Where the values of C clips lie, in both orders; T temporal patches in all. Arrays are int64 unless said."""
 
     family: Family
     channels_last: bool
@@ -119,6 +117,15 @@ def plan_patches(
         keep: of each clip the temporal patches that become rows, ascending; None: all of them.
 
     An image is a clip of one frame. A clip whose frames don't fill its last temporal patch repeats the last one.
+
+    Example: three frames of 56 × 28 pixels; the fourth repeats the third, and is masked.
+        >>> from mmpack.video import plan_patches
+        >>> plan = plan_patches([(3, 28, 56, 3)], "qwen2_5_vl")
+        >>> plan.grids.tolist(), plan.num_rows, plan.cu_seqlens.tolist()
+        ([[2, 2, 4]], 16, [0, 8, 16])
+        >>> plan.frame_index.tolist(), plan.frame_mask.tolist()
+        ([[0, 1], [2, 2]], [[True, True], [True, False]])
+
     Raises: ArgumentError for a shape that is no clip's, that patches don't divide, or of more than MOST_FRAMES.
     """
     if get_family(family) != get_family(get_family(family).name):
@@ -130,7 +137,7 @@ def plan_patches(
     keep = [None] * len(shapes) if keep is None else keep
     if len(keep) != len(shapes):
         raise ArgumentError(
-            f"plan_patches: keep has {len(keep)} entries for {len(shapes)} clips. Fix: one a clip, or None"
+            f"plan_patches: keep has {len(keep)} entries for {len(shapes)} clips. Fix: one per clip, or None"
         )
     shapes = [
         read_numbers(f"plan_patches: shape of clip {i}", s, "pass decoded RGB frames").tolist()
@@ -161,8 +168,8 @@ def plan_patches(
 def token_view(frames: Array, family: Family, temporal: int | None = None) -> Array:
     """Frames of one clip (numpy or torch, either order of channels) as [t, h/m, w/m, m, m, 3, temporal, patch, patch].
 
-    Always a view: axes are cut and exchanged. To flatten it into rows is a copy that can't be avoided (unless a clip is
-    one patch): what lies beside each other in a frame lies in other rows. `temporal`: frames of a patch, by default the
+    Always a view: axes are cut and exchanged. To flatten it into rows is a copy (unless a clip is one patch), since
+    neighbours in a frame lie in different rows. `temporal`: frames of a patch, by default the
     family's; it must divide n.
     """
     temporal = family.temporal_patch_size if temporal is None else temporal
@@ -194,53 +201,6 @@ def is_channels_last(shape: Sequence[int]) -> bool:
 def merge_of(family: Family) -> int:
     """Patches along a side of what lies together in rows: tiles are read row by row."""
     return family.spatial_merge_size if family.pixel_layout == "patches" else 1
-
-
-def normalization(settings: dict[str, Any] | None) -> dict[str, Any]:
-    """`rescale_factor`, `mean` and `std` for `pack_video`, from the video part of `Sample.processor`.
-
-    Raises: ArgumentError where the settings don't say.
-    """
-    switches = ("do_rescale", "do_normalize")
-    if not isinstance(settings, dict) or not all(
-        isinstance(settings.get(name), bool) for name in switches
-    ):
-        raise ArgumentError(
-            "normalization: the settings don't tell do_rescale and do_normalize. "
-            "Fix: pass processor['video'] as mp.wrap_processor records it"
-        )
-    scale = mean = std = None
-    if settings["do_rescale"]:
-        scale = divisor("normalization: rescale_factor", settings.get("rescale_factor"))
-    if settings["do_normalize"]:
-        mean = of_channels("normalization: image_mean", settings.get("image_mean"))
-        std = of_channels("normalization: image_std", settings.get("image_std"), divisors=True)
-    return {"rescale_factor": scale, "mean": mean, "std": std}
-
-
-def of_channels(what: str, values: Any, *, divisors: bool = False) -> tuple[float, ...]:
-    """A float a channel. Raises: ArgumentError where they are not CHANNELS finite numbers, or a divisor is 0."""
-    if hasattr(values, "tolist"):  # an array or a tensor
-        values = values.tolist()
-    if not isinstance(values, (list, tuple)) or len(values) != CHANNELS:
-        raise ArgumentError(f"{what} is {values!r:.60}. Fix: {CHANNELS} numbers, one a channel")
-    one = divisor if divisors else _number
-    return tuple(one(what, value) for value in values)
-
-
-def divisor(what: str, value: Any) -> float:
-    """`value` as float. Raises: ArgumentError for what is no finite number, or 0."""
-    number = _number(what, value)
-    if abs(number) < _LEAST:
-        raise ArgumentError(f"{what} holds {number!r}. Fix: a number other than 0")
-    return number
-
-
-def _number(what: str, value: Any) -> float:
-    kinds = (int, float, np.integer, np.floating)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not -_MOST < value < _MOST:
-        raise ArgumentError(f"{what} holds {value!r:.40}. Fix: finite numbers")
-    return float(value)
 
 
 def _exchanged(x: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
@@ -289,8 +249,8 @@ def _kept(keep: Sequence[int] | None, patches: int, clip: int) -> np.ndarray:
         return np.arange(patches, dtype=np.int64)
     fix = "numbers of at least one of them, ascending"
     numbers = read_numbers(f"plan_patches: keep[{clip}]", keep, fix)
-    inside = len(numbers) and numbers[0] >= 0 and numbers[-1] < patches
-    if not inside or (np.diff(numbers) <= 0).any():
+    exist = len(numbers) and numbers[0] >= 0 and numbers[-1] < patches
+    if not exist or (np.diff(numbers) <= 0).any():
         raise ArgumentError(
             f"plan_patches: keep[{clip}] is {numbers.tolist()[:8]}, the clip has temporal patches 0 to {patches - 1}. "
             f"Fix: {fix}"

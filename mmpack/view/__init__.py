@@ -1,14 +1,17 @@
-"""HTML and PNG of what mmpack makes. Importing it gives reports their `to_html` and their look in a notebook.
+"""HTML and PNG of what mmpack makes. `mp.compare` imports this room, so that its reports show themselves in a notebook.
 
-Everything that draws is loaded when it is first used.
+`ParityReport` is below this room in the import order: it declares `to_html` and `_repr_html_`, which are set here.
+What draws is loaded on first use: it needs optional packages.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING
 
+from mmpack.errors import MissingExtraError
 from mmpack.parity.report import ParityReport
 
 if TYPE_CHECKING:
@@ -31,6 +34,14 @@ def html(
         pictures: content_hash -> uint8 [h, w, 3] of pictures in memory, [n, h, w, 3] of the sampled frames of videos.
         decode: ids -> text, for the tokens around a difference.
         train_logprobs: sample_id -> the trainer's logprobs [n] (natural log), where its trace doesn't hold them.
+
+    Raises: MissingExtraError without MarkupSafe, and without Pillow where pictures are drawn.
+
+    Example:
+        >>> import mmpack as mp
+        >>> report = mp.compare([], [])
+        >>> mp.view.html(report)[:15], "Not compared" in mp.view.html(report)
+        ('<!doctype html>', True)
     """
     from mmpack.view.parity.page import page
 
@@ -44,10 +55,13 @@ def html(
 
 
 def _notebook(report: ParityReport) -> str:
-    from mmpack.view.parity.page import fragment
-
+    """What a notebook shows; where the package for HTML is missing, the summary and how to get the rest."""
+    try:
+        from mmpack.view.parity.page import fragment
+    except MissingExtraError as error:
+        return f"<pre>{escape(report.summary())}\n{escape(str(error))}</pre>"
     return fragment(report)
 
 
-ParityReport.to_html = html  # type: ignore[method-assign]
-ParityReport._repr_html_ = _notebook  # type: ignore[method-assign]
+ParityReport.to_html = html
+ParityReport._repr_html_ = _notebook

@@ -13,11 +13,11 @@ from mmpack.video.frame_plan import FramePlan
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-WIDTH, MARGIN, GAP, SHOWN = 1440, 32, 12, 64  # pixels; frames shown of a plan
+WIDTH, MARGIN, GAP, SHOWN = 1440, 32, 12, 64  # pixels; frames shown per plan
 COLUMNS = 8
 _DECODED_AT_ONCE = 16
-_HEAD, _CAPTION = 84, 26  # heights of a band's head, and of what stands under a frame
-_NARROWEST = 96  # what stands under a frame needs as much
+_HEAD, _CAPTION = 84, 26  # heights of a band's head, and of the caption of a frame
+_NARROWEST = 96  # a caption needs as much
 _PAPER, _INK, _QUIET, _LINE, _STRIP, _MARK = (
     "#ffffff", "#16181d", "#6b7280", "#d8dce3", "#eef0f4", "#d9480f"
 )  # fmt: skip
@@ -29,7 +29,7 @@ def contact_sheet(
     plans: Sequence[tuple[str, FramePlan]],
     frames_of: Callable[[list[int]], np.ndarray],
 ) -> Image:
-    """RGB picture: one band a plan, frames in order; a frame that another plan does not take is marked.
+    """RGB picture: one band per plan, frames in order; a frame that another plan does not take is marked.
 
     Args: `title`, `about`: lines at the top. `plans`: (label, plan). `frames_of`: frame numbers to uint8 [n, h, w, 3].
     Raises: MissingExtraError without Pillow.
@@ -58,11 +58,11 @@ def contact_sheet(
         for n, (k, index) in enumerate(some):
             x = MARGIN + n % columns * (cell + GAP)
             y = top + _HEAD + n // columns * (row + GAP)
-            alone = index not in common
+            unshared = index not in common
             slot = (x + (cell - thumb[0]) // 2, y)
             sheet.paste(thumbs[index], slot)
-            _frame(pen, slot, thumb, alone)
-            _caption(pen, fonts, (x, y + thumb[1] + 6), cell, index, plan.timestamps[k], alone)
+            _frame(pen, slot, thumb, unshared)
+            _caption(pen, fonts, (x, y + thumb[1] + 6), cell, index, plan.timestamps[k], unshared)
         top += height
     return sheet
 
@@ -110,7 +110,7 @@ def _header(
 
 
 def _timeline(pen: Any, y: int, plan: FramePlan, common: set[int]) -> None:
-    """The whole clip from left to right, a tick a frame."""
+    """The whole clip from left to right, one tick per frame."""
     pen.rectangle([MARGIN, y, WIDTH - MARGIN, y + 9], fill=_STRIP)
     span = max(1, plan.total_frames - 1)
     for index in plan.indices:
@@ -135,7 +135,7 @@ def _summary(plan: FramePlan, shown: int) -> str:
         f"{plan.num_tokens:,} tokens",
     ]
     if plan.second_per_grid_ts is not None:
-        parts.append(f"{plan.second_per_grid_ts:.4g} s a temporal patch")
+        parts.append(f"{plan.second_per_grid_ts:.4g} s per temporal patch")
     if plan.fps_assumed:
         parts.append(f"{plan.fps:.4g} fps assumed")
     return "  ·  ".join(parts)
@@ -149,9 +149,9 @@ def _legend(pen: Any, fonts: dict[str, Any]) -> None:
     pen.text((x + 24, y - 1), text, _QUIET, fonts["small"])
 
 
-def _frame(pen: Any, at: tuple[int, int], size: tuple[int, int], alone: bool) -> None:
+def _frame(pen: Any, at: tuple[int, int], size: tuple[int, int], unshared: bool) -> None:
     (x, y), (width, height) = at, size
-    if alone:
+    if unshared:
         pen.rectangle([x - 2, y - 2, x + width + 1, y + height + 1], outline=_MARK, width=2)
     else:
         pen.rectangle([x - 1, y - 1, x + width, y + height], outline=_LINE, width=1)
@@ -164,8 +164,8 @@ def _caption(
     width: int,
     index: int,
     seconds: float,
-    alone: bool,
+    unshared: bool,
 ) -> None:
-    font, told = fonts["small"], f"{seconds:.2f} s"
-    pen.text(at, f"{index}", _MARK if alone else _INK, font)
-    pen.text((at[0] + width - pen.textlength(told, font), at[1]), told, _QUIET, font)
+    font, time = fonts["small"], f"{seconds:.2f} s"
+    pen.text(at, f"{index}", _MARK if unshared else _INK, font)
+    pen.text((at[0] + width - pen.textlength(time, font), at[1]), time, _QUIET, font)

@@ -315,7 +315,7 @@ def test_bidirectional_calls_are_handed_back(how):
 
 def test_rows_beyond_one_block(monkeypatch):
     """Blocks of queries give what one dense mask gives."""
-    monkeypatch.setattr("mmpack.ops.attention.sdpa.BLOCK", 5)
+    monkeypatch.setattr("mmpack.ops.attention.sdpa.QUERY_ROWS", 5)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 9, 8).tolist() for _ in range(2)]
     batch = mp.pack(

@@ -8,7 +8,7 @@ from PIL import Image
 import mmpack as mp
 from mmpack.adapters.transformers import rollout
 from mmpack.errors import ArgumentError
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.internvl_processor import internvl_processor
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_model, tiny_qwen2_5_vl
@@ -55,7 +55,7 @@ def test_a_checkpoint_s_penalties_do_not_reach_the_scores(parts):
 @pytest.mark.parametrize("policy", [None, "qwen_vl_utils"])
 def test_videos_are_what_the_trainer_makes_of_them(family, policy, tmp_path):
     """The processor of transformers writes the ids, `get_rope_index` the positions; both are told the plan's times."""
-    (tmp_path / "a.mp4").write_bytes(clip_problems(1)[0].video)
+    (tmp_path / "a.mp4").write_bytes(clip_exercises(1)[0].video)
     hf = qwen_vl_processor(family, min_pixels=3136, max_pixels=60 * 28 * 28)
     options = {"media_root": tmp_path, "video_policy": policy, "video_settings": {"fps": 2.0}}
     film = {"type": "video", "video": "a.mp4"}

@@ -10,7 +10,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from mmpack.adapters.transformers import is_attached
 from mmpack.adapters.trl import MmpackGRPO, grpo
-from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.datasets import load_exercises
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 trl = pytest.importorskip("trl")
@@ -45,8 +45,8 @@ def build(cls, folder, peft_config=None, **options):
         }
         | options,
     )
-    problem = load_problems(FIXTURE)[0]
-    row = {"prompt": [{"role": "user", "content": problem.prompt}], "images": [problem.images[0]]}
+    exercise = load_exercises(FIXTURE)[0]
+    row = {"prompt": [{"role": "user", "content": exercise.prompt}], "images": [exercise.images[0]]}
     return cls(
         model=Qwen2_5_VLForConditionalGeneration.from_pretrained(folder),
         reward_funcs=lambda completion_ids, **columns: [sum(i) % 11 / 11 for i in completion_ids],

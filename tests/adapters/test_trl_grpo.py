@@ -24,8 +24,9 @@ from mmpack.errors import (
     ModelError,
 )
 from mmpack.families import get_family
-from mmpack.smoke.datasets import load_problems
-from mmpack.smoke.qwen_processor import CHAT_TEMPLATE, qwen_vl_processor
+from mmpack.smoke.chat_templates import QWEN2_5_VL
+from mmpack.smoke.datasets import load_exercises
+from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 trl = pytest.importorskip("trl")
@@ -58,10 +59,10 @@ def processor():
 @pytest.fixture(scope="module")
 def rows():
     """A problem of one picture and one of two."""
-    problems = load_problems(ROOT / "fixtures" / "geo3k_style")
+    exercises = load_exercises(ROOT / "fixtures" / "geo3k_style")
     return [
         {"prompt": [{"role": "user", "content": p.prompt}], "images": list(p.images)}
-        for p in (problems[0], problems[8])
+        for p in (exercises[0], exercises[8])
     ]
 
 
@@ -313,9 +314,7 @@ def test_saved_models_know_nothing_of_it(pair, tmp_path):
 def test_generated_ids_are_trained_on_and_nothing_is_rendered_again(build, rows, monkeypatch):
     """TRL renders each prompt a second time, without its `chat_template`: other ids, other mm_token_type_ids."""
     trainer = build(Packed, num_iterations=2, max_steps=1)
-    trainer.chat_template = CHAT_TEMPLATE.replace(
-        "a helpful", "an exceedingly patient and thorough"
-    )
+    trainer.chat_template = QWEN2_5_VL.replace("a helpful", "an exceedingly patient and thorough")
     rollouts, packs = [], []
     generate = trainer.model.generate
 

@@ -10,14 +10,14 @@ import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.vllm import to_samples
 from mmpack.contracts import TOLERANCES
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
 def clips():
-    return [problem.video for problem in clip_problems(3)]
+    return [exercise.video for exercise in clip_exercises(3)]
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ QWEN3 = """
 import sys
 import numpy as np
 import mmpack as mp
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_model
 from mmpack.adapters.vllm import VllmEngine
@@ -103,7 +103,7 @@ from mmpack.adapters.vllm import VllmEngine
 folder = sys.argv[1]
 tiny_model("qwen3_vl").save_pretrained(folder)
 qwen_vl_processor("qwen3_vl", min_pixels=3136, max_pixels=12 * 16 * 784).save_pretrained(folder)
-film = {"type": "video", "video": clip_problems(1)[0].video}
+film = {"type": "video", "video": clip_exercises(1)[0].video}
 messages = [{"role": "user", "content": [film, {"type": "text", "text": "Which?"}]}]
 with VllmEngine(folder) as engine:
     for policy in (None, "qwen_vl_utils", "vllm"):

@@ -1,4 +1,4 @@
-"""Every command as a process: what it prints, its JSON document, its exit code."""
+"""Every command: what it prints, its JSON document, its exit code."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.process import run_mmpack, run_python
+from support.process import call_mmpack, run_mmpack, run_python
 from support.samples import full_sample, make_sample
 
 import mmpack as mp
@@ -44,7 +44,7 @@ def document(result, code=0):
 
 
 def test_help_names_every_command():
-    result = run_mmpack("--help")
+    result = call_mmpack("--help")
     assert (result.returncode, result.stderr) == (0, "")
     names = ("smoke", "parity", "validate", "inspect", "plan", "doctor", "schema")
     assert all(f" {name} " in result.stdout for name in names)
@@ -53,10 +53,10 @@ def test_help_names_every_command():
 
 
 def test_parity_of_equal_traces(trace):
-    result = run_mmpack("parity", trace, trace)
+    result = call_mmpack("parity", trace, trace)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("OK: 3 samples compared, 0 findings\n")
-    assert document(run_mmpack("parity", trace, trace, "--json"))["ok"] is True
+    assert document(call_mmpack("parity", trace, trace, "--json"))["ok"] is True
 
 
 def test_parity_of_unlike_traces(tmp_path, trace):
@@ -64,22 +64,22 @@ def test_parity_of_unlike_traces(tmp_path, trace):
     for sample in samples:
         sample.input_ids[0] += 1
     other, page = write(tmp_path / "b.parquet", samples), tmp_path / "page.html"
-    result = run_mmpack("parity", trace, other, "--html", page, "--max-findings", 2)
+    result = call_mmpack("parity", trace, other, "--html", page, "--max-findings", 2)
     assert (result.returncode, result.stderr) == (1, "")
     first, *lines = result.stdout.splitlines()
     assert first.startswith("DIFFERENT: 3 samples compared, 3 findings")
     assert sum(line.startswith("  sample s") for line in lines) == 2
     assert lines[-1] == "and 1 finding more"
     assert "Layouts differ" in page.read_text()
-    report = document(run_mmpack("parity", trace, other, "--json"), code=1)
+    report = document(call_mmpack("parity", trace, other, "--json"), code=1)
     assert report["first"]["field"] == "input_ids" and report["first"]["index"] == 0
 
 
 def test_parity_requires_fields(tmp_path):
     sample = make_sample([("text", [1, 2]), ("response", [3])])
     path = write(tmp_path / "a.jsonl", [sample])
-    assert run_mmpack("parity", path, path).returncode == 0
-    result = run_mmpack("parity", path, path, "--require", "input_ids, position_ids")
+    assert call_mmpack("parity", path, path).returncode == 0
+    result = call_mmpack("parity", path, path, "--require", "input_ids, position_ids")
     assert result.returncode == 1 and result.stdout.startswith("NOT COMPARED: 1 sample compared")
     assert (
         "\nrequired, but not compared: position_ids: not recorded on either side" in result.stdout
@@ -87,21 +87,21 @@ def test_parity_requires_fields(tmp_path):
 
 
 def test_validate(trace, broken):
-    result = run_mmpack("validate", trace)
+    result = call_mmpack("validate", trace)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "OK: 3 samples, 0 broken rules\n"
-    assert document(run_mmpack("validate", trace, "--json"))["ok"] is True
+    assert document(call_mmpack("validate", trace, "--json"))["ok"] is True
 
     problems = mp.validate(mp.read_trace(broken))
     assert {"MM202", "MM203", "MM301"} <= {p.code for p in problems}
-    result = run_mmpack("validate", broken)
+    result = call_mmpack("validate", broken)
     assert (result.returncode, result.stderr) == (1, "")
     first, *lines = result.stdout.splitlines()
     assert first == f"BROKEN: 2 samples, {len(problems)} broken rules"
     for line, problem in zip(lines, problems, strict=True):
         for part in (problem.code, "bad", problem.field, problem.message, problem.fix):
             assert part in line
-    found = document(run_mmpack("validate", broken, "--json"), code=1)
+    found = document(call_mmpack("validate", broken, "--json"), code=1)
     assert found["total_problems"] == len(problems)
     assert found["problems"][0]["fix"] == RULES[problems[0].code].fix
 
@@ -110,11 +110,11 @@ def test_validate(trace, broken):
 def test_validate_says_that_a_trace_is_empty(tmp_path, suffix):
     path = write(tmp_path / f"empty{suffix}", [])
     for _ in range(2):
-        result = run_mmpack("validate", path)
+        result = call_mmpack("validate", path)
         assert (result.returncode, result.stderr) == (1, "")
         first, second = result.stdout.splitlines()
         assert first == "EMPTY: 0 samples, 0 broken rules" and "holds no sample" in second
-        found = document(run_mmpack("validate", path, "--json"), code=1)
+        found = document(call_mmpack("validate", path, "--json"), code=1)
         assert (found["ok"], found["samples"], found["problems"]) == (False, 0, [])
         path.write_bytes(b"")  # not even a frame or a footer
 
@@ -126,9 +126,9 @@ def test_validate_shows_a_hundred_and_counts_the_rest(tmp_path):
         sample.loss_spans[0].start = 0
         samples.append(sample)
     path = write(tmp_path / "many.jsonl", samples)
-    lines = run_mmpack("validate", path).stdout.splitlines()
+    lines = call_mmpack("validate", path).stdout.splitlines()
     assert len(lines) == 102 and lines[-1] == "and 3 more"
-    found = document(run_mmpack("validate", path, "--json"), code=1)
+    found = document(call_mmpack("validate", path, "--json"), code=1)
     assert (len(found["problems"]), found["codes"]) == (100, {"MM202": 103})
 
 
@@ -136,7 +136,7 @@ def test_inspect_counts(trace, broken):
     samples = list(mp.read_trace(trace))
     media = {m.cache_key: m for s in samples for m in s.media}
     patches = {key: m.grid_thw[0] * m.grid_thw[1] * m.grid_thw[2] for key, m in media.items()}
-    assert document(run_mmpack("inspect", trace, "--json")) == {
+    assert document(call_mmpack("inspect", trace, "--json")) == {
         "samples": 3,
         "tokens": sum(len(s.input_ids) for s in samples),
         "loss_tokens": 3 * 11,
@@ -151,12 +151,12 @@ def test_inspect_counts(trace, broken):
         "processor_fingerprints": {samples[0].processor_fingerprint: 3},
         "broken_rules": {},
     }
-    result = run_mmpack("inspect", broken)
+    result = call_mmpack("inspect", broken)
     assert result.returncode == 0 and "broken_rules: MM203" in result.stdout
 
 
 def test_inspect_lists_one_sample(trace):
-    found = document(run_mmpack("inspect", trace, "--sample", "s1", "--json"))
+    found = document(call_mmpack("inspect", trace, "--sample", "s1", "--json"))
     sample = list(mp.read_trace(trace))[1]
     loss = [s for s in found["spans"] if s["field"].startswith("loss_spans")]
     assert [(s["start"], s["stop"]) for s in loss] == [(s.start, s.stop) for s in sample.loss_spans]
@@ -166,7 +166,7 @@ def test_inspect_lists_one_sample(trace):
     (video,) = (m["video"] for m in found["media"] if "video" in m)
     assert video["frames"] == len(clip.frame_indices) and video["fps"] == clip.fps
     assert video["last_timestamp"] == clip.frame_timestamps[-1]
-    text = run_mmpack("inspect", trace, "--sample", "s1").stdout
+    text = call_mmpack("inspect", trace, "--sample", "s1").stdout
     assert "observation_spans[0]" in text and "source=tool" in text and "[1, 4, 6]" in text
 
 
@@ -174,16 +174,16 @@ def test_ids_are_escaped_for_people(tmp_path):
     sample = full_sample(SECRET)
     sample.media[0].media_id = SECRET
     path = write(tmp_path / "a.jsonl", [sample])
-    result = run_mmpack("inspect", path, "--sample", SECRET)
+    result = call_mmpack("inspect", path, "--sample", SECRET)
     assert result.returncode == 0 and "\x1b" not in result.stdout
     assert result.stdout.count("\\x1b[31m[red]s\\n") == 2
-    missing = run_mmpack("inspect", path, "--sample", "\udcff\n")
+    missing = call_mmpack("inspect", path, "--sample", "\udcff\n")
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1
 
 
 def test_plan(trace):
     options = ("--max-tokens", 100, "--max-patches", 200, "--max-samples", 2, "--share-prefix")
-    found = document(run_mmpack("plan", trace, *options, "--json"))
+    found = document(call_mmpack("plan", trace, *options, "--json"))
     samples = list(mp.read_trace(trace))
     plan = mp.plan(samples, max_tokens=100, max_patches=200, max_samples=2, share_prefix=True)
     assert [b["samples"] for b in found["bins"]] == [
@@ -191,7 +191,7 @@ def test_plan(trace):
     ]
     assert (found["stats"], found["ranks"]) == (plan.stats, plan.ranks)
     assert (found["total_samples"], found["total_tokens"]) == (3, 33)
-    text = run_mmpack("plan", trace, "--max-tokens", 48, "--ranks", 3).stdout
+    text = call_mmpack("plan", trace, "--max-tokens", 48, "--ranks", 3).stdout
     assert "balance" in text and len(text.partition("loss_tokens\n")[2].splitlines()) == 3
 
 
@@ -202,7 +202,7 @@ def test_version():
         f"mmpack {mp.__version__}\n",
         "",
     )
-    assert "--version" in run_mmpack("--help").stdout
+    assert "--version" in call_mmpack("--help").stdout
 
 
 def test_plan_counts_shared_rows_once(tmp_path):
@@ -212,12 +212,12 @@ def test_plan_counts_shared_rows_once(tmp_path):
         for i in range(8)
     ]
     path = write(tmp_path / "a.jsonl", samples)
-    found = document(run_mmpack("plan", path, "--max-tokens", 80, "--share-prefix", "--json"))
+    found = document(call_mmpack("plan", path, "--max-tokens", 80, "--share-prefix", "--json"))
     (only,) = found["bins"]
     assert (only["rows"], only["tokens"], only["patches"], only["loss_tokens"]) == (72, 352, 0, 32)
     batch = mp.pack(samples, share_prefix=True)
     assert only["rows"] == batch.num_tokens == found["stats"]["rows_shared"]
-    text = run_mmpack("plan", path, "--max-tokens", 80, "--share-prefix").stdout.splitlines()
+    text = call_mmpack("plan", path, "--max-tokens", 80, "--share-prefix").stdout.splitlines()
     assert text[-2].split() == [
         "bin",
         "rank",
@@ -228,7 +228,7 @@ def test_plan_counts_shared_rows_once(tmp_path):
         "loss_tokens",
     ]
     assert text[-1].split() == ["0", "0", "8", "72", "352", "0", "32"]
-    text = run_mmpack("plan", path, "--max-tokens", 80).stdout.splitlines()
+    text = call_mmpack("plan", path, "--max-tokens", 80).stdout.splitlines()
     head = next(line.split() for line in text if line.startswith("bin "))
     assert head == ["bin", "rank", "samples", "rows", "patches", "loss_tokens"]
 
@@ -239,23 +239,23 @@ def test_plan_shows_fifty_bins(tmp_path):
         for i in range(52)
     ]
     path = write(tmp_path / "a.jsonl", samples)
-    assert run_mmpack("plan", path, "--max-tokens", 2).stdout.endswith("and 2 bins more\n")
+    assert call_mmpack("plan", path, "--max-tokens", 2).stdout.endswith("and 2 bins more\n")
 
 
 def test_schema():
-    result = run_mmpack("schema")
+    result = call_mmpack("schema")
     assert (result.returncode, result.stderr) == (0, "")
     file = ROOT / "schemas" / "sample.schema.json"
     assert result.stdout == file.read_text(encoding="utf-8")
-    assert run_mmpack("schema", "--rules").stdout == (ROOT / "docs" / "rules.md").read_text()
+    assert call_mmpack("schema", "--rules").stdout == (ROOT / "docs" / "rules.md").read_text()
 
 
 def test_schema_check(tmp_path):
     for options, name in (((), "schemas/sample.schema.json"), (("--rules",), "docs/rules.md")):
-        assert run_mmpack("schema", *options, "--check", ROOT / name).returncode == 0
+        assert call_mmpack("schema", *options, "--check", ROOT / name).returncode == 0
         stale = tmp_path / "stale"
         stale.write_text((ROOT / name).read_text() + "\n")
-        result = run_mmpack("schema", *options, "--check", stale)
+        result = call_mmpack("schema", *options, "--check", stale)
         assert (result.returncode, result.stdout) == (1, "")
         assert result.stderr.count("\n") == 1 and "stale" in result.stderr
 
@@ -263,17 +263,16 @@ def test_schema_check(tmp_path):
 def test_doctor():
     import numpy as np
 
-    found = document(run_mmpack("doctor", "--json"))
+    found = document(call_mmpack("doctor", "--json"))
     assert found["mmpack"] == mp.__version__ and found["packages"]["numpy"] == np.__version__
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_doctor_says_which_op_runs_on_what():
+def test_doctor_says_which_op_runs_on_what(monkeypatch):
     def ops(backend, attention="auto"):
-        code = "from mmpack.cli.main import main; main(['doctor', '--json'])"
-        forced = {"MMPACK_BACKEND": backend, "MMPACK_ATTENTION": attention}
-        code = f"import os; os.environ.update({forced!r}); {code}"
-        return {op["op"]: op for op in json.loads(run_python(code).stdout)["ops"]}
+        monkeypatch.setenv("MMPACK_BACKEND", backend)
+        monkeypatch.setenv("MMPACK_ATTENTION", attention)
+        return {op["op"]: op for op in document(call_mmpack("doctor", "--json"))["ops"]}
 
     import torch
 
@@ -320,19 +319,19 @@ sys.exit(main(["doctor"]))
 def test_out_writes_what_json_prints(tmp_path, trace):
     for args in (["validate", trace], ["plan", trace, "--max-tokens", 99]):
         out = tmp_path / "out.json"
-        result = run_mmpack(*args, "--out", out)
+        result = call_mmpack(*args, "--out", out)
         assert result.returncode == 0 and not result.stdout.startswith("{")
-        assert out.read_text() == run_mmpack(*args, "--json").stdout
+        assert out.read_text() == call_mmpack(*args, "--json").stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "out.json"]
 
 
 def test_out_follows_links_and_spares_devices(tmp_path, trace):
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    assert run_mmpack("validate", trace, "--out", tmp_path / "link").returncode == 0
+    assert call_mmpack("validate", trace, "--out", tmp_path / "link").returncode == 0
     assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "target").read_text())["ok"]
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    assert run_mmpack("validate", trace, "--out", tmp_path / "pipe").returncode == 0
+    assert call_mmpack("validate", trace, "--out", tmp_path / "pipe").returncode == 0
     assert json.loads(os.read(reader, 1 << 16))["ok"] and (tmp_path / "pipe").is_fifo()
     os.close(reader)
 

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.process import run_mmpack, run_python
+from support.process import call_mmpack, run_python
 from support.samples import full_sample
 
 import mmpack as mp
-from mmpack.cli.main import main
 
 MAIN = "import sys; from mmpack.cli.main import main; sys.exit(main())"
 
@@ -58,23 +57,23 @@ def test_damaged_traces(tmp_path, lines, how):
     text, *parts = damaged(lines, how)
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
-    fails(run_mmpack("validate", path, "--json"), "bad.jsonl", *parts)
+    fails(call_mmpack("validate", path, "--json"), "bad.jsonl", *parts)
 
 
 def test_every_command_refuses_a_damaged_trace(tmp_path, lines):
     text, *parts = damaged(lines, "truncated")
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
-    fails(run_mmpack("parity", tmp_path / "good.jsonl", path), "bad.jsonl", *parts)
-    fails(run_mmpack("inspect", path), "bad.jsonl", *parts)
-    fails(run_mmpack("plan", path, "--max-tokens", 99), "bad.jsonl", *parts)
+    fails(call_mmpack("parity", tmp_path / "good.jsonl", path), "bad.jsonl", *parts)
+    fails(call_mmpack("inspect", path), "bad.jsonl", *parts)
+    fails(call_mmpack("plan", path, "--max-tokens", 99), "bad.jsonl", *parts)
 
 
 def test_missing_files(tmp_path):
     gone = tmp_path / "no\nne.jsonl"
     for args in (["validate"], ["inspect"], ["parity", gone], ["plan", "--max-tokens", 9]):
-        fails(run_mmpack(*args, gone), "MM001", "does not exist")
-    fails(run_mmpack("schema", "--check", gone), "--check")
+        fails(call_mmpack(*args, gone), "MM001", "does not exist")
+    fails(call_mmpack("schema", "--check", gone), "--check")
 
 
 @pytest.mark.parametrize(
@@ -97,15 +96,16 @@ def test_missing_files(tmp_path):
         (["smoke", "--temperature", "nan"], "--temperature"),
     ],
 )
-def test_bad_usage(tmp_path, lines, args, part):
-    fails(run_mmpack(*args, cwd=tmp_path), part)
+def test_bad_usage(tmp_path, monkeypatch, lines, args, part):
+    monkeypatch.chdir(tmp_path)
+    fails(call_mmpack(*args), part)
 
 
 def test_broken_rules_are_bad_input_to_plan(tmp_path):
     sample = full_sample()
     sample.loss_spans[0].start = 0
     mp.write_trace(tmp_path / "broken.jsonl", [sample])
-    fails(run_mmpack("plan", tmp_path / "broken.jsonl", "--max-tokens", 99), "MM202")
+    fails(call_mmpack("plan", tmp_path / "broken.jsonl", "--max-tokens", 99), "MM202")
 
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
@@ -146,20 +146,19 @@ def test_full_disk(tmp_path, lines):
         )
     assert result.returncode == 2 and result.stderr.count("\n") == 1
     assert "No space left" in result.stderr
-    unwritable = run_mmpack("validate", tmp_path / "good.jsonl", "--out", "/dev/full")
+    unwritable = call_mmpack("validate", tmp_path / "good.jsonl", "--out", "/dev/full")
     assert unwritable.returncode == 2 and unwritable.stderr.count("\n") == 1
 
 
-def test_a_full_memory_is_one_line(monkeypatch, capsys):
-    def full(args):
+def test_a_full_memory_is_one_line(monkeypatch, tmp_path):
+    def full(path):
         raise MemoryError
 
-    monkeypatch.setattr("mmpack.cli.main._run", full)
-    assert main([]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setattr("mmpack.schema.trace.read_trace", full)
+    fails(call_mmpack("validate", tmp_path), "memory is full")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_device_is_one_line(tmp_path, lines):
     trace = tmp_path / "good.jsonl"
-    fails(run_mmpack("validate", trace, "--out", "/dev/full"), "/dev/full can't be written")
+    fails(call_mmpack("validate", trace, "--out", "/dev/full"), "/dev/full can't be written")

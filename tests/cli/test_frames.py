@@ -5,20 +5,20 @@ import json
 import numpy as np
 import pytest
 from support.marked_clips import clip
-from support.process import run_mmpack, run_python
+from support.process import call_mmpack, run_python
 
 TWO = ("--policy", "qwen_vl_utils:model=qwen3_vl", "--policy", "transformers_qwen3_vl")
 
 
 @pytest.fixture(scope="module")
-def film(tmp_path_factory):
-    path = tmp_path_factory.mktemp("films") / "film.mp4"
+def video(tmp_path_factory):
+    path = tmp_path_factory.mktemp("videos") / "video.mp4"
     path.write_bytes(clip(138))
     return path
 
 
-def test_plans_that_differ(film):
-    result = run_mmpack("frames", film, *TWO)
+def test_plans_that_differ(video):
+    result = call_mmpack("frames", video, *TWO)
     assert result.returncode == 1 and result.stderr == ""
     lines = result.stdout.splitlines()
     assert "128 × 96 px, 138 frames, 25 fps" in lines[0]
@@ -35,7 +35,7 @@ def test_plans_that_differ(film):
     assert lines[-1].endswith("10 of 11 frames")
 
 
-def test_plans_that_do_not(film, tmp_path):
+def test_plans_that_do_not(video, tmp_path):
     same = (
         "--policy",
         "transformers_qwen3_vl",
@@ -46,7 +46,7 @@ def test_plans_that_do_not(film, tmp_path):
         "--set",
         "reader=container",
     )
-    result = run_mmpack("frames", film, *same, "--json", "--out", tmp_path / "plans.json")
+    result = call_mmpack("frames", video, *same, "--json", "--out", tmp_path / "plans.json")
     assert result.returncode == 0, result
     document = json.loads(result.stdout)
     assert json.loads((tmp_path / "plans.json").read_text()) == document
@@ -57,41 +57,41 @@ def test_plans_that_do_not(film, tmp_path):
     assert (a["policy"], a["label"]) == ("transformers_qwen3_vl",) * 2
 
 
-def test_one_plan_and_its_settings(film):
-    result = run_mmpack("frames", film, "--policy", "vllm:loader=opencv,num_frames=5", "--json")
+def test_one_plan_and_its_settings(video):
+    result = call_mmpack("frames", video, "--policy", "vllm:loader=opencv,num_frames=5", "--json")
     assert result.returncode == 0
     (plan,) = json.loads(result.stdout)["plans"]
     assert plan["indices"] == [0, 34, 68, 102, 137]
     # what stands beside the name goes before --set
-    more = run_mmpack("frames", film, "--policy", "vllm:fps=1", "--set", "fps=4", "--json")
+    more = call_mmpack("frames", video, "--policy", "vllm:fps=1", "--set", "fps=4", "--json")
     assert json.loads(more.stdout)["plans"][0]["settings"]["fps"] == 1.0
 
 
-def test_a_text_that_looks_like_a_number(film):
+def test_a_text_that_looks_like_a_number(video):
     old = "transformers_qwen3_vl:transformers=5.8"
     for text in (old, old[:-3] + '"5.8"'):
-        result = run_mmpack("frames", film, "--policy", text, "--json")
+        result = call_mmpack("frames", video, "--policy", text, "--json")
         assert json.loads(result.stdout)["plans"][0]["settings"]["transformers"] == "5.8"
 
 
 def test_variable_rate(tmp_path):
-    path = tmp_path / "film.mkv"
+    path = tmp_path / "video.mkv"
     path.write_bytes(clip(5, times=[0, 40, 60, 900, 1000], container="matroska"))
-    lines = run_mmpack("frames", path, "--policy", "transformers_qwen2_vl").stdout.splitlines()
+    lines = call_mmpack("frames", path, "--policy", "transformers_qwen2_vl").stdout.splitlines()
     assert ", variable, " in lines[0]
     assert "(really 0.900 s)" in next(line for line in lines if line.split()[:2] == ["3", "3"])
 
 
-def test_contact_sheet(film, tmp_path):
+def test_contact_sheet(video, tmp_path):
     from PIL import Image
 
     sheet = tmp_path / "sheet.png"
-    assert run_mmpack("frames", film, *TWO, "--sheet", sheet).returncode == 1
+    assert call_mmpack("frames", video, *TWO, "--sheet", sheet).returncode == 1
     picture = Image.open(sheet)
     assert picture.format == "PNG" and picture.mode == "RGB" and picture.width == 1440
     pixels = np.asarray(picture)
     marked = (pixels == (0xD9, 0x48, 0x0F)).all(-1)
-    alone = run_mmpack("frames", film, TWO[0], TWO[1], "--sheet", sheet)
+    alone = call_mmpack("frames", video, TWO[0], TWO[1], "--sheet", sheet)
     assert alone.returncode == 0
     plain = np.asarray(Image.open(sheet))
     assert marked.sum() > 1000 and not (plain == (0xD9, 0x48, 0x0F)).all(-1).any()
@@ -110,7 +110,7 @@ def test_contact_sheet(film, tmp_path):
         (("--policy", "vllm", "--set", "fps=often"), "fps"),
         (("--policy", "vllm", "--sheet", "nowhere/sheet.png"), "--sheet"),
         (("--policy", "qwen_vl_utils:nframes=500"), "500 frames wanted"),
-        (("--policy", "vllm", "--sheet", "film.mp4"), "no .png"),
+        (("--policy", "vllm", "--sheet", "video.mp4"), "no .png"),
         (("--policy", "vllm:policy=x"), "no setting 'policy'"),
         (("--policy", "vllm:info_or_source=x"), "no setting 'info_or_source'"),
         (("--policy", "vllm:fps=2,fps=3"), "'fps' is set twice"),
@@ -118,37 +118,37 @@ def test_contact_sheet(film, tmp_path):
         (("--policy", "vllm:fps=" + "[" * 50_000), "fps"),
     ],
 )
-def test_bad_usage(film, args, part):
-    result = run_mmpack("frames", film, *args)
+def test_bad_usage(video, args, part):
+    result = call_mmpack("frames", video, *args)
     assert result.returncode == 2 and result.stdout == "", result
     assert result.stderr.count("\n") == 1 and part in result.stderr and "Fix: " in result.stderr
 
 
 def test_the_video_is_not_written_over(tmp_path):
-    film = tmp_path / "film.png"
-    film.write_bytes(b"as it was")
-    (tmp_path / "link.png").symlink_to(film)
+    video = tmp_path / "video.png"
+    video.write_bytes(b"as it was")
+    (tmp_path / "link.png").symlink_to(video)
     for option in ("--sheet", "--out"):
-        for target in (film, tmp_path / "link.png"):
-            result = run_mmpack("frames", film, "--policy", "vllm", option, target)
+        for target in (video, tmp_path / "link.png"):
+            result = call_mmpack("frames", video, "--policy", "vllm", option, target)
             assert result.returncode == 2 and result.stderr.count("\n") == 1, result
-            assert "is the video itself" in result.stderr and film.read_bytes() == b"as it was"
+            assert "is the video itself" in result.stderr and video.read_bytes() == b"as it was"
 
 
 def test_not_a_video(tmp_path):
-    path = tmp_path / "film.mp4"
+    path = tmp_path / "video.mp4"
     path.write_bytes(b"hello, this is no video" * 100)
     for target in (path, tmp_path / "gone.mp4"):
-        result = run_mmpack("frames", target, "--policy", "vllm")
+        result = call_mmpack("frames", target, "--policy", "vllm")
         assert result.returncode == 2 and result.stderr.count("\n") == 1, result
         assert "Fix: " in result.stderr
 
 
-def test_plans_load_no_torch(film):
+def test_plans_load_no_torch(video):
     code = f"""
 import sys
 from mmpack.cli.main import main
-assert main(["frames", {str(film)!r}, "--policy", "vllm", "--policy", "qwen_vl_utils", "--json"]) == 1
+assert main(["frames", {str(video)!r}, "--policy", "vllm", "--policy", "qwen_vl_utils", "--json"]) == 1
 assert "torch" not in sys.modules and "PIL" not in sys.modules
 """
     result = run_python(code)

@@ -129,8 +129,8 @@ def test_unlike_positions_are_not_shared():
 
 
 def test_a_run_is_shared_as_a_whole_or_not_at_all():
-    """One film at two speeds: its first frame has the same positions in both."""
-    a, b = (make_sample([("text", [1]), ("video", (3, 4, 4), "film")], name) for name in "ab")
+    """One video at two speeds: its first frame has the same positions in both."""
+    a, b = (make_sample([("text", [1]), ("video", (3, 4, 4), "clip")], name) for name in "ab")
     a.media[0].second_per_grid_ts, b.media[0].second_per_grid_ts = 1.0, 2.0
     start = a.modality_spans[0].start
     assert (positions_of(a)[:, : start + 4] == positions_of(b)[:, : start + 4]).all()

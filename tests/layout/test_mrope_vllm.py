@@ -86,7 +86,7 @@ def features_of(ids, images, videos, seconds, family):
 def test_vllm_follows(name):
     rng = np.random.default_rng(0)
     family, rule, model = get_family(name), MODELS[name][-1], engine_model(name)
-    others, apart = [r for r in family.position_rules if r != rule], set()
+    others, excluded = [r for r in family.position_rules if r != rule], set()
     for _ in range(1000):
         ids, images, videos, seconds = random_layout(rng, family, image_frames=1)
         given = {
@@ -102,8 +102,8 @@ def test_vllm_follows(name):
         assert found_delta == delta
         for other in others:
             if not np.array_equal(mp.mrope_positions(ids, name, rule=other, **given)[0], wanted):
-                apart.add(other)
-    assert apart == set(others)  # it follows this rule and no other
+                excluded.add(other)
+    assert excluded == set(others)  # it follows this rule and no other
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5"])

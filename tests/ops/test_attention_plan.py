@@ -12,12 +12,12 @@ from support.attention import forest, packed
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.attention import plan_attention
-from mmpack.ops.attention.attention_plan import BLOCK, PADDING_PIECE
+from mmpack.ops.attention.attention_plan import FLEX_BLOCK, PADDING_PIECE
 
 
 @st.composite
 def lines(draw, longest=6):
-    """visible_until of one line, and what each row sees, from ancestors alone; then padding."""
+    """visible_until of one line, and what each row sees, from ancestors only; then padding."""
     lengths, parents, on_path = [], [], [-1]
     for g in range(draw(st.integers(1, 7))):
         # of the branch that was left last, or a new root
@@ -117,11 +117,11 @@ def test_blocks(some):
     until = np.tile(np.arange(1, width + 1), (len(some), 1))
     for b, (u, _, _) in enumerate(some):
         until[b, : len(u)] = u
-    count = -(-width // BLOCK)
+    count = -(-width // FLEX_BLOCK)
     at = np.arange(width)
-    sees = np.zeros((len(some), count * BLOCK, count * BLOCK), dtype=bool)
+    sees = np.zeros((len(some), count * FLEX_BLOCK, count * FLEX_BLOCK), dtype=bool)
     sees[:, :width, :width] = (at[None] <= at[:, None]) & (at[:, None] < until[:, None])
-    blocks = sees.reshape(len(some), count, BLOCK, count, BLOCK)
+    blocks = sees.reshape(len(some), count, FLEX_BLOCK, count, FLEX_BLOCK)
     some_seen, all_seen = blocks.any(axis=(2, 4)), blocks.all(axis=(2, 4))
     plan = plan_attention(until, np.zeros_like(until, dtype=bool))
     assert plan.full_blocks == all_seen.sum()

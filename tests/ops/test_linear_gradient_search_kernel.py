@@ -5,9 +5,7 @@ import torch
 from support.linear_oracle import by_torch, draw, ours, sums_of_terms
 
 from mmpack.contracts import TOLERANCES
-
-pytest.importorskip("triton")
-from mmpack.ops.linear_logprobs import backward_kernels
+from mmpack.ops.linear_logprobs import blocks
 
 pytestmark = pytest.mark.kernel
 
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.kernel
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(1000), marks=pytest.mark.gpu)])
 def test_gradients_in_bf16(device, seeds, stored, monkeypatch):
     """Rounding to bf16 hides that of the logits, but where softcap is flat and leaves next to no gradient."""
-    monkeypatch.setattr(backward_kernels, "MIN_ROWS", 1)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 1)
     cut = 2 if device.type == "cpu" else 1  # the interpreter cuts bf16 off where a GPU rounds
     bound = TOLERANCES["gradient_bf16"].value * cut
     for seed in seeds:

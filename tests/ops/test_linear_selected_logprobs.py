@@ -12,24 +12,16 @@ from mmpack.errors import ArgumentError
 from mmpack.ops.linear_logprobs import torch as module
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.ops.logprobs.row_groups import make_row_groups
+from tests.support.logprob_oracle import (
+    assert_same_bits_in_any_batch,
+    from_hidden,
+    linear_problem,
+    linear_step,
+)
 
 
 def problem(num_rows=80, width=48, vocab=1003, count=150, dtype=torch.float32, scale=0.5):
-    hidden = torch.randn(num_rows, width)
-    rows = torch.randint(0, num_rows - 10, (count,))
-    unread = torch.ones(num_rows, dtype=torch.bool).index_fill(0, rows, False)
-    hidden[unread] = torch.nan
-    weight, bias = torch.randn(vocab, width) * scale, torch.randn(vocab)
-    targets = torch.randint(0, vocab, (count,))
-    return hidden.to(dtype), weight.to(dtype), bias.to(dtype), targets, rows, unread
-
-
-def oracle(hidden, weight, bias, targets, rows, temperature):
-    leaves = [x.detach().double().requires_grad_() for x in (hidden, weight, bias)]
-    z = (leaves[0][rows] @ leaves[1].T + leaves[2]) / temperature
-    full = torch.log_softmax(z, -1)
-    entropy = -(full.exp() * full).sum(-1)
-    return full.gather(1, targets[:, None])[:, 0], entropy, leaves, float(z.detach().abs().max())
+    return linear_problem(num_rows, width, vocab, count, dtype, scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -46,7 +38,7 @@ def test_values_and_gradients_hold_the_contract(dtype, scale, unique, monkeypatc
     lp, h = linear_selected_logprobs(
         leaves[0], leaves[1], targets, rows, leaves[2], 0.8, entropy=True, **keywords
     )
-    expected, entropy, wide, peak = oracle(*factors, targets, rows, 0.8)
+    expected, entropy, wide, peak = from_hidden(*factors, targets, rows, 0.8)
     assert lp.dtype == h.dtype == torch.float32
     assert (lp - expected).abs().max() <= linear_logprob_bound(peak)
     assert (h - entropy).abs().max() <= linear_logprob_bound(peak)
@@ -93,17 +85,7 @@ def test_bits_do_not_depend_on_the_batch(count, width, seed):
         (lp @ up[order] + h @ up_entropy[order]).backward()
         return lp.detach(), h.detach(), leaf.grad
 
-    lp, h, grad = run(torch.arange(count))
-    order = torch.randperm(count, generator=g)
-    shuffled = run(order)
-    assert torch.equal(shuffled[0], lp[order])
-    assert torch.equal(shuffled[1], h[order])
-    assert torch.equal(shuffled[2], grad)
-    one = order[:1]
-    alone = run(one)
-    assert torch.equal(alone[0], lp[one])
-    assert torch.equal(alone[1], h[one])
-    assert torch.equal(alone[2][one], grad[one])
+    assert_same_bits_in_any_batch(run, torch.randperm(count, generator=g), (count, 1))
 
 
 def test_rows_without_gradient_are_not_read_in_backward():
@@ -127,11 +109,7 @@ def test_softcap(dtype):
     lp, h = linear_selected_logprobs(
         leaves[0], leaves[1], targets, rows, leaves[2], 0.8, entropy=True, softcap=4.0
     )
-    wide = [x.double().requires_grad_() for x in factors]
-    z = 4.0 * torch.tanh((wide[0][rows] @ wide[1].T + wide[2]) / 4.0) / 0.8
-    full = torch.log_softmax(z, -1)
-    expected = full.gather(1, targets[:, None])[:, 0]
-    entropy = -(full.exp() * full).sum(-1)
+    expected, entropy, wide, _ = from_hidden(*factors, targets, rows, 0.8, softcap=4.0)
     assert (lp - expected).abs().max() <= linear_logprob_bound(5.0)
     assert (h - entropy).abs().max() <= linear_logprob_bound(5.0)
     up, up_entropy = torch.randn(2, len(rows))
@@ -146,8 +124,8 @@ def test_softcap(dtype):
 def test_registered_op_obeys_the_rules_of_torch():
     *factors, targets, rows, _ = problem(num_rows=40, width=16, vocab=67, count=30)
     hidden, weight, bias = (x.requires_grad_() for x in factors)
-    runs = make_row_groups(len(hidden), rows, None, None)
-    arguments = (hidden, weight, bias, targets, *runs, 0.9, 5.0, True, False, 0, 0, 67, "")
+    groups = make_row_groups(len(hidden), rows, None, None)
+    arguments = (hidden, weight, bias, targets, *groups, 0.9, 5.0, True, False, 0, 0, 67, "")
     torch.library.opcheck(torch.ops.mmpack.linear_selected_logprobs.default, arguments)
 
 
@@ -216,20 +194,12 @@ def _rank(rank, ranks, rendezvous):
     )
     module.BLOCK_COLUMNS = 64
     *factors, targets, rows, unread = problem(vocab=512, count=90)
-    up, up_entropy = torch.randn(2, len(rows))
     shard = slice(512 // ranks * rank, 512 // ranks * (rank + 1))
-
-    def run(hidden, weight, bias, group):
-        leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
-        lp, h = linear_selected_logprobs(
-            leaves[0], leaves[1], targets, rows, leaves[2], 0.8, entropy=True, group=group
-        )
-        (lp @ up + h @ up_entropy).backward()
-        return lp.detach(), h.detach(), [x.grad for x in leaves]
-
-    lp, h, gradients = run(*factors, None)
+    inputs = targets, rows, torch.randn(2, len(rows))
+    lp, h, gradients = linear_step(factors, *inputs, temperature=0.8)
     hidden, weight, bias = factors
-    got = run(hidden, weight[shard], bias[shard], distributed.group.WORLD)
+    part, world = (hidden, weight[shard], bias[shard]), distributed.group.WORLD
+    got = linear_step(part, *inputs, temperature=0.8, group=world)
     assert torch.equal(got[0], lp)
     assert torch.equal(got[1], h)
     to_hidden, *to_shard = got[2]
@@ -298,7 +268,7 @@ def test_gpu_holds_the_contract(dtype):
     up = torch.randn(len(rows))
     lp = linear_selected_logprobs(leaves[0], leaves[1], targets.cuda(), rows.cuda(), leaves[2])
     lp.backward(up.cuda())
-    expected, _, wide, peak = oracle(*factors, targets, rows, 1.0)
+    expected, _, wide, peak = from_hidden(*factors, targets, rows, 1.0)
     expected.backward(up.double())
     assert (lp.cpu() - expected).abs().max() <= linear_logprob_bound(peak)
     for got, want in zip(leaves, wide, strict=True):

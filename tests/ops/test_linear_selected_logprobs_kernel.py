@@ -1,17 +1,26 @@
 """The Triton path of linear_selected_logprobs against float64 logits and torch.log_softmax, and its bits."""
 
+import functools
+
 import pytest
 import torch
 from torch import distributed
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound
 from mmpack.errors import BackendError
+from mmpack.ops.linear_logprobs import blocks
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.ops.logprobs.row_groups import make_row_groups
+from tests.support.logprob_oracle import (
+    assert_same_bits_in_any_batch,
+    from_hidden,
+    linear_problem,
+    linear_step,
+)
 
 pytest.importorskip("triton")
-from mmpack.ops.linear_logprobs import backward_kernels
 from mmpack.ops.linear_logprobs import forward_kernel as kernels
+from mmpack.ops.linear_logprobs.tiles import tiles_of
 
 pytestmark = pytest.mark.kernel
 
@@ -22,36 +31,17 @@ STORED = 1 << 40  # a budget that fits anything
 def small_chunks(monkeypatch, device):
     """Several blocks of rows and chunks of columns, so that their seams are in the tests."""
     if device.type == "cpu":
-        monkeypatch.setattr(backward_kernels, "MIN_COLUMNS", 128)
-        monkeypatch.setattr(backward_kernels, "MAX_BLOCKS", 2)
-    monkeypatch.setattr(backward_kernels, "MIN_ROWS", 1)
+        monkeypatch.setattr(blocks, "MIN_COLUMNS", 128)
+        monkeypatch.setattr(blocks, "MAX_BLOCKS", 2)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 1)
 
 
 def problem(device, dtype=torch.bfloat16, num_rows=60, width=40, vocab=203, count=70, scale=0.5):
     """Rows that repeat, rows that nobody reads and that hold NaN, a ragged vocabulary."""
     if device.type == "cuda":
         num_rows, width, vocab, count = num_rows * 9, width * 7, vocab * 21, count * 9
-    hidden = torch.randn(num_rows, width)
-    rows = torch.randint(0, num_rows - 10, (count,))
-    unread = torch.ones(num_rows, dtype=torch.bool).index_fill(0, rows, False)
-    hidden[unread] = torch.nan
-    weight, bias = torch.randn(vocab, width) * scale, torch.randn(vocab)
-    targets = torch.randint(0, vocab, (count,))
-    tensors = hidden.to(dtype), weight.to(dtype), bias.to(dtype), targets, rows, unread
+    tensors = linear_problem(num_rows, width, vocab, count, dtype, scale)
     return tuple(x.to(device) for x in tensors)
-
-
-def oracle(hidden, weight, bias, targets, rows, temperature=1.0, softcap=None):
-    """Logprobs, entropies, float64 leaves and the largest finite logit."""
-    leaves = [x.detach().double().requires_grad_() for x in (hidden, weight, bias)]
-    z = leaves[0][rows] @ leaves[1].T + leaves[2]
-    if softcap is not None:
-        z = softcap * torch.tanh(z / softcap)
-    full = torch.log_softmax(z / temperature, -1)
-    p = full.exp()
-    entropy = -torch.where(p > 0, p * full, 0.0).sum(-1)
-    peak = z.detach()[z.detach().isfinite()].abs().max() / temperature
-    return full.gather(1, targets[:, None])[:, 0], entropy, leaves, float(peak)
 
 
 def bound(x):
@@ -77,7 +67,7 @@ def test_values_and_gradients_hold_the_contract(device, dtype, budget, softcap):
         leaves[0], leaves[1], targets, rows, leaves[2], 0.8, True,
         softcap=softcap, memory_budget=budget,
     )  # fmt: skip
-    expected, entropy, wide, peak = oracle(*factors, targets, rows, 0.8, softcap)
+    expected, entropy, wide, peak = from_hidden(*factors, targets, rows, 0.8, softcap)
     assert lp.dtype == h.dtype == torch.float32
     assert (lp - expected).abs().max() <= linear_logprob_bound(peak)
     assert (h - entropy).abs().max() <= linear_logprob_bound(peak)
@@ -102,7 +92,7 @@ def test_repeated_rows_are_read_once(device, budget):
         results.append((lp.detach(), leaves[0].grad, leaves[1].grad))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
-    expected, _, wide, _ = oracle(*factors, targets, rows)
+    expected, _, wide, _ = from_hidden(*factors, targets, rows)
     expected.backward(up.double())
     check_gradients(leaves, wide, unread)
 
@@ -122,7 +112,7 @@ def test_rows_without_gradient_are_dropped(device, budget):
     assert lp[dead].isnan().all()
     assert lp[~dead].isfinite().all()
     lp.backward(up)
-    expected, _, wide, _ = oracle(*factors, targets[~dead], rows[~dead])
+    expected, _, wide, _ = from_hidden(*factors, targets[~dead], rows[~dead])
     expected.backward(up[~dead].double())
     unread[dead_rows] = True
     check_gradients(leaves, wide, unread)
@@ -163,7 +153,7 @@ def test_adversarial_logits(device, name, budget):
     lp, h = linear_selected_logprobs(
         leaves[0], leaves[1], targets, rows, leaves[2], 0.7, True, memory_budget=budget
     )
-    expected, entropy, wide, peak = oracle(hidden, weight, bias, targets, rows, 0.7)
+    expected, entropy, wide, peak = from_hidden(hidden, weight, bias, targets, rows, 0.7)
     finite = expected.isfinite()
     assert torch.equal(lp.isneginf(), expected.isneginf())
     assert (lp - expected)[finite].abs().max() <= linear_logprob_bound(peak)
@@ -182,8 +172,8 @@ def test_adversarial_logits(device, name, budget):
 
 
 def test_bits_do_not_depend_on_the_batch(device):
-    full = (1, 127, 128, 129, 4096, 13107) if device.type == "cuda" else (1, 31, 32, 33, 70)
-    count = full[-1]
+    sizes = (1, 127, 128, 129, 4096, 13107) if device.type == "cuda" else (1, 31, 32, 33, 70)
+    count = sizes[-1]
     width, vocab = (256, 5003) if device.type == "cuda" else (40, 203)
     hidden = torch.randn(count, width, device=device).bfloat16()
     weight = torch.randn(vocab, width, device=device).bfloat16()
@@ -199,14 +189,8 @@ def test_bits_do_not_depend_on_the_batch(device):
         return lp.detach(), h.detach(), leaf.grad
 
     for budget in (None, STORED):
-        lp, h, grad = run(torch.arange(count, device=device), memory_budget=budget)
-        order = torch.randperm(count, device=device)
-        for size in full:
-            some = order[:size]
-            got = run(some, memory_budget=budget)
-            assert torch.equal(got[0], lp[some])
-            assert torch.equal(got[1], h[some])
-            assert torch.equal(got[2][some], grad[some])
+        in_budget = functools.partial(run, memory_budget=budget)
+        assert_same_bits_in_any_batch(in_budget, torch.randperm(count, device=device), sizes)
 
 
 def test_values_are_the_same_bits_in_both_modes(device):
@@ -230,7 +214,7 @@ def test_any_width_and_strides(device, width):
     lp = linear_selected_logprobs(leaves[0], leaves[1], targets, rows, bias)
     up = torch.randn(len(rows), device=device)
     lp.backward(up)
-    expected, _, wide, peak = oracle(hidden, weight, bias, targets, rows)
+    expected, _, wide, peak = from_hidden(hidden, weight, bias, targets, rows)
     expected.backward(up.double())
     assert (lp - expected).abs().max() <= linear_logprob_bound(peak)
     check_gradients(leaves[:2], wide[:2], unread)
@@ -256,7 +240,7 @@ def test_float32_is_refused_when_forced(device):
 def test_shards_give_the_bits_of_the_whole(device, ranks):
     """Tiles of shards, one below the other, are the tiles of the whole; so is the merge."""
     hidden, weight, bias, *_ = problem(device)
-    tile = kernels.tiles_of(device).columns
+    tile = tiles_of(device).columns
     shard = len(weight) // tile // ranks * tile or tile
     repeats = -(-ranks * shard // len(weight))
     weight, bias = (x.repeat(repeats, *[1] * (x.ndim - 1))[: ranks * shard] for x in (weight, bias))
@@ -308,22 +292,22 @@ def test_a_budget_widens_the_chunks():
     def taken(rows, columns):
         return rows * (6 * 3584 + 2 * columns)
 
-    default = backward_kernels.plan(*headline, stored=False, budget=0)
+    default = blocks.plan_blocks(*headline, stored=False, budget=0)
     assert taken(*default) <= logits / 20
     for share in (1 / 4, 1 / 8):
-        rows, columns = backward_kernels.plan(*headline, stored=False, budget=int(logits * share))
+        rows, columns = blocks.plan_blocks(*headline, stored=False, budget=int(logits * share))
         assert rows >= 13_107
         assert logits * share * 0.95 <= taken(13_107, columns) <= logits * share
     for count in (4096, 5000, 131_072):
-        assert backward_kernels.plan(count, *headline[1:], stored=False, budget=0)[1] == default[1]
+        assert blocks.plan_blocks(count, *headline[1:], stored=False, budget=0)[1] == default[1]
 
 
 def test_registered_op_obeys_the_rules_of_torch(device):
     *factors, targets, rows, _ = problem(device, num_rows=20, width=16, vocab=67, count=12)
     hidden, weight, bias = (x.nan_to_num().requires_grad_() for x in factors)
-    runs = make_row_groups(len(hidden), rows, None, None)
+    groups = make_row_groups(len(hidden), rows, None, None)
     for store in (False, True):
-        arguments = hidden, weight, bias, targets, *runs, 0.9, None, True, store, 0, 0
+        arguments = hidden, weight, bias, targets, *groups, 0.9, None, True, store, 0, 0
         torch.library.opcheck(
             torch.ops.mmpack.linear_selected_logprobs.default, (*arguments, len(weight), "")
         )
@@ -389,20 +373,12 @@ def _rank(rank, ranks, rendezvous):
     )
     device = torch.device("cpu")
     *factors, targets, rows, unread = problem(device, vocab=256, count=40, num_rows=40)
-    up = torch.randn(len(rows))
     shard = slice(128 * rank, 128 * (rank + 1))
-
-    def run(hidden, weight, bias, group):
-        leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
-        lp, h = linear_selected_logprobs(
-            leaves[0], leaves[1], targets, rows, leaves[2], entropy=True, group=group
-        )
-        (lp @ up + h @ up).backward()
-        return lp.detach(), h.detach(), [x.grad for x in leaves]
-
-    lp, h, gradients = run(*factors, None)
+    inputs = targets, rows, torch.randn(len(rows)).expand(2, -1)
+    lp, h, gradients = linear_step(factors, *inputs)
     hidden, weight, bias = factors
-    got = run(hidden, weight[shard], bias[shard], distributed.group.WORLD)
+    part, world = (hidden, weight[shard], bias[shard]), distributed.group.WORLD
+    got = linear_step(part, *inputs, group=world)
     assert torch.equal(got[0], lp)
     assert torch.equal(got[1], h)
     for i, (a, b) in enumerate(zip(got[2], gradients, strict=True)):
@@ -421,7 +397,7 @@ def test_a_large_gradient_of_the_entropy_meets_no_probability_of_zero(device, bu
         leaves[0], leaves[1], targets, rows, leaves[2], entropy=True, memory_budget=budget
     )
     (entropies * 1e9).sum().backward()
-    _, entropy, wide, _ = oracle(hidden, weight, bias, targets, rows)
+    _, entropy, wide, _ = from_hidden(hidden, weight, bias, targets, rows)
     (entropy * 1e9).sum().backward()
     error = (leaves[1].grad.double() - wide[1].grad).norm() / wide[1].grad.norm()
     assert error <= bound(hidden)

@@ -7,18 +7,11 @@ from hypothesis import strategies as st
 
 from mmpack.contracts import TOLERANCES, gradient_fp32_bound, selected_logprob_bound
 from mmpack.errors import ArgumentError
-from mmpack.ops.logprobs.selected import CHUNK_ROWS, selected_logprobs
+from mmpack.ops.logprobs.selected import selected_logprobs
+from mmpack.ops.logprobs.torch import CHUNK_ROWS
+from tests.support.logprob_oracle import assert_same_bits_in_any_batch, from_logits
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def oracle(logits, targets, rows, temperature=1.0):
-    """Logprobs and entropies in float64, and the float64 leaf that they hang on."""
-    leaf = logits.detach().double().requires_grad_()
-    full = torch.log_softmax(leaf[rows] / temperature, -1)
-    p = full.exp()
-    entropy = -torch.where(p > 0, p * full, 0.0).sum(-1)
-    return full.gather(1, targets[:, None])[:, 0], entropy, leaf
 
 
 def problem(num_rows=90, vocab=1003, count=150, dtype=torch.float32, scale=4.0):
@@ -48,7 +41,7 @@ def adversarial(name, vocab=777):
 def test_values_hold_the_contract(dtype, temperature):
     logits, targets, rows, _ = problem(dtype=dtype)
     lp, h = selected_logprobs(logits, targets, rows, temperature, entropy=True)
-    expected, entropy, _ = oracle(logits, targets, rows, temperature)
+    expected, entropy, _ = from_logits(logits, targets, rows, temperature)
     assert lp.dtype == h.dtype == torch.float32
     assert ((lp - expected).abs() <= selected_logprob_bound(expected)).all()
     assert (h - entropy).abs().max() <= TOLERANCES["linear_logprob"].value
@@ -60,7 +53,7 @@ def test_adversarial_logits_hold_the_contract(name, temperature):
     logits = adversarial(name).requires_grad_()
     targets = torch.cat([torch.full((6,), 7), torch.randint(0, 777, (6,))])
     lp, h = selected_logprobs(logits, targets, None, temperature, entropy=True)
-    expected, entropy, leaf = oracle(logits, targets, torch.arange(12), temperature)
+    expected, entropy, leaf = from_logits(logits, targets, torch.arange(12), temperature)
     impossible = expected == -torch.inf
     assert torch.equal(lp == -torch.inf, impossible)
     difference = torch.where(impossible, 0.0, lp - expected).abs()
@@ -85,7 +78,7 @@ def test_gradient_holds_the_contract(dtype, with_entropy, unique):
         keywords = {"rows_unique": distinct, "row_inverse": inverse.int()}
     up, up_entropy = torch.randn(2, len(rows))
     lp, h = selected_logprobs(logits, targets, rows, 0.8, entropy=True, **keywords)
-    expected, entropy, leaf = oracle(logits, targets, rows, 0.8)
+    expected, entropy, leaf = from_logits(logits, targets, rows, 0.8)
     (lp @ up + with_entropy * (h @ up_entropy)).backward()
     (expected @ up.double() + with_entropy * (entropy @ up_entropy.double())).backward()
 
@@ -119,17 +112,7 @@ def test_bits_do_not_depend_on_the_batch(count, vocab, seed):
         (lp @ up[order] + h @ up_entropy[order]).backward()
         return lp.detach(), h.detach(), leaf.grad
 
-    lp, h, grad = run(torch.arange(count))
-    order = torch.randperm(count, generator=g)
-    shuffled = run(order)
-    assert torch.equal(shuffled[0], lp[order])
-    assert torch.equal(shuffled[1], h[order])
-    assert torch.equal(shuffled[2], grad)
-    one = order[:1]
-    alone = run(one)
-    assert torch.equal(alone[0], lp[one])
-    assert torch.equal(alone[1], h[one])
-    assert torch.equal(alone[2][one], grad[one])
+    assert_same_bits_in_any_batch(run, torch.randperm(count, generator=g), (count, 1))
 
 
 def test_all_ways_of_naming_rows_agree_in_bits():
@@ -228,7 +211,7 @@ def test_gpu_holds_the_contract():
         up = torch.randn(len(rows))
         lp = selected_logprobs(leaf, targets.cuda(), rows.cuda(), 0.7)
         lp.backward(up.cuda())
-        expected, _, want = oracle(logits, targets, rows, 0.7)
+        expected, _, want = from_logits(logits, targets, rows, 0.7)
         expected.backward(up.double())
         assert ((lp.cpu() - expected).abs() <= selected_logprob_bound(expected)).all()
         assert torch.equal(leaf.grad[unread.cuda()].cpu(), torch.zeros_like(logits[unread]))
@@ -263,7 +246,7 @@ def test_gpu_beyond_2_to_the_31_elements():
     lp = selected_logprobs(leaf, targets.cuda(), rows.cuda())
     lp.sum().backward()
     read = logits.detach()[rows.cuda()].cpu()
-    expected, _, want = oracle(read, targets, torch.arange(4))
+    expected, _, want = from_logits(read, targets, torch.arange(4))
     expected.sum().backward()
     assert ((lp.detach().cpu() - expected).abs() <= selected_logprob_bound(expected)).all()
     difference = leaf.grad[rows.cuda()].cpu().double() - want.grad

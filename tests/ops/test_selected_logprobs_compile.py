@@ -43,23 +43,23 @@ def test_compiles(target, rows, dtype, entropy):
     warps = 2 if target.startswith("gfx") else 4
     common = STRIDES | STATISTICS | pointers | {"logits": f"*{dtype}", "targets": "*i64"}
     forward = split(
-        k._forward,
+        k.forward_kernel,
         common | {"entropies": "*fp32"},
         missing + ["entropies"] * (not entropy),
         LANES=k.LANES,
         DEPTH=k.DEPTH,
         TOKENS=tokens,
     )
-    assert compiled_size(k._forward, *forward, target, num_warps=warps) > 0
+    assert compiled_size(k.forward_kernel, *forward, target, num_warps=warps) > 0
 
     gradients = {"grad_logprobs": "*fp32", "grad_entropies": "*fp32", "entropies": "*fp32"}
     outs = {"out": f"*{dtype}", "out_row_stride": "i64", "out_column_stride": "i32"}
     for compact in (False, True):
         backward = split(
-            k._backward,
+            k.backward_kernel,
             common | gradients | outs,
             missing + ["slot_of_row" if compact else "rows"] + ["grad_entropies"] * (not entropy),
             BLOCK=k.BLOCK,
             TOKENS=tokens,
         )
-        assert compiled_size(k._backward, *backward, target, num_warps=warps) > 0
+        assert compiled_size(k.backward_kernel, *backward, target, num_warps=warps) > 0

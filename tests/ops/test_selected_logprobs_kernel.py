@@ -5,8 +5,10 @@ import torch
 
 from mmpack.contracts import TOLERANCES, gradient_fp32_bound, selected_logprob_bound
 from mmpack.errors import BackendError
-from mmpack.ops.logprobs.scalars import runtime_scalar
+from mmpack.ops.logprobs.autograd import Incoming
+from mmpack.ops.logprobs.call import Call, runtime_scalar
 from mmpack.ops.logprobs.selected import selected_logprobs
+from tests.support.logprob_oracle import from_logits
 
 pytestmark = pytest.mark.kernel
 
@@ -20,15 +22,6 @@ def poisoned():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
-
-
-def oracle(logits, targets, rows, temperature=1.0):
-    """Logprobs and entropies in float64, and the float64 leaf that they hang on."""
-    leaf = logits.detach().double().requires_grad_()
-    full = torch.log_softmax(leaf[rows] / temperature, -1)
-    p = full.exp()
-    entropy = -torch.where(p > 0, p * full, 0.0).sum(-1)
-    return full.gather(1, targets[:, None])[:, 0], entropy, leaf
 
 
 def problem(device, kind="repeated", dtype=torch.float32, vocab=VOCAB, num_rows=9, count=14):
@@ -57,7 +50,7 @@ def problem(device, kind="repeated", dtype=torch.float32, vocab=VOCAB, num_rows=
 def test_values_hold_the_contract(device, dtype, temperature, kind):
     logits, targets, rows, keywords, _ = problem(device, kind, dtype)
     lp, h = selected_logprobs(logits, targets, temperature=temperature, entropy=True, **keywords)
-    expected, entropy, _ = oracle(logits, targets, rows, temperature)
+    expected, entropy, _ = from_logits(logits, targets, rows, temperature)
     assert lp.dtype == h.dtype == torch.float32
     assert ((lp - expected).abs() <= selected_logprob_bound(expected)).all()
     assert (h - entropy).abs().max() <= TOLERANCES["linear_logprob"].value
@@ -74,7 +67,7 @@ def test_gradient_holds_the_contract(device, dtype, with_entropy, kind, gradient
         pytest.skip("refused")
     logits, targets, rows, keywords, unread = problem(device, kind, dtype)
     up, up_entropy = torch.randn(2, len(rows), device=device)
-    expected, entropy, want = oracle(logits, targets, rows, 0.8)
+    expected, entropy, want = from_logits(logits, targets, rows, 0.8)
     (expected @ up.double() + with_entropy * (entropy @ up_entropy.double())).backward()
 
     leaf = logits.clone().requires_grad_()
@@ -119,7 +112,9 @@ def test_adversarial_logits_hold_the_contract(device, name, temperature):
     logits = x.to(device).requires_grad_()
     targets = torch.cat([torch.full((6,), 7), torch.randint(0, vocab, (6,))]).to(device)
     lp, h = selected_logprobs(logits, targets, None, temperature, entropy=True)
-    expected, entropy, leaf = oracle(logits, targets, torch.arange(12, device=device), temperature)
+    expected, entropy, leaf = from_logits(
+        logits, targets, torch.arange(12, device=device), temperature
+    )
     impossible = expected == -torch.inf
     assert torch.equal(lp == -torch.inf, impossible)
     difference = torch.where(impossible, 0.0, lp - expected).abs()
@@ -141,7 +136,7 @@ def test_many_loss_tokens_on_one_row(device, gradient):
     up = torch.randn(70, device=device)
     up[1:] -= up[1:].mean()
     unique = torch.tensor([0, 2], device=device)
-    expected, _, want = oracle(logits, targets, unique[inverse])
+    expected, _, want = from_logits(logits, targets, unique[inverse])
     expected.backward(up.double())
     leaf = logits.clone().requires_grad_()
     lp = selected_logprobs(
@@ -253,7 +248,7 @@ def test_logits_may_be_any_view(device, gradient):
     targets, up = torch.arange(6, device=device), torch.randn(6, device=device)
     leaf = view.detach().requires_grad_()
     lp = selected_logprobs(leaf, targets, gradient=gradient)
-    expected, _, want = oracle(view, targets, torch.arange(6, device=device))
+    expected, _, want = from_logits(view, targets, torch.arange(6, device=device))
     expected.backward(up.double())
     assert ((lp - expected).abs() <= selected_logprob_bound(expected)).all()
     (grad,) = torch.autograd.grad(lp, leaf, up)
@@ -263,14 +258,14 @@ def test_logits_may_be_any_view(device, gradient):
 def test_slots_that_no_loss_token_uses_get_no_gradient(device):
     from mmpack.ops.logprobs.triton import backward, forward
 
-    logits, one = torch.randn(9, 40, device=device), runtime_scalar(1.0, device)
+    logits = torch.randn(9, 40, device=device)
     rows = torch.tensor([2, 5, 6], device=device)
     order, offsets = torch.arange(4, device=device), torch.tensor([0, 2, 2, 4], device=device)
     targets, up = torch.arange(4, device=device), torch.randn(4, device=device)
-    statistics = forward(logits, targets, rows, order, offsets, one, False)
-    grad = torch.full((3, 40), torch.nan, device=device)
-    backward(grad, up, None, logits, targets, rows, order, offsets, *statistics, one, True)
-    expected, _, want = oracle(logits, targets, rows[[0, 0, 2, 2]])
+    one = runtime_scalar(1.0, device)
+    call = Call(logits, targets, rows, order, offsets, one, False, "compact")
+    grad = backward(Incoming(up, None), call, forward(call))
+    expected, _, want = from_logits(logits, targets, rows[[0, 0, 2, 2]])
     expected.backward(up.double())
     assert torch.equal(grad[1], torch.zeros_like(grad[1]))
     assert (grad[[0, 2]] - want.grad[[2, 6]]).abs().max() <= gradient_fp32_bound(want.grad.max())
@@ -281,8 +276,8 @@ def test_a_target_out_of_range_gives_nan_where_nobody_looks(device):
 
     targets = torch.tensor([0, 9, -1], device=device)
     logits, one = torch.zeros(3, 9, device=device), runtime_scalar(1.0, device)
-    lp, *_ = forward(logits, targets, None, None, None, one, False)
-    assert lp.isnan().tolist() == [False, True, True]
+    found = forward(Call(logits, targets, None, None, None, one, False, "dense"))
+    assert found.logprobs.isnan().tolist() == [False, True, True]
 
 
 def test_float64_is_refused(device):

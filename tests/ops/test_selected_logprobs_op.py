@@ -9,9 +9,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.logprobs import selected as op
+from mmpack.ops.logprobs.call import runtime_scalar
 from mmpack.ops.logprobs.row_groups import make_row_groups
-from mmpack.ops.logprobs.scalars import runtime_scalar
 from mmpack.ops.logprobs.selected import selected_logprobs
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
@@ -43,17 +42,18 @@ def value_and_grad(function, logits, *arguments):
 @pytest.mark.parametrize("entropy", [False, True])
 def test_opcheck(device, repeated, entropy):
     logits, targets, keywords = problem(device, repeated)
-    runs = make_row_groups(len(logits), None, *keywords.values())
-    temperature = runtime_scalar(0.7, device)
+    groups = make_row_groups(len(logits), None, *keywords.values())
+    ops, options = torch.ops.mmpack, (runtime_scalar(0.7, device), entropy)
     leaf = logits.clone().requires_grad_()
-    torch.library.opcheck(op._forward, (leaf, targets, *runs, temperature, entropy, "dense"))
+    forward = ops.selected_logprobs.default
+    torch.library.opcheck(forward, (leaf, targets, *groups, *options, "dense"))
 
-    statistics = op._forward(logits, targets, *runs, temperature, entropy, "dense")
+    statistics = forward(logits, targets, *groups, *options, "dense")
     gradients = torch.randn(5, device=device), torch.randn(5, device=device) if entropy else None
-    arguments = (*gradients, logits, targets, *runs, *statistics, temperature)
-    for compact in (False, True):
-        torch.library.opcheck(op._backward, (*arguments, compact))
-    torch.library.opcheck(op._backward_inplace, arguments)
+    for gradient in ("dense", "compact", "inplace"):
+        arguments = (*gradients, logits, targets, *groups, *options, gradient, *statistics)
+        name = "selected_logprobs_backward" + "_" * (gradient == "inplace")
+        torch.library.opcheck(getattr(ops, name).default, arguments)
 
 
 @pytest.mark.parametrize("gradient", ["dense", "inplace"])
@@ -162,7 +162,7 @@ def test_rows_that_nobody_reads_are_refused_where_one_may_look(device):
 @pytest.mark.parametrize("repeated", [False, True])
 def test_a_cuda_graph_replays_it(device, repeated):
     if device.type != "cuda":
-        pytest.skip("of CUDA alone")
+        pytest.skip("only on CUDA")
     logits, targets, keywords = problem(device, repeated)
 
     def function(x):

@@ -51,7 +51,7 @@ def assert_near(found, expected, rows=slice(None), off=1e-12):
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("name", PACKS)
 def test_sdpa(name, scale, monkeypatch):
-    monkeypatch.setattr("mmpack.ops.attention.sdpa.BLOCK", 6)
+    monkeypatch.setattr("mmpack.ops.attention.sdpa.QUERY_ROWS", 6)
     until, plan, rows = packed(PACKS[name], padding=3)
     q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.float64)
     expected = gradients(lambda *x: by_weights(*x, until, scale), q, k, v, grad)

@@ -10,7 +10,7 @@ from support.samples import full_sample, make_sample
 from torch.utils.data import DataLoader
 
 import mmpack as mp
-from mmpack.errors import ArgumentError, BackendError
+from mmpack.errors import ArgumentError, BackendError, SchemaError
 
 
 def some_samples(count=6):
@@ -203,6 +203,18 @@ def test_accelerate_never_cuts_a_pack():
         accelerate.utils.operations.concatenate(batches)
     numbers = prepare(DataLoader(torch.arange(2), batch_size=1))
     assert [int(number) for number in numbers] == [0, 1]
+
+
+@pytest.mark.parametrize("on_invalid", ["raise", "drop"])
+def test_one_number_for_a_malformed_sample(on_invalid):
+    good, bad = some_samples(2)
+    bad.loss_spans = None
+    items = [(good, {"x": 1.0}), (bad, {"x": 2.0})]
+    if on_invalid == "raise":
+        with pytest.raises(SchemaError, match="loss_spans"):
+            mp.collate(items)
+    else:
+        assert mp.collate(items, on_invalid="drop").loss_columns["x"].tolist() == [1.0] * 4
 
 
 # ---------------------------------------------------------------- reprs

@@ -163,7 +163,7 @@ def test_dropped_samples_take_their_columns_with_them(flat):
     )
     assert batch.loss_columns["x"].tolist() == FLAT
     assert batch.token_columns["t"].tolist() == [*range(len(a)), *range(len(b))]
-    with pytest.raises(mp.SchemaError, match="MM403"):  # a column of the kept ones alone
+    with pytest.raises(mp.SchemaError, match="MM403"):  # a column of only the kept ones
         mp.pack([bad, a, b], on_invalid="drop", loss_columns={"x": VALUES})
 
 

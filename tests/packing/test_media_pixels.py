@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from support.models import with_pixels
-from support.samples import make_sample
+from support.samples import make_medium, make_sample
 
 import mmpack as mp
-from mmpack.errors import SchemaError
+from mmpack.errors import ArgumentError, SchemaError
+from mmpack.packing.media import held_pixels
+from mmpack.packing.tensors import to_int32
 
 PARTS = [("text", [1]), ("image", (1, 4, 6), "x"), ("response", [2, 3])]
 
@@ -89,3 +91,20 @@ def test_a_malformed_sample_is_named_or_left_out(layout, field, value):
 def test_lists_where_names_are_due(given, match):
     with pytest.raises(mp.ArgumentError, match=match):
         mp.pack(with_pixels([make_sample([("text", [1]), ("response", [5, 6])])]), **given)
+
+
+def test_pixels_are_the_mediums_own_else_the_stores():
+    own, stored = (make_medium(name, (1, 4, 6)) for name in "ab")
+    own.pixel_values = np.zeros((24, 1176))
+    pixels = np.ones((24, 1176))
+    found = held_pixels([own, stored], "test", {own.cache_key: None, stored.cache_key: pixels})
+    assert found[0] is own.pixel_values and found[1] is pixels
+    with pytest.raises(SchemaError, match=r"test: b.pixel_values is missing \(MM404\)"):
+        held_pixels([own, stored], "test")
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31)])
+def test_what_32_bits_do_not_hold(value):
+    with pytest.raises(ArgumentError, match="does not fit 32 bits"):
+        to_int32(np.array([0, value]))
+    assert to_int32(np.array([value - 1 if value > 0 else value + 1])).dtype == torch.int32

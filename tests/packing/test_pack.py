@@ -331,8 +331,8 @@ def break_mm401(monkeypatch):
 
 
 def break_mm402(monkeypatch):
-    twins = [make_sample([("text", [1, 2])], name) for name in "ab"]
-    mp.pack(twins, share_prefix=True, token_columns={"x": [[0.0, 1.0], [0.0, 2.0]]})
+    pair = [make_sample([("text", [1, 2])], name) for name in "ab"]
+    mp.pack(pair, share_prefix=True, token_columns={"x": [[0.0, 1.0], [0.0, 2.0]]})
 
 
 def break_mm403(monkeypatch):

@@ -91,7 +91,7 @@ def test_sampling_that_was_not_compared():
         "neither side has sampling": (small(0), small(0)),
         "train has no sampling": (other(small(0), sampling=raw), small(0)),
         "rollout has no sampling": (scored(), scored(**raw)),
-        "there are no logprobs on both sides that it speaks of": (
+        "the logprobs that it describes are not on both sides": (
             other(small(0), sampling=raw),
             scored(**processed),
         ),
@@ -428,3 +428,41 @@ def test_broken_samples_are_read(left, right):
     if mp.validate([left, right]):
         assert not report.ok
     assert report.to_json() and report.to_html()
+
+
+MALFORMED = (None, 3, "x", [None], [{}], object(), np.zeros((2, 2)), np.array(["a"]))
+
+
+@pytest.mark.parametrize("name", [*mp.Sample.columns(), "media.grid_thw", "loss_spans.start"])
+def test_malformed_samples_in_memory_are_findings_of_one_line(name):
+    """Whatever a caller put into a field: a report, or one line with a fix."""
+    for value in MALFORMED:
+        left, right = episode(), episode()
+        owner, _, part = name.partition(".")
+        setattr(getattr(right, owner)[0] if part else right, part or owner, value)
+        for sides in ((left, right), (right, left), (right, right)):
+            try:
+                report = compare([sides[0]], [sides[1]])
+            except mp.ArgumentError as error:
+                assert name == "sample_id" and str(error).startswith("compare: ")
+                assert "\n" not in str(error) and "Fix: " in str(error)
+                continue
+            assert all("\n" not in line for line in report.lines())
+            assert report.to_json() and report._repr_html_()
+
+
+def test_a_malformed_sample_says_what_is_wrong_and_is_never_equal():
+    left, right = episode(), episode()
+    right.loss_spans = [{"start": 3, "stop": "x", "kind": "response"}]
+    report = compare([left], [right])
+    assert not report.ok and report.compared == 1
+    assert report.first.field == "loss_spans" and report.first.cause == "unknown"
+    assert "MM003 in train: loss_spans" in report.first.evidence
+    same = compare([right], [right])
+    assert not same.ok and "MM003 in both sides" in same.first.evidence
+
+
+@pytest.mark.parametrize("records", [[{"sample_id": "s"}], [None], [[episode()]], 3, {"a": 1}])
+def test_records_that_are_no_samples_are_refused_in_one_line(records):
+    with pytest.raises(mp.ArgumentError, match=r"^compare: rollout.* Fix: pass samples"):
+        compare(records, [episode()])

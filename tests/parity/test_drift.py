@@ -99,8 +99,8 @@ def test_share_of_unlike_argmax(argmax, share):
     ("rolled", "train", "why"),
     [
         (sample([-1.0], kind="processed"), [-1.0], "processed"),
-        (sample([-1.0]), [-1.0, -2.0], "one for each"),
-        (sample([]), [], "one at least"),
+        (sample([-1.0]), [-1.0, -2.0], "one per loss token"),
+        (sample([]), [], "at least one"),
     ],
 )
 def test_what_can_not_be_compared_is_refused(rolled, train, why):
@@ -170,15 +170,15 @@ def test_one_cause_that_excludes_the_others(seed, noise, cause, change):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_each_base_is_told_from_the_other(seed):
+def test_each_base_is_distinguished_from_the_other(seed):
     logits, ids = scored(seed)
-    told = {
+    found = {
         base: drift_of(chosen(logits, ids), chosen(logits, ids) / np.log(base)).causes[
             "logprob_base"
         ]
         for base in (2, 10)
     }
-    assert "base 2" in told[2] and "base 10" in told[10]
+    assert "base 2" in found[2] and "base 10" in found[10]
     before = drift_of(chosen(logits, ids), np.roll(chosen(logits, ids), 1)).causes["logprob_shift"]
     after = drift_of(chosen(logits, ids), np.roll(chosen(logits, ids), -1)).causes["logprob_shift"]
     assert "before it" in before and "after it" in after

@@ -16,14 +16,13 @@ from test_compare_columnar import assert_same, both_ways
 
 import mmpack as mp
 from mmpack.parity.frame_difference import clock
-from mmpack.view.parity.frame_viewer import FrameViewer
 
 POLICIES = ("qwen_vl_utils", "transformers_qwen2_vl")
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    return write_clip(tmp_path_factory.mktemp("film") / "film.mp4")
+    return write_clip(tmp_path_factory.mktemp("video") / "video.mp4")
 
 
 def by_numpy(a, b):
@@ -63,12 +62,12 @@ def test_the_first_differing_frame_of_two_traces(tmp_path, clip, sides, suffix):
     line = next(str(f) for f in report.findings if (f.field, f.index) == ("media", 0))
     assert f"{differing} of {max(len(plan.indices) for _, plan, _ in made)} differ" in line
     for name, (_, plan, _) in zip(("rollout", "train"), made, strict=True):
-        told, index = document[name], plan.indices[place]
-        assert (told["index"], told["frames"]) == (index, len(plan.indices))
-        assert told["timestamp"] == plan.timestamps[place]
-        assert seconds_of(told["time"]) == pytest.approx(index / FPS, abs=5e-4)
-        assert told["policy"] == plan.policy
-        assert f"{name} frame {index} at {told['time']}" in line
+        found, index = document[name], plan.indices[place]
+        assert (found["index"], found["frames"]) == (index, len(plan.indices))
+        assert found["timestamp"] == plan.timestamps[place]
+        assert seconds_of(found["time"]) == pytest.approx(index / FPS, abs=5e-4)
+        assert found["policy"] == plan.policy
+        assert f"{name} frame {index} at {found['time']}" in line
     settings = [plan.settings for _, plan, _ in made]
     unlike = {k for k in settings[0] | settings[1] if settings[0].get(k) != settings[1].get(k)}
     assert set(document["settings"]) == unlike
@@ -102,9 +101,9 @@ def test_two_wrapped_processors(clip):
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize("side", ["rollout", "train"])
 def test_seconds_that_an_engine_cast(tmp_path, clip, side, suffix):
-    """As vLLM does: whose they are is told, and the dtype where the trace has it."""
+    """As vLLM does: whose they are is found, and the dtype where the trace has it."""
     exact, _, _ = watched(clip, policy="transformers_qwen2_vl")
-    told = torch.tensor(exact.media[0].second_per_grid_ts)
+    found = torch.tensor(exact.media[0].second_per_grid_ts)
 
     def first(seconds, engine):
         other = copy.deepcopy(exact)
@@ -117,7 +116,7 @@ def test_seconds_that_an_engine_cast(tmp_path, clip, side, suffix):
         assert first.cause == "second_per_grid_ts"
         return first.evidence
 
-    cast = told.bfloat16().item()
+    cast = found.bfloat16().item()
     known = {"engine": {"dtype": "bfloat16"}}
     assert first(cast, known).endswith(f": {side}'s engine casts it to bfloat16")
     assert first(cast, {}).endswith(f": maybe {side}'s was cast to bfloat16")
@@ -147,11 +146,11 @@ def test_one_second_is_assumed_and_not_cast(clip):
         assert " cast" not in mp.compare([exact], [other]).first.evidence
 
 
-# ---- one recorded film, changed ------------------------------------------------------------------
+# ---- one recorded video, changed ------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def film(clip):
+def video(clip):
     return watched(clip)[0]
 
 
@@ -164,16 +163,16 @@ def changed(sample, **fields):
     return out
 
 
-def told(left, right):
+def found(left, right):
     report = mp.compare([left], [right])
     return report.first, list(report.causes)
 
 
-def test_times_alone(film):
-    stamps = film.media[0].frame_timestamps
+def test_times_alone(video):
+    stamps = video.media[0].frame_timestamps
     late = (*stamps[:3], *(s + 7.5 for s in stamps[3:]))
-    first, causes = told(
-        *(changed(film, frame_indices=None, frame_timestamps=t) for t in (stamps, late))
+    first, causes = found(
+        *(changed(video, frame_indices=None, frame_timestamps=t) for t in (stamps, late))
     )
     assert causes == ["unknown"]
     assert (first.frames.by, first.frames.place) == ("frame_timestamps", 3)
@@ -181,10 +180,10 @@ def test_times_alone(film):
     assert f"train at {first.frames.train.time}" in first.evidence
 
 
-def test_a_frame_more_is_the_first_that_differs(film):
-    medium = film.media[0]
+def test_a_frame_more_is_the_first_that_differs(video):
+    medium = video.media[0]
     more = np.append(medium.frame_indices, FRAMES - 1)
-    first, causes = told(film, changed(film, frame_indices=more, frame_timestamps=None))
+    first, causes = found(video, changed(video, frame_indices=more, frame_timestamps=None))
     assert causes[0] == "frame_sampling"
     assert first.frames.place == len(medium.frame_indices) == first.frames.rollout.frames
     assert first.frames.rollout.index is None and first.frames.train.index == FRAMES - 1
@@ -195,12 +194,12 @@ def test_a_frame_more_is_the_first_that_differs(film):
     )  # by the rate: none was recorded
 
 
-def test_what_was_not_recorded_is_not_made_up(film):
-    bare = changed(film, frame_timestamps=None, fps=None)
+def test_what_was_not_recorded_is_not_made_up(video):
+    bare = changed(video, frame_timestamps=None, fps=None)
     bare.processor = None
-    other = changed(bare, frame_indices=film.media[0].frame_indices - 0)
+    other = changed(bare, frame_indices=video.media[0].frame_indices - 0)
     other.media[0].frame_indices[2] += 1
-    first, causes = told(bare, other)
+    first, causes = found(bare, other)
     assert causes == ["frame_sampling"]
     for frame in (first.frames.rollout, first.frames.train):
         assert (frame.timestamp, frame.time, frame.policy) == (None, None, None)
@@ -208,84 +207,84 @@ def test_what_was_not_recorded_is_not_made_up(film):
     assert "policy" not in first.evidence
 
 
-def test_the_plan_of_a_medium_goes_before_the_processors(film):
+def test_the_plan_of_a_medium_goes_before_the_processors(video):
     own = {"policy": "by_hand", "every": 10, "odd": [1, 2]}
-    left = changed(film, metadata={"sampling": own})
-    right = changed(film, frame_indices=film.media[0].frame_indices + 1)
-    first, _ = told(left, right)
+    left = changed(video, metadata={"sampling": own})
+    right = changed(video, frame_indices=video.media[0].frame_indices + 1)
+    first, _ = found(left, right)
     assert first.frames.rollout.policy == "by_hand"
     assert first.frames.settings["every"] == (10, None)
     assert json.loads(json.dumps(asdict(first.frames)))["settings"]["odd"] == ["[1, 2]", None]
 
 
-def test_times_that_are_none(film):
+def test_times_that_are_none(video):
     left, right = (
-        changed(film, frame_indices=None, frame_timestamps=(t,) * 10) for t in (0.0, math.nan)
+        changed(video, frame_indices=None, frame_timestamps=(t,) * 10) for t in (0.0, math.nan)
     )
     report = mp.compare([left], [right])
     assert not report.ok and "MM009" in report.first.evidence
     report.to_json()
 
 
-def test_times_less_than_a_millisecond_apart_are_told_apart(film):
-    stamps = film.media[0].frame_timestamps
+def test_times_less_than_a_millisecond_apart_are_shown_in_full(video):
+    stamps = video.media[0].frame_timestamps
     near = (*stamps[:4], stamps[4] + 1e-4, *stamps[5:])
-    first, _ = told(film, changed(film, frame_timestamps=near))
+    first, _ = found(video, changed(video, frame_timestamps=near))
     assert str(first.frames.rollout) == str(first.frames.train)
     assert repr(near[4]) in first.evidence and repr(stamps[4]) in first.evidence
 
 
-def test_a_turned_film(film):
+def test_a_turned_video(video):
     for name in ("size", "decoded_size"):
-        turned = {name: getattr(film.media[0], name)[::-1]}
-        left, right = changed(film), changed(film, content_hash="e" + "0" * 63, **turned)
+        turned = {name: getattr(video.media[0], name)[::-1]}
+        left, right = changed(video), changed(video, content_hash="e" + "0" * 63, **turned)
         for a, b in ((left, right), (right, left)):
-            first, causes = told(a, b)
+            first, causes = found(a, b)
             assert causes == ["video_rotation"] and name in first.evidence
     strange = changed(right, file_hash="d" * 64)
-    assert told(film, strange)[1] == ["unknown"]
-    square = changed(film, size=(90, 90), content_hash="e" + "0" * 63)
-    assert "video_rotation" not in told(film, square)[1]
+    assert found(video, strange)[1] == ["unknown"]
+    square = changed(video, size=(90, 90), content_hash="e" + "0" * 63)
+    assert "video_rotation" not in found(video, square)[1]
 
 
 @pytest.mark.parametrize("fields", [{"total_frames": FRAMES + 2}, {"fps": 30.0}])
-def test_a_container_that_was_read_in_two_ways(film, fields):
-    first, causes = told(film, changed(film, **fields))
+def test_a_container_that_was_read_in_two_ways(video, fields):
+    first, causes = found(video, changed(video, **fields))
     assert causes == ["video_metadata"]
     assert next(iter(fields)) in first.evidence
-    assert told(*(changed(s, file_hash=None) for s in (film, changed(film, **fields))))[1] == [
+    assert found(*(changed(s, file_hash=None) for s in (video, changed(video, **fields))))[1] == [
         "unknown"
     ]
 
 
-def test_a_rate_that_was_rounded_is_no_other_reading(film):
-    left, right = changed(film, fps=30000 / 1001), changed(film, fps=29.97)
+def test_a_rate_that_was_rounded_is_no_other_reading(video):
+    left, right = changed(video, fps=30000 / 1001), changed(video, fps=29.97)
     assert mp.compare([left], [right]).ok
-    assert told(left, changed(film, fps=29.98))[1] == ["unknown"]
+    assert found(left, changed(video, fps=29.98))[1] == ["unknown"]
 
 
-def test_times_of_a_varying_rate(film):
-    medium = film.media[0]
+def test_times_of_a_varying_rate(video):
+    medium = video.media[0]
     real = tuple(1.3 * t for t in medium.frame_timestamps)
-    for a, b, even in ((film, real, "rollout"), (real, film, "train")):
+    for a, b, even in ((video, real, "rollout"), (real, video, "train")):
         sides = [
-            s if isinstance(s, mp.Sample) else changed(film, frame_timestamps=s) for s in (a, b)
+            s if isinstance(s, mp.Sample) else changed(video, frame_timestamps=s) for s in (a, b)
         ]
-        first, causes = told(*sides)
+        first, causes = found(*sides)
         assert causes == ["video_metadata"]
-        assert f"{even} counts frames over fps" in first.evidence
+        assert f"{even}'s are frame_indices / fps" in first.evidence
         assert first.frames.by == "frame_timestamps"
     rounded = tuple(round(t, 1) for t in medium.frame_timestamps)
-    assert "video_metadata" not in told(film, changed(film, frame_timestamps=rounded))[1]
+    assert "video_metadata" not in found(video, changed(video, frame_timestamps=rounded))[1]
 
 
-def test_the_same_frames_of_other_pixels(film):
-    first, causes = told(film, changed(film, content_hash="e" + "0" * 63))
+def test_the_same_frames_of_other_pixels(video):
+    first, causes = found(video, changed(video, content_hash="e" + "0" * 63))
     assert causes == ["frame_pixels"]
     assert (first.frames.by, first.frames.place) == ("content_hash", None)
     for name in ("size", "frame_indices"):
-        sides = [changed(film, **{name: None}), changed(film, content_hash="e" + "0" * 63)]
-        assert told(*sides)[1] == ["unknown"]
+        sides = [changed(video, **{name: None}), changed(video, content_hash="e" + "0" * 63)]
+        assert found(*sides)[1] == ["unknown"]
 
 
 @pytest.mark.parametrize(
@@ -298,10 +297,10 @@ def test_the_same_frames_of_other_pixels(film):
         ("patch_size", 1, "unknown"),
     ],
 )
-def test_settings_of_equal_frames_that_differ(film, name, value, cause):
-    other = changed(film)
+def test_settings_of_equal_frames_that_differ(video, name, value, cause):
+    other = changed(video)
     other.processor["video"]["sampling"][name] = value
-    first, causes = told(film, other)
+    first, causes = found(video, other)
     assert causes == [cause] and first.field == "processor"
     assert f"processor.video.sampling.{name}" in first.evidence
 
@@ -323,8 +322,8 @@ def test_clock(seconds):
 # ---- by columns ----------------------------------------------------------------------------------
 
 
-def test_columns_find_what_samples_show(tmp_path, film):
-    medium = film.media[0]
+def test_columns_find_what_samples_show(tmp_path, video):
+    medium = video.media[0]
     changes = [
         {},
         {"frame_indices": medium.frame_indices + 1},
@@ -347,8 +346,8 @@ def test_columns_find_what_samples_show(tmp_path, film):
     left, right = [], []
     for i, (one, two) in enumerate((a, b) for a in changes for b in changes):
         for side, fields in ((left, one), (right, two)):
-            side.append(changed(film, **fields))
-            side[-1].sample_id = f"film-{i}"
+            side.append(changed(video, **fields))
+            side[-1].sample_id = f"video-{i}"
     fast, slow = both_ways(tmp_path, left, right, max_findings=10**6)
     assert {"frame_sampling", "frame_pixels", "video_rotation", "video_metadata"} <= set(
         fast.causes
@@ -357,16 +356,24 @@ def test_columns_find_what_samples_show(tmp_path, film):
     assert_same(fast, slow)
 
 
-def test_equal_films_are_never_built(tmp_path, film, monkeypatch):
+def test_equal_videos_are_never_built(tmp_path, video, monkeypatch):
     from mmpack.parity.columnar import compare as columnar
 
     monkeypatch.setattr(columnar._Part, "samples", lambda part, but: pytest.fail("built"))
     paths = [tmp_path / f"{name}.parquet" for name in "ab"]
     for path in paths:
-        mp.write_trace(path, [changed(film)])
+        mp.write_trace(path, [changed(video)])
     assert mp.compare(*paths).ok
 
 
-def test_a_report_without_media_opens_nothing(film, monkeypatch):
-    monkeypatch.setattr(FrameViewer, "_frames", lambda *_: (None, "looked"))
-    assert "looked" not in mp.compare([film], [changed(film)]).to_html()
+def test_a_report_of_equal_videos_opens_no_file(video, clip):
+    """`pictures` is asked for nothing, and no path below the root is named: the two frames' figures are not there."""
+
+    class Asked(dict):
+        def get(self, *key):
+            pytest.fail(f"looked for {key}")
+
+    other = changed(video, frame_indices=video.media[0].frame_indices + 1)
+    differing, equal = (mp.compare([video], [right]) for right in (other, changed(video)))
+    assert "mm-frames" in differing.to_html(media_root=clip.parent)
+    assert "mm-frames" not in equal.to_html(media_root=clip.parent, pictures=Asked())

@@ -34,7 +34,7 @@ def changed(value):
     raise AssertionError(value)
 
 
-def told(left, right):
+def compared(left, right):
     """Fields of the findings, and what is listed as not compared of the changed side and not of an equal one."""
     before = compare([left], [copy.deepcopy(left)]).not_compared
     report = compare([left], [right])
@@ -71,11 +71,11 @@ def test_any_field_of_a_sample(name):
         value = value[:-1]
     else:
         value = changed(value)
-    findings, listed = told(left, other(left, **{name: value}))
+    findings, listed = compared(left, other(left, **{name: value}))
     assert name in findings | {n.partition(".")[0] for n in listed}
     if getattr(left, name) is not None and name in RECORDS:
         assert name in findings
-        findings, listed = told(left, other(left, **{name: "" if name == "group_id" else None}))
+        findings, listed = compared(left, other(left, **{name: "" if name == "group_id" else None}))
         assert name in listed  # boxes without a coordinate system also break a rule
 
 
@@ -87,7 +87,7 @@ def test_any_field_of_a_medium(name, place):
     if value is None:
         return
     setattr(right.media[place], name, changed(value))
-    findings, listed = told(left, right)
+    findings, listed = compared(left, right)
     assert "media" in findings or f"media.{name}" in listed
 
 
@@ -213,7 +213,7 @@ def test_settings_that_parity_does_not_read(tmp_path):
 
 
 def test_parts_are_counted_once_a_sample():
-    """One sample with more settings than are told apart."""
+    """One sample with more settings than are listed."""
     left, right = small(), small()
     left.processor = {"image": {f"a{i:06d}": i for i in range(2000)}}
     right.processor = {"image": {}}

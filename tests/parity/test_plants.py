@@ -1,6 +1,6 @@
 """Differences planted by real processors: what proves them names them, all else is `unknown` with what is possible.
 
-`python tests/parity/plants.py` counts.
+`python -m support.planting.plants` counts, run in `tests/`.
 """
 
 import pytest

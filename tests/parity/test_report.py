@@ -107,7 +107,7 @@ def planted(count):
 
 
 @pytest.mark.parametrize("count", [1, 3, 200])
-def test_each_cause_is_told_once_in_lines_of_120(count):
+def test_each_cause_is_shown_once_in_lines_of_120(count):
     report = compare(*planted(count))
     lines = report.lines()
     assert max(map(len, lines)) <= 120
@@ -127,7 +127,7 @@ def test_each_cause_is_told_once_in_lines_of_120(count):
     shown = sum(line.startswith("  sample s") for line in lines)
     assert shown == min(20, report.total_findings)
     if report.total_findings > 20:
-        assert lines[-1] == f"and {report.total_findings - 20} findings more"
+        assert lines[-1] == f"and {report.total_findings - 20} more findings"
 
 
 def test_every_field_of_a_cause_before_a_second_sample():
@@ -174,4 +174,4 @@ def test_more_findings_than_lines():
     left = [other(episode(), sample_id=f"s{i}") for i in range(9)]
     right = [other(episode(system=(9,)), sample_id=f"s{i}") for i in range(9)]
     lines = compare(left, right).lines(limit=2)
-    assert lines[-1].endswith("findings more")
+    assert lines[-1].endswith("more findings")

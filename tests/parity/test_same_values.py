@@ -65,7 +65,7 @@ def test_one_value(a, b):
 
 
 @pytest.fixture
-def film():
+def video():
     sample = episode(video=(4, 4, 4))
     clip = sample.media[0]
     clip.fps, clip.second_per_grid_ts = 30000 / 1001, 2 * 1001 / 30000
@@ -90,12 +90,12 @@ def through(sample, write):
 
 
 @pytest.mark.parametrize("way", sorted(WRITTEN))
-def test_floats_of_a_trace_written_in_another_way(tmp_path, film, way):
-    right = through(film, WRITTEN[way])
-    for pair in ((film, right), (right, film)):
+def test_floats_of_a_trace_written_in_another_way(tmp_path, video, way):
+    right = through(video, WRITTEN[way])
+    for pair in ((video, right), (right, video)):
         report = compare([pair[0]], [pair[1]])
         assert report.ok, report.lines()
-    for name, sample in (("a", film), ("b", right)):
+    for name, sample in (("a", video), ("b", right)):
         mp.write_trace(tmp_path / f"{name}.parquet", [sample])
     assert compare(tmp_path / "a.parquet", tmp_path / "b.parquet").ok
 
@@ -109,21 +109,21 @@ def test_floats_of_a_trace_written_in_another_way(tmp_path, film, way):
         ("second_per_grid_ts", 0.06689453125),  # in bf16
     ],
 )
-def test_real_differences_stay(film, name, value):
-    right = other(film)
+def test_real_differences_stay(video, name, value):
+    right = other(video)
     setattr(right.media[0], name, value)
-    assert not compare([film], [right]).ok
+    assert not compare([video], [right]).ok
 
 
-def test_one_other_frame_time_stays(film):
-    right = other(film)
+def test_one_other_frame_time_stays(video):
+    right = other(video)
     stamps = list(right.media[0].frame_timestamps)
     stamps[3] += 1 / 30
     right.media[0].frame_timestamps = tuple(stamps)
-    assert not compare([film], [right]).ok
-    settings_of = other(film)
+    assert not compare([video], [right]).ok
+    settings_of = other(video)
     settings_of.processor["image"]["image_mean"] = [0.5, 0.5, 0.5]
-    assert not compare([film], [settings_of]).ok
+    assert not compare([video], [settings_of]).ok
 
 
 # ---- in memory -------------------------------------------------------------------------------------

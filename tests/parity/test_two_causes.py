@@ -14,7 +14,7 @@ NO_POSITIONS = "ids that contradict their grids have no positions"
 HIDES = {
     ("exif_rotation", "alpha"): "a turned picture's pixels differ, whatever its background is",
     ("dropped_image", "cache_key"): "the picture under the wrong key is the one that is dropped",
-    ("fps_missing", "position_rule"): "at 24 fps the film is so short that both rules agree",
+    ("fps_missing", "position_rule"): "at 24 fps the video is so short that both rules agree",
     ("video_rotation", "frame_pixels"): "turned frames have other pixels, whatever the decoder is",
     ("video_reader", "video_metadata"): "two readers count as they count",
     ("video_reader", "frame_sampling"): "two readers' figures take other frames",
@@ -39,7 +39,7 @@ HIDES = {
     },
 }
 HIDES |= {
-    (cause, other): "Qwen3-VL, whose films are in the text, has one position rule, of no seconds"
+    (cause, other): "Qwen3-VL, whose videos are in the text, has one position rule, of no seconds"
     for cause in ("timestamp_rounding", "video_markers")
     for other in ("position_rule", "second_per_grid_ts")
 }
@@ -48,7 +48,7 @@ HIDES |= {
     for cause in ("fps_missing", "video_reader", "frame_sampling")
 }
 BRINGS = {"truncated_medium": {"truncated"}}
-# what one difference can't tell apart is listed as possible
+# what one difference can't distinguish is listed as possible
 EITHER = {
     frozenset({"retokenized_response", "rewritten_response"}): "possible: retokenized_response",
     frozenset({"retokenized_response", "stop_token"}): "possible: retokenized_response",
@@ -82,7 +82,7 @@ def test_two(one, two):
     assert set(mp.compare([right], [left]).causes) == found
 
 
-def test_a_tokenizer_tells_turns_apart():
+def test_a_tokenizer_distinguishes_turns():
     left, right = broken_by("retokenized_response", "stop_token")
     report = mp.compare([left], [right], decode=decode)
     assert set(report.causes) == {"retokenized_response", "stop_token"}

@@ -261,6 +261,17 @@ def test_broken_samples_are_raised_together_or_dropped():
     assert "MM202" in made.dropped[0].reason and "MM108" in made.dropped[1].reason
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("media", None), ("media", [None]), ("loss_spans", None)]
+)
+def test_malformed_samples_are_dropped_without_a_raw_error(field, value):
+    good, bad = (make_sample(n, "g", [1, 2], [3], 0) for n in ("good", "bad"))
+    setattr(bad, field, value)
+    made = plan([good, bad], max_tokens=10, on_invalid="drop")
+    assert made.bins == [[0]] and made.total_tokens == 1
+    assert [d.sample_id for d in made.dropped] == ["bad"]
+
+
 def test_two_families_are_refused():
     samples = [make_sample("a", "g", [1], []), make_sample("b", "g", [1], [], family="qwen2_vl")]
     with pytest.raises(PlanError, match=r"samples\[0\] is of family qwen2_5_vl.*MM406"):

@@ -1,6 +1,7 @@
 """What people hand in by mistake is refused where it enters, in one line that names it."""
 
 import base64
+import binascii
 import functools
 import io
 
@@ -10,7 +11,7 @@ import torch
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError, MmpackError
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 
 IMAGE, START, END = 151655, 151652, 151653
 ASKED = [{"role": "user", "content": "1 + 1?"}]
@@ -191,8 +192,21 @@ def test_data_urls_are_bytes(processor, png):
     assert processor.medium(url) == processor.medium(png)
 
 
+def test_base64_is_decoded_once(processor, png, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(
+        base64, "b64decode", lambda s, **options: decoded.append(s) or binascii.a2b_base64(s)
+    )
+    text = base64.b64encode(png).decode()
+    for part in ({"base64": text}, {"url": as_url(png)}, {"image": as_url(png)}):
+        decoded.clear()
+        content = [{"type": "image"} | part]
+        processor([{"role": "user", "content": content}], sample_id="s")
+        assert len(decoded) == 1
+
+
 def test_data_urls_of_videos(processor):
-    data = clip_problems(1)[0].video
+    data = clip_exercises(1)[0].video
     url = as_url(data, "video/mp4")
     found = [
         processor([{"role": "user", "content": [part]}], sample_id="s")

@@ -60,7 +60,7 @@ def marked(hf, messages, name, **options):
 
 
 def single(sample):
-    """Ids and loss mask with one placeholder a medium."""
+    """Ids and loss mask with one placeholder per medium."""
     mask = np.zeros(len(sample), dtype=bool)
     mask[sample.loss_indices] = True
     keep = np.ones(len(sample), dtype=bool)
@@ -140,8 +140,8 @@ def test_pictures_are_counted_on(make_hf, picture):
     count = {"template_kwargs": {"add_vision_id": True}}
     sample = processor(messages[:2], response_ids=[40, EOS], sample_id="s", **count)
     sample = processor.append(sample, messages=messages[3:5], **count)
-    told = processor.tokenizer.decode(sample.input_ids)
-    assert [f"Picture {k}: " in told for k in (1, 2, 3, 4)] == [True, True, True, False]
+    written = processor.tokenizer.decode(sample.input_ids)
+    assert [f"Picture {k}: " in written for k in (1, 2, 3, 4)] == [True, True, True, False]
 
 
 def test_media_in_order_and_sources(processor, picture):
@@ -211,12 +211,12 @@ THINKING = [
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen3_6"])
 def test_a_template_that_strips_thinking_is_refused(hf, name):
     processor = mp.wrap_processor(hf, chat_template=template(name))
-    with pytest.raises(ArgumentError, match=r"messages\[1\] otherwise.*append") as caught:
+    with pytest.raises(ArgumentError, match=r"messages\[1\] differently.*append") as caught:
         processor(THINKING, assistant_loss=True, sample_id="s")
     assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
     sample = processor(THINKING[:2], assistant_loss=True, sample_id="s")
-    told = processor.tokenizer.decode(sample.input_ids[sample.loss_indices])
-    assert told.endswith("hm\n</think>\n\ny<|im_end|>")
+    written = processor.tokenizer.decode(sample.input_ids[sample.loss_indices])
+    assert written.endswith("hm\n</think>\n\ny<|im_end|>")
     more = processor.append(sample, messages=THINKING[2:3], response_ids=[40])  # as it was sampled
     assert "hm\n</think>" in processor.tokenizer.decode(more.input_ids)
 
@@ -251,6 +251,8 @@ def test_internvl(picture):
     messages = conversation(picture, "user")
     del messages[2]["tool_calls"]
     whole = processor(messages, assistant_loss=True, sample_id="s")
-    told = [processor.tokenizer.decode(whole.input_ids[s.start : s.stop]) for s in whole.loss_spans]
-    assert told == ["Let me look.<|im_end|>", "A square.<|im_end|>", "Yes.\n<|im_end|>"]
+    written = [
+        processor.tokenizer.decode(whole.input_ids[s.start : s.stop]) for s in whole.loss_spans
+    ]
+    assert written == ["Let me look.<|im_end|>", "A square.<|im_end|>", "Yes.\n<|im_end|>"]
     assert mp.validate(whole) == []

@@ -42,7 +42,7 @@ def user(*parts):
     return [{"role": "user", "content": content}]
 
 
-def film(frames=5, grid=(3, 4, 6), key="ab", **fields):
+def clip(frames=5, grid=(3, 4, 6), key="ab", **fields):
     known = {"fps": 29.97, "frame_indices": np.array([0, 7, 31, 44, 60, 61, 75][:frames])}
     family = get_family("qwen3_vl")
     return Medium("v", "video", key * 32, grid, family.vision_tokens(grid), **(known | fields))
@@ -117,7 +117,7 @@ def test_internvl_settings(internvl, picture):
 
 
 def qwen3_5_tokenizer():
-    """Ids of Qwen3.5 around a vocabulary of one word."""
+    """Ids of Qwen3.5 around a vocabulary of one token."""
     special = {"<|vision_start|>": 248053, "<|vision_end|>": 248054}
     special |= {"<|image_pad|>": 248056, "<|video_pad|>": 248057, "<|endoftext|>": 248044}
     words = tokenizers.models.WordLevel({"a": 0} | special, unk_token="a")
@@ -153,7 +153,7 @@ def test_qwen3_5_is_known_by_its_image_token(qwen3, picture):
 
 
 class VideoProcessor:
-    """Stands for transformers' own, which needs torchvision: says what it made of a film."""
+    """Stands for transformers' own, which needs torchvision: says what it made of a video."""
 
     merge_size, temporal_patch_size = 2, 2
     valid_kwargs = transformers.processing_utils.VideosKwargs
@@ -184,9 +184,9 @@ def ids_by_hf(hf, text, media):
 @pytest.mark.parametrize(
     "parts",
     [
-        [film()],
-        ["Look:", film(), "and.", film(3, (2, 4, 4), "cd"), "So?"],
-        [film(1, (1, 2, 2)), film(1, (1, 2, 2))],
+        [clip()],
+        ["Look:", clip(), "and.", clip(3, (2, 4, 4), "cd"), "So?"],
+        [clip(1, (1, 2, 2)), clip(1, (1, 2, 2))],
     ],
     ids=["one", "two", "twice, of one patch"],
 )
@@ -206,7 +206,7 @@ def test_videos_equal_the_hf_processor(qwen3, parts):
 
 def test_what_becomes_of_the_markers_is_a_setting(qwen3):
     """transformers before 5.10 and after write other ids; which is recorded."""
-    messages = user(film())
+    messages = user(clip())
     samples = {}
     for markers in (KEPT, REPLACED):
         processor = mp.wrap_processor(qwen3)
@@ -225,13 +225,13 @@ def test_what_becomes_of_the_markers_is_a_setting(qwen3):
 
 @pytest.mark.parametrize("markers", [KEPT, REPLACED])
 def test_one_id_a_video(qwen3, markers):
-    """Unexpanded ids of an engine: seconds are encoded alone; a sampled placeholder stays a word."""
+    """Unexpanded ids of an engine: seconds are encoded by themselves; a sampled placeholder stays a text token."""
     processor = mp.wrap_processor(qwen3)
     processor.video_markers = markers
-    medium = film()
+    medium = clip()
     runs = []
-    for told in ("<0.1 seconds>", "<1.3 seconds>", "<2.0 seconds>"):
-        runs += [*qwen3.tokenizer(told)["input_ids"], START, *[VIDEO] * 6, END]
+    for written in ("<0.1 seconds>", "<1.3 seconds>", "<2.0 seconds>"):
+        runs += [*qwen3.tokenizer(written)["input_ids"], START, *[VIDEO] * 6, END]
     ids = [5, START, VIDEO, END, 6, 7, VIDEO, 8]
     sample = processor.from_ids(ids, [medium], expanded=False, loss_spans=[(5, 8)], sample_id="s")
     fence = ([START], [END]) if markers == KEPT else ([], [])
@@ -241,7 +241,7 @@ def test_one_id_a_video(qwen3, markers):
     assert [s.frame for s in sample.modality_spans] == [0, 1, 2]
     bare = processor.from_ids([5, VIDEO, 6], [medium], expanded=False, sample_id="s")
     assert bare.input_ids.tolist() == [5, *runs, 6]
-    one = processor.from_ids([START, VIDEO, END], [film(2, (1, 4, 6))], False, sample_id="s")
+    one = processor.from_ids([START, VIDEO, END], [clip(2, (1, 4, 6))], False, sample_id="s")
     assert one.input_ids.tolist() == [*fence[0], *runs[: len(runs) // 3], *fence[1]]
     first = processor.from_ids([5, 6], sample_id="s")
     more = processor.append(
@@ -255,50 +255,50 @@ def test_one_id_a_video(qwen3, markers):
 @pytest.mark.parametrize(
     ("medium", "seconds"),
     [
-        (film(3, (2, 2, 2), fps=2.0, frame_indices=[0, 1, 6]), ["0.2", "3.0"]),
+        (clip(3, (2, 2, 2), fps=2.0, frame_indices=[0, 1, 6]), ["0.2", "3.0"]),
         (
-            film(4, (2, 2, 2), fps=None, frame_indices=None, frame_timestamps=(0.5, 1.0, 2.0, 9.5)),
+            clip(4, (2, 2, 2), fps=None, frame_indices=None, frame_timestamps=(0.5, 1.0, 2.0, 9.5)),
             ["0.8", "5.8"],
         ),
-        (film(2, (1, 2, 2), fps=4.0, frame_indices=[4, 5], frame_timestamps=(7.0, 8.0)), ["1.1"]),
+        (clip(2, (1, 2, 2), fps=4.0, frame_indices=[4, 5], frame_timestamps=(7.0, 8.0)), ["1.1"]),
     ],
 )
 def test_seconds(qwen_tok, medium, seconds):
     family = get_family("qwen3_vl")
     ids, _ = expanded_ids(np.array([VIDEO]), [medium], family, qwen_tok, KEPT)
-    told = "".join(f"<{s} seconds><|vision_start|><|video_pad|><|vision_end|>" for s in seconds)
-    assert qwen_tok.decode(ids.tolist()) == told
+    written = "".join(f"<{s} seconds><|vision_start|><|video_pad|><|vision_end|>" for s in seconds)
+    assert qwen_tok.decode(ids.tolist()) == written
 
 
 @pytest.mark.parametrize(
-    ("medium", "error", "told"),
+    ("medium", "error", "message"),
     [
-        (film(fps=None), ArgumentError, "'v' has no times"),
-        (film(frame_indices=None), ArgumentError, "'v' has no times"),
-        (film(2), LayoutError, "2 frames, its grid .* holds 3 patches of 2. Fix.*MM111"),
-        (film(7), LayoutError, "7 frames, its grid .* holds 3 patches of 2. Fix.*MM111"),
+        (clip(fps=None), ArgumentError, "'v' has no times"),
+        (clip(frame_indices=None), ArgumentError, "'v' has no times"),
+        (clip(2), LayoutError, "2 frames, its grid .* holds 3 patches of 2. Fix.*MM111"),
+        (clip(7), LayoutError, "7 frames, its grid .* holds 3 patches of 2. Fix.*MM111"),
     ],
 )
-def test_times_that_do_not_fit(qwen3, medium, error, told):
+def test_times_that_do_not_fit(qwen3, medium, error, message):
     processor = mp.wrap_processor(qwen3)
-    with pytest.raises(error, match=told) as caught:
+    with pytest.raises(error, match=message) as caught:
         processor(user(medium), sample_id="s")
     assert "\n" not in str(caught.value)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         processor.from_ids([5, VIDEO], [medium], expanded=False, sample_id="s")
 
 
 def test_videos_that_are_not_there(qwen3, internvl):
     processor = mp.wrap_processor(qwen3)
     with pytest.raises(LayoutError, match="MM104"):
-        processor(user("a <|video_pad|> in words"), sample_id="s")
+        processor(user("a <|video_pad|> in text"), sample_id="s")
     with pytest.raises(LayoutError, match="MM107"):
-        processor.from_ids([5, START, *[VIDEO] * 6, END], [film()], sample_id="s")
+        processor.from_ids([5, START, *[VIDEO] * 6, END], [clip()], sample_id="s")
     with pytest.raises(LayoutError, match="MM101"):
         whole = [t for _ in range(3) for t in (7, START, *[VIDEO] * 5, END)]
-        processor.from_ids(whole, [film()], sample_id="s")
+        processor.from_ids(whole, [clip()], sample_id="s")
     with pytest.raises(LayoutError, match="MM107"):
-        mp.wrap_processor(internvl)(user(film()), sample_id="s")
+        mp.wrap_processor(internvl)(user(clip()), sample_id="s")
 
 
 def test_a_video_in_a_family_of_images():

@@ -11,7 +11,7 @@ import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError, VideoError
 from mmpack.processors import videos
 from mmpack.processors.kinds import kind_of_file, kind_of_item
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.video.choose_frames import sample as plan_of
 from mmpack.video.frame_plan import FramePlan
@@ -24,7 +24,7 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 @pytest.fixture(scope="module")
 def files():
-    return [problem.video for problem in clip_problems(2)]
+    return [exercise.video for exercise in clip_exercises(2)]
 
 
 @pytest.fixture
@@ -192,8 +192,8 @@ def test_parity_names_the_setting_that_differs(make, left, right, named):
     one, other = (make(**side)(ask("clips/b.mp4"), [1], sample_id="s") for side in (left, right))
     report = mp.compare([one], [other])
     assert not report.ok
-    told = " ".join(f"{f.evidence} {f.left} {f.right}" for f in report.findings)
-    assert named in told and one.processor_fingerprint != other.processor_fingerprint
+    written = " ".join(f"{f.evidence} {f.left} {f.right}" for f in report.findings)
+    assert named in written and one.processor_fingerprint != other.processor_fingerprint
 
 
 def test_a_plan_of_other_settings_is_recorded_with_its_medium(make, files):
@@ -217,11 +217,11 @@ def test_seconds_go_into_positions_or_into_text(make, files):
     times = np.unique(one.position_ids[0, a:b] - one.position_ids[0, a])
     steps = np.arange(plan.grid_thw[0]) * np.float32(plan.second_per_grid_ts) * 2
     assert plan.second_per_grid_ts % 0.5 and times.tolist() == steps.astype(int).tolist()
-    told = new.tokenizer.decode(new(ask(files[0]), sample_id="s").input_ids.tolist())
+    written = new.tokenizer.decode(new(ask(files[0]), sample_id="s").input_ids.tolist())
     plan = plan_of(files[0], **new.settings["video"]["sampling"])
     for seconds in plan.patch_timestamps:
-        assert f"<{seconds:.1f} seconds>" in told
-    assert told.count("seconds>") == plan.grid_thw[0]
+        assert f"<{seconds:.1f} seconds>" in written
+    assert written.count("seconds>") == plan.grid_thw[0]
 
 
 def frames(n=4, size=64):
@@ -231,7 +231,7 @@ def frames(n=4, size=64):
 @pytest.mark.parametrize(
     ("item", "error", "match"),
     [
-        (frames(), ArgumentError, "frames alone has no times"),
+        (frames(), ArgumentError, "only frames has no times"),
         ((frames(), {}), ArgumentError, "has no fps"),
         ((frames(), {"fps": 2.0, "speed": 1}), ArgumentError, "'speed' is unknown"),
         ((frames(), {"fps": 0.0}), ArgumentError, "a rate above 0"),
@@ -248,7 +248,7 @@ def frames(n=4, size=64):
         ((frames().astype(np.float32), {"fps": 2.0}), ArgumentError, "dtype float32"),
         (([frames()[0], frames(1, 32)[0]], {"fps": 2.0}), ArgumentError, "of one size"),
         ((b"x", {"fps": 2.0}), ArgumentError, "a video with dict"),
-        (b"no film", VideoError, "Fix: "),
+        (b"no video", VideoError, "Fix: "),
         ("clips/none.mp4", ArgumentError, "no file below media_root"),
         ("../a.mp4", ArgumentError, "not below media_root"),
     ],

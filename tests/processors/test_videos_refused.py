@@ -10,7 +10,7 @@ from PIL import Image
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
-from mmpack.smoke.clips import clip_problems
+from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.video import FramePlan, decode, drop_frames, mask_frames, plan_patches, sample
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.adapter
 
 @pytest.fixture(scope="module")
 def files():
-    return [problem.video for problem in clip_problems(2)]
+    return [exercise.video for exercise in clip_exercises(2)]
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def ask(item, **part):
 def refused(match, call, *args, **options):
     with pytest.raises(ArgumentError, match=match) as caught:
         call(*args, **options)
-    told = str(caught.value)
-    assert "\n" not in told and "Fix: " in told and " at 0x" not in told
+    message = str(caught.value)
+    assert "\n" not in message and "Fix: " in message and " at 0x" not in message
 
 
 def recorded(processor, **changes):

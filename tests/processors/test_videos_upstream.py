@@ -22,7 +22,7 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 PIXELS = {"min_pixels": 4 * 32 * 32, "max_pixels": 300 * 28 * 28}
 
 
-def film(frames, fps, size, seed=0):
+def clip_of(frames, fps, size, seed=0):
     """H.264 of blurred noise, [n, h, w, 3] as PyAV decodes it, and its bytes."""
     import av
 
@@ -52,7 +52,7 @@ CLIPS = {
 
 @pytest.fixture(scope="module")
 def clips():
-    return {name: film(*about) for name, about in CLIPS.items()}
+    return {name: clip_of(*about) for name, about in CLIPS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_a_sample_is_what_transformers_makes(make, clips, family, name, own):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_frames_that_were_sampled_already(make, clips, family):
-    """As an engine has them: some frames, and of which film."""
+    """As an engine has them: some frames, and of which video."""
     hf, (_, frames) = make(family), clips["wide"]
     chosen = np.array([0, 9, 18, 27, 36])
     about = {"fps": 25.0, "frames_indices": chosen, "total_num_frames": 37}
@@ -163,7 +163,7 @@ class StandIn:
     """decord's VideoReader over frames in memory."""
 
     def __init__(self, path):
-        self.frames, self.fps = self.films[path]
+        self.frames, self.fps = self.clips[path]
 
     def __len__(self):
         return len(self.frames)
@@ -185,8 +185,8 @@ def test_qwen_vl_utils_and_the_processor(make, clips, family, name, own, monkeyp
 
     monkeypatch.setattr(vision_process, "get_video_reader_backend", lambda: "decord")
     hf, (data, frames) = make(family), clips[name]
-    StandIn.films = {"film.mp4": (frames, float(CLIPS[name][1]))}
-    asked = messages("film.mp4")
+    StandIn.clips = {"clip.mp4": (frames, float(CLIPS[name][1]))}
+    asked = messages("clip.mp4")
     cards3 = family == "qwen3_vl"
     _, videos, options = vision_process.process_vision_info(
         asked,
@@ -222,9 +222,9 @@ def test_a_cut_of_qwen_vl_utils_has_the_files_count(make, clips, family, monkeyp
     monkeypatch.setattr(vision_process, "get_video_reader_backend", lambda: "decord")
     hf, (data, frames) = make(family), clips["wide"]
     fps = float(CLIPS["wide"][1])
-    StandIn.films = {"film.mp4": (frames, fps)}
+    StandIn.clips = {"clip.mp4": (frames, fps)}
     cut = {"video_start": len(frames) / fps / 2, "video_end": len(frames) / fps}
-    asked = messages("film.mp4")
+    asked = messages("clip.mp4")
     asked[0]["content"][0].update(cut)
     cards3 = family == "qwen3_vl"
     _, [(video, about)], options = vision_process.process_vision_info(
@@ -235,7 +235,7 @@ def test_a_cut_of_qwen_vl_utils_has_the_files_count(make, clips, family, monkeyp
     )
     about["frames_indices"] = [int(i) for i in about["frames_indices"]]
     assert about["total_num_frames"] < max(about["frames_indices"])
-    text = hf.apply_chat_template(messages("film.mp4"), tokenize=False, add_generation_prompt=True)
+    text = hf.apply_chat_template(messages("clip.mp4"), tokenize=False, add_generation_prompt=True)
     made = hf(
         text=[text],
         videos=[video],

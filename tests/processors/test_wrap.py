@@ -125,7 +125,7 @@ def part(**fields):
         (part(type="image", path="a.png"), None, "no media_root"),
         (part(type="video", video=np.zeros((60, 60, 3), np.uint8)), None, "of type video"),
         (part(type="image", image=np.zeros((4, 60, 60, 3), np.uint8)), None, "of type image"),
-        (part(type="video", video=np.zeros((4, 60, 60, 3), np.uint8)), None, "frames alone"),
+        (part(type="video", video=np.zeros((4, 60, 60, 3), np.uint8)), None, "only frames"),
         (part(type="video", video="a.mp4"), None, "no media_root"),
         (part(type="video"), [np.zeros((60, 60, 3), np.uint8)], "of type video"),
         ([{"role": "user", "content": ["x"]}], None, "is str"),
@@ -245,9 +245,9 @@ def test_a_sampled_placeholder_is_a_word(processor, picture, expanded):
     assert sample.input_ids[-4:].tolist() == [1, IMAGE, IMAGE, 2]
     assert [(s.start, s.stop) for s in sample.modality_spans] == [(2, 14)]
     assert {p.code for p in mp.validate(sample)} == {"MM203", "MM104"}
-    words = np.where(np.arange(len(sample)) < 16, sample.input_ids, 5)
+    context = np.where(np.arange(len(sample)) < 16, sample.input_ids, 5)
     assert np.array_equal(
-        sample.position_ids, rope_index("qwen2_5_vl", words, [sample.media[0].grid_thw])
+        sample.position_ids, rope_index("qwen2_5_vl", context, [sample.media[0].grid_thw])
     )
 
 
@@ -281,7 +281,9 @@ def test_videos_are_laid_out(processor, picture):
         (2, 10, "video"),
         (12, 24, "image"),
     ]
-    assert sample.position_ids[0, 2:10].tolist() == [2] * 4 + [5] * 4  # 2 a second, 1.5 s apart
+    assert (
+        sample.position_ids[0, 2:10].tolist() == [2] * 4 + [5] * 4
+    )  # 2 per second, steps of 1.5 s
     assert mp.validate(sample) == []
     messages = [{"role": "user", "content": [{"type": "video", "video": video()}]}]
     assert processor(messages, sample_id="s").modality_spans[0].modality == "video"
@@ -317,7 +319,7 @@ def test_parts_alone(hf, picture):
     assert processor(messages, sample_id="s") == mp.wrap_processor(hf)(messages, sample_id="s")
     with pytest.raises(ArgumentError, match="no tokenizer"):
         mp.wrap_processor(image_processor=hf.image_processor, family="qwen2_vl")
-    with pytest.raises(ArgumentError, match="family of parts alone is unknown"):
+    with pytest.raises(ArgumentError, match="family of parts without a processor is unknown"):
         mp.wrap_processor(**parts)
     with pytest.raises(ArgumentError, match="no chat template"):
         mp.wrap_processor(**parts, family="qwen2_vl")(messages, sample_id="s")

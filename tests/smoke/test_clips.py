@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmpack.smoke.clips import COLOURS, clip_problems
+from mmpack.smoke.clips import COLOURS, clip_exercises
 
 av = pytest.importorskip("av")
 
@@ -21,42 +21,42 @@ def colours_seen(data):
                 seen.append(None)
                 continue
             mean = np.median(pixels[off > 150], axis=0)
-            apart = {name: np.abs(mean - rgb).sum() for name, rgb in COLOURS.items()}
-            seen.append(min(apart, key=apart.get))
+            distance = {name: np.abs(mean - rgb).sum() for name, rgb in COLOURS.items()}
+            seen.append(min(distance, key=distance.get))
     return [c for c, before in zip(seen, [None, *seen], strict=False) if c not in (None, before)]
 
 
 def answer_of(prompt, order):
-    words = prompt.rstrip("?").split()
-    if "right" in words:
-        step = -1 if "before" in words else 1
-        return order[order.index(words[-1]) + step]
-    return order[{"first": 0, "second": 1, "third": 2, "last": 3}[words[-1]]]
+    tokens = prompt.rstrip("?").split()
+    if "right" in tokens:
+        step = -1 if "before" in tokens else 1
+        return order[order.index(tokens[-1]) + step]
+    return order[{"first": 0, "second": 1, "third": 2, "last": 3}[tokens[-1]]]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_answer_is_what_the_frames_show(seed):
-    for problem in clip_problems(6, seed):
-        order = colours_seen(problem.video)
-        assert sorted(order) == sorted(problem.choices) and len(set(order)) == 4
-        assert problem.answer == answer_of(problem.prompt, order)
-        assert problem.choices["ABCD".index(problem.answer_letter)] == problem.answer
-        assert problem.images == ()
+    for exercise in clip_exercises(6, seed):
+        order = colours_seen(exercise.video)
+        assert sorted(order) == sorted(exercise.choices) and len(set(order)) == 4
+        assert exercise.answer == answer_of(exercise.prompt, order)
+        assert exercise.choices["ABCD".index(exercise.answer_letter)] == exercise.answer
+        assert exercise.images == ()
 
 
 def test_seeds_decide_everything():
-    one, again, other = clip_problems(3), clip_problems(3), clip_problems(3, seed=1)
+    one, again, other = clip_exercises(3), clip_exercises(3), clip_exercises(3, seed=1)
     assert [p.video for p in one] == [p.video for p in again] != [p.video for p in other]
-    assert [p.problem_id for p in one] == ["clip-1", "clip-2", "clip-3"]
-    assert len({p.prompt for p in clip_problems(12)}) > 4  # not one question asked over and over
+    assert [p.exercise_id for p in one] == ["clip-1", "clip-2", "clip-3"]
+    assert len({p.prompt for p in clip_exercises(12)}) > 4  # not one question asked over and over
 
 
 def test_no_frame_alone_tells():
     """At no time is more than one square to be seen."""
     import io
 
-    for problem in clip_problems(2):
-        with av.open(io.BytesIO(problem.video)) as container:
+    for exercise in clip_exercises(2):
+        with av.open(io.BytesIO(exercise.video)) as container:
             for frame in container.decode(video=0):
                 pixels = frame.to_ndarray(format="rgb24").astype(int)
                 near = [

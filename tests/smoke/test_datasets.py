@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmpack.errors import ArgumentError, MmpackError, TraceError
-from mmpack.smoke.datasets import load_problems
-from mmpack.smoke.geometry import draw_problems
+from mmpack.smoke.datasets import load_exercises
+from mmpack.smoke.geometry import draw_exercises
 
 
 def png(size=(30, 20), colour=(10, 200, 30), mode="RGB") -> bytes:
@@ -52,10 +52,10 @@ def row(text="<image>Find x.", answer="5", pictures=1, **change):
 
 def message(*args, **kwargs) -> str:
     with pytest.raises((ArgumentError, TraceError)) as caught:
-        load_problems(*args, **kwargs)
+        load_exercises(*args, **kwargs)
     text = str(caught.value)
     assert "\n" not in text
-    assert text.startswith("load_problems: ")
+    assert text.startswith("load_exercises: ")
     assert "Fix: " in text
     return text
 
@@ -64,8 +64,8 @@ def message(*args, **kwargs) -> str:
 
 
 def test_without_data_the_drawn_set():
-    assert [p.prompt for p in load_problems()] == [p.prompt for p in draw_problems()]
-    assert [p.problem_id for p in load_problems(limit=3)] == ["1", "2", "3"]
+    assert [p.prompt for p in load_exercises()] == [p.prompt for p in draw_exercises()]
+    assert [p.exercise_id for p in load_exercises(limit=3)] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -73,30 +73,30 @@ def test_folder_in_order_of_number(tmp_path, whole):
     for number in ("10", "2", "1"):
         write_problem(tmp_path / "train" / number)
     write_problem(tmp_path / "train" / ".hidden", record="{")
-    problems = load_problems(tmp_path if whole else tmp_path / "train")
-    assert [p.problem_id for p in problems] == ["1", "2", "10"]
-    assert {(p.prompt, p.answer, p.answer_letter) for p in problems} == {("Find x.", "5", "C")}
-    assert problems[0].source == ("train/1" if whole else "1")
+    exercises = load_exercises(tmp_path if whole else tmp_path / "train")
+    assert [p.exercise_id for p in exercises] == ["1", "2", "10"]
+    assert {(p.prompt, p.answer, p.answer_letter) for p in exercises} == {("Find x.", "5", "C")}
+    assert exercises[0].source == ("train/1" if whole else "1")
 
 
 def test_split_of_a_folder(tmp_path):
     write_problem(tmp_path / "train" / "1")
     write_problem(tmp_path / "test" / "2")
-    assert [p.problem_id for p in load_problems(str(tmp_path), split="test")] == ["2"]
+    assert [p.exercise_id for p in load_exercises(str(tmp_path), split="test")] == ["2"]
 
 
 def test_pictures_in_the_order_of_the_record(tmp_path):
     first, second = png((40, 20)), png((60, 20), mode="RGBA", colour=(1, 2, 3, 4))
     record = RECORD | {"images": ["b.png", "a.png"]}
     write_problem(tmp_path / "train" / "1", record, a=second, b=first)
-    images = load_problems(tmp_path)[0].images
+    images = load_exercises(tmp_path)[0].images
     assert [(image.size, image.mode) for image in images] == [((40, 20), "RGB"), ((60, 20), "RGBA")]
 
 
 def test_without_choices_the_answer_itself(tmp_path):
     write_problem(tmp_path / "train" / "1", {"problem_text": "Find x.", "answer": "7"})
-    problem = load_problems(tmp_path)[0]
-    assert (problem.answer, problem.choices, problem.answer_letter) == ("7", (), None)
+    exercise = load_exercises(tmp_path)[0]
+    assert (exercise.answer, exercise.choices, exercise.answer_letter) == ("7", (), None)
 
 
 def test_parquet_file_and_shards(tmp_path):
@@ -110,28 +110,28 @@ def test_parquet_file_and_shards(tmp_path):
         write_parquet(tmp_path / folder / "train-00000-of-00002.parquet", rows[:25])
         write_parquet(tmp_path / folder / "test-00000-of-00001.parquet", [row(answer="test")])
     for data in (one, tmp_path / "shards", str(tmp_path / "hub")):
-        problems = load_problems(data)
-        assert [p.problem_id for p in problems] == [str(i) for i in range(40)]
-        assert [p.answer for p in problems] == [str(i) for i in range(40)]
-        assert [p.prompt for p in problems] == [f"Find {i}." for i in range(40)]
-        assert [len(p.images) for p in problems] == [1 + i % 2 for i in range(40)]
-        assert problems[1].images[1].getpixel((0, 0)) == (1, 0, 0)
-    assert load_problems(tmp_path / "shards", split="test")[0].answer == "test"
-    assert len(load_problems(one, limit=17)) == 17
+        exercises = load_exercises(data)
+        assert [p.exercise_id for p in exercises] == [str(i) for i in range(40)]
+        assert [p.answer for p in exercises] == [str(i) for i in range(40)]
+        assert [p.prompt for p in exercises] == [f"Find {i}." for i in range(40)]
+        assert [len(p.images) for p in exercises] == [1 + i % 2 for i in range(40)]
+        assert exercises[1].images[1].getpixel((0, 0)) == (1, 0, 0)
+    assert load_exercises(tmp_path / "shards", split="test")[0].answer == "test"
+    assert len(load_exercises(one, limit=17)) == 17
 
 
 def test_parquet_cell_with_a_path_alone(tmp_path):
     (tmp_path / "0.png").write_bytes(png((50, 60)))
     cell = {"bytes": None, "path": "0.png"}
     path = write_parquet(tmp_path / "p.parquet", [row(), row(images=[cell])])
-    assert load_problems(path)[1].images[0].size == (50, 60)
+    assert load_exercises(path)[1].images[0].size == (50, 60)
 
 
 def test_spaces_around_image_tokens(tmp_path):
     path = write_parquet(
         tmp_path / "p.parquet", [row(" <image>\n<image> In $x$,\nfind y. ", pictures=2)]
     )
-    assert load_problems(path)[0].prompt == "In $x$,\nfind y."
+    assert load_exercises(path)[0].prompt == "In $x$,\nfind y."
 
 
 def test_hub(monkeypatch):
@@ -153,9 +153,9 @@ def test_hub(monkeypatch):
         return table
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    problems = load_problems("someone/geometry", split="test")
+    exercises = load_exercises("someone/geometry", split="test")
     assert asked == [("someone/geometry", "test")]
-    assert [(p.problem_id, p.prompt, p.answer, len(p.images)) for p in problems] == [
+    assert [(p.exercise_id, p.prompt, p.answer, len(p.images)) for p in exercises] == [
         ("0", "Find x.", "1", 1),
         ("1", "Find y.", "2", 2),
     ]
@@ -175,13 +175,13 @@ def test_hub_out_of_reach_is_one_line():
 
 
 def test_real_problems(geo3k_dir):
-    problems = load_problems(geo3k_dir)
-    assert [p.problem_id for p in problems] == ["11", "12", "13", "14", "16", "17", "18"]
-    assert [p.answer for p in problems] == ["80", "13", "9", "48", "10", "120", "22"]
-    for problem in problems:
-        record = json.loads((geo3k_dir / "train" / problem.problem_id / "data.json").read_text())
-        assert problem.images[0].size == (record["img_width"], record["img_height"])
-        assert problem.prompt == record["problem_text"]
+    exercises = load_exercises(geo3k_dir)
+    assert [p.exercise_id for p in exercises] == ["11", "12", "13", "14", "16", "17", "18"]
+    assert [p.answer for p in exercises] == ["80", "13", "9", "48", "10", "120", "22"]
+    for exercise in exercises:
+        record = json.loads((geo3k_dir / "train" / exercise.exercise_id / "data.json").read_text())
+        assert exercise.images[0].size == (record["img_width"], record["img_height"])
+        assert exercise.prompt == record["problem_text"]
 
 
 # ---------------------------------------------------------------- what is refused
@@ -222,7 +222,7 @@ def test_split_that_is_not_there_names_what_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("record", "words"),
+    ("record", "part"),
     [
         ("", "is not JSON"),
         ('{"problem_text": "Find x.", "ans', "is not JSON"),
@@ -247,10 +247,10 @@ def test_split_that_is_not_there_names_what_is(tmp_path):
         (RECORD | {"images": ["x" * 5000]}, "can't be read"),
     ],
 )
-def test_broken_records(tmp_path, record, words):
+def test_broken_records(tmp_path, record, part):
     folder = write_problem(tmp_path / "train" / "7", record)
     text = message(tmp_path)
-    assert words in text
+    assert part in text
     assert str(folder) in text
 
 
@@ -295,7 +295,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "part"),
     [
         (b"", "can't be decoded"),
         (b"GIF89a", "can't be decoded"),
@@ -306,21 +306,21 @@ def bomb(width: int, height: int) -> bytes:
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "can't be decoded"),
     ],
 )
-def test_pictures_that_are_none(tmp_path, data, words):
+def test_pictures_that_are_none(tmp_path, data, part):
     write_problem(tmp_path / "train" / "7", img_diagram=data)
     text = message(tmp_path)
-    assert words in text
+    assert part in text
     assert "7/img_diagram.png" in text
     path = write_parquet(
         tmp_path / "p.parquet", [row(), row(images=[{"bytes": data, "path": None}])]
     )
     text = message(path)
-    assert words in text
+    assert part in text
     assert "p.parquet row 1 images[0]" in text
 
 
 @pytest.mark.parametrize(
-    ("broken", "words"),
+    ("broken", "part"),
     [
         (row(text="Find <image>x."), "has 1 <image> tokens for 1 pictures"),
         (row(text="<image><image>Find x."), "has 2 <image> tokens for 1 pictures"),
@@ -334,10 +334,10 @@ def test_pictures_that_are_none(tmp_path, data, words):
         ({"images": [], "problem": "Find x."}, "'answer' is no column"),
     ],
 )
-def test_broken_rows(tmp_path, broken, words):
+def test_broken_rows(tmp_path, broken, part):
     path = write_parquet(tmp_path / "p.parquet", [broken])
     text = message(path)
-    assert words in text
+    assert part in text
     assert "p.parquet" in text
 
 
@@ -378,8 +378,8 @@ def test_any_record_is_read_or_refused(tmp_path_factory, record):
 
 def read_or_refused(folder: Path) -> None:
     try:
-        (problem,) = load_problems(folder)
-        assert all(np.asarray(image).size for image in problem.images)
+        (exercise,) = load_exercises(folder)
+        assert all(np.asarray(image).size for image in exercise.images)
     except MmpackError as error:
         assert "\n" not in str(error)
     shutil.rmtree(folder)
@@ -387,7 +387,7 @@ def read_or_refused(folder: Path) -> None:
 
 def test_no_heavy_imports():
     code = (
-        "import sys; from mmpack.smoke.datasets import load_problems; load_problems();"
+        "import sys; from mmpack.smoke.datasets import load_exercises; load_exercises();"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'datasets', 'pyarrow')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,21 +3,23 @@
 import importlib.util
 import io
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+import torch
+import transformers
+from packaging.version import Version
 from rich.console import Console
-from support.process import run_mmpack
+from support.process import call_mmpack
 
 from mmpack.errors import ArgumentError
+from mmpack.smoke import job
 from mmpack.smoke.injection import CAUSES
-from mmpack.smoke.job import SmokeOptions
+from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.report import Report
 from mmpack.smoke.run import run
 
 SMALL = {"limit": 2, "n": 3, "max_new_tokens": 6}
+SMALLEST = {"limit": 1, "n": 2, "max_new_tokens": 4}
 
 
 def smoke(**options) -> Report:
@@ -39,23 +41,16 @@ def test_every_check_holds_with_its_figure(tmp_path):
     tokens = values["tokens"]
     assert tokens["shared_prefix"] < tokens["packed"] <= tokens["padded"]
     assert values["grad_norm"] > 0 and values["ratio"]["gain"] > 0
+    patches = values["patches"]
+    once = patches["padded"] // SMALL["n"]
+    assert patches["shared_prefix"] == once
+    # older forwards take no embeddings: rows are repeated, and the figure says so
+    takes_embeddings = Version(transformers.__version__) >= Version("5.19")
+    assert patches["packed"] == (once if takes_embeddings else patches["padded"])
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "data:image/" in page and "<svg" in page  # pictures and the drift of logprobs
     (tmp_path / "page.html").unlink()
     assert {p.name for p in tmp_path.iterdir()} == {"rollout.jsonl", "train.jsonl"}
-
-
-@pytest.mark.adapter
-def test_packed_layouts_encode_each_medium_once():
-    from mmpack.adapters.transformers.inputs import encodes_apart
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
-
-    patches = smoke(**SMALL).to_dict()["patches"]
-    once = patches["padded"] // SMALL["n"]
-    if encodes_apart(tiny_qwen2_5_vl()):
-        assert patches["packed"] == patches["shared_prefix"] == once
-    else:  # older forwards take no embeddings: rows are repeated, and the figure says so
-        assert patches["packed"] == patches["padded"] and patches["shared_prefix"] == once
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -68,13 +63,13 @@ def test_an_injected_cause_is_the_first_finding(cause):
 
 
 def test_real_problems(geo3k_dir):
-    report = smoke(data=str(geo3k_dir), n=2, limit=3, max_new_tokens=6)
-    assert report.failed == [] and report.values["parity"]["compared"] == 6
+    report = smoke(data=str(geo3k_dir), n=2, limit=2, max_new_tokens=4)
+    assert report.failed == [] and report.values["parity"]["compared"] == 4
 
 
 def test_the_command_prints_one_json_document(tmp_path):
     out = tmp_path / "smoke.json"
-    done = run_mmpack(
+    done = call_mmpack(
         *("smoke", "--limit", "1", "--n", "2", "--max-new-tokens", "4"),
         *("--inject", "loss_mask_shift", "--json", "--out", str(out)),
     )
@@ -85,9 +80,9 @@ def test_the_command_prints_one_json_document(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_one_sample_a_prompt():
-    with pytest.warns(UserWarning, match="each of 5 samples is alone in its group"):
-        assert smoke(limit=5, n=1, max_new_tokens=4).failed == []
+def test_one_sample_per_prompt():
+    with pytest.warns(UserWarning, match="each of 2 samples is alone in its group"):
+        assert smoke(limit=2, n=1, max_new_tokens=4).failed == []
 
 
 @pytest.mark.slow
@@ -99,10 +94,6 @@ def test_learning_goes_up_and_with_negated_advantages_down():
 
 
 def test_a_layout_that_gives_nan_fails(monkeypatch):
-    import torch
-
-    import mmpack.smoke.job as job
-
     whole = job.packed_logprobs
 
     def broken(model, batch, temperature=1.0):
@@ -111,7 +102,7 @@ def test_a_layout_that_gives_nan_fails(monkeypatch):
         return torch.full_like(out, float("nan")) if right else out
 
     monkeypatch.setattr(job, "packed_logprobs", broken)
-    assert "logprobs" in smoke(**SMALL).failed
+    assert "logprobs" in smoke(**SMALLEST).failed
 
 
 @pytest.mark.parametrize("options", [{"top_p": 0.9}, {"inject": "dtype"}])
@@ -160,16 +151,8 @@ def test_what_clips_are_not_for(options, match):
         smoke(video=True, **options)
 
 
-def test_the_example_has_the_command_line_of_the_command():
-    example = Path(__file__).parents[2] / "examples" / "geo3k_grpo.py"
-    shown = subprocess.run([sys.executable, example, "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0 and "--engine" in shown.stdout
-    wrong = subprocess.run([sys.executable, example, "--n", "0"], capture_output=True, text=True)
-    assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1
-
-
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
 def test_an_engine_that_is_not_installed_is_one_line():
-    done = run_mmpack("smoke", "--engine", "vllm", "--limit", "1")
+    done = call_mmpack("smoke", "--engine", "vllm", "--limit", "1")
     assert done.returncode == 2 and "mmpack[vllm]" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -10,7 +10,7 @@ from support.engines import checkpoint, shared_engine
 from support.process import run_mmpack
 
 from mmpack.contracts import TOLERANCES
-from mmpack.smoke.job import SmokeOptions
+from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.report import Report
 from mmpack.smoke.run import run
 
@@ -25,7 +25,7 @@ def smoke(**options) -> Report:
     return run(job, Console(file=io.StringIO()), make_engine=shared_engine)
 
 
-def inside(drift) -> bool:
+def within_bounds(drift) -> bool:
     return (
         drift["max_abs"] <= MAX
         and drift["mean_abs"] <= TOLERANCES["engines_mean"].value
@@ -42,14 +42,14 @@ def test_the_command_does_the_whole_job():
     values = json.loads(done.stdout)
     assert values["failed"] == [] and values["parity"] == {"ok": True, "compared": 20}
     for name in ("drift", "drift after the step"):
-        assert values[name]["tokens"] >= 200 and inside(values[name])
+        assert values[name]["tokens"] >= 200 and within_bounds(values[name])
         assert values[name]["argmax_differs"] == 0.0 and values[name]["causes"] == {}
     assert values["weights"]["unlike"] == [] and values["weights"]["tensors"] > 50
     rows = values["engines"]
     ways = {(r["prefix_cache"], r["chunked_prefill"] is None, r["batch"] == 1) for r in rows}
     assert len(rows) == len(ways) == 8
     for row in rows:
-        assert row["ok"] and inside(row)
+        assert row["ok"] and within_bounds(row)
         assert (sum(row["prefix_cached_tokens"]) > 0) == row["prefix_cache"]
         assert row["media_cache_hits"] == 0 or row["media_cache"]
     again = [r for r in rows if r["batch"] == 1]  # the prompts of the row before
@@ -63,11 +63,11 @@ def test_a_cause_of_the_layout_is_named_by_parity_and_its_drift_shows(cause):
     assert report.failed == ["parity", "drift"] and report.exit_code == 1
     first = report.values["first"]
     assert first["cause"] == cause
-    assert not inside(report.values["drift"])
+    assert not within_bounds(report.values["drift"])
     assert "loss" not in report.values  # no step is taken
 
 
-def test_the_rule_of_a_video_is_told_for_both_sides(tmp_path):
+def test_the_rule_of_a_video_is_named_for_both_sides(tmp_path):
     import mmpack as mp
 
     smoke(**SMALL, inject="position_rule", workdir=tmp_path)

@@ -1,4 +1,4 @@
-"""Random samples that may lie in one pack: of one family, their films running forward."""
+"""Random samples that may lie in one pack: of one family, their videos running forward."""
 
 from __future__ import annotations
 

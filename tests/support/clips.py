@@ -1,4 +1,4 @@
-"""Clips for the tests of patch packing, and their rows by numpy alone."""
+"""Clips for the tests of patch packing, and their rows by numpy."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def normalised(rows: torch.Tensor, rescale_factor=None, mean=None, std=None) -> 
     return ((values - mean) / std).view_as(rows)
 
 
-def film(frames: int, height: int, width: int) -> np.ndarray:
-    """uint8 [frames, height, width, 3]: every value depends on its place, none of the 256 is left out for long."""
-    t, y, x, c = np.ogrid[:frames, :height, :width, :3]
+def frames_of(count: int, height: int, width: int) -> np.ndarray:
+    """uint8 [count, height, width, 3]: every value depends on its place, and all 256 occur."""
+    t, y, x, c = np.ogrid[:count, :height, :width, :3]
     return ((t * 89 + y * 31 + x * 7 + c * 113 + x * y // 5) % 256).astype(np.uint8)
 
 

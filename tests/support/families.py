@@ -1,4 +1,4 @@
-"""Batches of any family for the adapter's tests: images, films (where the family has them), shared prompts."""
+"""Batches of any family for the adapter's tests: images, videos (where the family has them), shared prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmpack.schema.sample import Sample
 
 
 def mixed_batch(name: str) -> list[Sample]:
-    """Five samples: three that branch off one prompt at two depths, a film, a picture that comes twice, and text."""
+    """Five samples: three that branch off one prompt at two depths, a video, a picture that comes twice, and text."""
     family = get_family(name)
     rng = np.random.default_rng(3)
 

@@ -45,7 +45,7 @@ def clip(
     """A file of `frames` pictures of upright `size` (width, height).
 
     `times`: when each is shown, in ticks of 1/1000 s, instead of at `fps`. `gop`: frames from keyframe to keyframe.
-    `rotation`: degrees clockwise by which a player has to turn what is stored. `colours`: (swscale's matrix, range).
+    `rotation`: degrees clockwise by which a player turns the stored pictures. `colours`: (swscale's matrix, range).
     """
     chosen = None if options is None else tuple(sorted(options.items()))
     when = None if times is None else tuple(times)

@@ -1,8 +1,19 @@
-"""Fresh processes: a test that asks what an import loads, or how a command exits, needs one."""
+"""Commands, in this process or in a fresh one: a test that asks what an import loads needs a fresh one."""
 
+import io
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+
+from mmpack.cli.main import main
+
+
+def call_mmpack(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    """What `run_mmpack` returns, without the second that a process takes to start."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = main([str(arg) for arg in args])
+    return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
 
 def run_python(code: str, *args: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -13,6 +24,5 @@ def run_python(code: str, *args: str, **options: object) -> subprocess.Completed
 
 def run_mmpack(*args: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
     """Run `mmpack args...` as a person would. Streams come back as text."""
-    return run_python(
-        "import sys; from mmpack.cli.main import main; sys.exit(main())", *map(str, args), **options
-    )
+    command = [sys.executable, "-m", "mmpack", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)

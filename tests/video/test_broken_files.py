@@ -65,9 +65,9 @@ def test_a_stream_that_begins_midway():
     """Subtitles of an FLV, in their first tag: FFmpeg makes a stream of them, of which PyAV does not know."""
     text = b"\2\0\nonTextData\x08\0\0\0\1\0\4text\2\0\2hi\0\0\x09"
     tag = b"\x12" + len(text).to_bytes(3) + (5000).to_bytes(3) + bytes(4) + text
-    film = clip(60, container="flv", sound=True)
-    assert probe(film).total_frames == 60
-    refused(film + tag + len(tag).to_bytes(4), "a stream of it begins midway")
+    video = clip(60, container="flv", sound=True)
+    assert probe(video).total_frames == 60
+    refused(video + tag + len(tag).to_bytes(4), "one of its streams begins midway")
 
 
 def test_no_frames():
@@ -82,7 +82,7 @@ def test_no_frames():
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_random_damage(codec):
-    """Whatever is damaged, the frames come or a named error does; nothing else, and not late."""
+    """A damaged file gives its frames or a named error; nothing else, and not late."""
     rng, data = random.Random(codec), clip(codec=codec)
     outcomes = {"read": 0, "refused": 0}
     for _ in range(60):
@@ -189,17 +189,17 @@ def test_bombs(name, tmp_path):
         timeout=120,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit),
     )
-    *told, grown = run.stdout.splitlines()
+    *lines, grown = run.stdout.splitlines()
     assert run.returncode == 0, run.stderr
     if (
         "16,384" not in name
     ):  # the stream itself knows better than the header, and FFmpeg goes by the stream
-        assert all(__import__("re").search(match, line) for line in told), told
-    assert len(told) == 2 and int(grown) < 200  # MiB
+        assert all(__import__("re").search(match, line) for line in lines), lines
+    assert len(lines) == 2 and int(grown) < 200  # MiB
 
 
 def test_the_bombs_go_off_without_a_guard():
-    """FFmpeg alone believes the table of a small file: what the guard is for."""
+    """FFmpeg by itself believes the table of a small file: what the guard is for."""
     data = _same_sizes(clip(4), 2_000_000)
     with av.open(io.BytesIO(data)) as container:
         assert container.streams.video[0].frames == 2_000_000

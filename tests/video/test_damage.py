@@ -1,11 +1,16 @@
-"""Damage that a decoder may not tell of, fields, several streams, pipes, full disks: an error, or the same pixels."""
+"""Damage that a decoder may not report, fields, several streams, pipes, full disks: an error, or the same pixels."""
 
 import errno
 import io
 import os
 import random
+import resource
 import threading
+from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import av
 import numpy as np
@@ -15,7 +20,10 @@ from support.process import run_mmpack
 
 from mmpack.errors import ArgumentError, BackendError, VideoError
 from mmpack.video import FrameCache, decode, probe
-from mmpack.video.interlaced import may_be_interlaced
+from mmpack.video.backends import pyav
+from mmpack.video.files.container import Opened
+from mmpack.video.files.interlaced import may_be_interlaced
+from mmpack.video.files.packets import Packets
 
 FRAMES = 30
 
@@ -62,11 +70,11 @@ def test_damaged_vp8_has_the_same_pixels_with_any_threads():
             frame = av.VideoFrame.from_ndarray(picture(n, (256, 192)), "rgb24")
             out.mux(stream.encode(frame.reformat(format="yuv420p")))
         out.mux(stream.encode())
-    film = file.getvalue()
+    video = file.getvalue()
     for _ in range(40):
-        broken = bytearray(film)
+        broken = bytearray(video)
         for _ in range(8):
-            broken[rng.randrange(len(film) // 8, len(film))] ^= 1 << rng.randrange(8)
+            broken[rng.randrange(len(video) // 8, len(video))] ^= 1 << rng.randrange(8)
         seen = []
         for threads in (1, 2, 8):
             try:
@@ -87,13 +95,13 @@ def with_hidden_frames(count):
 
 
 def test_damage_in_hidden_pictures_gives_the_same_pixels_with_any_threads():
-    """FFmpeg drops hidden pictures and does not tell which were broken; later ones refer to them."""
-    film, rng, read = with_hidden_frames(20), random.Random(0), 0
-    start = film.index(b"mdat")
+    """FFmpeg drops hidden pictures and does not report which were broken; later ones refer to them."""
+    video, rng, read = with_hidden_frames(20), random.Random(0), 0
+    start = video.index(b"mdat")
     for _ in range(60):
-        broken = bytearray(film)
+        broken = bytearray(video)
         for _ in range(3):
-            broken[rng.randrange(start + 2000, start + len(film) // 2)] ^= 1 << rng.randrange(8)
+            broken[rng.randrange(start + 2000, start + len(video) // 2)] ^= 1 << rng.randrange(8)
         seen = []
         for threads in (1, 2, 8):
             try:
@@ -105,21 +113,24 @@ def test_damage_in_hidden_pictures_gives_the_same_pixels_with_any_threads():
     assert read > 5
 
 
-def test_a_broken_picture_without_a_time_is_called_so(monkeypatch):
-    from mmpack.video.backends import pyav
-
-    class Broken:
-        is_corrupt, pts, time = True, None, float("nan")
-
-    class Stream:
-        def decode(self, packet):
-            return [Broken()]
-
-    monkeypatch.setattr(pyav, "_demuxed", lambda *args: iter(()))
-    video = type("Video", (), {"stream": Stream(), "where": "video 'a'"})
-    packets = type("Packets", (), {"named": False, "pts": None})
+def test_a_broken_picture_without_a_time_is_called_so():
+    """A stream of one packet without a pts, whose picture the decoder calls corrupt."""
+    broken = SimpleNamespace(is_corrupt=True, pts=None, time=float("nan"))
+    packet = SimpleNamespace(size=1, pts=None, dts=0)
+    stream = SimpleNamespace(decode=lambda packet: [broken])
+    container = SimpleNamespace(seek=lambda *args, **kw: None, demux=lambda stream: iter([packet]))
+    packets = Packets(
+        pts=None,
+        times=np.zeros(1, np.int64),
+        durations=np.zeros(1, np.int64),
+        keyframes=np.ones(1, bool),
+        shown=np.ones(1, bool),
+        time_base=Fraction(1, 25),
+        named=False,
+    )
+    video = Opened(container, stream, "video 'a'")
     with pytest.raises(VideoError, match="a picture is broken") as caught:
-        list(pyav._decoded(video, packets, (0, 1)))
+        pyav.decode(b"", video, packets, np.array([0]), threads=1)
     assert "nan" not in str(caught.value)
 
 
@@ -131,7 +142,7 @@ def interlaced():
 
 
 def two_streams():
-    """Two films of equal length, the smaller one first and by default."""
+    """Two videos of equal length, the smaller one first and by default."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as out:
         streams = [out.add_stream("libx264", rate=25) for _ in range(2)]
@@ -162,8 +173,8 @@ def test_fields_are_seen_in_the_header(options, container):
     with av.open(io.BytesIO(data)) as file:
         (stream,) = file.streams.video
         extradata = stream.codec_context.extradata
-        told = next(file.decode(stream)).interlaced_frame
-    assert may_be_interlaced(extradata) == told
+        interlaced = next(file.decode(stream)).interlaced_frame
+    assert may_be_interlaced(extradata) == interlaced
     assert may_be_interlaced(None) and may_be_interlaced(extradata[:9])
 
 
@@ -227,8 +238,8 @@ def test_a_cache_keeps_what_each_library_decoded(tmp_path):
 
 @pytest.fixture
 def pipe(tmp_path):
-    os.mkfifo(tmp_path / "film.mp4")
-    return tmp_path / "film.mp4"
+    os.mkfifo(tmp_path / "clip.mp4")
+    return tmp_path / "clip.mp4"
 
 
 def test_a_pipe_is_not_waited_for(pipe):
@@ -254,26 +265,41 @@ def test_frames_of_a_pipe(pipe):
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("when", ["write", "replace", "lock"])
-def test_a_full_disk_costs_no_sample(tmp_path, monkeypatch, when):
+def test_a_lost_folder_of_locks_costs_no_sample(tmp_path):
     cache = FrameCache(tmp_path, 1 << 28)
+    (tmp_path / "locks").rmdir()
+    assert numbers_of(decode(clip(), [4], cache=cache)) == [4]
+
+
+@contextmanager
+def files_of_at_most(count):
+    """Writing more bytes into a file fails midway, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def no_room_to_move():
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch.object(Path, "replace", side_effect=full):
+        yield
 
-    def fail(*args, **kwargs):
-        raise full
 
-    if when == "write":
-        monkeypatch.setattr("mmpack.video.cache._head", fail)
-    elif when == "replace":
-        monkeypatch.setattr(Path, "replace", fail)
-    else:
-        (tmp_path / "locks").rmdir()
-    if when == "lock":
-        assert numbers_of(decode(clip(), [4], cache=cache)) == [4]
-        return
-    with pytest.warns(RuntimeWarning, match=r"No space left on device.*Fix: make room"):
-        assert numbers_of(decode(clip(), [4], cache=cache)) == [4]
-    assert numbers_of(decode(clip(), [5], cache=cache)) == [5]  # and warns no more
+@pytest.mark.parametrize(
+    ("disk", "why"),
+    [(lambda: files_of_at_most(4096), "File too large"), (no_room_to_move, "No space left")],
+    ids=["write", "replace"],
+)
+def test_a_full_disk_costs_no_sample(tmp_path, disk, why):
+    cache, data = FrameCache(tmp_path, 1 << 28), clip()
+    with disk():
+        with pytest.warns(RuntimeWarning, match=rf"{why}.*Fix: make room"):
+            assert numbers_of(decode(data, [4], cache=cache)) == [4]
+        assert numbers_of(decode(data, [5], cache=cache)) == [5]  # and warns no more
     assert cache.stats.unwritten == 2
     assert not list(tmp_path.glob("*.part")) and not list(tmp_path.glob("*.frames"))
 

@@ -1,4 +1,4 @@
-"""`decode`: the frames that were asked for, told by the number in each picture, and no more work than they need."""
+"""`decode`: the frames that were asked for, known by the number in each picture, and no more work than they need."""
 
 import io
 import multiprocessing
@@ -13,13 +13,15 @@ from support.marked_clips import CODECS, clip, number_of, numbers_of, picture
 from mmpack.errors import ArgumentError, BackendError, VideoError
 from mmpack.video import Limits, decode, sample
 from mmpack.video.backends import pyav
+from mmpack.video.files.container import Opened, opened
+from mmpack.video.files.packets import read_packets
 
 CLIPS = {
     **{codec: {"codec": codec} for codec in CODECS},
     "B-frames, one keyframe": {"gop": 100, "options": {"bf": "3", "b-pyramid": "normal"}},
     "open GOPs": {"options": {"x264-params": "open-gop=1"}},
     "open GOPs, HEVC": {"codec": "hevc", "options": {"x265-params": "log-level=none:open-gop=1:keyint=12"}},
-    "keyframes alone": {"gop": 1},
+    "only keyframes": {"gop": 1},
     "Matroska": {"container": "matroska"},
     "transport stream": {"container": "mpegts"},
     "Flash": {"container": "flv"},
@@ -72,26 +74,54 @@ def test_ten_bits_and_odd_sizes(extra):
     assert out.shape[1:3] == extra.get("size", (128, 96))[::-1]
 
 
-def test_only_what_is_needed_is_decoded(monkeypatch):
-    data, decoded = clip(60, gop=10, options={"bf": "0"}), []
-    real = pyav._decoded
+class Counting:
+    """An av.VideoStream that counts the pictures that it decodes."""
 
-    def counting(*args):
-        for made in real(*args):
-            decoded.append(made.pts)
-            yield made
+    def __init__(self, stream):
+        self.stream, self.decoded = stream, 0
 
-    monkeypatch.setattr(pyav, "_decoded", counting)
-    for frames, count in [
-        ([0], 1),
-        ([25], 6),
-        ([25, 25, 25], 6),
-        ([3, 55], 4 + 6),
-        ([21, 29, 22], 10),
-    ]:
-        decoded.clear()
-        assert numbers_of(decode(data, frames)) == frames
-        assert len(decoded) == count
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def decode(self, packet):
+        pictures = self.stream.decode(packet)
+        self.decoded += len(pictures)
+        return pictures
+
+
+class Container:
+    """An av container that takes the Counting stream for its own."""
+
+    def __init__(self, container):
+        self.container = container
+
+    def seek(self, time, stream):
+        self.container.seek(time, stream=stream.stream)
+
+    def demux(self, stream):
+        return self.container.demux(stream.stream)
+
+
+@pytest.mark.parametrize(
+    ("frames", "count"), [([0], 1), ([25], 6), ([3, 55], 4 + 6), ([21, 22, 29], 10)]
+)
+def test_only_what_is_needed_is_decoded(frames, count):
+    data = clip(60, gop=10, options={"bf": "0"})
+    with opened(data, Limits()) as video:
+        packets = read_packets(video, Limits())
+        stream = Counting(video.stream)
+        counted = Opened(Container(video.container), stream, video.where)
+        pixels = pyav.decode(data, counted, packets, np.array(frames), threads=1)
+    assert numbers_of(pixels) == frames
+    assert stream.decoded == count
+
+
+def test_a_repeated_frame_is_decoded_once():
+    data, one = clip(60, gop=10, options={"bf": "0"}), 128 * 96
+    limits = Limits(max_decoded_pixels=6 * one)
+    assert numbers_of(decode(data, [25, 25, 25], limits=limits)) == [25] * 3
+    with pytest.raises(VideoError, match=r"7 frames .* would have to be decoded"):
+        decode(data, [26, 25], limits=limits)
 
 
 def test_one_conversion_for_each_frame_asked_for(monkeypatch):

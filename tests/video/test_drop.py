@@ -23,8 +23,8 @@ VIDEO_SETTINGS = {
 }
 
 
-def film(patches, frames=None, name="f"):
-    """A medium of 4 × 4 patches a temporal patch, at 8 frames a second of which every fourth was taken."""
+def video_of(patches, frames=None, name="f"):
+    """A medium of 4 × 4 patches per temporal patch, at 8 frames per second of which every fourth was taken."""
     medium = make_medium(name, (patches, 4, 4), "video")
     count = 2 * patches if frames is None else frames
     medium.fps, medium.total_frames = 8.0, 200
@@ -34,7 +34,7 @@ def film(patches, frames=None, name="f"):
 
 
 def watched(family, medium, twice=False, before=(5, 6), markers="kept", stamps=None):
-    """Text, a film (its timestamps `stamps`), a response, at times the film again, more text and a response."""
+    """Text, a video (its timestamps `stamps`), a response, at times the video again, more text and a response."""
     ids, spans, loss = list(before), [], []
 
     def show():
@@ -78,9 +78,9 @@ def seconds_of(medium):
 
 
 def shortened(medium, kept):
-    """The film as a loader gives it that took only these frames."""
+    """The video as a loader gives it that took only these frames."""
     frames = [f for k in kept for f in (2 * k, 2 * k + 1) if f < len(medium.frame_indices)]
-    out = film(len(kept))
+    out = video_of(len(kept))
     out.frame_indices = medium.frame_indices[frames]
     out.frame_timestamps = tuple(medium.frame_timestamps[f] for f in frames)
     return out
@@ -97,7 +97,7 @@ def shortened(medium, kept):
 def test_a_sample_of_the_shorter_clip(family, patches, odd, twice, markers, data):
     gone = data.draw(st.sets(st.integers(0, patches - 1), min_size=1, max_size=patches - 1))
     kept = [k for k in range(patches) if k not in gone]
-    whole = film(patches, 2 * patches - odd)
+    whole = video_of(patches, 2 * patches - odd)
     whole.frame_indices += 70  # from 8.75 s on: timestamps of two lengths
     whole.frame_timestamps = tuple((whole.frame_indices / 8).tolist())
     short = shortened(whole, kept)
@@ -135,7 +135,7 @@ def positions(sample):
 def test_a_word_that_runs_into_the_timestamp():
     """In a text encoded whole, the first timestamp's `<` may be one token with what stands before it."""
     merged = 17000
-    whole = film(3)
+    whole = video_of(3)
     stamps = [stamp(s) for s in seconds_of(whole)]
     stamps[0] = [merged, *stamps[0][1:]]
     sample = watched("qwen3_vl", whole, stamps=stamps, markers="replaced")
@@ -193,7 +193,7 @@ def test_everything_that_counts_tokens_moves():
 
 
 def test_keys_follow_the_frames():
-    whole = film(3)
+    whole = video_of(3)
     sample = watched("qwen2_5_vl", whole)
     sample.processor = {"video": VIDEO_SETTINGS}
     keys = {whole.cache_key}
@@ -228,7 +228,7 @@ def test_frames_keep_the_size_of_the_whole_clip():
     }
     whole, short = (plan_of(clip(n, 8.0, 128, 128), **limit).grid_thw for n in (6, 2))
     assert whole == (3, 4, 4) and short[1:] != whole[1:]
-    medium = film(3)
+    medium = video_of(3)
     recorded = watched("qwen3_vl", medium, stamps=[stamp(s) for s in seconds_of(medium)])
     frames = np.random.default_rng(0).integers(0, 256, (6, 128, 128, 3), dtype=np.uint8)
     (left,) = drop_frames(recorded, 0, [1, 2], frames=frames).media
@@ -239,7 +239,7 @@ def test_frames_keep_the_size_of_the_whole_clip():
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_black_frames(kind):
-    whole = film(3)
+    whole = video_of(3)
     sample = watched("qwen2_5_vl", whole)
     sample.processor = {"video": VIDEO_SETTINGS}
     pixels = np.random.default_rng(0).standard_normal((48, 1176), dtype=np.float32)
@@ -260,7 +260,7 @@ def test_black_frames(kind):
 
 
 def test_seconds():
-    whole = film(4)
+    whole = video_of(4)
     whole.second_per_grid_ts = 3.0  # not what fps and frames give: a policy's own
     sample = watched("qwen2_5_vl", whole)
     assert drop_frames(sample, 0, [1, 3]).media[0].second_per_grid_ts == 6.0
@@ -271,18 +271,18 @@ def test_seconds():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_seconds_that_an_engine_cast(dtype):
     """What it would make of the 10 frames of 14 that are left."""
-    whole = film(7)
-    told, wanted = (torch.tensor(2 / (n / 200 * 8)).to(dtype).item() for n in (14, 10))
-    whole.second_per_grid_ts = told
+    whole = video_of(7)
+    recorded, wanted = (torch.tensor(2 / (n / 200 * 8)).to(dtype).item() for n in (14, 10))
+    whole.second_per_grid_ts = recorded
     found = drop_frames(watched("qwen2_5_vl", whole), 0, [1, 3]).media[0].second_per_grid_ts
-    assert found == wanted != told * 14 / 10
+    assert found == wanted != recorded * 14 / 10
 
 
 @pytest.mark.parametrize("rule", ["grid", "max", "grid_int"])
 def test_positions_keep_their_rule(rule):
     from mmpack.layout.mrope import sample_positions
 
-    whole = film(6)
+    whole = video_of(6)
     whole.second_per_grid_ts = 2 / (12 / 200 * 8)
     sample = watched("qwen2_5_vl", whole)
     sample.position_ids = sample_positions(sample, rule)[0]
@@ -291,7 +291,7 @@ def test_positions_keep_their_rule(rule):
 
 
 def test_what_is_refused():
-    whole = film(3)
+    whole = video_of(3)
     sample = watched("qwen2_5_vl", whole)
     picture = make_sample([("text", [1]), ("image", (1, 4, 4))])
     for function in (drop_frames, mask_frames):
@@ -321,7 +321,7 @@ def test_what_is_refused():
     sample.loss_spans[0].start = 3
     with pytest.raises(mp.ArgumentError, match=r"loss_spans\[0\] \[3, "):
         drop_frames(sample, 0, [0])
-    bare = watched("qwen3_vl", film(2), stamps=[[1], [2]])
+    bare = watched("qwen3_vl", video_of(2), stamps=[[1], [2]])
     bare.input_ids[bare.modality_spans[1].stop] = 9
     with pytest.raises(mp.ArgumentError, match="without markers around them"):
         drop_frames(bare, 0, [0])

@@ -152,14 +152,14 @@ def test_several_processes_decode_each_clip_once(tmp_path):
     ]
     for worker in workers:
         worker.start()
-    told = [results.get(timeout=120) for _ in workers]
+    counts = [results.get(timeout=120) for _ in workers]
     seen = [decoded.get(timeout=60) for _ in range(20)]
     for worker in workers:
         worker.join(60)
     assert len(set(seen)) == 20 and decoded.empty()
-    assert sum(wrong for wrong, *_ in told) == sum(broken for *_, broken in told) == 0
-    assert sum(misses for _, _, misses, _ in told) == 20
-    assert sum(hits for _, hits, _, _ in told) == 60
+    assert sum(wrong for wrong, *_ in counts) == sum(broken for *_, broken in counts) == 0
+    assert sum(misses for _, _, misses, _ in counts) == 20
+    assert sum(hits for _, hits, _, _ in counts) == 60
     assert not list(tmp_path.glob("*.part"))
 
 

@@ -8,14 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.clips import PIXELS, clips_of, digest, film, normalised, rows_by_index, shapes_of
+from support.clips import PIXELS, clips_of, digest, frames_of, normalised, rows_by_index, shapes_of
 from transformers.vision_utils import get_vision_cu_seqlens
 
 import mmpack as mp
 from mmpack.families import FAMILIES, get_family
 from mmpack.ops.patches.pack import pack_video, unpack_video
 from mmpack.ops.patches.tables import patch_tables
-from mmpack.video.patches import merge_of, normalization, plan_patches, row_view, token_view
+from mmpack.video import normalization
+from mmpack.video.patches import merge_of, plan_patches, row_view, token_view
 
 # A token of csrc/pack_video.cu lies in shared memory: what every GPU since sm_80 has, less what stands between patches.
 TOKEN_BYTES = 96_000
@@ -26,7 +27,7 @@ CASES = json.loads(FIXTURE.read_text())
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['family']}-{c['shape']}")
 @pytest.mark.parametrize("last", [True, False])
 def test_rows_are_those_of_transformers_processors(case, last):
-    frames = torch.from_numpy(film(*case["shape"][:3]))
+    frames = torch.from_numpy(frames_of(*case["shape"][:3]))
     frames = frames if last else frames.permute(0, 3, 1, 2)
     plan = plan_patches([frames.shape], case["family"])
     assert plan.grids.tolist() == [case["grid"]]
@@ -177,20 +178,20 @@ def test_opcheck():
     shapes = shapes_of("qwen2_vl", True, [(3, 1, 1), (2, 1, 2)])
     for keep in (None, [[1], None]):
         tables = patch_tables(plan_patches(shapes, "qwen2_vl", keep=keep))
-        told = tables.layout
+        buffers = tables.layout
         clips = [c.float() for c in clips_of(shapes)]
         change = ([0.5, 0.4, 0.3], [0.2, 0.3, 0.25], 1 / 255, torch.float32, True)
-        torch.library.opcheck(torch.ops.mmpack.pack_video.default, (clips, *told, *change))
+        torch.library.opcheck(torch.ops.mmpack.pack_video.default, (clips, *buffers, *change))
         rows = torch.randn(tables.num_rows, 1176)
-        torch.library.opcheck(torch.ops.mmpack.unpack_video.default, (rows, *told, True))
+        torch.library.opcheck(torch.ops.mmpack.unpack_video.default, (rows, *buffers, True))
 
 
 def test_no_clips():
     plan = plan_patches([], "qwen2_vl")
     assert pack_video([], plan).shape == (0, 1176)
-    for told in ({"dtype": torch.int64}, {"dtype": torch.uint8, "rescale_factor": 0.5}):
+    for wrong in ({"dtype": torch.int64}, {"dtype": torch.uint8, "rescale_factor": 0.5}):
         with pytest.raises(mp.ArgumentError, match="don't become"):
-            pack_video([], plan, **told)
+            pack_video([], plan, **wrong)
     assert plan.num_rows == 0 and plan.max_seqlen == 0
 
 
@@ -200,7 +201,7 @@ def test_tables_are_made_once():
 
 
 @pytest.mark.parametrize(
-    ("shapes", "keep", "told"),
+    ("shapes", "keep", "why"),
     [
         ([(4, 28, 28)], None, r"clip 0 has shape \[4, 28, 28\]"),
         ([(4, 28, 28, 4)], None, "expected"),
@@ -221,8 +222,8 @@ def test_tables_are_made_once():
         ([(10**400, 28, 28, 3)], None, "beyond 64 bits"),
     ],
 )
-def test_shapes_that_are_refused(shapes, keep, told):
-    with pytest.raises(mp.ArgumentError, match=told) as caught:
+def test_shapes_that_are_refused(shapes, keep, why):
+    with pytest.raises(mp.ArgumentError, match=why) as caught:
         plan_patches(shapes, "qwen2_vl", keep=keep)
     assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
 
@@ -230,7 +231,7 @@ def test_shapes_that_are_refused(shapes, keep, told):
 def test_what_is_refused():
     plan = plan_patches([(2, 28, 28, 3)], "qwen2_vl")
     good = torch.zeros(2, 28, 28, 3, dtype=torch.uint8)
-    for frames, more, told in [
+    for frames, more, why in [
         (torch.zeros(4, 28, 28, 3), {}, r"clip 0 of shape \[4, 28, 28, 3\]"),
         ([good, good], {}, "2 clips for 1"),
         (torch.zeros(5), {}, "holds 5 values"),
@@ -255,7 +256,7 @@ def test_what_is_refused():
         ),
         (good.double(), {"rescale_factor": 0.5}, "frames are torch.float64, .*float32"),
     ]:
-        with pytest.raises(mp.ArgumentError, match=told):
+        with pytest.raises(mp.ArgumentError, match=why):
             pack_video(frames, plan, **more)
     two = plan_patches([(2, 28, 28, 3)] * 2, "qwen2_vl")
     with pytest.raises(mp.ArgumentError, match="2 dtypes or devices"):
@@ -266,13 +267,13 @@ def test_what_is_refused():
         with pytest.raises(mp.ArgumentError, match="do_rescale and do_normalize"):
             normalization(settings)
     switched = {"do_rescale": False, "do_normalize": True}
-    for settings, told in [
+    for settings, why in [
         (switched, "image_mean is None"),
         (switched | {"image_mean": 0.5, "image_std": [0.5] * 3}, "image_mean is 0.5"),
         (switched | {"image_mean": [0.5] * 3, "image_std": [0.5, 0, 1]}, "image_std holds 0.0"),
         ({"do_rescale": True, "do_normalize": False}, "rescale_factor holds None"),
     ]:
-        with pytest.raises(mp.ArgumentError, match=told):
+        with pytest.raises(mp.ArgumentError, match=why):
             normalization(settings)
 
 

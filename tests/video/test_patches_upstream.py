@@ -11,8 +11,7 @@ from mmpack.families import get_family
 from mmpack.ops.patches.pack import pack_video
 from mmpack.processors.settings import vision_settings
 from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.video.drop import drop_frames, mask_frames
-from mmpack.video.patches import normalization
+from mmpack.video import drop_frames, mask_frames, normalization
 
 pytestmark = pytest.mark.upstream
 PROCESSORS = {"qwen2_5_vl": "Qwen2VLVideoProcessor", "qwen3_vl": "Qwen3VLVideoProcessor"}

@@ -28,8 +28,8 @@ def differences(policy, row):
         return [("error", plan["indices"], expected)]
     fps = None if plan["fps_assumed"] and expected["fps"] is None else plan["fps"]
     mine = plan | {"fps": fps}
-    if "told" in expected:
-        mine["told"] = [f"{t:.1f}" for t in plan["patch_timestamps"]]
+    if "written" in expected:
+        mine["written"] = [f"{t:.1f}" for t in plan["patch_timestamps"]]
     for name in ("second_per_grid_ts", "patch_timestamps"):
         assert (mine[name] is None) == (name not in expected), name
     return [(k, mine[k], v) for k, v in expected.items() if mine[k] != v]

@@ -26,8 +26,8 @@ def test_timestamps(total, fps, count):
         num_frames=count,
         transformers="5.8",  # takes one frame too
     )
-    told = Qwen3VLProcessor._calculate_timestamps(None, list(plan.indices), fps, 2)
-    assert list(plan.patch_timestamps) == told
+    written = Qwen3VLProcessor._calculate_timestamps(None, list(plan.indices), fps, 2)
+    assert list(plan.patch_timestamps) == written
 
 
 @settings(max_examples=300)

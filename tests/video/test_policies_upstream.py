@@ -64,7 +64,7 @@ PLANS = [
 @pytest.mark.parametrize("fps", [25.0, None])
 @pytest.mark.parametrize(("policy", "given"), PLANS)
 def test_processors_keep_the_plan(policy, given, fps):
-    """Real frames through the real processor, told of the plan: its grid, seconds and timestamps are the plan's."""
+    """Real frames through the real processor, with the plan's metadata: grid, seconds and timestamps are the plan's."""
     import re
 
     import torch
@@ -93,37 +93,37 @@ def test_processors_keep_the_plan(policy, given, fps):
     )
     assert tuple(out["video_grid_thw"][0].tolist()) == plan.grid_thw
     if plan.second_per_grid_ts is None:
-        told = re.findall(r"<([\d.]+) seconds>", text[0])
-        assert told == [f"{t:.1f}" for t in plan.patch_timestamps]
+        written = re.findall(r"<([\d.]+) seconds>", text[0])
+        assert written == [f"{t:.1f}" for t in plan.patch_timestamps]
     else:
         # vLLM's plan has the float32 that its model gets
         assert np.float32(out["second_per_grid_ts"][0]) == np.float32(plan.second_per_grid_ts)
 
 
 def test_the_pixels_of_fetch_video(upstream):
-    """The size alone decides the resize: torchvision's, to `loaded_size`, is what fetch_video returns."""
+    """Only the size decides the resize: torchvision's, to `loaded_size`, is what fetch_video returns."""
     import torch
     from qwen_vl_utils import vision_process
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import resize
 
     torch.manual_seed(0)
-    film = torch.randint(0, 256, (30, 3, 90, 130), dtype=torch.uint8)
+    video = torch.randint(0, 256, (30, 3, 90, 130), dtype=torch.uint8)
     plan = sample(clip(30, 10.0, 130, 90), policy="qwen_vl_utils")
 
     def read(ele):
         count = vision_process.smart_nframes(ele, total_frames=30, video_fps=10.0)
         chosen = torch.linspace(0, 29, count).round().long()
-        return film[chosen], {}, count / 30 * 10.0
+        return video[chosen], {}, count / 30 * 10.0
 
     kept = dict(vision_process.VIDEO_READER_BACKENDS)
     vision_process.VIDEO_READER_BACKENDS.update(dict.fromkeys(kept, read))
     try:
-        theirs = vision_process.fetch_video({"video": "film.mp4"})
+        theirs = vision_process.fetch_video({"video": "clip.mp4"})
     finally:
         vision_process.VIDEO_READER_BACKENDS.update(kept)
     width, height = plan.loaded_size
     mine = resize(
-        film[list(plan.indices)], [height, width], InterpolationMode.BICUBIC, antialias=True
+        video[list(plan.indices)], [height, width], InterpolationMode.BICUBIC, antialias=True
     )
     assert torch.equal(theirs, mine.float())

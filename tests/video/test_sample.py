@@ -39,11 +39,11 @@ def test_known_disagreements():
     assert counts == {"qwen_vl_utils": 10, "transformers_qwen3_vl": 11, "vllm": 11}
     tokens = {p: sample(info, policy=p, **s).num_tokens for p, s in QWEN3.items()}
     assert tokens == {"qwen_vl_utils": 1100, "transformers_qwen3_vl": 1320, "vllm": 1320}
-    film = clip(300, 30.0, 1920, 1080)
-    assert sample(film, policy="qwen_vl_utils").num_tokens == 7200
-    assert sample(film, policy="transformers_qwen3_vl").num_tokens == 11_960
-    assert sample(film, policy="transformers_qwen2_vl", fps=2.0).num_tokens == 26_910
-    assert sample(film, policy="vllm").num_tokens == 26_910
+    video = clip(300, 30.0, 1920, 1080)
+    assert sample(video, policy="qwen_vl_utils").num_tokens == 7200
+    assert sample(video, policy="transformers_qwen3_vl").num_tokens == 11_960
+    assert sample(video, policy="transformers_qwen2_vl", fps=2.0).num_tokens == 26_910
+    assert sample(video, policy="vllm").num_tokens == 26_910
 
 
 def test_resized_twice():
@@ -139,10 +139,10 @@ def test_variable_rate():
 
 def test_rotation():
     """The size is the upright one, and the plan of a file is that of its VideoInfo."""
-    film = file_of(30, size=(96, 160), rotation=90)
-    plan = sample(film, policy="qwen_vl_utils")
+    video = file_of(30, size=(96, 160), rotation=90)
+    plan = sample(video, policy="qwen_vl_utils")
     assert plan.source_size == (96, 160) and plan.size[1] > plan.size[0]
-    assert plan == sample(probe(film), policy="qwen_vl_utils")
+    assert plan == sample(probe(video), policy="qwen_vl_utils")
 
 
 def test_start_and_end():
@@ -208,7 +208,7 @@ def test_round_trips(info, asked):
         assert info.fps is None or min(info.width, info.height) * 200 < max(info.width, info.height)
         return
     assert FramePlan.from_json(plan.to_json()) == plan
-    medium = mp.Medium("film", "video", "0" * 64, **plan.medium_fields())
+    medium = mp.Medium("video", "video", "0" * 64, **plan.medium_fields())
     stored = mp.Medium.from_dict(
         json.loads(json.dumps(medium.to_dict(numpy=True), default=np.ndarray.tolist)), "medium"
     )
@@ -319,7 +319,7 @@ def test_sampling_loads_no_torch():
 import sys
 import mmpack.video
 assert "av" not in sys.modules and "torch" not in sys.modules
-import mmpack.video.choose_frames, mmpack.video.policies.base
+import mmpack.video.choose_frames, mmpack.video.policies.registry
 assert callable(mmpack.video.sample) and callable(mmpack.video.decode)
 for name in mmpack.video.POLICIES:
     assert mmpack.video.POLICIES[name].resolve({}).patch_size

@@ -268,7 +268,7 @@ def test_big_reports_stay_small_and_say_what_is_left_out():
     page = Page(html)
     assert len(page.all("section")) == 20 and len(report.pairs) == 20
     listed = 20 * 4 + 200
-    assert f"{report.total_findings - listed} findings more are not shown" in "".join(page.text)
+    assert f"{report.total_findings - listed} more findings are not shown" in "".join(page.text)
     assert len(html) < 1_000_000
 
 

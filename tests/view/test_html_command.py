@@ -37,17 +37,17 @@ def test_pictures_and_text(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--tokenizer", "no/such/folder"), "--tokenizer: 'no/such/folder' can't be loaded"),
         (("--media-root", "no/such/folder"), "--media-root"),
     ],
 )
-def test_bad_options_write_nothing(tmp_path, options, told):
+def test_bad_options_write_nothing(tmp_path, options, message):
     page = tmp_path / "page.html"
     page.write_text("old")
     done = parity(*PAIR, "--html", page, *options)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and told in done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
     assert page.read_text() == "old"
 
 

@@ -17,7 +17,7 @@ from mmpack.view.parity import frame_viewer as viewer
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    return write_clip(tmp_path_factory.mktemp("film") / "film.mp4")
+    return write_clip(tmp_path_factory.mktemp("video") / "video.mp4")
 
 
 @pytest.fixture(scope="module")
@@ -65,27 +65,27 @@ def test_both_frames_from_memory(sides):
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         (None, "no source recorded"),
         ("gone.mp4", "is no file below media_root"),
-        ("../film.mp4", "is not below media_root"),
+        ("../video.mp4", "is not below media_root"),
         ("short.mp4", "Fix: "),
         ("text.mp4", "Fix: "),
         ("empty.mp4", "is empty"),
         ("one.mp4", "1 frames, no frame"),
     ],
 )
-def test_what_cannot_be_shown_is_said(tmp_path, clip, sides, source, told):
+def test_what_cannot_be_shown_is_said(tmp_path, clip, sides, source, message):
     root = tmp_path / "root"
     root.mkdir()
     (root / "short.mp4").write_bytes(clip.read_bytes()[:1500])
-    (root / "text.mp4").write_text("no film")
+    (root / "text.mp4").write_text("no video")
     (root / "empty.mp4").touch()
     write_clip(root / "one.mp4", frames=1)
-    (tmp_path / "film.mp4").write_bytes(clip.read_bytes())
+    (tmp_path / "video.mp4").write_bytes(clip.read_bytes())
     pictures, text = shown(compared(sides, source=source).to_html(media_root=root))
-    assert pictures == [] and told in text
+    assert pictures == [] and message in text
     assert "frame 0 at" not in text and "is the first that differs" in text
 
 
@@ -95,7 +95,7 @@ def test_without_a_folder_it_is_said(sides):
 
 
 def test_another_file_of_the_name_is_said(tmp_path, sides):
-    write_clip(tmp_path / "film.mp4", brightness=20)
+    write_clip(tmp_path / "video.mp4", brightness=20)
     pictures, text = shown(compared(sides).to_html(media_root=tmp_path))
     assert len(pictures) == 2 and text.count("the file is not the one recorded") == 2
 
@@ -104,15 +104,15 @@ def test_another_file_of_the_name_is_said(tmp_path, sides):
 
 
 def two_files(folder):
-    write_clip(folder / "film.mp4")
+    write_clip(folder / "video.mp4")
     write_clip(folder / "brighter.mp4", brightness=20)
-    return [watched(folder / name) for name in ("film.mp4", "brighter.mp4")]
+    return [watched(folder / name) for name in ("video.mp4", "brighter.mp4")]
 
 
-def apart(sides, change=lambda samples: None):
+def differing(sides, change=lambda samples: None):
     samples = [copy.deepcopy(sample) for sample, _, _ in sides]
-    for sample in samples:  # one film, of whose file neither side recorded the hash
-        sample.media[0].media_id, sample.media[0].file_hash = "film", None
+    for sample in samples:  # one video, of whose file neither side recorded the hash
+        sample.media[0].media_id, sample.media[0].file_hash = "video", None
     change(samples)
     report = mp.compare([samples[0]], [samples[1]])
     assert report.first.cause == "frame_pixels"
@@ -123,9 +123,9 @@ def test_the_largest_difference_of_two_files(tmp_path):
     from mmpack.video import decode
 
     sides = two_files(tmp_path)
-    pictures, text = shown(apart(sides).to_html(media_root=tmp_path))
+    pictures, text = shown(differing(sides).to_html(media_root=tmp_path))
     indices = sides[0][1].indices
-    one, two = (decode(tmp_path / n, indices).astype(int) for n in ("film.mp4", "brighter.mp4"))
+    one, two = (decode(tmp_path / n, indices).astype(int) for n in ("video.mp4", "brighter.mp4"))
     largest = np.abs(one - two).reshape(len(one), -1).max(axis=1)
     place = int(np.argmax(largest > 0))
     assert f"largest difference of a pixel: {largest[place]} of 255" in text
@@ -188,7 +188,7 @@ def test_a_report_decodes_a_few_frames(clip, sides, monkeypatch):
     monkeypatch.setattr(viewer, "decode", counted)
     pictures, text = shown(many(sides, 12).to_html(media_root=clip.parent))
     assert len(pictures) == len(calls) == viewer.MOST
-    assert text.count("frames are drawn of the first videos alone") == 12 - viewer.MOST // 2
+    assert text.count("only frames of the first videos are drawn") == 12 - viewer.MOST // 2
 
 
 def test_names_of_a_trace_stay_text(tmp_path, sides):

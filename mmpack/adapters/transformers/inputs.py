@@ -13,9 +13,8 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from mmpack.adapters.transformers.attention import expect_ids, is_attached, planned
 from mmpack.adapters.transformers.guards import Ids
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
-from mmpack.errors import ArgumentError, ModelError, SchemaError
+from mmpack.errors import ArgumentError, ModelError, SchemaError, installed_version
 from mmpack.families import Family, family_of_model_type
-from mmpack.ops.attention.choose import is_installed
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import patch_offsets, tiles_of
@@ -122,7 +121,7 @@ def _refuse_missing_kernels(text: Any) -> None:
     """An attention that was written into a config is looked for in the forward only."""
     if text._attn_implementation != "flash_attention_2":
         return
-    if not (is_flash_attn_2_available() or is_installed("kernels")):
+    if not (is_flash_attn_2_available() or installed_version("kernels")):
         raise ModelError(
             "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor kernels of a "
             "fitting version is installed. Fix: model.set_attn_implementation('sdpa'), or attach(model)"

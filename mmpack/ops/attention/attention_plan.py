@@ -1,6 +1,6 @@
 """What a pack's attention rule means for kernels: sequences for varlen kernels, blocks for FlexAttention.
 
-Made on the host from `visible_until` alone, where rows are packed, so that nothing is asked of the GPU later.
+Made on the host from `visible_until`, where rows are packed, so that nothing is asked of the GPU later.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import torch
 from mmpack.errors import ArgumentError
 from mmpack.ops.rows.inverse import Inverse
 
-BLOCK = 128  # rows and keys of FlexAttention's blocks
-PADDING_PIECE = 128  # rows of padding that are one sequence: they cost time, and nobody reads them
+FLEX_BLOCK = 128  # rows and keys of FlexAttention's blocks
+PADDING_PIECE = (
+    128  # rows of padding in one sequence: a long one would cost time, and padding is not read
+)
 
 
 @dataclass
@@ -30,7 +32,7 @@ class AttentionPlan:
     `key_rows`, in order; its last query stands at its last key (bottom-right causal). Rows of padding form sequences
     of their own, up to PADDING_PIECE rows each.
 
-    A plan is of one visible_until: who changes that array makes a new plan; `check` says which changes are seen.
+    A plan belongs to one visible_until. After a change of that array make a new plan; `check` finds most changes.
     """
 
     rows: int  # T of a packed batch, B·S of a padded one
@@ -42,8 +44,10 @@ class AttentionPlan:
     key_rows: torch.Tensor | None
     key_inverse: Inverse | None  # of key_rows
     pairs: int  # of a query and a key that it sees: what varlen kernels compute
-    full_blocks: int  # BLOCK × BLOCK in which all is seen, and blocks with a mask: what FlexAttention computes
-    mixed_blocks: int
+    full_blocks: (
+        int  # FLEX_BLOCK² pairs, all of them seen: what FlexAttention computes without a mask
+    )
+    mixed_blocks: int  # and with one: some pairs are seen
     checksum: int  # of visible_until
     choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
@@ -70,10 +74,10 @@ class AttentionPlan:
         return dataclasses.replace(self, **moved)
 
     def check(self, visible_until: torch.Tensor) -> None:
-        """Raise ArgumentError for a visible_until that the plan is not of, where no GPU need be asked.
+        """Raise ArgumentError for another visible_until than the plan's, without asking a GPU.
 
-        One on the CPU is read every time. Elsewhere a change in place of the tensor seen last is seen, as far as torch
-        counts it: for no tensor of inference mode.
+        An array on the CPU is read every time. Elsewhere only a change in place of the tensor seen last is found, by
+        torch's count of changes, which tensors of inference mode lack.
         """
         if visible_until.device.type == "cpu":
             same = _checksum(visible_until.numpy()) == self.checksum
@@ -88,11 +92,11 @@ class AttentionPlan:
         self.bind(visible_until)
 
     def bind(self, visible_until: torch.Tensor) -> None:
-        """Take this one for the plan's unread; from here on changes of it are seen."""
+        """Take this visible_until for the plan's own, without reading it; `check` finds its changes from now on."""
         self.checked = weakref.ref(visible_until), _version(visible_until)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was resolved: it is of this process, and a mask of FlexAttention can't be pickled."""
+        """Without what was resolved: it belongs to this process, and FlexAttention's mask can't be pickled."""
         return vars(self) | UNRESOLVED
 
 
@@ -102,8 +106,19 @@ UNRESOLVED: dict[str, Any] = dict.fromkeys(("choice", "chosen_under", "block_mas
 def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionPlan:
     """The plan of a batch.
 
-    Args: `visible_until`: int [T] or [B, S], of segments in depth-first order: row q of a line sees its row k exactly
-    if k <= q < visible_until[k]. `padding`: bool of the same shape, rows that hold no token.
+    Args:
+        visible_until: int [T] or [B, S], of segments in depth-first order: row q of a line sees its row k exactly if
+            k <= q < visible_until[k].
+        padding: bool of the same shape, rows that hold no token.
+
+    Example: one prompt of two rows, with two branches of one row.
+        >>> import numpy as np
+        >>> from mmpack.ops.attention import plan_attention
+        >>> plan = plan_attention(np.array([4, 4, 3, 4]), np.zeros(4, dtype=bool))
+        >>> plan.cu_seqlens_q.tolist(), plan.cu_seqlens_k.tolist()
+        ([0, 3, 4], [0, 3, 6])
+        >>> plan.key_rows.tolist()
+        [0, 1, 2, 0, 1, 3]
     """
     lines = np.atleast_2d(visible_until).astype(np.int64)
     width = lines.shape[1]
@@ -145,7 +160,7 @@ class _Pieces:
         self.run_start = np.union1d(starts, changes)
         self.run_length = np.diff(self.run_start, append=len(until))
         own = np.searchsorted(starts, self.run_start, side="right") - 1
-        self.readers = np.searchsorted(starts, until[self.run_start]) - own  # of each run
+        self.readers = np.searchsorted(starts, until[self.run_start]) - own  # sequences per run
         self.run = np.repeat(np.arange(len(own)), self.readers)
         self.reader = _ranges(own, self.readers)
         self.length = self.run_length[self.run]
@@ -156,7 +171,7 @@ class _Pieces:
         return _ranges(self.run_start[self.run[self.by_reader]], self.length[self.by_reader])
 
     def inverse(self) -> Inverse:
-        """Where each row stands in `rows`: once a reader of its run, as far from the piece's start as the run's."""
+        """Where each row stands in `rows`: once per reader of its run, as far from the piece's start as the run's."""
         lengths = self.length[self.by_reader]
         at = np.empty_like(lengths)
         at[self.by_reader] = np.cumsum(lengths) - lengths  # of each piece in `rows`
@@ -168,7 +183,7 @@ class _Pieces:
 
 
 def _starts(until: np.ndarray, padding: np.ndarray) -> np.ndarray:
-    """Where a row does not see the row before it; of a run of padding, each PADDING_PIECE-th row instead."""
+    """Rows that do not see the row before them; in a run of padding, each PADDING_PIECE-th row instead."""
     rows = np.arange(len(until))
     new = np.append(True, until[:-1] <= rows[1:])[: len(until)]
     padded = padding & np.append(False, padding[:-1])[: len(until)]  # as is the row before
@@ -187,14 +202,14 @@ def _offsets(lengths: np.ndarray) -> torch.Tensor:
 
 
 def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
-    """Blocks that are seen in full, and in part. Below the diagonal, block i sees block j as far as j's rows say."""
-    count = -(-lines.shape[1] // BLOCK)
-    until = np.zeros((len(lines), count * BLOCK), dtype=np.int64)
+    """How many blocks are seen in full, and in part. Below the diagonal, rows of block j say what block i sees."""
+    count = -(-lines.shape[1] // FLEX_BLOCK)
+    until = np.zeros((len(lines), count * FLEX_BLOCK), dtype=np.int64)
     until[:, : lines.shape[1]] = lines
-    until = until.reshape(len(lines), count, BLOCK)
+    until = until.reshape(len(lines), count, FLEX_BLOCK)
     here = np.arange(count) + 1
-    seen = np.maximum(-(-until.max(axis=2) // BLOCK) - here, 0).sum()
-    full = np.maximum(until.min(axis=2) // BLOCK - here, 0).sum()
+    seen = np.maximum(-(-until.max(axis=2) // FLEX_BLOCK) - here, 0).sum()
+    full = np.maximum(until.min(axis=2) // FLEX_BLOCK - here, 0).sum()
     return int(full), int(seen - full + until.shape[0] * count)
 
 

@@ -1,4 +1,4 @@
-"""Which attention runs: by device, dtype, head size, installed packages and measured cost, never by trying.
+"""Which attention runs: chosen by device, dtype, head size, installed packages and measured cost, never by trying.
 
 MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4; a named one that can't run is an error.
 `auto` takes the cheapest that can run, for half precision on CUDA devices; elsewhere sdpa, which is the oracle.
@@ -10,11 +10,10 @@ import math
 import os
 from collections.abc import Container
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from mmpack.errors import BackendError
+from mmpack.errors import BackendError, installed_version
 from mmpack.ops.attention.attention_plan import AttentionPlan
 
 HALF = (torch.bfloat16, torch.float16)
@@ -26,7 +25,7 @@ class Backend:
     """What an implementation needs, and what it costs.
 
     Costs are nanoseconds on one H200 for one layer of 28 heads over 4 × 128, bf16, forward and backward: a fit to the
-    12 packs of benchmarks/attention.py that is off by 11 % at most and picks the fastest of each. Only ratios count.
+    12 packs of benchmarks/attention.py, off by 11 % at most, that picks the fastest for each. Only ratios count.
     """
 
     package: str  # by its name in the package index
@@ -34,13 +33,15 @@ class Backend:
     dtypes: tuple[torch.dtype, ...] = HALF
     head_dims: Container[int] = range(8, 257, 8)
     deterministic: bool = True  # under torch.use_deterministic_algorithms
+    # Nanoseconds per item of the plan.
     row: float = 0.0
-    pair: float = 0.0  # of a query and a key
-    gathered: float = 0.0  # key
+    pair: float = 0.0  # of a query and a key that it sees
+    gathered: float = 0.0  # key of a shared pack
     full_block: float = 0.0
     mixed_block: float = 0.0
 
     def cost(self, plan: AttentionPlan) -> float:
+        """Nanoseconds for the plan's pack, as measured on the H200 above."""
         gathered = 0 if plan.key_rows is None else len(plan.key_rows)
         by_pair = self.pair * plan.pairs + self.gathered * gathered
         by_block = self.full_block * plan.full_blocks + self.mixed_block * plan.mixed_blocks
@@ -73,14 +74,16 @@ BACKENDS = {
     ),
 }
 NAMES = ("sdpa", *BACKENDS)
+# Asked when imported: torch.compile can't trace it.
+INSTALLED = {b.package: installed_version(b.package) is not None for b in BACKENDS.values()}
 
 
 def choices(
     plan: AttentionPlan, device: torch.device, head_dim: int, dropout: float = 0.0
 ) -> dict[torch.dtype, str]:
-    """The backend for queries of each dtype; the one in MMPACK_ATTENTION for those that it can take.
+    """The backend for queries of each dtype: the cheapest, or the one of MMPACK_ATTENTION for dtypes that it can take.
 
-    Raises BackendError where that is unknown, or can't run here with any.
+    Raises BackendError where the named one is unknown or can't run here with any dtype.
     """
     name = wanted()
     if name == "auto":
@@ -92,7 +95,7 @@ def choices(
 
 
 def settings(head_dim: int, dropout: float) -> tuple[str, int, bool, bool]:
-    """What `choices` depend on beside plan and device. torch.compile reads MMPACK_ATTENTION when it traces."""
+    """What `choices` depends on besides plan and device. torch.compile reads MMPACK_ATTENTION when it traces."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     return os.environ.get("MMPACK_ATTENTION") or "auto", head_dim, dropout > 0, deterministic
 
@@ -152,7 +155,7 @@ def explain(
 
 
 def report(device: torch.device) -> tuple[str, str | None, str]:
-    """As `ops.backend.report` of the other ops: `attention`, what runs on `device` (None: it would raise), and why."""
+    """`attention`, what runs on `device` (None: it would raise), and why; `ops.backend.report` has the other ops."""
     reasons = explain(device)
     try:
         name = wanted()
@@ -177,20 +180,9 @@ def _cheapest(
     plan: AttentionPlan, device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float
 ) -> str:
     if dtype not in HALF:
-        return "sdpa"  # who computes in more wants it exact
+        return "sdpa"  # float32 and float64 are asked for to be exact
     best, least = "sdpa", math.inf
     for name, backend in BACKENDS.items():  # torch.compile can't trace min by a key
         if why_not(name, device, dtype, head_dim, dropout) is None and backend.cost(plan) < least:
             best, least = name, backend.cost(plan)
     return best
-
-
-def is_installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
-
-
-# Asked when imported: torch.compile can't trace it.
-INSTALLED = {b.package: is_installed(b.package) for b in BACKENDS.values()}

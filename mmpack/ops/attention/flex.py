@@ -1,11 +1,11 @@
-"""FlexAttention: blocks of 128 × 128 that nobody sees are skipped, those seen in part are masked."""
+"""FlexAttention: blocks of 128 × 128 that no query sees are skipped, blocks seen in part are masked."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from mmpack.ops.attention.attention_plan import BLOCK
+from mmpack.ops.attention.attention_plan import FLEX_BLOCK
 
 _compiled = torch.compile(flex_attention)
 
@@ -13,14 +13,14 @@ _compiled = torch.compile(flex_attention)
 def block_mask(visible_until: torch.Tensor) -> BlockMask:
     """The rule visible_until [B, T] as blocks; made on its device, and nothing waits for it."""
     lines, width = visible_until.shape
-    count = -(-width // BLOCK)
-    until = torch.nn.functional.pad(visible_until, (0, count * BLOCK - width)).view(
-        lines, count, BLOCK
+    count = -(-width // FLEX_BLOCK)
+    until = torch.nn.functional.pad(visible_until, (0, count * FLEX_BLOCK - width)).view(
+        lines, count, FLEX_BLOCK
     )
     at = torch.arange(count, device=until.device, dtype=until.dtype)
     below = at[:, None] > at[None]
-    seen = (below | (at[:, None] == at[None])) & (BLOCK * at[:, None] < until.amax(2)[:, None])
-    full = below & (BLOCK * (at[:, None] + 1) <= until.amin(2)[:, None])
+    seen = (below | (at[:, None] == at[None])) & (FLEX_BLOCK * at[:, None] < until.amax(2)[:, None])
+    full = below & (FLEX_BLOCK * (at[:, None] + 1) <= until.amin(2)[:, None])
 
     def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return (k <= q) & (q < visible_until[b, k])
@@ -28,7 +28,7 @@ def block_mask(visible_until: torch.Tensor) -> BlockMask:
     return BlockMask.from_kv_blocks(
         *_listed(seen & ~full),
         *_listed(full),
-        BLOCK_SIZE=BLOCK,
+        BLOCK_SIZE=FLEX_BLOCK,
         mask_mod=visible,
         seq_lengths=(width, width),
     )
@@ -56,6 +56,6 @@ def flex(
 
 
 def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """bool [B, n, n] -> how many of each row, [B, 1, n], and which, first of all [B, 1, n, n]; int32."""
+    """bool [B, n, n] -> int32: how many blocks of each row are True [B, 1, n], and their columns first [B, 1, n, n]."""
     order = torch.argsort(blocks.int(), dim=2, descending=True, stable=True)
     return blocks.sum(2, dtype=torch.int32)[:, None], order.int()[:, None]

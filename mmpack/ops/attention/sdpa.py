@@ -1,11 +1,11 @@
-"""The attention rule by a mask and torch's own sdpa: the oracle of all others, on any device and dtype."""
+"""The attention rule as a mask for torch's own sdpa: any device and dtype, and the oracle of all others."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-BLOCK = 1024  # query rows whose mask is held at a time
+QUERY_ROWS = 1024  # whose mask is held at a time
 
 
 def sdpa(
@@ -22,8 +22,8 @@ def sdpa(
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     out = []
-    for start in range(0, max(query.shape[2], 1), BLOCK):
-        stop = min(start + BLOCK, query.shape[2])
+    for start in range(0, max(query.shape[2], 1), QUERY_ROWS):
+        stop = min(start + QUERY_ROWS, query.shape[2])
         q = row[start:stop, None]
         mask = (row[None, :stop] <= q) & (q < visible_until[:, None, :stop])
         out.append(

@@ -22,17 +22,20 @@ def tree_attention(
     dropout: float = 0.0,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """query [B, heads, T, d], key and value [B, kv heads, T, d], visible_until int [T] or [B, T] -> [B, T, heads, d].
+    """Softmax attention under the rule; every backend computes the same.
 
     Args:
+        query: [B, heads, T, d]; key, value: [B, kv heads, T, d]; visible_until: int [T] or [B, T].
         plan: of this visible_until (`batch.attention_plan`); every backend but sdpa needs it.
         scale: of the scores; d ** -0.5 if not given.
-        backend: a name of `choose.NAMES`, instead of the one that MMPACK_ATTENTION or cost choose.
+        dropout: of the weights, in [0, 1]; only sdpa has it.
+        backend: a name of `choose.NAMES`, instead of the one that MMPACK_ATTENTION or cost chose.
 
-    Kernels that take sequences let a row of padding see the padding before it; nobody reads those rows. Under
-    torch.use_deterministic_algorithms the gradients are the same bits every time. With dropout sdpa runs. Autocast
-    casts as it does for torch's own sdpa.
-    Raises: ArgumentError for shapes that don't fit, numbers out of their range, a plan of another batch, or of a
+    Returns [B, T, heads, d]. Kernels that take sequences let a row of padding see the padding before it; those rows
+    are not read. Under torch.use_deterministic_algorithms the gradients are the same bits every time. Autocast casts
+    as it does for torch's own sdpa.
+
+    Raises ArgumentError for shapes that don't fit, numbers out of their range, a plan of another batch or of a
     visible_until that was changed since; BackendError for a backend that was asked for and can't run.
     """
     _check_arguments(query, key, value, visible_until, scale, dropout)
@@ -41,24 +44,11 @@ def tree_attention(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     seen = torch.atleast_2d(visible_until.to(query.device))
-    if plan is None:
-        name = backend or choose.wanted()
-        if name not in ("auto", "sdpa"):
-            raise BackendError(f"attention: {name} needs a plan. Fix: pass batch.attention_plan")
-        return sdpa(query, key, value, seen, scale, dropout)
-    if plan.rows != lines * width:
-        raise ArgumentError(
-            f"attention: the plan is of {plan.rows} rows, there are {lines} × {width}. "
-            "Fix: pass the batch's own"
-        )
-    if not torch.compiler.is_compiling():
-        plan.check(visible_until)
-    resolve(plan, seen, head_dim, dropout)
-    chosen = (plan.choice or {}).get(query.dtype)
-    name = backend or chosen or choose.wanted()
-    if name != chosen:
-        choose.demand(name, query.device, query.dtype, head_dim, dropout)
-    if name == "sdpa" or plan.rows == 0:
+    if plan is not None:
+        _check_plan(plan, visible_until, lines, width)
+        resolve(plan, seen, head_dim, dropout)
+    name = _backend(query, plan, dropout, backend)
+    if plan is None or plan.rows == 0 or name == "sdpa":
         return sdpa(query, key, value, seen, scale, dropout)
     if name in ("flex", "flex_flash"):
         from mmpack.ops.attention.flex import block_mask, flex
@@ -69,6 +59,35 @@ def tree_attention(
     from mmpack.ops.attention import varlen
 
     return varlen.by_sequences(varlen.KERNELS[name], query, key, value, plan, scale)
+
+
+def _backend(
+    query: torch.Tensor, plan: AttentionPlan | None, dropout: float, asked: str | None
+) -> str:
+    """The backend that runs: the one asked for, that of the resolved plan, or sdpa without a plan.
+
+    Raises BackendError where a named one can't run.
+    """
+    if plan is None:
+        name = asked or choose.wanted()
+        if name not in ("auto", "sdpa"):
+            raise BackendError(f"attention: {name} needs a plan. Fix: pass batch.attention_plan")
+        return "sdpa"
+    chosen = (plan.choice or {}).get(query.dtype)
+    name = asked or chosen or choose.wanted()
+    if name != chosen:
+        choose.demand(name, query.device, query.dtype, query.shape[-1], dropout)
+    return name
+
+
+def _check_plan(plan: AttentionPlan, visible_until: torch.Tensor, lines: int, width: int) -> None:
+    if plan.rows != lines * width:
+        raise ArgumentError(
+            f"attention: the plan is of {plan.rows} rows, there are {lines} × {width}. "
+            "Fix: pass the batch's own"
+        )
+    if not torch.compiler.is_compiling():
+        plan.check(visible_until)
 
 
 def _check_arguments(
@@ -102,7 +121,7 @@ def resolve(
 ) -> None:
     """Fill in which backends run on the device of visible_until ([T] or [B, T]), and move there what they need.
 
-    Nothing is done where that holds already, for the present MMPACK_ATTENTION and determinism.
+    Does nothing if the plan was resolved under the same settings: MMPACK_ATTENTION, determinism, head size, dropout.
     Raises BackendError where MMPACK_ATTENTION names one that is unknown or can't run.
     """
     device = visible_until.device

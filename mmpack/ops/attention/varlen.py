@@ -1,26 +1,27 @@
-"""Kernels that take sequences of unlike lengths: torch's, FlashAttention-2 and FlashAttention-4.
+"""Kernels that take sequences of different lengths: torch's, FlashAttention-2 and FlashAttention-4.
 
-A shared pack becomes plain sequences too: queries are a branch, keys its path, gathered. Rows of several paths are
-gathered several times; their gradients are summed in a fixed order.
+A shared pack becomes plain sequences too: the queries are a branch, the keys its path, gathered. A row of several paths
+is gathered several times; its gradients are summed in a fixed order.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from mmpack.ops.attention.attention_plan import AttentionPlan
+from mmpack.ops.records import flat
 from mmpack.ops.rows.gather import gather_rows
 
 Kernel = Callable[..., torch.Tensor]
 
-# From torch 2.12 on, fewer heads of keys than of queries are to be announced.
-_ASKED = "enable_gqa" in inspect.signature(varlen_attn).parameters
-ANNOUNCED: dict[str, Any] = {"enable_gqa": True} if _ASKED else {}
+# Since torch 2.12 fewer heads of keys than of queries need this flag.
+_HAS_FLAG = "enable_gqa" in inspect.signature(varlen_attn).parameters
+GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if _HAS_FLAG else {}
 
 
 def by_sequences(
@@ -56,7 +57,7 @@ def torch_varlen(
         plan.max_seqlen_k,
         scale=scale,
         window_size=(-1, 0),  # causal
-        **ANNOUNCED,
+        **GROUPED_HEADS,
     )
 
 
@@ -85,17 +86,10 @@ def flash_attn_4(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, scale: float | None
 ) -> torch.Tensor:
     """FlashAttention-4, of the package flash-attn-4."""
-    return _flash_attn_4(
-        q,
-        k,
-        v,
-        plan.cu_seqlens_q,
-        plan.cu_seqlens_k,
-        plan.max_seqlen_q,
-        plan.max_seqlen_k,
-        scale,
-        torch.are_deterministic_algorithms_enabled(),
-    )[0]
+    lengths = plan.cu_seqlens_q, plan.cu_seqlens_k, plan.max_seqlen_q, plan.max_seqlen_k
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    out: torch.Tensor = _flash_attn_4(*Call(q, k, v, *lengths, scale, deterministic))[0]
+    return out
 
 
 KERNELS: dict[str, Kernel] = {
@@ -105,98 +99,104 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-# An op of ours, because the package's autograd.Function can't be traced by torch.compile.
+class Call(NamedTuple):
+    """What FlashAttention-4 gets: q [rows, heads, d], k and v [K, kv heads, d]; causal, bottom-right."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_k: torch.Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    scale: float | None
+    deterministic: bool  # the backward
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the package's forward and backward both get, by its names."""
+        return {
+            "cu_seqlens_q": self.cu_seqlens_q,
+            "cu_seqlens_k": self.cu_seqlens_k,
+            "max_seqlen_q": self.max_seqlen_q,
+            "max_seqlen_k": self.max_seqlen_k,
+            "softmax_scale": self.scale,
+            "causal": True,
+        }
+
+
+class Result(NamedTuple):
+    out: torch.Tensor  # [rows, heads, d]
+    lse: torch.Tensor  # [heads, rows] float32, log of the sum of exp
+
+
+class Incoming(NamedTuple):
+    grad: torch.Tensor  # [rows, heads, d]
+
+
+# An op of ours, because torch.compile can't trace the package's autograd.Function.
 @torch.library.custom_op("mmpack::flash_attn_4", mutates_args=())
-def _flash_attn_4(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    scale: float | None,
-    deterministic: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@flat
+def _flash_attn_4(call: Call) -> Result:
     from flash_attn.cute.interface import (  # type: ignore[import-not-found]
         _flash_attn_fwd,
     )
 
-    out, lse = _flash_attn_fwd(
-        q,
-        k,
-        v,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        softmax_scale=scale,
-        causal=True,
-        return_lse=True,
-    )[:2]
-    return out, lse
+    found = _flash_attn_fwd(call.q, call.k, call.v, return_lse=True, **call.options)
+    return Result(*found[:2])
 
 
 @torch.library.custom_op("mmpack::flash_attn_4_backward", mutates_args=())
+@flat
 def _flash_attn_4_backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    scale: float | None,
-    deterministic: bool,
+    incoming: Incoming, call: Call, result: Result
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     from flash_attn.cute.interface import (  # type: ignore[import-not-found]
         _flash_attn_bwd,
     )
 
     dq, dk, dv = _flash_attn_bwd(
-        q,
-        k,
-        v,
-        out,
-        grad,
-        lse,
-        softmax_scale=scale,
-        causal=True,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        deterministic=deterministic,
+        call.q,
+        call.k,
+        call.v,
+        result.out,
+        incoming.grad,
+        result.lse,
+        deterministic=call.deterministic,
+        **call.options,
     )
     return dq, dk, dv
 
 
 @_flash_attn_4.register_fake
-def _(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+@flat
+def _(call: Call) -> Result:
+    q = call.q
+    lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+    return Result(q.new_empty(q.shape), lse)
 
 
 @_flash_attn_4_backward.register_fake
+@flat
 def _(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, ...]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    incoming: Incoming, call: Call, result: Result
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.numbers = inputs
-    ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k)
+    tensors, ctx.numbers = inputs[:5], inputs[5:]
+    ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(
     ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
-    gradients = _flash_attn_4_backward(grad, *ctx.saved_tensors, *ctx.numbers)
-    return (*gradients, None, None, None, None, None, None)
+    saved = ctx.saved_tensors
+    call, result = Call(*saved[:5], *ctx.numbers), Result(*saved[5:])
+    gradients = _flash_attn_4_backward(*Incoming(grad), *call, *result)
+    return *gradients, *(None,) * (len(call) - 3)
 
 
 _flash_attn_4.register_autograd(_backward, setup_context=_keep)

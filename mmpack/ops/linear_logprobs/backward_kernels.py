@@ -1,17 +1,18 @@
 """Fused linear selected logprob, backward: the gradient D to the logits, [rows, chunk of columns] at a time.
 
-Its products with weight and x are in linear_selected_logprobs_products, where it says which rows are live.
+Its products with weight and x are in product_kernels, which also says which rows are live.
 """
 
 from __future__ import annotations
-
-import math
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmpack.ops.linear_logprobs.forward_kernel import (
+from mmpack.ops.linear_logprobs.blocks import Block, LiveFirst
+from mmpack.ops.linear_logprobs.call import Call, Statistics
+from mmpack.ops.linear_logprobs.product_kernels import Operands, live_rows
+from mmpack.ops.linear_logprobs.tiles import (
     LOG2_E,
     dot,
     place,
@@ -20,117 +21,62 @@ from mmpack.ops.linear_logprobs.forward_kernel import (
     shape_arguments,
     tiles_of,
 )
-from mmpack.ops.linear_logprobs.product_kernels import Operands, live_rows
 
 FAR = tl.constexpr(-1e4)  # log2 of a probability that is 0, in a product that may not overflow
 
-# What a block takes by default, of the logits in two bytes; some of a twentieth is left for [N] values.
-SHARE = 1 / 20.5
-STORED_SHARE = 1 / 8  # where the probabilities are kept, D may take more
-# Of a chunk: additions to the sums, launches and last waves are by the chunk; another block costs a pass over the
-# gradient to weight.
-GOOD_COLUMNS = 8192
-MIN_COLUMNS = 3072
-MAX_BLOCKS = 4
-MIN_ROWS = 2048  # of a block, unless there are fewer: its products must fill the device
 
-
-def plan(
-    count: int, width: int, vocab: int, tile: tuple[int, int], stored: bool, budget: int
-) -> tuple[int, int]:
-    """Rows of a block and columns of a chunk: one block in `budget` bytes, or if it can't be, blocks of SHARE each.
-
-    A block holds x in 2 bytes and a sum in 4 [rows, H], and D in 2 bytes [rows, columns]. Each block rounds the
-    gradient to weight once. Without a budget columns follow from the model alone: a row's gradient is the same bits
-    in any batch.
-    """
-    least, blocks = min(MIN_COLUMNS, vocab), 1
-    columns = vocab * STORED_SHARE if stored else (budget / count - 6 * width) / 2
-    if columns < least:
-        room = vocab * 2 * SHARE
-        good = min(GOOD_COLUMNS, vocab)
-        blocks = min(math.ceil((2 * good + 6 * width) / room), MAX_BLOCKS)
-        columns = max((room * blocks - 6 * width) / 2, least)
-        blocks = min(blocks, max(count // MIN_ROWS, 1))
-    tile_rows, tile_columns = tile
-    columns = max(int(min(columns, vocab + tile_columns)) // tile_columns, 1) * tile_columns
-    return math.ceil(count / (blocks * tile_rows)) * tile_rows, columns
-
-
-def logit_gradient(
-    given: Operands,
-    bias: Tensor | None,
-    live: Tensor,
-    log_total: Tensor,
-    along: Tensor,
-    slope: Tensor | None,
-    first_row: int,
-    first_column: int,
-    temperature: float,
-    softcap: float | None,
-) -> None:
-    """Fill D with p · (along + slope · log2 p), p computed again; per-row tensors begin with this block."""
-    tiles, programs = tiles_of(live.device), programs_of(live.device)
-    vocab, width = given.weight.shape
+def logit_gradient(call: Call, operands: Operands, block: Block, first_column: int) -> None:
+    """Fill D with p · (along + slope · log2 p), p computed again."""
+    tiles, programs = tiles_of(block.live.device), programs_of(block.live.device)
+    vocab, width = operands.weight.shape
     logit_gradient_kernel[(programs,)](
-        given.x,
-        given.weight,
-        given.grad,
-        bias,
-        live,
-        log_total,
-        along,
-        slope,
-        first_row,
-        given.x.shape[0],
+        operands.x,
+        operands.weight,
+        operands.grad,
+        call.bias,
+        block.live,
+        block.log_total,
+        block.along,
+        block.slope,
+        block.first,
+        operands.x.shape[0],
         first_column,
-        min(given.grad.shape[1], vocab - first_column),
+        min(operands.grad.shape[1], vocab - first_column),
         vocab,
         width,
-        LOG2_E.value / temperature,
-        0.0 if softcap is None else softcap,
-        SOFTCAP=softcap is not None,
+        LOG2_E.value / call.temperature,
+        0.0 if call.softcap is None else call.softcap,
+        SOFTCAP=call.softcap is not None,
         PROGRAMS=programs,
         **shape_arguments(tiles),
     )
 
 
 def stored_logit_gradient(
-    grad: Tensor,
-    stored: Tensor,
-    tile_maximum: Tensor,
-    order: Tensor,
-    live: Tensor,
-    log_total: Tensor,
-    along: Tensor,
-    slope: Tensor | None,
-    first_row: int,
-    first_column: int,
-    temperature: float,
-    softcap: float | None,
+    call: Call, statistics: Statistics, grad: Tensor, block: Block, first_column: int
 ) -> None:
-    """As `logit_gradient`, from what `statistics` stored; order [R] says which of its rows."""
-    tiles = tiles_of(grad.device)
-    num_tiles, count = tile_maximum.shape
+    """As `logit_gradient`, from the probabilities that the forward stored."""
+    tiles, cap = tiles_of(grad.device), call.softcap
+    num_tiles, count = statistics.tile_maximum.shape
     first_tile = first_column // tiles.columns
     chunk_tiles = min(grad.shape[1] // tiles.columns, num_tiles - first_tile)
     stored_logit_gradient_kernel[(chunk_tiles, triton.cdiv(len(grad), 32))](
         grad,
-        stored,
-        tile_maximum,
-        order,
-        live,
-        log_total,
-        along,
-        slope,
-        first_row,
+        statistics.stored,
+        statistics.tile_maximum,
+        block.slots,
+        block.live,
+        block.log_total,
+        block.along,
+        block.slope,
+        block.first,
         len(grad),
         first_tile,
         count,
         grad.stride(0),
-        stored.stride(0),
-        0.0 if softcap is None else temperature / (LOG2_E.value * softcap),
-        SOFTCAP=softcap is not None,
+        statistics.stored.stride(0),
+        0.0 if cap is None else call.temperature / (LOG2_E.value * cap),
+        SOFTCAP=cap is not None,
         ROWS=32,
         TILE_ROWS=tiles.rows,
         COLUMNS=tiles.columns,
@@ -139,23 +85,22 @@ def stored_logit_gradient(
 
 
 def set_targets(
-    grad: Tensor, rows: Tensor, columns: Tensor, values: Tensor, first_row: int, first_column: int
+    grad: Tensor, rows: LiveFirst, columns: Tensor, first_row: int, first_column: int
 ) -> None:
-    """grad[row, column] = value for each of the [N] that lie in this block and chunk."""
-    if len(rows):
-        set_targets_kernel[(triton.cdiv(len(rows), 256),)](
-            grad, rows, columns, values, len(rows), first_row, len(grad), first_column,
+    """D at the target of each of the N loss tokens that lie in this block and chunk."""
+    count = len(columns)
+    if count:
+        set_targets_kernel[(triton.cdiv(count, 256),)](
+            grad, rows.place, columns, rows.at_targets, count, first_row, len(grad), first_column,
             grad.shape[1], grad.stride(0), TOKENS=256, num_warps=4,
         )  # fmt: skip
 
 
-def add_column_sums(
-    grad: Tensor, live: Tensor, total: Tensor, first_row: int, first_column: int
-) -> None:
+def add_column_sums(grad: Tensor, block: Block, total: Tensor, first_column: int) -> None:
     """Add the sums over D's live rows to total [V] float32."""
     columns = min(grad.shape[1], len(total) - first_column)
     column_sums_kernel[(triton.cdiv(columns, 64),)](
-        grad, live, total, first_row, len(grad), first_column, columns, grad.stride(0),
+        grad, block.live, total, block.first, len(grad), first_column, columns, grad.stride(0),
         ROWS=64, COLUMNS=64, num_warps=4,
     )  # fmt: skip
 

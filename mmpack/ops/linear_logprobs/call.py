@@ -1,6 +1,4 @@
-"""What both paths of linear_selected_logprobs work on: one call's inputs, its statistics, and what its backward begins
-with.
-"""
+"""One call of linear_selected_logprobs: its inputs and options, and what its forward leaves for the backward."""
 
 from __future__ import annotations
 
@@ -8,34 +6,45 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mmpack.ops.logprobs.row_groups import (
-    RowGradients,
-    RowGroups,
-    Slots,
-    by_slot,
-    gather_gradients,
-    slots_of,
-)
-from mmpack.ops.logprobs.softmax import target_gradient
+from mmpack.ops.logprobs.autograd import Incoming
+from mmpack.ops.logprobs.gradients import SlotGradients, slot_gradients
+from mmpack.ops.logprobs.row_groups import RowGroups
 
 
 class Call(NamedTuple):
-    """One call: hidden [T, H], this rank's weight [V / ranks, H] and bias, targets [N] int64 in [0, V)."""
+    """Tensors first, then options: what the custom ops take, in this order.
 
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    targets: Tensor
-    runs: RowGroups
+    Weight and bias are this rank's part of the vocabulary; targets count in the whole vocabulary.
+    """
+
+    hidden: Tensor  # [T, H]
+    weight: Tensor  # [V / ranks, H]
+    bias: Tensor | None  # [V / ranks]
+    targets: Tensor  # [N] int64 in [0, V)
+    # The three fields of RowGroups.
+    rows: Tensor | None
+    order: Tensor | None
+    offsets: Tensor | None
     temperature: float
     softcap: float | None
-    first_column: int  # of this rank's, in the whole vocabulary
-    vocab: int
-    group: str
+    entropy: bool
+    store: bool  # keep the probabilities for the backward
+    budget: int  # bytes, see memory_budget; 0: the default
+    first_column: int  # of this rank, in the whole vocabulary
+    vocab: int  # V
+    group: str  # name of the process group; "": one rank
+
+    @property
+    def groups(self) -> RowGroups:
+        return RowGroups(self.rows, self.order, self.offsets)
+
+    @property
+    def num_rows(self) -> int:
+        return self.hidden.shape[0]
 
     @property
     def columns(self) -> Tensor:
-        """The targets as columns of this weight; outside of it on ranks that are not their `owner`."""
+        """The targets as columns of this weight; out of its range on ranks that are not their `owner`."""
         return self.targets - self.first_column
 
     @property
@@ -45,39 +54,37 @@ class Call(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """By loss token, [N] each; maxima and logs of the sums above them in the units of the path."""
+    """Per loss token, [N] each, maxima and logs in the units of the path; then what `store` keeps, else [0, 0]."""
 
     logprobs: Tensor
     entropies: Tensor  # nats; [0] unless asked for
-    maximum: Tensor
-    log_total: Tensor
+    maximum: Tensor  # of the row
+    log_total: Tensor  # log of the sum of exp above the maximum
     chosen: Tensor  # the target's logit, before the temperature
+    stored: Tensor  # [S, columns of whole tiles] probabilities relative to their tile's maximum
+    tile_maximum: Tensor  # [tiles, S] float32
 
 
-class Incoming(NamedTuple):
-    """Gradients that come in, on the slots of a path's chunks."""
+class Needs(NamedTuple):
+    """Which gradients are asked for."""
 
-    slots: Slots
-    gradients: RowGradients
-    entropy: Tensor | None  # [S], where a gradient to it comes in
-    at_targets: Tensor  # [N] float64, the whole gradient to the target's logit
+    to_hidden: bool
+    to_weight: bool
+    to_bias: bool
 
 
-def incoming(
-    call: Call,
-    statistics: Statistics,
-    grad_logprobs: Tensor,
-    grad_entropies: Tensor | None,
-    chunk_rows: int,
-) -> Incoming:
-    """Gradients [N] of logprobs and entropies by slot."""
-    runs, count = call.runs, len(call.targets)
-    slots = slots_of(runs, len(call.hidden), count, call.hidden.device, chunk_rows)
-    gradients = gather_gradients(
-        grad_logprobs, grad_entropies, slots, call.targets, call.vocab, runs.order is None
-    )
-    entropy = None if grad_entropies is None else by_slot(statistics.entropies, slots)
-    at_targets = target_gradient(statistics.logprobs, entropy, gradients, slots, call.temperature)
-    if call.softcap is not None:
-        at_targets = at_targets * (1 - (statistics.chosen.double() / call.softcap) ** 2)
-    return Incoming(slots, gradients, entropy, at_targets)
+class Gradients(NamedTuple):
+    """Gradients of the inputs' shapes; None, or [0] where an op returns them, if not asked for."""
+
+    hidden: Tensor | None  # summed over the ranks
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def gradients_of(call: Call, statistics: Statistics, given: Incoming, chunk: int) -> SlotGradients:
+    """As `slot_gradients`, with the slope of softcap at the targets."""
+    found = slot_gradients(call, given, statistics.logprobs, statistics.entropies, chunk)
+    if call.softcap is None:
+        return found
+    slope = 1 - (statistics.chosen.double() / call.softcap) ** 2
+    return found._replace(at_targets=found.at_targets * slope)

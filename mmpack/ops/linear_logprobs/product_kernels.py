@@ -1,7 +1,7 @@
 """Fused linear selected logprob, backward: D · weight and Dᵀ · x, and the rows that go in and out of them.
 
-Live rows come first; how many there are is read on the device, so that dead ones cost nothing and nobody waits. D and
-x hold zeros from there to the end of the tile.
+Live rows come first. How many there are is read on the device, so that the others cost nothing and the host does not
+wait. D and x hold zeros from there to the end of the tile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mmpack.ops.linear_logprobs.forward_kernel import (
+from mmpack.ops.linear_logprobs.blocks import Block
+from mmpack.ops.linear_logprobs.tiles import (
     HOPPER,
     dot,
     place,
@@ -37,10 +38,10 @@ class Operands(NamedTuple):
     grad_weight: TensorDescriptor | None
 
 
-def operands(
+def make_operands(
     grad: Tensor, x: Tensor, weight: Tensor, total: Tensor | None, grad_weight: Tensor | None
 ) -> Operands:
-    """Made once a block: each costs some time on the host."""
+    """Made once per block: each costs some time on the host."""
     rows, columns, depth, *_ = tiles_of(x.device)
     describe = TensorDescriptor.from_tensor
     half = [rows, columns // 2]
@@ -57,43 +58,43 @@ def operands(
     )
 
 
-def live_block(hidden: Tensor, rows: Tensor, live: Tensor, first_row: int, out: Tensor) -> None:
-    """out [R, H] = hidden[rows], 0 for the rows that are not live."""
+def gather_live(hidden: Tensor, block: Block, out: Tensor) -> None:
+    """out [R, H] = hidden[block.reads], 0 for the rows that are not live."""
     gather_rows_kernel[(len(out), triton.cdiv(out.shape[1], 1024))](
-        out, rows, hidden, live, first_row, out.shape[1], out.stride(0), hidden.stride(0),
-        hidden.stride(1), COLUMNS=1024, num_warps=4,
+        out, block.reads, hidden, block.live, block.first, out.shape[1], out.stride(0),
+        hidden.stride(0), hidden.stride(1), COLUMNS=1024, num_warps=4,
     )  # fmt: skip
 
 
-def multiply(given: Operands, live: Tensor, first_row: int, first_column: int) -> None:
+def multiply(operands: Operands, block: Block, first_column: int) -> None:
     """total [R, H] float32 += D · weight; grad_weight [V, H] = Dᵀ · x, plus what is there after the first block."""
-    tiles, programs = tiles_of(live.device), programs_of(live.device)
-    vocab, width = given.weight.shape
+    tiles, programs = tiles_of(block.live.device), programs_of(block.live.device)
+    vocab, width = operands.weight.shape
     products_kernel[(programs,)](
-        given.grad_by_row,
-        given.weight_by_depth,
-        given.total,
-        given.grad_by_column,
-        given.x_by_depth,
-        given.grad_weight,
-        live,
-        first_row,
-        given.x.shape[0],
+        operands.grad_by_row,
+        operands.weight_by_depth,
+        operands.total,
+        operands.grad_by_column,
+        operands.x_by_depth,
+        operands.grad_weight,
+        block.live,
+        block.first,
+        operands.x.shape[0],
         first_column,
-        min(given.grad.shape[1], vocab - first_column),
+        min(operands.grad.shape[1], vocab - first_column),
         width,
-        ADD=first_row > 0,
+        ADD=block.first > 0,
         REDUCE=tiles is HOPPER,
         PROGRAMS=programs,
         **shape_arguments(tiles),
     )
 
 
-def scatter_rows(out: Tensor, rows: Tensor, total: Tensor, live: Tensor, first_row: int) -> None:
-    """out[rows[i]] = total[i] for the live i."""
+def scatter_live(out: Tensor, block: Block, total: Tensor) -> None:
+    """out[block.writes[i]] = total[i] for the live i."""
     scatter_rows_kernel[(len(total), triton.cdiv(total.shape[1], 1024))](
-        out, rows, total, live, first_row, total.shape[1], out.stride(0), total.stride(0),
-        COLUMNS=1024, num_warps=4,
+        out, block.writes, total, block.live, block.first, total.shape[1], out.stride(0),
+        total.stride(0), COLUMNS=1024, num_warps=4,
     )  # fmt: skip
 
 
@@ -147,7 +148,7 @@ def products_kernel(
             left, right = halves(total, ROWS, COLUMNS)
             at_left = [m * ROWS, n * COLUMNS]
             at_right = [m * ROWS, n * COLUMNS + COLUMNS // 2]
-            if REDUCE:  # one addition an element and launch, made in memory: nothing to wait for
+            if REDUCE:  # one addition per element and launch, made in memory: nothing to wait for
                 total_desc.atomic_add(at_left, left)
                 total_desc.atomic_add(at_right, right)
             else:
@@ -158,8 +159,8 @@ def products_kernel(
         tiles = tiles_m * tiles_n
         if ADD:
             tiles = tl.where(live > 0, tiles, 0)
-        # The last `idle` programs had a tile less above: they take `more` of these first, which fit into its time, and
-        # what is left over at the end.
+        # The last `idle` programs had one tile less above: they take `more` of these first, which fit into its time,
+        # and what is left over at the end.
         idle = PROGRAMS - long_tiles % PROGRAMS
         more = min(long_steps // steps, tiles // idle)
         back = PROGRAMS - 1 - program

@@ -1,7 +1,7 @@
 """Logprobs of N loss tokens from logits that exist: [T, V] in, [N] out.
 
-Public function -> custom op (forward, backward, fakes, autograd) -> Triton kernel, or torch in chunks of a fixed row
-count. Statistics of a row travel by loss token, [N], whatever runs.
+The public function makes a Call, which goes through a custom op (forward, backward, fakes, autograd) to one of two
+paths of the same contract: torch.py or triton.py. Statistics of a row are stored per loss token, [N], whichever runs.
 """
 
 from __future__ import annotations
@@ -12,22 +12,17 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name
-from mmpack.ops.backend import choose
+from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
-from mmpack.ops.logprobs.row_groups import (
-    RowGroups,
-    by_slot,
-    check_arguments,
-    gather_gradients,
-    make_row_groups,
-    slots_of,
-)
-from mmpack.ops.logprobs.scalars import runtime_scalar
-from mmpack.ops.logprobs.softmax import pad_columns, row_gradient, row_statistics, target_gradient
+from mmpack.ops.logprobs.arguments import check_arguments
+from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
+from mmpack.ops.logprobs.call import Call, Statistics, runtime_scalar
+from mmpack.ops.logprobs.row_groups import make_row_groups
+from mmpack.ops.records import flat
 
-CHUNK_ROWS = 64  # of the torch path
 OPTIONAL = ("rows", "rows_unique", "row_inverse")
+TENSORS = Call._fields.index("entropy")  # before the options
 GRADIENTS = ("dense", "compact", "inplace")
 
 
@@ -49,21 +44,28 @@ def selected_logprobs(
         targets: [N] int64 token ids.
         rows: [N] row that predicts each target, in any order, with repeats; None: row n predicts target n.
         entropy: also return the entropy of each row's distribution, in nats.
-        rows_unique, row_inverse: [R], [N], `rows` as its distinct values (`PackedBatch.loss_rows_unique`,
-            `.loss_row_inverse`; each is named at least once): then what repeats is read once, and where R is N
-            nothing is sorted.
+        rows_unique, row_inverse: [R], [N], `rows` as its distinct values and their index
+            (`PackedBatch.loss_rows_unique`, `.loss_row_inverse`; each value is used at least once). Repeated rows are
+            then read once, and if R is N nothing is sorted.
         gradient: the form of the gradient to the logits. "dense": [T, V]. "compact": a sparse COO tensor [T, V] with
-            one sparse dimension, whose values [R, V] are of the rows that are read, as `Embedding(sparse=True)` has;
+            one sparse dimension and values [R, V], of the rows that are read, as `Embedding(sparse=True)` has;
             for leaves and `torch.autograd.grad`, not under torch.compile. "inplace": dense, written over the logits,
             which the backward destroys; no second backward. The last two need rows that are known not to repeat:
             `rows_unique` and `row_inverse`, or no `rows`.
 
     Returns [N] float32 (float64 for float64 logits), or (logprobs, entropy). The gradient to the logits is exactly 0
     in rows that are not read or whose incoming gradients are all 0; gradients of one row are summed in the order of
-    n. Values and gradients of a row are the same bits in any batch and order, where the logits are aligned alike.
+    n. Values and gradients of a row are the same bits in any batch and order, if the logits have the same alignment.
 
-    Raises ArgumentError for wrong shapes, unlike devices, DTensors and forward-mode tangents, and on the CPU for
-    indices out of range. On a GPU looking would wait for it: there kernels give NaN for a target that is out of range.
+    Raises ArgumentError for wrong shapes, different devices, DTensors and forward-mode tangents, and on the CPU for
+    indices out of range. On a GPU that check would wait for the device: there a target out of range gives NaN.
+
+    Example: two tokens, predicted by rows 0 and 2.
+        >>> import torch
+        >>> from mmpack import selected_logprobs
+        >>> logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [9.0, 9.0, 9.0, 9.0], [0.0, 2.0, 0.0, 0.0]])
+        >>> selected_logprobs(logits, torch.tensor([0, 1]), rows=torch.tensor([0, 2]))
+        tensor([-1.3863, -0.3408])
     """
     check_tensors(
         "selected_logprobs", OPTIONAL, logits=logits, targets=targets, rows=rows,
@@ -84,229 +86,83 @@ def selected_logprobs(
             f"selected_logprobs: gradient is {gradient!r}, and rows may repeat. "
             f"Fix: pass rows_unique and row_inverse, or gradient='dense'"
         )
-    runs = make_row_groups(num_rows, rows, rows_unique, row_inverse)
+    groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
     scale = runtime_scalar(temperature, logits.device)
-    logprobs, entropies, _, _ = _forward(logits, targets, *runs, scale, entropy, gradient)
+    logprobs, entropies, *_ = _forward(*Call(logits, targets, *groups, scale, entropy, gradient))
     return (logprobs, entropies) if entropy else logprobs
 
 
 @torch.library.custom_op("mmpack::selected_logprobs", mutates_args=())
-def _forward(
-    logits: Tensor,
-    targets: Tensor,
-    rows: Tensor | None,
-    order: Tensor | None,
-    offsets: Tensor | None,
-    temperature: Tensor,
-    entropy: bool,
-    gradient: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logprobs, entropies (none unless asked for), maxima of the rows, logs of the sums above them; [N] each."""
-    runs = RowGroups(rows, order, offsets)
-    if choose(SELECTED_LOGPROBS, logits.device, logits.dtype) == "triton":
-        from mmpack.ops.logprobs.triton import forward
-
-        with torch.cuda.device_of(logits):
-            return forward(logits, targets, *runs, temperature, entropy)
-    return _forward_torch(logits, targets, runs, temperature, entropy)
+@flat
+def _forward(call: Call) -> Statistics:
+    return _path(call).forward(call)
 
 
 @_forward.register_fake
-def _(
-    logits: Tensor,
-    targets: Tensor,
-    rows: Tensor | None,
-    order: Tensor | None,
-    offsets: Tensor | None,
-    temperature: Tensor,
-    entropy: bool,
-    gradient: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    count, dtype = targets.shape[0], torch.promote_types(logits.dtype, torch.float32)
+@flat
+def _(call: Call) -> Statistics:
+    logits, count = call.logits, call.targets.shape[0]
+    dtype = torch.promote_types(logits.dtype, torch.float32)
     logprobs, maximum, log_total = (logits.new_empty(count, dtype=dtype) for _ in range(3))
-    return logprobs, logits.new_empty(count if entropy else 0, dtype=dtype), maximum, log_total
+    entropies = logits.new_empty(count if call.entropy else 0, dtype=dtype)
+    return Statistics(logprobs, entropies, maximum, log_total)
 
 
 @torch.library.custom_op("mmpack::selected_logprobs_backward", mutates_args=())
-def _backward(
-    grad_logprobs: Tensor,
-    grad_entropies: Tensor | None,
-    logits: Tensor,
-    targets: Tensor,
-    rows: Tensor | None,
-    order: Tensor | None,
-    offsets: Tensor | None,
-    logprobs: Tensor,
-    entropies: Tensor,
-    maximum: Tensor,
-    log_total: Tensor,
-    temperature: Tensor,
-    compact: bool,
-) -> Tensor:
-    """Gradient to the logits: [T, V], or compact [S, V] by slot."""
-    runs, statistics = RowGroups(rows, order, offsets), (logprobs, entropies, maximum, log_total)
-    gradients = grad_logprobs, grad_entropies
-    num_rows, vocab = logits.shape
-    if choose(SELECTED_LOGPROBS, logits.device, logits.dtype) == "triton":
-        from mmpack.ops.logprobs.triton import backward
-
-        slots = num_rows if rows is None else len(rows)
-        out = logits.new_empty(slots if compact else num_rows, vocab)
-        with torch.cuda.device_of(logits):
-            backward(out, *gradients, logits, targets, *runs, *statistics, temperature, compact)
-        return out
-    if compact:
-        out = logits.new_zeros(num_rows if rows is None else len(rows), vocab)
-        _backward_torch(out, *gradients, logits, targets, runs, *statistics, temperature, True)
-        return out
-    out = logits.new_zeros(num_rows + 1, vocab)
-    _backward_torch(out, *gradients, logits, targets, runs, *statistics, temperature, False)
-    return out[:num_rows]
+@flat
+def _backward(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
+    """Gradient to the logits: [T, V], or compact [S, V] by group."""
+    return _path(call).backward(given, call, statistics)
 
 
 @_backward.register_fake
-def _(
-    grad_logprobs: Tensor,
-    grad_entropies: Tensor | None,
-    logits: Tensor,
-    targets: Tensor,
-    rows: Tensor | None,
-    order: Tensor | None,
-    offsets: Tensor | None,
-    logprobs: Tensor,
-    entropies: Tensor,
-    maximum: Tensor,
-    log_total: Tensor,
-    temperature: Tensor,
-    compact: bool,
-) -> Tensor:
-    slots = rows.shape[0] if compact and rows is not None else logits.shape[0]
-    return logits.new_empty(slots, logits.shape[1])
+@flat
+def _(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
+    rows = call.rows if call.gradient == "compact" else None
+    return call.logits.new_empty(call.num_rows if rows is None else rows.shape[0], call.vocab)
 
 
 @torch.library.custom_op("mmpack::selected_logprobs_backward_", mutates_args={"logits"})
-def _backward_inplace(
-    grad_logprobs: Tensor,
-    grad_entropies: Tensor | None,
-    logits: Tensor,
-    targets: Tensor,
-    rows: Tensor | None,
-    order: Tensor | None,
-    offsets: Tensor | None,
-    logprobs: Tensor,
-    entropies: Tensor,
-    maximum: Tensor,
-    log_total: Tensor,
-    temperature: Tensor,
-) -> None:
+@flat
+def _backward_inplace(given: Incoming, call: Call, statistics: Statistics) -> None:
     """The gradient [T, V] written over the logits."""
-    runs, statistics = RowGroups(rows, order, offsets), (logprobs, entropies, maximum, log_total)
-    gradients = grad_logprobs, grad_entropies
-    if choose(SELECTED_LOGPROBS, logits.device, logits.dtype) == "triton":
-        from mmpack.ops.logprobs.triton import backward
+    _path(call).backward(given, call, statistics)
 
-        with torch.cuda.device_of(logits):
-            backward(logits, *gradients, logits, targets, *runs, *statistics, temperature, False)
-        return
-    if rows is not None:
-        unread = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-        logits.masked_fill_(unread.index_fill_(0, rows.long(), False)[:, None], 0.0)
-    _backward_torch(logits, *gradients, logits, targets, runs, *statistics, temperature, False)
+
+def _path(call: Call) -> Any:
+    """The module that runs it, `torch` or `triton`."""
+    return implementation(SELECTED_LOGPROBS, call.logits.device, call.logits.dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.entropy, ctx.gradient = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(*output[2:] if ctx.entropy else output[1:])
-    ctx.set_materialize_grads(False)
+    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
+    keep(ctx, tensors, output, Call(*inputs).entropy)
 
 
 def _autograd(
     ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
 ) -> tuple[Any, ...]:
-    logits, targets, rows, order, offsets, temperature, *statistics = ctx.saved_tensors
-    if grad_logprobs is None:
-        grad_logprobs = torch.zeros_like(statistics[0])  # only the entropy was used
-    if not ctx.entropy:
-        grad_entropies = None
-    gradients, runs, none = (grad_logprobs, grad_entropies), (rows, order, offsets), (None,) * 7
-    if ctx.gradient == "inplace":
-        logits = logits.detach()
-        _backward_inplace(*gradients, logits, targets, *runs, *statistics, temperature)
-        return logits, *none
-    compact = ctx.gradient == "compact"
-    grad = _backward(*gradients, logits, targets, *runs, *statistics, temperature, compact)
-    if compact:
-        index = torch.arange(len(logits), device=logits.device) if rows is None else rows.long()
-        with torch.sparse.check_sparse_tensor_invariants(False):  # it would wait for the GPU
-            grad = torch.sparse_coo_tensor(index[None], grad, logits.shape)
-    return grad, *none
+    saved = ctx.saved_tensors
+    call, statistics = Call(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
+    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
+    grad: Tensor
+    if call.gradient == "inplace":
+        call = call._replace(logits=call.logits.detach())
+        _backward_inplace(*given, *call, *statistics)
+        grad = call.logits
+    else:
+        grad = _backward(*given, *call, *statistics)
+    if call.gradient == "compact":
+        grad = _sparse(grad, call)
+    return grad, *(None,) * (len(call) - 1)
+
+
+def _sparse(values: Tensor, call: Call) -> Tensor:
+    """Rows [S, V] of the groups as a sparse COO tensor [T, V]."""
+    rows = call.rows
+    index = torch.arange(call.num_rows, device=values.device) if rows is None else rows.long()
+    with torch.sparse.check_sparse_tensor_invariants(False):  # it would wait for the GPU
+        return torch.sparse_coo_tensor(index[None], values, call.logits.shape)
 
 
 _forward.register_autograd(_autograd, setup_context=_setup_context)
-
-
-def _forward_torch(
-    logits: Tensor, targets: Tensor, runs: RowGroups, temperature: Tensor, entropy: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    slots = slots_of(runs, len(logits), len(targets), logits.device, CHUNK_ROWS)
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    maximum, log_total, row_entropy = (
-        torch.empty(len(slots.rows), dtype=dtype, device=logits.device) for _ in range(3)
-    )
-    for start in range(0, len(slots.rows), CHUNK_ROWS):
-        chunk = slice(start, start + CHUNK_ROWS)
-        x = _read(logits, slots.rows[chunk], dtype)
-        maximum[chunk], log_total[chunk], h = row_statistics(x, temperature, entropy)
-        if h is not None:
-            row_entropy[chunk] = h
-    maximum, log_total = maximum[slots.of], log_total[slots.of]
-    # [N] values alone: float64 costs nothing and leaves one rounding.
-    chosen = logits[slots.rows[slots.of], targets.long()].double() - maximum.double()
-    logprobs = (chosen / temperature - log_total.double()).to(dtype)
-    return logprobs, row_entropy[slots.of] if entropy else row_entropy[:0], maximum, log_total
-
-
-def _backward_torch(
-    out: Tensor,
-    grad_logprobs: Tensor,
-    grad_entropies: Tensor | None,
-    logits: Tensor,
-    targets: Tensor,
-    runs: RowGroups,
-    logprobs: Tensor,
-    entropies: Tensor,
-    maximum: Tensor,
-    log_total: Tensor,
-    temperature: Tensor,
-    compact: bool,
-) -> None:
-    """Write the rows that are read: row r to out[r] (unused slots to out[T]), or compact slot s to out[s]."""
-    targets = targets.long()
-    slots = slots_of(runs, len(logits), len(targets), logits.device, CHUNK_ROWS)
-    gradients = gather_gradients(
-        grad_logprobs, grad_entropies, slots, targets, logits.shape[1], runs.order is None
-    )
-    entropy = None if grad_entropies is None else by_slot(entropies, slots)
-    row_maximum, row_log_total = by_slot(maximum, slots), by_slot(log_total, slots)
-
-    num_slots = len(logits) if runs.rows is None else len(runs.rows)
-    places = torch.arange(len(slots.rows), device=logits.device) if compact else slots.writes
-    for start in range(0, num_slots, CHUNK_ROWS):
-        chunk = slice(start, start + CHUNK_ROWS)
-        h = None if entropy is None else entropy[chunk]
-        x = _read(logits, slots.rows[chunk], maximum.dtype)
-        x = row_gradient(
-            x, row_maximum[chunk], row_log_total[chunk], h, gradients, chunk, temperature
-        )
-        here = places[start : min(start + CHUNK_ROWS, num_slots)]
-        out[here] = x[: len(here), : out.shape[1]].to(out.dtype)
-    at_targets = target_gradient(logprobs, entropy, gradients, slots, temperature)
-    out[places[slots.of], targets] = at_targets.to(out.dtype)
-
-
-def _read(logits: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows as a fresh [C, V padded] tensor; padding columns hold -inf."""
-    x = logits.index_select(0, rows).to(dtype)
-    padding = pad_columns(x.shape[1])
-    return torch.nn.functional.pad(x, (0, padding), value=-torch.inf) if padding else x

@@ -1,9 +1,9 @@
-"""selected_logprobs in Triton: one pass over the logits of a row forward, by one program; one backward, by blocks.
+"""selected_logprobs in Triton: forward, one program reads a row once; backward, one program per block of columns.
 
-Forward a row is read in tiles [DEPTH, LANES], by columns. Each lane keeps a maximum and a sum of its own, so nothing
-crosses threads before the row ends, and each logit costs one exp and 1/DEPTH more. Orders of summation depend on V,
-dtype and alignment alone.
-Pointers that are None stand for what a call does without: the kernel is compiled apart for them.
+The forward reads a row in tiles [DEPTH, LANES], by columns. Each lane keeps a maximum and a sum of its own, so nothing
+crosses threads before the row ends, and each logit costs one exp and 1/DEPTH more. Orders of summation depend only on
+V, dtype and alignment.
+A pointer is None for what a call does without; the kernel is compiled separately for that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LANES = 1024  # 16 bytes of bf16 a thread
+from mmpack.ops.logprobs.autograd import Incoming
+from mmpack.ops.logprobs.call import Call, Statistics
+
+LANES = 1024  # 16 bytes of bf16 per thread
 DEPTH = 4
 WARPS = 2 if torch.version.hip else 4  # of 64 or 32 threads: LANES must span them all
 BLOCK = 4096  # columns of one program of the backward
@@ -25,91 +28,81 @@ _NEGLIGIBLE = tl.constexpr(-1e30)  # stands for -inf where it is multiplied with
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-def forward(
-    logits: Tensor,
-    targets: Tensor,
-    rows: Tensor | None,
-    order: Tensor | None,
-    offsets: Tensor | None,
-    temperature: Tensor,
-    entropy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logprobs, entropies (none unless asked for), maxima of the rows, logs of the sums above them: [N] float32."""
-    count = len(targets)
+def forward(call: Call) -> Statistics:
+    """Statistics in float32."""
+    logits, count, slots = call.logits, len(call.targets), _count_groups(call)
     logprobs, maximum, log_total = (
         torch.empty(count, dtype=torch.float32, device=logits.device) for _ in range(3)
     )
-    entropies = logprobs.new_empty(count if entropy else 0)
-    slots = count if rows is None else len(rows)
+    entropies = logprobs.new_empty(count if call.entropy else 0)
     if slots and count:
-        _forward[(slots,)](
-            logits,
-            *logits.stride(),
-            logits.shape[1],
-            targets,
-            rows,
-            order,
-            offsets,
-            temperature,
-            logprobs,
-            entropies if entropy else None,
-            maximum,
-            log_total,
-            LANES=LANES,
-            DEPTH=DEPTH,
-            TOKENS=TOKENS if order is not None else 1,
-            num_warps=WARPS,
-        )
-    return logprobs, entropies, maximum, log_total
+        with torch.cuda.device_of(logits):
+            forward_kernel[(slots,)](
+                logits,
+                *logits.stride(),
+                logits.shape[1],
+                call.targets,
+                *call.groups,
+                call.temperature,
+                logprobs,
+                entropies if call.entropy else None,
+                maximum,
+                log_total,
+                LANES=LANES,
+                DEPTH=DEPTH,
+                TOKENS=TOKENS if call.order is not None else 1,
+                num_warps=WARPS,
+            )
+    return Statistics(logprobs, entropies, maximum, log_total)
 
 
-def backward(
-    out: Tensor,
-    grad_logprobs: Tensor,
-    grad_entropies: Tensor | None,
-    logits: Tensor,
-    targets: Tensor,
-    rows: Tensor | None,
-    order: Tensor | None,
-    offsets: Tensor | None,
-    logprobs: Tensor,
-    entropies: Tensor,
-    maximum: Tensor,
-    log_total: Tensor,
-    temperature: Tensor,
-    compact: bool,
-) -> None:
-    """Write the gradient to `out`: [T, V], which may be `logits` itself, or compact [S, V] by slot."""
-    slot_of_row = None
-    if rows is not None and not compact:
-        slot_of_row = torch.full((len(logits) + 1,), -1, dtype=torch.int32, device=rows.device)
-        slots = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
-        slot_of_row.index_copy_(0, rows.long(), slots)  # unused slots have row T
-    parts = triton.cdiv(logits.shape[1], BLOCK)
-    if len(out):
-        _backward[(len(out) * parts,)](
-            out,
-            *out.stride(),
-            logits,
-            *logits.stride(),
-            logits.shape[1],
-            targets,
-            rows if compact else None,
-            slot_of_row,
-            order,
-            offsets,
-            grad_logprobs.contiguous(),
-            None if grad_entropies is None else grad_entropies.contiguous(),
-            logprobs,
-            entropies,
-            maximum,
-            log_total,
-            temperature,
-            parts,
-            BLOCK=BLOCK,
-            TOKENS=TOKENS if order is not None else 1,
-            num_warps=BLOCK_WARPS,
-        )
+def backward(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
+    """Gradient to the logits: dense [T, V], in place of the logits, or compact [S, V] by group."""
+    logits, compact = call.logits, call.gradient == "compact"
+    with torch.cuda.device_of(logits):
+        out = logits
+        if call.gradient != "inplace":
+            out = logits.new_empty(
+                _count_groups(call) if compact else call.num_rows, logits.shape[1]
+            )
+        parts = triton.cdiv(logits.shape[1], BLOCK)
+        if len(out):
+            backward_kernel[(len(out) * parts,)](
+                out,
+                *out.stride(),
+                logits,
+                *logits.stride(),
+                logits.shape[1],
+                call.targets,
+                call.rows if compact else None,
+                None if compact else _group_of_row(call),
+                call.order,
+                call.offsets,
+                given.grad_logprobs.contiguous(),
+                None if given.grad_entropies is None else given.grad_entropies.contiguous(),
+                *statistics,
+                call.temperature,
+                parts,
+                BLOCK=BLOCK,
+                TOKENS=TOKENS if call.order is not None else 1,
+                num_warps=BLOCK_WARPS,
+            )
+    return out
+
+
+def _count_groups(call: Call) -> int:
+    """S: without rows, one group per loss token and row."""
+    return len(call.targets) if call.rows is None else len(call.rows)
+
+
+def _group_of_row(call: Call) -> Tensor | None:
+    """[T + 1] int32, -1 for rows that no loss token reads; None where row n has group n."""
+    if call.rows is None:
+        return None
+    found = torch.full((call.num_rows + 1,), -1, dtype=torch.int32, device=call.rows.device)
+    groups = torch.arange(len(call.rows), dtype=torch.int32, device=call.rows.device)
+    # Empty groups have row T.
+    return found.index_copy_(0, call.rows.long(), groups)
 
 
 @triton.jit
@@ -128,7 +121,7 @@ def _fold(x, peak, total, weighted, scale, ENTROPY: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def forward_kernel(
     logits,
     row_stride,
     column_stride,
@@ -239,7 +232,7 @@ def _sum_of_target(wanted, first, last, order, targets, grad_logprobs, TOKENS: t
 
 
 @triton.jit
-def _backward(
+def backward_kernel(
     out,
     out_row_stride,
     out_column_stride,

@@ -19,7 +19,8 @@ from mmpack.ops.custom_op import define_op, distinct_views, parameters, refuse_t
 from mmpack.ops.patches import PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.patches.call import Change, PatchLayout, scaled
 from mmpack.ops.patches.tables import PatchTables, patch_tables
-from mmpack.video.patches import CHANNELS, PatchPlan, divisor, of_channels, plan_patches
+from mmpack.video.patches import CHANNELS, PatchPlan, plan_patches
+from mmpack.video.pixel_settings import divisor, of_channels
 
 ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of values that change
 FRAME_DTYPES = (torch.uint8, *ROW_DTYPES, torch.float64)

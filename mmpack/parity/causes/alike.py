@@ -55,8 +55,8 @@ def known_as_one(a: Medium, b: Medium) -> bool:
     return one_name(a, b) or one_file(a, b)
 
 
-def named_apart(a: Medium, b: Medium) -> bool:
-    """Whether callers gave the two other names, and no file says that they are one."""
+def differently_named(a: Medium, b: Medium) -> bool:
+    """Whether callers gave the two media different names, and no file says that they are one."""
     made_up = any(_MADE_UP.fullmatch(m.media_id) for m in (a, b))
     return not known_as_one(a, b) and (not made_up or differ(a.source, b.source))
 
@@ -64,8 +64,8 @@ def named_apart(a: Medium, b: Medium) -> bool:
 def other_keys(pair: Pair, a: Medium, b: Medium) -> Cause:
     if a.cache_key == b.cache_key:
         return UNKNOWN, f"{both(a, b, 'num_tokens')} under one grid"
-    if told := decisive(pair, a.modality):
-        return "model_family", told
+    if family := decisive(pair, a.modality):
+        return "model_family", family
     limits = pixel_settings(pair, a.modality)
     if limits:
         return "max_pixels", f"same grid, other cache_key; {limits}"

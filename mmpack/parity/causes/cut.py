@@ -1,6 +1,6 @@
 """Truncation, recognised before all else: one side's ids are the beginning, or the end, of the other's.
 
-Runs of placeholders count as one token each, so that pictures of other sizes don't hide it. What both sides have is
+Runs of placeholders count as one token each, so that images of other sizes don't hide it. What both sides have is
 then compared by itself.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.parity.causes.pair import EDGE, Hit, Pair, Side, possible, show_ids
+from mmpack.parity.causes.pair import EDGE, LIMIT_OR_STOP, Hit, Pair, Side, possible, show_ids
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.sample import Sample
 
@@ -51,22 +51,22 @@ def cut_hits(pair: Pair, cut: Cut) -> list[Hit]:
     span = cut.lost if cut.short else (at, at)
     hits = [Hit(cut.cause, "input_ids", cut.evidence, left, right, at, span, at)]
     seen = {s.media_index for s in other.sample.modality_spans if s.stop > stop or s.start < start}
-    lost = sorted({i for i, _ in other.shown} - seen)
+    lost = sorted({o.media_index for o in other.occurrences} - seen)
     if lost and len(side.sample.media) != len(other.sample.media):
-        told = f"{cut.evidence}; media[{lost[0]}] of {other.name} lies there"
-        hits.append(Hit(cut.cause, "media", told, left, right, lost[0]))
+        evidence = f"{cut.evidence}; media[{lost[0]}] of {other.name} was in that part"
+        hits.append(Hit(cut.cause, "media", evidence, left, right, lost[0]))
     if cut.through:
         k = 0 if cut.at_left else len(side.runs) - 1
         first, last = int(side.runs.starts[k]), int(side.runs.stops[k])
         j = _run_of(other, cut)
         whole = int(other.runs.stops[j] - other.runs.starts[j])
-        told = (
+        evidence = (
             f"a run of {last - first} placeholders in {side.name}, {whole} in {other.name}: "
             f"it {'begins' if cut.at_left else 'ends'} the ids"
         )
         counts = [f"{last - first} placeholders at {first}", f"{whole} placeholders"]
         one, two = counts if cut.short == 0 else counts[::-1]
-        hits.append(Hit("truncated_medium", "modality_spans", told, one, two, at, None, at))
+        hits.append(Hit("truncated_medium", "modality_spans", evidence, one, two, at, None, at))
     return hits
 
 
@@ -130,7 +130,7 @@ def _media(pair: Pair, cut: Cut, k: int) -> list[int]:
 
 
 def _folded(side: Side) -> np.ndarray:
-    """int [n]: the tokens that are words, or the first of a run of placeholders."""
+    """int [n]: the text tokens, and the first of each run of placeholders."""
     keep = ~side.placeholder
     keep[side.runs.starts] = True
     return np.flatnonzero(keep)
@@ -162,17 +162,17 @@ def _cut(pair: Pair, folded: list[np.ndarray], short: int, at_left: bool) -> Cut
         if through:
             kept = [(0, int(side.runs.starts[k])), (0, int(other.runs.starts[k]))]
             lost = (int(other.runs.starts[k]) + _length(side, k), len(other))
-    told = _told(pair, side, other, lost, at_left, through)
-    if told is None:
+    named = _cause(pair, side, other, lost, at_left, through)
+    if named is None:
         return None
     both = (kept[0], kept[1]) if short == 0 else (kept[1], kept[0])
-    return Cut(short, at_left, lost, both, through, *told)
+    return Cut(short, at_left, lost, both, through, *named)
 
 
-def _told(
+def _cause(
     pair: Pair, side: Side, other: Side, lost: tuple[int, int], at_left: bool, through: bool
 ) -> tuple[str, str] | None:
-    """Cause and evidence, from what is lost; None where it is for the words to tell."""
+    """Cause and evidence, from what is missing; None where the text tokens decide (`text.py`)."""
     start, stop = lost
     where = "end" if at_left else "beginning"
     reasons = [s.sample.finish_reason for s in pair.sides]
@@ -184,23 +184,24 @@ def _told(
     ids = other.ids[start:stop]
     opening = other.opening
     if through:
-        return "truncated", f"{evidence}; it goes through a medium"
+        return "truncated", f"{evidence}; the cut goes through a medium"
     pictures = bool(other.placeholder[start:stop].any())
     if at_left:
         if opening is None and not pictures:
             return None
         whole = opening is None or side.ids[0] == opening
         if whole and not pictures:
-            return None  # a turn of the template, maybe
+            return None  # may be a turn of the template
         return _by_turns(evidence, whole)
     loss = other.loss[start:stop]
     in_last = bool(loss.all()) and bool(other.loss[start - 1])
     ended = int(ids[-1]) in other.special_ids
     if stop - start == 1 and (ended or not other.special_ids) and loss.all():
         return None  # a stop token
+    if in_last and "length" in reasons:
+        return "truncated", evidence
     if in_last:
-        cut = "length" in reasons or (ended and stop - start > 1)
-        return ("truncated", evidence) if cut else None
+        return ("truncated", f"{evidence}: {LIMIT_OR_STOP}") if ended and stop - start > 1 else None
     if not loss.any() and stop - start <= EDGE:
         return None
     return _by_turns(evidence, opening is None or opening in ids[:EDGE])
@@ -209,7 +210,8 @@ def _told(
 def _by_turns(evidence: str, whole: bool) -> tuple[str, str]:
     if not whole:
         return "truncated", evidence
-    return UNKNOWN, f"{evidence}; whole turns, maybe; {possible('truncated', 'chat_template')}"
+    why = "whole turns may be missing for another reason"
+    return UNKNOWN, f"{evidence}; {why}; {possible('truncated', 'chat_template')}"
 
 
 def _length(side: Side, k: int) -> int:

@@ -1,4 +1,4 @@
-"""The first differing frame of two videos, and causes that frames, sizes and the container's figures tell of."""
+"""The first differing frame of two videos, and causes shown by frames, sizes and the container's figures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def other_policies(pair: Pair, a: Medium, b: Medium) -> str | None:
 
 
 def rotated(a: Medium, b: Medium) -> str | None:
-    """What shows that one side turned the frames: a size, and with it the grid, whose width and height swap."""
+    """What shows that one side rotated the frames: a size, and with it the grid, whose width and height swap."""
     for name in ("decoded_size", "size"):
         one, two = getattr(a, name), getattr(b, name)
         if one and two and tuple(one) == tuple(two)[::-1] and one[0] != one[1]:
@@ -66,8 +66,8 @@ def misread(a: Medium, b: Medium, rates: bool) -> str | None:
     if rates and a.fps and b.fps and abs(a.fps - b.fps) > FPS_ROUNDING * max(a.fps, b.fps):
         unlike.append(f"fps: rollout {a.fps:g}, train {b.fps:g}")
     if unlike:
-        told = "; ".join(unlike)
-        return f"{told} of one file: misread on one side, or its frame rate varies"
+        figures = "; ".join(unlike)
+        return f"{figures} of one file: one side misread it, or its frame rate varies"
     return _own_times(a, b)
 
 
@@ -98,9 +98,7 @@ def _own_times(a: Medium, b: Medium) -> str | None:
     if even[0] == even[1]:
         return None
     one, other = ("rollout", "train") if even[0] else ("train", "rollout")
-    return (
-        f"times of one file: {one} counts frames over fps, {other} has other times: its rate varies"
-    )
+    return f"times of one file: {one}'s are frame_indices / fps, {other}'s are not: its frame rate varies"
 
 
 def _difference(

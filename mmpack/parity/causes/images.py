@@ -1,4 +1,4 @@
-"""What was done to a picture that differs: turned, flattened, encoded again, resized twice, other limits.
+"""What was done to an image that differs: rotated, flattened, encoded again, resized twice, other limits.
 
 Each cause is a claim with a verdict: proved, excluded, or possible. Only what is proved is named.
 """
@@ -14,8 +14,8 @@ from mmpack.parity.causes.alike import (
     Cause,
     both,
     differ,
+    differently_named,
     known_as_one,
-    named_apart,
     one_file,
     one_name,
     other_keys,
@@ -27,7 +27,7 @@ from mmpack.schema.media import Medium
 
 ALPHA_MODES = ("LA", "La", "RGBA", "RGBa", "PA")
 GRAY_MODES = ("1", "L", "LA", "I", "I;16", "F")
-_STRANGER = "maybe another picture: no media_id, source or file_hash in common"
+_STRANGER = "may be another image: no media_id, source or file_hash in common"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     if proved and any(c.cause == "resize_twice" and not c.proved for c in claims):
         yield _unproved(a, b, claims)  # nothing that is proved changes a size
     if tuple(a.grid_thw) != tuple(b.grid_thw):
-        yield from _grid(pair, a, b, told=bool(claims))
+        yield from _grid(pair, a, b, explained=bool(claims))
     elif not claims:
         yield other_keys(pair, a, b)
 
@@ -74,35 +74,39 @@ def _unproved(a: Medium, b: Medium, claims: list[Claim]) -> Cause:
     open_ = [claim for claim in claims if claim.proved is None]
     unlike = [n for n in ("size", "decoded_size", "content_hash") if differ(*_of(a, b, n))]
     evidence = "; ".join([both(a, b, n) for n in unlike] or ["height and width of the grids swap"])
-    told = [claim.evidence for claim in open_ if claim.evidence]
+    details = [claim.evidence for claim in open_ if claim.evidence]
     if looks.alike(a, b) is False and not any(claim.proved for claim in claims):
-        told.append("thumbnails are unlike: another picture, or it was cut, padded or painted over")
+        details.append(
+            "thumbnails differ: another image, or one that was cropped, padded or painted"
+        )
     elif not known_as_one(a, b):
-        told.append(_STRANGER)
+        details.append(_STRANGER)
     if open_:
-        told.append(possible(*(claim.cause for claim in open_)))
-    return UNKNOWN, "; ".join([evidence, *told])
+        details.append(possible(*(claim.cause for claim in open_)))
+    return UNKNOWN, "; ".join([evidence, *details])
 
 
 def _turned(a: Medium, b: Medium) -> Claim:
     """Sizes say of each side whether it was turned; where they don't, thumbnails do."""
     tags = [o for m in (a, b) if (o := m.exif_orientation or 1) != 1]
     evidence = both(a, b, "exif_orientation") if tags else ""
-    told = sizes.swapped(a, b) or sizes.lying(a, b)
-    if told:
+    swapped = sizes.swapped(a, b) or sizes.lying(a, b)
+    if swapped:
         evidence = f"height and width swap, {both(a, b, 'exif_orientation')}"
     if not tags:
         known = a.exif_orientation is not None and b.exif_orientation is not None
-        return Claim("exif_rotation", None if told and not known else False, evidence)
+        return Claim("exif_rotation", None if swapped and not known else False, evidence)
     sides = [sizes.upright(m) for m in (a, b)]
-    one = known_as_one(a, b) or not named_apart(a, b)
-    if None not in sides and (told or sides[0] == sides[1]):
+    one = known_as_one(a, b) or not differently_named(a, b)
+    if None not in sides and (swapped or sides[0] == sides[1]):
         proved: bool | None = (one or None) if sides[0] != sides[1] else False
         if proved:
-            evidence += "; one side's size is that of the picture turned, the other's as it lies"
+            evidence += (
+                "; one side's size is that of the rotated image, the other's that of the file"
+            )
     else:
         proved = looks.turned(a, b, tags[0])
-        if proved is None and told and known_as_one(a, b):
+        if proved is None and swapped and known_as_one(a, b):
             proved = True
         if proved and not one:
             proved = None
@@ -127,13 +131,13 @@ def _resized(pair: Pair, a: Medium, b: Medium, turned: bool) -> Claim:
     elif fitted is False and sizes.rescaled(a.size, size) and looks.closely(a, b):
         evidence += ", thumbnails are alike"
         proved = True
-    return Claim("resize_twice", (proved and not named_apart(a, b)) or None, evidence)
+    return Claim("resize_twice", (proved and not differently_named(a, b)) or None, evidence)
 
 
 def _one_origin(a: Medium, b: Medium) -> bool:
     """Whether pictures without a name in common were decoded to one size, and no file says that they are two."""
     files = differ(a.file_hash, b.file_hash) or a.decoded_size is None
-    return not files and a.decoded_size == b.decoded_size and not named_apart(a, b)
+    return not files and a.decoded_size == b.decoded_size and not differently_named(a, b)
 
 
 def _flattened(a: Medium, b: Medium) -> Claim:
@@ -143,7 +147,7 @@ def _flattened(a: Medium, b: Medium) -> Claim:
     if True not in clear and True not in maybe:
         return Claim("alpha", False, "")
     proved = looks.flattened(a, b)
-    if proved and named_apart(a, b):
+    if proved and differently_named(a, b):
         proved = None
     evidence = f"same size, other pixels; {both(a, b, 'mode')}"
     if proved:
@@ -163,7 +167,7 @@ def _reencoded(a: Medium, b: Medium, turn: int) -> Claim:
         is_lossy and m.mode in GRAY_MODES and other.mode not in (*GRAY_MODES, None)
         for is_lossy, m, other in zip(lossy, (a, b), (b, a), strict=True)
     )
-    flattened = looks.flattened(a, b)  # JPEG has no transparency: the alpha is told too
+    flattened = looks.flattened(a, b)  # JPEG has no transparency: alpha is named too
     look = flattened or (looks.alike(a, b) if turn == 1 else looks.turned(a, b, turn))
     proved = look
     if look:
@@ -172,13 +176,13 @@ def _reencoded(a: Medium, b: Medium, turn: int) -> Claim:
         levels = looks.UNLIKE if two_kinds else looks.SAME
         near = flattened or looks.closely(a, b, turn, levels)
         proved = (any(lossy) and (files or two_kinds) and near) or None
-    if proved and (greyed or named_apart(a, b) or (all(lossy) and not one_name(a, b))):
+    if proved and (greyed or differently_named(a, b) or (all(lossy) and not one_name(a, b))):
         proved = None
     evidence = f"{both(a, b, 'file_hash')}, formats {formats[0]} and {formats[1]}"
     return Claim("jpeg_reencode", proved, evidence + (", thumbnails are alike" if proved else ""))
 
 
-def _grid(pair: Pair, a: Medium, b: Medium, told: bool) -> Iterator[Cause]:
+def _grid(pair: Pair, a: Medium, b: Medium, explained: bool) -> Iterator[Cause]:
     """The settings that a grid follows from; nothing where it follows from the sizes handed to the processor."""
     limits, family = pixel_settings(pair, "image"), decisive(pair, "image")
     if family:
@@ -191,15 +195,15 @@ def _grid(pair: Pair, a: Medium, b: Medium, told: bool) -> Iterator[Cause]:
             if limits and (one or _bound(b.size, parts[1], parts[0], made[1])):
                 yield "max_pixels", limits
             return
-    if family or (told and not limits):
+    if family or (explained and not limits):
         return
-    if limits and not told and (a.size is None or a.size == b.size):
+    if limits and not explained and (a.size is None or a.size == b.size):
         yield "max_pixels", limits
         return
     evidence = "grids differ; pixel limits " + (
         "were not recorded" if limits is None else limits or "are equal"
     )
-    causes = ["max_pixels"] if limits is None or told else []
+    causes = ["max_pixels"] if limits is None or explained else []
     causes += ["resize_twice"] if None in (a.size, b.size) else []
     yield UNKNOWN, f"{evidence}; {possible(*causes)}" if causes else evidence
 

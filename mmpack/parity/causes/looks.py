@@ -15,9 +15,8 @@ import numpy as np
 from mmpack.processors.images import PICTURE, THUMBNAIL
 from mmpack.schema.media import Medium
 
-CLEAR = (
-    8  # a thumbnail's cells differ by so many times what two of one picture do, or it tells nothing
-)
+# a thumbnail's cells differ by so many times what two of one image do, or it shows nothing
+CLEAR = 8
 SAME = 2  # levels that rounding makes of one picture's cells
 LOSSY = ("JPEG", "WEBP", "MPO")
 UNLIKE = 4  # levels that no rounding makes
@@ -56,7 +55,7 @@ def _read(text: Any) -> np.ndarray | None:
 
 
 def alike(a: Medium, b: Medium) -> bool | None:
-    """Whether two pictures look the same, sizes apart; None if thumbnails are lacking, or too even to tell."""
+    """Whether two images look the same, whatever their sizes; None if thumbnails are missing, or too even to say."""
     one, two = thumbnail(a), thumbnail(b)
     return None if one is None or two is None else _alike(one, two)
 
@@ -76,7 +75,7 @@ def closely(a: Medium, b: Medium, orientation: int = 1, levels: int = UNLIKE) ->
 
 
 def turned(a: Medium, b: Medium, orientation: int) -> bool | None:
-    """Whether one picture is the other, turned upright by an EXIF orientation; None if it can't be told."""
+    """Whether one image is the other, turned upright by an EXIF orientation; None if nothing shows it."""
     one, two = thumbnail(a), thumbnail(b)
     if one is None or two is None or orientation not in _UPRIGHT:
         return None
@@ -87,7 +86,7 @@ def turned(a: Medium, b: Medium, orientation: int) -> bool | None:
 
 
 def flattened(a: Medium, b: Medium) -> bool | None:
-    """Whether one picture is the other, see-through one over another background; None if it can't be told."""
+    """Whether one image is the other, transparent one over another background; None if nothing shows it."""
     verdicts = [_flattened(m, other) for m, other in ((a, b), (b, a))]
     return True if True in verdicts else None if None in verdicts else False
 

@@ -21,6 +21,7 @@ from mmpack.parity.causes.settings import decisive
 from mmpack.parity.causes.stamps import unlike_stamps
 from mmpack.parity.causes.videos import video_causes
 from mmpack.parity.fixes import UNKNOWN
+from mmpack.parity.frame_difference import FrameDifference
 from mmpack.schema.media import Medium
 
 # what the first differing frame belongs to
@@ -111,12 +112,12 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
     for k, (side, other) in enumerate((pair.sides, pair.sides[::-1])):
         kept = {match[k] for match in matches}
         lost = [i for i in range(len(side.sample.media)) if i not in kept]
-        if lost and len(side.shown) == len(other.shown) >= len(side.sample.media):
-            told = f"{other.name} lacks media[{lost[0]}] of {side.name}, and shows as many: another in its place"
+        if lost and len(side.occurrences) == len(other.occurrences) >= len(side.sample.media):
+            swapped = f"{other.name} lacks media[{lost[0]}] of {side.name}, and shows another in its place"
             yield Hit(
                 cause=UNKNOWN,
                 field="media",
-                evidence=f"{counts}: {told}; {possible('dropped_image', 'cache_key')}",
+                evidence=f"{counts}: {swapped}; {possible('dropped_image', 'cache_key')}",
                 left=f"{len(left)} media",
                 right=f"{len(right)} media",
                 index=lost[0],
@@ -139,11 +140,14 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
 
 
 def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
-    """A medium that both sides have, and that one of them shows once less."""
-    if not matches or len(pair.left.shown) == len(pair.right.shown):
+    """A medium that both sides have, and that one of them shows less often."""
+    if not matches or len(pair.left.occurrences) == len(pair.right.occurrences):
         return
     of = [dict(zip((m[k] for m in matches), range(len(matches)), strict=True)) for k in (0, 1)]
-    shown = [[of[k][i] for i, _ in side.shown if i in of[k]] for k, side in enumerate(pair.sides)]
+    shown = [
+        [of[k][o.media_index] for o in side.occurrences if o.media_index in of[k]]
+        for k, side in enumerate(pair.sides)
+    ]
     if len(shown[0]) == len(shown[1]) or not all(shown):
         return
     kept = _subsequence(shown[0], shown[1], int.__eq__)
@@ -154,13 +158,13 @@ def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterat
         if not left_out:
             continue
         match = matches[shown[k][left_out[0]]]
-        starts = [start for i, start in side.shown if i == match[k]]
+        starts = [o.start for o in side.occurrences if o.media_index == match[k]]
         nth = shown[k][: left_out[0]].count(shown[k][left_out[0]])
         counts = [shown[n].count(shown[k][left_out[0]]) for n in (0, 1)]
         yield Hit(
             cause="dropped_image",
             field="media",
-            evidence=f"{other.name} lacks showing {nth + 1} of media[{match[k]}] of {side.name}",
+            evidence=f"{other.name} lacks occurrence {nth + 1} of media[{match[k]}] of {side.name}",
             left=f"shown {counts[0]} times",
             right=f"shown {counts[1]} times",
             index=match[0],
@@ -178,7 +182,7 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
         if same_medium(a, b):
             continue
-        parted = first_difference(pair, i, j) if a.modality == b.modality == "video" else None
+        frames = first_difference(pair, i, j) if a.modality == b.modality == "video" else None
         if _reused(a, b):
             causes = [("cache_key", f"{_one_key(i, j)}, {both(a, b, 'content_hash')}")]
         elif moved := _moved(places, i, j, a, b):
@@ -186,28 +190,20 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         elif a.modality != b.modality:
             causes = [(UNKNOWN, f"media[{i}] is {a.modality} in rollout, {b.modality} in train")]
         elif a.modality == "video":
-            causes = list(video_causes(pair, a, b, parted))
+            causes = list(video_causes(pair, a, b, frames))
             if family := decisive(pair, "video"):
                 of_sizes = (UNKNOWN, "video_budget", "max_pixels", "model_family")
-                causes = [told for told in causes if told[0] not in of_sizes]
+                causes = [cause for cause in causes if cause[0] not in of_sizes]
                 causes.append(("model_family", family))
         else:
             causes = list(image_causes(pair, a, b))
         resized = tuple(a.grid_thw) != tuple(b.grid_thw)
         start = pair.left.start_of(i)
-        if i in pair.left.films:  # its timestamps are in the text
-            start, resized = stamp_of(pair.left.films[i][0]), True
+        if i in pair.left.videos_in_text:  # its timestamps are in the text
+            start, resized = stamp_of(pair.left.videos_in_text[i][0]), True
         for cause, evidence in causes:
-            yield Hit(
-                cause=cause,
-                field="media",
-                evidence=evidence,
-                left=described(a),
-                right=described(b),
-                index=i,
-                at=(start or 0) if resized and cause not in _OF_PIXELS else None,
-                frames=parted if cause in _OF_FRAMES else None,
-            )
+            at = (start or 0) if resized and cause not in _OF_PIXELS else None
+            yield _hit(cause, evidence, a, b, i, at, frames if cause in _OF_FRAMES else None)
 
 
 def _stamps(
@@ -215,20 +211,12 @@ def _stamps(
 ) -> Iterator[Hit]:
     """Timestamps that differ in the text of a video, though nothing recorded of its frames does."""
     for i, j in matches or ():
-        if i not in pair.left.films or j not in pair.right.films:
+        if i not in pair.left.videos_in_text or j not in pair.right.videos_in_text:
             continue
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
-        if told := unlike_stamps(pair, i, j, decode, same_medium(a, b)):
-            cause, evidence = told
-            yield Hit(
-                cause=cause,
-                field="media",
-                evidence=evidence,
-                left=described(a),
-                right=described(b),
-                index=i,
-                at=stamp_of(pair.left.films[i][0]),
-            )
+        if found := unlike_stamps(pair, i, j, decode, same_medium(a, b)):
+            cause, evidence = found
+            yield _hit(cause, evidence, a, b, i, stamp_of(pair.left.videos_in_text[i][0]))
 
 
 def _places(pair: Pair, matches: list[tuple[int, int]] | None) -> Places:
@@ -275,14 +263,21 @@ def _cache_keys(pair: Pair) -> Iterator[Hit]:
             if differ(getattr(a, name), getattr(b, name))
         ]
         if unlike:
-            yield Hit(
-                cause="cache_key",
-                field="media",
-                evidence=f"{_one_key(i, j)}, " + "; ".join(both(a, b, name) for name in unlike),
-                left=described(a),
-                right=described(b),
-                index=i,
-            )
+            evidence = f"{_one_key(i, j)}, " + "; ".join(both(a, b, name) for name in unlike)
+            yield _hit("cache_key", evidence, a, b, i)
+
+
+def _hit(
+    cause: str,
+    evidence: str,
+    a: Medium,
+    b: Medium,
+    index: int,
+    at: int | None = None,
+    frames: FrameDifference | None = None,
+) -> Hit:
+    """A cause by which a medium of the rollout, at `index`, differs from the trainer's."""
+    return Hit(cause, "media", evidence, described(a), described(b), index, at=at, frames=frames)
 
 
 def _one_key(i: int, j: int) -> str:

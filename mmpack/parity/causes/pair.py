@@ -1,4 +1,4 @@
-"""Two samples of one id, seen so that causes can be told: runs of placeholders, words (all other tokens), loss masks.
+"""Two samples of one id, as causes are read from them: runs of placeholders, text tokens (all others), loss masks.
 
 Masks and indices are over the tokens [L] of each side. Nothing is allocated by what a record claims, only by L.
 """
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from mmpack.families import Family, get_family
-from mmpack.layout.runs import Runs, placeholder_runs
+from mmpack.layout.occurrences import Occurrence, occurrences
+from mmpack.layout.runs import Runs, covered, placeholder_runs
 from mmpack.parity.frame_difference import FrameDifference
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -22,6 +23,8 @@ from mmpack.schema.sample import Sample
 EDGE = 2  # tokens of a turn's end (`<|im_end|>` and a newline), by which a span's edge may move
 STAMP = 16  # tokens of a timestamp and of what opens a medium, at most
 _DIGEST = re.compile("((?:sha256:)?[0-9a-f]{12})[0-9a-f]{52}")
+# of a response that is the beginning of the other side's, where no finish_reason is `length`
+LIMIT_OR_STOP = "cut at a limit, or by a stop string; possible: truncated, stop_token"
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -29,7 +32,7 @@ Decode = Callable[[Sequence[int]], str]
 class Hit:
     """A cause, where it shows, and why it is this one.
 
-    `at`: the rollout's token from which ids differ by it; None if they don't. `frames`: where two videos part.
+    `at`: the rollout's token from which ids differ by it; None if they don't. `frames`: where two videos differ.
     """
 
     cause: str
@@ -94,39 +97,43 @@ class Side:
 
     @cached_property
     def opening(self) -> int | None:
-        """The special id that opens the sample, and each turn; None if that isn't told."""
+        """The special id that opens the sample, and each turn; None if that isn't known."""
         first = int(self.ids[0]) if len(self) else None
         return first if first in self.special_ids else None
 
     @cached_property
-    def showings(self) -> list[tuple[int, int, int]]:
-        """(start, stop, media_index) of each time that a video lies in the text frame by frame, timestamps between."""
-        out: list[tuple[int, int, int]] = []
-        if self.family.video_layout == "frames":
-            for span in self.sample.modality_spans:
-                if span.modality != "video":
-                    continue
-                start, stop = min(span.start, len(self)), min(span.stop, len(self))
-                if span.frame and out and out[-1][2] == span.media_index:
-                    start = out.pop()[0]
-                out.append((start, stop, span.media_index))
-        return out
+    def occurrences(self) -> list[Occurrence]:
+        """Each place where a medium is shown; a video in text counts once."""
+        return occurrences(self.sample)
 
     @cached_property
-    def films(self) -> dict[int, tuple[int, int]]:
-        """[start, stop) of the first of the `showings` of each video, by media_index."""
-        return {index: (start, stop) for start, stop, index in reversed(self.showings)}
+    def framed(self) -> list[Occurrence]:
+        """The occurrences of videos that lie in the text frame by frame, timestamps between; cut at the ids' end."""
+        if self.family.video_layout != "frames":
+            return []
+        spans = self.sample.modality_spans
+        videos = {s.media_index for s in spans if s.modality == "video"}
+        return [
+            Occurrence(min(o.start, len(self)), min(o.stop, len(self)), o.media_index)
+            for o in self.occurrences
+            if o.media_index in videos
+        ]
+
+    @cached_property
+    def videos_in_text(self) -> dict[int, tuple[int, int]]:
+        """[start, stop) of the first of the `framed` occurrences of each video, by media_index."""
+        return {o.media_index: (o.start, o.stop) for o in reversed(self.framed)}
 
     @cached_property
     def markers(self) -> tuple[list[int], set[bool]]:
         """Vision start and end that stand around whole videos in text: their tokens, and whether videos have both.
 
-        Of a video that has only one of the two, for it was cut, nothing is told.
+        A video that has only one of the two was cut: it says nothing.
         """
         at: list[int] = []
         fenced: set[bool] = set()
         start, end = self.family.vision_start_id, self.family.vision_end_id
-        for first, stop, _ in self.showings:
+        for first, stop, _ in self.framed:
             low = stamp_of(first)
             stops = [start, end, *self.family.placeholder_ids.values()]
             before = np.flatnonzero(np.isin(self.ids[low : max(first - 1, low)], stops))
@@ -136,11 +143,6 @@ class Side:
             if len(opens) == len(closes):
                 fenced.add(bool(opens))
         return at, fenced
-
-    @cached_property
-    def shown(self) -> list[tuple[int, int]]:
-        """(media_index, first token) of each time that a medium is shown; a video in text counts once."""
-        return [(s.media_index, s.start) for s in self.sample.modality_spans if not s.frame]
 
     def start_of(self, media_index: int) -> int | None:
         """First token of a medium."""
@@ -169,12 +171,12 @@ class Pair:
         return self.left, self.right
 
     @cached_property
-    def words(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each side, the indices of its words: all but placeholders, and timestamps between frames of a video.
+    def text_tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each side, the indices of its text tokens: all but placeholders and the timestamps within a video.
 
         If a side has fewer runs of placeholders, the tokens that open and close media are left out as well, and so are
-        those around whole videos in text if one side lacks them. If one was cut off within a medium, words count up
-        to that medium on both sides.
+        those around whole videos in text if one side lacks them. If one was cut off within a medium, text counts
+        up to that medium on both sides.
         """
         stops = self._cut or (len(self.left), len(self.right))
         same_runs = len(self.left.runs) == len(self.right.runs)
@@ -184,7 +186,7 @@ class Pair:
             if not same_runs:
                 family = side.family
                 drop = drop | np.isin(side.ids, (family.vision_start_id, family.vision_end_id))
-            for first, last, _ in side.showings:
+            for first, last, _ in side.framed:
                 drop[first:last] = True
             if self.other_markers:
                 drop[side.markers[0]] = True
@@ -211,17 +213,17 @@ class Pair:
         return int(self.left.runs.starts[k]), int(self.right.runs.starts[k])
 
     @cached_property
-    def word_ids(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.left.ids[self.words[0]], self.right.ids[self.words[1]]
+    def text_ids(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.left.ids[self.text_tokens[0]], self.right.ids[self.text_tokens[1]]
 
     @cached_property
-    def word_loss(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.left.loss[self.words[0]], self.right.loss[self.words[1]]
+    def text_loss(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.left.loss[self.text_tokens[0]], self.right.loss[self.text_tokens[1]]
 
     @cached_property
     def common(self) -> tuple[int, int]:
-        """How many words at the beginning and at the end are the same on both sides."""
-        a, b = self.word_ids
+        """How many text tokens at the beginning and at the end are the same on both sides."""
+        a, b = self.text_ids
         prefix = common_prefix(a, b)
         rest = min(len(a), len(b)) - prefix
         suffix = common_prefix(a[len(a) - rest :][::-1], b[len(b) - rest :][::-1])
@@ -233,27 +235,10 @@ def stamp_of(start: int) -> int:
     return max(start - STAMP, 0)
 
 
-def covered(spans: Sequence[Any], length: int) -> np.ndarray:
-    """bool [length]: which tokens any of `spans` covers, spans cut at `length`."""
-    edges = np.zeros(length + 1, dtype=np.int64)
-    if spans:
-        bounds = np.array([(s.start, max(s.start, s.stop)) for s in spans], dtype=np.int64)
-        np.minimum(bounds, length, out=bounds)
-        np.add.at(edges, bounds[:, 0], 1)
-        np.add.at(edges, bounds[:, 1], -1)
-    return np.cumsum(edges)[:length] > 0
-
-
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     shorter = min(len(a), len(b))
     unlike = np.flatnonzero(a[:shorter] != b[:shorter])
     return int(unlike[0]) if len(unlike) else shorter
-
-
-def intervals(mask: np.ndarray) -> list[tuple[int, int]]:
-    """The half-open runs of True in `mask`."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def possible(*causes: str) -> str:

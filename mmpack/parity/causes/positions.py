@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from mmpack.errors import MmpackError
-from mmpack.layout.mrope import mrope_positions
+from mmpack.layout.mrope import grids_of_media, mrope_positions
 from mmpack.parity.causes.pair import Hit, Pair, Side, possible
 from mmpack.parity.fixes import UNKNOWN
 
@@ -18,7 +18,7 @@ class Fit:
     rule: str
     steps: tuple[float, ...]  # positions between temporal patches, of each video, uncut
     offset: int
-    rate: float  # positions a second
+    rate: float  # positions per second
     recorded: bool  # whether the steps are those of the seconds that the side recorded
 
 
@@ -28,7 +28,7 @@ _SECONDS = ("fps_missing", "video_reader", "video_metadata", "frame_sampling")
 
 
 def position_hits(pair: Pair, media: list[Hit], recounted: bool = False) -> list[Hit]:
-    """Hits for every part of the fits that differs; none if positions were not recorded or follow the ids alone.
+    """Hits for every part of the fits that differs; none if positions were not recorded or follow from the ids.
 
     `media`: the hits of the media, from which other temporal steps may follow. `recounted`: an offset says nothing.
     """
@@ -40,8 +40,8 @@ def position_hits(pair: Pair, media: list[Hit], recounted: bool = False) -> list
         pairs = list(product(*fits))
         least = min(_unlike(*fit) for fit in pairs)
         readings = [_fit_hits(pair, media, *fit) for fit in pairs if _unlike(*fit) == least]
-        told = [hits for hits in readings if any(hit.cause in _SECONDS for hit in hits)]
-        readings = told or readings  # what the media say goes before what fits as well
+        of_media = [hits for hits in readings if any(hit.cause in _SECONDS for hit in hits)]
+        readings = of_media or readings  # what the media show comes first
         if recounted:
             readings = [[h for h in hits if not h.left.startswith(_OFFSET)] for hits in readings]
             if not readings[0]:
@@ -84,13 +84,13 @@ def _where(pair: Pair) -> str:
 
 
 def _with_alternatives(hits: list[Hit], others: list[Hit]) -> list[Hit]:
-    """The hits, the first of which also tells other causes that fit the positions as well."""
+    """The hits, the first of which also names other causes that fit the positions as well."""
     named = {hit.cause for hit in hits}
     extra = {hit.cause: hit.evidence for hit in others if hit.cause not in named}
     if not extra:
         return hits
-    told = "; ".join(f"{cause} is possible too: {why}" for cause, why in extra.items())
-    return [replace(hits[0], evidence=f"{hits[0].evidence}; {told}"), *hits[1:]]
+    others_fit = "; ".join(f"{cause} is possible too: {why}" for cause, why in extra.items())
+    return [replace(hits[0], evidence=f"{hits[0].evidence}; {others_fit}"), *hits[1:]]
 
 
 def _plain(pair: Pair, fits: list[list[Fit]]) -> list[Hit]:
@@ -141,39 +141,23 @@ def _padding(side: Side) -> int:
 
 def _fits(pair: Pair, side: Side) -> list[Fit]:
     """Every rule, temporal step and offset under which the side's positions come out."""
-    recorded = side.sample.position_ids
+    recorded, media = side.sample.position_ids, side.sample.media
     if recorded is None or recorded.size == 0:
         return []
-    grids: dict[str, list[tuple[int, int, int]]] = {"image": [], "video": []}
-    seconds: list[list[float]] = [[], [], []]  # recorded here, recorded there, not passed on
-    for span in side.sample.modality_spans:
-        if span.media_index >= len(side.sample.media):
-            return []
-        if span.frame:
-            continue  # one grid a video
-        grids[span.modality].append(side.sample.media[span.media_index].grid_thw)
-        if span.modality == "video":
-            for option, owner in zip(seconds, (side, *_others(pair, side)), strict=False):
-                media = owner.sample.media
-                medium = media[span.media_index] if span.media_index < len(media) else None
-                known = medium.second_per_grid_ts if medium else None
-                option.append(1.0 if known is None else known)
-            seconds[2].append(1.0)
-    rates = [s.setting("tokens_per_second") for s in pair.sides]
-    rates += [side.family.tokens_per_second, 2.0, 4.0]
-    rates = list(dict.fromkeys(float(r) for r in rates if type(r) in (int, float) and r > 0))
-    if side.family.tokens_per_second is None or not grids["video"]:
-        rates, seconds = rates[:1], [[]]
+    if any(o.media_index >= len(media) for o in side.occurrences):
+        return []
+    images, videos, _ = grids_of_media([media[o.media_index] for o in side.occurrences])
+    rates, seconds = _rates(pair, side), _seconds(pair, side)
+    if side.family.tokens_per_second is None or not videos:
+        rates, seconds = rates[:1], [()]
     out = []
-    for rule, rate, option in product(
-        side.family.position_rules, rates, dict.fromkeys(tuple(s) for s in seconds)
-    ):
+    for rule, rate, option in product(side.family.position_rules, rates, dict.fromkeys(seconds)):
         try:
             wanted, _ = mrope_positions(
                 side.ids,
                 side.family,
-                image_grid_thw=grids["image"] or None,
-                video_grid_thw=grids["video"] or None,
+                image_grid_thw=images or None,
+                video_grid_thw=videos or None,
                 second_per_grid_ts=option or None,
                 rule=rule,
                 tokens_per_second=rate,
@@ -183,12 +167,28 @@ def _fits(pair: Pair, side: Side) -> list[Fit]:
         offset = int(recorded[0, 0] - wanted[0, 0])
         if np.array_equal(recorded - offset, wanted):
             steps = tuple(float(np.float32(rate) * np.float32(s)) for s in option)
-            out.append(Fit(rule, steps, offset, rate, option == tuple(seconds[0])))
+            out.append(Fit(rule, steps, offset, rate, option == seconds[0]))
     return out
 
 
-def _others(pair: Pair, side: Side) -> tuple[Side]:
-    return (pair.right,) if side is pair.left else (pair.left,)
+def _rates(pair: Pair, side: Side) -> list[float]:
+    """Positions per second that may have been used, each once."""
+    rates = [s.setting("tokens_per_second") for s in pair.sides]
+    rates += [side.family.tokens_per_second, 2.0, 4.0]
+    return list(dict.fromkeys(float(r) for r in rates if type(r) in (int, float) and r > 0))
+
+
+def _seconds(pair: Pair, side: Side) -> list[tuple[float, ...]]:
+    """Seconds of each video's patches: recorded on this side, recorded on the other, not passed on (1.0)."""
+    other = pair.right if side is pair.left else pair.left
+    media = side.sample.media
+    videos = [o.media_index for o in side.occurrences if media[o.media_index].modality == "video"]
+    out = []
+    for owner in (side, other):
+        known = [m.second_per_grid_ts for m in owner.sample.media]
+        of = [known[i] if i < len(known) else None for i in videos]
+        out.append(tuple(1.0 if s is None else s for s in of))
+    return [*out, (1.0,) * len(videos)]
 
 
 def _hit(cause: str, evidence: str, left: str, right: str) -> Hit:

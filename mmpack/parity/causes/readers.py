@@ -1,4 +1,4 @@
-"""One file of which two libraries read another frame rate or count: what their settings and figures tell of."""
+"""One file of which two libraries read another frame rate or count: what their settings and figures show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmpack.parity.causes.frame_choice import FPS_ROUNDING, sampling_of
 from mmpack.parity.causes.pair import Pair, show
 from mmpack.schema.media import Medium
 
-_TOLD = ("fps", "total_frames")
+_FIGURES = ("fps", "total_frames")
 
 
 def other_readers(pair: Pair, a: Medium, b: Medium) -> tuple[str, bool] | None:
@@ -19,12 +19,16 @@ def other_readers(pair: Pair, a: Medium, b: Medium) -> tuple[str, bool] | None:
     """
     one, two = (sampling_of(side, m) for side, m in zip(pair.sides, (a, b), strict=True))
     readers = [one.get("reader"), two.get("reader")]
-    unlike = [name for name in _TOLD if differ(getattr(a, name), getattr(b, name))]
+    unlike = [name for name in _FIGURES if differ(getattr(a, name), getattr(b, name))]
     if None in readers or readers[0] == readers[1] or not unlike or not known_as_one(a, b):
         return None
-    alone = one | {"reader": None} == two | {"reader": None}
-    if not alone and unlike == ["fps"] and np.isclose(a.fps or 0, b.fps or 0, rtol=FPS_ROUNDING):
+    only_reader = one | {"reader": None} == two | {"reader": None}
+    if (
+        not only_reader
+        and unlike == ["fps"]
+        and np.isclose(a.fps or 0, b.fps or 0, rtol=FPS_ROUNDING)
+    ):
         return None  # other policies take other frames, whatever the last digits of fps are
-    told = [f"reader: rollout {show(readers[0])}, train {show(readers[1])}"]
-    told += [both(a, b, name) for name in unlike]
-    return "; ".join(told), alone
+    evidence = [f"reader: rollout {show(readers[0])}, train {show(readers[1])}"]
+    evidence += [both(a, b, name) for name in unlike]
+    return "; ".join(evidence), only_reader

@@ -1,6 +1,6 @@
 """Responses that differ: encoded again, written again, their end cut; or another response.
 
-Words are tokens without placeholders. A text is known through `decode`, else only by its hash, which says no more than
+Cuts count text tokens: all but placeholders. A text is known through `decode`, else only by its hash, which says only
 whether all responses of a sample are the same.
 """
 
@@ -13,25 +13,33 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.parity.causes.pair import Decode, Hit, Pair, intervals, possible, show_ids
+from mmpack.layout.runs import true_runs
+from mmpack.parity.causes.pair import (
+    LIMIT_OR_STOP,
+    Decode,
+    Hit,
+    Pair,
+    possible,
+    show_ids,
+)
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.sample import RESPONSE_TEXT_KEY
 
-Cut = tuple[int, int]  # a half-open run of words
+Cut = tuple[int, int]  # a half-open run of text tokens
 Cuts = tuple[Cut, Cut]
 ANOTHER = "response ids and their text differ: this is another response"
-_UNTOLD = "response ids and the hash of their text differ"
+_BY_HASH = "response ids and the hash of their text differ"
 _THOUGHT = re.compile(r"<think>(.*?)</think>\s*", re.DOTALL)
 _THINK, _THOUGHT_OVER = "<think>", "</think>"
 
 
 def response_hits(pair: Pair, left: Cut, right: Cut, decode: Decode | None) -> list[Hit]:
-    """What was done to a response over whose words the two cuts go: one hit, or a stop token and one hit."""
+    """What was done to the response that holds the two cuts: one hit, or a stop token and one hit."""
     if same_text(pair, decode, left, right):
         evidence = "other ids, same text: " + (
             "decoded and compared" if decode else f"equal metadata.{RESPONSE_TEXT_KEY}"
         )
-        return [word_hit(pair, "retokenized_response", left, right, evidence)]
+        return [text_hit(pair, "retokenized_response", left, right, evidence)]
     if stop := _stop_token(pair, left, right):
         return [stop]
     stop, cuts = _stops(pair, left, right)
@@ -40,18 +48,21 @@ def response_hits(pair: Pair, left: Cut, right: Cut, decode: Decode | None) -> l
         return [rest]
     if rest.cause != UNKNOWN:
         return [stop, rest]
-    told = f"{rest.evidence}; {stop.evidence}"
-    if "stop_token" not in told:
-        told += f"; {possible('stop_token')}"
-    return [word_hit(pair, UNKNOWN, left, right, told)]  # another response has an end of its own
+    evidence = f"{rest.evidence}; {stop.evidence}"
+    if "stop_token" not in evidence:
+        evidence += f"; {possible('stop_token')}"
+    # another response has an end of its own
+    return [text_hit(pair, UNKNOWN, left, right, evidence)]
 
 
 def one_of_many(responses: list[Hit]) -> list[Hit]:
     """One hash stands for the text of all responses: where several differ, it says nothing of each."""
     if len(responses) == 1:
         return responses
-    told = f"one of {len(responses)} responses whose ids differ; {_possible()}"
-    return [replace(h, evidence=told) if h.evidence.startswith(_UNTOLD) else h for h in responses]
+    evidence = f"one of {len(responses)} responses whose ids differ; {_possible()}"
+    return [
+        replace(h, evidence=evidence) if h.evidence.startswith(_BY_HASH) else h for h in responses
+    ]
 
 
 def same_text(pair: Pair, decode: Decode | None, left: Cut, right: Cut) -> bool:
@@ -71,23 +82,23 @@ def same_text(pair: Pair, decode: Decode | None, left: Cut, right: Cut) -> bool:
 def _other_ids(pair: Pair, decode: Decode, left: Cut, right: Cut, text: str) -> bool:
     shown = [
         [i for i in ids[slice(*cut)].tolist() if decode([i])]
-        for ids, cut in zip(pair.word_ids, (left, right), strict=True)
+        for ids, cut in zip(pair.text_ids, (left, right), strict=True)
     ]
     return bool(text) and "\ufffd" not in text and shown[0] != shown[1]
 
 
-def _rest(pair: Pair, cuts: Cuts, decode: Decode | None, stop_told: bool) -> Hit:
-    """What else differs, the stop token apart."""
+def _rest(pair: Pair, cuts: Cuts, decode: Decode | None, has_stop: bool) -> Hit:
+    """What else differs, besides the stop token."""
     left, right = cuts
-    if stop_told and decode and same_text(pair, _without_special(pair, decode), left, right):
-        evidence = "other ids, same text but for the stop token: decoded and compared"
-        return word_hit(pair, "retokenized_response", left, right, evidence)
-    if told := _stripped_thought(pair, left, right):
-        return word_hit(pair, "rewritten_response", left, right, told)
-    if decode and (stop_told or _one_end(pair, left, right)):
+    if has_stop and decode and same_text(pair, _without_special(pair, decode), left, right):
+        evidence = "other ids, same text except for the stop token: decoded and compared"
+        return text_hit(pair, "retokenized_response", left, right, evidence)
+    if thought := _stripped_thought(pair, left, right):
+        return text_hit(pair, "rewritten_response", left, right, thought)
+    if decode and (has_stop or _one_end(pair, left, right)):
         written = _texts(pair, _without_special(pair, decode), left, right)
-        if told := _rewritten(str(written[0]), str(written[1])):
-            return word_hit(pair, "rewritten_response", left, right, told)
+        if how := _rewritten(str(written[0]), str(written[1])):
+            return text_hit(pair, "rewritten_response", left, right, how)
     texts = _texts(pair, decode, left, right)
     shorter = _shorter(pair, left, right)
     if shorter is not None:
@@ -98,16 +109,16 @@ def _rest(pair: Pair, cuts: Cuts, decode: Decode | None, stop_told: bool) -> Hit
         evidence = ANOTHER
     elif texts[0] != texts[1]:
         evidence = (
-            f"{_UNTOLD}: another response, or one that was cut or written again; {_possible()}"
+            f"{_BY_HASH}: another response, or one that was cut or written again; {_possible()}"
         )
     elif left[0] == left[1] or right[0] == right[1]:
-        evidence = "response ids differ by ids that one side lacks, under one text"
+        evidence = "response ids differ by ids that one side lacks, with equal text"
     else:
         evidence = (
-            "response ids differ, and their text can't tell them apart: it is empty, lacks some ids "
+            "response ids differ, and their text can't say how: it is empty, lacks some ids "
             f"or holds U+FFFD; {possible('retokenized_response')}"
         )
-    return word_hit(pair, UNKNOWN, left, right, evidence)
+    return text_hit(pair, UNKNOWN, left, right, evidence)
 
 
 def _possible() -> str:
@@ -122,36 +133,36 @@ def _stop_token(pair: Pair, left: Cut, right: Cut) -> Hit | None:
     sizes = (left[1] - left[0], right[1] - right[0])
     cuts = (left, right)
     if sizes == (1, 1) and all(_at_end(pair, k, cuts[k]) for k in (0, 1)):
-        ids = [int(pair.word_ids[k][cuts[k][0]]) for k in (0, 1)]
+        ids = [int(pair.text_ids[k][cuts[k][0]]) for k in (0, 1)]
         if all(i in side.special_ids for i, side in zip(ids, pair.sides, strict=True)):
             evidence = f"the response ends with id {ids[0]} in rollout, {ids[1]} in train, both special tokens"
-            return word_hit(pair, "stop_token", left, right, evidence)
+            return text_hit(pair, "stop_token", left, right, evidence)
     if sorted(sizes) != [0, 1]:
         return None
     longer = sizes.index(1)
     if not _at_end(pair, longer, cuts[longer]):
         return None
-    token = int(pair.word_ids[longer][cuts[longer][0]])
+    token = int(pair.text_ids[longer][cuts[longer][0]])
     reasons = [side.sample.finish_reason for side in pair.sides]
     evidence = (
-        f"id {token} ends the response in {pair.sides[longer].name} alone; "
+        f"id {token} ends the response only in {pair.sides[longer].name}; "
         f"finish_reason: rollout {reasons[0]}, train {reasons[1]}"
     )
     special = pair.sides[longer].special_ids
     if special and token not in special:
-        told = f"{evidence}; it is no special token; {possible('truncated', 'stop_token')}"
-        return word_hit(pair, UNKNOWN, left, right, told)
+        evidence += f"; it is no special token; {possible('truncated', 'stop_token')}"
+        return text_hit(pair, UNKNOWN, left, right, evidence)
     if "stop" in reasons:
-        return word_hit(pair, "stop_token", left, right, evidence)
-    return word_hit(
+        return text_hit(pair, "stop_token", left, right, evidence)
+    return text_hit(
         pair, UNKNOWN, left, right, f"{evidence}; {possible('stop_token', 'truncated')}"
     )
 
 
 def _stops(pair: Pair, left: Cut, right: Cut) -> tuple[Hit | None, Cuts]:
-    """The stop token, where other ids before it differ too and one side alone ends with a special id; what is left."""
-    ends = [_turn(loss, cut)[1] for loss, cut in zip(pair.word_loss, (left, right), strict=True)]
-    last = [int(ids[end - 1]) for ids, end in zip(pair.word_ids, ends, strict=True)]
+    """The stop token, where other ids before it differ too and only one side ends with a special id; and the rest."""
+    ends = [_turn(loss, cut)[1] for loss, cut in zip(pair.text_loss, (left, right), strict=True)]
+    last = [int(ids[end - 1]) for ids, end in zip(pair.text_ids, ends, strict=True)]
     special = [i in side.special_ids for i, side in zip(last, pair.sides, strict=True)]
     reasons = [side.sample.finish_reason for side in pair.sides]
     sizes = (left[1] - left[0], right[1] - right[0])
@@ -161,19 +172,19 @@ def _stops(pair: Pair, left: Cut, right: Cut) -> tuple[Hit | None, Cuts]:
     if (left, right)[longer][1] != ends[longer]:
         return None, (left, right)
     evidence = (
-        f"id {last[longer]} ends the response in {pair.sides[longer].name} alone, other ids differ too; "
+        f"id {last[longer]} ends the response only in {pair.sides[longer].name}, other ids differ too; "
         f"finish_reason: rollout {reasons[0]}, train {reasons[1]}"
     )
-    alone = [(end - (k == longer), end) for k, end in enumerate(ends)]
+    stop = [(end - (k == longer), end) for k, end in enumerate(ends)]
     cuts = [(a, b - (k == longer)) for k, (a, b) in enumerate((left, right))]
-    return word_hit(pair, "stop_token", alone[0], alone[1], evidence), (cuts[0], cuts[1])
+    return text_hit(pair, "stop_token", stop[0], stop[1], evidence), (cuts[0], cuts[1])
 
 
 def _one_end(pair: Pair, left: Cut, right: Cut) -> bool:
     """Whether both responses end with one special id, or with none."""
     ends = []
     for side, ids, loss, cut in zip(
-        pair.sides, pair.word_ids, pair.word_loss, (left, right), strict=True
+        pair.sides, pair.text_ids, pair.text_loss, (left, right), strict=True
     ):
         last = int(ids[_turn(loss, cut)[1] - 1])
         ends.append(last if last in side.special_ids else None)
@@ -182,7 +193,7 @@ def _one_end(pair: Pair, left: Cut, right: Cut) -> bool:
 
 def _at_end(pair: Pair, k: int, cut: Cut) -> bool:
     """Whether a cut ends with a response."""
-    loss = pair.word_loss[k]
+    loss = pair.text_loss[k]
     return cut[1] >= len(loss) or not loss[cut[1]]
 
 
@@ -202,30 +213,31 @@ def _cut_short(pair: Pair, cuts: Cuts, shorter: int) -> Hit:
         f"{pair.sides[shorter].name}'s response ends {abs(b - a - d + c)} ids earlier, "
         f"finish_reason: rollout {reasons[0]}, train {reasons[1]}"
     )
-    last = all(cut[1] == len(words) for cut, words in zip(cuts, pair.words, strict=True))
-    ended = int(pair.word_ids[1 - shorter][cuts[1 - shorter][1] - 1])
-    if last and ("length" in reasons or ended in pair.sides[1 - shorter].special_ids):
-        return word_hit(pair, "truncated", *cuts, evidence)
-    told = f"{evidence}: cut at a limit, or by a stop string"
-    return word_hit(pair, UNKNOWN, *cuts, f"{told}; {possible('truncated', 'stop_token')}")
+    last = all(cut[1] == len(tokens) for cut, tokens in zip(cuts, pair.text_tokens, strict=True))
+    ended = int(pair.text_ids[1 - shorter][cuts[1 - shorter][1] - 1])
+    if last and "length" in reasons:
+        return text_hit(pair, "truncated", *cuts, evidence)
+    whole = last and ended in pair.sides[1 - shorter].special_ids
+    cause = "truncated" if whole else UNKNOWN
+    return text_hit(pair, cause, *cuts, f"{evidence}: {LIMIT_OR_STOP}")
 
 
 # ---- a response that was parsed and written again --------------------------------------------------
 
 
 def _stripped_thought(pair: Pair, left: Cut, right: Cut) -> str | None:
-    """One side alone has a thought, known by the ids of its marks."""
+    """Only one side has a thought, known by the ids of its marks."""
     for k, cut in enumerate((left, right)):
-        side, words, ids = pair.sides[k], pair.words[k], pair.word_ids[k]
+        side, tokens, ids = pair.sides[k], pair.text_tokens[k], pair.text_ids[k]
         names = side.setting("tokenizer", "special_ids")
         marks = [names.get(n) for n in (_THINK, _THOUGHT_OVER)] if isinstance(names, dict) else []
-        start, stop = _turn(pair.word_loss[k], cut)
+        start, stop = _turn(pair.text_loss[k], cut)
         other = (left, right)[1 - k]
         if None in marks or not marks or other[0] != other[1] or start > cut[0]:
             continue
         inside = ids[start : cut[1]].tolist()
-        if marks[0] in inside[:2] and marks[1] in inside and len(words) >= stop:
-            return f"{side.name} alone has a thought, between ids {marks[0]} and {marks[1]}"
+        if marks[0] in inside[:2] and marks[1] in inside and len(tokens) >= stop:
+            return f"only {side.name} has a thought, between ids {marks[0]} and {marks[1]}"
     return None
 
 
@@ -236,22 +248,22 @@ def _rewritten(one: str, two: str) -> str | None:
     thoughtless = [_THOUGHT.sub("", text) for text in (one, two)]
     thinks = [any(map(str.strip, _THOUGHT.findall(text))) for text in (one, two)]
     if thoughtless[0] == thoughtless[1] and not all(thinks):
-        return "one text but for a thought, which one side lacks"
+        return "equal text, except for a thought that one side lacks"
     if one.split() == two.split():
-        return "one text but for whitespace"
+        return "equal text, except for whitespace"
     read = [_json_of(text) for text in (one, two)]
     if read[0][1] and read[0] == read[1]:
-        return "one text but for how its JSON is written: spaces, or the order of keys"
+        return "equal text, except for how its JSON is written: spaces, or the order of keys"
     bare = [_json_of(text) for text in thoughtless]
     if bare[0][1] and bare[0] == bare[1] and not all(thinks):
-        return "one text but for a thought and how its JSON is written"
+        return "equal text, except for a thought and how its JSON is written"
     return None
 
 
 def _json_of(text: str) -> tuple[str, list[str]]:
     """The text without its JSON objects and lists, and these, written in one way."""
     reader = json.JSONDecoder(parse_float=_number)
-    words, found, at = [], [], 0
+    between, found, at = [], [], 0
     for start in (match.start() for match in re.finditer(r"[{\[]", text)):
         if start < at:
             continue
@@ -260,10 +272,10 @@ def _json_of(text: str) -> tuple[str, list[str]]:
             written = json.dumps(value, sort_keys=True)
         except (ValueError, RecursionError):
             continue
-        words.append(text[at:start])
+        between.append(text[at:start])
         found.append(written)
         at = stop
-    return " ".join("\0".join([*words, text[at:]]).split()), found
+    return " ".join("\0".join([*between, text[at:]]).split()), found
 
 
 def _number(text: str) -> float:
@@ -280,9 +292,9 @@ def _texts(pair: Pair, decode: Decode | None, left: Cut, right: Cut) -> list[str
     if decode is None:
         return [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
     return [
-        decode(side.ids[words][slice(*_turn(loss, cut))].tolist())
-        for side, words, loss, cut in zip(
-            pair.sides, pair.words, pair.word_loss, (left, right), strict=True
+        decode(side.ids[tokens][slice(*_turn(loss, cut))].tolist())
+        for side, tokens, loss, cut in zip(
+            pair.sides, pair.text_tokens, pair.text_loss, (left, right), strict=True
         )
     ]
 
@@ -301,22 +313,22 @@ def _without_special(pair: Pair, decode: Decode) -> Decode:
 
 
 def _turn(loss: np.ndarray, cut: Cut) -> Cut:
-    """The run of loss words that touches a cut."""
-    touching = [(a, b) for a, b in intervals(loss) if a <= cut[1] and cut[0] <= b]
+    """The run of loss tokens that touches a cut."""
+    touching = [(a, b) for a, b in true_runs(loss) if a <= cut[1] and cut[0] <= b]
     return touching[0] if touching else cut
 
 
-def word_hit(pair: Pair, cause: str, left: Cut, right: Cut, evidence: str) -> Hit:
-    """A hit over words that differ."""
-    words = pair.words[0]
-    start = int(words[left[0]]) if left[0] < len(words) else len(pair.left)
-    stop = int(words[left[1] - 1]) + 1 if left[0] < left[1] else start
+def text_hit(pair: Pair, cause: str, left: Cut, right: Cut, evidence: str) -> Hit:
+    """A hit over text tokens that differ."""
+    tokens = pair.text_tokens[0]
+    start = int(tokens[left[0]]) if left[0] < len(tokens) else len(pair.left)
+    stop = int(tokens[left[1] - 1]) + 1 if left[0] < left[1] else start
     return Hit(
         cause=cause,
         field="input_ids",
         evidence=evidence,
-        left=show_ids(pair.word_ids[0][slice(*left)]),
-        right=show_ids(pair.word_ids[1][slice(*right)]),
+        left=show_ids(pair.text_ids[0][slice(*left)]),
+        right=show_ids(pair.text_ids[1][slice(*right)]),
         index=start,
         span=(start, stop),
         at=start,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from mmpack.parity.causes.pair import Hit, Pair, Side
@@ -9,6 +11,7 @@ from mmpack.parity.causes.runs import sampled_runs
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.rules import Problem, problems_of
 from mmpack.schema.sample import Sample
+from mmpack.schema.structure import structured
 
 _CAUSES = {"MM107": "dropped_image", "MM109": "cache_key", "MM204": "loss_mask_shift"}
 _COLUMNS = (  # what rules read and parity does not compare
@@ -69,7 +72,7 @@ def _first_breaks(sample: Sample) -> dict[str, Problem]:
 
 
 def _adds_nothing(left: Sample, right: Sample) -> bool:
-    """Whether the right side, of equal fields, holds nothing that a rule could find broken on it alone."""
+    """Whether the right side, of equal fields, holds nothing that a rule could find broken only there."""
     return (
         left.loss_spans == right.loss_spans
         and all(
@@ -87,6 +90,16 @@ def _adds_nothing(left: Sample, right: Sample) -> bool:
     )
 
 
+def structure_hits(left: Sample, right: Sample) -> list[Hit]:
+    """One hit for each rule of structure (MM0xx) that a side breaks: no field of such a sample can be compared."""
+    broken: Broken = ({}, {})
+    for found, sample in zip(broken, (left, right), strict=True):
+        for fault in structured(sample)[2]:
+            code = fault.code or "MM003"
+            found.setdefault(code, Problem(code, sample.sample_id, fault.where, fault.why))
+    return [_hit(UNKNOWN, *found) for found in _by_rule(*broken)]
+
+
 def rule_hits(pair: Pair, first: Broken, known: list[Hit]) -> list[Hit]:
     """One hit for each broken rule of each side; one for both sides where they break it alike.
 
@@ -95,24 +108,32 @@ def rule_hits(pair: Pair, first: Broken, known: list[Hit]) -> list[Hit]:
     causes = {hit.cause for hit in known}
     follow = {code for cause, codes in _FOLLOW.items() if cause in causes for code in codes}
     hits = []
-    for code in dict.fromkeys([*first[0], *first[1]]):
-        if code in follow:
-            continue
-        left, right = (found.get(code) for found in first)
-        if left == right and left is not None:
-            hits.append(_hit(pair.left, left, "both sides", (left.message, left.message)))
-            continue
-        if left is not None:
-            hits.append(_hit(pair.left, left, "rollout", (left.message, "no such break")))
-        if right is not None:
-            hits.append(_hit(pair.right, right, "train", ("no such break", right.message)))
+    for problem, where, shown in _by_rule(*first):
+        if problem.code not in follow:
+            side = pair.right if where == "train" else pair.left
+            hits.append(_hit(_cause(side, problem), problem, where, shown))
     return hits
 
 
-def _hit(side: Side, problem: Problem, where: str, shown: tuple[str, str]) -> Hit:
+def _by_rule(
+    left: dict[str, Problem], right: dict[str, Problem]
+) -> Iterator[tuple[Problem, str, tuple[str, str]]]:
+    """(problem, where, what each side shows) of each rule and side."""
+    for code in dict.fromkeys([*left, *right]):
+        one, two = left.get(code), right.get(code)
+        if one is not None and one == two:
+            yield one, "both sides", (one.message, one.message)
+            continue
+        if one is not None:
+            yield one, "rollout", (one.message, "no such break")
+        if two is not None:
+            yield two, "train", ("no such break", two.message)
+
+
+def _hit(cause: str, problem: Problem, where: str, shown: tuple[str, str]) -> Hit:
     start = problem.span[0] if problem.span else None
     return Hit(
-        cause=_cause(side, problem),
+        cause=cause,
         field=problem.field.partition("[")[0],
         evidence=f"{problem.code} in {where}: {problem.field} {problem.message}",
         left=shown[0],

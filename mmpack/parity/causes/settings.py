@@ -23,16 +23,16 @@ SHOWN = 8  # settings named in one finding
 
 def decisive(pair: Pair, modality: str) -> str | None:
     """The family, patch and merge sizes that differ, as text: grids, runs and positions follow from them."""
-    told = []
+    found = []
     families = [side.sample.family for side in pair.sides]
     if families[0] != families[1]:
-        told.append(f"family: rollout {families[0]}, train {families[1]}")
+        found.append(f"family: rollout {families[0]}, train {families[1]}")
     left, right = pair.left.sample.processor, pair.right.sample.processor
     if left is not None and right is not None:
         unlike, _ = compare_settings(left, right)
         paths = [path for path in unlike if _of_patches(path) and path.startswith(f"{modality}.")]
-        told += [_evidence(paths, unlike)] if paths else []
-    return "; ".join(told) or None
+        found += [_evidence(paths, unlike)] if paths else []
+    return "; ".join(found) or None
 
 
 def _of_patches(path: str) -> bool:
@@ -40,7 +40,7 @@ def _of_patches(path: str) -> bool:
 
 
 def setting_hits(pair: Pair) -> list[Hit]:
-    """One hit for each cause that the settings speak of, naming every setting that differs.
+    """One hit for each cause that the settings show, naming every setting that differs.
 
     Another family's processor has other settings throughout: of these only the chat template stands by itself.
     """
@@ -48,8 +48,8 @@ def setting_hits(pair: Pair) -> list[Hit]:
     hits = []
     families = [side.sample.family for side in pair.sides]
     if families[0] != families[1]:
-        told = f"family: rollout {families[0]}, train {families[1]}"
-        hits.append(Hit("model_family", "family", told, families[0], families[1]))
+        evidence = f"family: rollout {families[0]}, train {families[1]}"
+        hits.append(Hit("model_family", "family", evidence, families[0], families[1]))
     left, right = pair.left.sample.processor, pair.right.sample.processor
     if left is None or right is None:
         return hits or _fingerprints(pair)
@@ -76,7 +76,7 @@ def compare_settings(
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
     """Settings that differ (path to both values), and those that one side did not record (path to that side).
 
-    Of two sampling policies, what one of them alone has as a setting is not lacking.
+    A setting that only one of two sampling policies has is not lacking.
     """
     a, b = _flat(left), _flat(right)
     unlike = {
@@ -143,12 +143,12 @@ def _of_sampling(name: str) -> str:
 
 
 def _evidence(paths: list[str], unlike: dict[str, tuple[Any, Any]]) -> str:
-    told = [
+    parts = [
         f"processor.{path}: rollout {show(unlike[path][0])}, train {show(unlike[path][1])}"
         for path in paths[:SHOWN]
     ]
     more = len(paths) - SHOWN
-    return "; ".join(told) + (f"; and {more} settings more" if more > 0 else "")
+    return "; ".join(parts) + (f"; and {more} more settings" if more > 0 else "")
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What sizes and settings tell of pictures: the grid that a processor makes, a size that an earlier resize made.
+"""What sizes and settings show of images: the grid that a processor makes, a size that an earlier resize made.
 
 Sizes are (width, height) in pixels, grids (t, h, w) in patches.
 """
@@ -16,7 +16,7 @@ FACTORS = (28, 32)  # to whose multiples loaders resize
 UTILS = (4, 16384)  # qwen-vl-utils' limits, in squares of the factor
 TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 SHAPE = 0.05  # by how much log(width / height) differs for two shapes
-APART = 0.05  # a resize by less may be a crop
+SMALLEST_RESIZE = 0.05  # a resize by less may be a crop
 
 
 def grid_of(size: Size, part: Any) -> tuple[int, int, int] | None:
@@ -57,9 +57,9 @@ def lying(a: Medium, b: Medium) -> bool:
 
 
 def rescaled(a: Size, b: Size) -> bool:
-    """Whether both sizes have one shape, to a factor's rounding, and too far apart for a small crop."""
+    """Whether both sizes have one shape, to a factor's rounding, and too different for a small crop."""
     return _one_shape(a, b, max(FACTORS)) and all(
-        abs(np.log(x / y)) >= APART for x, y in zip(a, b, strict=True)
+        abs(np.log(x / y)) >= SMALLEST_RESIZE for x, y in zip(a, b, strict=True)
     )
 
 

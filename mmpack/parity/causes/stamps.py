@@ -13,7 +13,7 @@ from mmpack.schema.media import Medium
 
 _PRINTABLE = 94  # the vocabularies of these families begin with the printable characters, "!" is 0
 _ROUNDING = 1e-3  # of recorded seconds
-_TOLD = re.compile(r"(\d+(?:\.\d+)?)\D*$")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\D*$")
 
 
 def unlike_stamps(
@@ -24,8 +24,8 @@ def unlike_stamps(
     `same`: nothing that was recorded of the two differs. None: no difference, or one that follows from the media.
     """
     ids = [_stamps(side, k) for side, k in zip(pair.sides, (i, j), strict=True)]
-    told = [[_seconds(stamp, decode) for stamp in stamps] for stamps in ids]
-    shown = list(zip(*told, strict=False))
+    written = [[_seconds(stamp, decode) for stamp in stamps] for stamps in ids]
+    shown = list(zip(*written, strict=False))
     unlike = [
         k
         for k, stamps in enumerate(zip(*ids, strict=False))
@@ -34,10 +34,10 @@ def unlike_stamps(
     if not unlike:
         return None
     rounded = all(shown[k][0] != shown[k][1] for k in unlike)
-    if rounded and _one_clock(pair, i, j, told):
+    if rounded and _one_clock(pair, i, j, written):
         k = unlike[0]
         return "timestamp_rounding", (
-            f"equal frames and seconds; temporal patch {k} of media[{i}] is told as {shown[k][0]} s in rollout, "
+            f"equal frames and seconds; temporal patch {k} of media[{i}] is written as {shown[k][0]} s in rollout, "
             f"{shown[k][1]} s in train; {len(unlike)} of {len(shown)} patches differ"
         )
     if not same:
@@ -46,7 +46,7 @@ def unlike_stamps(
     return UNKNOWN, f"timestamps in the text of media[{i}] differ; {causes}"
 
 
-def _one_clock(pair: Pair, i: int, j: int, told: list[list[str | None]]) -> bool:
+def _one_clock(pair: Pair, i: int, j: int, written: list[list[str | None]]) -> bool:
     """Whether both sides recorded the same seconds of frames, and each timestamp lies within its patch's."""
     left, right = _times(pair.left.sample.media[i]), _times(pair.right.sample.media[j])
     if left is None or right is None or not len(left) or left.shape != right.shape:
@@ -54,9 +54,11 @@ def _one_clock(pair: Pair, i: int, j: int, told: list[list[str | None]]) -> bool
     size = pair.left.family.temporal_patch_size
     first = left[::size]
     last = left[np.minimum(np.arange(1, len(first) + 1) * size, len(left)) - 1]
-    if np.abs(left - right).max() > _ROUNDING or not len(told[0]) == len(told[1]) == len(first):
+    if np.abs(left - right).max() > _ROUNDING or not len(written[0]) == len(written[1]) == len(
+        first
+    ):
         return False
-    for stamps in told:
+    for stamps in written:
         if None in stamps:
             return False
         seconds = np.array([float(s) for s in stamps if s])
@@ -73,8 +75,8 @@ def _times(medium: Medium) -> np.ndarray | None:
 
 
 def _stamps(side: Side, media_index: int) -> list[np.ndarray]:
-    """The ids before each temporal patch of a video: its timestamp, before the first perhaps other words as well."""
-    start, stop = side.films[media_index]
+    """The ids before each temporal patch of a video: its timestamp, before the first one maybe other text as well."""
+    start, stop = side.videos_in_text[media_index]
     runs = side.placeholder[start:stop]
     edges = np.diff(runs.astype(np.int8), prepend=0, append=0)
     opens, ends = np.flatnonzero(edges == 1) + start, np.flatnonzero(edges == -1) + start
@@ -85,7 +87,7 @@ def _stamps(side: Side, media_index: int) -> list[np.ndarray]:
 def _seconds(ids: np.ndarray, decode: Decode | None) -> str | None:
     """The number with which they end."""
     last: list[int] = ids[-STAMP:].tolist()
-    found = _TOLD.search(decode(last) if decode else _printable(last))
+    found = _NUMBER.search(decode(last) if decode else _printable(last))
     return found[1] if found else None
 
 

@@ -1,51 +1,51 @@
-"""Words that differ: prompts and observations (chat_template); responses are for `responses.py`.
+"""Text tokens that differ: prompts and observations (chat_template); `responses.py` has the responses.
 
-Words are compared with placeholders taken out, so that pictures of other sizes don't count as other text.
+Text is compared with placeholders taken out, so that images of other sizes don't count as other text.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from mmpack.layout.runs import true_runs
 from mmpack.parity.causes.pair import (
     Decode,
     Hit,
     Pair,
     common_prefix,
-    intervals,
     possible,
     show,
     stamp_of,
 )
-from mmpack.parity.causes.responses import Cut, one_of_many, response_hits, word_hit
+from mmpack.parity.causes.responses import Cut, one_of_many, response_hits, text_hit
 from mmpack.parity.causes.turns import prompt_of_response, system_turn
 from mmpack.parity.fixes import UNKNOWN
 
 
 def text_hits(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
-    """One hit for each kind of text that differs; none if all words are equal, or follow from the hits of `media`."""
-    return _markers(pair) + _words(pair, media, decode)
+    """One hit for each kind of text that differs; none if all text is equal, or follows from the hits of `media`."""
+    return _markers(pair) + _text(pair, media, decode)
 
 
 def _markers(pair: Pair) -> list[Hit]:
     if not pair.other_markers:
         return []
     fenced = pair.sides[0] if True in pair.left.markers[1] else pair.sides[1]
-    first, _, i = pair.left.showings[0]
+    first, _, i = pair.left.framed[0]
     at = pair.left.markers[0][0] if fenced is pair.left else stamp_of(first)
-    told = "vision start and end around the video", "none around it"
-    left, right = told if fenced is pair.left else told[::-1]
-    evidence = f"vision start and end stand around all of media[{i}] in {fenced.name} alone"
+    shown = "vision start and end around the video", "none around it"
+    left, right = shown if fenced is pair.left else shown[::-1]
+    evidence = f"only {fenced.name} has vision start and end around all of media[{i}]"
     return [Hit("video_markers", "input_ids", evidence, left, right, at, at=at)]
 
 
-def _words(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
+def _text(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
     prefix, suffix = pair.common
-    n, m = (len(ids) for ids in pair.word_ids)
+    n, m = (len(ids) for ids in pair.text_ids)
     if prefix == n == m:
         return []
     left, right = (prefix, n - suffix), (prefix, m - suffix)
-    inside = np.concatenate([pair.word_loss[0][slice(*left)], pair.word_loss[1][slice(*right)]])
+    inside = np.concatenate([pair.text_loss[0][slice(*left)], pair.text_loss[1][slice(*right)]])
     if not inside.any() and _timestamp(pair, media, left, right):
         return []
     if not inside.any():
@@ -63,35 +63,39 @@ def _timestamp(pair: Pair, media: list[Hit], left: Cut, right: Cut) -> bool:
     if not any(
         hit.cause
         in ("fps_missing", "video_reader", "video_metadata", "frame_sampling", "timestamp_rounding")
-        or (hit.cause == UNKNOWN and hit.index in pair.left.films)
+        or (hit.cause == UNKNOWN and hit.index in pair.left.videos_in_text)
         for hit in media
     ):
         return False
-    for side, words, (a, b) in zip(pair.sides, pair.words, (left, right), strict=True):
-        start, stop = (int(words[k]) if k < len(words) else len(side) for k in (a, b))
-        if not any(stamp_of(f) <= start and stop < f for f, _, _ in side.showings):
+    for side, tokens, (a, b) in zip(pair.sides, pair.text_tokens, (left, right), strict=True):
+        start, stop = (int(tokens[k]) if k < len(tokens) else len(side) for k in (a, b))
+        if not any(stamp_of(f) <= start and stop < f for f, _, _ in side.framed):
             return False
     return True
 
 
 def _by_turn(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
-    """Text and responses differ: compare them in turn, words between loss spans and words in them."""
-    turns = [intervals(mask) for mask in pair.word_loss]
+    """Text and responses differ: compare them in turn, text between loss spans and text in them."""
+    turns = [true_runs(mask) for mask in pair.text_loss]
     if len(turns[0]) != len(turns[1]):
         prefix, suffix = pair.common
-        left, right = (prefix, len(pair.words[0]) - suffix), (prefix, len(pair.words[1]) - suffix)
+        left, right = (
+            (prefix, len(pair.text_tokens[0]) - suffix),
+            (prefix, len(pair.text_tokens[1]) - suffix),
+        )
         seen = f"text and loss spans differ: {len(turns[0])} against {len(turns[1])} loss spans; "
         causes = possible(
             *("chat_template", "retokenized_response", "rewritten_response"),
             *("stop_token", "truncated", "loss_mask_shift"),
         )
-        return [word_hit(pair, UNKNOWN, left, right, seen + causes)]
+        return [text_hit(pair, UNKNOWN, left, right, seen + causes)]
     prompts: list[Hit] = []
     responses: list[Hit] = []
     ends = [0, 0]
     for k in range(len(turns[0]) + 1):
         spans = [
-            t[k] if k < len(t) else (len(w), len(w)) for t, w in zip(turns, pair.words, strict=True)
+            t[k] if k < len(t) else (len(w), len(w))
+            for t, w in zip(turns, pair.text_tokens, strict=True)
         ]
         cut = _cut(pair, [(end, span[0]) for end, span in zip(ends, spans, strict=True)])
         if cut and not _timestamp(pair, media, *cut):
@@ -110,8 +114,8 @@ def _first_of_each(hits: list[Hit]) -> list[Hit]:
 
 
 def _cut(pair: Pair, spans: list[Cut]) -> tuple[Cut, Cut] | None:
-    """The part of two runs of words in which they differ; None if they are equal."""
-    a, b = (ids[slice(*span)] for ids, span in zip(pair.word_ids, spans, strict=True))
+    """The part of two runs of text tokens in which they differ; None if they are equal."""
+    a, b = (ids[slice(*span)] for ids, span in zip(pair.text_ids, spans, strict=True))
     prefix = common_prefix(a, b)
     if prefix == len(a) == len(b):
         return None
@@ -125,53 +129,55 @@ def _prompt(pair: Pair, left: Cut, right: Cut) -> Hit:
     hashes = [side.setting("chat_template") for side in pair.sides]
     if None not in hashes and hashes[0] != hashes[1]:
         evidence = f"processor.chat_template: rollout {show(hashes[0])}, train {show(hashes[1])}"
-        return word_hit(pair, "chat_template", left, right, evidence)
+        return text_hit(pair, "chat_template", left, right, evidence)
     if None in hashes:
         evidence = (
             f"text outside the loss spans differs; no template hash; {possible('chat_template')}"
         )
-        return word_hit(pair, UNKNOWN, left, right, evidence)
+        return text_hit(pair, UNKNOWN, left, right, evidence)
     if _system_turn(pair, left, right):
         evidence = (
             "one template hash on both sides, the system's turn differs (the first one, whose role comes once): "
             "the system prompt or tools handed to it do"
         )
-        return word_hit(pair, "chat_template", left, right, evidence)
+        return text_hit(pair, "chat_template", left, right, evidence)
     if _before_response(pair, left, right):
         evidence = (
             "one template hash on both sides, the text between the opening of a turn and its response differs: "
             "the generation prompt"
         )
-        return word_hit(pair, "chat_template", left, right, evidence)
+        return text_hit(pair, "chat_template", left, right, evidence)
     evidence = (
         f"text outside the loss spans differs under one template; {possible('chat_template')}"
     )
-    return word_hit(pair, UNKNOWN, left, right, evidence)
+    return text_hit(pair, UNKNOWN, left, right, evidence)
 
 
 def _system_turn(pair: Pair, left: Cut, right: Cut) -> bool:
     """Whether the difference ends with the system's turn, which may be absent on one side."""
-    for side, words, (start, stop) in zip(pair.sides, pair.words, (left, right), strict=True):
+    for side, tokens, (start, stop) in zip(
+        pair.sides, pair.text_tokens, (left, right), strict=True
+    ):
         first = system_turn(side)
         if first is None and (start < stop or start > 1 or side.opening is None):
             return False
         # a turn's opening looks like the next one's, so that the difference may end with that
-        if first is not None and start < stop and int(words[stop - 1]) > first.stop:
+        if first is not None and start < stop and int(tokens[stop - 1]) > first.stop:
             return False
-        if first is not None and start == stop and start > 1 and int(words[start]) > first.stop:
+        if first is not None and start == stop and start > 1 and int(tokens[start]) > first.stop:
             return False
     return True
 
 
 def _before_response(pair: Pair, left: Cut, right: Cut) -> bool:
-    """Whether one side has more words, directly before a response and within its turn: a generation prompt."""
+    """Whether one side has more text, directly before a response and within its turn: a generation prompt."""
     cuts = (left, right)
     if all(a < b for a, b in cuts):
         return False
     if not all(
-        b < len(loss) and loss[b] for loss, (_, b) in zip(pair.word_loss, cuts, strict=True)
+        b < len(loss) and loss[b] for loss, (_, b) in zip(pair.text_loss, cuts, strict=True)
     ):
         return False
     longer = 0 if left[0] < left[1] else 1
-    side, words, (start, _) = pair.sides[longer], pair.words[longer], cuts[longer]
-    return prompt_of_response(side, int(words[start])) and not side.observed[words[start]]
+    side, tokens, (start, _) = pair.sides[longer], pair.text_tokens[longer], cuts[longer]
+    return prompt_of_response(side, int(tokens[start])) and not side.observed[tokens[start]]

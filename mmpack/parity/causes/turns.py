@@ -1,6 +1,6 @@
-"""Turns of a conversation, as far as ids tell: each opens with the special id that opens the sample, then its role.
+"""Turns of a conversation, as far as ids show: each opens with the special id that opens the sample, then its role.
 
-Roles are ids. Nothing is told of a sample whose `special_ids` were not recorded.
+Roles are ids. A sample whose `special_ids` were not recorded has no turns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Turn:
 
 
 def turns(side: Side) -> list[Turn]:
-    """All turns outside of the responses' own words."""
+    """All turns outside of the responses' own text."""
     if side.opening is None:
         return []
     at = np.flatnonzero((side.ids == side.opening) & ~side.loss)

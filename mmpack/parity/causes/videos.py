@@ -1,4 +1,4 @@
-"""What was done to a video that differs: turned, misread, sampled or resized by another rule, its seconds rounded.
+"""What was done to a video that differs: rotated, misread, sampled or resized by another rule, its seconds rounded.
 
 Grids are (t, h, w) in patches; sizes are (width, height) in pixels.
 """
@@ -14,8 +14,8 @@ from mmpack.parity.causes.alike import (
     Cause,
     both,
     differ,
+    differently_named,
     known_as_one,
-    named_apart,
     one_file,
     other_keys,
 )
@@ -37,15 +37,15 @@ LONGEST = 1e9  # seconds; what is more is no time
 
 
 def video_causes(
-    pair: Pair, a: Medium, b: Medium, parted: FrameDifference | None
+    pair: Pair, a: Medium, b: Medium, frames: FrameDifference | None
 ) -> Iterator[Cause]:
     """What was done to a video; only possible where what was recorded of its file differs."""
-    causes = list(_film_causes(pair, a, b, parted))
+    causes = list(_causes(pair, a, b, frames))
     names = () if one_file(a, b) else ("total_frames", "decoded_size", "file_hash")
     unlike = [name for name in names if differ(getattr(a, name), getattr(b, name))]
     if rotated(a, b) and "decoded_size" in unlike:
         unlike.remove("decoded_size")
-    if not known_as_one(a, b) and named_apart(a, b):
+    if not known_as_one(a, b) and differently_named(a, b):
         unlike += ["media_id", *(["source"] if differ(a.source, b.source) else [])]
     named = [cause for cause, _ in causes if cause not in (UNKNOWN, "max_pixels")]
     if not unlike or not named:
@@ -53,15 +53,13 @@ def video_causes(
         return
     evidence = "; ".join(both(a, b, name) for name in unlike)
     yield UNKNOWN, f"another video, or another file of it: {evidence}; {possible(*named)}"
-    yield from (told for told in causes if told[0] == "max_pixels")
+    yield from (cause for cause in causes if cause[0] == "max_pixels")
 
 
-def _film_causes(
-    pair: Pair, a: Medium, b: Medium, parted: FrameDifference | None
-) -> Iterator[Cause]:
+def _causes(pair: Pair, a: Medium, b: Medium, frames: FrameDifference | None) -> Iterator[Cause]:
     (ta, *plane_a), (tb, *plane_b) = a.grid_thw, b.grid_thw
     seen = False
-    first = f"; {parted}" if parted and parted.place is not None else ""
+    first = f"; {frames}" if frames and frames.place is not None else ""
     turned = rotated(a, b)
     if turned:
         yield "video_rotation", turned
@@ -74,8 +72,8 @@ def _film_causes(
     if read:
         yield "video_reader", read[0] + first
         seen = True
-    elif told := misread(a, b, rates=not assumed):
-        yield "video_metadata", told + first
+    elif figures := misread(a, b, rates=not assumed):
+        yield "video_metadata", figures + first
         seen = True
     if differ(a.frame_indices, b.frame_indices) and not (read and read[1]):
         yield "frame_sampling", _frames(a, b) + first
@@ -87,7 +85,7 @@ def _film_causes(
         seen = True
     if not turned and same_frames_other_pixels(a, b):
         evidence = f"same frames and size, {both(a, b, 'content_hash')}"
-        yield "frame_pixels", f"{evidence}: another decoder, other colours, or turned by 180°"
+        yield "frame_pixels", f"{evidence}: another decoder, other colours, or rotated by 180°"
         seen = True
     if plane_a != plane_b and plane_a == plane_b[::-1]:
         if not turned:
@@ -130,7 +128,7 @@ def _cast(pair: Pair, a: Medium, b: Medium) -> str:
         dtype = engine.get("dtype") if isinstance(engine, dict) else None
         if dtype in fits:
             return f": {side.name}'s engine casts it to {dtype}"
-        if dtype is None and fits and small != 1.0:  # what is assumed where nobody tells
+        if dtype is None and fits and small != 1.0:  # what is assumed where nothing was passed on
             return f": maybe {side.name}'s was cast to {' or '.join(fits)}"
     return ""
 

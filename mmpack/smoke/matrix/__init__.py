@@ -7,14 +7,13 @@ needs nothing but mmpack.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmpack.errors import TraceError
+from mmpack.errors import TraceError, installed_version
 from mmpack.parity.compare import compare
 from mmpack.parity.report import ParityReport
 from mmpack.schema.trace import read_trace, write_trace
@@ -79,7 +78,7 @@ def installed() -> dict[str, str]:
     out = {}
     for name, (module, packages, _) in PACKAGES.items():
         if importlib.util.find_spec(module) is not None:
-            out[name] = next((v for v in map(_version, packages) if v is not None), "")
+            out[name] = next((v for v in map(installed_version, packages) if v is not None), "")
     return out
 
 
@@ -110,12 +109,14 @@ def run(folder: Path) -> dict[str, str]:
             text = (str(error).strip().splitlines() or [""])[0][:200]
             failed[name] = f"{version} failed ({type(error).__name__}: {text})"
             continue
-        about = {"name": name, "version": version, "transformers": _version("transformers")}
+        about = {
+            "name": name,
+            "version": version,
+            "transformers": installed_version("transformers"),
+        }
         for sample, (sample_id, group_id) in zip(samples, fixture.ids, strict=True):
             sample.sample_id, sample.group_id = sample_id, group_id
-            sample.metadata = {
-                KEY: about
-            }  # what else the framework held is not the matrix's matter
+            sample.metadata = {KEY: about}  # without what else the framework held
         write_trace(folder / f"{name}.jsonl", samples)
     return failed
 
@@ -187,10 +188,3 @@ def _made_with(path: Path) -> str:
         beside = f", transformers {about.get('transformers')}"
         return f"{version}" if name == "transformers" else f"{version}{beside}"
     return "an empty trace"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

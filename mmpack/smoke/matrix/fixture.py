@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mmpack.processors.wrap import Processor, wrap_processor
-from mmpack.smoke.datasets import load_problems
+from mmpack.smoke.datasets import load_exercises
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 PROBLEMS = ("1", "2", "5", "9")  # RGB; one with two pictures
@@ -21,12 +21,12 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "logprobs": "raw"}  # at 1.0 raw a
 
 @dataclass(frozen=True)
 class Fixture:
-    """One entry a row of `rows`: prompt number, response ids, logprobs. `ids`: sample_id and group_id of each row."""
+    """One entry per row of `rows`: prompt number, response ids, logprobs. `ids`: sample_id and group_id of each row."""
 
     hf_processor: Any
     processor: Processor
     messages: list[list[dict[str, Any]]]
-    texts: list[str]  # rendered, one placeholder a picture
+    texts: list[str]  # rendered, one placeholder per picture
     pictures: list[list[Any]]
     rows: list[tuple[int, list[int], list[float]]]
     ids: list[tuple[str, str]]
@@ -40,7 +40,7 @@ def make_fixture() -> Fixture:
     """The fixture for Qwen2.5-VL. Raises: MissingExtraError without Pillow or the vocabulary."""
     hf_processor = qwen_vl_processor("qwen2_5_vl", max_pixels=MAX_PIXELS)
     processor = wrap_processor(hf_processor)
-    problems = [p for p in load_problems() if p.problem_id in PROBLEMS]
+    exercises = [p for p in load_exercises() if p.exercise_id in PROBLEMS]
     messages = [
         [
             {
@@ -49,23 +49,23 @@ def make_fixture() -> Fixture:
                 + [{"type": "text", "text": p.prompt}],
             }
         ]
-        for p in problems
+        for p in exercises
     ]
     rows, ids = [], []
-    for number, problem in enumerate(problems):
+    for number, exercise in enumerate(exercises):
         for k in range(RESPONSES):
             draw = np.random.default_rng([number, k])
             count = 4 + 3 * k
             response = [*draw.integers(0, 1000, count).tolist(), END_OF_TURN]
             logprobs = (-draw.exponential(size=count + 1)).astype(np.float32).tolist()
             rows.append((number, response, logprobs))
-            ids.append((f"{problem.problem_id}/{k}", problem.problem_id))
+            ids.append((f"{exercise.exercise_id}/{k}", exercise.exercise_id))
     return Fixture(
         hf_processor=hf_processor,
         processor=processor,
         messages=messages,
         texts=[processor.render(m) for m in messages],
-        pictures=[list(p.images) for p in problems],
+        pictures=[list(p.images) for p in exercises],
         rows=rows,
         ids=ids,
     )

@@ -12,7 +12,7 @@ from mmpack.smoke.matrix.fixture import SAMPLING, Fixture
 
 
 def matrix_trace(fixture: Fixture) -> list[Sample]:
-    """One sample a row of the fixture, in its order."""
+    """One sample per row of the fixture, in its order."""
     return to_samples(
         experience(fixture), fixture.processor, images=fixture.images(), sampling=dict(SAMPLING)
     )

@@ -16,7 +16,7 @@ from mmpack.smoke.matrix.fixture import Fixture, meta_model
 
 
 def matrix_trace(fixture: Fixture) -> list[Sample]:
-    """One sample a row of the fixture, in its order."""
+    """One sample per row of the fixture, in its order."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     prompts = [_expanded(fixture, number) for number in range(len(fixture.texts))]

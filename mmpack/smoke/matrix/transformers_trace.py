@@ -13,7 +13,7 @@ from mmpack.smoke.matrix.fixture import SAMPLING, Fixture, meta_model
 
 
 def matrix_trace(fixture: Fixture) -> list[Sample]:
-    """One sample a row of the fixture, in its order."""
+    """One sample per row of the fixture, in its order."""
     core = meta_model().model
     prompts = processed(fixture)
     out = []

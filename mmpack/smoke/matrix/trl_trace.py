@@ -13,7 +13,7 @@ from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 
 def matrix_trace(fixture: Fixture) -> list[Sample]:
-    """One sample a row of the fixture, in its order."""
+    """One sample per row of the fixture, in its order."""
     return to_samples(
         batch(fixture), fixture.hf_processor, images=fixture.images(), sampling=dict(SAMPLING)
     )
@@ -31,7 +31,7 @@ def batch(fixture: Fixture) -> dict[str, Any]:
             sampled = [list(response) for _, response, _ in fixture.rows]
             return sampled, [list(logprobs) for _, _, logprobs in fixture.rows]
 
-    problems = [
+    rows = [
         {"prompt": [{"role": "user", "content": _question(messages)}], "images": images}
         for messages, images in zip(fixture.messages, fixture.pictures, strict=True)
     ]
@@ -42,17 +42,17 @@ def batch(fixture: Fixture) -> dict[str, Any]:
             args=trl.GRPOConfig(
                 output_dir=folder,
                 per_device_train_batch_size=len(fixture.rows),
-                num_generations=len(fixture.rows) // len(problems),
+                num_generations=len(fixture.rows) // len(rows),
                 max_completion_length=64,
                 use_cpu=True,
                 bf16=False,
                 report_to=[],
                 disable_tqdm=True,
             ),
-            train_dataset=datasets.Dataset.from_list(problems),
+            train_dataset=datasets.Dataset.from_list(rows),
             processing_class=fixture.hf_processor,
         )
-        inputs = [problems[number] for number, _, _ in fixture.rows]
+        inputs = [rows[number] for number, _, _ in fixture.rows]
         return dict(trainer._generate_and_score_completions(inputs))
 
 

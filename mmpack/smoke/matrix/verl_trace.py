@@ -15,7 +15,7 @@ RESPONSE_LENGTH = 16
 
 
 def matrix_trace(fixture: Fixture) -> list[Sample]:
-    """One sample a row of the fixture, in its order."""
+    """One sample per row of the fixture, in its order."""
     data = data_proto(fixture)
     return to_samples(data, fixture.processor, images=fixture.images(), sampling=dict(SAMPLING))
 

@@ -11,7 +11,7 @@ from mmpack.smoke.matrix.transformers_trace import processed
 
 
 def matrix_trace(fixture: Fixture) -> list[Sample]:
-    """One sample a row of the fixture, in its order."""
+    """One sample per row of the fixture, in its order."""
     return to_samples(items(fixture), fixture.processor, sampling=dict(SAMPLING))
 
 

@@ -11,7 +11,7 @@ from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 
 def matrix_trace(fixture: Fixture) -> list[Sample]:
-    """One sample a row of the fixture, in its order."""
+    """One sample per row of the fixture, in its order."""
     from vllm import CompletionOutput, RequestOutput, SamplingParams
     from vllm.logprobs import Logprob
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from mmpack.errors import BackendError, require
 from mmpack.video.backends.exact import FIX, why_not
-from mmpack.video.container import IN_MEMORY, Opened, Source
-from mmpack.video.packets import Packets
+from mmpack.video.files.container import IN_MEMORY, Opened, Source
+from mmpack.video.files.packets import Packets
 
 
 def refusal(video: Opened, packets: Packets) -> str | None:

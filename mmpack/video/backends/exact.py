@@ -1,7 +1,7 @@
-"""Streams of which every library makes the same RGB: swscale converts them without its scaler, in all of its versions.
+"""Streams of which every library makes the same RGB: every version of swscale converts them without its scaler.
 
-Others (more than 8 bits, odd sizes, full range of VP9 and AV1) go through the scaler, whose rounding differs from
-version to version.
+The others (more than 8 bits, odd sizes, full range of VP9 and AV1) go through the scaler, whose rounding differs
+between versions.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 
 from mmpack.video.backends.pyav import first_picture
-from mmpack.video.container import Opened
-from mmpack.video.interlaced import may_be_interlaced
-from mmpack.video.packets import Packets
+from mmpack.video.files.container import Opened
+from mmpack.video.files.interlaced import may_be_interlaced
+from mmpack.video.files.packets import Packets
 
 FIX = "Fix: backend='auto'"
 CONTAINERS = ("mp4", "matroska")  # others are sought in as each library can
@@ -32,10 +32,10 @@ def why_not(package: str, video: Opened, packets: Packets) -> str | None:
         return "makes other RGB than PyAV of fields (interlaced)"
     scaled = context.color_range == FULL_RANGE and not context.pix_fmt.startswith("yuvj")
     if context.pix_fmt not in FORMATS or context.width % 2 or context.height % 2 or scaled:
-        told = f"{context.pix_fmt}{', full range' * scaled}, {context.width}×{context.height}"
-        return f"makes other RGB than PyAV of {told}"
+        form = f"{context.pix_fmt}{', full range' * scaled}, {context.width}×{context.height}"
+        return f"makes other RGB than PyAV of {form}"
     if not packets.named or not packets.shown.all():
-        return "counts the frames in its own way (an edit list hides some, or times repeat)"
+        return "counts frames differently (an edit list hides some, or times repeat)"
     if not any(kind in video.container.format.name for kind in CONTAINERS):
         return f"does not find every frame of {video.container.format.name}"
     if packets.open_groups:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import VideoError, require
-from mmpack.video.container import Opened, Source, reading
-from mmpack.video.packets import Packets
-from mmpack.video.rotation import rotation_of
+from mmpack.video.files.container import Opened, Source, reading
+from mmpack.video.files.packets import Packets
+from mmpack.video.files.rotation import rotation_of
 
 
 def refusal(video: Opened, packets: Packets) -> str | None:
@@ -43,9 +43,8 @@ def decode(
                 )
             plane = convert(picture, format="rgb24", threads=1).planes[0]
             stored[at] = np.ndarray((*size, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
-            del (
-                picture
-            )  # FFmpeg reuses its memory, and what damage leaves out shows what was there before
+            # FFmpeg reuses its memory: what damage leaves out shows the picture that was there before
+            del picture
     assert out is not None
     return out
 

@@ -1,6 +1,6 @@
 """Frame positions as torch's `arange` and `linspace` give them on a CPU: float32, in blocks of eight, bit for bit.
 
-Both round differently from float64, and that decides which frame is taken. torch itself is not needed.
+Both round differently from float64, which decides which frame is taken. torch itself is not needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """qwen-vl-utils 0.0.14: `fetch_video`, and what the model's processor makes of its frames.
 
-An even number of frames, two a second, from the first to the last. It resizes by a budget for the whole video, and the
-processor resizes once more unless `do_resize` is off, as the model cards of Qwen3-VL have it. Its readers decord,
+It takes an even number of frames, two per second, from the first to the last, and resizes by a budget for the whole
+video. The processor resizes once more unless `do_resize` is off, as in the model cards of Qwen3-VL. Its readers decord,
 torchcodec and torchvision (gone in torchvision 0.28) take the same frames; torchvision's start and end do not.
 """
 
@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mmpack.families import get_family
-from mmpack.video.frame_plan import FramePlan
-from mmpack.video.policies.base import Policy, ProcessorSettings, Size, checked, finish, models_of
+from mmpack.video.info import VideoInfo
+from mmpack.video.policies.base import Choice, Policy, ProcessorSettings
 from mmpack.video.policies.float32 import torch_linspace
-from mmpack.video.policies.resize import utils_size
-
-if TYPE_CHECKING:
-    from mmpack.video.info import VideoInfo
+from mmpack.video.policies.processor import checked_size
+from mmpack.video.policies.resize import Size, utils_size
 
 _FACTOR, _MERGE, _FPS, _MIN_FRAMES, _MAX_FRAMES = 2, 2, 2.0, 4, 768
 _FRAME_TOKENS, _SIDE_TOKENS, _CONTEXT = (128, 768), (4, 16384), 128_000
@@ -43,45 +40,33 @@ class Settings(ProcessorSettings):
     do_resize: bool | None = None  # the processor's; None: as the model cards have it
 
 
-def choose(info: VideoInfo, settings: Settings) -> FramePlan:
-    """The plan of `info`. Raises: ArgumentError where upstream raises."""
+def choose(info: VideoInfo, settings: Settings) -> Choice:
+    """Frames of `info`. Raises: ArgumentError where upstream raises."""
     if info.fps is None:
         raise POLICY.error(
             "the container has no frame rate", "the policy transformers_qwen3_vl, or remux it"
         )
     first, last = frame_range(info.total_frames, info.fps, settings)
-    counted = last - first + 1
-    count = _count(counted, info.fps, settings)
+    count = _count(last - first + 1, info.fps, settings)
     indices = np.round(torch_linspace(first, last, count)).astype(np.int64)
-    return finish(
-        POLICY,
-        settings,
-        info,
-        indices,
-        fps=info.fps,
-        counted_frames=counted,
-        loaded_size=_resized((info.width, info.height), count, settings),
-        resize=bool(settings.do_resize),
-    )
+    loaded = _resized((info.width, info.height), count, settings)
+    return Choice(indices, info.fps, loaded_size=loaded, resize=bool(settings.do_resize))
 
 
 def complete(settings: Settings) -> Settings:
     """Upstream's defaults in place of None. Raises: ArgumentError."""
-    if settings.fps is not None and settings.nframes is not None:
-        raise POLICY.error("fps and nframes are both set", "set one of them")
+    POLICY.refuse_both(settings, "fps", "nframes")
     assert settings.patch_size
-    values = dict(vars(settings))
     patch = settings.image_patch_size or settings.patch_size
-    cards = get_family(settings.model).video_layout == "single"
-    values["image_patch_size"] = patch
-    values["do_resize"] = cards if settings.do_resize is None else settings.do_resize
+    defaults = {
+        "image_patch_size": patch,
+        "do_resize": get_family(settings.model).video_layout == "single",  # as in the model cards
+        "frame_min_pixels": _FRAME_TOKENS[0] * (patch * _MERGE) ** 2,
+        "total_pixels": _CONTEXT * (patch * _MERGE) * (patch * _MERGE) * 0.9,
+    }
     if settings.nframes is None:
-        values["fps"] = settings.fps or _FPS
-    if settings.frame_min_pixels is None:
-        values["frame_min_pixels"] = _FRAME_TOKENS[0] * (patch * _MERGE) ** 2
-    if settings.total_pixels is None:
-        values["total_pixels"] = _CONTEXT * (patch * _MERGE) * (patch * _MERGE) * 0.9
-    return Settings(**values)
+        defaults["fps"] = _FPS
+    return Settings(**(defaults | settings.to_dict()))
 
 
 def frame_range(total: int, fps: float, settings: Settings) -> tuple[int, int]:
@@ -94,7 +79,7 @@ def frame_range(total: int, fps: float, settings: Settings) -> tuple[int, int]:
     cut = settings.video_start is not None or settings.video_end is not None
     if cut and first >= last:
         raise POLICY.error(
-            f"video_start and video_end leave frames {first} to {last} of {total} at {fps:.6g} a second",
+            f"video_start and video_end leave frames {first} to {last} of {total} at {fps:.6g} per second",
             "a longer range within the clip",
         )
     return first, last
@@ -124,7 +109,7 @@ def _resized(size: Size, frames: int, settings: Settings) -> Size:
     if settings.resized_width is not None and settings.resized_height is not None:
         asked = (settings.resized_width, settings.resized_height)
         low, high = (tokens * factor**2 for tokens in _SIDE_TOKENS)
-        return checked(POLICY, utils_size(asked, factor, low, high), asked)
+        return checked_size(POLICY, utils_size(asked, factor, low, high), asked)
     low = settings.frame_min_pixels
     share = min(_FRAME_TOKENS[1] * factor * factor, settings.total_pixels / frames * _FACTOR)
     limit = max(share, int(low * 1.05))
@@ -133,15 +118,13 @@ def _resized(size: Size, frames: int, settings: Settings) -> Size:
         raise POLICY.error(
             f"frame_max_pixels={most} is below frame_min_pixels={low}", "set both, in this order"
         )
-    return checked(POLICY, utils_size(size, factor, low, most), size)
+    return checked_size(POLICY, utils_size(size, factor, low, most), size)
 
 
 POLICY = Policy(
     name="qwen_vl_utils",
-    about="qwen-vl-utils 0.0.14, then the model's processor",
     settings=Settings,
     complete=complete,
     choose=choose,
-    models=models_of("single", "frames"),
-    reader="torchcodec",
+    frame_range=frame_range,
 )

@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmpack.video.frame_plan import FramePlan
-from mmpack.video.policies.base import ASSUMED_FPS, Policy, ProcessorSettings, finish, models_of
+from mmpack.video.info import VideoInfo
+from mmpack.video.policies.base import ASSUMED_FPS, Choice, Policy, ProcessorSettings
 from mmpack.video.policies.float32 import torch_arange
-
-if TYPE_CHECKING:
-    from mmpack.video.info import VideoInfo
 
 
 @dataclass(frozen=True)
 class Settings(ProcessorSettings):
-    do_sample_frames: bool | None = (
-        None  # None: if `fps` or `num_frames` is given, as in its chat template
-    )
+    # None: if `fps` or `num_frames` is given, as in its chat template
+    do_sample_frames: bool | None = None
     fps: float | None = None
     num_frames: int | None = None
     min_frames: int = 4
@@ -32,22 +27,21 @@ class Settings(ProcessorSettings):
 
 def complete(settings: Settings) -> Settings:
     """It samples where a rate or a number is given. Raises: ArgumentError."""
-    told = settings.fps is not None or settings.num_frames is not None
-    if settings.fps is not None and settings.num_frames is not None:
-        raise POLICY.error("fps and num_frames are both set", "set one of them")
-    if settings.do_sample_frames and not told:
+    POLICY.refuse_both(settings, "fps", "num_frames")
+    given = settings.fps is not None or settings.num_frames is not None
+    if settings.do_sample_frames and not given:
         raise POLICY.error("do_sample_frames without fps or num_frames", "set one of them")
     if settings.do_sample_frames is None:
-        return replace(settings, do_sample_frames=told)
+        return replace(settings, do_sample_frames=given)
     return settings
 
 
-def choose(info: VideoInfo, settings: Settings) -> FramePlan:
-    """The plan of `info`. Raises: ArgumentError where upstream raises."""
-    fps = ASSUMED_FPS if info.fps is None else info.fps
+def choose(info: VideoInfo, settings: Settings) -> Choice:
+    """Frames of `info`. Raises: ArgumentError where upstream raises."""
     sampling = settings.do_sample_frames
     indices = _sampled(info, settings) if sampling else np.arange(info.total_frames)
-    return finish(POLICY, settings, info, indices, fps=fps, fps_assumed=info.fps is None)
+    fps = ASSUMED_FPS if info.fps is None else info.fps
+    return Choice(indices, fps, fps_assumed=info.fps is None)
 
 
 def _sampled(info: VideoInfo, settings: Settings) -> np.ndarray:
@@ -78,7 +72,7 @@ def _sampled(info: VideoInfo, settings: Settings) -> np.ndarray:
 
 
 def frames_at(total: int, source: float, fps: float, least: int, most: int, patch: int) -> int:
-    """How many frames `fps` a second are, between `least` and `most`, in whole temporal patches."""
+    """How many frames `fps` per second are, between `least` and `most`, in whole temporal patches."""
     most = math.floor(min(most, total) / patch) * patch
     return math.floor(min(max(total / source * fps, least), most, total) / patch) * patch
 
@@ -90,10 +84,8 @@ def spaced(total: int, count: int) -> np.ndarray:
 
 POLICY = Policy(
     name="transformers_qwen2_vl",
-    about="transformers' video processor of Qwen2-VL and Qwen2.5-VL",
     settings=Settings,
     complete=complete,
     choose=choose,
-    models=models_of("single"),
-    reader="torchcodec",
+    layouts=("single",),
 )

@@ -1,4 +1,4 @@
-"""transformers' Qwen3VLVideoProcessor (Qwen3-VL, Qwen3.5): two frames a second, from the first to the last.
+"""transformers' Qwen3VLVideoProcessor (Qwen3-VL, Qwen3.5): two frames per second, from the first to the last.
 
 Positions are spaced in float64 and rounded, halves to even. Pixels are bounded over the whole video.
 """
@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmpack.video.frame_plan import FramePlan
+from mmpack.video.info import VideoInfo
 from mmpack.video.limits import Limits
-from mmpack.video.policies.base import ASSUMED_FPS, Policy, ProcessorSettings, finish, models_of
-
-if TYPE_CHECKING:
-    from mmpack.video.info import VideoInfo
+from mmpack.video.policies.base import ASSUMED_FPS, Choice, Policy, ProcessorSettings
 
 FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
 
@@ -32,36 +28,37 @@ class Settings(ProcessorSettings):
 
 
 def complete(settings: Settings) -> Settings:
-    """Two frames a second, unless told otherwise. Raises: ArgumentError."""
-    if settings.fps is not None and settings.num_frames is not None:
-        raise POLICY.error("fps and num_frames are both set", "set one of them")
+    """Two frames per second, unless another rate or a number is given. Raises: ArgumentError."""
+    POLICY.refuse_both(settings, "fps", "num_frames")
     if settings.num_frames is None:
         return replace(settings, fps=settings.fps or FPS)
     return settings
 
 
-def choose(info: VideoInfo, settings: Settings) -> FramePlan:
-    """The plan of `info`. Raises: ArgumentError where upstream raises."""
-    total = info.total_frames
+def choose(info: VideoInfo, settings: Settings) -> Choice:
+    """Frames of `info`. Raises: ArgumentError where upstream raises."""
     fps = ASSUMED_FPS if info.fps is None else info.fps
-    if not settings.do_sample_frames:
-        indices = np.arange(total)
-    elif settings.num_frames is not None:
-        if settings.num_frames > Limits.max_frames:
-            raise POLICY.error(
-                f"num_frames is {settings.num_frames}, more than the {Limits.max_frames} that a video may have",
-                "fewer frames",
-            )
-        indices = spread(total, settings.num_frames)
-    else:
+    sampling = settings.do_sample_frames
+    total = info.total_frames
+    indices = _sampled(total, fps, settings) if sampling else np.arange(total)
+    return Choice(indices, fps, fps_assumed=info.fps is None)
+
+
+def _sampled(total: int, source: float, settings: Settings) -> np.ndarray:
+    if settings.num_frames is None:
         assert settings.fps
-        count = frames_at(total, fps, settings.fps, settings.min_frames, settings.max_frames)
-        indices = spread(total, count)
-    return finish(POLICY, settings, info, indices, fps=fps, fps_assumed=info.fps is None)
+        least, most = settings.min_frames, settings.max_frames
+        return spread(total, frames_at(total, source, settings.fps, least, most))
+    if settings.num_frames > Limits.max_frames:
+        raise POLICY.error(
+            f"num_frames is {settings.num_frames}, more than the {Limits.max_frames} that a video may have",
+            "fewer frames",
+        )
+    return spread(total, settings.num_frames)
 
 
 def frames_at(total: int, source: float, fps: float, least: int, most: int) -> int:
-    """How many frames `fps` a second are, between `least` and `most`. Raises: ArgumentError."""
+    """How many frames `fps` per second are, between `least` and `most`. Raises: ArgumentError."""
     wanted = total / source * fps
     if not math.isfinite(wanted):  # upstream can't make it a number of frames either
         raise POLICY.error(f"fps={fps:.6g} is too large for {total} frames", "a smaller fps")
@@ -75,10 +72,8 @@ def spread(total: int, count: int) -> np.ndarray:
 
 POLICY = Policy(
     name="transformers_qwen3_vl",
-    about="transformers' video processor of Qwen3-VL and Qwen3.5",
     settings=Settings,
     complete=complete,
     choose=choose,
-    models=models_of("frames"),
-    reader="torchcodec",
+    layouts=("frames",),
 )

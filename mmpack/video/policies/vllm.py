@@ -7,20 +7,17 @@ that took every frame lets Qwen3-VL's processor choose among them again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from mmpack.families import get_family
-from mmpack.video.frame_plan import FramePlan
+from mmpack.video.info import VideoInfo
 from mmpack.video.limits import Limits
 from mmpack.video.policies import transformers_qwen2_vl as qwen2
 from mmpack.video.policies import transformers_qwen3_vl as qwen3
-from mmpack.video.policies.base import ASSUMED_FPS, Policy, ProcessorSettings, finish, models_of
-
-if TYPE_CHECKING:
-    from mmpack.video.info import VideoInfo
+from mmpack.video.policies.base import ASSUMED_FPS, Choice, Policy, ProcessorSettings
 
 _MAX_FPS, _MAX_FRAMES, _MAX_SECONDS, _NUM_FRAMES = 30, 768, 300, 32
 _READ_BY: dict[str, dict[str, Any]] = {  # settings that a loader reads, with their defaults
@@ -35,36 +32,28 @@ _READ_BY: dict[str, dict[str, Any]] = {  # settings that a loader reads, with th
 class Settings(ProcessorSettings):
     loader: str | None = None  # upstream's `video_backend`; None: the model's own
     fps: float | None = None
-    num_frames: int | None = None  # the most, of `opencv` alone
+    num_frames: int | None = None  # the most; only of `opencv`
     min_frames: int | None = None
     max_frames: int | None = None
     max_duration: int | None = None  # seconds
 
 
-def choose(info: VideoInfo, settings: Settings) -> FramePlan:
-    """The plan of `info`. Raises: ArgumentError where upstream raises."""
+def choose(info: VideoInfo, settings: Settings) -> Choice:
+    """Frames of `info`. Raises: ArgumentError where upstream raises."""
     family = get_family(settings.model)
-    fps = _source_fps(info, settings)
+    by_frame = family.video_layout == "frames"
     total = info.total_frames
-    seconds = total / fps if fps else 0.0
-    if settings.reader == "torchcodec" and info.readings:
-        seconds = info.duration
-    indices = _LOAD[str(settings.loader)](total, fps or 0.0, seconds, settings)
-    if info.held_frames is not None:  # upstream skips what it can't read
-        indices = indices[indices < info.held_frames]
-    if not fps:  # the metadata say 0, and go no further than Qwen2-VL's processor, which gets none
-        if family.tokens_per_second is not None or family.video_layout == "frames":
+    fps = ASSUMED_FPS if info.fps is None and settings.loader == "qwen3_vl" else info.fps
+    indices = _loaded(info, fps or 0.0, settings)
+    if not fps:  # the metadata say 0: only Qwen2-VL's processor, which is handed none, goes on
+        if family.tokens_per_second is not None or by_frame:
             raise POLICY.error("the container has no frame rate", "remux it, or loader='qwen3_vl'")
         fps = ASSUMED_FPS
-    if family.video_layout == "frames" and len(indices) == total:
+    if by_frame and len(indices) == total:
         count = qwen3.frames_at(total, fps, qwen3.FPS, qwen3.MIN_FRAMES, qwen3.MAX_FRAMES)
         indices = qwen3.spread(total, count)
     assumed = info.fps is None
-    plan = finish(POLICY, settings, info, indices, fps=fps, fps_assumed=assumed, fps_told=assumed)
-    if plan.second_per_grid_ts is None:
-        return plan
-    # it travels to vLLM's model as a float32 tensor
-    return replace(plan, second_per_grid_ts=float(np.float32(plan.second_per_grid_ts)))
+    return Choice(indices, fps, assumed, hides_guess=assumed, float32_seconds=True)
 
 
 def complete(settings: Settings) -> Settings:
@@ -79,12 +68,16 @@ def complete(settings: Settings) -> Settings:
     for name in ("fps", "num_frames", "min_frames", "max_frames", "max_duration"):
         if name not in read and getattr(settings, name) is not None:
             raise POLICY.error(f"loader {loader!r} reads no {name}", f"use {', '.join(read)}")
-    missing = {name: value for name, value in read.items() if getattr(settings, name) is None}
-    return Settings(**{**vars(settings), **missing, "loader": loader})
+    return Settings(**(read | settings.to_dict() | {"loader": loader}))
 
 
-def _source_fps(info: VideoInfo, settings: Settings) -> float | None:
-    return ASSUMED_FPS if info.fps is None and settings.loader == "qwen3_vl" else info.fps
+def _loaded(info: VideoInfo, fps: float, settings: Settings) -> np.ndarray:
+    """int64: the loader's frames, without those that it can't read."""
+    seconds = info.total_frames / fps if fps else 0.0
+    if settings.reader == "torchcodec" and info.readings:
+        seconds = info.duration
+    indices = _LOAD[str(settings.loader)](info.total_frames, fps, seconds, settings)
+    return indices if info.held_frames is None else indices[indices < info.held_frames]
 
 
 def _qwen2_vl(total: int, source: float, seconds: float, settings: Settings) -> np.ndarray:
@@ -92,14 +85,8 @@ def _qwen2_vl(total: int, source: float, seconds: float, settings: Settings) -> 
     assert settings.fps and settings.min_frames and settings.max_frames
     if not source:
         raise POLICY.error("the container has no frame rate", "loader='opencv', or remux it")
-    count = qwen2.frames_at(
-        total,
-        source,
-        min(settings.fps, _MAX_FPS),
-        settings.min_frames,
-        min(settings.max_frames, _MAX_FRAMES),
-        2,
-    )
+    fps, most = min(settings.fps, _MAX_FPS), min(settings.max_frames, _MAX_FRAMES)
+    count = qwen2.frames_at(total, source, fps, settings.min_frames, most, 2)
     if count < 1:
         raise POLICY.error(
             f"a clip of {total} frame is less than a temporal patch", "pass it as an image"
@@ -115,7 +102,7 @@ def _qwen3_vl(total: int, source: float, seconds: float, settings: Settings) -> 
 
 
 def _opencv(total: int, source: float, seconds: float, settings: Settings) -> np.ndarray:
-    """At most `num_frames` and at most `fps` a second, spaced evenly and rounded down."""
+    """At most `num_frames` and at most `fps` per second, spaced evenly and rounded down."""
     assert settings.num_frames
     count = min(settings.num_frames, total)
     if settings.fps:
@@ -143,7 +130,7 @@ def _opencv_dynamic(total: int, source: float, seconds: float, settings: Setting
         indices = {min(last, math.ceil(t * source)) for t in times}
     if not indices:
         raise POLICY.error(
-            f"{fps:.6g} frames a second of {seconds:.3g} seconds are none", "a higher fps"
+            f"{fps:.6g} frames per second of {seconds:.3g} seconds are none", "a higher fps"
         )
     return np.asarray(sorted(indices), dtype=np.int64)
 
@@ -157,11 +144,9 @@ _LOAD = {
 
 POLICY = Policy(
     name="vllm",
-    about="vLLM 0.32's loader of video bytes, then the model's processor",
     settings=Settings,
     complete=complete,
     choose=choose,
-    models=models_of("single", "frames"),
     reader="opencv",
     checks_end=True,
 )

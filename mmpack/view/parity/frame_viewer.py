@@ -1,12 +1,12 @@
 """The first differing frames of two videos beside each other, decoded below the caller's root or from frames at hand.
 
-Frames are uint8 [n, h, w, 3]. What can't be shown is said, and a report decodes no more than a few.
+Frames are uint8 [n, h, w, 3]. What can't be drawn is named, and a report decodes only a few.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +19,19 @@ from mmpack.parity.frame_difference import Frame, FrameDifference
 from mmpack.parity.report import Finding
 from mmpack.processors.images import path_below
 from mmpack.schema.media import Medium
-from mmpack.video.container import content_key
 from mmpack.video.decoding import decode
+from mmpack.video.files.container import content_key
 from mmpack.video.limits import Limits
 from mmpack.view.parity.pictures import data_uri
 from mmpack.view.parity.tags import Markup, joined, tag
 
-MOST = 8  # thumbnails of a report
-SEARCHED = 64  # frames of a side that are decoded to find the first of other pixels
+MOST = 8  # thumbnails per report
+SEARCHED = 64  # frames per side that are decoded to find the first with other pixels
 AT_ONCE = 8
 LONGEST = 320  # of a thumbnail, in CSS pixels
 LIMITS = Limits(max_decoded_pixels=1 << 32, max_bytes=1 << 30)  # some 2,000 frames of 1080p
 
-Found = tuple[np.ndarray | None, str]  # pixels, and what to say of them
+Found = tuple[np.ndarray | None, str]  # pixels, and a note about them
 
 
 class FrameViewer:
@@ -50,43 +50,40 @@ class FrameViewer:
 
     def draw(self, pair: Pair, findings: Sequence[Finding]) -> Markup:
         """Both frames of each video of a sample whose frames differ."""
-        parted = [f.frames for f in findings if f.frames is not None]
-        first = {(d.rollout.media_index, d.train.media_index): d for d in reversed(parted)}
+        found = [f.frames for f in findings if f.frames is not None]
+        first = {(d.rollout.media_index, d.train.media_index): d for d in reversed(found)}
         return joined(self._video(pair, first[places]) for places in sorted(first))
 
-    def _video(self, pair: Pair, parted: FrameDifference) -> Markup:
-        name = f"media[{parted.rollout.media_index}]"
+    def _video(self, pair: Pair, difference: FrameDifference) -> Markup:
+        name = f"media[{difference.rollout.media_index}]"
         if not self.left:
-            return tag("p", f"{name}: frames are drawn of the first videos alone", class_="mm-note")
+            return tag("p", f"{name}: only frames of the first videos are drawn", class_="mm-note")
         self.left -= 2
-        told = ""
-        if parted.place is None:
-            parted, told = self._searched(pair, parted)
-        if parted.place is None:
-            return tag("p", f"{name}: {told}", class_="mm-note")
-        figures, shapes = [], []
-        for side, frame in zip(pair.sides, (parted.rollout, parted.train), strict=True):
-            medium = side.sample.media[frame.media_index]
-            pixels, note = self._thumbnail(medium, frame, parted.place)
-            shapes.append(_shape(medium, pixels))
-            figures.append((side.name, frame, pixels, note))
-        counts = [n for n in (parted.rollout.frames, parted.train.frames) if n is not None]
-        differing = "" if parted.differing is None else f"; {parted.differing} of {max(counts)} do"
+        note = ""
+        if difference.place is None:
+            difference, note = self._search(pair, difference)
+        if difference.place is None:
+            return tag("p", f"{name}: {note}", class_="mm-note")
+        counts = [n for n in (difference.rollout.frames, difference.train.frames) if n is not None]
+        differing = f"; {difference.differing} of {max(counts)} do" if difference.differing else ""
         return tag(
             "div",
             tag(
                 "p",
-                tag("b", f"{name}, frames[{parted.place}]"),
+                tag("b", f"{name}, frames[{difference.place}]"),
                 f" is the first that differs{differing}",
             ),
-            tag("p", told, class_="mm-note") if told else "",
-            tag(
-                "div",
-                *(_figure(*f, shape) for f, shape in zip(figures, shapes, strict=True)),
-                class_="mm-two",
-            ),
+            tag("p", note, class_="mm-note") if note else "",
+            tag("div", *self._both(pair, difference, difference.place), class_="mm-two"),
             class_="mm-frames",
         )
+
+    def _both(self, pair: Pair, difference: FrameDifference, place: int) -> Iterator[Markup]:
+        """The figures of the two frames."""
+        for side, frame in zip(pair.sides, (difference.rollout, difference.train), strict=True):
+            medium = side.sample.media[frame.media_index]
+            pixels, note = self._thumbnail(medium, frame, place)
+            yield _figure(side.name, frame, pixels, note, _shape(medium, pixels))
 
     def _thumbnail(self, medium: Medium, frame: Frame, place: int) -> Found:
         if frame.frames is not None and place >= frame.frames:
@@ -94,32 +91,31 @@ class FrameViewer:
         found, note = self._frames(medium, range(place, place + 1))
         return None if found is None else found[0], note
 
-    def _searched(self, pair: Pair, parted: FrameDifference) -> tuple[FrameDifference, str]:
+    def _search(self, pair: Pair, difference: FrameDifference) -> tuple[FrameDifference, str]:
         """Frames of equal indices and other pixels: which is the first, and by how much it differs."""
         media = [
             side.sample.media[frame.media_index]
-            for side, frame in zip(pair.sides, (parted.rollout, parted.train), strict=True)
+            for side, frame in zip(pair.sides, (difference.rollout, difference.train), strict=True)
         ]
         counts = [0 if m.frame_indices is None else len(m.frame_indices) for m in media]
         stop = min(*counts, SEARCHED)
+        if not stop:
+            return difference, "frames have other pixels, and no frame_indices to find them by"
         for start in range(0, stop, AT_ONCE):
             places = range(start, min(start + AT_ONCE, stop))
             found = [self._frames(medium, places) for medium in media]
             one, two = (pixels for pixels, _ in found)
             if one is None or two is None:
-                why = dict.fromkeys(note for pixels, note in found if pixels is None)
-                return parted, f"frames have other pixels, and can't be compared: {'; '.join(why)}"
+                why = "; ".join(dict.fromkeys(note for pixels, note in found if pixels is None))
+                return difference, f"frames have other pixels, and can't be compared: {why}"
             if one.shape != two.shape:
-                return _at(pair, parted, start), f"frames of {_size(one)} against {_size(two)}"
-            apart = np.abs(one.astype(np.int16) - two).reshape(len(one), -1).max(axis=1)
-            if apart.any():
-                k = int(np.argmax(apart > 0))
-                return _at(
-                    pair, parted, start + k
-                ), f"largest difference of a pixel: {apart[k]} of 255"
-        if not stop:
-            return parted, "frames have other pixels, and no frame_indices to find them by"
-        return parted, (
+                return _at(pair, difference, start), f"frames of {_size(one)} against {_size(two)}"
+            steps = np.abs(one.astype(np.int16) - two).reshape(len(one), -1).max(axis=1)
+            if steps.any():
+                k = int(np.argmax(steps > 0))
+                note = f"largest difference of a pixel: {steps[k]} of 255"
+                return _at(pair, difference, start + k), note
+        return difference, (
             f"the first {stop} frames decode to equal pixels here: what made them differ is a decoder or a "
             "resize elsewhere"
         )
@@ -150,12 +146,12 @@ class FrameViewer:
         return self._keys[path]
 
 
-def _at(pair: Pair, parted: FrameDifference, place: int) -> FrameDifference:
+def _at(pair: Pair, difference: FrameDifference, place: int) -> FrameDifference:
     frames = [
         frame_of(side, frame.media_index, place)
-        for side, frame in zip(pair.sides, (parted.rollout, parted.train), strict=True)
+        for side, frame in zip(pair.sides, (difference.rollout, difference.train), strict=True)
     ]
-    return replace(parted, place=place, rollout=frames[0], train=frames[1])
+    return replace(difference, place=place, rollout=frames[0], train=frames[1])
 
 
 def _size(frames: np.ndarray) -> str:

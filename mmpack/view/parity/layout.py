@@ -14,7 +14,7 @@ TEXT, IMAGE, VIDEO, LOSS, OBSERVATION, PLACEHOLDER = range(6)
 
 
 def kinds(side: Side) -> np.ndarray:
-    """int8 [L]: index into KINDS; `placeholder` is one that no span claims, or one in the loss."""
+    """int8 [L]: index into KINDS; `placeholder`: no span claims it, or one in the loss."""
     out = np.full(len(side), TEXT, dtype=np.int8)
     out[side.observed] = OBSERVATION
     out[side.loss] = LOSS
@@ -37,7 +37,7 @@ def pieces(values: np.ndarray) -> list[tuple[int, int, int]]:
 
 
 def first_difference(pair: Pair) -> tuple[int | None, str]:
-    """The first token that is another id, else another position, else in one loss alone; and which of these."""
+    """The first token that has another id, else another position, else is in only one loss; and which of these."""
     left, right = pair.sides
     shorter = min(len(left), len(right))
     unlike = left.ids[:shorter] != right.ids[:shorter]

@@ -43,7 +43,7 @@ def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> Drift | str | Non
 
 
 def by_token(drift: Drift) -> Markup:
-    """One bar a loss token; of more than BARS, the largest of each bin."""
+    """One bar per loss token; of more than BARS, the largest of each bin."""
     values = drift.values[np.isfinite(drift.values)]
     if not len(values):
         return tag("p", "no finite logprob", class_="mm-note")
@@ -83,7 +83,7 @@ def by_token(drift: Drift) -> Markup:
 
 
 def by_modality(drifts: list[Drift]) -> Markup:
-    """Mean and largest absolute drift of the tokens after text alone, after an image, after a video."""
+    """Mean and largest absolute drift of the tokens after text only, after an image, after a video."""
     rows = []
     for name in ("text", "image", "video"):
         parts = [d.values[[a == name for a in d.after]] for d in drifts]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair
-from mmpack.parity.report import EVIDENCE, by_cause, counted
+from mmpack.parity.report import by_cause, counted, evidence_of
 from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.parity.layout import KINDS, first_difference
 from mmpack.view.parity.logprobs import Drift, by_modality, by_token, drift_of
 from mmpack.view.parity.pictures import Find, finder, pictures
-from mmpack.view.parity.strips import overview, words, zoom
+from mmpack.view.parity.strips import around, overview, zoom
 from mmpack.view.parity.style import STYLE
 from mmpack.view.parity.tags import Markup, joined, table, tag
 
@@ -112,13 +112,13 @@ def _causes(report: ParityReport) -> Markup:
         (tag("span", cause, class_="mm-cause"), count, fixes.get(cause))
         for cause, count in report.causes.items()
     ]
-    return joined([tag("h2", "Causes"), table(("cause", "samples", "fix"), rows, "mm-told")])
+    return joined([tag("h2", "Causes"), table(("cause", "samples", "fix"), rows, "mm-rows")])
 
 
 def _lacking(report: ParityReport) -> Markup:
     if not report.not_compared:
         return Markup("")
-    lacking = table(("field", "why"), list(report.not_compared.items()), "mm-told")
+    lacking = table(("field", "why"), list(report.not_compared.items()), "mm-rows")
     title = tag(
         "summary", f"{counted(len(report.not_compared), 'field')} not compared in every sample"
     )
@@ -171,7 +171,7 @@ def _card(
     ]
     if at is not None:
         parts.append(tag("p", f"first difference: token {at} ({what})", class_="mm-note"))
-        parts += [zoom(pair, at, what, decode), words(pair, at, decode)]
+        parts += [zoom(pair, at, what, decode), around(pair, at, decode)]
     parts += [pictures(pair, find), viewer.draw(pair, findings), _findings(findings)]
     if isinstance(drift, Drift):
         parts.append(by_token(drift))
@@ -187,7 +187,7 @@ def _findings(findings: list[Finding]) -> Markup:
     return joined(
         [
             *_by_cause(findings[:LINES], ("field", "at", "rollout", "train"), _row),
-            tag("p", f"{counted(more, 'finding')} more of this sample", class_="mm-note")
+            tag("p", f"and {counted(more, 'more finding')} of this sample", class_="mm-note")
             if more > 0
             else "",
         ]
@@ -199,11 +199,9 @@ def _by_cause(
 ) -> Iterator[Markup]:
     """Each cause: its evidence, its findings as a table, its fix."""
     for group in by_cause(findings):
-        why = list(dict.fromkeys(finding.evidence for finding in group))
-        more = [f"and {len(why) - EVIDENCE} more of this kind"] if len(why) > EVIDENCE else []
         cause = tag("span", group[0].cause, class_="mm-cause")
-        yield tag("p", cause, Markup(" "), "; ".join(why[:EVIDENCE] + more))
-        yield table(head, [row(finding) for finding in group], "mm-told")
+        yield tag("p", cause, Markup(" "), "; ".join(evidence_of(group)))
+        yield table(head, [row(finding) for finding in group], "mm-rows")
         yield tag("p", tag("b", "Fix: "), group[0].fix)
 
 
@@ -223,5 +221,5 @@ def _rest(report: ParityReport, rest: list[Finding]) -> Markup:
         parts.append(tag("h2", "Further findings"))
         parts += _by_cause(rest[:ROWS], head, lambda f: (f.sample_id, *_row(f)))
     if left_out:
-        parts.append(tag("p", f"{left_out} findings more are not shown.", class_="mm-note"))
+        parts.append(tag("p", f"{left_out} more findings are not shown.", class_="mm-note"))
     return joined(parts)

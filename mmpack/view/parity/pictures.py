@@ -38,7 +38,7 @@ def pictures(pair: Pair, find: Find) -> Markup:
         for side in pair.sides
         if i < len(side.sample.media)
     ]
-    left_out = tag("p", f"{most - SHOWN} media more", class_="mm-note") if most > SHOWN else ""
+    left_out = tag("p", f"{most - SHOWN} more media", class_="mm-note") if most > SHOWN else ""
     return tag("div", *figures, left_out, class_="mm-pictures")
 
 
@@ -114,7 +114,7 @@ def finder(root: str | os.PathLike[str] | None, known: Mapping[str, np.ndarray] 
 
 
 def data_uri(pixels: np.ndarray, longest: int) -> str:
-    """A PNG of uint8 [h, w, 3], no longer than a screen of two pixels a CSS pixel shows."""
+    """A PNG of uint8 [h, w, 3], no longer than a screen of two pixels per CSS pixel shows."""
     out = io.BytesIO()
     image = require("PIL.Image", "view", "a thumbnail").fromarray(pixels)
     image.thumbnail((2 * longest, 2 * longest))

@@ -1,4 +1,4 @@
-"""Two sides of a sample as strips: the whole, a span wide for each span of tokens; and the tokens around a difference.
+"""Two sides of a sample as strips: the whole, one rectangle per span of tokens; and the tokens around a difference.
 
 Both sides use one scale, so they are aligned up to the first difference, which a line marks.
 """
@@ -45,7 +45,7 @@ def overview(pair: Pair, at: int | None) -> Markup:
         if len(found) > PIECES:
             x = found[PIECES][0] * scale
             shape = {"x": f"{x:.2f}", "y": y, "width": f"{len(side) * scale - x:.2f}"}
-            title = tag("title", f"{len(found) - PIECES} spans more")
+            title = tag("title", f"{len(found) - PIECES} more spans")
             parts.append(tag("rect", title, class_="mm-text", height=HEIGHT, **shape))
     height = 2 * HEIGHT + GAP
     if at is not None:
@@ -65,7 +65,7 @@ def overview(pair: Pair, at: int | None) -> Markup:
 
 
 def zoom(pair: Pair, at: int, what: str, decode: Decode | None) -> Markup:
-    """One cell a token around the first difference, both sides aligned at it."""
+    """One cell per token around the first difference, both sides aligned at it."""
     start = max(at - BEFORE, 0)
     indices = range(start, at + AFTER)
     unlike = _unlike(pair, start, at + AFTER, what)
@@ -79,7 +79,7 @@ def zoom(pair: Pair, at: int, what: str, decode: Decode | None) -> Markup:
     return tag("div", tag("table", *rows, class_="mm-zoom"), class_="wide")
 
 
-def words(pair: Pair, at: int, decode: Decode | None) -> Markup:
+def around(pair: Pair, at: int, decode: Decode | None) -> Markup:
     """The text (ids without a decoder) around the first difference, which stands between two marks."""
     lines = []
     for side in pair.sides:
@@ -87,7 +87,7 @@ def words(pair: Pair, at: int, decode: Decode | None) -> Markup:
         after = decoded(side, min(at, len(side)), min(at + CONTEXT, len(side)), decode)
         more = "…" if at + CONTEXT < len(side) else ""
         text = tag("code", "…" if at > CONTEXT else "", before, tag("mark", "│"), after, more)
-        lines.append(tag("div", tag("b", side.name), text, class_="mm-words"))
+        lines.append(tag("div", tag("b", side.name), text, class_="mm-around"))
     return joined(lines)
 
 

@@ -1,4 +1,4 @@
-"""The style sheet. Colours of spans tell apart in light and dark, and for most eyes with weak colour vision."""
+"""The style sheet. Colours of spans can be distinguished in light and dark, and with most weak colour vision."""
 
 STYLE = """
 .mmpack{--fg:#1b1f24;--soft:#59636e;--bg:#fff;--card:#f6f8fa;--line:#d0d7de;--bad:#b3261e;--good:#0a7d33;
@@ -27,8 +27,8 @@ color:var(--fg);background:none}
 .mmpack th{color:var(--soft);font-weight:600}
 .mmpack code{font:.85rem/1.5 ui-monospace,monospace;white-space:pre-wrap;background:none;color:inherit}
 .mmpack mark{background:none;color:var(--bad);font-weight:700}
-.mmpack .mm-told td{min-width:6.5em}.mmpack .mm-told td:last-child{min-width:16em}
-.mmpack .mm-told td:nth-child(2){min-width:4em}
+.mmpack .mm-rows td{min-width:6.5em}.mmpack .mm-rows td:last-child{min-width:16em}
+.mmpack .mm-rows td:nth-child(2){min-width:4em}
 .mmpack td:first-child{white-space:nowrap}
 .mmpack .mm-key{display:flex;flex-wrap:wrap;gap:.2rem 1rem;color:var(--soft);font-size:.85rem;margin:.5rem 0}
 .mmpack .mm-key svg{width:1em;height:1em;vertical-align:-.15em;margin-right:.3em}
@@ -57,7 +57,7 @@ font:.78rem/1.35 ui-monospace,monospace}
 .mmpack td.mm-none{color:var(--soft)}
 .mmpack .mm-zoom td.mm-unlike{background:color-mix(in srgb,var(--bad) 16%,transparent)}
 .mmpack .mm-zoom th.mm-at{color:var(--bad)}
-.mmpack .mm-words{display:flex;gap:.6rem;margin:.2rem 0}.mmpack .mm-words b{flex:none;width:3.6em;
+.mmpack .mm-around{display:flex;gap:.6rem;margin:.2rem 0}.mmpack .mm-around b{flex:none;width:3.6em;
 font-weight:400;
 color:var(--soft);font-size:.85rem}
 .mmpack .mm-pictures{display:flex;flex-wrap:wrap;gap:1rem;margin:.6rem 0}

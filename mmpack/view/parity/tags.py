@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
-from mmpack.errors import one_line
+from mmpack.errors import needs, one_line
+
+with needs("view", "an HTML report"):
+    from markupsafe import Markup, escape
+
+__all__ = ["Markup", "joined", "table", "tag", "text"]
 
 VOID = ("br",)
 
 
-class Markup(str):
-    """Text that is HTML already."""
-
-
 def text(value: Any) -> Markup:
-    """A value as escaped text; Markup as it is; nothing for None."""
+    """A value as escaped text, control characters included; Markup as it is; nothing for None."""
     if isinstance(value, Markup):
         return value
-    return Markup("" if value is None else escape(one_line(str(value))))
+    return Markup("") if value is None else escape(one_line(str(value)))
 
 
 def tag(name: str, *inner: Any, **attributes: Any) -> Markup:
@@ -31,11 +31,12 @@ def tag(name: str, *inner: Any, **attributes: Any) -> Markup:
     )
     if name in VOID:
         return Markup(f"<{name}{given}>")
-    return Markup(f"<{name}{given}>{''.join(text(part) for part in inner)}</{name}>")
+    return Markup(f"<{name}{given}>{joined(inner)}</{name}>")
 
 
 def joined(parts: Any) -> Markup:
-    return Markup("".join(text(part) for part in parts))
+    """Several values as one text."""
+    return Markup("").join(text(part) for part in parts)
 
 
 def table(head: tuple[str, ...], rows: list[Any], class_: str | None = None) -> Markup:

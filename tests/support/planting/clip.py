@@ -45,7 +45,7 @@ def number_of(picture: np.ndarray) -> int:
 def watched(
     path: Path,
     policy: str = "qwen_vl_utils",
-    sample_id: str = "film",
+    sample_id: str = "video",
     info: VideoInfo | None = None,
     **settings: Any,
 ) -> tuple[mp.Sample, FramePlan, np.ndarray]:

@@ -101,7 +101,7 @@ def finish(sample: mp.Sample, rule: str = "grid", **keywords: Any) -> mp.Sample:
     seconds = []
     for span in sample.modality_spans:
         if span.frame:
-            continue  # of a video that its first span has told of
+            continue  # of a video that its first span stands for
         medium = sample.media[span.media_index]
         grids[span.modality].append(medium.grid_thw)
         if span.modality == "video":

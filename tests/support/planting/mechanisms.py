@@ -1,6 +1,6 @@
 """Each cause as a mechanism that can be combined with others: it changes what one side, or both, are built from.
 
-One episode: system text, a picture, a film, a question, a response, a tool's answer with a screenshot, a response.
+One episode: system text, a picture, a video, a question, a response, a tool's answer with a screenshot, a response.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ class Spec:
         self.first, self.second = [700, 703, END], [710, 711, 712, END]
         self.image: dict[str, Any] = {"size": (84, 112), "decoded_size": (84, 112)}
         self.image["metadata"] = {"picture": {"thumbnail": look(), "format": "PNG"}}
-        self.film = {"grid_thw": (3, 4, 4), "size": (320, 240)}
-        self.film |= {"fps": 25.0, "frame_indices": np.arange(6) * 5, "second_per_grid_ts": SECONDS}
+        self.video = {"grid_thw": (3, 4, 4), "size": (320, 240)}
+        self.video |= {
+            "fps": 25.0,
+            "frame_indices": np.arange(6) * 5,
+            "second_per_grid_ts": SECONDS,
+        }
         self.screen = {"grid_thw": (1, 4, 4), "size": (56, 56)}
         self.screen_shown = True
         self.processor = copy.deepcopy(PROCESSOR)
         self.rule, self.seconds_passed, self.offset = "grid", True, 0
-        self.family, self.markers, self.told = "qwen2_5_vl", "replaced", "middle"
+        self.family, self.markers, self.stamps = "qwen2_5_vl", "replaced", "middle"
         self.loss_moved, self.finish_reason = 0, "stop"
         self.rewards: list[Any] | None = None
         self.sampling: dict[str, Any] | None = None
@@ -51,7 +55,7 @@ class Spec:
             ("text", self.system),
             ("image", self.image["grid_thw"], "diagram"),
             *([("text", [VISION_START])] if self.markers == "kept" else []),
-            ("video", self.film["grid_thw"], "clip"),
+            ("video", self.video["grid_thw"], "clip"),
             *([("text", [VISION_END])] if self.markers == "kept" else []),
             ("text", [21, 22, 23, 24]),
             ("response", self.first, 0),
@@ -61,10 +65,12 @@ class Spec:
             ("response", self.second, 1),
         ]
         sample = make_sample(parts, finish_reason=self.finish_reason, family=self.family)
-        for medium, fields in zip(sample.media, (self.image, self.film, self.screen), strict=False):
+        for medium, fields in zip(
+            sample.media, (self.image, self.video, self.screen), strict=False
+        ):
             _set(medium, fields)
         if self.family == "qwen3_vl":
-            _tell(sample, self.told)
+            _write_stamps(sample, self.stamps)
             self.processor["video_markers"] = self.markers
         sample.processor = self.processor
         sample.rewards = self.rewards
@@ -96,13 +102,13 @@ def _set(medium: mp.Medium, fields: dict[str, Any]) -> None:
     )
 
 
-def _tell(sample: mp.Sample, which: str) -> None:
-    """Times of the film's frames written where `make_sample` left <k.5 seconds>."""
+def _write_stamps(sample: mp.Sample, which: str) -> None:
+    """Times of the video's frames written where `make_sample` left <k.5 seconds>."""
     times = np.array(sample.media[1].frame_timestamps)
-    told = times[::2] if which == "first" else (times[::2] + times[1::2]) / 2
+    written = times[::2] if which == "first" else (times[::2] + times[1::2]) / 2
     for span in sample.modality_spans:
         if span.frame is not None:
-            whole, tenth = f"{told[span.frame]:.1f}".split(".")
+            whole, tenth = f"{written[span.frame]:.1f}".split(".")
             sample.input_ids[span.start - 6] = 15 + int(whole)
             sample.input_ids[span.start - 4] = 15 + int(tenth)
 
@@ -139,29 +145,29 @@ def another_key(left: Spec, right: Spec) -> None:
 
 
 def video_rotation(left: Spec, right: Spec) -> None:
-    (t, h, w), (a, b) = right.film["grid_thw"], right.film["size"]
-    right.film |= {"grid_thw": (t, w, h), "size": (b, a), "content_hash": OTHER}
+    (t, h, w), (a, b) = right.video["grid_thw"], right.video["size"]
+    right.video |= {"grid_thw": (t, w, h), "size": (b, a), "content_hash": OTHER}
 
 
 def video_metadata(left: Spec, right: Spec) -> None:
-    right.film["total_frames"] = 99
+    right.video["total_frames"] = 99
 
 
 def video_reader(left: Spec, right: Spec) -> None:
     for spec, reader, fps in ((left, "opencv", 25.0), (right, "torchcodec", 25.05)):
-        spec.film |= {"fps": fps, "metadata": {"sampling": {"policy": "vllm", "reader": reader}}}
+        spec.video |= {"fps": fps, "metadata": {"sampling": {"policy": "vllm", "reader": reader}}}
 
 
 def frame_pixels(left: Spec, right: Spec) -> None:
-    right.film["content_hash"] = OTHER
+    right.video["content_hash"] = OTHER
 
 
 def fps_missing(left: Spec, right: Spec) -> None:
-    right.film |= {"fps": None, "second_per_grid_ts": 2 / 24}
+    right.video |= {"fps": None, "second_per_grid_ts": 2 / 24}
 
 
 def frame_sampling(left: Spec, right: Spec) -> None:
-    right.film["frame_indices"] = right.film["frame_indices"] + 1
+    right.video["frame_indices"] = right.video["frame_indices"] + 1
 
 
 def resize_twice(left: Spec, right: Spec) -> None:
@@ -176,7 +182,7 @@ def max_pixels(left: Spec, right: Spec) -> None:
 
 
 def video_budget(left: Spec, right: Spec) -> None:
-    right.film["grid_thw"] = (3, 8, 6)
+    right.video["grid_thw"] = (3, 8, 6)
 
 
 def dropped_image(left: Spec, right: Spec) -> None:
@@ -216,7 +222,7 @@ def _in_text(left: Spec, right: Spec) -> None:
 
 def timestamp_rounding(left: Spec, right: Spec) -> None:
     _in_text(left, right)
-    right.told = "first"
+    right.stamps = "first"
 
 
 def video_markers(left: Spec, right: Spec) -> None:

@@ -355,17 +355,17 @@ REORDERED = TOOL.replace('{"x": 3, "y": 40}', '{"y": 40, "x": 3}')
 SPLIT = ids_of("They are perp") + ids_of("endicular, so B.")
 WHOLE = ids_of("They are perpendicular, so B.")
 for tail, decoded in (("", False), (", decoded", True)):
-    told = {"decoded": decoded, "honest": not decoded}
+    options = {"decoded": decoded, "honest": not decoded}
     plant(f"another response{tail}", decoded=decoded)(
-        partial(responses, ANSWER, "It can't be told, so C.<|im_end|>")
+        partial(responses, ANSWER, "It can't be known, so C.<|im_end|>")
     )
-    plant(f"stripped thinking{tail}", "rewritten_response", **told)(
+    plant(f"stripped thinking{tail}", "rewritten_response", **options)(
         partial(responses, THINK + ANSWER, ANSWER)
     )
-    plant(f"re-spaced tool call{tail}", "rewritten_response", **told)(
+    plant(f"re-spaced tool call{tail}", "rewritten_response", **options)(
         partial(responses, TOOL, RESPACED)
     )
-    plant(f"re-ordered tool call{tail}", "rewritten_response", **told)(
+    plant(f"re-ordered tool call{tail}", "rewritten_response", **options)(
         partial(responses, TOOL, REORDERED)
     )
     plant(f"another stop token{tail}", "stop_token", decoded=decoded)(
@@ -383,7 +383,7 @@ for tail, decoded in (("", False), (", decoded", True)):
     plant(f"retokenized{tail}", "retokenized_response", decoded=decoded)(
         partial(responses, [*SPLIT, IM_END], [*WHOLE, IM_END])
     )
-    plant(f"retokenized and stop cut{tail}", "retokenized_response", "stop_token", **told)(
+    plant(f"retokenized and stop cut{tail}", "retokenized_response", "stop_token", **options)(
         partial(responses, [*SPLIT, IM_END], WHOLE)
     )
 

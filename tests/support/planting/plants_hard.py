@@ -198,7 +198,7 @@ texts("JSON's true and 1", TOOL.replace("3,", "true,"), TOOL.replace("3,", "1,")
 texts("JSON's 3 and 3.0", TOOL, TOOL.replace("3,", "3.0,"), "rewritten_response")
 texts("JSON's other value", TOOL, TOOL.replace("40", "41"))
 texts("words joined", "a b c d<|im_end|>", "ab cd<|im_end|>")
-texts("another response that has no end", "It can't be told, so", ANSWER)
+texts("another response that has no end", "It can't be known, so", ANSWER)
 texts("two ends", ANSWER, f"{ANSWER}<|endoftext|>", "stop_token")
 texts(
     "a thought stripped, the rest encoded again",

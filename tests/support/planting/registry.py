@@ -77,8 +77,8 @@ def _points_at(one: Plant, left: mp.Sample, right: mp.Sample, report: mp.ParityR
     assert report.first is not None
     a, b = left.input_ids, right.input_ids
     if np.array_equal(a, b):
-        told = [f for f in report.findings if f.field == "media" and f.cause in one.truth]
-        return one.medium is None or not told or any(f.index == one.medium for f in told)
+        named = [f for f in report.findings if f.field == "media" and f.cause in one.truth]
+        return one.medium is None or not named or any(f.index == one.medium for f in named)
     shorter = min(len(a), len(b))
     unlike = np.flatnonzero(np.append(a[:shorter] != b[:shorter], True))
     return report.first.field == "family" or report.first.index == unlike[0]

@@ -95,7 +95,12 @@ def messages(
 
 
 def ids_of(text: str) -> list[int]:
-    return list(tokenizer()(text, add_special_tokens=False)["input_ids"])
+    return list(_ids_of(text))
+
+
+@cache
+def _ids_of(text: str) -> tuple[int, ...]:
+    return tuple(tokenizer()(text, add_special_tokens=False)["input_ids"])
 
 
 def side(
@@ -111,15 +116,28 @@ def side(
 ) -> mp.Sample:
     made = recorder() if by is None else by
     shown = pictures() if shown is None else shown
-    asked = messages(shown, **keywords) if chat is None else chat
     first = ids_of(response) if isinstance(response, str) else response
-    sample = made(asked, response_ids=first, sample_id="s0")
+    files = all(isinstance(image, bytes) for image in shown)
+    if chat is None and files and not keywords.get("between"):
+        sample = copy.deepcopy(_asked(made, tuple(shown), tuple(first), **keywords))
+    else:
+        asked = messages(shown, **keywords) if chat is None else chat
+        sample = made(asked, response_ids=first, sample_id="s0")
     if second is not None:
         last = ids_of(second) if isinstance(second, str) else second
         sample = made.append(sample, observation_ids=ids_of(tool), response_ids=last)
     sample.finish_reason = finish
     for medium, name in zip(sample.media, names or (), strict=False):
         medium.media_id = name
+    return sample
+
+
+@cache
+def _asked(made: Any, files: tuple[bytes, ...], response: tuple[int, ...], **keywords: Any) -> Any:
+    """A sample of picture files and its response, without pixels, to be copied: most sides are one of a few."""
+    sample = made(messages(files, **keywords), response_ids=list(response), sample_id="s0")
+    for medium in sample.media:
+        medium.pixel_values = None
     return sample
 
 

@@ -1,4 +1,4 @@
-"""A video file as PyAV has it open: the one place that opens one, with every failure a named error of one line."""
+"""A video file, opened by PyAV: the only place that opens one. Every failure is a named error of one line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from mmpack.errors import ArgumentError, MmpackError, VideoError, require
-from mmpack.video.header import MP4_STARTS, check_header
+from mmpack.video.files.header import MP4_STARTS, check_header
 from mmpack.video.limits import Limits
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 IN_MEMORY = (bytes, bytearray, memoryview)
 
-# Those that hold their frames themselves. Playlists and others name further files, which FFmpeg would open.
+# Formats that hold their frames themselves. Playlists and others name further files, which FFmpeg would open.
 FORMATS = (
     "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "flv", "mpegts", "ogg", "asf", "ivf"
 )  # fmt: skip
@@ -26,8 +26,8 @@ SUPPORTED = "MP4, QuickTime, Matroska, WebM, AVI, FLV, MPEG-TS, Ogg, ASF or IVF"
 _STARTS = (b"\x1a\x45\xdf\xa3", b"FLV", b"OggS", b"\x30\x26\xb2\x75", b"DKIF")
 _SYNC = 0x47  # of each packet of MPEG-TS: 188 bytes, or 192 with a time in front
 MAX_STREAMS = 64
-UNCHECKED = ("hevc",)  # FFmpeg gives pictures of damaged ones without a word
-# With more threads, damaged ones give other pictures, HEVC at each call.
+UNCHECKED = ("hevc",)  # FFmpeg gives pictures of damaged ones and reports nothing
+# With more threads damaged ones give other pictures; HEVC does so at each call.
 ONE_THREAD = ("hevc", "vp8", "mpeg1video", "mpeg2video")
 FLV = b"FLV"  # has no streams yet when it is opened, so none to give options to
 
@@ -81,7 +81,7 @@ def open_file(source: Source) -> Iterator[BinaryIO]:
         return
     where = name_of_source(source)
     try:
-        if not stat.S_ISREG(os.stat(source).st_mode):  # a pipe would be waited for
+        if not stat.S_ISREG(os.stat(source).st_mode):  # reading a pipe would wait
             raise ArgumentError(
                 f"{where} is no file (a folder, a pipe or a device). Fix: a file, or its bytes"
             )
@@ -108,17 +108,15 @@ def name_of_source(source: Source) -> str:
 
 @contextmanager
 def reading(where: str, fix: str = "a whole video file") -> Iterator[None]:
-    """Whatever FFmpeg raises over a broken file becomes a VideoError."""
+    """What FFmpeg raises over a broken file becomes a VideoError."""
     av = require("av", "video", where)
+    # ValueError: PyAV's, of a file without streams
+    errors = (av.FFmpegError, MemoryError, ValueError)
     try:
         yield
     except MmpackError:
         raise
-    except (
-        av.FFmpegError,
-        MemoryError,
-        ValueError,
-    ) as error:  # ValueError: PyAV, of a file without streams
+    except errors as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise VideoError(
             f"{where} can't be read ({' '.join(why.split())[:200]}). Fix: {fix}"
@@ -137,7 +135,7 @@ def _is_supported(head: bytes) -> bool:
 
 def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> Any:
     stream = container.streams.best("video")
-    if stream is None or stream.disposition & 0x400:  # a cover picture of a sound file
+    if stream is None or stream.disposition & 0x400:  # the cover picture of an audio file
         kinds = sorted({s.type for s in container.streams})
         raise VideoError(
             f"{where} holds no video, only: {', '.join(kinds) or 'nothing'}. Fix: a file with a video stream"

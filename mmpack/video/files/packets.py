@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import VideoError
-from mmpack.video.container import Opened
+from mmpack.video.files.container import Opened
 from mmpack.video.limits import Limits
 
 
@@ -28,7 +28,7 @@ class Packets:
     keyframes: np.ndarray  # bool
     shown: np.ndarray  # bool; an edit list hides those that only serve to decode others
     time_base: Fraction
-    named: bool  # `pts` tell the decoder's pictures apart
+    named: bool  # `pts` identify the decoder's pictures
 
     @cached_property
     def frames(self) -> np.ndarray:
@@ -45,7 +45,7 @@ class Packets:
         return (ticks - ticks[0]) * self.time_base.numerator / self.time_base.denominator
 
     def runs(self, frames: np.ndarray) -> list[tuple[int, int]]:
-        """The packets to decode for `frames`: disjoint [start, stop), ascending; a start of −1: no keyframe before."""
+        """The packets to decode for `frames`: disjoint [start, stop), ascending; start −1: no keyframe before."""
         if not self.named:  # which packet holds a picture shows when it comes out
             return [(int(self.starts[0]), len(self.keyframes))]
         runs: list[tuple[int, int]] = []
@@ -95,7 +95,31 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
 
     Raises: VideoError where there are none, more than the limit, or fewer than the container's index says.
     """
-    rows: list[tuple[int | None, int | None, int, bool, bool]] = []
+    columns: list[Any] = [np.array(column) for column in zip(*_rows(video, limits), strict=True)]
+    pts, times, durations, keyframes, shown = columns
+    if times.dtype == object:
+        # neither pts nor dts: the file is read from its start
+        times = np.zeros(len(times), np.int64)
+    # AVI has no pts: FFmpeg counts the packets, which gives the times, but not of which picture
+    guessed = video.container.format.name == "avi" and video.stream.codec_context.has_b_frames
+    timed = pts.dtype != object
+    named = timed and not guessed and len(np.unique(pts[shown])) == np.count_nonzero(shown)
+    if timed and guessed:
+        pts = np.sort(pts)
+    return Packets(
+        pts=pts if timed else None,
+        times=times,
+        durations=durations,
+        keyframes=keyframes,
+        shown=shown,
+        time_base=video.stream.time_base,
+        named=bool(named),
+    )
+
+
+def _rows(video: Opened, limits: Limits) -> list[tuple[int | None, int | None, int, bool, bool]]:
+    """Per packet: pts, dts (else pts), duration, is it a keyframe, is it shown."""
+    rows = []
     for packet in _demuxed(video):
         if not packet.size:  # the end
             continue
@@ -116,27 +140,7 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
         )
     if "mp4" in video.container.format.name and len(rows) < len(video.stream.index_entries):
         raise _cut(video, len(rows))
-    columns: list[Any] = [np.array(column) for column in zip(*rows, strict=True)]
-    pts, durations, keyframes, shown = columns[0], *columns[2:]
-    times: np.ndarray = columns[1]
-    if times.dtype == object:
-        # neither pts nor dts: the file is read from its start
-        times = np.zeros(len(rows), np.int64)
-    # AVI has no pts: FFmpeg counts the packets, which tells the times, but not whose they are
-    guessed = video.container.format.name == "avi" and video.stream.codec_context.has_b_frames
-    timed = pts.dtype != object
-    named = timed and not guessed and len(np.unique(pts[shown])) == np.count_nonzero(shown)
-    if timed and guessed:
-        pts = np.sort(pts)
-    return Packets(
-        pts=pts if timed else None,
-        times=times,
-        durations=durations,
-        keyframes=keyframes,
-        shown=shown,
-        time_base=video.stream.time_base,
-        named=bool(named),
-    )
+    return rows
 
 
 def _demuxed(video: Opened) -> Iterator[Any]:
@@ -145,7 +149,7 @@ def _demuxed(video: Opened) -> Iterator[Any]:
         yield from video.container.demux(video.stream)
     except IndexError:
         raise VideoError(
-            f"{video.where}: a stream of it begins midway. Fix: remux its pictures, e.g. with ffmpeg -map 0:v -c copy"
+            f"{video.where}: one of its streams begins midway. Fix: remux its video, e.g. ffmpeg -map 0:v -c copy"
         ) from None
 
 

@@ -10,8 +10,8 @@ from mmpack.schema.spans import LossSpan, ModalitySpan
 START, END, VIDEO = 151652, 151653, 151656
 
 
-def film(stamps, fps=25.0, indices=(0, 1, 25, 26), times=None, system=(11, 12, 13)):
-    """A prompt with a film, one span a temporal patch, each after its timestamp's ids; then a response."""
+def video(stamps, fps=25.0, indices=(0, 1, 25, 26), times=None, system=(11, 12, 13)):
+    """A prompt with a video, one span a temporal patch, each after its timestamp's ids; then a response."""
     ids, spans = list(system), []
     for frame, stamp in enumerate(stamps):
         ids += [*stamp, START]
@@ -51,7 +51,7 @@ STAMPS = ([27, 15, 29], [27, 16, 29])
     ],
 )
 def test_a_missing_fps_moves_the_timestamps(stamps):
-    left, right = film(STAMPS), film(stamps, fps=None)
+    left, right = video(STAMPS), video(stamps, fps=None)
     for a, b in ((left, right), (right, left)):
         report = mp.compare([a], [b])
         assert list(report.causes) == ["fps_missing"]
@@ -59,13 +59,13 @@ def test_a_missing_fps_moves_the_timestamps(stamps):
 
 
 def test_other_frames_are_other_timestamps():
-    left = film(STAMPS)
-    right = film((*STAMPS, [27, 19, 29]), indices=(0, 1, 25, 26, 50, 51))
+    left = video(STAMPS)
+    right = video((*STAMPS, [27, 19, 29]), indices=(0, 1, 25, 26, 50, 51))
     assert list(mp.compare([left], [right]).causes) == ["frame_sampling"]
     assert list(mp.compare([right], [left]).causes) == ["frame_sampling"]
 
 
-def told(*seconds):
+def written(*seconds):
     """<k.j seconds>, as Qwen's tokenizer writes it."""
     return [[27, 15 + int(s), 13, 15 + round(s * 10) % 10, 6486, 29] for s in seconds]
 
@@ -82,8 +82,8 @@ HALVES = {"fps": 2.0, "indices": (0, 1, 2, 3)}  # at 0.0, 0.5, 1.0, 1.5
     ],
 )
 @pytest.mark.parametrize("decode", [None, lambda ids: "".join(WORDS[i] for i in ids)])
-def test_equal_frames_told_in_other_seconds(seconds, place, shown, count, decode):
-    left, right = film(told(0.2, 1.2), **HALVES), film(told(*seconds), **HALVES)
+def test_equal_frames_with_other_written_seconds(seconds, place, shown, count, decode):
+    left, right = video(written(0.2, 1.2), **HALVES), video(written(*seconds), **HALVES)
     for a, b, back in ((left, right, False), (right, left, True)):
         report = mp.compare([a], [b], decode=decode)
         assert list(report.causes) == ["timestamp_rounding"]
@@ -100,7 +100,7 @@ WORDS |= {6486: " seconds", START: "<|vision_start|>", END: "<|vision_end|>"}
 def test_a_tokenizer_reads_what_no_digits_are():
     """Of ids that are not one sign each the text alone tells the seconds."""
     words = {900: "<0.2", 901: "<0.3", 902: "<1.2"}
-    left, right = (film([[k, 6486, 29], [902, 6486, 29]], **HALVES) for k in (900, 901))
+    left, right = (video([[k, 6486, 29], [902, 6486, 29]], **HALVES) for k in (900, 901))
     report = mp.compare(
         [left], [right], decode=lambda ids: "".join((WORDS | words)[i] for i in ids)
     )
@@ -120,7 +120,7 @@ def without(*names):
     "lose", [without("frame_indices"), without("fps"), without("frame_timestamps")]
 )
 def test_indices_and_fps_or_the_times_are_enough(lose):
-    left, right = film(told(0.2, 1.2), **HALVES), film(told(0.2, 1.3), **HALVES)
+    left, right = video(written(0.2, 1.2), **HALVES), video(written(0.2, 1.3), **HALVES)
     lose(right)
     assert list(mp.compare([left], [right]).causes) == ["timestamp_rounding"]
 
@@ -134,7 +134,7 @@ def test_indices_and_fps_or_the_times_are_enough(lose):
     ],
 )
 def test_timestamps_alone_have_possible_causes(seconds, lose):
-    left, right = film(told(0.2, 1.2), **HALVES), film(told(*seconds), **HALVES)
+    left, right = video(written(0.2, 1.2), **HALVES), video(written(*seconds), **HALVES)
     lose(right)
     report = mp.compare([left], [right])
     assert list(report.causes) == ["unknown"]
@@ -142,14 +142,14 @@ def test_timestamps_alone_have_possible_causes(seconds, lose):
 
 
 def test_other_pixels_do_not_hide_other_seconds():
-    left, right = film(told(0.2, 1.2), **HALVES), film(told(0.3, 1.3), **HALVES)
+    left, right = video(written(0.2, 1.2), **HALVES), video(written(0.3, 1.3), **HALVES)
     right.media[0].content_hash, right.media[0].cache_key = "0" * 64, "another"
     causes = mp.compare([left], [right]).causes
     assert set(causes) == {"timestamp_rounding", "frame_pixels"}
 
 
 def fenced(sample, *, opened=True, closed=True):
-    """Vision start and end around all of the film; `sample`'s spans moved along."""
+    """Vision start and end around all of the video; `sample`'s spans moved along."""
     first, last = sample.modality_spans[0].start - 7, sample.modality_spans[-1].stop + 1
     ids = sample.input_ids.tolist()
     sample.input_ids = np.array(
@@ -163,21 +163,23 @@ def fenced(sample, *, opened=True, closed=True):
     return sample
 
 
-def test_markers_around_a_film_need_no_setting():
-    left, right = fenced(film(told(0.2, 1.2), **HALVES)), film(told(0.2, 1.2), **HALVES)
+def test_markers_around_a_video_need_no_setting():
+    left, right = fenced(video(written(0.2, 1.2), **HALVES)), video(written(0.2, 1.2), **HALVES)
     right.position_ids = None
     for a, b in ((left, right), (right, left)):
         report = mp.compare([a], [b])
         assert list(report.causes) == ["video_markers"]
         name = "rollout" if a is left else "train"
         assert report.first.field == "input_ids"
-        assert f"around all of media[0] in {name} alone" in report.first.evidence
+        assert (
+            f"only {name} has vision start and end around all of media[0]" in report.first.evidence
+        )
     assert mp.compare([left], [left]).ok
 
 
 def test_markers_and_the_template_and_the_seconds():
-    left = fenced(film(told(0.2, 1.2), **HALVES))
-    right = film(told(0.3, 1.2), system=range(40, 80), **HALVES)
+    left = fenced(video(written(0.2, 1.2), **HALVES))
+    right = video(written(0.3, 1.2), system=range(40, 80), **HALVES)
     left.position_ids = right.position_ids = None
     right.processor["chat_template"] = "sha256:" + "2" * 64
     found = {"chat_template", "timestamp_rounding", "video_markers"}
@@ -187,15 +189,21 @@ def test_markers_and_the_template_and_the_seconds():
 
 @pytest.mark.parametrize("kept", [{"closed": False}, {"opened": False}])
 def test_half_a_pair_of_markers_is_other_text(kept):
-    left, right = fenced(film(told(0.2, 1.2), **HALVES), **kept), film(told(0.2, 1.2), **HALVES)
+    left, right = (
+        fenced(video(written(0.2, 1.2), **HALVES), **kept),
+        video(written(0.2, 1.2), **HALVES),
+    )
     right.position_ids = None
     report = mp.compare([left], [right])
     assert list(report.causes) == ["unknown"]
     assert "text outside the loss spans differs" in report.first.evidence
 
 
-def test_a_film_that_was_cut_off_lacks_no_markers():
-    left, right = fenced(film(told(0.2, 1.2), **HALVES)), fenced(film(told(0.2, 1.2), **HALVES))
+def test_a_video_that_was_cut_off_lacks_no_markers():
+    left, right = (
+        fenced(video(written(0.2, 1.2), **HALVES)),
+        fenced(video(written(0.2, 1.2), **HALVES)),
+    )
     stop = right.modality_spans[-1].start + 1
     right.input_ids, right.loss_spans = right.input_ids[:stop], []
     right.modality_spans[-1].stop = stop
@@ -204,30 +212,30 @@ def test_a_film_that_was_cut_off_lacks_no_markers():
 
 def test_a_setting_alone_tells_of_markers():
     """Of ids that are equal, for the engine expanded for the trainer."""
-    left, right = film(told(0.2, 1.2), **HALVES), film(told(0.2, 1.2), **HALVES)
+    left, right = video(written(0.2, 1.2), **HALVES), video(written(0.2, 1.2), **HALVES)
     left.processor["video_markers"], right.processor["video_markers"] = "kept", "replaced"
     (finding,) = mp.compare([left], [right]).findings
     assert (finding.cause, finding.field) == ("video_markers", "processor")
 
 
 def test_a_template_beside_a_missing_fps():
-    left, right = film(STAMPS), film(([27, 15, 29], [27, 17, 29]), fps=None, system=range(40, 80))
+    left, right = video(STAMPS), video(([27, 15, 29], [27, 17, 29]), fps=None, system=range(40, 80))
     right.processor["chat_template"] = "sha256:" + "2" * 64
     report = mp.compare([left], [right])
     assert set(report.causes) == {"fps_missing", "chat_template"}
 
 
-def test_timestamps_of_another_film_are_no_template():
-    left, right = film(STAMPS), film(([27, 18, 29], [27, 17, 29]), fps=None)
+def test_timestamps_of_another_video_are_no_template():
+    left, right = video(STAMPS), video(([27, 18, 29], [27, 17, 29]), fps=None)
     left.media[0].total_frames, right.media[0].total_frames = 100, 90
     report = mp.compare([left], [right])
     assert "another video" in report.first.evidence and "fps_missing" not in report.causes
     assert "text outside" not in str(report.lines())
 
 
-def test_words_between_two_showings_of_one_film_are_words():
+def test_text_between_two_occurrences_of_one_video_is_text():
     def twice(word):
-        one, two = film(STAMPS), film(STAMPS)
+        one, two = video(STAMPS), video(STAMPS)
         shift = len(one) + 1
         for span in [*two.modality_spans, *two.loss_spans]:
             span.start, span.stop = span.start + shift, span.stop + shift
@@ -239,9 +247,9 @@ def test_words_between_two_showings_of_one_film_are_words():
 
     left, right = twice(50), twice(51)
     (finding,) = mp.compare([left], [right]).findings
-    assert (finding.field, finding.index) == ("input_ids", len(film(STAMPS)))
+    assert (finding.field, finding.index) == ("input_ids", len(video(STAMPS)))
     assert "text outside the loss spans differs" in finding.evidence
 
 
-def test_equal_films_are_equal():
-    assert mp.compare([film(STAMPS)], [film(STAMPS)]).ok
+def test_equal_videos_are_equal():
+    assert mp.compare([video(STAMPS)], [video(STAMPS)]).ok

@@ -1,7 +1,8 @@
-"""What each library reads of a video's clock: frames a second, how many frames, how long. Nothing is decoded.
+"""What each library reads of a video's clock: frames per second, number of frames, seconds. Nothing is decoded.
 
-They disagree wherever a container keeps no exact times: the header's rate, frames over the span of their times, or
-duration times rate. Each rule is applied to what the header and the packets say; its library need not be installed.
+They disagree where a container keeps no exact times: the rate is the header's, or frames over the span of their times;
+the count is the packets', or duration times rate. Each rule is applied to the header and the packets; its library need
+not be installed.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.video.container import IN_MEMORY, Opened, Source
-from mmpack.video.packets import Packets
+from mmpack.video.files.container import IN_MEMORY, Opened, Source
+from mmpack.video.files.packets import Packets
 
 _SEEK = 16  # frames before its target where OpenCV begins to look
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One library's word on one video. `refusal`: why its frames are not those that mmpack counts, or None."""
+    """What one library reads of one video. `refusal`: why its frames are not those that mmpack counts, or None."""
 
     fps: float | None
     total_frames: int
-    duration: float  # seconds; 0.0 where it can't be told
-    # OpenCV: where a seek to the end arrives; vLLM believes it where it is less than `total_frames`
+    duration: float  # seconds; 0.0 where it is unknown
+    # OpenCV: the frame that a seek to the end reaches; vLLM takes it where it is less than `total_frames`
     end_frames: int | None = None
     refusal: str | None = None
 
@@ -42,17 +43,17 @@ class Reading:
 
 
 def read_as(reader: str, video: Opened, packets: Packets) -> Reading:
-    """The word of `reader` (a name of `READERS`), from header and packets."""
+    """What `reader` (a name of `READERS`) makes of header and packets."""
     reading = READERS[reader](video, packets)
     why = _other_stream(reader, video)
     return reading if why is None else replace(reading, refusal=why)
 
 
 def read_all(source: Source, video: Opened, packets: Packets) -> dict[str, Reading]:
-    """Every reader's word. torchcodec computes with the FFmpeg of the system: where it is installed, it is asked."""
-    told = {name: read_as(name, video, packets) for name in READERS}
-    told["torchcodec"] = _asked(source, video, told["torchcodec"])
-    return told
+    """Every reader's. torchcodec computes with the FFmpeg of the system: where it is installed, it is asked."""
+    readings = {name: read_as(name, video, packets) for name in READERS}
+    readings["torchcodec"] = _asked(source, readings["torchcodec"])
+    return readings
 
 
 def _container(video: Opened, packets: Packets) -> Reading:
@@ -108,7 +109,7 @@ def _decord(video: Opened, packets: Packets) -> Reading:
 
 
 def _pyav(video: Opened, packets: Packets) -> Reading:
-    """transformers' use of PyAV: the header's rate and count, whatever the stream holds."""
+    """transformers' use of PyAV: the header's rate and count, even where the stream holds others."""
     rate, count = video.stream.average_rate, video.stream.frames
     why = None
     if not count or not rate:
@@ -123,7 +124,7 @@ def _torchvision(video: Opened, packets: Packets) -> Reading:
     rate, pts = video.stream.average_rate, packets.pts
     fps = float(rate) if rate else None
     count = len(packets.frames)
-    why = None if rate else "torchvision tells no frame rate: its header has none"
+    why = None if rate else "torchvision reads no frame rate: its header has none"
     if packets.named and pts is not None:
         count = int(np.count_nonzero(pts[packets.frames] >= 0))
         if count < len(packets.frames):
@@ -188,22 +189,24 @@ def _other_stream(reader: str, video: Opened) -> str | None:
     return None
 
 
-def _asked(source: Source, video: Opened, mine: Reading) -> Reading:
-    """What an installed torchcodec says, or `mine`."""
+def _asked(source: Source, mine: Reading) -> Reading:
+    """What an installed torchcodec reads; without one, `mine`."""
     decoders = _loaded("torchcodec.decoders")
     if decoders is None:
         return mine
     file = bytes(source) if isinstance(source, IN_MEMORY) else os.fspath(source)
     try:
-        told = decoders.VideoDecoder(file, seek_mode="exact").metadata
+        about = decoders.VideoDecoder(file, seek_mode="exact").metadata
     except (RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())[-160:]
         return replace(mine, refusal=f"torchcodec can't read it ({why})")
-    fps = None if told.average_fps is None else float(told.average_fps)
-    other: str | None = None
-    if told.num_frames != mine.total_frames:
-        other = f"torchcodec's FFmpeg finds {told.num_frames} frames of {mine.total_frames}"
-    return Reading(fps, told.num_frames or 0, float(told.duration_seconds or 0.0), refusal=other)
+    fps = None if about.average_fps is None else float(about.average_fps)
+    different = None
+    if about.num_frames != mine.total_frames:
+        different = f"torchcodec's FFmpeg finds {about.num_frames} frames of {mine.total_frames}"
+    return Reading(
+        fps, about.num_frames or 0, float(about.duration_seconds or 0.0), refusal=different
+    )
 
 
 def _loaded(module: str) -> Any:

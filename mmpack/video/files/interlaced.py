@@ -1,4 +1,4 @@
-"""May an H.264 stream hold fields? swscale's versions convert those differently, and each library has another.
+"""May an H.264 stream hold fields? Versions of swscale convert them differently, and each library brings its own.
 
 The flag is in the sequence parameter set (ITU-T H.264, 7.3.2.1.1): 0 says that pictures may be fields.
 """

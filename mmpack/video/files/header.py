@@ -1,7 +1,7 @@
 """What the outermost structure of a file claims, read before a demuxer trusts it.
 
-FFmpeg's MP4 demuxer makes an entry of its index for each frame that a table counts, and a table counts billions in a
-few bytes; it repeats those entries for each edit. And it reads a file that was cut as if it were a shorter one.
+FFmpeg's MP4 demuxer makes one index entry per frame that a table counts, and repeats the entries for each edit; a table
+can count billions of frames in a few bytes. FFmpeg also reads a file that was cut as if it were a shorter one.
 """
 
 from __future__ import annotations
@@ -15,16 +15,23 @@ from mmpack.errors import VideoError
 
 MP4_STARTS = (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide")
 MP4_PARENTS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"mvex", b"moof", b"traf")
-TABLES = {b"stts": 8, b"ctts": 8, b"stsc": 12, b"stco": 4, b"co64": 8, b"stss": 4}  # bytes an entry
+TABLES = {
+    b"stts": 8,
+    b"ctts": 8,
+    b"stsc": 12,
+    b"stco": 4,
+    b"co64": 8,
+    b"stss": 4,
+}  # bytes per entry
 MAX_BOXES = 1 << 20
-SOUND_FRAMES = 160  # fewest samples of uncompressed sound that FFmpeg puts in one packet
-SOUND_PACKETS = 16  # for each frame that is allowed
+AUDIO_FRAMES = 160  # fewest samples of uncompressed audio that FFmpeg puts into one packet
+AUDIO_PACKETS = 16  # per frame that is allowed
 
 EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
 def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None:
-    """`file` of `size` bytes, read from its start. Other formats than MP4, Matroska and AVI say nothing there.
+    """`file` of `size` bytes, read from its start. Only MP4, Matroska and AVI are checked.
 
     Raises: VideoError where tables count more than `max_frames`, or the file ends before its last box does.
     """
@@ -68,12 +75,12 @@ def _check_mp4(file: BinaryIO, size: int, max_frames: int, where: str) -> None:
 def _check_track(
     samples: int, tables: dict[bytes, np.ndarray], max_frames: int, where: str
 ) -> None:
-    """A track makes as many index entries as its tables count, or as its chunks hold if it is uncompressed sound."""
+    """A track makes as many index entries as its tables count, or as its chunks hold if it is uncompressed audio."""
     times = tables.get(b"stts", np.zeros((0, 2), np.int64))
     if len(times) == 1 and times[0, 1] == 1:
         chunks = max(len(tables.get(kind, ())) for kind in (b"stco", b"co64"))
         largest = int(tables[b"stsc"][:, 1].max()) if len(tables.get(b"stsc", ())) else 0
-        _check_count(chunks * largest // SOUND_FRAMES, max_frames * SOUND_PACKETS, where)
+        _check_count(chunks * largest // AUDIO_FRAMES, max_frames * AUDIO_PACKETS, where)
         return
     counts = [int(tables[kind][:, 0].sum()) for kind in (b"stts", b"ctts") if kind in tables]
     edits = len(tables.get(b"elst", ()))

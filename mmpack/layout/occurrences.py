@@ -1,0 +1,114 @@
+"""Media over runs of placeholders: from runs to modality spans, and from spans back to occurrences.
+
+An occurrence is one place where a medium stands in the ids: one run of placeholders, or, where a family lays a video
+out frame by frame, the runs of all its temporal patches with the text between them. Token indices, half-open.
+
+One place for each of these:
+- ids -> spans: `spans_from_runs` (media in order), or `match_runs` and `spans_of` (media per modality, known ranges);
+- spans -> occurrences: `occurrences`, `occurring_media`;
+- which media are one: `medium_key`; placeholders that stand for no medium: `context_ids`.
+Runs of placeholders, of True in a mask, and covered tokens: `layout/runs.py`. `<group>/<k>` and the names of sampling
+settings: `layout/names.py`. Pixels that are missing (MM404): `held_pixels` of `packing/media.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mmpack.errors import LayoutError
+from mmpack.families import Family
+from mmpack.layout.runs import Runs
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import ModalitySpan
+
+# a medium and the runs [start, stop) of one of its occurrences
+Placed = tuple[Medium, Sequence[tuple[int, int]]]
+
+
+class Occurrence(NamedTuple):
+    """Tokens [start, stop) of one occurrence of `sample.media[media_index]`."""
+
+    start: int
+    stop: int
+    media_index: int
+
+
+def spans_from_runs(
+    runs: Runs, media: Sequence[Medium], family: Family, what: str
+) -> tuple[list[Medium], list[ModalitySpan]]:
+    """The distinct media of a sample in order of first use, and one span per run.
+
+    Args: `runs`: of the sample's ids. `media`: in order of appearance, one per occurrence. `what`: begins the error.
+    Raises: LayoutError (MM106) where runs and media contradict each other.
+    """
+    return spans_of(match_runs(runs, media, family, what), family)
+
+
+def match_runs(runs: Runs, media: Sequence[Medium], family: Family, what: str) -> list[Placed]:
+    """Each of `media`, one per occurrence and in order, with its runs. Arguments and errors of `spans_from_runs`."""
+    counts = [family.spans_of(m.modality, m.grid_thw) for m in media]
+    wanted = [m.modality for m, n in zip(media, counts, strict=True) for _ in range(n)]
+    if runs.modalities != wanted:
+        raise LayoutError(
+            f"{what}: the ids have runs of {runs.modalities}, the media are {[m.modality for m in media]}. "
+            "Fix: media in the order of their placeholders",
+            "MM106",
+        )
+    rest = iter(runs.bounds)
+    return [(m, [next(rest) for _ in range(n)]) for m, n in zip(media, counts, strict=True)]
+
+
+def spans_of(placed: Iterable[Placed], family: Family) -> tuple[list[Medium], list[ModalitySpan]]:
+    """The distinct media of `placed` (in order of appearance), and one span per run.
+
+    `frame` counts the runs of a video that the family lays out frame by frame; else it is None.
+    """
+    index: dict[tuple[str, float | None], int] = {}
+    distinct: list[Medium] = []
+    spans = []
+    for medium, runs in placed:
+        if not runs:
+            continue
+        at = index.setdefault(medium_key(medium), len(distinct))
+        if at == len(distinct):
+            distinct.append(medium)
+        in_frames = family.video_layout == "frames" and medium.modality == "video"
+        for k, (start, stop) in enumerate(runs):
+            frame = k if in_frames else None
+            spans.append(ModalitySpan(start, stop, medium.modality, at, frame))
+    return distinct, spans
+
+
+def medium_key(medium: Medium) -> tuple[str, float | None]:
+    """Media of one sample with equal keys are one: equal embeddings, and equal seconds, which move positions."""
+    return medium.cache_key, medium.second_per_grid_ts
+
+
+def context_ids(input_ids: np.ndarray, sampled: np.ndarray, family: Family) -> np.ndarray:
+    """`input_ids` [L] with the pad id where `sampled` (bool [L]): its placeholders are those that stand for media.
+
+    A placeholder that the policy sampled stands for no medium: to the engine it was a text token.
+    """
+    return np.where(sampled, family.pad_token_id, input_ids)
+
+
+def occurrences(sample: Sample) -> list[Occurrence]:
+    """The occurrences of a sample's media, in order: the frames of one video are one occurrence."""
+    out: list[Occurrence] = []
+    for s in sample.modality_spans:
+        start = s.start
+        if s.frame and out and out[-1].media_index == s.media_index:
+            start = out.pop().start
+        out.append(Occurrence(start, s.stop, s.media_index))
+    return out
+
+
+def occurring_media(sample: Sample, stop: int | None = None) -> list[Medium]:
+    """The medium of each occurrence, in order; only those that end at or before token `stop`, if it is given."""
+    return [
+        sample.media[o.media_index] for o in occurrences(sample) if stop is None or o.stop <= stop
+    ]

@@ -1,0 +1,26 @@
+"""Arrays to CPU tensors: whatever a caller hands in, and int32 with its range checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.errors import ArgumentError
+
+
+def as_tensor(values: Any) -> torch.Tensor:
+    """A CPU tensor of an array, a tensor or a list, without a copy where torch allows it."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        return torch.tensor(values)
+    return torch.as_tensor(values).cpu()
+
+
+def to_int32(array: np.ndarray) -> torch.Tensor:
+    """int32 tensor of the integers in `array`. Raises ArgumentError for one that does not fit."""
+    if array.size and max(-int(array.min()), int(array.max())) >= 2**31:
+        raise ArgumentError(
+            f"pack: {int(array.max())} does not fit 32 bits. Fix: smaller turn numbers, or smaller packs"
+        )
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

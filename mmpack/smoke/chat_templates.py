@@ -1,0 +1,52 @@
+"""Chat templates that render what the released ones render, of pictures, videos and text.
+
+All whitespace outside of strings is marked to be dropped, so that no setting of the Jinja environment matters.
+"""
+
+_TEMPLATE = r"""
+{%- for message in messages -%}
+SYSTEM  {{- "<|im_start|>" ~ message["role"] ~ "\n" -}}
+  {%- if message["content"] is string -%}
+    {{- message["content"] -}}
+  {%- else -%}
+    {%- for part in message["content"] -%}
+PART    {%- endfor -%}
+  {%- endif -%}
+  {{- "<|im_end|>\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- "<|im_start|>assistant\n" -}}
+{%- endif -%}
+"""
+_DEFAULT_SYSTEM = r"""  {%- if loop.first and message["role"] != "system" -%}
+    {{- "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" -}}
+  {%- endif -%}
+"""
+_QWEN_PART = r"""      {%- if part["type"] == "image" or "image" in part or "image_url" in part -%}
+        {%- set seen.images = seen.images + 1 -%}
+        {%- if add_vision_id -%}{{- "Picture " ~ seen.images ~ ": " -}}{%- endif -%}
+        {{- "<|vision_start|><|image_pad|><|vision_end|>" -}}
+      {%- elif part["type"] == "video" or "video" in part -%}
+        {%- set seen.videos = seen.videos + 1 -%}
+        {%- if add_vision_id -%}{{- "Video " ~ seen.videos ~ ": " -}}{%- endif -%}
+        {{- "<|vision_start|><|video_pad|><|vision_end|>" -}}
+      {%- elif "text" in part -%}
+        {{- part["text"] -}}
+      {%- endif -%}
+"""
+_INTERNVL_PART = r"""      {%- if part["type"] == "image" -%}
+        {{- "<IMG_CONTEXT>\n" -}}
+      {%- elif part["type"] == "text" -%}
+        {{- part["text"] -}}
+      {%- endif -%}
+"""
+
+
+def _filled(system: str, part: str, before: str = "") -> str:
+    return before + _TEMPLATE.replace("SYSTEM", system).replace("PART", part)
+
+
+_COUNTS = "\n{%- set seen = namespace(images=0, videos=0) -%}"
+QWEN2_5_VL = _filled(_DEFAULT_SYSTEM, _QWEN_PART, _COUNTS)
+QWEN3_VL = _filled("", _QWEN_PART, _COUNTS)  # no system prompt of its own
+INTERNVL = _filled("", _INTERNVL_PART)  # in transformers' form, of images and text

@@ -1,0 +1,59 @@
+"""How pixels become float: `rescale_factor`, `mean` and `std` of `pack_video`, one value per channel, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError
+from mmpack.video.patches import CHANNELS
+
+_LEAST, _MOST = 1e-37, 1e37  # of factors: they and their inverse are float32
+
+
+def normalization(settings: dict[str, Any] | None) -> dict[str, Any]:
+    """`rescale_factor`, `mean` and `std` for `pack_video`, from the video part of `Sample.processor`.
+
+    Raises: ArgumentError where the settings don't say.
+    """
+    switches = ("do_rescale", "do_normalize")
+    if not isinstance(settings, dict) or not all(
+        isinstance(settings.get(name), bool) for name in switches
+    ):
+        raise ArgumentError(
+            "normalization: the settings don't say do_rescale and do_normalize. "
+            "Fix: pass processor['video'] as mp.wrap_processor records it"
+        )
+    scale = mean = std = None
+    if settings["do_rescale"]:
+        scale = divisor("normalization: rescale_factor", settings.get("rescale_factor"))
+    if settings["do_normalize"]:
+        mean = of_channels("normalization: image_mean", settings.get("image_mean"))
+        std = of_channels("normalization: image_std", settings.get("image_std"), divisors=True)
+    return {"rescale_factor": scale, "mean": mean, "std": std}
+
+
+def of_channels(what: str, values: Any, *, divisors: bool = False) -> tuple[float, ...]:
+    """A float per channel. Raises: ArgumentError where they are not CHANNELS finite numbers, or a divisor is 0."""
+    if hasattr(values, "tolist"):  # an array or a tensor
+        values = values.tolist()
+    if not isinstance(values, (list, tuple)) or len(values) != CHANNELS:
+        raise ArgumentError(f"{what} is {values!r:.60}. Fix: {CHANNELS} numbers, one per channel")
+    one = divisor if divisors else _number
+    return tuple(one(what, value) for value in values)
+
+
+def divisor(what: str, value: Any) -> float:
+    """`value` as float. Raises: ArgumentError for what is no finite number, or 0."""
+    number = _number(what, value)
+    if abs(number) < _LEAST:
+        raise ArgumentError(f"{what} holds {number!r}. Fix: a number other than 0")
+    return number
+
+
+def _number(what: str, value: Any) -> float:
+    kinds = (int, float, np.integer, np.floating)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not -_MOST < value < _MOST:
+        raise ArgumentError(f"{what} holds {value!r:.40}. Fix: finite numbers")
+    return float(value)

@@ -1,0 +1,136 @@
+"""From runs to spans and back: against `make_sample`, which writes ids and spans by hand, and against plain loops."""
+
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.samples import make_medium, make_sample, samples
+
+import mmpack as mp
+from mmpack.errors import LayoutError
+from mmpack.families import FAMILIES, get_family
+from mmpack.layout.names import numbered_in_groups
+from mmpack.layout.occurrences import (
+    context_ids,
+    match_runs,
+    occurrences,
+    occurring_media,
+    spans_from_runs,
+    spans_of,
+)
+from mmpack.layout.runs import covered, placeholder_runs, true_runs
+from mmpack.schema.spans import LossSpan
+
+PARTS = [
+    ("text", [5]),
+    ("image", (1, 4, 4), "a"),
+    ("text", [6]),
+    ("video", (3, 4, 4), "v"),
+    ("image", (1, 4, 4), "a"),
+    ("video", (1, 4, 4), "w"),
+    ("video", (3, 4, 4), "v"),
+    ("response", [7, 8]),
+]
+
+
+def rows_of(spans):
+    return [(s.start, s.stop, s.modality, s.media_index, s.frame) for s in spans]
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if FAMILIES[f].video_token_id])
+def test_spans_of_a_sample_come_back(family):
+    sample = make_sample(PARTS, family=family)
+    shown = occurring_media(sample)
+    assert [m.media_id for m in shown] == ["a", "v", "a", "w", "v"]
+    runs = placeholder_runs(sample.input_ids, family)
+    media, spans = spans_from_runs(runs, shown, get_family(family), "test")
+    assert media == sample.media
+    assert rows_of(spans) == rows_of(sample.modality_spans)
+
+
+@given(samples())
+def test_random_samples_come_back(sample):
+    family = get_family(sample.family)
+    policy = covered(sample.loss_spans, len(sample))
+    runs = placeholder_runs(context_ids(sample.input_ids, policy, family), family)
+    _, spans = spans_from_runs(runs, occurring_media(sample), family, "test")
+    assert rows_of(spans) == rows_of(sample.modality_spans)
+
+
+@pytest.mark.parametrize(("family", "frames"), [("qwen2_5_vl", [None]), ("qwen3_vl", [0])])
+def test_a_video_of_one_patch_has_the_frame_that_its_family_asks_for(family, frames):
+    sample = make_sample([("text", [5]), ("video", (1, 4, 4))], family=family)
+    _, spans = spans_of([(sample.media[0], [(2, 6)])], get_family(family))
+    assert [s.frame for s in spans] == frames
+    sample.modality_spans[0].frame = spans[0].frame
+    assert mp.validate([sample]) == []
+
+
+def test_other_seconds_are_another_medium():
+    """They move positions; the embeddings are the same."""
+    slow = make_medium("v", (2, 4, 4), "video", second_per_grid_ts=1.0)
+    fast = dataclasses.replace(slow, second_per_grid_ts=0.5)
+    placed = [(slow, [(1, 9)]), (fast, [(11, 19)]), (slow, [(21, 29)])]
+    media, spans = spans_of(placed, get_family("qwen2_5_vl"))
+    assert media == [slow, fast]
+    assert [s.media_index for s in spans] == [0, 1, 0]
+
+
+def test_runs_and_media_that_contradict_each_other():
+    family = get_family("qwen2_5_vl")
+    sample = make_sample([("text", [5]), ("image", (1, 4, 4), "a")])
+    runs = placeholder_runs(sample.input_ids, family)
+    video = make_medium("v", (1, 4, 4), "video")
+    for media in ([], [video], [*sample.media, *sample.media]):
+        with pytest.raises(LayoutError, match=r"test: the ids have runs of \['image'\].*MM106"):
+            match_runs(runs, media, family, "test")
+    assert match_runs(runs.of("video"), [], family, "test") == []
+    assert match_runs(runs.of("image"), sample.media, family, "test") == [
+        (sample.media[0], [(2, 6)])
+    ]
+
+
+def test_occurrences_of_frames_hold_the_text_between():
+    sample = make_sample(PARTS, family="qwen3_vl")
+    found = occurrences(sample)
+    assert [o.media_index for o in found] == [0, 1, 0, 2, 1]
+    spans = [s for s in sample.modality_spans if s.media_index == 1]
+    assert [(o.start, o.stop) for o in found if o.media_index == 1] == [
+        (spans[0].start, spans[2].stop),
+        (spans[3].start, spans[5].stop),
+    ]
+    assert occurring_media(sample, found[1].stop) == [sample.media[0], sample.media[1]]
+    assert occurring_media(sample, found[1].stop - 1) == [sample.media[0]]
+
+
+def test_sampled_placeholders_stand_for_no_medium():
+    family = get_family("qwen2_vl")
+    ids = np.array([1, family.image_token_id, family.image_token_id])
+    assert context_ids(ids, np.array([False, False, True]), family).tolist() == [
+        1,
+        family.image_token_id,
+        family.pad_token_id,
+    ]
+
+
+@given(st.lists(st.booleans(), max_size=12))
+def test_true_runs_against_a_loop(flags):
+    runs = true_runs(np.array(flags, dtype=bool))
+    inside = [i for a, b in runs for i in range(a, b)]
+    assert inside == [i for i, flag in enumerate(flags) if flag]
+    assert all(b < a for (_, b), (a, _) in pairwise(runs))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5), st.integers(0, 7))
+def test_covered_against_a_loop(bounds, length):
+    spans = [LossSpan(a, b) for a, b in bounds]
+    expected = [any(a <= i < b for a, b in bounds) for i in range(length)]
+    assert covered(spans, length).tolist() == expected
+
+
+def test_numbers_count_within_groups():
+    assert numbered_in_groups([]) == []
+    assert numbered_in_groups(["q", "q", "r", "q"]) == ["q/0", "q/1", "r/0", "q/2"]
