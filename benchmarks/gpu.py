@@ -161,7 +161,7 @@ def arguments(name: str, **extra: dict[str, Any]) -> argparse.Namespace:
 
 
 def write(out: Path, op: str, floors: dict[str, float], rows: list[dict[str, Any]]) -> None:
-    """Write the results of one op as JSON, each row one measurement, and print them one a line.
+    """Write the results of one op as JSON, each row one measurement, and print them one per line.
 
     `floors`: `copy_bytes_per_second`, and `product_ms` where there is a product.
     """

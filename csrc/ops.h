@@ -13,10 +13,10 @@ enum KlKind : int32_t { K1, K2, K3 };
 enum Correction : int32_t { NONE, TIS, MIS };
 enum Level : int32_t { TOKEN, SEQUENCE, GEOMETRIC };
 
-// What a block adds up: METRICS of mmpack/losses/policy/torch.py, but LOSS and SQUARES in place of `tokens` and `ess`.
+// What a block adds up: METRICS of mmpack/losses/policy/call.py, but LOSS and SQUARES in place of `tokens` and `ess`.
 enum Sum : int32_t { LOSS, RATIO, CLIPPED, KL_OLD, SQUARES, CORRECTION, CUT, KL_REF, ENTROPY, DUAL_CUT, SUMS };
 
-// As in mmpack::policy_loss (mmpack/losses/policy/op.py). Less than 2^31 tokens.
+// As in mmpack::policy_loss (mmpack/losses/policy/call.py). Less than 2^31 tokens.
 struct PolicyLoss {
   Column logprobs, entropy, advantages, cu_loss, old_logprobs, ref_logprobs, rollout_logprobs, total;
   int32_t count, num_samples;

@@ -1,4 +1,4 @@
-"""From terms [N], one a loss token, to one number.
+"""From terms [N], one per loss token, to one number.
 
 Totals are of the global batch, so that the parts of micro-batches and ranks add up to the whole.
 """

@@ -28,6 +28,14 @@ def gae(
     Args: rewards, values: [N] float. bootstrap: [B], the value after each sample's last loss token, for samples that
     were cut off; None: 0, they ended. gamma, lam: from 0 to 1. Raises ArgumentError for shapes that don't fit and
     numbers out of their range.
+
+    Example: two samples of two loss tokens and one.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> cu_loss = torch.tensor([0, 2, 3], dtype=torch.int32)
+        >>> rewards, values = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 0.5, 1.0])
+        >>> mp.gae(rewards, values, cu_loss, gamma=1.0, lam=0.5)
+        (tensor([0.2500, 0.5000, 1.0000]), tensor([0.7500, 1.0000, 2.0000]))
     """
     check_columns("gae", cu_loss, {"rewards": rewards, "values": values})
     check_are_tensors("gae", ("bootstrap",), bootstrap=bootstrap)
@@ -40,7 +48,7 @@ def gae(
     ):
         raise ArgumentError(
             f"gae: bootstrap has shape {list(bootstrap.shape)} and dtype {bootstrap.dtype} on {bootstrap.device}, "
-            f"expected [{len(cu_loss) - 1}] floats on {cu_loss.device}. Fix: one value a sample"
+            f"expected [{len(cu_loss) - 1}] floats on {cu_loss.device}. Fix: one value per sample"
         )
     reward, value = rewards.detach().double(), values.detach().double()
     segment = segment_ids(cu_loss, len(value))

@@ -1,4 +1,4 @@
-"""Estimates of KL(policy ‖ reference) from the logprobs [N] of sampled tokens, in nats, one a token."""
+"""Estimates of KL(policy ‖ reference) from the logprobs [N] of sampled tokens, in nats, one per token."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -
     joschu.net/blog/kl-approx.html); k1 and k3 are unbiased, k3 is never negative.
 
     The gradient is d · ∇logp for every kind: E[d · ∇logp] = ∇KL(policy ‖ reference) under the policy. Plain
-    differentiation gives that for k2 alone. For k1 it gives ∇logp, 0 on average; for k3 (1 - exp(-d)) · ∇logp, which
-    is ∇KL(reference ‖ policy) (arXiv 2510.01555; arXiv 2512.21852). So value and gradient are taken apart.
+    differentiation gives that only for k2. For k1 it gives ∇logp, 0 on average; for k3 (1 - exp(-d)) · ∇logp, which
+    is ∇KL(reference ‖ policy) (arXiv 2510.01555; arXiv 2512.21852). So value and gradient are computed separately.
 
     "Under the policy" means tokens sampled from it, each KL given its prefix. For tokens of an older policy weight
     the result with the detached ratio.

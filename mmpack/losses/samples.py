@@ -34,7 +34,7 @@ def check_columns(
         if column.ndim != 1 or column.shape != shape or not floats:
             raise ArgumentError(
                 f"{what}: {name} has shape {list(column.shape)} and dtype {column.dtype}, expected {list(shape)[:1]} "
-                f"floats, one a loss token. Fix: pass columns of the same batch, not padded rectangles"
+                f"floats, one per loss token. Fix: pass columns of the same batch, not padded rectangles"
             )
         if column.device != cu_loss.device:
             raise ArgumentError(

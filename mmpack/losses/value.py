@@ -29,6 +29,13 @@ def value_loss(
     clipped value loss of PPO's reference code. All columns are [N]; totals and names as in `aggregate`; N = 0 gives
     a zero that is attached to the graph. Raises ArgumentError for shapes that don't fit, numbers out of their range,
     and unless old_values and clip come together.
+
+    Example: two samples of two loss tokens and one.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> cu_loss = torch.tensor([0, 2, 3], dtype=torch.int32)
+        >>> mp.value_loss(torch.tensor([0.5, 0.5, 1.0]), torch.tensor([1.0, 1.0, 2.0]), cu_loss)
+        tensor(0.2500)
     """
     columns = {"values": values, "returns": returns, "old_values": old_values}
     check_columns("value_loss", cu_loss, columns, optional=("old_values",))

@@ -1,6 +1,6 @@
 """`python -m mmpack.ops.build`: compile csrc/ for the GPUs of this machine, once, into the cache.
 
-A command, and not what the first op that runs does: nobody wants a compiler in the middle of a training step.
+A command, and not what the first op that runs does: a compiler must not run in the middle of a training step.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ SOURCES = (
     "tickets.cu",
 )
 HEADERS = ("ops.h", "portable.h")
-FLAGS = [
-    "-O3",
-    "-DUSE_CUDA",
-    "-DTORCH_TARGET_VERSION=0x020b000000000000",
-]  # stable ABI since torch 2.11
+# The stable ABI that torch has since 2.11.
+FLAGS = ["-O3", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
 
 
 @functools.cache
@@ -41,7 +38,7 @@ def library() -> Path | None:
     import torch
 
     present = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    for path in sorted(_folder().glob(f"*/{NAME}.so")):
+    for path in sorted(folder().glob(f"*/{NAME}.so")):
         if all(_runs(path.parent.name, capability) for capability in present):
             return path
     return None
@@ -55,8 +52,9 @@ def build(verbose: bool = False) -> Path:
     needs = {
         "a CUDA build of torch": torch.version.cuda is not None,
         "a GPU, or TORCH_CUDA_ARCH_LIST": bool(_architectures()),
+        # Without a CUDA build torch does not look for the toolkit.
         "nvcc (the CUDA toolkit; CUDA_HOME)": torch.version.cuda is None
-        or cpp_extension.CUDA_HOME is not None,  # not looked for without the first
+        or cpp_extension.CUDA_HOME is not None,
         "a C++ compiler": shutil.which(os.environ.get("CXX", "c++")) is not None,
         "ninja": shutil.which("ninja") is not None,
     }
@@ -67,7 +65,7 @@ def build(verbose: bool = False) -> Path:
             f"MMPACK_BACKEND=auto, which goes without csrc/"
         )
     flags = " ".join(cpp_extension._get_cuda_arch_flags())
-    target = _folder() / "-".join(re.findall(r"code=(\w+)", flags)) / f"{NAME}.so"
+    target = folder() / "-".join(re.findall(r"code=(\w+)", flags)) / f"{NAME}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         cpp_extension.load(
@@ -85,7 +83,7 @@ def build(verbose: bool = False) -> Path:
     return target
 
 
-def _folder() -> Path:
+def folder() -> Path:
     """Where libraries of these sources and this CUDA are, in a folder named after what they are compiled for."""
     import torch
 

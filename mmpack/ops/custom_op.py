@@ -6,14 +6,24 @@ come from a `torch.autograd.Function` around the op, which torch.compile traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from mmpack.errors import ArgumentError
+
+SCHEMA_TYPES = {
+    Tensor: "Tensor",
+    torch.dtype: "ScalarType",
+    bool: "bool",
+    float: "float",
+    int: "int",
+    str: "str",
+}
 
 _LIBRARY = torch.library.Library("mmpack", "FRAGMENT")
 
@@ -31,8 +41,24 @@ def define_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) ->
     return getattr(torch.ops.mmpack, name).default
 
 
+def parameters(*records: type) -> str:
+    """The parameters of a schema: the fields of NamedTuples in their order, which the op gets one by one."""
+    fields = [field for record in records for field in get_type_hints(record).items()]
+    return ", ".join(f"{_schema_type(kind)} {name}" for name, kind in fields)
+
+
+def _schema_type(kind: Any) -> str:
+    """How a schema writes the type of a field."""
+    if get_origin(kind) in (Union, UnionType):
+        (inner,) = (part for part in get_args(kind) if part is not NoneType)
+        return f"{_schema_type(inner)}?"
+    if get_origin(kind) is Sequence:
+        return f"{_schema_type(get_args(kind)[0])}[]"
+    return "str" if get_origin(kind) is Literal else SCHEMA_TYPES[kind]
+
+
 def refuse_transforms(what: str, *tensors: Tensor) -> None:
-    """Raise ArgumentError in forward-mode AD and torch.func's transforms: derivatives would be lost without a word."""
+    """Raise ArgumentError in forward-mode AD and torch.func's transforms: derivatives would be lost silently."""
     level = forward_ad._current_level
     if level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise ArgumentError(

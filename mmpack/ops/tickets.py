@@ -1,7 +1,7 @@
 """Counters by which the programs of one launch find out which of them finishes last.
 
-Each is 0 between launches: the last program puts it back. Launches that run at the same time must not share one: those
-of a stream run one after the other and share its own, a launch that is captured into a CUDA graph keeps one for good.
+Each is 0 between launches: the last program puts it back. Launches that run at the same time must not share one.
+Those of a stream run one after the other and share the stream's. A launch that a CUDA graph captures keeps its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Pool:
     """The counters of one device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.counters = _made_apart(device)
+        self.counters = _make_counters(device)
         self.of_stream: dict[int, int] = {}
         self.captured = itertools.count(STREAMS)
 
@@ -48,9 +48,8 @@ def take(device: torch.device) -> tuple[Tensor, int]:
             with _lock:
                 if device not in _pools:
                     _pools[device] = _Pool(device)
-        if (
-            device in _pools
-        ):  # else the first call is captured, and what is made now belongs to its graph
+        # A pool made while the first call is captured would belong to that graph.
+        if device in _pools:
             pool = _pools[device]
             place = pool.place(torch.cuda.current_stream(device).cuda_stream, capturing)
             if place < len(pool.counters):
@@ -58,14 +57,14 @@ def take(device: torch.device) -> tuple[Tensor, int]:
     return torch.zeros(1, dtype=torch.int32, device=device), 0
 
 
-def _made_apart(device: torch.device) -> Tensor:
+def _make_counters(device: torch.device) -> Tensor:
     """The counters, made by another thread on another stream: memory of this thread may be that of a CUDA graph."""
     made: list[Tensor] = []
 
     def make() -> None:
         with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)) as _:
             made.append(torch.zeros(STREAMS + CAPTURED, dtype=torch.int32, device=device))
-            torch.cuda.current_stream(device).synchronize()  # once, and of this stream alone
+            torch.cuda.current_stream(device).synchronize()  # once, and only this stream
 
     thread = threading.Thread(target=make)
     thread.start()

@@ -86,8 +86,8 @@ def test_order_does_not_matter(kind):
 def test_groups_that_are_equal_and_groups_of_one(kind):
     equal = group_advantages(torch.full((7,), 0.1), torch.zeros(7, dtype=torch.int64), kind)
     assert torch.equal(equal, torch.zeros(7))
-    alone = group_advantages(torch.tensor([0.7]), torch.tensor([3]), kind)
-    assert torch.equal(alone, torch.zeros(1))
+    single = group_advantages(torch.tensor([0.7]), torch.tensor([3]), kind)
+    assert torch.equal(single, torch.zeros(1))
     none = group_advantages(torch.zeros(0), torch.zeros(0, dtype=torch.int64), kind)
     assert none.shape == (0,)
 
@@ -101,7 +101,9 @@ def test_one_sample_a_prompt():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = group_advantages(rewards, groups, "reinforce_pp")
-        group_advantages(rewards, torch.tensor([0, 0, 1]))  # one of several may be alone
+        group_advantages(
+            rewards, torch.tensor([0, 0, 1])
+        )  # one of several groups may have one sample
         group_advantages(rewards, groups, check=False)
     torch.testing.assert_close(got, expected)
 

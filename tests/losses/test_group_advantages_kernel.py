@@ -69,7 +69,7 @@ def test_kinds(backend_device, kind, count, groups):
 
 
 def whitened_over_tokens(rewards, index, counts, eps):
-    """Each sample's value written once a loss token, and whitened by numpy, which counts with n - 1."""
+    """Each sample's value written once per loss token, and whitened by numpy, which counts with n - 1."""
     r = rewards.double().numpy()
     means = {g: r[index.numpy() == g].mean() for g in index.tolist()}
     sizes = {g: int((index == g).sum()) for g in index.tolist()}

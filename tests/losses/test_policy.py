@@ -166,7 +166,7 @@ def test_dual_clip_stops_what_is_pushed_down_and_far_too_likely():
 
 
 def test_gspo_with_weights_of_tokens_has_the_value_of_trl_and_gradients_of_its_own():
-    """TRL's ratio is one number a sample, so it weighs each gradient by the mean of the sample's weights."""
+    """TRL's ratio is one number per sample, so it weighs each gradient by the mean of the sample's weights."""
     c = columns(spread=0.6, seed=2)
     weights, _, _ = correction_oracle(c, "tis", "token", 0.0, 1.2)
     ours, theirs = CASES["gspo"]
@@ -422,7 +422,7 @@ def test_gpu_agrees_and_never_waits(kind):
     [
         (
             {"advantages": torch.zeros(3)},
-            f"advantages has shape [3], expected [{B}] (one a sample)",
+            f"advantages has shape [3], expected [{B}] (one per sample)",
         ),
         ({"old_logprobs": torch.zeros(N, 1)}, f"old_logprobs has shape [{N}, 1]"),
         ({"ref_logprobs": torch.zeros(N - 1)}, f"ref_logprobs has shape [{N - 1}]"),

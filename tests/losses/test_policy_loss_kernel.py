@@ -244,7 +244,7 @@ def test_outputs_are_written_whole_and_twice_the_same(backend_device, monkeypatc
 
 @each_backend
 def test_opcheck(backend_device):
-    from mmpack.losses.policy.op import policy_loss_op
+    from mmpack.losses.policy.autograd import policy_loss_op
 
     c = columns([3, 0, 5])
     lp, entropy, adv, old, ref, rollout = (

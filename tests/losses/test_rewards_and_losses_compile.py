@@ -1,5 +1,6 @@
 """The kernels of policy_loss, group_advantages and scatter_rewards, compiled for each target; csrc/ for HIP too."""
 
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,12 +23,42 @@ POLICY = {
     "partials": "*fp64",
     "tickets": "*i32",
 }
+PLAIN = {
+    "scale": 1.0,
+    "sample_mean": True,
+    "kind": "gspo",
+    "ratio_low": 0.8,
+    "ratio_high": 1.2,
+    "dual_clip": math.inf,
+    "kl_kind": "k3",
+    "kl_coef": 0.1,
+    "entropy_coef": 0.1,
+    "correction": "tis",
+    "correction_level": "token",
+    "correction_low": 0.0,
+    "correction_high": 2.0,
+}
+BARE = {"sample_mean": False, "entropy_coef": 0.0, "correction": None}
+# Options, whether advantages are [B], and the tensors that are not there.
 VARIANTS = {
-    "clip": ((False, True, "grpo", "k3", 0.1, 0.0, None, "token"), {"entropy", "total"}),
-    "clip tis": ((True, False, "dapo", "k1", 0.0, 0.1, "tis", "token"), {"total"}),
-    "gspo mis": ((True, True, "gspo", "k2", 0.1, 0.1, "mis", "geometric"), set()),
-    "gspo dual": ((True, True, "gspo", "k3", 0.1, 0.1, "tis", "token", True), set()),
-    "cispo tis": ((False, True, "cispo", "k3", 0.1, 0.0, "tis", "sequence"), {"old_logprobs"}),
+    "clip": (BARE | {"kind": "grpo"}, True, {"entropy", "total", "rollout_logprobs"}),
+    "clip tis": ({"kind": "dapo", "kl_kind": "k1", "kl_coef": 0.0}, False, {"total"}),
+    "gspo mis": (
+        {"kl_kind": "k2", "correction": "mis", "correction_level": "geometric"},
+        True,
+        set(),
+    ),
+    "gspo dual": ({"dual_clip": 3.0}, True, set()),
+    "cispo tis": (
+        {
+            "sample_mean": False,
+            "kind": "cispo",
+            "entropy_coef": 0.0,
+            "correction_level": "sequence",
+        },
+        True,
+        {"old_logprobs"},
+    ),
 }
 
 
@@ -35,11 +66,12 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_policy_loss(target, variant):
     from mmpack.losses.policy import triton as m
+    from mmpack.losses.policy.call import Options
 
-    options, absent = VARIANTS[variant]
-    absent = absent | (set() if options[6] else {"rollout_logprobs"})
+    options, by_sample, absent = VARIANTS[variant]
     signature = {name: kind for name, kind in POLICY.items() if name not in absent}
-    constants = m.variant(*options) | dict.fromkeys(absent) | {"MERGE": 256}
+    constants = m.variant(Options(**PLAIN | options), by_sample)
+    constants |= dict.fromkeys(absent) | {"MERGE": 256}
     assert compiled_size(m.policy_loss_kernel, signature, constants, target, num_warps=4) > 0
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.native import each_backend, poison_outputs
 
-from mmpack.losses.rewards.op import scatter_op
+from mmpack.losses.rewards.scatter_op import scatter_op
 
 pytestmark = pytest.mark.kernel
 

@@ -44,7 +44,7 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (9, 0))
     build.library.cache_clear()
-    yield build._folder()
+    yield build.folder()
     build.library.cache_clear()
 
 

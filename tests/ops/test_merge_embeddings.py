@@ -93,7 +93,7 @@ def test_opcheck(levels):
     rows, features = drawn(len(vision.source), 4).detach(), drawn(7, 4).detach()
     deep = [drawn(7, 4).detach() for _ in range(levels)]
     torch.library.opcheck(
-        torch.ops.mmpack.merge_embeddings.default, (rows, features, deep, *vision[:3])
+        torch.ops.mmpack.merge_embeddings.default, (rows, features, deep, *vision)
     )
     back = rows, [drawn(len(vision.rows), 4).detach() for _ in deep], *vision, len(rows), 7
     torch.library.opcheck(torch.ops.mmpack.unmerge_embeddings.default, back)
@@ -110,7 +110,7 @@ def test_second_derivatives(levels):
         return out, *made
 
     assert torch.autograd.gradgradcheck(merged, inputs)
-    for kept in range(len(inputs)):  # one input alone has a gradient
+    for kept in range(len(inputs)):  # only one input has a gradient
         alone = [x if i == kept else x.detach() for i, x in enumerate(inputs)]
         assert torch.autograd.gradgradcheck(merged, alone)
 

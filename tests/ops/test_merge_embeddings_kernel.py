@@ -125,7 +125,7 @@ def test_opcheck(device, levels):
     vision = some_vision(device, [3, 4], [0, 1, 0], gap=1)
     inputs = drawn(device, len(vision.source), 4).detach(), drawn(device, 7, 4).detach()
     deep = [drawn(device, 7, 4).detach() for _ in range(levels)]
-    torch.library.opcheck(torch.ops.mmpack.merge_embeddings.default, (*inputs, deep, *vision[:3]))
+    torch.library.opcheck(torch.ops.mmpack.merge_embeddings.default, (*inputs, deep, *vision))
 
 
 @pytest.mark.gpu

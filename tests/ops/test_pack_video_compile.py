@@ -40,7 +40,7 @@ def test_pack(target, patch, last, value, made, change):
     numbers = [f"{name}_{c}" for name in ("mean", "std", "inverse") for c in range(3)]
     constants = shape(patch, last, value) | {"CHANGE": change, "REPEAT": value != "bf16"}
     constants["BYTES"] = made == "bf16"
-    constants["APART"] = last
+    constants["SEVERAL"] = last
     signature = {"frames": f"*{words(value, constants['UNIT'])}", "out": f"*{made}"}
     signature |= {"shifts": "*i64"} | TABLES
     signature |= dict.fromkeys([*numbers, "scale"], "fp32")

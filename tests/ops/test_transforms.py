@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
-from mmpack.losses.rewards.op import scatter_op
+from mmpack.losses.rewards.scatter_op import scatter_op
 from mmpack.ops.embeddings.merge import VisionRows, merge_embeddings
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.ops.rows.inverse import inverse_index
@@ -118,7 +118,7 @@ def test_opcheck(device):
     torch.library.opcheck(ops.gather_rows.default, (x, index))
     torch.library.opcheck(ops.sum_rows.default, (x[:3], index, *inverse, 5))
     features = torch.randn(2, 3, device=device)
-    torch.library.opcheck(ops.merge_embeddings.default, (x, features, [features], *where[:3]))
+    torch.library.opcheck(ops.merge_embeddings.default, (x, features, [features], *where))
 
 
 @each_device

@@ -178,7 +178,7 @@ def test_opcheck():
     shapes = shapes_of("qwen2_vl", True, [(3, 1, 1), (2, 1, 2)])
     for keep in (None, [[1], None]):
         tables = patch_tables(plan_patches(shapes, "qwen2_vl", keep=keep))
-        buffers = *tables.tensors, *tables.plain
+        buffers = tables.layout
         clips = [c.float() for c in clips_of(shapes)]
         change = ([0.5, 0.4, 0.3], [0.2, 0.3, 0.25], 1 / 255, torch.float32, True)
         torch.library.opcheck(torch.ops.mmpack.pack_video.default, (clips, *buffers, *change))

@@ -1,4 +1,4 @@
-"""Advantages [B] from rewards [B], one a sample, compared within groups (the samples of one prompt)."""
+"""Advantages [B] from rewards [B], one per sample, compared within groups (the samples of one prompt)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def group_advantages(
     - `rloo`: r - the mean of the others, = (r - mean) · n / (n - 1) (arXiv 2402.14740)
     - `lite_ppo`: (r - mean) / (std of the batch's rewards + eps) (arXiv 2508.08221)
     - `reinforce_pp`: a = r - mean, then (a - batch mean of a) / (batch std of a + eps) (REINFORCE++ with baseline,
-      arXiv 2501.03262 section 3.3). In a group of one a = r, as in its form for one sample a prompt. The batch's mean
+      arXiv 2501.03262 section 3.3). In a group of one a = r, as in its form for one sample per prompt. The batch's mean
       and std are over samples, as in the paper; with `num_tokens` over loss tokens, as in verl, so that long samples
       count for more.
 
@@ -44,13 +44,20 @@ def group_advantages(
 
     Args: rewards: [B] float. group_index: [B] int, any numbers in any order. eps: TRL takes 1e-4, verl 1e-6.
     num_tokens: [B] int, the loss tokens of each sample (`Sample.num_loss_tokens`), for `reinforce_pp` only.
-    check: read the values, which waits for a GPU once a batch: a NaN or infinite reward is an error, and groups of one
-    throughout (samples without a `group_id`) are a UserWarning where they make every advantage 0. False neither waits
-    nor looks, as in a CUDA graph; while torch.compile traces nothing is read either.
+    check: read the values, which waits for a GPU once per batch. A NaN or infinite reward is an error. If all groups
+    have one sample (no `group_id`) and every advantage is 0 for that, it is a UserWarning. False reads nothing and
+    does not wait, as a CUDA graph needs it; while torch.compile traces, nothing is read either.
     Sums are float64 and in the order of the batch, so all of a group get the same mean and std. Of float64 rewards the
     first 32 bits count, so that equal ones have a std of 0. One launch on a GPU.
     Raises ArgumentError for shapes, dtypes and devices that don't fit, an eps below 0, an unknown kind, and rewards as
     said.
+
+    Example: two groups of two samples.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> rewards, groups = torch.tensor([1.0, 0.0, 3.0, 3.0]), torch.tensor([0, 0, 1, 1])
+        >>> mp.group_advantages(rewards, groups)
+        tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
     """
     check_name("group_advantages", "kind", kind, get_args(AdvantageKind))
     check_are_tensors(
@@ -66,7 +73,7 @@ def group_advantages(
         raise ArgumentError(
             f"group_advantages: rewards has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index "
             f"{list(group_index.shape)} and {group_index.dtype}, expected [B] floats and [B] integers. "
-            "Fix: pass one reward a sample, and the number of its group"
+            "Fix: pass one reward per sample, and the number of its group"
         )
     if rewards.device != group_index.device:
         raise ArgumentError(
@@ -113,7 +120,7 @@ def _are_integers(x: Tensor) -> bool:
 
 
 def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
-    """Raise for rewards that are not finite; warn where each sample is alone in its group, and gets 0 for it."""
+    """Raise for rewards that are not finite; warn where each sample is the only one of its group, and gets 0 for it."""
     if rewards.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ArgumentError(
             "group_advantages: a CUDA graph is being captured, and the rewards can't be read. Fix: check=False"
@@ -126,8 +133,8 @@ def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
             f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite in float32), which makes NaN "
             "or 0 of the group's advantages. Fix: leave those samples out, or score them again"
         )
-    alone = len(values) > 0 and len(group_index.unique()) == len(values)
-    if alone and kind != "reinforce_pp":
+    no_pairs = len(values) > 0 and len(group_index.unique()) == len(values)
+    if no_pairs and kind != "reinforce_pp":
         warnings.warn(
             f"group_advantages: each of {len(values)} samples is alone in its group, so every advantage is 0 and "
             "nothing is learned. Fix: give samples of one prompt one group_id, or use kind='reinforce_pp'",

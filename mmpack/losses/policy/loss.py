@@ -6,8 +6,9 @@ One launch forward and one backward on a GPU, nothing waits for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TypeVar, get_args
 
 from torch import Tensor
 
@@ -15,22 +16,20 @@ from mmpack.errors import ArgumentError, check_name, check_number
 from mmpack.losses.aggregate import SAMPLE_MEAN, Aggregation, Total, denominator
 from mmpack.losses.correction import Correction, CorrectionLevel, check_correction
 from mmpack.losses.kl import KLKind, check_kl_kind
-from mmpack.losses.policy.op import PolicyLossFunction
-from mmpack.losses.policy.torch import METRICS
+from mmpack.losses.policy.autograd import PolicyLossFunction
+from mmpack.losses.policy.call import METRICS, Columns, Kind, Options
 from mmpack.losses.samples import check_columns
 from mmpack.ops.inputs import check_are_tensors
 
-Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]
-
+WHAT = "policy_loss"
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 CLIPS: dict[str, tuple[float, float]] = {
     "grpo": (0.2, 0.2),
     "dapo": (0.2, 0.28),  # arXiv 2503.14476 section 4.1
     "dr_grpo": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
-    "cispo": (
-        1.0,
-        4.0,
-    ),  # no lower bound, arXiv 2506.13585 section 3.1; weights up to 5, arXiv 2510.13786
+    # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, arXiv 2510.13786.
+    "cispo": (1.0, 4.0),
     "ppo": (0.2, 0.2),
 }
 
@@ -40,9 +39,8 @@ class PolicyLoss:
     """A loss to call `.backward()` on, and what to log about it."""
 
     loss: Tensor  # scalar float32
-    metrics: dict[
-        str, Tensor
-    ]  # scalars float32, detached: means over this batch's loss tokens, 0 where it has none
+    # Scalars float32, detached: means over this batch's loss tokens, 0 where it has none.
+    metrics: dict[str, Tensor]
 
 
 def policy_loss(
@@ -89,7 +87,7 @@ def policy_loss(
 
     Args:
         logprobs: [N] float, of the policy in training, natural log.
-        advantages: [B], one a sample, or [N], one a loss token; where N = B it is read as one a sample.
+        advantages: [B], one per sample, or [N], one per loss token; where N = B it is read as one per sample.
         cu_loss: [B+1] int32, `PackedBatch.cu_loss`.
         old_logprobs: [N], of the policy that the ratio starts from; None: logprobs.detach(), a ratio of 1.
         ref_logprobs: [N], needed by kl_coef; without it only logged.
@@ -117,56 +115,36 @@ def policy_loss(
     where one is given, cut or masked as they are, else of `ratio` before the clip: 1 where all weigh the same.
 
     Raises ArgumentError for shapes that don't fit, unknown names, numbers out of their range, totals below this
-    batch's own, and inputs that a coefficient needs. Totals that are tensors on a GPU are not looked at.
+    batch's own, and inputs that a coefficient needs. Totals that are tensors on a GPU are not read.
+
+    Example: two samples of two loss tokens and one.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+        >>> cu_loss = torch.tensor([0, 2, 3], dtype=torch.int32)
+        >>> out = mp.policy_loss(logprobs, torch.tensor([0.5, -2.0]), cu_loss)
+        >>> out.loss.backward()
+        >>> logprobs.grad
+        tensor([-0.1667, -0.1667,  0.6667])
     """
-    what = "policy_loss"
-    columns = {
+    given = {
         "logprobs": logprobs,
         "old_logprobs": old_logprobs,
         "ref_logprobs": ref_logprobs,
         "rollout_logprobs": rollout_logprobs,
         "entropy": entropy,
     }
-    check_columns(what, cu_loss, columns, optional=[name for name in columns if name != "logprobs"])
-    check_are_tensors(what, advantages=advantages)
-    if advantages.is_complex():
-        raise ArgumentError(f"{what}: advantages are {advantages.dtype}. Fix: pass real numbers")
-    check_name(what, "kind", kind, get_args(Kind))
+    check_columns(WHAT, cu_loss, given, optional=[name for name in given if name != "logprobs"])
+    count, num_samples = len(logprobs), len(cu_loss) - 1
+    _check_advantages(advantages, cu_loss, count)
+    low, high = _clip(kind, clip_low, clip_high, dual_clip)
     for option, number in (("scale", scale), ("kl_coef", kl_coef)):
-        check_number(what, option, number, least=0)
-    check_number(what, "entropy_coef", entropy_coef)
-    for option, bound in (("clip_low", clip_low), ("clip_high", clip_high)):
-        if bound is not None:
-            check_number(what, option, bound, least=0, finite=False)
-    if dual_clip is not None:
-        check_number(what, "dual_clip", dual_clip, above=1, fix="pass c > 1, or None for none")
-        if kind == "cispo":
-            raise ArgumentError(
-                f"{what}: dual_clip is {dual_clip}, and cispo has no minimum that it could bound. "
-                "Fix: leave it out, clip_high bounds the weight"
-            )
+        check_number(WHAT, option, number, least=0)
+    check_number(WHAT, "entropy_coef", entropy_coef)
     check_kl_kind(kl_kind)
     if correction is not None:
         check_correction(correction, correction_level, correction_low, correction_high)
-    for option, value, needs in (
-        ("kl_coef", kl_coef, "ref_logprobs"),
-        ("entropy_coef", entropy_coef, "entropy"),
-        ("correction", correction, "rollout_logprobs"),
-    ):
-        if value and columns[needs] is None:
-            raise ArgumentError(
-                f"{what}: {option} is {value!r} and {needs} is None. Fix: pass {needs} [N], one a loss token"
-            )
-    count, num_samples = len(logprobs), len(cu_loss) - 1
-    if tuple(advantages.shape) not in {(num_samples,), (count,)}:
-        raise ArgumentError(
-            f"{what}: advantages has shape {list(advantages.shape)}, expected [{num_samples}] (one a sample) or "
-            f"[{count}] (one a loss token). Fix: pass the advantages of this batch's samples, in its order"
-        )
-    if advantages.device != cu_loss.device:
-        raise ArgumentError(
-            f"{what}: advantages are on {advantages.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
-        )
+    _check_needed(given, kl_coef, entropy_coef, correction)
     total, factor = denominator(
         aggregation, count, num_samples, total_tokens, total_samples, max_tokens
     )
@@ -176,24 +154,23 @@ def policy_loss(
         on_device = total.to(logprobs.device, non_blocking=logprobs.is_cuda)
     else:
         scale = scale / max(total, 1)
-    low, high = CLIPS[kind]
 
-    if entropy is not None and not entropy_coef:
-        entropy = _constant(entropy)
-    loss, values = PolicyLossFunction.apply(
+    columns = Columns(
         logprobs,
-        entropy,
+        entropy if entropy_coef else _constant(entropy),
         _constant(advantages),
         cu_loss,
         _constant(old_logprobs),
         _constant(ref_logprobs),
         _constant(rollout_logprobs),
         on_device,
+    )
+    options = Options(
         scale,
         aggregation == SAMPLE_MEAN,
         kind,
-        1 - (low if clip_low is None else clip_low),
-        1 + (high if clip_high is None else clip_high),
+        1 - low,
+        1 + high,
         math.inf if dual_clip is None else dual_clip,
         kl_kind,
         kl_coef,
@@ -203,6 +180,7 @@ def policy_loss(
         correction_low,
         correction_high,
     )
+    loss, values = PolicyLossFunction.apply(*columns, options)
     absent = {
         "kl_ref": ref_logprobs is None,
         "entropy": entropy is None,
@@ -214,6 +192,59 @@ def policy_loss(
     return PolicyLoss(loss, {name: value for name, value in metrics if not absent.get(name)})
 
 
-def _constant(column: Tensor | None) -> Tensor | None:
+def _check_advantages(advantages: Tensor, cu_loss: Tensor, count: int) -> None:
+    check_are_tensors(WHAT, advantages=advantages)
+    if advantages.is_complex():
+        raise ArgumentError(f"{WHAT}: advantages are {advantages.dtype}. Fix: pass real numbers")
+    num_samples = len(cu_loss) - 1
+    if tuple(advantages.shape) not in {(num_samples,), (count,)}:
+        raise ArgumentError(
+            f"{WHAT}: advantages has shape {list(advantages.shape)}, expected [{num_samples}] (one per sample) or "
+            f"[{count}] (one per loss token). Fix: pass the advantages of this batch's samples, in its order"
+        )
+    if advantages.device != cu_loss.device:
+        raise ArgumentError(
+            f"{WHAT}: advantages are on {advantages.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
+        )
+
+
+def _clip(
+    kind: Kind, clip_low: float | None, clip_high: float | None, dual_clip: float | None
+) -> tuple[float, float]:
+    """The distances of the clip's bounds from 1: those given, else the kind's own."""
+    check_name(WHAT, "kind", kind, get_args(Kind))
+    for option, bound in (("clip_low", clip_low), ("clip_high", clip_high)):
+        if bound is not None:
+            check_number(WHAT, option, bound, least=0, finite=False)
+    if dual_clip is not None:
+        check_number(WHAT, "dual_clip", dual_clip, above=1, fix="pass c > 1, or None for none")
+        if kind == "cispo":
+            raise ArgumentError(
+                f"{WHAT}: dual_clip is {dual_clip}, and cispo has no minimum that it could bound. "
+                "Fix: leave it out, clip_high bounds the weight"
+            )
+    low, high = CLIPS[kind]
+    return low if clip_low is None else clip_low, high if clip_high is None else clip_high
+
+
+def _check_needed(
+    given: Mapping[str, Tensor | None],
+    kl_coef: float,
+    entropy_coef: float,
+    correction: Correction | None,
+) -> None:
+    """Raise ArgumentError where a term is asked for and the column that it reads is not there."""
+    for option, value, needs in (
+        ("kl_coef", kl_coef, "ref_logprobs"),
+        ("entropy_coef", entropy_coef, "entropy"),
+        ("correction", correction, "rollout_logprobs"),
+    ):
+        if value and given[needs] is None:
+            raise ArgumentError(
+                f"{WHAT}: {option} is {value!r} and {needs} is None. Fix: pass {needs} [N], one per loss token"
+            )
+
+
+def _constant(column: MaybeTensor) -> MaybeTensor:
     """Without its graph, so that a loss that reaches no logprob requires no gradient."""
     return column.detach() if column is not None and column.requires_grad else column

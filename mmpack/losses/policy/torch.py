@@ -2,125 +2,102 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from mmpack.losses.aggregate import at_least_one
 from mmpack.losses.correction import correction_weights
 from mmpack.losses.kl import LOG_RATIO_BOUND, k3, kl_divergence
-from mmpack.losses.samples import per_token, sample_lengths
-from mmpack.losses.samples import sample_mean as mean_of_samples
-
-METRICS = (
-    "tokens",
-    "ratio",
-    "clip_fraction",
-    "kl_old",
-    "ess",
-    "correction",
-    "correction_fraction",
-    "kl_ref",
-    "entropy",
-    "dual_clip_fraction",
-)
+from mmpack.losses.policy.call import METRICS, Columns, Options
+from mmpack.losses.samples import per_token, sample_lengths, sample_mean
 
 
-def policy_loss(
-    logprobs: Tensor,
-    entropy: Tensor | None,
-    advantages: Tensor,
-    cu_loss: Tensor,
-    old_logprobs: Tensor | None,
-    ref_logprobs: Tensor | None,
-    rollout_logprobs: Tensor | None,
-    total: Tensor | None,
-    scale: float,
-    sample_mean: bool,
-    kind: Any,
-    ratio_low: float,
-    ratio_high: float,
-    dual_clip: float,
-    kl_kind: Any,
-    kl_coef: float,
-    entropy_coef: float,
-    correction: Any,
-    correction_level: Any,
-    correction_low: float,
-    correction_high: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Arguments and results of mmpack::policy_loss."""
-    count, num_samples = len(logprobs), len(cu_loss) - 1
-    lp = logprobs.double()
-    old = lp if old_logprobs is None else old_logprobs.double()
-    adv = advantages.double()
-    if len(adv) == num_samples:
+def policy_loss(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss [], METRICS [10] and the derivatives [1 or 2, N] of mmpack::policy_loss."""
+    cu_loss, count = columns.cu_loss, len(columns.logprobs)
+    lp = columns.logprobs.double()
+    old = lp if columns.old_logprobs is None else columns.old_logprobs.double()
+
+    terms, slopes, logged = _surrogate(lp, old, columns, options)
+    importance = logged["ratio"]
+    if options.correction is not None and columns.rollout_logprobs is not None:
+        importance, cut = correction_weights(
+            old,
+            columns.rollout_logprobs,
+            cu_loss,
+            options.correction,
+            options.correction_level,
+            options.correction_low,
+            options.correction_high,
+        )
+        terms, slopes = terms * importance, slopes * importance
+        logged |= {"correction": importance, "correction_fraction": cut}
+    if columns.ref_logprobs is not None:
+        kl = kl_divergence(lp, columns.ref_logprobs, options.kl_kind)
+        logged["kl_ref"] = kl
+        if options.kl_coef:
+            terms = terms + options.kl_coef * kl
+            slopes = slopes + options.kl_coef * (lp - columns.ref_logprobs.double())
+    if columns.entropy is not None:
+        logged["entropy"] = columns.entropy
+        if options.entropy_coef:
+            terms = terms - options.entropy_coef * columns.entropy.double()
+
+    weight = torch.ones_like(lp) * options.scale  # of a token's term in the loss
+    if options.sample_mean:
+        weight = weight / per_token(sample_lengths(cu_loss), cu_loss, count)
+    if columns.total is not None:
+        weight = weight / at_least_one(columns.total)
+
+    derivatives = [weight * slopes]
+    if options.entropy_coef:
+        derivatives.append(-options.entropy_coef * weight)
+    dtype = torch.promote_types(columns.logprobs.dtype, torch.float32)
+    loss = (terms * weight).sum().float()
+    return loss, _metrics(logged, importance, count), torch.stack(derivatives).to(dtype)
+
+
+def _surrogate(
+    lp: Tensor, old: Tensor, columns: Columns, options: Options
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The surrogate of each token [N], its derivative to the logprob [N], and what is logged of both."""
+    cu_loss, count = columns.cu_loss, len(lp)
+    adv = columns.advantages.double()
+    if len(adv) == len(cu_loss) - 1:
         adv = per_token(adv, cu_loss, count)
 
     log_ratio = lp - old
     exponent = log_ratio
-    if kind == "gspo":
-        exponent = per_token(mean_of_samples(log_ratio, cu_loss), cu_loss, count)
+    if options.kind == "gspo":
+        exponent = per_token(sample_mean(log_ratio, cu_loss), cu_loss, count)
     bounded = exponent.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     ratio = bounded.exp()
-    within = ratio.clamp(ratio_low, ratio_high)
-    cut_again = (ratio > dual_clip) & (adv < 0)
-    if kind == "cispo":
-        clipped = (ratio < ratio_low) | (ratio > ratio_high)
+    low, high = options.ratio_low, options.ratio_high
+    within = ratio.clamp(low, high)
+    cut_again = (ratio > options.dual_clip) & (adv < 0)
+    if options.kind == "cispo":
+        clipped = (ratio < low) | (ratio > high)
         terms = -within * adv * lp
         slopes = -within * adv
     else:
-        clipped = ((ratio < ratio_low) & (adv < 0)) | ((ratio > ratio_high) & (adv > 0))
+        clipped = ((ratio < low) & (adv < 0)) | ((ratio > high) & (adv > 0))
         terms = -torch.minimum(ratio * adv, within * adv)
-        terms = torch.where(cut_again, -dual_clip * adv, terms)
+        terms = torch.where(cut_again, -options.dual_clip * adv, terms)
         slopes = torch.where(clipped | cut_again | (bounded != exponent), 0.0, -ratio * adv)
-
     logged = {
         "ratio": ratio,
         "clip_fraction": clipped,
         "kl_old": k3(-log_ratio),
         "dual_clip_fraction": cut_again,
     }
-    importance = ratio
-    if correction is not None and rollout_logprobs is not None:
-        importance, cut = correction_weights(
-            old,
-            rollout_logprobs,
-            cu_loss,
-            correction,
-            correction_level,
-            correction_low,
-            correction_high,
-        )
-        terms, slopes = terms * importance, slopes * importance
-        logged |= {"correction": importance, "correction_fraction": cut}
-    if ref_logprobs is not None:
-        logged["kl_ref"] = kl_divergence(lp, ref_logprobs, kl_kind)
-        if kl_coef:
-            terms = terms + kl_coef * logged["kl_ref"]
-            slopes = slopes + kl_coef * (lp - ref_logprobs.double())
-    if entropy is not None:
-        logged["entropy"] = entropy
-        if entropy_coef:
-            terms = terms - entropy_coef * entropy.double()
+    return terms, slopes, logged
 
-    # What one token's term weighs in the loss.
-    weight = torch.ones_like(lp) * scale
-    if sample_mean:
-        weight = weight / per_token(sample_lengths(cu_loss), cu_loss, count)
-    if total is not None:
-        weight = weight / at_least_one(total)
 
+def _metrics(logged: dict[str, Tensor], importance: Tensor, count: int) -> Tensor:
+    """METRICS [10] float32: means over the tokens, 0 for what is not logged."""
     means = {name: x.double().sum() / max(count, 1) for name, x in logged.items()}
     squares = (importance.square().sum() * count).clamp(min=torch.finfo(torch.float64).tiny)
     means["ess"] = importance.sum().square() / squares
     means["tokens"] = torch.full_like(means["ratio"], count)
     zero = torch.zeros_like(means["ratio"])
-    metrics = torch.stack([means.get(name, zero) for name in METRICS]).float()
-
-    derivatives = [weight * slopes]
-    if entropy_coef:
-        derivatives.append(-entropy_coef * weight)
-    dtype = torch.promote_types(logprobs.dtype, torch.float32)
-    return (terms * weight).sum().float(), metrics, torch.stack(derivatives).to(dtype)
+    return torch.stack([means.get(name, zero) for name in METRICS]).float()

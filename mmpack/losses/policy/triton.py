@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmpack.losses.policy.call import Columns, Options, outputs_of
 from mmpack.ops.tickets import take
 
 BLOCK = 256
@@ -227,51 +228,24 @@ def policy_loss_kernel(
         tl.store(tickets + place, 0)
 
 
-def policy_loss(
-    logprobs: Tensor,
-    entropy: Tensor | None,
-    advantages: Tensor,
-    cu_loss: Tensor,
-    old_logprobs: Tensor | None,
-    ref_logprobs: Tensor | None,
-    rollout_logprobs: Tensor | None,
-    total: Tensor | None,
-    scale: float,
-    sample_mean: bool,
-    kind: str,
-    ratio_low: float,
-    ratio_high: float,
-    dual_clip: float,
-    kl_kind: str,
-    kl_coef: float,
-    entropy_coef: float,
-    correction: str | None,
-    correction_level: str,
-    correction_low: float,
-    correction_high: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Arguments and results of mmpack::policy_loss."""
-    count, num_samples = len(logprobs), len(cu_loss) - 1
-    whole = kind == "gspo" or (correction is not None and correction_level != "token")
+def policy_loss(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss [], METRICS [10] and the derivatives [1 or 2, N] of mmpack::policy_loss."""
+    logprobs, count, num_samples = columns.logprobs, len(columns.logprobs), len(columns.cu_loss) - 1
+    corrected = options.correction is not None
+    whole = options.kind == "gspo" or (corrected and options.correction_level != "token")
     parts = parts_of(count, num_samples, whole)
     programs = max(num_samples * parts, 1)
-    outputs = 2 if entropy_coef else 1
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
-    derivatives = logprobs.new_empty((outputs, count), dtype=dtype)
+    derivatives = logprobs.new_empty((outputs_of(options), count), dtype=dtype)
     metrics = logprobs.new_empty(SUMS, dtype=torch.float32)
     loss = logprobs.new_empty((), dtype=torch.float32)
     partials = logprobs.new_empty((SUMS, programs), dtype=torch.float64)
+    if not corrected:
+        columns = columns._replace(rollout_logprobs=None)
     with torch.cuda.device_of(logprobs):
         tickets, place = take(logprobs.device)
         policy_loss_kernel[(programs,)](
-            logprobs.contiguous(),
-            _contiguous(entropy),
-            advantages.contiguous(),
-            cu_loss.contiguous(),
-            _contiguous(old_logprobs),
-            _contiguous(ref_logprobs),
-            _contiguous(rollout_logprobs) if correction else None,
-            total,
+            *(None if x is None else x.contiguous() for x in columns),
             loss,
             metrics,
             derivatives,
@@ -281,53 +255,33 @@ def policy_loss(
             count,
             num_samples,
             parts,
-            scale,
-            ratio_low,
-            ratio_high,
-            dual_clip,
-            kl_coef,
-            entropy_coef,
-            correction_low,
-            correction_high,
-            **variant(
-                sample_mean,
-                len(advantages) == num_samples,
-                kind,
-                kl_kind,
-                kl_coef,
-                entropy_coef,
-                correction,
-                correction_level,
-                dual_clip < math.inf,
-            ),
+            options.scale,
+            options.ratio_low,
+            options.ratio_high,
+            options.dual_clip,
+            options.kl_coef,
+            options.entropy_coef,
+            options.correction_low,
+            options.correction_high,
+            **variant(options, len(columns.advantages) == num_samples),
             MERGE=64 if programs <= PROGRAMS else 256,
             num_warps=4,
         )
     return loss, metrics, derivatives
 
 
-def variant(
-    sample_mean: bool,
-    by_sample: bool,
-    kind: str,
-    kl_kind: str,
-    kl_coef: float,
-    entropy_coef: float,
-    correction: str | None,
-    level: str,
-    dual: bool = False,
-) -> dict[str, Any]:
+def variant(options: Options, by_sample: bool) -> dict[str, Any]:
     """What the kernel is compiled for; names that don't matter are left at one value."""
     return {
-        "SAMPLE_MEAN": sample_mean,
+        "SAMPLE_MEAN": options.sample_mean,
         "BY_SAMPLE": by_sample,
-        "KIND": kind if kind in ("gspo", "cispo") else "clip",
-        "KL_KIND": kl_kind,
-        "KL_TERM": kl_coef != 0,
-        "ENTROPY_TERM": entropy_coef != 0,
-        "CORRECTION": correction,
-        "LEVEL": level,
-        "DUAL": dual,
+        "KIND": options.kind if options.kind in ("gspo", "cispo") else "clip",
+        "KL_KIND": options.kl_kind,
+        "KL_TERM": options.kl_coef != 0,
+        "ENTROPY_TERM": options.entropy_coef != 0,
+        "CORRECTION": options.correction,
+        "LEVEL": options.correction_level,
+        "DUAL": options.dual_clip < math.inf,
         "BLOCK": BLOCK,
         "SLOTS": 16,
     }
@@ -338,7 +292,3 @@ def parts_of(count: int, num_samples: int, whole: bool) -> int:
     samples = max(num_samples, 1)
     parts = min(triton.cdiv(count, samples * BLOCK), PROGRAMS // samples, 8 if whole else PROGRAMS)
     return max(parts, 1)
-
-
-def _contiguous(column: Tensor | None) -> Tensor | None:
-    return None if column is None else column.contiguous()

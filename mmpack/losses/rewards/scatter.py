@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
-from mmpack.losses.rewards.op import scatter_op
+from mmpack.losses.rewards.scatter_op import scatter_op
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.schema.spans import Score
 
@@ -55,8 +55,16 @@ def scatter_rewards(
 
     Raises ArgumentError where a score that is not 0 has no loss token to go to (a reward never lands on another
     sample's token), for a value, weight or sum that float32 can't hold, and for overrides that don't fit the batch. On
-    a GPU nobody looks at the values: the number of a sample without a loss token goes nowhere, and a NaN goes to its
+    a GPU the values are not read: the number of a sample without a loss token goes nowhere, and a NaN goes to its
     sample's tokens.
+
+    Example: a sample of four tokens, of which the last two are in the loss.
+        >>> import numpy as np
+        >>> import mmpack as mp
+        >>> ids, loss = np.array([5, 6, 7, 8]), [mp.LossSpan(2, 4)]
+        >>> sample = mp.Sample("s", "g", "qwen2_vl", ids, media=[], modality_spans=[], loss_spans=loss)
+        >>> mp.scatter_rewards(mp.pack([sample]), [1.0], at="mean")
+        tensor([0.5000, 0.5000])
     """
     check_name("scatter_rewards", "at", at, get_args(At))
     if not hasattr(batch, "cu_loss"):
@@ -201,7 +209,7 @@ def _scores(sample: int, given: Any) -> list[Score]:
     if isinstance(given, str) or not all(isinstance(score, Score) for score in scores):
         raise ArgumentError(
             f"scatter_rewards: rewards[{sample}] is {given!r}, expected a number or a list of Score. "
-            "Fix: pass one number a sample, or Score(name, value)"
+            "Fix: pass one number per sample, or Score(name, value)"
         )
     return scores
 
@@ -221,6 +229,6 @@ def _check_overrides(rewards: Any, num_samples: int) -> None:
     if shape is None or tuple(shape) != (num_samples,):
         found = kind_of(rewards) if shape is None else f"of shape {list(shape)}"
         raise ArgumentError(
-            f"scatter_rewards: rewards is {found} for {num_samples} samples, expected one a sample. "
+            f"scatter_rewards: rewards is {found} for {num_samples} samples, expected one per sample. "
             f"Fix: pass [B] numbers or B lists of Score"
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
+from mmpack.ops.custom_op import define_op, distinct_views, parameters, refuse_transforms
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.rows.gather import check_index, check_range
@@ -55,12 +55,23 @@ def merge_embeddings(
         vision: `PackedBatch.vision_rows`.
         levels: deepstack features, each [P, H].
 
-    Returns: the merged rows [T, H], and each level as [V, H], the vision rows alone, as transformers' Qwen3-VL reads
+    Returns: the merged rows [T, H], and each level as [V, H], only the vision rows, as transformers' Qwen3-VL reads
     it (`deepstack_visual_embeds`; `visual_pos_masks` is `vision.source >= 0`). All in the dtype of `embeddings`.
     Embeddings of vision rows get a gradient of exactly 0; a feature gets the sum over its places, in row order,
     in float32 (float64 for float64), rounded once.
 
     Raises ArgumentError for shapes that don't fit each other.
+
+    Example: a text token, then the two tokens of one image.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> from mmpack.ops.embeddings.merge import VisionRows
+        >>> from mmpack.ops.rows.inverse import inverse_index
+        >>> source, rows, index = torch.tensor([-1, 0, 1]), torch.tensor([1, 2]), torch.tensor([0, 1])
+        >>> vision = VisionRows(source, rows, index, *inverse_index(index, 2))
+        >>> features = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> mp.merge_embeddings(torch.zeros(3, 2), features, vision)[0].tolist()
+        [[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]]
     """
     _check_shapes(embeddings, features, vision, levels)
     refuse_transforms("merge_embeddings", embeddings, features, *levels)
@@ -98,39 +109,36 @@ def _check_shapes(
 
 
 def _merge(
-    embeddings: Tensor,
-    features: Tensor,
-    levels: list[Tensor],
-    source: Tensor,
-    rows: Tensor,
-    index: Tensor,
+    embeddings: Tensor, values: Tensor, levels: list[Tensor], *vision: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    check_range("merge_embeddings", "vision.source", source, -1, len(features))
-    check_range("merge_embeddings", "vision.features", index, 0, len(features))
+    places = VisionRows(*vision)
+    check_range("merge_embeddings", "vision.source", places.source, -1, len(values))
+    check_range("merge_embeddings", "vision.features", places.features, 0, len(values))
     module = implementation(MERGE_EMBEDDINGS, embeddings.device)
     merged: tuple[Tensor, list[Tensor]] = module.merge_embeddings(
-        embeddings, features, levels, source, rows, index
+        embeddings, values, levels, places
     )
     return merged
 
 
-def _unmerge(grad: Tensor, *rest: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Gradients of `_merge`; num_tokens or num_features is 0 where nobody asks for theirs."""
-    module = implementation(MERGE_EMBEDDINGS, grad.device)
-    gradients: tuple[Tensor, Tensor, list[Tensor]] = module.unmerge_embeddings(grad, *rest)
-    return gradients
-
-
 def _merge_fake(
-    embeddings: Tensor,
-    features: Tensor,
-    levels: list[Tensor],
-    source: Tensor,
-    rows: Tensor,
-    index: Tensor,
+    embeddings: Tensor, values: Tensor, levels: list[Tensor], *vision: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
+    count = VisionRows(*vision).rows.shape[0]
     merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
-    return merged, [level.new_empty(index.shape[0], level.shape[1]) for level in levels]
+    return merged, [level.new_empty(count, level.shape[1]) for level in levels]
+
+
+def _unmerge(
+    grad: Tensor, grad_levels: list[Tensor], *rest: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Gradients of `_merge`; num_tokens or num_features is 0 where their gradient is not asked for."""
+    *vision, num_tokens, num_features = rest
+    module = implementation(MERGE_EMBEDDINGS, grad.device)
+    gradients: tuple[Tensor, Tensor, list[Tensor]] = module.unmerge_embeddings(
+        grad, grad_levels, VisionRows(*vision), num_tokens, num_features
+    )
+    return gradients
 
 
 def _unmerge_fake(
@@ -143,16 +151,15 @@ def _unmerge_fake(
 
 
 merge_op = define_op(
-    """merge_embeddings(
-        Tensor embeddings, Tensor features, Tensor[] levels, Tensor source, Tensor rows, Tensor index
+    f"""merge_embeddings(
+        Tensor embeddings, Tensor values, Tensor[] levels, {parameters(VisionRows)}
     ) -> (Tensor, Tensor[])""",
     _merge,
     _merge_fake,
 )
 unmerge_op = define_op(
-    """unmerge_embeddings(
-        Tensor grad, Tensor[] grad_levels, Tensor source, Tensor rows, Tensor index, Tensor order,
-        Tensor offsets, SymInt num_tokens, SymInt num_features
+    f"""unmerge_embeddings(
+        Tensor grad, Tensor[] grad_levels, {parameters(VisionRows)}, SymInt num_tokens, SymInt num_features
     ) -> (Tensor, Tensor, Tensor[])""",
     _unmerge,
     _unmerge_fake,
@@ -168,7 +175,7 @@ class _Merge(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         vision, levels = rest[:5], rest[5:]
         ctx.save_for_backward(*vision)
-        merged, made = merge_op(embeddings, features, list(levels), *vision[:3])
+        merged, made = merge_op(embeddings, features, list(levels), *vision)
         return merged, *made
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Vision rows written into token embeddings, with all deepstack levels: one launch forward, one backward.
 
-A program has a tile of the rows of tokens or of one level; tiles, copies and sums are those of gather_rows.py.
+A program has a tile of the rows of tokens or of one level; tiles, copies and sums are those of gather_rows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.rows.triton import (
     AT_ONCE,
     WARPS,
@@ -153,19 +154,14 @@ def unmerge_kernel(
 
 
 def merge_embeddings(
-    embeddings: Tensor,
-    features: Tensor,
-    levels: list[Tensor],
-    source: Tensor,
-    rows: Tensor,
-    index: Tensor,
+    embeddings: Tensor, features: Tensor, levels: list[Tensor], vision: VisionRows
 ) -> tuple[Tensor, list[Tensor]]:
-    """[T, H], [P, H], L × [P, H], source [T], rows [V], index [V] -> [T, H], L × [V, H]."""
+    """[T, H], [P, H], L × [P, H] -> [T, H], L × [V, H]."""
+    source, index = vision.source.contiguous(), vision.features.contiguous()
     merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     taken = [level.new_empty(index.shape[0], level.shape[1]) for level in levels]
     if merged.numel() == 0:
         return merged, taken
-    source, index = source.contiguous(), index.contiguous()
     words, units, unit = as_words(embeddings, features, merged, *levels, *taken)
     high, wide = blocks(units * unit, words[0].element_size())
     one_level = programs(index.shape[0], units * unit, high, wide)
@@ -194,16 +190,14 @@ def merge_embeddings(
 def unmerge_embeddings(
     grad: Tensor,
     grad_levels: list[Tensor],
-    source: Tensor,
-    rows: Tensor,
-    index: Tensor,
-    order: Tensor,
-    offsets: Tensor,
+    vision: VisionRows,
     num_tokens: int,
     num_features: int,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Gradients [num_tokens, H], [num_features, H] and one of that per level; either number may be 0."""
-    source, rows, order, offsets = (i.contiguous() for i in (source, rows, order, offsets))
+    source, rows, order, offsets = (
+        index.contiguous() for index in (vision.source, vision.rows, *vision.inverse)
+    )
     to_embeddings = grad.new_empty(num_tokens, grad.shape[1])
     to_features = grad.new_empty(num_features, grad.shape[1])
     to_levels = [torch.empty_like(to_features) for _ in grad_levels]

@@ -5,7 +5,6 @@ The two are each other's transpose: the gradient of one is the other. Where each
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +13,12 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError
-from mmpack.families import Family, get_family
-from mmpack.ops.backend import choose, implementation
-from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
+from mmpack.families import Family
+from mmpack.ops.backend import implementation
+from mmpack.ops.custom_op import define_op, distinct_views, parameters, refuse_transforms
 from mmpack.ops.patches import PACK_VIDEO, UNPACK_VIDEO
+from mmpack.ops.patches.call import Change, PatchLayout, scaled
 from mmpack.ops.patches.tables import PatchTables, patch_tables
-from mmpack.ops.patches.torch import pack_torch, unpack_torch
 from mmpack.video.patches import CHANNELS, PatchPlan, plan_patches
 from mmpack.video.pixel_settings import divisor, of_channels
 
@@ -44,12 +43,20 @@ def pack_video(
             clips, one after the other. Tensors or arrays, uint8 or float; float64 only where values stay as they are.
         plan: `plan_patches(…)`; `patch_tables` of it (under torch.compile); or a family, which keeps every frame.
         mean, std, rescale_factor: as image processors have them (`normalization(settings)`). With all three a value is
-            (x − mean · (1/rescale)) / (std · (1/rescale)) in float32, one rounding a step, as transformers computes it;
-            rescale_factor alone multiplies; mean and std alone normalise values as they are.
+            (x − mean · (1/rescale)) / (std · (1/rescale)) in float32, rounded at each step, as transformers computes
+            it. Only rescale_factor: values are multiplied. Only mean and std: values are normalised as they are.
         dtype: of the rows, float32, bfloat16 or float16; by default float32 where values change, else the frames'.
 
     One copy of what is read, on the frames' device. Float frames have a gradient: that of a frame which fills its
     patch by being repeated is the sum over its repeats. Raises: ArgumentError for shapes that are not the plan's.
+
+    Example: two white frames of 56 × 28 are one temporal patch of 4 × 2 patches of 14.
+        >>> import numpy as np
+        >>> import mmpack as mp
+        >>> frames = np.full((2, 56, 28, 3), 255, dtype=np.uint8)
+        >>> rows = mp.video.pack_video(frames, "qwen2_vl", rescale_factor=1 / 255)
+        >>> rows.shape, float(rows.max())
+        (torch.Size([8, 1176]), 1.0)
     """
     if (mean is None) != (std is None):
         raise ArgumentError("pack_video: mean and std go together. Fix: pass both or none")
@@ -65,42 +72,30 @@ def pack_video(
             f"pack_video: frames are {type(frames).__name__}. Fix: a tensor, an array, or a list of them"
         )
     clips = [_tensor(c) for c in ([frames] if _single(frames) else frames)]
-    tables = _tables_of(plan, clips, "pack_video")
+    tables = _tables_of(plan, clips)
     _check_clips(clips, tables)
     changed = mean is not None or rescale_factor is not None
-    found = clips[0].dtype if clips else torch.uint8
-    if found not in FRAME_DTYPES or (changed and found == torch.float64):
-        told = "normalised in float32" if changed else "uint8 or float"
-        raise ArgumentError(
-            f"pack_video: frames are {found}, they are {told}. Fix: uint8 or float32 frames"
-        )
-    if dtype is None:
-        dtype = torch.float32 if changed else found
-    if (changed or dtype != found) and (dtype not in ROW_DTYPES or found == torch.float64):
-        told = "normalised values" if changed else f"values of {found}"
-        fix = "dtype=torch.float32, torch.bfloat16 or torch.float16"
-        fix = "frames of float32" if found == torch.float64 else fix
-        raise ArgumentError(f"pack_video: {told} don't become {dtype}. Fix: {fix}")
+    dtype = _row_dtype(clips[0].dtype if clips else torch.uint8, changed, dtype)
     if not clips:
         return tables.patches.new_empty(0, tables.family.patch_dim, dtype=dtype)
-    change = mean, std, rescale_factor, dtype, True
+    change = Change(mean, std, rescale_factor, dtype, True)
     refuse_transforms("pack_video", *clips)
     clips = [c.contiguous() for c in clips]
     if torch.is_grad_enabled() and any(c.requires_grad for c in clips):
-        rows: Tensor = _Pack.apply(*tables.tensors, tables.plain, change, *distinct_views(*clips))
+        rows: Tensor = _Pack.apply(*tables.layout, change, *distinct_views(*clips))
         return rows
-    return pack_op(clips, *tables.tensors, *tables.plain, *change)
+    return pack_op(clips, *tables.layout, *change)
 
 
 def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> list[Tensor]:
-    """Rows [rows, patch_dim] back to frames: one tensor a clip, in the shape that the plan has for it.
+    """Rows [rows, patch_dim] back to frames: one tensor per clip, in the shape that the plan has for it.
 
     The tensors are views of one buffer. Repeats that filled a temporal patch are left out; frames of temporal patches
     that the plan does not keep are 0. `unpack_video(pack_video(x, plan), plan)` is x where all are kept. Float rows
     have a gradient. Raises: ArgumentError.
     """
     values = _tensor(rows)
-    tables = _tables_of(plan, [values], "unpack_video")
+    tables = _tables_of(plan, [values])
     if values.shape != (tables.num_rows, tables.family.patch_dim):
         raise ArgumentError(
             f"unpack_video: rows have shape {list(values.shape)}, the plan's "
@@ -108,163 +103,126 @@ def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> li
         )
     refuse_transforms("unpack_video", values)
     if torch.is_grad_enabled() and values.requires_grad:
-        buffer = _Unpack.apply(values, *tables.tensors, tables.plain, False)
+        buffer = _Unpack.apply(values, *tables.layout, False)
     else:
-        buffer = unpack_op(values, *tables.tensors, *tables.plain, False)
+        buffer = unpack_op(values, *tables.layout, False)
     pieces = buffer.split(tables.counts)
     return [x.view(s) for x, s in zip(pieces, tables.shapes, strict=True)]
 
 
-def _pack(
-    clips: list[Tensor],
-    patches: Tensor,
-    blocks: Tensor,
-    sizes: list[int],
-    kept: list[int] | None,
-    num_rows: int,
-    num_values: int,
-    family: str,
-    channels_last: bool,
-    mean: list[float] | None,
-    std: list[float] | None,
-    rescale: float | None,
-    dtype: torch.dtype,
-    repeat: bool,
-) -> Tensor:
-    layout, first = get_family(family), clips[0]
-    out = first.new_empty(num_rows, layout.patch_dim, dtype=dtype)
-    mean, std = (None if x is None else scaled(x, rescale) for x in (mean, std))
-    scale = rescale if mean is None else None
-    backend = choose(PACK_VIDEO, out.device, first.dtype)
-    if backend == "torch":
-        pack_torch(clips, out, sizes, kept, layout, channels_last, mean, std, scale, repeat)
-    else:
-        addresses = [c.data_ptr() for c in clips]
-        shifts = _shifts(first, addresses, sizes) if len(clips) > 1 else None
-        order = layout, channels_last, mean, std, scale, repeat, math.gcd(16, *addresses)
-        implementation(PACK_VIDEO, out.device, first.dtype).pack_video(
-            first, out, shifts, patches, blocks, *order
-        )
+def _pack(clips: list[Tensor], *arguments: Any) -> Tensor:
+    layout, change = _records(arguments)
+    first = clips[0]
+    out = first.new_empty(layout.num_rows, layout.geometry.patch_dim, dtype=change.dtype)
+    module = implementation(PACK_VIDEO, out.device, first.dtype)
+    module.pack_video(clips, out, layout, change)
     return out
 
 
-def _unpack(
-    rows: Tensor,
-    patches: Tensor,
-    blocks: Tensor,
-    sizes: list[int],
-    kept: list[int] | None,
-    num_rows: int,
-    num_values: int,
-    family: str,
-    channels_last: bool,
-    total: bool,
-) -> Tensor:
-    layout, rows = get_family(family), rows.contiguous()
-    new = rows.new_zeros if kept is not None else rows.new_empty
-    out = new(num_values)
-    backend = choose(UNPACK_VIDEO, out.device, rows.dtype)
-    if backend == "torch":
-        unpack_torch(rows, out, sizes, kept, layout, channels_last, total)
-    else:
-        order = layout, channels_last, total
-        implementation(UNPACK_VIDEO, out.device, rows.dtype).unpack_video(
-            rows, out, patches, blocks, *order
-        )
+def _pack_fake(clips: list[Tensor], *arguments: Any) -> Tensor:
+    layout, change = _records(arguments)
+    return clips[0].new_empty(layout.num_rows, layout.geometry.patch_dim, dtype=change.dtype)
+
+
+def _unpack(rows: Tensor, *arguments: Any) -> Tensor:
+    *flat, total = arguments
+    layout, rows = PatchLayout(*flat), rows.contiguous()
+    new = rows.new_zeros if layout.kept is not None else rows.new_empty
+    out = new(layout.num_values)
+    module = implementation(UNPACK_VIDEO, out.device, rows.dtype)
+    module.unpack_video(rows, out, layout, total)
     return out
 
 
-def _pack_fake(clips: list[Tensor], *rest: Any) -> Tensor:
-    num_rows, family, dtype = rest[4], rest[6], rest[11]
-    return clips[0].new_empty(num_rows, get_family(family).patch_dim, dtype=dtype)
+def _unpack_fake(rows: Tensor, *arguments: Any) -> Tensor:
+    *flat, _ = arguments
+    return rows.new_empty(PatchLayout(*flat).num_values)
 
 
-def _unpack_fake(rows: Tensor, *rest: Any) -> Tensor:
-    return rows.new_empty(rest[5])
+def _records(arguments: tuple[Any, ...]) -> tuple[PatchLayout, Change]:
+    """The flat arguments of the op behind its clips."""
+    count = len(PatchLayout._fields)
+    return PatchLayout(*arguments[:count]), Change(*arguments[count:])
 
 
-_LAYOUT = """Tensor patches, Tensor blocks, int[] sizes, int[]? kept, int num_rows, int num_values,
-    str family, bool channels_last"""
 pack_op = define_op(
-    f"""pack_video(
-        Tensor[] clips, {_LAYOUT}, float[]? mean, float[]? std, float? rescale, ScalarType dtype, bool repeat
-    ) -> Tensor""",
-    _pack,
-    _pack_fake,
+    f"pack_video(Tensor[] clips, {parameters(PatchLayout, Change)}) -> Tensor", _pack, _pack_fake
 )
 unpack_op = define_op(
-    f"unpack_video(Tensor rows, {_LAYOUT}, bool total) -> Tensor", _unpack, _unpack_fake
+    f"unpack_video(Tensor rows, {parameters(PatchLayout)}, bool total) -> Tensor",
+    _unpack,
+    _unpack_fake,
 )
 
 
 class _Pack(torch.autograd.Function):
-    """Clips, behind the two tables and what else both ops are told, to rows; its transpose is _Unpack."""
+    """Rows from a PatchLayout, field by field, a Change, and clips; its transpose is _Unpack."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        patches: Tensor,
-        blocks: Tensor,
-        plain: tuple[Any, ...],
-        change: tuple[Any, ...],
-        *clips: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(patches, blocks)
-        ctx.plain, ctx.change = plain, change
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        count = len(PatchLayout._fields)
+        layout, change, clips = arguments[:count], arguments[count], arguments[count + 1 :]
+        ctx.save_for_backward(*layout[:2])
+        ctx.rest, ctx.change = layout[2:], change
         ctx.shapes, ctx.dtype = [c.shape for c in clips], clips[0].dtype
-        return pack_op(list(clips), patches, blocks, *plain, *change)
+        return pack_op(list(clips), *layout, *change)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        _, std, rescale, _, repeat = ctx.change
-        if std is not None:
-            factors = grad.new_tensor(scaled(std, rescale), dtype=torch.float32)
-            grad = (grad.float().view(len(grad), CHANNELS, -1) / factors[:, None]).view_as(grad)
-        elif rescale is not None:
-            grad = grad.float() * rescale
-        buffer = _Unpack.apply(grad.to(ctx.dtype), *ctx.saved_tensors, ctx.plain, repeat)
+        change: Change = ctx.change
+        if change.std is not None:
+            std = grad.new_tensor(scaled(change.std, change.rescale), dtype=torch.float32)
+            grad = (grad.float().view(len(grad), CHANNELS, -1) / std[:, None]).view_as(grad)
+        elif change.rescale is not None:
+            grad = grad.float() * change.rescale
+        layout = *ctx.saved_tensors, *ctx.rest
+        buffer = _Unpack.apply(grad.to(ctx.dtype), *layout, change.repeat)
         pieces = buffer.split([shape.numel() for shape in ctx.shapes])
         to_clips = (x.view(shape) for x, shape in zip(pieces, ctx.shapes, strict=True))
-        return *[None] * 4, *to_clips
+        return *[None] * (len(layout) + 1), *to_clips
 
 
 class _Unpack(torch.autograd.Function):
-    """Rows, before the two tables and what else both ops are told, to one buffer; its transpose is _Pack."""
+    """One buffer from rows, a PatchLayout, field by field, and `total`; its transpose is _Pack."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        patches: Tensor,
-        blocks: Tensor,
-        plain: tuple[Any, ...],
-        total: bool,
-    ) -> Tensor:
-        ctx.save_for_backward(patches, blocks)
-        ctx.plain, ctx.total, ctx.dtype = plain, total, rows.dtype
-        return unpack_op(rows, patches, blocks, *plain, total)
+    def forward(ctx: Any, rows: Tensor, *arguments: Any) -> Tensor:
+        *layout, total = arguments
+        ctx.save_for_backward(*layout[:2])
+        ctx.rest, ctx.total, ctx.dtype = layout[2:], total, rows.dtype
+        return unpack_op(rows, *layout, total)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        change = None, None, None, ctx.dtype, ctx.total
-        rows = _Pack.apply(*ctx.saved_tensors, ctx.plain, change, grad.contiguous())
-        return rows, *[None] * 4
+        change = Change(None, None, None, ctx.dtype, ctx.total)
+        layout = *ctx.saved_tensors, *ctx.rest
+        rows = _Pack.apply(*layout, change, grad.contiguous())
+        return rows, *[None] * (len(layout) + 1)
 
 
-def scaled(values: Sequence[float], rescale: float | None) -> list[float]:
-    """mean or std in the units of the frames, rounded as transformers' processors round: float32 times 1/rescale."""
-    factor = np.float32(1.0 if rescale is None else 1.0 / rescale)
-    return [float(np.float32(v) * factor) for v in values]
-
-
-def _tables_of(
-    plan: PatchPlan | PatchTables | Family | str, tensors: list[Tensor], what: str
-) -> PatchTables:
+def _tables_of(plan: PatchPlan | PatchTables | Family | str, tensors: list[Tensor]) -> PatchTables:
     if isinstance(plan, PatchTables):
         return plan
     if not isinstance(plan, PatchPlan):
         plan = plan_patches([c.shape for c in tensors], plan)
     return patch_tables(plan, tensors[0].device if tensors else "cpu")
+
+
+def _row_dtype(found: torch.dtype, changed: bool, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of rows from frames of dtype `found`, whose values are `changed` or not."""
+    if found not in FRAME_DTYPES or (changed and found == torch.float64):
+        expected = "normalised in float32" if changed else "uint8 or float"
+        raise ArgumentError(
+            f"pack_video: frames are {found}, they are {expected}. Fix: uint8 or float32 frames"
+        )
+    if dtype is None:
+        return torch.float32 if changed else found
+    if (changed or dtype != found) and (dtype not in ROW_DTYPES or found == torch.float64):
+        values = "normalised values" if changed else f"values of {found}"
+        fix = "dtype=torch.float32, torch.bfloat16 or torch.float16"
+        fix = "frames of float32" if found == torch.float64 else fix
+        raise ArgumentError(f"pack_video: {values} don't become {dtype}. Fix: {fix}")
+    return dtype
 
 
 def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
@@ -279,10 +237,10 @@ def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
         found = tuple(tuple(c.shape) for c in clips)
         if found != shapes:
             at = next((i for i, s in enumerate(found) if i >= len(shapes) or s != shapes[i]), -1)
-            told = f"{len(found)} clips for {len(shapes)}"
+            problem = f"{len(found)} clips for {len(shapes)}"
             if at >= 0 and at < len(shapes):
-                told = f"clip {at} of shape {list(found[at])}, the plan's is {list(shapes[at])}"
-            raise ArgumentError(f"pack_video: {told}. Fix: pass the clips that were planned")
+                problem = f"clip {at} of shape {list(found[at])}, the plan's is {list(shapes[at])}"
+            raise ArgumentError(f"pack_video: {problem}. Fix: pass the clips that were planned")
     kinds = {(c.dtype, c.device) for c in clips}
     if len(kinds) > 1:
         raise ArgumentError(
@@ -293,16 +251,6 @@ def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
             f"pack_video: frames are on {clips[0].device}, the tables on {tables.patches.device}. "
             "Fix: patch_tables(plan, frames.device)"
         )
-
-
-def _shifts(first: Tensor, addresses: list[int], sizes: list[int]) -> Tensor:
-    """[C] int64: values that each clip is further from the first one than it would be in one buffer."""
-    counts = np.prod(np.array(sizes).reshape(-1, 3), axis=1) * CHANNELS
-    apart = (np.array(addresses) - addresses[0]) // first.element_size()
-    shifts = torch.from_numpy(apart - (np.cumsum(counts) - counts))
-    if first.device.type == "cpu":
-        return shifts
-    return shifts.pin_memory().to(first.device, non_blocking=True)
 
 
 def _single(frames: Clips) -> bool:

@@ -6,13 +6,13 @@ import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mmpack.families import Family
+from mmpack.ops.patches.call import PatchLayout
 from mmpack.video.patches import CHANNELS, PatchPlan, merge_of
 
 
@@ -25,7 +25,7 @@ class PatchTables:
 
     family: Family
     channels_last: bool
-    sizes: tuple[int, ...]  # 3 a clip: frames, height, width
+    sizes: tuple[int, ...]  # 3 per clip: frames, height, width
     # temporal patches that are rows, each clip's ended by -1; None: all are
     kept: tuple[int, ...] | None
     num_rows: int
@@ -36,14 +36,18 @@ class PatchTables:
     blocks: Tensor  # [tokens, 4] int32: temporal patch, first of its rows there, first pixel (y, x)
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        return self.patches, self.blocks
-
-    @property
-    def plain(self) -> tuple[Any, ...]:
-        """What else the ops are told, in the order of their schemas."""
-        counts = self.num_rows, self.num_values
-        return self.sizes, self.kept, *counts, self.family.name, self.channels_last
+    def layout(self) -> PatchLayout:
+        """As the ops take it."""
+        return PatchLayout(
+            self.patches,
+            self.blocks,
+            self.sizes,
+            self.kept,
+            self.num_rows,
+            self.num_values,
+            self.family.name,
+            self.channels_last,
+        )
 
 
 _TABLES: weakref.WeakKeyDictionary[PatchPlan, dict[torch.device, PatchTables]] = (

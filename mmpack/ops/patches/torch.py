@@ -7,50 +7,33 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from mmpack.families import Family
+from mmpack.ops.patches.call import Change, PatchLayout
 from mmpack.ops.patches.tables import clips_of
 from mmpack.video.patches import CHANNELS, row_view, token_view
 
 
-def pack_torch(
-    clips: Sequence[Tensor],
-    out: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
-    family: Family,
-    channels_last: bool,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    scale: float | None,
-    repeat: bool,
-) -> None:
+def pack_video(clips: Sequence[Tensor], out: Tensor, layout: PatchLayout, change: Change) -> None:
     """Rows of clips (or of one buffer of all) into `out`, a run of temporal patches after the other."""
-    of_rows, of_frames = _runs(clips, out, sizes, kept, family, channels_last)
-    of_channels = [torch.tensor(x or ()).view(-1, 1, 1, 1).to(out.device) for x in (mean, std)]
+    of_rows, of_frames = _runs(clips, out, layout)
+    kind, mean, std, scale = change.factors
+    if kind == "normalise":
+        centre, spread = (torch.tensor(x).view(-1, 1, 1, 1).to(out.device) for x in (mean, std))
     for rows, frames in zip(of_rows, of_frames, strict=True):
         slots = frames.shape[6]
         changed = frames
-        if mean is not None:
-            changed = frames.to(torch.float32, copy=True).sub_(of_channels[0]).div_(of_channels[1])
-        elif scale is not None:
+        if kind == "normalise":
+            changed = frames.to(torch.float32, copy=True).sub_(centre).div_(spread)
+        elif kind == "rescale":
             changed = frames.to(torch.float32) * scale
         rows[..., :slots, :, :].copy_(changed)
         if slots < rows.shape[6]:
-            rows[..., slots:, :, :] = changed[..., -1:, :, :] if repeat else 0
+            rows[..., slots:, :, :] = changed[..., -1:, :, :] if change.repeat else 0
 
 
-def unpack_torch(
-    rows: Tensor,
-    out: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
-    family: Family,
-    channels_last: bool,
-    total: bool,
-) -> None:
+def unpack_video(rows: Tensor, out: Tensor, layout: PatchLayout, total: bool) -> None:
     """The frames of `rows` into the buffer `out`. `total`: with repeats added, from the last one to the first."""
     wide = torch.promote_types(rows.dtype, torch.float32)
-    of_rows, of_frames = _runs([out], rows, sizes, kept, family, channels_last)
+    of_rows, of_frames = _runs([out], rows, layout)
     for values, frames in zip(of_rows, of_frames, strict=True):
         slots = frames.shape[6]
         frames.copy_(values[..., :slots, :, :])
@@ -63,22 +46,18 @@ def unpack_torch(
 
 
 def _runs(
-    clips: Sequence[Tensor],
-    rows: Tensor,
-    sizes: Sequence[int],
-    kept: Sequence[int] | None,
-    family: Family,
-    channels_last: bool,
+    clips: Sequence[Tensor], rows: Tensor, layout: PatchLayout
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Views of rows and of frames, in the axes of `token_view`: runs of whole temporal patches, and each last one."""
     of_rows, of_frames = [], []
+    family = layout.geometry
     temporal, patch = family.temporal_patch_size, family.patch_size
     first = start = 0
-    for clip, (n, h, w, numbers) in enumerate(clips_of(sizes, kept, temporal)):
+    for clip, (n, h, w, numbers) in enumerate(clips_of(layout.sizes, layout.kept, temporal)):
         values = n * h * w * CHANNELS
         flat = clips[clip].view(-1) if len(clips) > 1 else clips[0].view(-1)[start : start + values]
         start += values
-        frames = flat.view((n, h, w, CHANNELS) if channels_last else (n, CHANNELS, h, w))
+        frames = flat.view((n, h, w, CHANNELS) if layout.channels_last else (n, CHANNELS, h, w))
         for a, b in _consecutive(numbers, n // temporal):
             stop = min(b * temporal, n)
             slots = min(temporal, stop - a * temporal)
@@ -91,7 +70,7 @@ def _runs(
 
 
 def _consecutive(numbers: Sequence[int], whole: int) -> Iterator[tuple[int, int]]:
-    """[first, stop) of runs of temporal patches; one that frames don't fill (number `whole`) stands alone."""
+    """[first, stop) of runs of temporal patches; one that frames don't fill (number `whole`) is a run of its own."""
     first = stop = None
     for k in numbers:
         if k != stop or k == whole:

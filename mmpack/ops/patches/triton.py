@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmpack.families import Family
+from mmpack.ops.patches.call import Change, PatchLayout, find_clips
 from mmpack.ops.patches.division import divides_bytes
 from mmpack.video.patches import merge_of
 
@@ -31,7 +31,7 @@ def place(
     shifts,
     patches,
     blocks,
-    APART: tl.constexpr,
+    SEVERAL: tl.constexpr,
     PATCH: tl.constexpr,
     MERGE: tl.constexpr,
     TEMPORAL: tl.constexpr,
@@ -61,7 +61,7 @@ def place(
         repeats += ((f < k) & (tl.load(entry + 4 + k) == start)).to(tl.int32)
     y, x = tl.load(block + 2) + cell // PATCH, tl.load(block + 3) + cell % PATCH
     frame = start + (y * width + x) * STEP
-    if APART:
+    if SEVERAL:
         frame += tl.load(shifts + tl.load(entry + 3))
     frame = frame // UNIT
     down, across = PATCH * width * STEP // UNIT, PATCH * STEP // UNIT
@@ -150,7 +150,7 @@ def pack_kernel(
     inverse_1,
     inverse_2,
     scale,
-    APART: tl.constexpr,
+    SEVERAL: tl.constexpr,
     CHANGE: tl.constexpr,
     BYTES: tl.constexpr,
     REPEAT: tl.constexpr,
@@ -162,7 +162,7 @@ def pack_kernel(
     ITEMS: tl.constexpr,
 ):
     read, plane, down, across, write, mask, first, _ = place(
-        shifts, patches, blocks, APART, PATCH, MERGE, TEMPORAL, UNIT, LAST, ITEMS
+        shifts, patches, blocks, SEVERAL, PATCH, MERGE, TEMPORAL, UNIT, LAST, ITEMS
     )
     shown = mask if REPEAT else mask & first
     words = ()
@@ -256,71 +256,47 @@ def unpack_kernel(
         tl.store(at + 2 * plane, w2.to(kind), mask=shown)
 
 
-def pack_video(
-    frames: Tensor,
-    out: Tensor,
-    shifts: Tensor | None,
-    patches: Tensor,
-    blocks: Tensor,
-    family: Family,
-    channels_last: bool,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    scale: float | None,
-    repeat: bool,
-    aligned: int,
-) -> None:
-    """Fill `out` [rows, patch_dim] from `frames`, one buffer or the first clip. Tables: `PatchTables`.
-
-    `shifts` [C] int64: values that each clip is further from the first than in one buffer; None for a buffer.
-    `aligned`: bytes of which the addresses of all clips are multiples.
-    """
+def pack_video(clips: Sequence[Tensor], out: Tensor, layout: PatchLayout, change: Change) -> None:
+    """Fill `out` [rows, patch_dim] from clips, or from one buffer of all."""
     if out.numel() == 0:
         return
-    change = "normalise" if mean is not None else "copy" if scale is None else "rescale"
-    mean, std = tuple(mean or (0.0,) * 3), tuple(std or (1.0,) * 3)
+    frames = clips[0]
+    shifts, aligned = find_clips(clips, layout.sizes)
+    kind, mean, std, scale = change.factors
     inverse = [float(np.float32(1) / np.float32(s)) for s in std]
     by_fma = frames.dtype == torch.uint8 and frames.is_cuda  # the interpreter rounds an fma twice
-    shape = shape_of(family, channels_last, frames.dtype, aligned)
+    shape = shape_of(layout, frames.dtype, aligned)
     with torch.cuda.device_of(frames):
-        pack_kernel[(len(blocks),)](
+        pack_kernel[(len(layout.blocks),)](
             as_words(frames, shape["UNIT"]),
             out,
-            patches if shifts is None else shifts,
-            patches,
-            blocks,
+            layout.patches if shifts is None else shifts,
+            layout.patches,
+            layout.blocks,
             *mean,
             *std,
             *inverse,
-            1.0 if scale is None else scale,
-            APART=shifts is not None,
-            CHANGE=change,
+            scale,
+            SEVERAL=shifts is not None,
+            CHANGE=kind,
             BYTES=by_fma and divides_bytes(mean, std),
-            REPEAT=repeat,
+            REPEAT=change.repeat,
             **shape,
         )
 
 
-def unpack_video(
-    rows: Tensor,
-    out: Tensor,
-    patches: Tensor,
-    blocks: Tensor,
-    family: Family,
-    channels_last: bool,
-    total: bool,
-) -> None:
+def unpack_video(rows: Tensor, out: Tensor, layout: PatchLayout, total: bool) -> None:
     """Fill the buffer `out` [values] from `rows`; with `total`, repeats of a frame are added."""
     if rows.numel() == 0:
         return
     aligned = 1 if total else math.gcd(4, rows.data_ptr(), out.data_ptr())
-    shape = shape_of(family, channels_last, rows.dtype, aligned)
+    shape = shape_of(layout, rows.dtype, aligned)
     with torch.cuda.device_of(rows):
-        unpack_kernel[(len(blocks),)](
+        unpack_kernel[(len(layout.blocks),)](
             as_words(rows, shape["UNIT"]),
             as_words(out, shape["UNIT"]),
-            patches,
-            blocks,
+            layout.patches,
+            layout.blocks,
             TOTAL=total,
             SUM=tl.float64 if rows.dtype == torch.float64 else tl.float32,
             **shape,
@@ -328,22 +304,21 @@ def unpack_video(
 
 
 def as_words(values: Tensor, unit: int) -> Tensor:
-    """Contiguous bytes as words of `unit` bytes; what is read one by one as it is."""
+    """Contiguous bytes as words of `unit` bytes; a unit of 1 leaves values as they are."""
     if unit == 1:
         return values
     whole = values.numel() // unit * unit
     return values.view(-1)[:whole].view(WORDS[unit])
 
 
-def shape_of(
-    family: Family, channels_last: bool, dtype: torch.dtype, aligned: int
-) -> dict[str, Any]:
+def shape_of(layout: PatchLayout, dtype: torch.dtype, aligned: int) -> dict[str, Any]:
     """What both kernels are compiled for."""
+    family = layout.geometry
     patch, merge, temporal = family.patch_size, merge_of(family), family.temporal_patch_size
     unit = math.gcd(4, patch, aligned) if dtype == torch.uint8 else 1
     items = temporal * patch**2 // unit
     return {
-        "LAST": channels_last,
+        "LAST": layout.channels_last,
         "PATCH": patch,
         "MERGE": merge,
         "TEMPORAL": temporal,

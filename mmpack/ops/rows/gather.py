@@ -23,8 +23,14 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
     Args: `inverse`: `inverse_index(index, R)`, where it was made before; else the backward makes it by one stable sort.
 
     The gradient to x is summed in float32 (float64 for float64) in the order of the index and rounded once; rows that
-    are not read get exactly 0. Raises ArgumentError for wrong shapes, and on the CPU for an index out of range; on a
-    GPU nobody looks, because looking would wait for it.
+    are not read get exactly 0. Raises ArgumentError for wrong shapes, and on the CPU for an index out of range. On
+    a GPU the index is not read, because that would wait for the GPU.
+
+    Example:
+        >>> import torch
+        >>> from mmpack.ops.rows.gather import gather_rows
+        >>> gather_rows(torch.tensor([[1, 2], [3, 4]]), torch.tensor([1, 1])).tolist()
+        [[3, 4], [3, 4]]
     """
     if x.ndim == 0:
         raise ArgumentError("gather_rows: x is a single number. Fix: pass rows, [R, …]")
@@ -56,7 +62,7 @@ def check_index(what: str, name: str, index: Tensor, device: torch.device) -> No
 
 
 def check_range(what: str, name: str, index: Tensor, low: int, high: int) -> None:
-    """Raise ArgumentError for an entry outside [low, high), on the CPU alone."""
+    """Raise ArgumentError for an entry outside [low, high), only on the CPU."""
     if index.device.type == "cpu" and len(index):
         smallest, largest = (int(i) for i in index.aminmax())
         if smallest < low or largest >= high:

@@ -1,7 +1,7 @@
 """Rows of [R, C] copied by an index, and summed back by its inverse: one launch each, no atomics.
 
 A gather moves bytes, 16 at a time where rows and pointers are aligned so. A sum adds the entries of a row one after
-the other, so its bits depend on them alone.
+the other, so its bits depend only on them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tile(part, width, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
 
 @triton.jit
 def copy_tile(source, read, out, write, columns, width, live):
-    """out[write] = source[read] for rows that are `live`; rows are `width` values apart."""
+    """out[write] = source[read] for rows that are `live`; rows are `width` values long."""
     mask = live[:, None] & (columns < width)[None, :]
     values = tl.load(source + read.to(tl.int64)[:, None] * width + columns[None, :], mask=mask)
     where = write.to(tl.int64)[:, None] * width + columns[None, :]

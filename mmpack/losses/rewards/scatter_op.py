@@ -1,4 +1,4 @@
-"""The op mmpack::scatter_rewards: one number a sample, [B], to its loss tokens, [N] float32."""
+"""The op mmpack::scatter_rewards: one number per sample, [B], to its loss tokens, [N] float32."""
 
 from __future__ import annotations
 
