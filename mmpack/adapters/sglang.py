@@ -14,11 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.errors import ArgumentError, LayoutError, needs
+
+with needs("hf", __name__):
+    import torch  # noqa: F401
+
 from mmpack.adapters.checks import check_each, check_same
 from mmpack.adapters.json_values import decode, encode
 from mmpack.adapters.processed_media import GRIDS, inputs_of_media, pixels_of
 from mmpack.adapters.row_sample import continued_positions, row_sample
-from mmpack.errors import ArgumentError, LayoutError
 from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
 from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor

@@ -11,6 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.errors import ArgumentError, needs
+
+with needs("hf", __name__):
+    import torch  # noqa: F401
+
 from mmpack.adapters.checks import check_each, refuse_reward_on_no_token
 from mmpack.adapters.json_values import decode, encode
 from mmpack.adapters.loss_values import columns_of, values_by_name
@@ -22,7 +27,6 @@ from mmpack.adapters.processed_media import (
     pixels_of,
 )
 from mmpack.adapters.row_sample import response_start, row_sample
-from mmpack.errors import ArgumentError
 from mmpack.layout.names import numbered_in_groups
 from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor

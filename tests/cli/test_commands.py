@@ -69,7 +69,7 @@ def test_parity_of_unlike_traces(tmp_path, trace):
     first, *lines = result.stdout.splitlines()
     assert first.startswith("DIFFERENT: 3 samples compared, 3 findings")
     assert sum(line.startswith("  sample s") for line in lines) == 2
-    assert lines[-1] == "and 1 finding more"
+    assert lines[-1] == "and 1 more finding"
     assert "Layouts differ" in page.read_text()
     report = document(call_mmpack("parity", trace, other, "--json"), code=1)
     assert report["first"]["field"] == "input_ids" and report["first"]["index"] == 0

@@ -8,7 +8,6 @@ import resource
 import threading
 from contextlib import contextmanager
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -285,7 +284,7 @@ def files_of_at_most(count):
 @contextmanager
 def no_room_to_move():
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with mock.patch.object(Path, "replace", side_effect=full):
+    with mock.patch.object(os, "replace", side_effect=full):
         yield
 
 
