@@ -142,6 +142,8 @@ def test_a_broken_framework_or_another_version_is_named_and_the_others_compared(
         "verl": "0.8.0 is not supported (0.9.*)",
         "vime": "5.0 failed (ImportError: no such file: libsomething.so)",
     }
+    assert matrix.run(tmp_path, only=["vllm"]) == {}
+    assert list(matrix.run(tmp_path, only=["verl"])) == ["verl"]
     with pytest.raises(mp.TraceError, match=r"verl 0\.8\.0 is not supported"):
         matrix.compare_traces(tmp_path, failed)
 

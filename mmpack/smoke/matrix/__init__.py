@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,14 @@ def installed() -> dict[str, str]:
     return out
 
 
-def run(folder: Path) -> dict[str, str]:
-    """Write the trace of every framework that is installed here into `folder`, over an older one of its name.
+def run(folder: Path, only: Collection[str] = NAMES) -> dict[str, str]:
+    """Write the trace of every framework of `only` that is installed here into `folder`, over an older one of its name.
 
     Returns: why there is no new trace, for each that is installed and could not run: another version than the
     runner's, or the framework's own error. Raises: MissingExtraError where the processor or the vocabulary of the
     fixture is missing.
     """
-    found = installed()
+    found = {name: version for name, version in installed().items() if name in only}
     failed = {
         name: f"{version or 'an unknown version'} is not supported ({PACKAGES[name][2]}*)"
         for name, version in found.items()
