@@ -108,6 +108,22 @@ def test_what_can_not_be_compared_is_refused(rolled, train, why):
         logprob_drift([rolled], [np.array(train)])
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"logprobs": [np.zeros((2, 1))]}, r"logprobs\[0\] have shape \[2, 1\], expected \[n\]"),
+        ({"logprobs": [-1.0]}, r"logprobs\[0\] have shape \[\]"),
+        ({"logprobs": [["a", "b"]]}, r"logprobs\[0\] are no numbers"),
+        ({"logprobs": None}, "logprobs is None, there are 1 samples"),
+        ({"logprobs": []}, "logprobs has 0 entries, there are 1 samples"),
+        ({"argmax_ids": []}, "argmax_ids has 0 entries, there are 1 samples"),
+    ],
+)
+def test_what_is_not_one_column_per_sample_is_refused(given, why):
+    with pytest.raises(ArgumentError, match=why):
+        logprob_drift([sample([-1.0, -2.0])], **{"logprobs": [np.zeros(2)], **given})
+
+
 def test_a_rollout_without_logprobs_is_refused():
     rolled = sample([-1.0])
     rolled.rollout_logprobs = None
