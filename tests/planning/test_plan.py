@@ -286,6 +286,8 @@ def test_two_families_are_refused():
         {"max_samples": 0},
         {"ranks": 0},
         {"on_invalid": "skip"},
+        {"cost": 5},
+        {"cost": 0},
     ],
 )
 def test_wrong_arguments_are_named(wrong):
