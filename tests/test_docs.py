@@ -20,7 +20,7 @@ def found(pattern: str, page: Path) -> set[str]:
 
 
 def in_code(pattern: str, page: Path) -> set[str]:
-    """Like `found`, in shell blocks and inline code alone."""
+    """Like `found`, only in shell blocks and inline code."""
     code = re.findall(r"```sh\n.*?```|`[^`\n]+`", page.read_text(encoding="utf-8"), re.DOTALL)
     return {name for part in code for name in re.findall(pattern, part)}
 

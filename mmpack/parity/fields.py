@@ -154,9 +154,8 @@ def _unlike_fingerprints(left: Sample, right: Sample) -> bool:
     marks = (left.processor_fingerprint, right.processor_fingerprint)
     if a is None or b is None or None in marks or marks[0] == marks[1]:
         return False
-    return a is b or (
-        a == b and fingerprint(a) == fingerprint(b)
-    )  # 1 and 1.0 are written differently
+    # 1 and 1.0 are equal, and written differently
+    return a is b or (a == b and fingerprint(a) == fingerprint(b))
 
 
 def _unlike_sampling(left: Sample, right: Sample) -> bool:

@@ -404,7 +404,7 @@ def broken(draw):
     return sample
 
 
-def test_a_rule_that_one_side_alone_breaks():
+def test_a_rule_that_only_one_side_breaks():
     left = episode()
     for name, value, code in (
         ("rewards", [mp.Score("x", 1.0, {"turn": 9})], "MM304"),

@@ -1,4 +1,4 @@
-"""Drift of logprobs: figures against mpmath, causes from evidence alone."""
+"""Drift of logprobs: figures against mpmath, causes only from evidence."""
 
 import json
 import math
@@ -250,7 +250,7 @@ def test_a_few_tokens_fit_anything(tokens):
 
 
 def test_recorded_temperatures_where_the_numbers_allow_them():
-    logits, ids = scored(3, tokens=12)  # too few for the numbers alone
+    logits, ids = scored(3, tokens=12)  # too few, where there are only numbers
     rolled, train = chosen(logits, ids, 0.7), chosen(logits, ids)
     mine = sample(rolled, kind="processed")
     mine.sampling["temperature"] = 0.7
