@@ -22,12 +22,11 @@ from mmpack.parity.causes import (
     rule_hits,
     structure_hits,
 )
+from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
 from mmpack.parity.columnar.steps import Alike
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
     FIELDS,
-    MEDIA_FIELDS,
-    VIDEO_FIELDS,
     difference,
     lacking,
     unlike_fields,
