@@ -144,7 +144,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# An environment of constraints/NAME.txt holds only what differs, and finds the rest in .venv. NAME.py runs when it starts.
+# An environment of constraints/NAME.txt holds only what differs, and finds the rest in .venv. Where it pins torchvision,
+# torchvision.py runs when Python starts.
 ENVIRONMENTS := $(patsubst constraints/%.txt,%,$(wildcard constraints/*.txt))
 ENVIRONMENT_STAMPS := $(ENVIRONMENTS:%=.venv-%/.stamp)
 $(ENVIRONMENT_STAMPS): .venv-%/.stamp: constraints/%.txt $(STAMP)
@@ -152,12 +153,12 @@ $(ENVIRONMENT_STAMPS): .venv-%/.stamp: constraints/%.txt $(STAMP)
 	$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install -qq --no-deps -r $<
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
-	if [ -f constraints/$*.py ]; then \
+	if grep -q '^torchvision==' $<; then \
 	  site="$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
-	  cp constraints/$*.py "$$site/_environment.py" && echo "import _environment" > "$$site/environment.pth"; \
+	  cp constraints/torchvision.py "$$site/_environment.py" && echo "import _environment" > "$$site/environment.pth"; \
 	fi
 	@touch $@
-$(foreach hook,$(wildcard constraints/*.py),$(eval $(hook:constraints/%.py=.venv-%/.stamp): $(hook)))
+$(patsubst constraints/%.txt,.venv-%/.stamp,$(shell grep -l '^torchvision==' constraints/*.txt)): constraints/torchvision.py
 
 TRANSFORMERS_TESTS := $(TRANSFORMERS:%=test-transformers-%)
 .PHONY: $(TRANSFORMERS_TESTS)

@@ -87,20 +87,20 @@ def packed(name: str, order: str, measure: Callable[..., None]) -> None:
         ("uint8 to bfloat16, normalised", change | {"dtype": torch.bfloat16}, 2),
         ("uint8", {}, 1),
     ]
-    for told, how, width in kinds:
+    for label, how, width in kinds:
         size = values * (1 + width)
         for who in BACKENDS:
             with backend(who):
                 agree(pack_video(buffer, tables, **how), 8, how)
                 call = lambda how=how: pack_video(buffer, tables, **how)  # noqa: E731
-                measure(f"{case}, {told}", f"mmpack, {who}", size, call)
+                measure(f"{case}, {label}", f"mmpack, {who}", size, call)
                 if order == "last" and width == 4:
-                    apart = [c.clone() for c in clips]
-                    call = lambda how=how, apart=apart: pack_video(apart, tables, **how)  # noqa: E731
-                    measure(f"{case}, {told}, a tensor a clip", f"mmpack, {who}", size, call)
-                    del apart, call
+                    copies = [c.clone() for c in clips]
+                    call = lambda how=how, copies=copies: pack_video(copies, tables, **how)  # noqa: E731
+                    measure(f"{case}, {label}, a tensor a clip", f"mmpack, {who}", size, call)
+                    del copies, call
         measure(
-            f"{case}, {told}",
+            f"{case}, {label}",
             "torch: permute, contiguous",
             size,
             lambda how=how: [by_permute(c, family, how) for c in clips],
@@ -115,7 +115,7 @@ def packed(name: str, order: str, measure: Callable[..., None]) -> None:
                 ),
                 f"{case}: the rows of transformers' processor",
             )
-            measure(f"{case}, {told}", "transformers", size, call, CLIPS / PART)
+            measure(f"{case}, {label}", "transformers", size, call, CLIPS / PART)
     rows = pack_video(buffer, tables)
     for who in BACKENDS:
         with backend(who):

@@ -1,6 +1,10 @@
 """What the pages name must exist: links, public names, commands, make targets, causes."""
 
+import ast
+import importlib
 import re
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,7 +24,7 @@ def found(pattern: str, page: Path) -> set[str]:
 
 
 def in_code(pattern: str, page: Path) -> set[str]:
-    """Like `found`, in shell blocks and inline code alone."""
+    """Like `found`, only in shell blocks and inline code."""
     code = re.findall(r"```sh\n.*?```|`[^`\n]+`", page.read_text(encoding="utf-8"), re.DOTALL)
     return {name for part in code for name in re.findall(pattern, part)}
 
@@ -34,6 +38,27 @@ def test_pages_name_what_exists(page):
     assert in_code(r"\bmmpack ([a-z]\w*)", page) - set(COMMANDS) == set()
     make_targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert in_code(r"\bmake ([a-z-]+)", page) - make_targets == set()
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or a name in one."""
+    module, _, last = name.rpartition(".")
+    with suppress(ModuleNotFoundError):  # where its parent is no package
+        if find_spec(name) is not None:
+            return True
+    return hasattr(importlib.import_module(module), last)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_pages_import_what_exists(page):
+    if page.name == "CHANGELOG.md":  # it names what was
+        return
+    names = found(r"\bmmpack(?:\.[A-Za-z_]\w*)+", page)
+    for block in found(r"(?s)```python\n(.*?)```", page):
+        imports = re.findall(r"^from mmpack[^\n]* import [^\n(]+$", block, re.MULTILINE)
+        for node in ast.parse("\n".join(imports)).body:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    assert [name for name in sorted(names) if not exists(name)] == []
 
 
 def test_the_patterns_find_something():

@@ -1,4 +1,4 @@
-"""The code in README.md and docs/loaders.md runs, block after block, as it is printed."""
+"""The code in README.md and the pages runs, block after block, as it is printed."""
 
 import re
 from pathlib import Path
@@ -100,3 +100,73 @@ def test_loaders(yours, capsys):
     printed = capsys.readouterr().out
     assert "['s0', 's1', 's2', 's3', 's4', 's5'] torch.Size([39])" in printed
     assert "PackedBatch('qwen2_5_vl', samples=6, loss_tokens=39, media=2" in printed
+
+
+@pytest.fixture
+def samples(yours):
+    processor = mp.wrap_processor(yours["hf_processor"])
+    return [
+        processor(
+            r["messages"],
+            r["response_ids"],
+            sample_id=r["sample_id"],
+            group_id=r["group_id"],
+            rollout_logprobs=r["logprobs"],
+        )
+        for r in yours["responses"]
+    ]
+
+
+def test_trace(yours, samples, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = yours["responses"][0]
+    asked = {"role": "user", "content": "How many?"}
+    answered = {"role": "assistant", "content": "Two."}
+    names = {
+        "samples": samples,
+        "messages": one["messages"],
+        "logprobs": one["logprobs"],
+        "image": one["images"][0],
+        "input_ids": [*samples[0].input_ids.tolist(), *range(144)],
+        "tool_ids": [1, 2],
+        "more_ids": [3, EOS],
+        "tool_messages": [{"role": "tool", "content": "2"}],
+        "conversation": [asked, answered, asked, answered],
+    }
+    ran = run("docs/trace.md", yours | one | names)
+    assert ran["problems"] == [] and mp.validate(ran["sample"]) == []
+    assert len(ran["sample"].loss_spans) == 2
+
+
+def test_parity(samples, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("rollout", "train"):
+        mp.write_trace(f"{name}.jsonl", samples)
+    assert run("docs/parity.md", {"mp": mp})["report"].ok
+
+
+def test_packing_and_losses_and_the_gpu_s_page(yours, samples):
+    model, batch = yours["model"], mp.pack(samples, share_prefix=True)
+    ran = run("docs/packing.md", {"model": model, "batch": batch, "loss_of": torch.mean})
+    names = {
+        "mp": mp,
+        "torch": torch,
+        "samples": samples,
+        "plan": mp.plan(samples, max_tokens=4096),
+        "members": list(range(len(samples))),
+        "batch": batch,
+        "logprobs": ran["logprobs"].detach().requires_grad_(),
+        "rewards": torch.arange(6.0),
+        "group_index": batch.group_index,
+    }
+    assert run("docs/losses.md", names)["out"].loss.isfinite()
+    hidden = torch.zeros(len(batch.input_ids), 8)
+    head = torch.nn.Linear(8, model.config.get_text_config().vocab_size, bias=False)
+    ran = run("docs/gpu.md", {"mp": mp, "hidden": hidden, "lm_head": head, "batch": batch})
+    assert len(ran["logprobs"]) == len(ran["entropy"]) == batch.num_loss_tokens
+
+
+def test_install_and_commands(capsys):
+    run("docs/install.md", {})
+    run("docs/cli.md", {})
+    assert capsys.readouterr().out == ""

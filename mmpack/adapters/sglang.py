@@ -25,6 +25,7 @@ from mmpack.adapters.processed_media import GRIDS, inputs_of_media, pixels_of
 from mmpack.adapters.row_sample import continued_positions, row_sample
 from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
 from mmpack.packing.batch import Batch
+from mmpack.processors.kinds import is_picture
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -34,8 +35,6 @@ KEY = "sglang"  # in Sample.metadata
 FIRST_PAD_VALUE = 1_000_000  # sglang puts hashes from here on in the place of placeholders
 KINDS = ("processed", "raw")
 OF_ONE_CALL = ("rid", "stream", "text")  # of a request: a new one made of it leaves them out
-# what image files begin with: PNG, JPEG, GIF, WEBP, BMP, TIFF
-HEADERS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 
 
 def to_samples(
@@ -321,7 +320,7 @@ def _opened(where: str, item: Any) -> list[Any]:
             )
         return [raw]
     raw = _decoded(item, strict=True)
-    return [item if raw is None or not raw.startswith(HEADERS) else raw]  # or else a path
+    return [item if raw is None or not is_picture(raw) else raw]  # or else a path
 
 
 def _decoded(text: str, strict: bool) -> bytes | None:

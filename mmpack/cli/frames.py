@@ -12,6 +12,7 @@ from rich.table import Table
 
 from mmpack.cli.output import JsonOption, OutOption, emit, table, writable
 from mmpack.errors import ArgumentError
+from mmpack.files import replaced
 
 if TYPE_CHECKING:
     from mmpack.video.frame_plan import FramePlan
@@ -264,4 +265,5 @@ def _write_sheet(
         list(zip(labels, plans, strict=True)),
         lambda some: decode(str(video), some),
     )
-    picture.save(path, format="PNG")
+    with replaced(path, "output", ArgumentError) as file:
+        picture.save(file, format="PNG")

@@ -166,11 +166,9 @@ def _frames(medium: Medium) -> int | None:
 
 def _video(sample: Sample, medium: Medium) -> dict[str, Any]:
     """What was recorded of a video; `seconds`: of the whole file, total_frames / fps."""
+    from mmpack.parity.frame_difference import sampling_of
+
     fps, total, times = medium.fps, medium.total_frames, medium.frame_timestamps
-    recorded = (sample.processor or {}).get("video")
-    sampling = medium.metadata.get("sampling")
-    if sampling is None and isinstance(recorded, dict):
-        sampling = recorded.get("sampling")
     return {
         "frames": _frames(medium),
         "total_frames": total,
@@ -180,7 +178,7 @@ def _video(sample: Sample, medium: Medium) -> dict[str, Any]:
         "last_timestamp": times[-1] if times else None,
         "second_per_grid_ts": medium.second_per_grid_ts,
         "size": None if medium.size is None else list(medium.size),
-        "policy": sampling.get("policy") if isinstance(sampling, dict) else None,
+        "policy": sampling_of(sample.processor, medium).get("policy"),
     }
 
 

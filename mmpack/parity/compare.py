@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.parity.causes import (
     Decode,
     Hit,
@@ -22,12 +22,11 @@ from mmpack.parity.causes import (
     rule_hits,
     structure_hits,
 )
+from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
 from mmpack.parity.columnar.steps import Alike
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
     FIELDS,
-    MEDIA_FIELDS,
-    VIDEO_FIELDS,
     difference,
     lacking,
     unlike_fields,
@@ -76,14 +75,20 @@ def compare(
         >>> report.ok, report.first.cause, report.first.span
         (False, 'truncated', (3, 5))
     """
+    check_number("compare", "max_findings", max_findings, least=0)
     if isinstance(require, str):
         require = (require,)
+    if not isinstance(require, Iterable):
+        raise ArgumentError(
+            f"compare: require is {kind_of(require)}, expected names of fields. Fix: require=('input_ids', …)"
+        )
+    require = tuple(require)
     for name in require:
         if name not in _REQUIRABLE:
             raise ArgumentError(
                 f"compare: require names {name!r}. Fix: use fields of {', '.join(_REQUIRABLE)}"
             )
-    tally = _Tally(max_findings)
+    tally = _Tally(int(max_findings))
     in_memory = not (_read(rollout) and _read(train))
     rollout, train = _identified(rollout, "rollout"), _identified(train, "train")
     for item in paired(rollout, train, scored=_DRAWN):
@@ -93,7 +98,7 @@ def compare(
             tally.unpaired(item)
         else:
             tally.pair(item.ordinal, item.left, item.right, decode, in_memory)
-    return tally.report(tuple(require))
+    return tally.report(require)
 
 
 def _read(source: Source) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.contracts import TOLERANCES
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, kind_of
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.relation import excluded, fits_temperatures, relation
 from mmpack.schema.sample import Sample
@@ -84,12 +84,12 @@ def logprob_drift(
     Raises: ArgumentError for logprobs of unlike kinds, missing ones, other counts, or no token at all.
     """
     rolled = [_recorded(s, kind) for s in samples]
-    if [len(a) for a in rolled] != [len(b) for b in logprobs] or not sum(map(len, rolled)):
+    theirs = [_column(x, i) for i, x in enumerate(_per_sample("logprobs", logprobs, len(rolled)))]
+    if [len(a) for a in rolled] != [len(b) for b in theirs] or not sum(map(len, rolled)):
         raise ArgumentError(
             f"logprob_drift: the rollout has {sum(map(len, rolled))} logprobs, the trainer "
-            f"{sum(map(len, logprobs))}. Fix: pass one per loss token of each sample, and at least one"
+            f"{sum(map(len, theirs))}. Fix: pass one per loss token of each sample, and at least one"
         )
-    theirs = [np.asarray(x, np.float64) for x in logprobs]
     d = np.concatenate(theirs) - np.concatenate(rolled)
     figures = {
         "max_abs": float(np.abs(d).max()),
@@ -108,8 +108,37 @@ def logprob_drift(
         causes = {
             UNKNOWN: "no evidence; possible: " + ", ".join(c for c in DRIFT_FIXES if c not in out)
         }
-    share = None if argmax_ids is None else _argmax_differs(samples, argmax_ids)
+    share = None
+    if argmax_ids is not None:
+        share = _argmax_differs(samples, _per_sample("argmax_ids", argmax_ids, len(samples)))
     return LogprobDrift(tokens=len(d), **figures, argmax_differs=share, ok=fine, causes=causes)
+
+
+def _per_sample(name: str, given: Any, count: int) -> Sequence[Any]:
+    """Raise ArgumentError unless there is one entry per sample."""
+    if not hasattr(given, "__len__") or len(given) != count:
+        found = f"has {len(given)} entries" if hasattr(given, "__len__") else f"is {kind_of(given)}"
+        raise ArgumentError(
+            f"logprob_drift: {name} {found}, there are {count} samples. Fix: one array [n] per sample"
+        )
+    return given
+
+
+def _column(values: Any, i: int) -> np.ndarray:
+    """float64 [n]. Raises: ArgumentError."""
+    try:
+        column = np.asarray(values, np.float64)
+    except (TypeError, ValueError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise ArgumentError(
+            f"logprob_drift: logprobs[{i}] are no numbers ({why}). Fix: float [n], of the loss tokens"
+        ) from None
+    if column.ndim != 1:
+        raise ArgumentError(
+            f"logprob_drift: logprobs[{i}] have shape {list(column.shape)}, expected [n]. "
+            "Fix: one value per loss token"
+        )
+    return column
 
 
 def _recorded(sample: Sample, kind: str) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from mmpack.families import get_family
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.runs import placeholder_runs
-from mmpack.parity.causes.alike import differ, same_medium
+from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS, differ, same_medium
 from mmpack.parity.causes.pair import common_prefix, show, show_ids
 from mmpack.parity.causes.settings import compare_settings
 from mmpack.parity.differences import (
@@ -46,8 +46,7 @@ FIELDS = (
     "processor",
     "sampling",
 )
-MEDIA_FIELDS = ("content_hash", "size")
-VIDEO_FIELDS = ("fps", "frame_indices", "frame_timestamps", "second_per_grid_ts", "total_frames")
+MODALITY_SPAN = ("start", "stop", "modality", "media_index", "frame")  # by which spans are one
 
 
 def unlike_fields(left: Sample, right: Sample) -> list[str]:
@@ -126,8 +125,7 @@ def _unlike_masks(a: np.ndarray | None, b: np.ndarray | None) -> bool:
     return _unlike_arrays(a, b) and not (np.all(a) and np.all(b))  # type: ignore[arg-type]
 
 
-def _modality_key(span: Any) -> tuple[Any, ...]:
-    return span.start, span.stop, span.modality, span.media_index, span.frame
+_modality_key = operator.attrgetter(*MODALITY_SPAN)
 
 
 def _same_spans(a: list[Any], b: list[Any], key: Any) -> bool:
@@ -154,9 +152,8 @@ def _unlike_fingerprints(left: Sample, right: Sample) -> bool:
     marks = (left.processor_fingerprint, right.processor_fingerprint)
     if a is None or b is None or None in marks or marks[0] == marks[1]:
         return False
-    return a is b or (
-        a == b and fingerprint(a) == fingerprint(b)
-    )  # 1 and 1.0 are written differently
+    # 1 and 1.0 are equal, and written differently
+    return a is b or (a == b and fingerprint(a) == fingerprint(b))
 
 
 def _unlike_sampling(left: Sample, right: Sample) -> bool:

@@ -27,7 +27,7 @@ FIXES: dict[str, str] = {
     "dropped_image": "Keep each sample with its own media: drop the whole sample or nothing.",
     "double_expansion": "Pass expanded ids with expanded=True, or hand the processor raw text.",
     "not_expanded": "Expand each placeholder to one id per merged patch before training.",
-    "timestamp_rounding": "Write one time a temporal patch, the middle of its frames, or pass the expanded ids on.",
+    "timestamp_rounding": "Write one time per temporal patch, the middle of its frames, or pass the expanded ids on.",
     "video_markers": "Expand by one transformers on both sides (5.10 changed it), or pass the expanded ids on.",
     "truncated": "Drop samples that are too long, on both sides, or raise the limit: never cut their ids.",
     "truncated_medium": "Truncate between media, or drop the sample; never cut through a medium.",

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmpack.schema.media import Medium
+
 SHOWN = 8  # settings named in one sentence
 
 
@@ -74,6 +76,16 @@ class FrameDifference:
         ]
         more = len(settings) - SHOWN
         return "; ".join(parts + ([f"and {more} more settings"] if more > 0 else []))
+
+
+def sampling_of(processor: Any, medium: Medium) -> dict[str, Any]:
+    """Policy and settings of a video: its own, else those of `Sample.processor`; empty where none were recorded."""
+    own = medium.metadata.get("sampling")
+    if isinstance(own, dict):
+        return own
+    video = processor.get("video") if isinstance(processor, dict) else None
+    found = video.get("sampling") if isinstance(video, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def clock(seconds: float) -> str:

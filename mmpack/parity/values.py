@@ -13,9 +13,8 @@ import numpy as np
 
 from mmpack.schema.specs import INT_MAX
 
-DIGITS = (
-    5e-6  # relative: half a unit of the sixth digit; float32 errs less, 30000/1001 is not 30 (1e-3)
-)
+# relative: half a unit of the sixth digit; float32 errs less, 30000/1001 is not 30 (1e-3)
+DIGITS = 5e-6
 DECIMALS = 5e-7  # absolute: half a unit of the sixth decimal
 
 

@@ -105,15 +105,15 @@ def _observed(
     processor: Turns, sample: Sample, given: Observation, modalities: list[str]
 ) -> tuple[np.ndarray, list[Medium], str]:
     """Expanded ids of the observation, its media, and its source. `modalities`: of the media in `sample`, in order."""
+    ids = as_ids(given.ids, processor.vocab_size, "observation_ids")
     if given.messages is None:
-        ids = as_ids(given.ids, processor.vocab_size, "observation_ids")
         items = processor.media_from(given.media)
         if not given.expanded:
             ids, _ = expanded_ids(
                 ids, items, processor.family, processor.tokenizer, processor.video_markers
             )
         return ids, items, given.source or "tool"
-    if len(given.ids):
+    if len(ids):
         raise ArgumentError(
             "processor.append: observation_ids and messages are two ways to say one thing. Fix: pass one of them"
         )

@@ -99,9 +99,10 @@ def check_messages(messages: Any, name: str = "messages") -> None:
 
 def template_options(given: Any) -> dict[str, Any]:
     """Keywords of the chat template. Raises: ArgumentError."""
-    if not isinstance(given, dict | None):
+    if not isinstance(given, dict | None) or not all(isinstance(k, str) for k in given or ()):
+        shown = "a dict of other keys" if isinstance(given, dict) else type(given).__name__
         raise ArgumentError(
-            f"processor: template_kwargs is {type(given).__name__}, expected names and values. "
+            f"processor: template_kwargs is {shown}, expected names and values. "
             'Fix: template_kwargs={"enable_thinking": False}'
         )
     return given or {}

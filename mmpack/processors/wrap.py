@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, require
+from mmpack.errors import ArgumentError, check_number, kind_of, require
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.occurrences import context_ids
@@ -111,6 +112,11 @@ def wrap_processor(
         raise ArgumentError(
             f"wrap_processor: chat_template is {type(chat_template).__name__}, expected a text. "
             "Fix: pass the one to use as chat_template="
+        )
+    check_number("wrap_processor", "cache_bytes", cache_bytes, least=0, finite=False)
+    if not isinstance(media_root, str | os.PathLike | None):
+        raise ArgumentError(
+            f"wrap_processor: media_root is {kind_of(media_root)}. Fix: the path of a folder"
         )
     root = None if media_root is None else Path(media_root)
     reader = None

@@ -32,7 +32,7 @@ _PAUSE, _SHOWN = 0.25, (0.6, 1.0)  # seconds before each square, and how long it
 
 
 @dataclass(frozen=True)
-class Clip:
+class DrawnClip:
     """What a clip shows: squares in order of time."""
 
     size: tuple[int, int]  # width, height in pixels
@@ -51,7 +51,7 @@ def clip_exercises(count: int = 3, seed: int = 0) -> list[Exercise]:
     return [_exercise(f"clip-{i}", drawn_clip(draw, i), draw) for i in range(1, count + 1)]
 
 
-def drawn_clip(draw: random.Random, number: int) -> Clip:
+def drawn_clip(draw: random.Random, number: int) -> DrawnClip:
     """Four squares at places of their own, in random order."""
     size, fps = _SIZES[number % len(_SIZES)], _RATES[number % len(_RATES)]
     side = min(size) // 3
@@ -63,10 +63,10 @@ def drawn_clip(draw: random.Random, number: int) -> Clip:
         )
         for colour in draw.sample(sorted(COLOURS), 4)
     )
-    return Clip(size, fps, squares)
+    return DrawnClip(size, fps, squares)
 
 
-def frames_of(clip: Clip) -> Iterator[np.ndarray]:
+def frames_of(clip: DrawnClip) -> Iterator[np.ndarray]:
     """uint8 [h, w, 3] of each frame: a pause, then a square, …"""
     width, height = clip.size
     empty = np.full((height, width, 3), 245, dtype=np.uint8)
@@ -78,7 +78,7 @@ def frames_of(clip: Clip) -> Iterator[np.ndarray]:
         yield from [with_square] * shown
 
 
-def encoded(clip: Clip) -> bytes:
+def encoded(clip: DrawnClip) -> bytes:
     """An MP4 file, H.264, every frame of it. Raises: MissingExtraError without av."""
     av = require("av", "video", "clip_exercises")
     out = io.BytesIO()
@@ -93,7 +93,7 @@ def encoded(clip: Clip) -> bytes:
     return out.getvalue()
 
 
-def _exercise(exercise_id: str, clip: Clip, draw: random.Random) -> Exercise:
+def _exercise(exercise_id: str, clip: DrawnClip, draw: random.Random) -> Exercise:
     ask, answer = _question(clip.colours, draw)
     choices = tuple(draw.sample(clip.colours, len(clip.colours)))
     return Exercise(

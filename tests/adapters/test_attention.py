@@ -1,4 +1,4 @@
-"""Attention "mmpack": packed, shared and padded rows give each sample what it gets alone; wrong use is an error."""
+"""Attention "mmpack": packed, shared and padded rows give each sample what it gets by itself; wrong use raises."""
 
 import copy
 import pickle
@@ -135,7 +135,7 @@ def test_dropout_of_the_config_counts_in_training_alone(attached, monkeypatch):
             first, second = (packed_logprobs(attached, batch) for _ in range(2))
         finally:
             attached.eval()
-    assert set(asked) == {0.5} and len(asked) == 2  # once a batch, and not in every layer
+    assert set(asked) == {0.5} and len(asked) == 2  # once per batch, and not in every layer
     assert not torch.equal(first, second) and not torch.equal(first, without)
 
 

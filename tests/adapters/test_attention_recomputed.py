@@ -31,7 +31,7 @@ def gradients_of(loss, model):
 
 @pytest.fixture(scope="module")
 def expected():
-    """Without checkpointing: of each sample alone, by the model's own attention."""
+    """Without checkpointing: of each sample by itself, by the model's own attention."""
     model = made()
     prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
     values = [

@@ -1,4 +1,4 @@
-"""Packs of videos against each sample alone, by the model's own attention: shared videos, images between, cut ones."""
+"""Packs of videos against each sample by itself, by the model's own attention: shared, with images between, cut."""
 
 import numpy as np
 import pytest

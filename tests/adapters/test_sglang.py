@@ -20,9 +20,9 @@ IMAGE_PAD = 151655
 @pytest.fixture(scope="session")
 def prompts(fixture):
     """Expanded by sglang's own function."""
-    from mmpack.smoke.matrix.sglang_trace import _expanded
+    from mmpack.smoke.matrix.sglang_trace import expanded_prompt
 
-    return [_expanded(fixture, n) for n in range(len(fixture.texts))]
+    return [expanded_prompt(fixture, n) for n in range(len(fixture.texts))]
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_responses_become_samples(requests, responses, prompts, fixture):
 
 
 @pytest.mark.parametrize("how", ["return_prompt_token_ids", "logprob_start_len", "input_ids"])
-def test_however_the_prompt_is_told(requests, answer, prompts, fixture, how):
+def test_each_way_to_hand_over_the_prompt(requests, answer, prompts, fixture, how):
     from mmpack.adapters.sglang import to_samples
 
     for (number, _, _), request in zip(fixture.rows, requests, strict=True):
@@ -238,16 +238,25 @@ def test_sampled_anew_only_what_the_prompt_shows(requests, responses, fixture):
 def test_pictures_in_base64_of_any_length(requests, responses, fixture):
     from PIL import Image
 
-    from mmpack.adapters.sglang import _images
+    from mmpack.adapters.sglang import to_samples
+
+    def media_of(given):
+        request = vars(requests[0]) | {"image_data": given}
+        return to_samples(responses[:1], [request], fixture.processor)[0].media
 
     small = base64.b64encode(png(Image.new("RGB", (56, 56)))).decode()
     assert len(small) <= 256
     for given in (small, f"data:image/png;base64,{small}"):
-        assert _images("here", {"image_data": given}) == [base64.b64decode(small)]
-    for path in ("cat.png", "images/abcd", "abcd" * 100):
-        assert _images("here", {"image_data": path}) == [path]
+        with pytest.raises(LayoutError, match=r"MM10\d"):
+            media_of(given)
+    large = base64.b64encode(png(fixture.pictures[0][0])).decode()
+    for given in (large, f"data:image/png;base64,{large}"):
+        assert media_of(given)[0].file_hash is not None
+    for path in ("cat.png", "images/abcd", "abcd" * 20):
+        with pytest.raises(ArgumentError, match=f"'{path}' is a path, and no media_root"):
+            media_of(path)
     with pytest.raises(ArgumentError, match="not base64"):
-        _images("here", {"image_data": "data:image/png;base64,abc"})
+        media_of("data:image/png;base64,abc")
 
 
 def test_what_doesn_t_fit_is_one_line(requests, responses, fixture):

@@ -76,7 +76,7 @@ def build(processor, rows, checkpoint, tmp_path_factory):
 
 
 def generated(trainer, rows, seed=0):
-    """The real batch, of four completions a row."""
+    """The real batch, of four completions per row."""
     torch.manual_seed(seed)
     trainer.model.train()
     return trainer._generate_and_score_completions([r for r in rows for _ in range(4)])
@@ -433,7 +433,7 @@ def test_what_a_packed_pass_cannot_do_is_one_line(pair, micro_batch):
         args = SimpleNamespace(**settings | ({name: True} if name in settings else {}))
         on = states | ({name: True} if name in states else {})
         with pytest.raises(ModelError, match="is on"):
-            grpo._refuse_unsupported(SimpleNamespace(args=args, **on))
+            grpo.refuse_unsupported(SimpleNamespace(args=args, **on))
 
 
 def test_wrong_use_is_an_error(monkeypatch):

@@ -24,7 +24,7 @@ def processor():
 
 
 def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple):
-    """What GRPOTrainer returns, padded by TRL's own `pad`; two completions a prompt."""
+    """What GRPOTrainer returns, padded by TRL's own `pad`; two completions per prompt."""
     from trl.trainer.utils import pad
 
     rng = np.random.default_rng(seed)
@@ -125,9 +125,8 @@ def test_nothing_is_lost(processor, tmp_path_factory, seed, options, share):
     batch = mp.pack(samples, share_prefix=share, loss_columns=loss_columns(samples))
     assert_same(from_batch(batch, samples), outputs)
 
-    file = (
-        tmp_path_factory.getbasetemp() / "trl.jsonl"
-    )  # and through a file, which leaves pixels out
+    # and through a file, which leaves pixels out
+    file = tmp_path_factory.getbasetemp() / "trl.jsonl"
     mp.write_trace(file, samples)
     store = {m.cache_key: m.pixel_values for s in samples for m in s.media}
     read = list(mp.read_trace(file))

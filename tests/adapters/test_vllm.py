@@ -288,9 +288,9 @@ def test_generate_drops_the_media_of_an_engine_input(engine):
 
     bare = tokens_input(given["prompt_token_ids"])
     [dropped] = engine.llm.generate([given], params, use_tqdm=False)
-    [blind] = engine._generate([bare], params, True)
+    [blind] = engine.generate([bare], params, True)
     engine.reset_prefix_cache()
-    [whole] = engine._generate([given], params, True)
+    [whole] = engine.generate([given], params, True)
     assert math.isclose(first(dropped), first(blind), abs_tol=1e-6)
     assert abs(first(whole) - first(blind)) > 1e-3
 

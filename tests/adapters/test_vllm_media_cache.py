@@ -46,7 +46,7 @@ def own():
     runs = []
     for _ in range(2):
         inputs = engine.llm.renderer.render_cmpl(handed)
-        runs.append((engine._generate(inputs, params, True), inputs))
+        runs.append((engine.generate(inputs, params, True), inputs))
         engine.reset_prefix_cache()
 
     def samples(run, **more):

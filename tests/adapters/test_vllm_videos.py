@@ -79,7 +79,7 @@ def test_what_vllm_was_handed_is_enough_to_record(engine, clips):
     prompt = engine.prompt(film(clips[0]))
     [given] = engine.render([prompt])
     params = SamplingParams(max_tokens=2, logprobs=1)
-    outputs = engine._generate([given], params, True)
+    outputs = engine.generate([given], params, True)
     [s] = to_samples(
         outputs, [given], [prompt], params, engine.processor, logprobs_mode="raw_logprobs"
     )
@@ -109,9 +109,9 @@ with VllmEngine(folder) as engine:
     for policy in (None, "qwen_vl_utils", "vllm"):
         engine.processor = mp.wrap_processor(engine.hf_processor, video_policy=policy)
         [s] = engine.rollout([messages], ["g"], n=1, max_new_tokens=3)
-        told = {"sampling": s.sampling, "finish_reason": s.finish_reason}
+        recorded = {"sampling": s.sampling, "finish_reason": s.finish_reason}
         ids = s.input_ids[s.loss_indices]
-        mine = engine.processor(messages, ids, sample_id=s.sample_id, group_id="g", **told)
+        mine = engine.processor(messages, ids, sample_id=s.sample_id, group_id="g", **recorded)
         report = mp.compare([s], [mine])
         assert report.ok, report.findings
         assert np.array_equal(s.media[0].pixel_values, mine.media[0].pixel_values)

@@ -1,6 +1,8 @@
 """`mmpack frames`: plans side by side, the exit code, JSON, the contact sheet."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
@@ -97,6 +99,22 @@ def test_contact_sheet(video, tmp_path):
     assert marked.sum() > 1000 and not (plain == (0xD9, 0x48, 0x0F)).all(-1).any()
     assert plain.shape[0] < pixels.shape[0]  # one band less
     assert len(np.unique(plain.reshape(-1, 3), axis=0)) > 500  # there are pictures on it
+
+
+def test_a_full_disk_leaves_the_old_sheet(video, tmp_path, monkeypatch):
+    from PIL import Image
+
+    sheet = tmp_path / "sheet.png"
+    sheet.write_bytes(b"as it was")
+
+    def save(picture, file, format):
+        file.write(b"half a picture")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Image.Image, "save", save)
+    result = call_mmpack("frames", video, *TWO, "--sheet", sheet)
+    assert result.returncode == 2 and "No space left" in result.stderr
+    assert sheet.read_bytes() == b"as it was" and [*tmp_path.iterdir()] == [sheet]
 
 
 @pytest.mark.parametrize(

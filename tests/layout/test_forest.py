@@ -44,7 +44,7 @@ def tokens_of(sample):
 
 
 def check_visibility(forest, count):
-    """visible_until against the ancestor test, pair by pair, from the samples' rows alone."""
+    """visible_until against the ancestor test, pair by pair, only from the samples' rows."""
     total = forest.num_tokens
     sees = np.zeros((total, total), dtype=bool)
     for b in range(count):

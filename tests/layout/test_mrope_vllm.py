@@ -29,7 +29,7 @@ def engine_model(name):
     module, prefix, _ = MODELS[name]
     found = importlib.import_module(f"vllm.model_executor.models.{module}")
     kind = getattr(found, f"{prefix}ForConditionalGeneration")
-    model = kind.__new__(kind)  # positions read its config alone
+    model = kind.__new__(kind)  # positions read only its config
     torch.nn.Module.__init__(model)
     model.config = getattr(transformers, f"{prefix}Config")()
     if name == "qwen2_5_vl":

@@ -101,9 +101,8 @@ def test_one_sample_a_prompt():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = group_advantages(rewards, groups, "reinforce_pp")
-        group_advantages(
-            rewards, torch.tensor([0, 0, 1])
-        )  # one of several groups may have one sample
+        # one of several groups may have one sample
+        group_advantages(rewards, torch.tensor([0, 0, 1]))
         group_advantages(rewards, groups, check=False)
     torch.testing.assert_close(got, expected)
 

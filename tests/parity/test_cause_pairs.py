@@ -34,7 +34,7 @@ def test_each_pair_has_its_cause_alone(cause):
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_side_against_itself_has_only_what_breaks_rules(cause):
-    """No difference, no finding; some causes break a rule on each side alone."""
+    """No difference, no finding; some causes break a rule on each side by itself."""
     for sample, again in zip(pair(cause), pair(cause), strict=True):
         for finding in mp.compare([sample], [again]).findings:
             assert finding.cause == cause or finding.evidence.startswith("MM")

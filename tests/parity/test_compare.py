@@ -65,6 +65,20 @@ def test_unknown_requirement():
         compare([], [], require=("pixels",))
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"require": None}, {"require": 5}, {"max_findings": -1}, {"max_findings": "all"}]
+)
+def test_wrong_options_are_named(wrong):
+    with pytest.raises(mp.ArgumentError, match=f"compare: {next(iter(wrong))} is "):
+        compare(numbered(1), numbered(1), **wrong)
+
+
+def test_names_of_fields_in_any_iterable():
+    left, right = numbered(1), numbered(1)
+    right[0].position_ids = None
+    assert not compare(left, right, require=iter(["position_ids"])).ok
+
+
 def test_nothing_compared_is_not_ok():
     report = compare([], [])
     assert not report.ok and report.not_compared["sample_id"] == "no sample is on both sides"
@@ -390,7 +404,7 @@ def broken(draw):
     return sample
 
 
-def test_a_rule_that_one_side_alone_breaks():
+def test_a_rule_that_only_one_side_breaks():
     left = episode()
     for name, value, code in (
         ("rewards", [mp.Score("x", 1.0, {"turn": 9})], "MM304"),

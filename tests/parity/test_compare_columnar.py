@@ -89,7 +89,7 @@ def text_sample(rng, name):
 
 
 def frames_sample(rng, name):
-    """A sample with a video of one span a temporal patch, of a family that has such."""
+    """A sample with a video of one span per temporal patch, of a family that has such."""
     family = next(f for f in FAMILIES.values() if f.video_layout == "frames")
     patches, tokens = rng.choice((1, 2, 3)), 2
     sample = make_sample([("text", [1, 2])], sample_id=name, family=family.name)

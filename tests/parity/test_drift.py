@@ -1,4 +1,4 @@
-"""Drift of logprobs: figures against mpmath, causes from evidence alone."""
+"""Drift of logprobs: figures against mpmath, causes only from evidence."""
 
 import json
 import math
@@ -106,6 +106,22 @@ def test_share_of_unlike_argmax(argmax, share):
 def test_what_can_not_be_compared_is_refused(rolled, train, why):
     with pytest.raises(ArgumentError, match=why):
         logprob_drift([rolled], [np.array(train)])
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"logprobs": [np.zeros((2, 1))]}, r"logprobs\[0\] have shape \[2, 1\], expected \[n\]"),
+        ({"logprobs": [-1.0]}, r"logprobs\[0\] have shape \[\]"),
+        ({"logprobs": [["a", "b"]]}, r"logprobs\[0\] are no numbers"),
+        ({"logprobs": None}, "logprobs is None, there are 1 samples"),
+        ({"logprobs": []}, "logprobs has 0 entries, there are 1 samples"),
+        ({"argmax_ids": []}, "argmax_ids has 0 entries, there are 1 samples"),
+    ],
+)
+def test_what_is_not_one_column_per_sample_is_refused(given, why):
+    with pytest.raises(ArgumentError, match=why):
+        logprob_drift([sample([-1.0, -2.0])], **{"logprobs": [np.zeros(2)], **given})
 
 
 def test_a_rollout_without_logprobs_is_refused():
@@ -234,7 +250,7 @@ def test_a_few_tokens_fit_anything(tokens):
 
 
 def test_recorded_temperatures_where_the_numbers_allow_them():
-    logits, ids = scored(3, tokens=12)  # too few for the numbers alone
+    logits, ids = scored(3, tokens=12)  # too few, where there are only numbers
     rolled, train = chosen(logits, ids, 0.7), chosen(logits, ids)
     mine = sample(rolled, kind="processed")
     mine.sampling["temperature"] = 0.7

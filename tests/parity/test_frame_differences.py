@@ -190,9 +190,8 @@ def test_a_frame_more_is_the_first_that_differs(video):
     assert first.frames.rollout.index is None and first.frames.train.index == FRAMES - 1
     assert first.frames.differing == 1
     assert "rollout none" in first.evidence
-    assert first.frames.train.timestamp == pytest.approx(
-        (FRAMES - 1) / FPS
-    )  # by the rate: none was recorded
+    # by the rate: no time was recorded
+    assert first.frames.train.timestamp == pytest.approx((FRAMES - 1) / FPS)
 
 
 def test_what_was_not_recorded_is_not_made_up(video):

@@ -1,4 +1,4 @@
-"""Each field of a sample, changed alone, is a finding, or is listed as not compared: never nothing."""
+"""Each field of a sample, changed by itself, is a finding, or is listed as not compared: never nothing."""
 
 import copy
 import dataclasses

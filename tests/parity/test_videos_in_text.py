@@ -11,7 +11,7 @@ START, END, VIDEO = 151652, 151653, 151656
 
 
 def video(stamps, fps=25.0, indices=(0, 1, 25, 26), times=None, system=(11, 12, 13)):
-    """A prompt with a video, one span a temporal patch, each after its timestamp's ids; then a response."""
+    """A prompt with a video, one span per temporal patch, each after its timestamp's ids; then a response."""
     ids, spans = list(system), []
     for frame, stamp in enumerate(stamps):
         ids += [*stamp, START]
@@ -98,7 +98,7 @@ WORDS |= {6486: " seconds", START: "<|vision_start|>", END: "<|vision_end|>"}
 
 
 def test_a_tokenizer_reads_what_no_digits_are():
-    """Of ids that are not one sign each the text alone tells the seconds."""
+    """Of ids that are not one sign each only the text gives the seconds."""
     words = {900: "<0.2", 901: "<0.3", 902: "<1.2"}
     left, right = (video([[k, 6486, 29], [902, 6486, 29]], **HALVES) for k in (900, 901))
     report = mp.compare(

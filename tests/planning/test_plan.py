@@ -148,7 +148,7 @@ def test_branches_of_a_tree_stay_together_when_their_group_is_split():
     assert made.bins == [[0, 2, 4], [1, 3, 5]]
 
 
-def test_a_medium_counts_once_a_bin():
+def test_a_medium_counts_once_per_bin():
     samples = [make_sample(f"s{k}", f"g{k}", [1], [2], k % 2) for k in range(6)]  # 4 or 8 patches
     made = plan(samples, max_tokens=100, max_patches=8)
     assert made.bins == [[0, 2, 4], [1, 3, 5]]
@@ -235,7 +235,7 @@ def test_a_sample_over_a_budget_is_named():
     assert plan(pictured, max_tokens=10, max_patches=12).bins == [[0]]
 
 
-def test_a_piece_of_a_repeated_medium_fits_alone():
+def test_a_piece_of_a_repeated_medium_fits_by_itself():
     twice = make_sample("p", "g", [1], [], 0)
     twice.media *= 2  # one picture, twice
     twice.input_ids = np.array([1, IMAGE, 2, IMAGE])
@@ -286,6 +286,8 @@ def test_two_families_are_refused():
         {"max_samples": 0},
         {"ranks": 0},
         {"on_invalid": "skip"},
+        {"cost": 5},
+        {"cost": 0},
     ],
 )
 def test_wrong_arguments_are_named(wrong):

@@ -240,8 +240,25 @@ def test_broken_data_urls(processor, url, match):
 
 def test_template_kwargs(processor):
     messages = [{"role": "user", "content": "hi"}]
-    with pytest.raises(ArgumentError, match="template_kwargs is list"):
-        processor(messages, [1], sample_id="s", template_kwargs=[1])
+    for wrong, shown in (([1], "list"), ({5: 1}, "a dict of other keys")):
+        with pytest.raises(ArgumentError, match=f"template_kwargs is {shown}"):
+            processor(messages, [1], sample_id="s", template_kwargs=wrong)
     sample = processor(messages, [1], sample_id="s")
     with pytest.raises(ArgumentError, match="template_kwargs is int"):
         processor.append(sample, messages=messages, template_kwargs=3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"tokens_per_second": value} for value in ("2", 0, float("inf"))),
+        *({"cache_bytes": value} for value in ("1 GB", -1)),
+        {"media_root": 5},
+    ],
+)
+def test_wrong_options_are_named(hf, wrong):
+    refused(
+        lambda: mp.wrap_processor(hf, **wrong),
+        ArgumentError,
+        f"wrap_processor: {next(iter(wrong))} is ",
+    )

@@ -237,6 +237,7 @@ def test_refusals(processor, picture):
         (prompt, {"messages": [user]}, "ends in a prompt"),
         (answered, {"messages": [assistant]}, "response_ids"),
         (answered, {"messages": [user], "observation_ids": [1]}, "two ways"),
+        (answered, {"messages": [user], "observation_ids": None}, "expected integers"),
         (answered, {"messages": [user], "media": [picture(0)]}, "1 of media="),
         (answered, {"messages": [user], "source": "web"}, "source 'web'"),
     ):

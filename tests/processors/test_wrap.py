@@ -281,9 +281,8 @@ def test_videos_are_laid_out(processor, picture):
         (2, 10, "video"),
         (12, 24, "image"),
     ]
-    assert (
-        sample.position_ids[0, 2:10].tolist() == [2] * 4 + [5] * 4
-    )  # 2 per second, steps of 1.5 s
+    # 2 per second, steps of 1.5 s
+    assert sample.position_ids[0, 2:10].tolist() == [2] * 4 + [5] * 4
     assert mp.validate(sample) == []
     messages = [{"role": "user", "content": [{"type": "video", "video": video()}]}]
     assert processor(messages, sample_id="s").modality_spans[0].modality == "video"

@@ -64,9 +64,8 @@ def test_the_first_mismatch_is_named(traces):
     found = matrix.compare_traces(folder)
     assert not found.ok
     for engine in matrix.ENGINES:
-        assert (
-            cell(found, engine, "verl").verdict == "unknown: position_ids at 0"
-        )  # no padding recorded
+        # no padding was recorded
+        assert cell(found, engine, "verl").verdict == "unknown: position_ids at 0"
         assert cell(found, engine, "vime").ok
 
 

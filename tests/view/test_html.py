@@ -235,6 +235,16 @@ def test_drift_of_logprobs_by_token_and_modality():
     assert [a for a in Page(html).all("rect") if a.get("class") == "mm-down"]
 
 
+def test_bars_are_named_by_their_loss_token_where_others_are_not_finite():
+    left, right = episode(), episode()
+    base = np.full(left.num_loss_tokens, -1.0)
+    moved = base + 0.125
+    moved[0] = np.nan
+    page = Page(compare([scored(left, base)], [right]).to_html(train_logprobs={"s0": moved}))
+    named = [text for text in page.text if text.startswith("loss token ")]
+    assert named == [f"loss token {k}: +0.125" for k in range(1, len(base))]
+
+
 def test_logprobs_of_other_tokens_are_not_compared():
     left, right = episode(), episode(response=(701, 704, 151645))
     n = left.num_loss_tokens

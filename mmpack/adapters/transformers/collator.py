@@ -11,7 +11,7 @@ from mmpack.adapters.transformers.attention import attach_in_forwards, is_attach
 from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
-from mmpack.families import family_of_model_type
+from mmpack.families import Family, family_of_model_type
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.media import held_pixels
 from mmpack.packing.pack import pack
@@ -50,7 +50,7 @@ class SampleCollator:
             attach_in_forwards(model)
         elif is_attached(model):
             raise ModelError("SampleCollator: the model is attached. Fix: detach it, or pack")
-        self.family = family_of_model_type(unwrap(model, "SampleCollator").config.model_type).name
+        self.family = family_of_model_type(unwrap(model, "SampleCollator").config.model_type)
         self.padding = padding
         self.share_prefix = share_prefix
         self.pad_to_multiple_of = pad_to_multiple_of
@@ -62,10 +62,10 @@ class SampleCollator:
         if self.padding is None:
             batch = pack(samples, None, self.share_prefix, self.pad_to_multiple_of)
             _refuse_no_loss(samples)
-            return _common(batch, self.family) | _packed(batch)
+            return _common(batch, self.family) | _packed(batch, self.family)
         padded = pad(samples, self.padding, pad_to_multiple_of=self.pad_to_multiple_of)
         _refuse_no_loss(samples)
-        return _common(padded, self.family) | _padded(padded)
+        return _common(padded, self.family) | _padded(padded, self.family)
 
 
 def _refuse_no_loss(samples: Sequence[Sample]) -> None:
@@ -77,23 +77,23 @@ def _refuse_no_loss(samples: Sequence[Sample]) -> None:
         )
 
 
-def _common(batch: PackedBatch | PaddedBatch, family: str) -> dict[str, Any]:
-    if batch.family != family:
+def _common(batch: PackedBatch | PaddedBatch, family: Family) -> dict[str, Any]:
+    if batch.family != family.name:
         raise ModelError(
-            f"SampleCollator: the samples are of {batch.family}, the model of {family}. "
+            f"SampleCollator: the samples are of {batch.family}, the model of {family.name}. "
             "Fix: wrap the processor of this model"
         )
     held_pixels(batch.media, "SampleCollator")
     return {"use_cache": False} | pixel_inputs(batch)
 
 
-def _packed(batch: PackedBatch) -> dict[str, Any]:
+def _packed(batch: PackedBatch, family: Family) -> dict[str, Any]:
     """Rows repeat in `logits_to_keep` where branches leave one prefix, so each has one label: its target."""
     targets = batch.loss_targets[None]
     positions = batch.position_ids[:, None]
     return {
         "input_ids": batch.input_ids[None],
-        "position_ids": positions if batch.family_of().position_rows > 1 else positions[0],
+        "position_ids": positions if family.position_rows > 1 else positions[0],
         "visible_until": batch.visible_until,
         "attention_plan": batch.attention_plan,
         "logits_to_keep": batch.loss_rows.long(),
@@ -103,11 +103,10 @@ def _packed(batch: PackedBatch) -> dict[str, Any]:
     }
 
 
-def _padded(batch: PaddedBatch) -> dict[str, Any]:
-    rows = batch.family_of().position_rows
+def _padded(batch: PaddedBatch, family: Family) -> dict[str, Any]:
     return {
         "input_ids": batch.input_ids,
         "attention_mask": batch.attention_mask,
-        "position_ids": batch.position_ids if rows > 1 else batch.position_ids[0],
+        "position_ids": batch.position_ids if family.position_rows > 1 else batch.position_ids[0],
         "labels": batch.input_ids.masked_fill(~batch.loss_mask, IGNORED),
     }

@@ -198,7 +198,7 @@ def _sampled_logprobs(generated: Any, prompt_length: int) -> np.ndarray:
 
 
 def _positions(model: Any, inputs: Any, length: int) -> np.ndarray:
-    """int64 [3, prompts, length]: the prompt's by `get_rope_index`, then one a step past the rope delta."""
+    """int64 [3, prompts, length]: the prompt's by `get_rope_index`, then one step per token past the rope delta."""
     mask = inputs["attention_mask"]
     names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
     prompt, delta = model.model.get_rope_index(

@@ -21,7 +21,7 @@ def router_loss(
     sharing in which a prefix's later copies have no weight; it is not that of the copies all counted. The model's own
     `aux_loss` counts the rows that `pad_to_multiple_of` adds.
 
-    Args: `router_logits`: of a forward with `output_router_logits=True`, [rows, experts] a layer.
+    Args: `router_logits`: of a forward with `output_router_logits=True`, [rows, experts] per layer.
     Returns: scalar, without the model's coefficient. Raises: ModelError for a model or an output without experts.
     """
     whole = unwrap(model, "router_loss")

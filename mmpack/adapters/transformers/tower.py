@@ -28,13 +28,14 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
 
     The batch's media must have pixels. `batch.stats["patches_encoded"]` becomes the patches that the forward encodes.
     """
+    family = batch.family_of()
     encoded = 0
     out: dict[str, Any] = {}
-    for modality, runs in _runs(batch):
+    for modality, runs in _runs(batch, family):
         pixels = _pixels(batch, runs)
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in runs]
-        out |= _tower_arguments(batch.family_of(), modality, pixels, grids)
+        out |= _tower_arguments(family, modality, pixels, grids)
     batch.stats["patches_encoded"] = encoded
     return out
 
@@ -46,7 +47,7 @@ def encoded_inputs(batch: PackedBatch, model: Any) -> dict[str, Any]:
     """
     family = batch.family_of()
     encoded, features = 0, {}
-    for modality, runs in _runs(batch):
+    for modality, runs in _runs(batch, family):
         media = sorted(set(runs))
         pixels = _pixels(batch, media)
         encoded += len(pixels)
@@ -82,9 +83,9 @@ def tile_patches(config: Any, family: Family) -> tuple[int, int]:
     return height // family.patch_size, width // family.patch_size
 
 
-def _runs(batch: Batch) -> Iterator[tuple[str, list[int]]]:
+def _runs(batch: Batch, family: Family) -> Iterator[tuple[str, list[int]]]:
     """By modality, the medium of each placeholder run, in row order."""
-    for modality in batch.family_of().placeholder_ids:
+    for modality in family.placeholder_ids:
         runs = [i for i in batch.media_order if batch.media[i].modality == modality]
         if runs:
             yield modality, runs

@@ -71,7 +71,7 @@ class MmpackGRPO(_Trainer):
                 "Fix: class Trainer(MmpackGRPO, GRPOTrainer)"
             )
         super().__init__(*args, **kwargs)
-        _refuse_unsupported(self)
+        refuse_unsupported(self)
         self.mmpack_stats = PassStats()
         policy = unwrap(self.accelerator.unwrap_model(self.model), "MmpackGRPO")
         self._mmpack_family = family_of_model_type(policy.config.model_type)
@@ -199,7 +199,8 @@ def _cause(sent: np.ndarray, ran: np.ndarray, family: Family) -> str:
     return "double_expansion" if doubled.any() else "max_pixels"
 
 
-def _refuse_unsupported(trainer: Any) -> None:
+def refuse_unsupported(trainer: Any) -> None:
+    """Raise ModelError for settings of a trainer that the packed pass can't obey."""
     for name, on in (
         ("FSDP", trainer.is_fsdp_enabled),
         ("DeepSpeed", trainer.args.deepspeed_plugin is not None),

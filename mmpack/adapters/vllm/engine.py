@@ -166,7 +166,7 @@ class VllmEngine:
         inputs = self.render(handed)
         places = [self.positions(given) for given in inputs]
         order = [p for p in range(len(prompts)) for _ in range(n)]
-        outputs = self._generate([inputs[p] for p in order], params, together)
+        outputs = self.generate([inputs[p] for p in order], params, together)
         return to_samples(
             outputs,
             [inputs[p] for p in order],
@@ -187,7 +187,7 @@ class VllmEngine:
 
         kind = RequestOutputKind.FINAL_ONLY
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, output_kind=kind)
-        outputs = self._generate(from_samples(samples), params, True)
+        outputs = self.generate(from_samples(samples), params, True)
         return [
             np.array(
                 [output.prompt_logprobs[i][int(s.input_ids[i])].logprob for i in s.loss_indices],
@@ -197,7 +197,7 @@ class VllmEngine:
         ]
 
     def prompt(self, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """What `LLM.generate` takes: ids of the rendered messages, one placeholder a medium, and the media."""
+        """What `LLM.generate` takes: ids of the rendered messages, one placeholder per medium, and the media."""
         return self._prompt(messages, self.open(messages))
 
     def open(self, messages: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -284,7 +284,7 @@ class VllmEngine:
     def reset_prefix_cache(self) -> None:
         self.llm.reset_prefix_cache()
 
-    def _generate(self, inputs: Sequence[Any], params: Any, together: bool) -> list[Any]:
+    def generate(self, inputs: Sequence[Any], params: Any, together: bool) -> list[Any]:
         """RequestOutputs in order. Not by `LLM.generate`, which drops the media of an engine input without an error."""
         outputs: list[Any] = []
         for batch in [inputs] if together else [[one] for one in inputs]:

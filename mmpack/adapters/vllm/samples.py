@@ -120,14 +120,14 @@ def from_samples(samples: Sequence[Sample], responses: bool = True) -> list[Any]
 
 def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
     """`from_samples` of a packed batch, shared prefixes included: one engine input per sample, in the batch's order."""
-    rows = batch.input_ids.shape[0]
+    rows, placeholder_ids = batch.input_ids.shape[0], batch.family_of().placeholder_ids
     medium = np.full(rows, -1)
     begin = np.zeros(rows, dtype=np.int64)
     tokens = batch.input_ids.cpu().numpy()
     for span, index in zip(batch.modality_spans, batch.media_occurrence.tolist(), strict=True):
         medium[span.start : span.stop] = index
         begin[span.start : span.stop] = span.start
-        placeholder = batch.family_of().placeholder_ids[span.modality]
+        placeholder = placeholder_ids[span.modality]
         text = tokens[span.start : span.stop] != placeholder  # between the frames of a video
         medium[span.start : span.stop][text] = -1
     columns = torch.from_numpy(np.stack([medium, begin], axis=1)).to(batch.device)

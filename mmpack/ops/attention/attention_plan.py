@@ -19,9 +19,8 @@ from mmpack.errors import ArgumentError
 from mmpack.ops.rows.inverse import Inverse
 
 FLEX_BLOCK = 128  # rows and keys of FlexAttention's blocks
-PADDING_PIECE = (
-    128  # rows of padding in one sequence: a long one would cost time, and padding is not read
-)
+# rows of padding in one sequence: a long one would cost time, and padding is not read
+PADDING_PIECE = 128
 
 
 @dataclass

@@ -14,6 +14,9 @@ from mmpack.schema.media import Medium
 _MADE_UP = re.compile("(image|video):[0-9a-f]{16}")
 
 Cause = tuple[str, str]  # cause, evidence
+# of media: compared where both sides recorded it
+MEDIA_FIELDS = ("content_hash", "size")
+VIDEO_FIELDS = ("fps", "frame_indices", "frame_timestamps", "second_per_grid_ts", "total_frames")
 
 
 def same_medium(a: Medium, b: Medium) -> bool:
@@ -30,8 +33,7 @@ def same_medium(a: Medium, b: Medium) -> bool:
 
 
 def same_video(a: Medium, b: Medium) -> bool:
-    names = ("fps", "frame_indices", "frame_timestamps", "second_per_grid_ts", "total_frames")
-    return not any(differ(getattr(a, name), getattr(b, name)) for name in names)
+    return not any(differ(getattr(a, name), getattr(b, name)) for name in VIDEO_FIELDS)
 
 
 def differ(a: object, b: object) -> bool:

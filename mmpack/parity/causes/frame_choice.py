@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side, show
-from mmpack.parity.frame_difference import Frame, FrameDifference, clock, known
+from mmpack.parity.frame_difference import Frame, FrameDifference, clock, known, sampling_of
 from mmpack.parity.values import same_value
 from mmpack.schema.media import Medium
 
@@ -16,7 +16,7 @@ FPS_ROUNDING = 1e-3  # relative: 29.97 and 30000/1001 are one rate
 OTHER_CLOCK = 0.1  # seconds; nobody writes times more coarsely
 
 
-def first_difference(pair: Pair, i: int, j: int) -> FrameDifference | None:
+def first_frame_difference(pair: Pair, i: int, j: int) -> FrameDifference | None:
     """Of the rollout's media[i] and train's media[j]; None if what was recorded of their frames is equal."""
     a, b = pair.left.sample.media[i], pair.right.sample.media[j]
     for name in BY:
@@ -38,7 +38,10 @@ def first_difference(pair: Pair, i: int, j: int) -> FrameDifference | None:
 
 def other_policies(pair: Pair, a: Medium, b: Medium) -> str | None:
     """Both policies as text, where both were recorded and they are two."""
-    names = [sampling_of(side, m).get("policy") for side, m in zip(pair.sides, (a, b), strict=True)]
+    names = [
+        sampling_of(side.sample.processor, m).get("policy")
+        for side, m in zip(pair.sides, (a, b), strict=True)
+    ]
     if None in names or names[0] == names[1]:
         return None
     return f"policy: rollout {show(names[0])}, train {show(names[1])}"
@@ -105,7 +108,7 @@ def _difference(
     pair: Pair, places: tuple[int, int], by: str, place: int | None, differing: int | None
 ) -> FrameDifference:
     sampling = [
-        sampling_of(side, side.sample.media[at])
+        sampling_of(side.sample.processor, side.sample.media[at])
         for side, at in zip(pair.sides, places, strict=True)
     ]
     frames = [frame_of(side, at, place) for side, at in zip(pair.sides, places, strict=True)]
@@ -124,7 +127,7 @@ def frame_of(side: Side, media_index: int, place: int | None) -> Frame:
     if stamp is None and index is not None and medium.fps:
         stamp = index / medium.fps
     stamp = known(stamp)
-    policy = sampling_of(side, medium).get("policy")
+    policy = sampling_of(side.sample.processor, medium).get("policy")
     return Frame(
         media_index=media_index,
         frames=None if listed is None else len(listed),
@@ -133,13 +136,6 @@ def frame_of(side: Side, media_index: int, place: int | None) -> Frame:
         time=None if stamp is None else clock(stamp),
         policy=policy if isinstance(policy, str) else None,
     )
-
-
-def sampling_of(side: Side, medium: Medium) -> dict[str, Any]:
-    """Policy and settings of a video: its own, else the processor's; empty where none were recorded."""
-    own = medium.metadata.get("sampling")
-    found = own if isinstance(own, dict) else side.setting("video", "sampling")
-    return found if isinstance(found, dict) else {}
 
 
 def _unlike(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

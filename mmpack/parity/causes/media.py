@@ -13,7 +13,7 @@ from mmpack.parity.causes.alike import (
     one_file,
     same_medium,
 )
-from mmpack.parity.causes.frame_choice import first_difference
+from mmpack.parity.causes.frame_choice import first_frame_difference
 from mmpack.parity.causes.images import image_causes
 from mmpack.parity.causes.looks import alike
 from mmpack.parity.causes.pair import Decode, Hit, Pair, possible, stamp_of
@@ -182,7 +182,7 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
         if same_medium(a, b):
             continue
-        frames = first_difference(pair, i, j) if a.modality == b.modality == "video" else None
+        frames = first_frame_difference(pair, i, j) if a.modality == b.modality == "video" else None
         if _reused(a, b):
             causes = [("cache_key", f"{_one_key(i, j)}, {both(a, b, 'content_hash')}")]
         elif moved := _moved(places, i, j, a, b):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from mmpack.parity.causes.alike import both, differ, known_as_one
-from mmpack.parity.causes.frame_choice import FPS_ROUNDING, sampling_of
+from mmpack.parity.causes.frame_choice import FPS_ROUNDING
 from mmpack.parity.causes.pair import Pair, show
+from mmpack.parity.frame_difference import sampling_of
 from mmpack.schema.media import Medium
 
 _FIGURES = ("fps", "total_frames")
@@ -17,7 +18,9 @@ def other_readers(pair: Pair, a: Medium, b: Medium) -> tuple[str, bool] | None:
 
     None where a reader wasn't recorded, both are one, or their figures are equal.
     """
-    one, two = (sampling_of(side, m) for side, m in zip(pair.sides, (a, b), strict=True))
+    one, two = (
+        sampling_of(side.sample.processor, m) for side, m in zip(pair.sides, (a, b), strict=True)
+    )
     readers = [one.get("reader"), two.get("reader")]
     unlike = [name for name in _FIGURES if differ(getattr(a, name), getattr(b, name))]
     if None in readers or readers[0] == readers[1] or not unlike or not known_as_one(a, b):

@@ -25,15 +25,15 @@ from mmpack.parity.causes.pair import (
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.sample import RESPONSE_TEXT_KEY
 
-Cut = tuple[int, int]  # a half-open run of text tokens
-Cuts = tuple[Cut, Cut]
+TextCut = tuple[int, int]  # a half-open run of text tokens
+TextCuts = tuple[TextCut, TextCut]
 ANOTHER = "response ids and their text differ: this is another response"
 _BY_HASH = "response ids and the hash of their text differ"
 _THOUGHT = re.compile(r"<think>(.*?)</think>\s*", re.DOTALL)
 _THINK, _THOUGHT_OVER = "<think>", "</think>"
 
 
-def response_hits(pair: Pair, left: Cut, right: Cut, decode: Decode | None) -> list[Hit]:
+def response_hits(pair: Pair, left: TextCut, right: TextCut, decode: Decode | None) -> list[Hit]:
     """What was done to the response that holds the two cuts: one hit, or a stop token and one hit."""
     if same_text(pair, decode, left, right):
         evidence = "other ids, same text: " + (
@@ -65,7 +65,7 @@ def one_of_many(responses: list[Hit]) -> list[Hit]:
     ]
 
 
-def same_text(pair: Pair, decode: Decode | None, left: Cut, right: Cut) -> bool:
+def same_text(pair: Pair, decode: Decode | None, left: TextCut, right: TextCut) -> bool:
     """Whether the responses that hold the cuts are known to be one text; by its hash, all responses are.
 
     Ids that one side lacks are no other ids of one text: the text lacks them too, or belongs to the other side. Neither
@@ -79,7 +79,7 @@ def same_text(pair: Pair, decode: Decode | None, left: Cut, right: Cut) -> bool:
     return decode is None or _other_ids(pair, decode, left, right, texts[0])
 
 
-def _other_ids(pair: Pair, decode: Decode, left: Cut, right: Cut, text: str) -> bool:
+def _other_ids(pair: Pair, decode: Decode, left: TextCut, right: TextCut, text: str) -> bool:
     shown = [
         [i for i in ids[slice(*cut)].tolist() if decode([i])]
         for ids, cut in zip(pair.text_ids, (left, right), strict=True)
@@ -87,7 +87,7 @@ def _other_ids(pair: Pair, decode: Decode, left: Cut, right: Cut, text: str) -> 
     return bool(text) and "\ufffd" not in text and shown[0] != shown[1]
 
 
-def _rest(pair: Pair, cuts: Cuts, decode: Decode | None, has_stop: bool) -> Hit:
+def _rest(pair: Pair, cuts: TextCuts, decode: Decode | None, has_stop: bool) -> Hit:
     """What else differs, besides the stop token."""
     left, right = cuts
     if has_stop and decode and same_text(pair, _without_special(pair, decode), left, right):
@@ -128,7 +128,7 @@ def _possible() -> str:
 # ---- how a response ends -------------------------------------------------------------------------
 
 
-def _stop_token(pair: Pair, left: Cut, right: Cut) -> Hit | None:
+def _stop_token(pair: Pair, left: TextCut, right: TextCut) -> Hit | None:
     """One side has one id more at the end of a response, or another special one."""
     sizes = (left[1] - left[0], right[1] - right[0])
     cuts = (left, right)
@@ -159,7 +159,7 @@ def _stop_token(pair: Pair, left: Cut, right: Cut) -> Hit | None:
     )
 
 
-def _stops(pair: Pair, left: Cut, right: Cut) -> tuple[Hit | None, Cuts]:
+def _stops(pair: Pair, left: TextCut, right: TextCut) -> tuple[Hit | None, TextCuts]:
     """The stop token, where other ids before it differ too and only one side ends with a special id; and the rest."""
     ends = [_turn(loss, cut)[1] for loss, cut in zip(pair.text_loss, (left, right), strict=True)]
     last = [int(ids[end - 1]) for ids, end in zip(pair.text_ids, ends, strict=True)]
@@ -180,7 +180,7 @@ def _stops(pair: Pair, left: Cut, right: Cut) -> tuple[Hit | None, Cuts]:
     return text_hit(pair, "stop_token", stop[0], stop[1], evidence), (cuts[0], cuts[1])
 
 
-def _one_end(pair: Pair, left: Cut, right: Cut) -> bool:
+def _one_end(pair: Pair, left: TextCut, right: TextCut) -> bool:
     """Whether both responses end with one special id, or with none."""
     ends = []
     for side, ids, loss, cut in zip(
@@ -191,13 +191,13 @@ def _one_end(pair: Pair, left: Cut, right: Cut) -> bool:
     return ends[0] == ends[1]
 
 
-def _at_end(pair: Pair, k: int, cut: Cut) -> bool:
+def _at_end(pair: Pair, k: int, cut: TextCut) -> bool:
     """Whether a cut ends with a response."""
     loss = pair.text_loss[k]
     return cut[1] >= len(loss) or not loss[cut[1]]
 
 
-def _shorter(pair: Pair, left: Cut, right: Cut) -> int | None:
+def _shorter(pair: Pair, left: TextCut, right: TextCut) -> int | None:
     """The side whose response is the beginning of the other's; None if neither is."""
     for k, cut in enumerate((left, right)):
         if cut[0] == cut[1] and _at_end(pair, 1 - k, (left, right)[1 - k]):
@@ -205,7 +205,7 @@ def _shorter(pair: Pair, left: Cut, right: Cut) -> int | None:
     return None
 
 
-def _cut_short(pair: Pair, cuts: Cuts, shorter: int) -> Hit:
+def _cut_short(pair: Pair, cuts: TextCuts, shorter: int) -> Hit:
     """A response that is the beginning of the other's: cut at a limit, if nothing speaks of a stop."""
     (a, b), (c, d) = cuts
     reasons = [side.sample.finish_reason for side in pair.sides]
@@ -225,7 +225,7 @@ def _cut_short(pair: Pair, cuts: Cuts, shorter: int) -> Hit:
 # ---- a response that was parsed and written again --------------------------------------------------
 
 
-def _stripped_thought(pair: Pair, left: Cut, right: Cut) -> str | None:
+def _stripped_thought(pair: Pair, left: TextCut, right: TextCut) -> str | None:
     """Only one side has a thought, known by the ids of its marks."""
     for k, cut in enumerate((left, right)):
         side, tokens, ids = pair.sides[k], pair.text_tokens[k], pair.text_ids[k]
@@ -287,7 +287,7 @@ def _number(text: str) -> float:
 # ---- texts ---------------------------------------------------------------------------------------
 
 
-def _texts(pair: Pair, decode: Decode | None, left: Cut, right: Cut) -> list[str | None]:
+def _texts(pair: Pair, decode: Decode | None, left: TextCut, right: TextCut) -> list[str | None]:
     """Of each side, the response that holds the cut, decoded; without `decode` the hash of all responses' text."""
     if decode is None:
         return [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
@@ -312,13 +312,13 @@ def _without_special(pair: Pair, decode: Decode) -> Decode:
     return text
 
 
-def _turn(loss: np.ndarray, cut: Cut) -> Cut:
+def _turn(loss: np.ndarray, cut: TextCut) -> TextCut:
     """The run of loss tokens that touches a cut."""
     touching = [(a, b) for a, b in true_runs(loss) if a <= cut[1] and cut[0] <= b]
     return touching[0] if touching else cut
 
 
-def text_hit(pair: Pair, cause: str, left: Cut, right: Cut, evidence: str) -> Hit:
+def text_hit(pair: Pair, cause: str, left: TextCut, right: TextCut, evidence: str) -> Hit:
     """A hit over text tokens that differ."""
     tokens = pair.text_tokens[0]
     start = int(tokens[left[0]]) if left[0] < len(tokens) else len(pair.left)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mmpack.parity.causes.alike import VIDEO_FIELDS
 from mmpack.parity.causes.pair import Hit, Pair, Side
 from mmpack.parity.causes.runs import sampled_runs
 from mmpack.parity.fixes import UNKNOWN
@@ -27,14 +28,7 @@ _COLUMNS = (  # what rules read and parity does not compare
     "prefix_cached_tokens",
 )
 # of media: what rules read, and what one side may lack without a difference
-_OF_MEDIA = (
-    "content_hash",
-    "fps",
-    "frame_indices",
-    "frame_timestamps",
-    "second_per_grid_ts",
-    "total_frames",
-)
+_OF_MEDIA = ("content_hash", *VIDEO_FIELDS)
 _RUN_CODES = ("MM101", "MM103", "MM104", "MM105")
 _KEY_CODES = ("MM101", "MM108")  # a medium under another's key has the other's grid
 # spans, turns and media that were cut off with the ids

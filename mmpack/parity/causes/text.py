@@ -17,7 +17,7 @@ from mmpack.parity.causes.pair import (
     show,
     stamp_of,
 )
-from mmpack.parity.causes.responses import Cut, one_of_many, response_hits, text_hit
+from mmpack.parity.causes.responses import TextCut, one_of_many, response_hits, text_hit
 from mmpack.parity.causes.turns import prompt_of_response, system_turn
 from mmpack.parity.fixes import UNKNOWN
 
@@ -55,7 +55,7 @@ def _text(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
     return _by_turn(pair, media, decode)
 
 
-def _timestamp(pair: Pair, media: list[Hit], left: Cut, right: Cut) -> bool:
+def _timestamp(pair: Pair, media: list[Hit], left: TextCut, right: TextCut) -> bool:
     """Whether the cuts lie in the timestamp before a video of which `media` says that its frames or seconds differ.
 
     Or that it may be another video.
@@ -113,7 +113,7 @@ def _first_of_each(hits: list[Hit]) -> list[Hit]:
     return list(first.values())
 
 
-def _cut(pair: Pair, spans: list[Cut]) -> tuple[Cut, Cut] | None:
+def _cut(pair: Pair, spans: list[TextCut]) -> tuple[TextCut, TextCut] | None:
     """The part of two runs of text tokens in which they differ; None if they are equal."""
     a, b = (ids[slice(*span)] for ids, span in zip(pair.text_ids, spans, strict=True))
     prefix = common_prefix(a, b)
@@ -125,7 +125,7 @@ def _cut(pair: Pair, spans: list[Cut]) -> tuple[Cut, Cut] | None:
     return (left + prefix, spans[0][1] - suffix), (right + prefix, spans[1][1] - suffix)
 
 
-def _prompt(pair: Pair, left: Cut, right: Cut) -> Hit:
+def _prompt(pair: Pair, left: TextCut, right: TextCut) -> Hit:
     hashes = [side.setting("chat_template") for side in pair.sides]
     if None not in hashes and hashes[0] != hashes[1]:
         evidence = f"processor.chat_template: rollout {show(hashes[0])}, train {show(hashes[1])}"
@@ -153,7 +153,7 @@ def _prompt(pair: Pair, left: Cut, right: Cut) -> Hit:
     return text_hit(pair, UNKNOWN, left, right, evidence)
 
 
-def _system_turn(pair: Pair, left: Cut, right: Cut) -> bool:
+def _system_turn(pair: Pair, left: TextCut, right: TextCut) -> bool:
     """Whether the difference ends with the system's turn, which may be absent on one side."""
     for side, tokens, (start, stop) in zip(
         pair.sides, pair.text_tokens, (left, right), strict=True
@@ -169,7 +169,7 @@ def _system_turn(pair: Pair, left: Cut, right: Cut) -> bool:
     return True
 
 
-def _before_response(pair: Pair, left: Cut, right: Cut) -> bool:
+def _before_response(pair: Pair, left: TextCut, right: TextCut) -> bool:
     """Whether one side has more text, directly before a response and within its turn: a generation prompt."""
     cuts = (left, right)
     if all(a < b for a, b in cuts):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
 from mmpack.parity.causes.settings import compare_settings
-from mmpack.parity.fields import MEDIA_FIELDS, VIDEO_FIELDS
 from mmpack.parity.records import MEDIA_NOTES, RECORDS
 from mmpack.parity.sampling import lacking_sampling, unlike_sampling, who_lacks
 from mmpack.parity.values import same_value

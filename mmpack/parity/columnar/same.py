@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
 from mmpack.parity.columnar.lacking import (
     Lacks,
     lacking_layout,
     lacking_sampling_by,
     lacking_settings,
 )
-from mmpack.parity.fields import MEDIA_FIELDS, VIDEO_FIELDS
+from mmpack.parity.fields import MODALITY_SPAN
 from mmpack.parity.records import RECORDS
 from mmpack.schema.columns.table import Table
 from mmpack.schema.rules import surely_valid
@@ -20,7 +21,6 @@ from mmpack.schema.sample import Sample
 from mmpack.schema.specs import Array
 
 ARRAYS = [name for name, c in Sample.columns().items() if isinstance(c.spec, Array)]
-SPAN = ("start", "stop", "modality", "media_index", "frame")
 LOSS_SPAN = ("start", "stop", "kind")
 MEDIUM = ("cache_key", "grid_thw", "modality", "num_tokens")
 
@@ -70,7 +70,7 @@ def _identical(left: Table, right: Table) -> np.ndarray:
 
 def _same_layout(left: Table, right: Table) -> np.ndarray:
     """bool [n]: equal in what both recorded, but settings. Valid masks are all ones: see `surely_valid`."""
-    same = _same_items(left, right, "modality_spans", SPAN)
+    same = _same_items(left, right, "modality_spans", MODALITY_SPAN)
     same &= _same_items(left, right, "media", MEDIUM, MEDIA_FIELDS + VIDEO_FIELDS)
     same &= _same_items(left, right, "loss_spans", LOSS_SPAN, ("turn",))
     same &= _same_numbers(left, right, "input_ids")

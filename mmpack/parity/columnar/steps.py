@@ -43,13 +43,13 @@ def steps(rollout: TraceReader, train: TraceReader, scored: int) -> Iterator[Ali
     # While rows are compared, the next ones are parsed, and more are decoded.
     with ExitStack() as stack:
         threads = [stack.enter_context(ThreadPoolExecutor(count)) for count in (1, 1, 2)]
-        left_side = Side(rollout.blocks(), rollout.max_record_bytes, threads[0], threads[2])
+        left_file = ReadAhead(rollout.blocks(), rollout.max_record_bytes, threads[0], threads[2])
         right_blocks = train.blocks(rollout)
-        right_side = Side(right_blocks, train.max_record_bytes, threads[1], threads[2])
-        sides = left_side, right_side
-        while rows := [side.rows_left() for side in sides if side.rows_left()]:
-            left = sides[0].next(min(rows))
-            right = sides[1].next(min(rows), left.block)
+        right_file = ReadAhead(right_blocks, train.max_record_bytes, threads[1], threads[2])
+        files = left_file, right_file
+        while rows := [file.rows_left() for file in files if file.rows_left()]:
+            left = files[0].next(min(rows))
+            right = files[1].next(min(rows), left.block)
             alike = _alike(left, right)
             with_logprobs = {lacks for lacks in set(alike.values()) if _has_logprobs(lacks)}
             if scored and with_logprobs:
@@ -60,7 +60,7 @@ def steps(rollout: TraceReader, train: TraceReader, scored: int) -> Iterator[Ali
             yield from _merged(_events(left, right, alike))
 
 
-class Side:
+class ReadAhead:
     """One file, read some blocks ahead."""
 
     def __init__(

@@ -19,7 +19,7 @@ def matrix_trace(fixture: Fixture) -> list[Sample]:
     """One sample per row of the fixture, in its order."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    prompts = [_expanded(fixture, number) for number in range(len(fixture.texts))]
+    prompts = [expanded_prompt(fixture, number) for number in range(len(fixture.texts))]
     places = [_positions(fixture, number, ids) for number, ids in enumerate(prompts)]
     requests = [
         GenerateReqInput(
@@ -47,7 +47,7 @@ def matrix_trace(fixture: Fixture) -> list[Sample]:
     )
 
 
-def _expanded(fixture: Fixture, number: int) -> list[int]:
+def expanded_prompt(fixture: Fixture, number: int) -> list[int]:
     """The prompt's ids, each picture's placeholder repeated by sglang."""
     from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProcessor
 

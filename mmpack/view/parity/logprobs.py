@@ -44,11 +44,12 @@ def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> Drift | str | Non
 
 def by_token(drift: Drift) -> Markup:
     """One bar per loss token; of more than BARS, the largest of each bin."""
-    values = drift.values[np.isfinite(drift.values)]
-    if not len(values):
+    tokens = np.flatnonzero(np.isfinite(drift.values))
+    if not len(tokens):
         return tag("p", "no finite logprob", class_="mm-note")
-    bins = np.array_split(values, min(len(values), BARS))
-    bars = np.array([b[np.argmax(np.abs(b))] for b in bins])
+    bins = np.array_split(tokens, min(len(tokens), BARS))
+    largest = [int(b[np.argmax(np.abs(drift.values[b]))]) for b in bins]
+    bars = drift.values[largest]
     top = float(np.abs(bars).max()) or 1.0
     step, middle = WIDTH / len(bars), HEIGHT / 2
     parts = []
@@ -58,7 +59,7 @@ def by_token(drift: Drift) -> Markup:
         parts.append(
             tag(
                 "rect",
-                tag("title", f"loss token {sum(map(len, bins[:i]))}: {value:+.4g}")
+                tag("title", f"loss token {largest[i]}: {value:+.4g}")
                 if len(bars) <= BARS // 4
                 else "",
                 x=f"{i * step:.2f}",
