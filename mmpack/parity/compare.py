@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_whole, kind_of
 from mmpack.parity.causes import (
     Decode,
     Hit,
@@ -78,6 +78,12 @@ def compare(
     """
     if isinstance(require, str):
         require = (require,)
+    if not isinstance(require, Iterable):
+        raise ArgumentError(
+            f"compare: require is {kind_of(require)}, expected names of fields. "
+            "Fix: e.g. require=('input_ids', 'media'), or () for none"
+        )
+    check_whole("compare", "max_findings", max_findings, least=0)
     for name in require:
         if name not in _REQUIRABLE:
             raise ArgumentError(

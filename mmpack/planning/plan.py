@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, PlanError, SchemaError, check_number
+from mmpack.errors import ArgumentError, PlanError, SchemaError, check_number, kind_of
 from mmpack.layout.forest import build_forest
 from mmpack.planning.balance import balance
 from mmpack.planning.bfd import best_fit_decreasing, spread
@@ -118,6 +118,11 @@ def plan(
     """
     samples = as_samples(samples, "plan")
     _check_arguments(max_tokens, max_patches, max_samples, ranks, on_invalid)
+    if not (cost is None or callable(cost)):
+        raise ArgumentError(
+            f"plan: cost is {kind_of(cost)}, expected a function of rows, pairs and patches. "
+            "Fix: pass one, or None"
+        )
     kept, dropped = _sort_out(samples, max_tokens, max_patches, on_invalid)
     work = _Work(
         samples,
@@ -127,7 +132,7 @@ def plan(
             max(len(samples), 1) if max_samples is None else max_samples,
         ),
         _Shared(samples, kept) if share_prefix else None,
-        cost or CostModel(),
+        CostModel() if cost is None else cost,
     )
     groups: dict[str, list[int]] = {}
     for i in kept:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number
 from mmpack.families import FAMILIES, Family, get_family
 from mmpack.processors.expand import KEPT, REPLACED
 from mmpack.processors.frame_processor import FrameProcessor
@@ -58,10 +57,8 @@ def check_settings(
         raise ArgumentError(
             f"wrap_processor: {family.name} does not count tokens per second. Fix: drop tokens_per_second"
         )
-    if tokens_per_second is not None and not 0 < tokens_per_second < math.inf:
-        raise ArgumentError(
-            f"wrap_processor: tokens_per_second={tokens_per_second}. Fix: a positive number"
-        )
+    if tokens_per_second is not None:
+        check_number("wrap_processor", "tokens_per_second", tokens_per_second, above=0)
     for name, own in (
         ("merge_size", family.spatial_merge_size),
         ("patch_size", family.patch_size),

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, require
+from mmpack.errors import ArgumentError, check_number, kind_of, require
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.occurrences import context_ids
@@ -96,6 +97,11 @@ def wrap_processor(
         name: getattr(hf_processor, name, None) if part is None else part
         for name, part in given.items()
     }
+    for name, part in parts.items():
+        if part is not None and type(part).__module__ == "builtins":
+            raise ArgumentError(
+                f"wrap_processor: {name} is {kind_of(part)}. Fix: pass a loaded one, as of transformers.AutoProcessor"
+            )
     if parts["tokenizer"] is None:
         raise ArgumentError(
             "wrap_processor: no tokenizer. Fix: pass a processor that has one, or tokenizer="
@@ -112,7 +118,12 @@ def wrap_processor(
             f"wrap_processor: chat_template is {type(chat_template).__name__}, expected a text. "
             "Fix: pass the one to use as chat_template="
         )
+    if not isinstance(media_root, str | os.PathLike | None):
+        raise ArgumentError(
+            f"wrap_processor: media_root is {kind_of(media_root)}, expected a folder. Fix: pass its path"
+        )
     root = None if media_root is None else Path(media_root)
+    check_number("wrap_processor", "cache_bytes", cache_bytes, least=0, finite=False)
     reader = None
     if about.video_token_id is not None:
         if parts["video_processor"] is None:
