@@ -45,8 +45,9 @@ rolled = rollout(
 tokens = sum(sample.num_loss_tokens for sample in rolled)
 print(f"rollout: {len(rolled)} responses, {tokens} tokens")
 
-# 4. The trainer's side of the same samples: from the messages, and from the ids as they were sampled (text that is
-#    encoded again may have other ids). Rewards are named scores: the right letter, and a small price for length.
+# 4. The trainer's side of the same samples: made anew from the messages, but with the ids as they were sampled (text
+#    that is encoded again may get other ids). Rewards are named scores: 1 for the right letter, and a small price for
+#    length, so that a random model has something to learn from.
 train = []
 for i, sample in enumerate(rolled):
     response_ids = sample.input_ids[sample.loss_indices]
@@ -81,22 +82,27 @@ plan = mp.plan(train, max_tokens=MAX_ROWS, share_prefix=True)
 lengths = sum(map(len, train))
 print(f"plan: {len(plan.bins)} micro-batches, {sum(plan.bin_rows)} rows for {lengths} tokens")
 
-# 8. Logprobs of the sampled tokens, before the step. They must be the rollout's own.
+# 8. Logprobs of the sampled tokens, before the step. They must be the rollout's own. Inside `attach` the model's
+#    attention obeys the packed row: no sample sees another's response. `unpack_loss` cuts [N] loss tokens into one
+#    tensor per sample.
 old_logprobs = [None] * len(train)
 with torch.no_grad(), attach(model):
     for members in plan.bins:
         batch = mp.pack([train[i] for i in members], share_prefix=True)
-        found = packed_logprobs(model, batch, temperature=TEMPERATURE)
-        for i, logprobs in zip(members, batch.unpack_loss(found), strict=True):
-            old_logprobs[i] = logprobs
-    # the same by hand, where logits are wanted: only those of the rows that the loss reads
+        logprobs = packed_logprobs(model, batch, temperature=TEMPERATURE)
+        for i, own in zip(members, batch.unpack_loss(logprobs), strict=True):
+            old_logprobs[i] = own
+    # where you want logits: the same by hand for the last batch, of only the rows that the loss reads
     logits = model(**model_inputs(batch, model), logits_to_keep=batch.loss_rows).logits[0]
     by_hand = mp.selected_logprobs(logits, batch.loss_targets, temperature=TEMPERATURE)
 recorded = torch.cat([torch.from_numpy(sample.rollout_logprobs) for sample in train])
-off, between = (torch.cat(old_logprobs) - recorded).abs().max(), (by_hand - found).abs().max()
+off = (torch.cat(old_logprobs) - recorded).abs().max()
+between = (by_hand - logprobs).abs().max()
 print(f"logprobs: largest difference from the rollout's {off:.1e}, between both ways {between:.1e}")
 
-# 9. The step. The totals are the whole batch's, so that the losses of all micro-batches add up to its loss.
+# 9. The step. The totals are the whole batch's, so that the losses of all micro-batches add up to its loss. `tis`
+#    weighs each token by how far the trainer's logprob is from the engine's. The loss itself is about 0 here, as the
+#    advantages of a group sum to 0 and responses are equally long; its gradient is not.
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 loss = 0.0
 with attach(model):
@@ -117,12 +123,14 @@ with attach(model):
 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 optimizer.step()
 
-# 10. After it, tokens of good responses are likelier, and tokens of bad ones are not.
+# 10. After it, tokens of good responses are likelier, and tokens of bad ones are not: advantage times (ratio - 1) is
+#     above 0 in sum.
 gain = 0.0
 with torch.no_grad(), attach(model):
     for members in plan.bins:
         batch = mp.pack([train[i] for i in members], share_prefix=True)
-        found = batch.unpack_loss(packed_logprobs(model, batch, temperature=TEMPERATURE))
-        for i, logprobs in zip(members, found, strict=True):
-            gain += (advantages[i] * (logprobs - old_logprobs[i]).expm1()).sum().item()
+        logprobs = packed_logprobs(model, batch, temperature=TEMPERATURE)
+        for i, own in zip(members, batch.unpack_loss(logprobs), strict=True):
+            ratio = (own - old_logprobs[i]).exp()
+            gain += (advantages[i] * (ratio - 1)).sum().item()
 print(f"step: loss {loss:.2e}, gradient norm {norm:.3f}, gain {gain / tokens:.1e} per token")

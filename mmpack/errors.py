@@ -151,6 +151,27 @@ def check_number(
     raise ArgumentError(f"{what}: {name} is {shown}, expected {' '.join(words)}. Fix: {fix}")
 
 
+def check_whole(
+    what: str, name: str, value: Any, *, least: int = 1, fix: str = "pass such a number"
+) -> None:
+    """Raise ArgumentError unless `value` is a whole number of `least` or more."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least:
+        return
+    shown = repr(value) if isinstance(value, Real) else kind_of(value)
+    raise ArgumentError(
+        f"{what}: {name} is {shown}, expected a whole number of {least} or more. Fix: {fix}"
+    )
+
+
+def check_flag(what: str, name: str, value: Any) -> None:
+    """Raise ArgumentError unless `value` is a bool (numpy's too), or a number in its place."""
+    if isinstance(value, Real) or type(value).__name__ in ("bool", "bool_"):
+        return
+    raise ArgumentError(
+        f"{what}: {name} is {kind_of(value)}, expected a bool. Fix: pass True or False"
+    )
+
+
 def check_name(what: str, option: str, value: Any, names: Collection[str]) -> None:
     """Raise ArgumentError unless `value` is one of `names`."""
     if isinstance(value, str) and value in names:

@@ -24,7 +24,7 @@ def get_family(name: str | Family) -> Family:
     """The family called `name`. Raises LayoutError (MM006) for a name that mmpack doesn't know."""
     if isinstance(name, Family):
         return name
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise LayoutError(
             f"family {name!r} is unknown. Fix: use one of {', '.join(FAMILIES)}", "MM006"
         )

@@ -142,6 +142,17 @@ def _positions(
     return positions, (int(positions.max()) + 1 - length) if length else 0
 
 
+def _grids(name: str, given: Grids) -> np.ndarray:
+    """int64 [n, 3]."""
+    try:
+        return np.asarray([] if given is None else given, dtype=np.int64).reshape(-1, 3)
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(
+            f"mrope_positions: {name}_grid_thw {reprlib.repr(given):.80} are no grids. "
+            f"Fix: pass time, height and width in patches of each {name}, [n, 3]"
+        ) from None
+
+
 def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> np.ndarray:
     """int64 [O, 3]: the grid of each run, checked against the run's length."""
     out = np.zeros((len(runs), 3), dtype=np.int64)
@@ -149,7 +160,7 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
         ("image", images, ~runs.is_video),
         ("video", videos, runs.is_video),
     ):
-        grids = np.asarray([] if given is None else given, dtype=np.int64).reshape(-1, 3)
+        grids = _grids(name, given)
         if name == "video" and family.video_layout == "frames":
             grids = _frames(grids, int(mine.sum()))
         which = np.flatnonzero(mine)

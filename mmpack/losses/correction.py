@@ -50,10 +50,15 @@ def correction_weights(
 def check_correction(kind: str, level: str, low: float, high: float) -> None:
     """Raise ArgumentError for unknown names and for bounds that bound nothing."""
     check_name("correction_weights", "kind", kind, get_args(Correction))
-    check_name("correction_weights", "level", level, get_args(CorrectionLevel))
-    check_number("correction_weights", "low", low, least=0)
-    check_number("correction_weights", "high", high, least=0, finite=False)
+    check_correction_options(level, low, high)
     if not low < high:
         raise ArgumentError(
             f"correction_weights: low is {low}, high is {high}. Fix: weights are positive and low is below high"
         )
+
+
+def check_correction_options(level: str, low: float, high: float) -> None:
+    """Raise ArgumentError for an unknown level and for what is no bound."""
+    check_name("correction_weights", "level", level, get_args(CorrectionLevel))
+    check_number("correction_weights", "low", low, least=0)
+    check_number("correction_weights", "high", high, least=0, finite=False)

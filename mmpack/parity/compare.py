@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from mmpack.errors import ArgumentError, check_number, kind_of
+from mmpack.errors import ArgumentError, check_whole, kind_of
 from mmpack.parity.causes import (
     Decode,
     Hit,
@@ -75,12 +75,13 @@ def compare(
         >>> report.ok, report.first.cause, report.first.span
         (False, 'truncated', (3, 5))
     """
-    check_number("compare", "max_findings", max_findings, least=0)
+    check_whole("compare", "max_findings", max_findings, least=0)
     if isinstance(require, str):
         require = (require,)
     if not isinstance(require, Iterable):
         raise ArgumentError(
-            f"compare: require is {kind_of(require)}, expected names of fields. Fix: require=('input_ids', …)"
+            f"compare: require is {kind_of(require)}, expected names of fields. "
+            "Fix: e.g. require=('input_ids', 'media'), or () for none"
         )
     require = tuple(require)
     for name in require:
@@ -88,7 +89,7 @@ def compare(
             raise ArgumentError(
                 f"compare: require names {name!r}. Fix: use fields of {', '.join(_REQUIRABLE)}"
             )
-    tally = _Tally(int(max_findings))
+    tally = _Tally(max_findings)
     in_memory = not (_read(rollout) and _read(train))
     rollout, train = _identified(rollout, "rollout"), _identified(train, "train")
     for item in paired(rollout, train, scored=_DRAWN):

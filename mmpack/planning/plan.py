@@ -120,7 +120,8 @@ def plan(
     _check_arguments(max_tokens, max_patches, max_samples, ranks, on_invalid)
     if not (cost is None or callable(cost)):
         raise ArgumentError(
-            f"plan: cost is {kind_of(cost)}. Fix: a function of (rows, pairs, patches), or leave it out"
+            f"plan: cost is {kind_of(cost)}, expected a function of rows, pairs and patches. "
+            "Fix: pass one, or None"
         )
     kept, dropped = _sort_out(samples, max_tokens, max_patches, on_invalid)
     work = _Work(

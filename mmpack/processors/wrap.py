@@ -97,6 +97,11 @@ def wrap_processor(
         name: getattr(hf_processor, name, None) if part is None else part
         for name, part in given.items()
     }
+    for name, part in parts.items():
+        if part is not None and type(part).__module__ == "builtins":
+            raise ArgumentError(
+                f"wrap_processor: {name} is {kind_of(part)}. Fix: pass a loaded one, as of transformers.AutoProcessor"
+            )
     if parts["tokenizer"] is None:
         raise ArgumentError(
             "wrap_processor: no tokenizer. Fix: pass a processor that has one, or tokenizer="
@@ -113,12 +118,12 @@ def wrap_processor(
             f"wrap_processor: chat_template is {type(chat_template).__name__}, expected a text. "
             "Fix: pass the one to use as chat_template="
         )
-    check_number("wrap_processor", "cache_bytes", cache_bytes, least=0, finite=False)
     if not isinstance(media_root, str | os.PathLike | None):
         raise ArgumentError(
-            f"wrap_processor: media_root is {kind_of(media_root)}. Fix: the path of a folder"
+            f"wrap_processor: media_root is {kind_of(media_root)}, expected a folder. Fix: pass its path"
         )
     root = None if media_root is None else Path(media_root)
+    check_number("wrap_processor", "cache_bytes", cache_bytes, least=0, finite=False)
     reader = None
     if about.video_token_id is not None:
         if parts["video_processor"] is None:

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from mmpack.errors import require
+from mmpack.errors import check_whole, require
 from mmpack.smoke.exercise import Exercise
 
 COLOURS = {
@@ -47,6 +47,7 @@ class DrawnClip:
 
 def clip_exercises(count: int = 3, seed: int = 0) -> list[Exercise]:
     """`count` problems with one clip each; equal seeds give equal clips. Raises: MissingExtraError without av."""
+    check_whole("clip_exercises", "count", count, least=0)
     draw = random.Random(seed)
     return [_exercise(f"clip-{i}", drawn_clip(draw, i), draw) for i in range(1, count + 1)]
 

@@ -6,13 +6,14 @@ They come in order of ids or rows; every picture is decoded here, and a bad one 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmpack.errors import ArgumentError, TraceError, require
+from mmpack.errors import ArgumentError, TraceError, check_whole, kind_of, require
 from mmpack.files import read_bounded
 from mmpack.processors.images import MAX_FILE_BYTES, decode
 from mmpack.smoke.exercise import Exercise
@@ -38,9 +39,11 @@ def load_exercises(
     Raises: ArgumentError for arguments that name nothing; TraceError, with file and field, for a broken or empty set;
     MissingExtraError without Pillow, or without pyarrow or datasets where they are needed.
     """
-    if limit is not None and limit < 1:
+    if limit is not None:
+        check_whole("load_exercises", "limit", limit, fix="a positive number, or None for all")
+    if not isinstance(data, str | os.PathLike | None):
         raise ArgumentError(
-            f"load_exercises: limit={limit}. Fix: a positive number, or None for all"
+            f"load_exercises: data is {kind_of(data)}. Fix: a path or a hub name, or None for the drawn set"
         )
     if split in ("", "..") or Path(split).name != split:
         raise ArgumentError(f"load_exercises: split={split!r} is no name. Fix: e.g. split='train'")

@@ -5,7 +5,7 @@ datasets.py reads them, geometry.py and clips.py draw some.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,4 +23,4 @@ class Exercise:
     choices: tuple[str, ...] = ()
     answer_letter: str | None = None  # "A" is choices[0]
     source: str = ""
-    video: bytes | None = None  # an encoded file
+    video: bytes | None = field(default=None, repr=False)  # an encoded file

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmpack.errors import ArgumentError, needs
+from mmpack.errors import ArgumentError, check_name, needs
 
 with needs("smoke", __name__):
     import transformers
@@ -35,10 +35,7 @@ def qwen_vl_processor(
     `qwen_tokenizer()` if not given, which takes some seconds.
     Raises: ArgumentError for another family or bounds; MissingExtraError without dashscope.
     """
-    if family not in _RELEASED:
-        raise ArgumentError(
-            f"qwen_vl_processor: family is {family!r}. Fix: use one of {', '.join(_RELEASED)}"
-        )
+    check_name("qwen_vl_processor", "family", family, _RELEASED)
     released = _RELEASED[family]
     least = released.min_pixels if min_pixels is None else min_pixels
     most = released.max_pixels if max_pixels is None else max_pixels

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import check_name
 
 VOCAB_SIZE = 151_936  # Qwen2.5's embedding rows: the vocabulary, padded
 _TEXT: dict[str, Any] = {
@@ -38,10 +38,7 @@ def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -
 
     Raises: ArgumentError for a family that has no tiny model.
     """
-    if family not in _CONFIGS:
-        raise ArgumentError(
-            f"tiny_model: family is {family!r}. Fix: use one of {', '.join(_CONFIGS)}"
-        )
+    check_name("tiny_model", "family", family, _CONFIGS)
     name, text, vision, rest = _CONFIGS[family]
     config = getattr(transformers, f"{name}Config")(
         text_config=text, vision_config=vision, tie_word_embeddings=True, **rest

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from mmpack.errors import MissingExtraError
+from mmpack.errors import ArgumentError, MissingExtraError, kind_of
 from mmpack.parity.report import ParityReport
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def html(
         decode: ids -> text, for the tokens around a difference.
         train_logprobs: sample_id -> the trainer's logprobs [n] (natural log), where its trace doesn't hold them.
 
-    Raises: MissingExtraError without MarkupSafe, and without Pillow where pictures are drawn.
+    Raises: ArgumentError for what is no report; MissingExtraError without MarkupSafe, and without Pillow where pictures
+    are drawn.
 
     Example:
         >>> import mmpack as mp
@@ -43,6 +44,10 @@ def html(
         >>> mp.view.html(report)[:15], "Not compared" in mp.view.html(report)
         ('<!doctype html>', True)
     """
+    if not isinstance(report, ParityReport):
+        raise ArgumentError(
+            f"view.html: the report is {kind_of(report)}, expected a ParityReport. Fix: pass what mp.compare returns"
+        )
     from mmpack.view.parity.page import page
 
     return page(

@@ -86,3 +86,22 @@ def test_videos_are_what_the_trainer_makes_of_them(family, policy, tmp_path):
 def test_a_family_without_grids_is_refused(parts):
     with pytest.raises(ArgumentError, match="internvl's processor returns no grids"):
         rollout(parts[0], internvl_processor(max_tiles=4), PROMPT, ["g"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"max_new_tokens": float("nan")}, "max_new_tokens is nan, expected a whole number of 1"),
+        ({"n": 0}, "n is 0, expected a whole number of 1 or more"),
+        ({"prompts_per_batch": None}, "prompts_per_batch is None"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"group_ids": []}, "1 prompts have 0 group_ids"),
+        ({"group_ids": "g"}, "group_ids are of type str"),
+        ({"group_ids": [1]}, "group_ids hold 1, expected texts"),
+        ({"model": None}, "the model is None, which has no generate"),
+    ],
+)
+def test_wrong_arguments_stop_before_anything_is_sampled(parts, wrong, match):
+    given = {"model": parts[0], "hf_processor": parts[1], "prompts": PROMPT, "group_ids": ["g"]}
+    with pytest.raises(ArgumentError, match=rf"^rollout: {match}.* Fix: [^\n]+$"):
+        rollout(**(given | {"max_new_tokens": 2} | wrong))

@@ -256,3 +256,9 @@ def test_no_tokens():
     positions, delta = mp.mrope_positions([], get_family("qwen2_vl"))
     assert positions.shape == (3, 0)
     assert delta == 0
+
+
+@pytest.mark.parametrize("grids", [[1, 2], "x", [float("nan")] * 3])
+def test_what_is_no_grid(grids):
+    with pytest.raises(mp.ArgumentError, match=r"image_grid_thw .* are no grids\. Fix: "):
+        mp.mrope_positions([1, 2], "qwen2_vl", image_grid_thw=grids)

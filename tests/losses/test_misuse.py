@@ -250,3 +250,11 @@ def test_checks_are_traced():
     for scale in (1.0, 2.0, 3.5):
         x = torch.randn(N)
         torch.testing.assert_close(compiled(x, scale), step(x, scale))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"correction_level": None}, {"correction_low": None}, {"correction_high": "2"}]
+)
+def test_options_of_a_correction_that_is_off_are_looked_at_too(wrong):
+    with pytest.raises(ArgumentError, match=r"^correction_weights: (level|low|high) is .* Fix: "):
+        policy(**wrong)

@@ -70,3 +70,17 @@ def test_shapes_of_meta_and_fake_tensors(op, x):
         found = op(mode.from_tensor(x), mode.from_tensor(targets))
     assert found.shape == (3,)
     assert found.device == x.device
+
+
+@pytest.mark.parametrize("op", [selected_logprobs, linear_selected_logprobs])
+def test_entropy_is_a_flag(op):
+    x = torch.randn(3, 8)
+    inputs = (x, TARGETS) if op is selected_logprobs else (x, torch.randn(7, 8), TARGETS)
+    with pytest.raises(ArgumentError, match=r"entropy is of type str, expected a bool\. Fix: "):
+        op(*inputs, entropy="yes")
+
+
+def test_a_group_is_a_process_group():
+    inputs = torch.randn(3, 8), torch.randn(7, 8), TARGETS
+    with pytest.raises(ArgumentError, match=r"group is of type int, .* Fix: "):
+        linear_selected_logprobs(*inputs, group=-100)  # what new_group gives ranks outside of it

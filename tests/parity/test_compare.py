@@ -480,3 +480,9 @@ def test_a_malformed_sample_says_what_is_wrong_and_is_never_equal():
 def test_records_that_are_no_samples_are_refused_in_one_line(records):
     with pytest.raises(mp.ArgumentError, match=r"^compare: rollout.* Fix: pass samples"):
         compare(records, [episode()])
+
+
+@pytest.mark.parametrize("wrong", [{"require": None}, {"max_findings": "all"}])
+def test_wrong_options_are_one_line(wrong):
+    with pytest.raises(mp.ArgumentError, match=r"^compare: (require|max_findings) is .* Fix: "):
+        compare([small(0)], [small(0)], **wrong)

@@ -343,3 +343,8 @@ def test_the_prefix_forest_is_built_once(monkeypatch):
         assert build_forest([samples[i] for i in chosen]).num_tokens <= 120
     shared = sum(build_forest([samples[i] for i in chosen]).num_tokens for chosen in made.bins)
     assert made.stats["rows_shared"] == shared < made.stats["rows_packed"]
+
+
+def test_a_cost_that_is_no_function():
+    with pytest.raises(ArgumentError, match=r"plan: cost is of type int.* Fix: pass one, or None"):
+        plan([make_sample("s", "g", [1], [2])], max_tokens=8, cost=3)

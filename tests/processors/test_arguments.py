@@ -262,3 +262,18 @@ def test_wrong_options_are_named(hf, wrong):
         ArgumentError,
         f"wrap_processor: {next(iter(wrong))} is ",
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"tokenizer": "Qwen/Qwen2.5-VL-3B-Instruct"}, "tokenizer is of type str"),
+        ({"video_processor": {}}, "video_processor is of type dict"),
+        ({"family": ["qwen2_vl"]}, "family .* is unknown"),
+        ({"tokens_per_second": "2"}, "tokens_per_second is of type str"),
+        ({"media_root": 3}, "media_root is of type int"),
+        ({"cache_bytes": "1G"}, "cache_bytes is of type str"),
+    ],
+)
+def test_what_wrap_processor_refuses(hf, wrong, match):
+    refused(lambda: mp.wrap_processor(hf, **wrong), MmpackError, match)

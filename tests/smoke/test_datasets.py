@@ -189,7 +189,7 @@ def test_real_problems(geo3k_dir):
 
 @pytest.mark.parametrize("limit", [0, -3])
 def test_limit(limit):
-    assert f"limit={limit}" in message(limit=limit)
+    assert f"limit is {limit}," in message(limit=limit)
 
 
 @pytest.mark.parametrize("split", ["", "..", "a/b", "/etc"])
@@ -391,3 +391,9 @@ def test_no_heavy_imports():
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'datasets', 'pyarrow')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("wrong", [{"limit": "4"}, {"limit": 0}, {"data": 3}])
+def test_arguments_of_another_type(wrong):
+    with pytest.raises(ArgumentError, match=r"^load_exercises: (limit|data) is .* Fix: "):
+        load_exercises(**wrong)

@@ -288,3 +288,8 @@ def test_reports_without_samples():
         assert not page.all("section")
     assert "no such sample" in "".join(page.text)
     assert "pairs" not in report.to_dict()
+
+
+def test_what_is_no_report():
+    with pytest.raises(mp.ArgumentError, match=r"the report is None, .* Fix: "):
+        mp.view.html(None)

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig
 
 from mmpack.adapters.processed_media import described_medium
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number, check_whole, kind_of
 from mmpack.families import Family
 from mmpack.layout.fingerprint import content_hash, fingerprint
 from mmpack.layout.names import numbered_in_groups
@@ -53,9 +53,21 @@ def rollout(
 
     Args: `media_root`, `video_policy`, `video_settings`: of `wrap_processor`. Videos are sampled and decoded by its
     plan; the processor lays their frames out, with the plan's times.
-    Raises: ArgumentError for families whose processor returns no grids, and for videos of unlike pixel limits in one
-    batch of prompts.
+    Raises: ArgumentError for counts and temperatures out of range, for prompts without one group id each, for families
+    whose processor returns no grids, and for videos of unlike pixel limits in one batch of prompts.
     """
+    for name, count in (
+        ("n", n),
+        ("max_new_tokens", max_new_tokens),
+        ("prompts_per_batch", prompts_per_batch),
+    ):
+        check_whole("rollout", name, count)
+    check_number("rollout", "temperature", temperature, above=0)
+    _check_prompts(prompts, group_ids)
+    if not hasattr(model, "generate"):
+        raise ArgumentError(
+            f"rollout: the model is {kind_of(model)}, which has no generate. Fix: pass a transformers model"
+        )
     # it names settings and media, and lays nothing out
     wrapped = wrap_processor(
         hf_processor,
@@ -123,6 +135,24 @@ def _own_config(model: Any, config: GenerationConfig) -> Iterator[None]:
         yield
     finally:
         model.generation_config = kept
+
+
+def _check_prompts(prompts: Any, group_ids: Any) -> None:
+    """Raise ArgumentError unless each prompt has a group id."""
+    for name, values in (("prompts", prompts), ("group_ids", group_ids)):
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise ArgumentError(
+                f"rollout: {name} are {kind_of(values)}. Fix: a list, with one entry per prompt"
+            )
+    if len(prompts) != len(group_ids):
+        raise ArgumentError(
+            f"rollout: {len(prompts)} prompts have {len(group_ids)} group_ids. Fix: pass one per prompt"
+        )
+    for group_id in group_ids:
+        if not isinstance(group_id, str):
+            raise ArgumentError(
+                f"rollout: group_ids hold {group_id!r:.40}, expected texts. Fix: pass str(…) of each"
+            )
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> list[int]:

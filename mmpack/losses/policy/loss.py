@@ -14,7 +14,12 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number
 from mmpack.losses.aggregate import SAMPLE_MEAN, Aggregation, Total, denominator
-from mmpack.losses.correction import Correction, CorrectionLevel, check_correction
+from mmpack.losses.correction import (
+    Correction,
+    CorrectionLevel,
+    check_correction,
+    check_correction_options,
+)
 from mmpack.losses.kl import KLKind, check_kl_kind
 from mmpack.losses.policy.autograd import PolicyLossFunction
 from mmpack.losses.policy.call import METRICS, Columns, Kind, Options
@@ -142,6 +147,7 @@ def policy_loss(
         check_number(WHAT, option, number, least=0)
     check_number(WHAT, "entropy_coef", entropy_coef)
     check_kl_kind(kl_kind)
+    check_correction_options(correction_level, correction_low, correction_high)
     if correction is not None:
         check_correction(correction, correction_level, correction_low, correction_high)
     _check_needed(given, kl_coef, entropy_coef, correction)

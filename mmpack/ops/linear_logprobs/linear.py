@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number
+from mmpack.errors import ArgumentError, check_flag, check_number, kind_of
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
@@ -100,12 +100,14 @@ def linear_selected_logprobs(
         raise ArgumentError(
             f"{NAME}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: one per vocabulary entry"
         )
+    check_flag(NAME, "entropy", entropy)
     if softcap is not None:
         check_number(NAME, "softcap", softcap, above=0, fix="pass None for no softcap")
     if memory_budget is not None:
         check_number(NAME, "memory_budget", memory_budget, least=0, fix="pass bytes, or None")
     ranks, rank, group_name = 1, 0, ""
     if group is not None:
+        _check_group(group)
         ranks, rank, group_name = group.size(), group.rank(), group.group_name
     num_rows, shard = hidden.shape[0], weight.shape[0]
     vocab = ranks * shard
@@ -122,6 +124,14 @@ def linear_selected_logprobs(
     )  # fmt: skip
     logprobs, entropies, *_ = _forward(*call)
     return (logprobs, entropies) if entropy else logprobs
+
+
+def _check_group(group: Any) -> None:
+    if not (torch.distributed.is_available() and isinstance(group, torch.distributed.ProcessGroup)):
+        raise ArgumentError(
+            f"{NAME}: group is {kind_of(group)}, expected a ProcessGroup. "
+            f"Fix: pass torch.distributed.new_group(…), or None"
+        )
 
 
 @torch.library.custom_op("mmpack::linear_selected_logprobs", mutates_args=())

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_name
+from mmpack.errors import ArgumentError, check_flag, check_name
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
@@ -81,6 +81,7 @@ def selected_logprobs(
         "selected_logprobs", (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature
     )
     check_name("selected_logprobs", "gradient", gradient, GRADIENTS)
+    check_flag("selected_logprobs", "entropy", entropy)
     if gradient != "dense" and rows is not None and rows_unique is None:
         raise ArgumentError(
             f"selected_logprobs: gradient is {gradient!r}, and rows may repeat. "
