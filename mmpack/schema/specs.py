@@ -282,7 +282,10 @@ class Array(Spec):
                 at = int(flat.argmax())
             else:
                 return
-            raise trace_error(f"{where}[{at}]", f"{flat[at]} is outside [{self.low}, {self.high}]")
+            bounds = (
+                f"above {self.high}" if self.low is None else f"outside [{self.low}, {self.high}]"
+            )
+            raise trace_error(f"{where}[{at}]", f"{flat[at]} is {bounds}")
         if flat.dtype.kind not in "iuf":
             raise trace_error(where, f"expected numbers, found values of type {flat.dtype}")
         finite = np.isfinite(flat)

@@ -121,3 +121,10 @@ def test_arguments_that_are_swapped_or_single(tmp_path, monkeypatch, path, given
     with pytest.raises(mp.ArgumentError, match=match):
         mp.write_trace(path, given)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bound_on_one_side_is_named_as_one():
+    sample = make_sample([("text", [1, 2, 3])])
+    sample.position_ids = np.full((3, 3), 2**60)
+    with pytest.raises(TraceError, match=r"position_ids\[0\]: \d+ is above \d+ \(MM003\)"):
+        mp.Sample.from_dict(sample.to_dict(numpy=True))
