@@ -20,7 +20,7 @@ from mmpack.parity.causes import (
     broken_rules,
     hits_of,
     rule_hits,
-    structure_hits,
+    structured_pair,
 )
 from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
 from mmpack.parity.columnar.steps import Alike
@@ -126,14 +126,12 @@ def _with_ids(samples: Iterable[Sample], name: str) -> Iterator[Sample]:
 
 
 def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> list[Finding]:
-    """All findings of one pair of samples, root cause first."""
+    """All findings of one pair of samples, root cause first; neither has a fault of structure."""
     fields = unlike_fields(left, right)
     pair = Pair(left, right)
     broken = broken_rules(pair, fields_equal=not fields)
     if not fields and not any(broken):
         return []
-    if any(code.startswith("MM0") for side in broken for code in side):
-        return [_finding(left, hit, hit) for hit in rule_hits(pair, broken, [])]  # not arrays
     hits = hits_of(pair, decode)
     hits += rule_hits(pair, broken, hits)
     if "sampling" in fields:
@@ -276,10 +274,12 @@ class _Tally:
     def pair(
         self, ordinal: int, left: Sample, right: Sample, decode: Decode | None, in_memory: bool
     ) -> None:
-        if in_memory and (malformed := structure_hits(left, right)):
-            self.compared += 1
-            self._count(ordinal, [_finding(left, hit, hit) for hit in malformed])
-            return
+        if in_memory:
+            left, right, malformed = structured_pair(left, right)
+            if malformed:
+                self.compared += 1
+                self._count(ordinal, [_finding(left, hit, hit) for hit in malformed])
+                return
         self.alike(Alike(1, frozenset(lacking(left, right))))
         findings = findings_of(left, right, decode)
         if findings:

@@ -12,12 +12,12 @@ from mmpack.parity.causes.loss import loss_hits
 from mmpack.parity.causes.media import media_hits
 from mmpack.parity.causes.pair import Decode, Hit, Pair
 from mmpack.parity.causes.positions import position_hits
-from mmpack.parity.causes.rules import broken_rules, rule_hits, structure_hits
+from mmpack.parity.causes.rules import broken_rules, rule_hits, structured_pair
 from mmpack.parity.causes.runs import run_hits
 from mmpack.parity.causes.settings import setting_hits
 from mmpack.parity.causes.text import text_hits
 
-__all__ = ["Decode", "Hit", "Pair", "broken_rules", "hits_of", "rule_hits", "structure_hits"]
+__all__ = ["Decode", "Hit", "Pair", "broken_rules", "hits_of", "rule_hits", "structured_pair"]
 
 
 def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:

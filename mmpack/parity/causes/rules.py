@@ -10,7 +10,8 @@ from mmpack.parity.causes.alike import VIDEO_FIELDS
 from mmpack.parity.causes.pair import Hit, Pair, Side
 from mmpack.parity.causes.runs import sampled_runs
 from mmpack.parity.fixes import UNKNOWN
-from mmpack.schema.rules import Problem, problems_of, structured
+from mmpack.schema.rules import Problem, structured
+from mmpack.schema.rules import broken_rules as broken_rules_of
 from mmpack.schema.sample import Sample
 
 _CAUSES = {"MM107": "dropped_image", "MM109": "cache_key", "MM204": "loss_mask_shift"}
@@ -59,7 +60,7 @@ def broken_rules(pair: Pair, fields_equal: bool) -> Broken:
 
 def _first_breaks(sample: Sample) -> dict[str, Problem]:
     found: dict[str, Problem] = {}
-    for problem in problems_of(sample):
+    for problem in broken_rules_of(sample):
         found.setdefault(problem.code, problem)
     return found
 
@@ -83,14 +84,22 @@ def _adds_nothing(left: Sample, right: Sample) -> bool:
     )
 
 
-def structure_hits(left: Sample, right: Sample) -> list[Hit]:
-    """One hit for each rule of structure (MM0xx) that a side breaks: no field of such a sample can be compared."""
+def structured_pair(left: Sample, right: Sample) -> tuple[Sample, Sample, list[Hit]]:
+    """Both sides as `read_trace` returns them, and a hit for each rule of structure (MM0xx) that a side breaks.
+
+    No field of such a sample can be compared.
+    """
+    (left, left_faults), (right, right_faults) = structured(left), structured(right)
+    if not left_faults and not right_faults:
+        return left, right, []
     broken: Broken = ({}, {})
-    for found, sample in zip(broken, (left, right), strict=True):
-        for fault in structured(sample)[1]:
+    for found, sample, faults in zip(
+        broken, (left, right), (left_faults, right_faults), strict=True
+    ):
+        for fault in faults:
             code = fault.code or "MM003"
             found.setdefault(code, Problem(code, sample.sample_id, fault.where, fault.why))
-    return [_hit(UNKNOWN, *found) for found in _by_rule(*broken)]
+    return left, right, [_hit(UNKNOWN, *found) for found in _by_rule(*broken)]
 
 
 def rule_hits(pair: Pair, first: Broken, known: list[Hit]) -> list[Hit]:

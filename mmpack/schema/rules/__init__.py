@@ -3,6 +3,7 @@
 from mmpack.schema.codes import RULES, Rule
 from mmpack.schema.rules.problems import (
     Problem,
+    broken_rules,
     check,
     problems_of,
     structured,
@@ -14,6 +15,7 @@ __all__ = [
     "RULES",
     "Problem",
     "Rule",
+    "broken_rules",
     "check",
     "problems_of",
     "structured",

@@ -102,11 +102,15 @@ def problems_of(sample: Sample, place: str = "sample") -> Iterator[Problem]:
     sample_id = known if isinstance(known, str) else place
     for fault in faults:
         yield Problem(fault.code or "MM003", sample_id, fault.where, fault.why)
-    if faults:
-        return
+    if not faults:
+        yield from broken_rules(sample)
+
+
+def broken_rules(sample: Sample) -> Iterator[Problem]:
+    """The broken rules of one sample that has no fault of structure: `structured` gives it."""
     for topic in TOPICS:
         for code, field, message, span in topic.problems(sample, FAMILIES[sample.family]):
-            yield Problem(code, sample_id, field, message, span)
+            yield Problem(code, sample.sample_id, field, message, span)
 
 
 def surely_valid(table: Table, max_record_bytes: int) -> np.ndarray:
