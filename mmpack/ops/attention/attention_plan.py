@@ -19,9 +19,8 @@ from mmpack.errors import ArgumentError
 from mmpack.ops.rows.inverse import Inverse
 
 FLEX_BLOCK = 128  # rows and keys of FlexAttention's blocks
-PADDING_PIECE = (
-    128  # rows of padding in one sequence: a long one would cost time, and padding is not read
-)
+# rows of padding in one sequence: a long one would cost time, and padding is not read
+PADDING_PIECE = 128
 
 
 @dataclass
@@ -44,9 +43,8 @@ class AttentionPlan:
     key_rows: torch.Tensor | None
     key_inverse: Inverse | None  # of key_rows
     pairs: int  # of a query and a key that it sees: what varlen kernels compute
-    full_blocks: (
-        int  # FLEX_BLOCK² pairs, all of them seen: what FlexAttention computes without a mask
-    )
+    # of FLEX_BLOCK² pairs, all of them seen: what FlexAttention computes without a mask
+    full_blocks: int
     mixed_blocks: int  # and with one: some pairs are seen
     checksum: int  # of visible_until
     choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
