@@ -7,8 +7,8 @@ One place for each of these:
 - ids -> spans: `spans_from_runs` (media in order), or `match_runs` and `spans_of` (media per modality, known ranges);
 - spans -> occurrences: `occurrences`, `occurring_media`;
 - which media are one: `medium_key`; placeholders that stand for no medium: `context_ids`.
-Runs of placeholders, of True in a mask, and covered tokens: `layout/runs.py`. `<group>/<k>` and the names of sampling
-settings: `layout/names.py`. Pixels that are missing (MM404): `held_pixels` of `packing/media.py`.
+Runs of placeholders and of True in a mask: `layout/runs.py`. Covered tokens: `schema/spans.py`. `<group>/<k>` and the
+names of sampling settings: `layout/names.py`. Pixels that are missing (MM404): `held_pixels` of `packing/media.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -73,18 +72,3 @@ def true_runs(mask: np.ndarray) -> list[tuple[int, int]]:
     """
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def covered(spans: Sequence[Any], length: int) -> np.ndarray:
-    """bool [length]: the tokens that any of `spans` covers.
-
-    Args: `spans`: objects with `start` (0 or more) and `stop`, in any order; they are cut at `length`, and a span that
-    runs backwards covers nothing.
-    """
-    edges = np.zeros(length + 1, dtype=np.int64)
-    if spans:
-        bounds = np.array([(s.start, max(s.start, s.stop)) for s in spans], dtype=np.int64)
-        np.minimum(bounds, length, out=bounds)
-        np.add.at(edges, bounds[:, 0], 1)
-        np.add.at(edges, bounds[:, 1], -1)
-    return np.cumsum(edges)[:length] > 0

@@ -31,7 +31,8 @@ def correction_weights(
     their mean. Kind `tis` cuts w to [low, high] (Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy RL training"); `mis` sets w outside [low, high] to 0 (Liu et al. 2025, "When speed kills stability").
 
-    Returns the weights [N] float64, without gradient, and which of them were cut or masked, [N] bool.
+    Returns the weights [N] float64, without gradient, and which of them were cut or masked, [N] bool. Raises
+    ArgumentError for unknown names, bounds that bound nothing and columns that don't fit cu_loss.
     """
     check_correction(kind, level, low, high)
     columns = {"old_logprobs": old_logprobs, "rollout_logprobs": rollout_logprobs}

@@ -28,6 +28,7 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -
     the result with the detached ratio.
 
     Args: logprobs, ref_logprobs: [N] float, natural log; the reference gets no gradient. Returns [N] float64.
+    Raises ArgumentError for an unknown kind, and columns of unlike shapes or devices.
     """
     check_kl_kind(kind)
     check_are_tensors("kl_divergence", logprobs=logprobs, ref_logprobs=ref_logprobs)

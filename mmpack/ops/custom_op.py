@@ -6,24 +6,14 @@ come from a `torch.autograd.Function` around the op, which torch.compile traces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from mmpack.errors import ArgumentError
-
-SCHEMA_TYPES = {
-    Tensor: "Tensor",
-    torch.dtype: "ScalarType",
-    bool: "bool",
-    float: "float",
-    int: "int",
-    str: "str",
-}
 
 _LIBRARY = torch.library.Library("mmpack", "FRAGMENT")
 
@@ -39,22 +29,6 @@ def define_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) ->
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"mmpack::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.mmpack, name).default
-
-
-def parameters(*records: type) -> str:
-    """The parameters of a schema: the fields of NamedTuples in their order, which the op gets one by one."""
-    fields = [field for record in records for field in get_type_hints(record).items()]
-    return ", ".join(f"{_schema_type(kind)} {name}" for name, kind in fields)
-
-
-def _schema_type(kind: Any) -> str:
-    """How a schema writes the type of a field."""
-    if get_origin(kind) in (Union, UnionType):
-        (inner,) = (part for part in get_args(kind) if part is not NoneType)
-        return f"{_schema_type(inner)}?"
-    if get_origin(kind) is Sequence:
-        return f"{_schema_type(get_args(kind)[0])}[]"
-    return "str" if get_origin(kind) is Literal else SCHEMA_TYPES[kind]
 
 
 def refuse_transforms(what: str, *tensors: Tensor) -> None:

@@ -1,12 +1,28 @@
-"""Records as arguments of custom ops: their fields stand once, and torch.library sees them one after the other."""
+"""Records as arguments of custom ops: their fields stand once, and torch.library sees them one after the other.
+
+`flat` makes the function that an op runs, `parameters` the part of a schema that is written out (`define_op`).
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import types
-from collections.abc import Callable
-from typing import Any, get_type_hints
+from collections.abc import Callable, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+SCHEMA_TYPES = {
+    Tensor: "Tensor",
+    torch.dtype: "ScalarType",
+    bool: "bool",
+    float: "float",
+    int: "int",
+    str: "str",
+}
 
 
 def flat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,8 +50,24 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
     return of_fields
 
 
+def parameters(*records: type) -> str:
+    """The parameters of a schema: the fields of NamedTuples in their order, which the op gets one by one."""
+    fields = [field for record in records for field in get_type_hints(record).items()]
+    return ", ".join(f"{_schema_type(kind)} {name}" for name, kind in fields)
+
+
 def _plain(result: Any) -> Any:
     """The type of what is returned; of a NamedTuple, the tuple of its fields' types."""
     if hasattr(result, "_fields"):
         return types.GenericAlias(tuple, tuple(get_type_hints(result).values()))
     return None if result is type(None) else result
+
+
+def _schema_type(kind: Any) -> str:
+    """How a schema writes the type of a field."""
+    if get_origin(kind) in (Union, UnionType):
+        (inner,) = (part for part in get_args(kind) if part is not NoneType)
+        return f"{_schema_type(inner)}?"
+    if get_origin(kind) is Sequence:
+        return f"{_schema_type(get_args(kind)[0])}[]"
+    return "str" if get_origin(kind) is Literal else SCHEMA_TYPES[kind]

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.layout.runs import covered
 from mmpack.parity.causes.pair import show
 from mmpack.parity.differences import (
     Difference,
@@ -26,6 +25,7 @@ from mmpack.parity.values import same_value
 from mmpack.schema.fields import Record
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
+from mmpack.schema.spans import covered
 
 _SCORES = "Score each response once, and hand the scores on with it."
 _TARGETS = "Hand reference answers and their coordinate system on unchanged."

@@ -12,12 +12,12 @@ from mmpack.families import Family
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.mrope import grids_of_media, mrope_positions
 from mmpack.layout.occurrences import context_ids, spans_from_runs
-from mmpack.layout.runs import Runs, covered, placeholder_runs
+from mmpack.layout.runs import Runs, placeholder_runs
 from mmpack.processors.arguments import as_logprobs, check_fields
 from mmpack.processors.settings import text_hash
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
-from mmpack.schema.spans import LossSpan
+from mmpack.schema.spans import LossSpan, covered
 
 COMPUTED = {
     "schema_version",

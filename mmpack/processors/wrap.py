@@ -18,7 +18,6 @@ from mmpack.errors import ArgumentError, check_number, kind_of, require
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.occurrences import context_ids
-from mmpack.layout.runs import covered
 from mmpack.processors.append import Observation, append_turn
 from mmpack.processors.arguments import as_ids, as_spans, check_messages, items_of, template_options
 from mmpack.processors.build import build_sample
@@ -41,7 +40,7 @@ from mmpack.processors.settings import TokenizerHash, describe, vocab_size
 from mmpack.processors.videos import Clip, VideoReader
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.schema.spans import LossSpan, ObservationSpan
+from mmpack.schema.spans import LossSpan, ObservationSpan, covered
 from mmpack.video.cache import FrameCache
 from mmpack.video.decoding import check_threads
 from mmpack.video.files.container import open_file

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from mmpack.schema.error_text import trace_error
 from mmpack.schema.fields import Record, column
@@ -152,3 +155,18 @@ class Score(Record):
     value: float = column(Float(), "the score")
     scope: str | dict[str, Any] = column(ScopeSpec(), "what it scores", "sequence")
     metadata: dict[str, Any] = _extra()
+
+
+def covered(spans: Sequence[Any], length: int) -> np.ndarray:
+    """bool [length]: the tokens that any of `spans` covers.
+
+    Args: `spans`: objects with `start` (0 or more) and `stop`, in any order; they are cut at `length`, and a span that
+    runs backwards covers nothing.
+    """
+    edges = np.zeros(length + 1, dtype=np.int64)
+    if spans:
+        bounds = np.array([(s.start, max(s.start, s.stop)) for s in spans], dtype=np.int64)
+        np.minimum(bounds, length, out=bounds)
+        np.add.at(edges, bounds[:, 0], 1)
+        np.add.at(edges, bounds[:, 1], -1)
+    return np.cumsum(edges)[:length] > 0

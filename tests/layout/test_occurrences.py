@@ -21,8 +21,8 @@ from mmpack.layout.occurrences import (
     spans_from_runs,
     spans_of,
 )
-from mmpack.layout.runs import covered, placeholder_runs, true_runs
-from mmpack.schema.spans import LossSpan
+from mmpack.layout.runs import placeholder_runs, true_runs
+from mmpack.schema.spans import LossSpan, covered
 
 PARTS = [
     ("text", [5]),

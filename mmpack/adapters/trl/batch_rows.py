@@ -15,10 +15,10 @@ from mmpack.adapters.processed_media import media_of_inputs
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
 from mmpack.layout.occurrences import spans_from_runs
-from mmpack.layout.runs import covered, placeholder_runs, true_runs
+from mmpack.layout.runs import placeholder_runs, true_runs
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.schema.spans import LossSpan
+from mmpack.schema.spans import LossSpan, covered
 
 
 def rows_to_samples(

@@ -14,7 +14,8 @@ from mmpack.errors import ArgumentError
 from mmpack.losses.policy import POLICY_LOSS
 from mmpack.losses.policy.call import METRICS, Columns, Options, outputs_of
 from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op, parameters
+from mmpack.ops.custom_op import define_op
+from mmpack.ops.records import flat, parameters
 
 
 class PolicyLossFunction(torch.autograd.Function):
@@ -46,15 +47,15 @@ class PolicyLossFunction(torch.autograd.Function):
         return tuple(grads)
 
 
-def _run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    columns, options = _records(arguments)
+@flat
+def _run(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     module = implementation(POLICY_LOSS, columns.logprobs.device)
     results: tuple[Tensor, Tensor, Tensor] = module.policy_loss(columns, options)
     return results
 
 
-def _fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    columns, options = _records(arguments)
+@flat
+def _fake(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     logprobs, outputs = columns.logprobs, outputs_of(options)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     return (
@@ -62,12 +63,6 @@ def _fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         logprobs.new_empty(len(METRICS), dtype=torch.float32),
         logprobs.new_empty((outputs, len(logprobs)), dtype=dtype),
     )
-
-
-def _records(arguments: tuple[Any, ...]) -> tuple[Columns, Options]:
-    """The flat arguments of the op."""
-    count = len(Columns._fields)
-    return Columns(*arguments[:count]), Options(*arguments[count:])
 
 
 # Returns the loss [], METRICS [10], and the derivatives of the loss: [1, N] to logprobs, with an entropy_coef [2, N] to

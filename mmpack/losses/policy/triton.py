@@ -14,13 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mmpack.losses.kl import LOG_RATIO_BOUND as BOUND
 from mmpack.losses.policy.call import Columns, Options, outputs_of
 from mmpack.ops.tickets import take
 
 BLOCK = 256
 PROGRAMS = 512  # aimed at where samples are few and long
 SUMS = 10  # loss, ratio, clipped, kl_old, squared weight, correction, cut, kl_ref, entropy, dual: METRICS but for two
-LOG_RATIO_BOUND = tl.constexpr(20.0)
+LOG_RATIO_BOUND = tl.constexpr(BOUND)
 
 
 @triton.jit

@@ -43,9 +43,8 @@ class AttentionPlan:
     key_rows: torch.Tensor | None
     key_inverse: Inverse | None  # of key_rows
     pairs: int  # of a query and a key that it sees: what varlen kernels compute
-    full_blocks: (
-        int  # FLEX_BLOCK² pairs, all of them seen: what FlexAttention computes without a mask
-    )
+    # of FLEX_BLOCK² pairs, all of them seen: what FlexAttention computes without a mask
+    full_blocks: int
     mixed_blocks: int  # and with one: some pairs are seen
     checksum: int  # of visible_until
     choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`

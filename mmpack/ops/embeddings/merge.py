@@ -13,9 +13,10 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op, distinct_views, parameters, refuse_transforms
+from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.records import parameters
 from mmpack.ops.rows.gather import check_index, check_range
 from mmpack.ops.rows.inverse import Inverse
 

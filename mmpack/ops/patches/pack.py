@@ -15,10 +15,11 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
 from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op, distinct_views, parameters, refuse_transforms
+from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
 from mmpack.ops.patches import PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.patches.call import Change, PatchLayout, scaled
 from mmpack.ops.patches.tables import PatchTables, patch_tables
+from mmpack.ops.records import parameters
 from mmpack.video.patches import CHANNELS, PatchPlan, plan_patches
 from mmpack.video.pixel_settings import divisor, of_channels
 

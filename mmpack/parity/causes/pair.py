@@ -15,10 +15,11 @@ import numpy as np
 
 from mmpack.families import Family, get_family
 from mmpack.layout.occurrences import Occurrence, occurrences
-from mmpack.layout.runs import Runs, covered, placeholder_runs
+from mmpack.layout.runs import Runs, placeholder_runs
 from mmpack.parity.frame_difference import FrameDifference
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
+from mmpack.schema.spans import covered
 
 EDGE = 2  # tokens of a turn's end (`<|im_end|>` and a newline), by which a span's edge may move
 STAMP = 16  # tokens of a timestamp and of what opens a medium, at most

@@ -7,14 +7,15 @@ import numpy as np
 from mmpack.families import Family
 from mmpack.schema.columns.table import Table
 from mmpack.schema.rules.placeholders import PLACEHOLDERS
-from mmpack.schema.rules.topic import Found, Topic, before, covered, overlaps
+from mmpack.schema.rules.topic import Found, Topic, before, overlaps
 from mmpack.schema.sample import Sample
+from mmpack.schema.spans import covered
 
 
 def problems(sample: Sample, family: Family) -> Found:
     end = 0
     blocked = list(family.placeholder_ids.values())
-    observed = covered([(o.start, o.stop) for o in sample.observation_spans or ()], len(sample))
+    observed = covered(sample.observation_spans or (), len(sample))
     for i, s in enumerate(sample.loss_spans):
         field, at = f"loss_spans[{i}]", (s.start, s.stop)
         if not end <= s.start <= s.stop <= len(sample):

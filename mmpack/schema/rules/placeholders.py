@@ -118,7 +118,7 @@ def _wrong_frames(
     patches: np.ndarray,
     needed: np.ndarray,
 ) -> np.ndarray:
-    """Media whose spans are not one a temporal patch, in order, of all its tokens (any number of times)."""
+    """Media whose spans are not one per temporal patch, in order, of all its tokens (any number of times)."""
     if not len(medium):
         return medium
     order = np.argsort(medium, kind="stable")

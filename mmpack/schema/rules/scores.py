@@ -6,16 +6,16 @@ import numpy as np
 
 from mmpack.families import Family
 from mmpack.schema.columns.table import Table
-from mmpack.schema.rules.topic import Found, Topic, covered
+from mmpack.schema.rules.topic import Found, Topic
 from mmpack.schema.sample import Sample
+from mmpack.schema.spans import covered
 
 SCORES_PAID = ("rewards", "costs")
 
 
 def problems(sample: Sample, family: Family) -> Found:
-    spans = [(s.start, s.stop) for s in sample.loss_spans]
     # loss tokens before each token: a scope reaches some if the count rises within it
-    before = np.concatenate([[0], np.cumsum(covered(spans, len(sample)))])
+    before = np.concatenate([[0], np.cumsum(covered(sample.loss_spans, len(sample)))])
     written: dict[int | None, bool] = {}  # turn: whether it has a loss token
     for span in sample.loss_spans:
         written[span.turn] = written.get(span.turn, False) or span.start < span.stop

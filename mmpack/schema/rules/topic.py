@@ -44,13 +44,3 @@ def overlaps(
     """bool: which of [start, stop) share a token with the sorted, disjoint [starts, stops)."""
     ended = np.searchsorted(stops, start, "right")  # those that end there or earlier
     return (start < stop) & (np.searchsorted(starts, stop, "left") > ended)
-
-
-def covered(spans: list[tuple[int, int]], length: int) -> np.ndarray:
-    """bool [length]: tokens within any of [start, stop), however many there are."""
-    edges = np.zeros(length + 1, np.int64)
-    bounds = np.minimum(np.array(spans, np.int64).reshape(-1, 2), length)
-    bounds = bounds[bounds[:, 0] < bounds[:, 1]]
-    np.add.at(edges, bounds[:, 0], 1)
-    np.subtract.at(edges, bounds[:, 1], 1)
-    return np.cumsum(edges[:-1]) > 0

@@ -1,1 +1,1 @@
-"""Sampling policies, one a file, each equal to what upstream code of that name does."""
+"""Sampling policies, one per file, each equal to what upstream code of that name does."""
