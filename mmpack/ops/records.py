@@ -35,11 +35,14 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
     result = annotations.pop("return")
     records = list(annotations.values())
     stops = [sum(len(record._fields) for record in records[:i]) for i in range(1, len(records) + 1)]
-    slices = list(zip(records, map(slice, [0, *stops], stops), strict=False))
+    # cut by a list: this runs in every call
+    parts = [
+        (record._make, i, j) for record, i, j in zip(records, [0, *stops], stops, strict=False)
+    ]
 
     @functools.wraps(function)
     def of_fields(*values: Any) -> Any:
-        return function(*(record._make(values[part]) for record, part in slices))
+        return function(*[make(values[i:j]) for make, i, j in parts])
 
     fields = {name: kind for record in records for name, kind in get_type_hints(record).items()}
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
