@@ -122,6 +122,7 @@ def test_smoke_without_torch():
 def test_interrupted(tmp_path, lines):
     code = f"""
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 import mmpack.schema.trace
 mmpack.schema.trace.read_trace = lambda path: os.kill(os.getpid(), signal.{signal.SIGINT.name})
 {MAIN}

@@ -214,8 +214,8 @@ def test_a_vocabulary_is_hashed_once(hf, monkeypatch):
     ("options", "error", "match"),
     [
         ({"position_rule": "rows"}, ArgumentError, "position_rule 'rows'"),
-        ({"tokens_per_second": 0}, ArgumentError, "tokens_per_second=0"),
-        ({"tokens_per_second": float("nan")}, ArgumentError, "tokens_per_second=nan"),
+        ({"tokens_per_second": 0}, ArgumentError, "tokens_per_second is 0"),
+        ({"tokens_per_second": float("nan")}, ArgumentError, "tokens_per_second is nan"),
         ({"family": "qwen2_vl", "tokens_per_second": 2}, ArgumentError, "does not count"),
         ({"family": "qwen9"}, LayoutError, "MM006"),
         (
