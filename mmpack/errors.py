@@ -1,4 +1,4 @@
-"""Every error that mmpack raises on purpose.
+"""Every error that mmpack raises on purpose, and the checks of arguments and packages that raise them.
 
 A message says what, where, why and how to fix it, in one line. Commands turn each of these into one line on stderr
 and exit code 2 (`SchemaError`, a broken rule, into 1 where the design says so).

@@ -1,5 +1,6 @@
 """Files are whole or as they were: links, modes, killed writers, full disks."""
 
+import errno
 import os
 import signal
 import stat
@@ -110,15 +111,16 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(tmp_path, suffix):
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_no_room_left_says_to_make_room(tmp_path, monkeypatch):
-    """The disk of the file beside is full: /dev/full fails every write as a full disk does."""
-    beside = tmp_path / "beside"
-    full = Path("/dev/full").open("wb")  # noqa: SIM115
-    monkeypatch.setattr("mmpack.files._locked_beside", lambda target: (tmp_path / "t", full))
+    """A disk may say only at the end that it is full."""
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
     with (
         pytest.raises(ArgumentError, match=r"No space left.*Fix: make room") as caught,
-        replaced(beside, "test", ArgumentError) as file,
+        replaced(tmp_path / "beside", "test", ArgumentError) as file,
     ):
         file.write(b"x" * 2**20)
     assert not [*tmp_path.iterdir()]

@@ -85,9 +85,9 @@ def _check(medium: Medium, read: dict[str, Any], patch: int) -> None:
     patches = -(-len(indices) // patch)
     right = {
         "frame_indices": indices and min(indices) >= 0 and _ascends(indices),
-        "fps": _is_positive(read["fps"]),
-        "second_per_grid_ts": _is_positive(read["second_per_grid_ts"]),
-        "total_frames": _is_positive(read["total_frames"]),
+        "fps": _is_unknown_or_positive(read["fps"]),
+        "second_per_grid_ts": _is_unknown_or_positive(read["second_per_grid_ts"]),
+        "total_frames": _is_unknown_or_positive(read["total_frames"]),
         "grid_thw": min(read["grid_thw"]) > 0 and read["grid_thw"][0] == patches,
         "size": min(read["size"]) > 0,
         "decoded_size": min(read["decoded_size"]) > 0,
@@ -101,7 +101,7 @@ def _check(medium: Medium, read: dict[str, Any], patch: int) -> None:
         )
 
 
-def _is_positive(value: float | None) -> bool:
+def _is_unknown_or_positive(value: float | None) -> bool:
     return value is None or 0 < value < math.inf
 
 

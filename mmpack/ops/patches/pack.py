@@ -19,7 +19,7 @@ from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
 from mmpack.ops.patches import PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.patches.call import Change, PatchLayout, scaled
 from mmpack.ops.patches.tables import PatchTables, patch_tables
-from mmpack.ops.records import parameters
+from mmpack.ops.records import flat, parameters
 from mmpack.video.patches import CHANNELS, PatchPlan, plan_patches
 from mmpack.video.pixel_settings import divisor, of_channels
 
@@ -111,8 +111,8 @@ def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> li
     return [x.view(s) for x, s in zip(pieces, tables.shapes, strict=True)]
 
 
-def _pack(clips: list[Tensor], *arguments: Any) -> Tensor:
-    layout, change = _records(arguments)
+@flat
+def _pack(clips: list[Tensor], layout: PatchLayout, change: Change) -> Tensor:
     first = clips[0]
     out = first.new_empty(layout.num_rows, layout.geometry.patch_dim, dtype=change.dtype)
     module = implementation(PACK_VIDEO, out.device, first.dtype)
@@ -120,14 +120,14 @@ def _pack(clips: list[Tensor], *arguments: Any) -> Tensor:
     return out
 
 
-def _pack_fake(clips: list[Tensor], *arguments: Any) -> Tensor:
-    layout, change = _records(arguments)
+@flat
+def _pack_fake(clips: list[Tensor], layout: PatchLayout, change: Change) -> Tensor:
     return clips[0].new_empty(layout.num_rows, layout.geometry.patch_dim, dtype=change.dtype)
 
 
-def _unpack(rows: Tensor, *arguments: Any) -> Tensor:
-    *flat, total = arguments
-    layout, rows = PatchLayout(*flat), rows.contiguous()
+@flat
+def _unpack(rows: Tensor, layout: PatchLayout, total: bool) -> Tensor:
+    rows = rows.contiguous()
     new = rows.new_zeros if layout.kept is not None else rows.new_empty
     out = new(layout.num_values)
     module = implementation(UNPACK_VIDEO, out.device, rows.dtype)
@@ -135,15 +135,9 @@ def _unpack(rows: Tensor, *arguments: Any) -> Tensor:
     return out
 
 
-def _unpack_fake(rows: Tensor, *arguments: Any) -> Tensor:
-    *flat, _ = arguments
-    return rows.new_empty(PatchLayout(*flat).num_values)
-
-
-def _records(arguments: tuple[Any, ...]) -> tuple[PatchLayout, Change]:
-    """The flat arguments of the op behind its clips."""
-    count = len(PatchLayout._fields)
-    return PatchLayout(*arguments[:count]), Change(*arguments[count:])
+@flat
+def _unpack_fake(rows: Tensor, layout: PatchLayout, total: bool) -> Tensor:
+    return rows.new_empty(layout.num_values)
 
 
 pack_op = define_op(

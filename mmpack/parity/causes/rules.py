@@ -10,8 +10,7 @@ from mmpack.parity.causes.alike import VIDEO_FIELDS
 from mmpack.parity.causes.pair import Hit, Pair, Side
 from mmpack.parity.causes.runs import sampled_runs
 from mmpack.parity.fixes import UNKNOWN
-from mmpack.schema.rules import Problem, structured
-from mmpack.schema.rules import broken_rules as broken_rules_of
+from mmpack.schema.rules import Problem, rule_problems, structured
 from mmpack.schema.sample import Sample
 
 _CAUSES = {"MM107": "dropped_image", "MM109": "cache_key", "MM204": "loss_mask_shift"}
@@ -60,7 +59,7 @@ def broken_rules(pair: Pair, fields_equal: bool) -> Broken:
 
 def _first_breaks(sample: Sample) -> dict[str, Problem]:
     found: dict[str, Problem] = {}
-    for problem in broken_rules_of(sample):
+    for problem in rule_problems(sample):
         found.setdefault(problem.code, problem)
     return found
 

@@ -3,9 +3,9 @@
 from mmpack.schema.codes import RULES, Rule
 from mmpack.schema.rules.problems import (
     Problem,
-    broken_rules,
     check,
     problems_of,
+    rule_problems,
     structured,
     surely_valid,
     validate,
@@ -15,9 +15,9 @@ __all__ = [
     "RULES",
     "Problem",
     "Rule",
-    "broken_rules",
     "check",
     "problems_of",
+    "rule_problems",
     "structured",
     "surely_valid",
     "validate",

@@ -103,10 +103,10 @@ def problems_of(sample: Sample, place: str = "sample") -> Iterator[Problem]:
     for fault in faults:
         yield Problem(fault.code or "MM003", sample_id, fault.where, fault.why)
     if not faults:
-        yield from broken_rules(sample)
+        yield from rule_problems(sample)
 
 
-def broken_rules(sample: Sample) -> Iterator[Problem]:
+def rule_problems(sample: Sample) -> Iterator[Problem]:
     """The broken rules of one sample that has no fault of structure: `structured` gives it."""
     for topic in TOPICS:
         for code, field, message, span in topic.problems(sample, FAMILIES[sample.family]):
