@@ -13,7 +13,7 @@ import gpu
 import numpy as np
 import torch
 
-from mmpack.ops.attention import AttentionPlan, choose, plan_attention, resolve, tree_attention
+from mmpack.ops.attention import TREE, AttentionPlan, plan_attention, resolve, tree_attention
 from mmpack.ops.rows.gather import gather_rows
 
 HEADS, KV_HEADS, DIM = 28, 4, 128
@@ -31,7 +31,7 @@ BOUND = 5e-3  # relative Frobenius norm of the difference to fp32
 
 def main() -> None:
     options = gpu.arguments("attention", shapes={"type": int, "default": len(SHAPES)})
-    able = [n for n in choose.BACKENDS if choose.explain(torch.device("cuda"))[n] is None]
+    able = [n for n in TREE.backends if TREE.explain(torch.device("cuda"))[n] is None]
     for name in able:
         off = worst_error(name)
         print(f"{name}: relative error {off:.1e}", flush=True)
@@ -51,7 +51,7 @@ def measured(name: str, layout: str, until: np.ndarray, able: list[str]) -> list
     """One row per backend, for one pack."""
     seen, plan = on_gpu(until)
     resolve(plan, seen, DIM)
-    cheapest = min(TORCHS, key=lambda b: choose.BACKENDS[b].cost(plan))
+    cheapest = min(TORCHS, key=lambda b: TREE.backends[b].cost(plan))
     rows = []
     for backend in able:
         common = {
@@ -59,7 +59,7 @@ def measured(name: str, layout: str, until: np.ndarray, able: list[str]) -> list
             "layout": layout,
             "tokens": plan.rows,
             "backend": backend,
-            "predicted_ms": choose.BACKENDS[backend].cost(plan) / 1e6,
+            "predicted_ms": TREE.backends[backend].cost(plan) / 1e6,
             "chosen": backend == plan.choice[torch.bfloat16],
             "chosen_of_torch": backend == cheapest,
         }

@@ -84,11 +84,13 @@ def _ops(devices: dict[str, Any]) -> list[dict[str, Any]]:
     import torch
 
     from mmpack.losses.table import OPS as losses
-    from mmpack.ops import attention, backend
+    from mmpack.ops import backend
+    from mmpack.ops.attention import SEQUENCES, TREE
     from mmpack.ops.table import OPS as ops
 
     device = torch.device("cuda" if devices["names"] else "cpu")
-    rows = [*backend.report([*ops, *losses], device), attention.report(device)]
+    rows = [*backend.report([*ops, *losses], device)]
+    rows += [chooser.report(device) for chooser in (TREE, SEQUENCES)]
     return [{"op": op, "backend": backend, "why": why} for op, backend, why in rows]
 
 

@@ -15,7 +15,7 @@ import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, is_attached, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.attention import visible_attention
 from mmpack.contracts import TOLERANCES
-from mmpack.ops.attention import choose, plan_attention
+from mmpack.ops.attention import TREE, plan_attention
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
@@ -118,9 +118,9 @@ def test_dropout_of_the_config_counts_in_training_alone(attached, monkeypatch):
     layers = [layer.self_attn for layer in attached.get_decoder().layers]
     batch = mp.pack(batch_of("three responses"), share_prefix=True)
     asked = []
-    able = choose.choices
+    able = TREE.choices
     monkeypatch.setattr(
-        choose, "choices", lambda *operands: asked.append(operands[-1]) or able(*operands)
+        type(TREE), "choices", lambda self, *rest: asked.append(rest[-1]) or able(*rest)
     )
     with torch.no_grad():
         without = packed_logprobs(attached, batch)

@@ -7,7 +7,7 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach
-from mmpack.ops.attention import explain
+from mmpack.ops.attention import TREE
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,7 @@ def some_samples():
     ],
 )
 def test_layouts_agree(dtype, values_off, gradients_off, attention, monkeypatch, no_tf32):
-    reason = explain(torch.device("cuda"), dtype, 32).get(attention)
+    reason = TREE.explain(torch.device("cuda"), dtype, 32).get(attention)
     if reason is not None:
         pytest.skip(reason)
     monkeypatch.setenv("MMPACK_ATTENTION", attention)

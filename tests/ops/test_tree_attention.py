@@ -17,10 +17,9 @@ from torch.utils.checkpoint import checkpoint
 import mmpack as mp
 from mmpack.errors import ArgumentError, BackendError
 from mmpack.ops.attention import (
+    TREE,
     choose,
-    explain,
     plan_attention,
-    report,
     resolve,
     tree_attention,
     varlen,
@@ -99,41 +98,45 @@ def hopper(monkeypatch):
 
 def test_the_cheapest_that_can_run_is_chosen(hopper, monkeypatch):
     _, plan, _ = packed([(200, [50, 60])])
-    chosen = choose.choices(plan, hopper, 128)
-    by_cost = min(choose.BACKENDS, key=lambda b: choose.BACKENDS[b].cost(plan))
+    chosen = TREE.choices(plan, hopper, 128)
+    by_cost = min(TREE.backends, key=lambda b: TREE.backends[b].cost(plan))
     assert chosen[torch.bfloat16] == chosen[torch.float16] == by_cost
     assert chosen[torch.float32] == chosen[torch.float64] == "sdpa"
     monkeypatch.setattr(choose, "INSTALLED", {p: p == "torch" for p in choose.INSTALLED})
-    assert choose.choices(plan, hopper, 128)[torch.bfloat16] == "varlen"
-    assert choose.choices(plan, hopper, 12)[torch.bfloat16] == "sdpa"
-    assert choose.choices(plan, hopper, 128, dropout=0.1)[torch.bfloat16] == "sdpa"
-    assert choose.choices(plan, torch.device("cpu"), 128)[torch.bfloat16] == "sdpa"
+    assert TREE.choices(plan, hopper, 128)[torch.bfloat16] == "varlen"
+    assert TREE.choices(plan, hopper, 12)[torch.bfloat16] == "sdpa"
+    assert TREE.choices(plan, hopper, 128, dropout=0.1)[torch.bfloat16] == "sdpa"
+    assert TREE.choices(plan, torch.device("cpu"), 128)[torch.bfloat16] == "sdpa"
 
 
 def test_why_a_backend_cannot_run(hopper, monkeypatch):
-    assert set(explain(hopper).values()) == {None}
-    assert choose.why_not("varlen", hopper, torch.float32, 128) == "varlen can't take torch.float32"
-    assert "heads of 12" in choose.why_not("flash_attn_4", hopper, torch.bfloat16, 12)
-    assert "dropout" in choose.why_not("flex", hopper, torch.bfloat16, 64, 0.1)
+    assert set(TREE.explain(hopper).values()) == {None}
+    assert TREE.why_not("varlen", hopper, torch.float32, 128) == "varlen can't take torch.float32"
+    assert "heads of 12" in TREE.why_not("flash_attn_4", hopper, torch.bfloat16, 12)
+    assert "dropout" in TREE.why_not("flex", hopper, torch.bfloat16, 64, 0.1)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert "deterministic" in choose.why_not("flex_flash", hopper, torch.bfloat16, 64)
-    assert choose.why_not("flash_attn_4", hopper, torch.bfloat16, 64) is None
+    assert "deterministic" in TREE.why_not("flex_flash", hopper, torch.bfloat16, 64)
+    assert TREE.why_not("flash_attn_4", hopper, torch.bfloat16, 64) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 6))
-    assert "9.0, the device has 8.6" in choose.why_not("flash_attn_4", hopper, torch.bfloat16, 64)
-    assert "CUDA device, not cpu" in explain(torch.device("cpu"))["varlen"]
+    assert "9.0, the device has 8.6" in TREE.why_not("flash_attn_4", hopper, torch.bfloat16, 64)
+    assert "CUDA device, not cpu" in TREE.explain(torch.device("cpu"))["varlen"]
     monkeypatch.setattr(choose, "INSTALLED", dict.fromkeys(choose.INSTALLED, False))
-    assert explain(hopper)["flash_attn"] == "flash-attn is not installed"
-    assert explain(hopper)["sdpa"] is None
+    assert TREE.explain(hopper)["flash_attn"] == "flash-attn is not installed"
+    assert TREE.explain(hopper)["sdpa"] is None
 
 
 def test_report(hopper, monkeypatch):
-    assert report(hopper) == ("attention", ", ".join(choose.NAMES), "the cheapest for each batch")
+    assert TREE.report(hopper) == (
+        "attention",
+        ", ".join(TREE.names),
+        "the cheapest for each batch",
+    )
     monkeypatch.setenv("MMPACK_ATTENTION", "varlen")
-    assert report(hopper) == ("attention", "varlen", "MMPACK_ATTENTION=varlen")
-    _, backend, why = report(torch.device("cpu"))
+    assert TREE.report(hopper) == ("attention", "varlen", "MMPACK_ATTENTION=varlen")
+    _, backend, why = TREE.report(torch.device("cpu"))
     assert backend is None and "varlen needs a CUDA device, not cpu. Fix: " in why
     monkeypatch.setenv("MMPACK_ATTENTION", "fast")
-    assert report(hopper)[1] is None and "'fast' is no backend" in report(hopper)[2]
+    assert TREE.report(hopper)[1] is None and "'fast' is no backend" in TREE.report(hopper)[2]
 
 
 @pytest.mark.parametrize(
@@ -163,13 +166,13 @@ def test_a_forced_backend_that_cannot_run_is_an_error(name, message, monkeypatch
 def test_a_dtype_that_the_forced_backend_cannot_take_is_an_error(hopper, monkeypatch):
     monkeypatch.setenv("MMPACK_ATTENTION", "varlen")
     until, plan, rows = packed([3, 4])
-    plan.choice = choose.choices(plan, hopper, 8)
+    plan.choice = TREE.choices(plan, hopper, 8)
     assert plan.choice == dict.fromkeys(choose.HALF, "varlen")
     q, k, v, _ = draw(1, 2, 2, len(rows), 8, torch.float32)
     with pytest.raises(BackendError, match=r"varlen needs a CUDA device"):
         tree_attention(q, k, v, until, plan)
     with pytest.raises(BackendError, match=r"varlen can't take torch.float32"):
-        choose.demand("varlen", hopper, torch.float32, 8)
+        TREE.demand("varlen", hopper, torch.float32, 8)
 
 
 def test_a_plan_of_another_batch_is_an_error():
@@ -209,8 +212,10 @@ def ran(hopper, monkeypatch):
 
         return attend
 
-    able = choose.why_not
-    monkeypatch.setattr(choose, "why_not", lambda name, device, *rest: able(name, hopper, *rest))
+    able = TREE.why_not
+    monkeypatch.setattr(
+        choose.Chooser, "why_not", lambda self, name, device, *rest: able(name, hopper, *rest)
+    )
     installed = {p: p in ("torch", "flash-attn") for p in choose.INSTALLED}
     monkeypatch.setattr(choose, "INSTALLED", installed)
     monkeypatch.setattr(
@@ -254,8 +259,10 @@ def test_a_plan_follows_the_present_settings(ran, monkeypatch):
 
 def test_a_plan_follows_determinism(hopper, monkeypatch):
     until, plan, _ = packed([3, 4])
-    able = choose.why_not
-    monkeypatch.setattr(choose, "why_not", lambda name, device, *rest: able(name, hopper, *rest))
+    able = TREE.why_not
+    monkeypatch.setattr(
+        choose.Chooser, "why_not", lambda self, name, device, *rest: able(name, hopper, *rest)
+    )
     monkeypatch.setenv("MMPACK_ATTENTION", "flex_flash")
     resolve(plan, until, 64)
     assert plan.choice[torch.bfloat16] == "flex_flash"
@@ -404,7 +411,7 @@ def test_flash_attn_4_differentiates_and_is_traced(monkeypatch):
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     assert_near(gradients(compiled, q, k, v, grad), expected)
     flat = [x.transpose(1, 2)[0].detach().requires_grad_() for x in (q, k, v)]
-    numbers = (plan.max_seqlen_q, plan.max_seqlen_k, None, False)
+    numbers = (plan.max_seqlen_q, plan.max_seqlen_k, True, None, False)
     cu = torch.tensor([0, *plan.cu_seqlens_q.tolist()[1:]], dtype=torch.int32)
     torch.library.opcheck(torch.ops.mmpack.flash_attn_4.default, (*flat, cu, cu, *numbers))
 

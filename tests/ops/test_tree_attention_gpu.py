@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, BackendError
-from mmpack.ops.attention import choose, explain, plan_attention, resolve, tree_attention
+from mmpack.ops.attention import TREE, plan_attention, resolve, tree_attention
 
 pytestmark = pytest.mark.gpu
 PACKS = {
@@ -17,12 +17,12 @@ PACKS = {
     "shared": ([(300, [200, 1, 137]), (1, [1, 1]), (64, [(100, [30, 40]), 128]), 5], 0),
     "shared, padded": ([(600, [513, 90, 255]), (20, [300, 300])], 59),
 }
-each_backend = pytest.mark.parametrize("backend", list(choose.BACKENDS))
+each_backend = pytest.mark.parametrize("backend", list(TREE.backends))
 by_sequences = pytest.mark.parametrize("backend", ["varlen", "flash_attn", "flash_attn_4"])
 
 
 def skip_unless(backend, dtype=torch.bfloat16, dim=128):
-    reason = explain(torch.device("cuda"), dtype, dim)[backend]
+    reason = TREE.explain(torch.device("cuda"), dtype, dim)[backend]
     if reason is not None:
         pytest.skip(reason)
 
@@ -222,7 +222,7 @@ def test_flash_attn_4_is_a_sound_op():
     q = torch.randn(70, 4, 64, device="cuda", dtype=torch.float16, requires_grad=True)
     k, v = (torch.randn(70, 2, 64, device="cuda", dtype=q.dtype, requires_grad=True) for _ in "kv")
     cu = torch.tensor([0, 30, 70], device="cuda", dtype=torch.int32)
-    operands = (q, k, v, cu, cu, 40, 40, None, False)
+    operands = (q, k, v, cu, cu, 40, 40, True, None, False)
     torch.library.opcheck(torch.ops.mmpack.flash_attn_4.default, operands)
 
 
@@ -230,5 +230,5 @@ def test_auto_takes_a_fast_one_for_half_precision_and_sdpa_for_the_rest(monkeypa
     monkeypatch.delenv("MMPACK_ATTENTION", raising=False)
     until, plan, _ = packed(*PACKS["shared"], device="cuda")
     resolve(plan, until, 128)
-    assert plan.choice[torch.bfloat16] in choose.BACKENDS
+    assert plan.choice[torch.bfloat16] in TREE.backends
     assert plan.choice[torch.float32] == "sdpa"

@@ -1,7 +1,20 @@
-"""Attention of packed and padded rows by `visible_until`: one function, six implementations, a chooser by cost."""
+"""Attention of packed rows by `visible_until`, and of a vision tower within sequences: kernels and one chooser."""
 
 from mmpack.ops.attention.attention_plan import AttentionPlan, plan_attention
-from mmpack.ops.attention.choose import explain, report
+from mmpack.ops.attention.choose import SEQUENCES, TREE
+from mmpack.ops.attention.sequence_attention import resolve_sequences, sequence_attention
+from mmpack.ops.attention.sequence_plan import SequencePlan, plan_sequences
 from mmpack.ops.attention.tree_attention import resolve, tree_attention
 
-__all__ = ["AttentionPlan", "explain", "plan_attention", "report", "resolve", "tree_attention"]
+__all__ = [
+    "SEQUENCES",
+    "TREE",
+    "AttentionPlan",
+    "SequencePlan",
+    "plan_attention",
+    "plan_sequences",
+    "resolve",
+    "resolve_sequences",
+    "sequence_attention",
+    "tree_attention",
+]

@@ -52,6 +52,11 @@ class AttentionPlan:
     block_mask: Any = None  # FlexAttention's, if that was chosen
     checked: tuple[Any, int] | None = None  # the visible_until seen last, weakly, and its version
 
+    @property
+    def gathered(self) -> int:
+        """Keys that are gathered from rows: none where they are the rows."""
+        return 0 if self.key_rows is None else len(self.key_rows)
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AttentionPlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
         if self.cu_seqlens_q.device == torch.device(device):

@@ -6,6 +6,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mmpack.ops.attention.attention_plan import FLEX_BLOCK
+from mmpack.ops.attention.sequence_plan import SequencePlan
 
 _compiled = torch.compile(flex_attention)
 
@@ -31,6 +32,29 @@ def block_mask(visible_until: torch.Tensor) -> BlockMask:
         BLOCK_SIZE=FLEX_BLOCK,
         mask_mod=visible,
         seq_lengths=(width, width),
+    )
+
+
+def block_mask_of_sequences(plan: SequencePlan) -> BlockMask:
+    """Rows that see their own sequence, as blocks; made on the plan's device, and nothing waits for it."""
+    ends = plan.cu_seqlens[1:]
+    count = -(-plan.rows // FLEX_BLOCK)
+    row = torch.arange(count * FLEX_BLOCK, device=ends.device, dtype=ends.dtype)
+    owner = torch.searchsorted(ends, row, right=True)  # beyond the last row: no sequence's number
+    first, last = owner.view(1, count, FLEX_BLOCK).aminmax(dim=2)
+    seen = (first[:, :, None] <= last[:, None]) & (first[:, None] <= last[:, :, None])
+    alone = first == last
+    full = seen & alone[:, :, None] & alone[:, None]
+
+    def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return owner[q] == owner[k]
+
+    return BlockMask.from_kv_blocks(
+        *_listed(seen & ~full),
+        *_listed(full),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=visible,
+        seq_lengths=(plan.rows, plan.rows),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from mmpack.errors import ArgumentError, BackendError, check_number
-from mmpack.ops.attention import choose
 from mmpack.ops.attention.attention_plan import AttentionPlan
+from mmpack.ops.attention.autocast import as_autocast
+from mmpack.ops.attention.choose import TREE
 from mmpack.ops.attention.sdpa import sdpa
 from mmpack.ops.inputs import check_are_tensors
 
@@ -29,7 +30,7 @@ def tree_attention(
         plan: of this visible_until (`batch.attention_plan`); every backend but sdpa needs it.
         scale: of the scores; d ** -0.5 if not given.
         dropout: of the weights, in [0, 1]; only sdpa has it.
-        backend: a name of `choose.NAMES`, instead of the one that MMPACK_ATTENTION or cost chose.
+        backend: a name of `choose.TREE.names`, instead of the one that MMPACK_ATTENTION or cost chose.
 
     Returns [B, T, heads, d]. Kernels that take sequences let a row of padding see the padding before it; those rows
     are not read. Under torch.use_deterministic_algorithms the gradients are the same bits every time. Autocast casts
@@ -40,9 +41,7 @@ def tree_attention(
     """
     _check_arguments(query, key, value, visible_until, scale, dropout)
     lines, _, width, head_dim = query.shape
-    if _autocasts(query.device.type) and query.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = as_autocast(query, key, value)
     seen = torch.atleast_2d(visible_until.to(query.device))
     if plan is not None:
         _check_plan(plan, visible_until, lines, width)
@@ -69,14 +68,14 @@ def _backend(
     Raises BackendError where a named one can't run.
     """
     if plan is None:
-        name = asked or choose.wanted()
+        name = asked or TREE.wanted()
         if name not in ("auto", "sdpa"):
             raise BackendError(f"attention: {name} needs a plan. Fix: pass batch.attention_plan")
         return "sdpa"
     chosen = (plan.choice or {}).get(query.dtype)
-    name = asked or chosen or choose.wanted()
+    name = asked or chosen or TREE.wanted()
     if name != chosen:
-        choose.demand(name, query.device, query.dtype, query.shape[-1], dropout)
+        TREE.demand(name, query.device, query.dtype, query.shape[-1], dropout)
     return name
 
 
@@ -125,20 +124,15 @@ def resolve(
     Raises BackendError where MMPACK_ATTENTION names one that is unknown or can't run.
     """
     device = visible_until.device
-    settings = choose.settings(head_dim, dropout)
+    settings = TREE.settings(head_dim, dropout)
     if plan.cu_seqlens_q.device != device:
         vars(plan).update(vars(plan.to(device)))
     if plan.chosen_under == settings:
         return
-    plan.choice = choose.choices(plan, device, head_dim, dropout)
+    plan.choice = TREE.choices(plan, device, head_dim, dropout)
     plan.chosen_under = settings
     flexes = not {"flex", "flex_flash"}.isdisjoint(plan.choice.values())
     if flexes and plan.block_mask is None and plan.rows:
         from mmpack.ops.attention.flex import block_mask
 
         plan.block_mask = block_mask(torch.atleast_2d(visible_until))
-
-
-def _autocasts(kind: str) -> bool:
-    """`is_autocast_enabled` raises for meta tensors; torch 2.11 can't compile `is_autocast_available`."""
-    return kind != "meta" and torch.is_autocast_enabled(kind)

@@ -24,6 +24,16 @@ _HAS_FLAG = "enable_gqa" in inspect.signature(varlen_attn).parameters
 GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if _HAS_FLAG else {}
 
 
+class Lengths(NamedTuple):
+    """S sequences of queries, and the keys of each; causal is bottom-right, else every query sees every key."""
+
+    cu_seqlens_q: torch.Tensor  # [S+1] int32
+    cu_seqlens_k: torch.Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    causal: bool
+
+
 def by_sequences(
     kernel: Kernel,
     query: torch.Tensor,
@@ -34,35 +44,35 @@ def by_sequences(
 ) -> torch.Tensor:
     """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d].
 
-    `kernel` takes query [rows, heads, d], key and value [K, kv heads, d], plan, scale: causal, bottom-right.
+    `kernel` takes query [rows, heads, d], key and value [K, kv heads, d], their lengths, scale.
     """
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     if plan.key_rows is not None:
         k, v = (gather_rows(x, plan.key_rows, inverse=plan.key_inverse) for x in (k, v))
-    out = kernel(q, k, v, plan, scale)
+    lengths = Lengths(
+        plan.cu_seqlens_q, plan.cu_seqlens_k, plan.max_seqlen_q, plan.max_seqlen_k, causal=True
+    )
+    out = kernel(q, k, v, lengths, scale)
     return out.unflatten(0, (query.shape[0], query.shape[2]))
 
 
 def torch_varlen(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, scale: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, scale: float | None
 ) -> torch.Tensor:
     """torch's own; deterministic under torch.use_deterministic_algorithms."""
     return varlen_attn(  # type: ignore[return-value]
         q,
         k,
         v,
-        plan.cu_seqlens_q,
-        plan.cu_seqlens_k,
-        plan.max_seqlen_q,
-        plan.max_seqlen_k,
+        *lengths[:4],
         scale=scale,
-        window_size=(-1, 0),  # causal
+        window_size=(-1, 0) if lengths.causal else (-1, -1),
         **GROUPED_HEADS,
     )
 
 
 def flash_attn(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, scale: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, scale: float | None
 ) -> torch.Tensor:
     """FlashAttention-2, of the package flash-attn."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
@@ -71,22 +81,18 @@ def flash_attn(
         q,
         k,
         v,
-        plan.cu_seqlens_q,
-        plan.cu_seqlens_k,
-        plan.max_seqlen_q,
-        plan.max_seqlen_k,
+        *lengths[:4],
         softmax_scale=scale,
-        causal=True,
+        causal=lengths.causal,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return out
 
 
 def flash_attn_4(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, scale: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, scale: float | None
 ) -> torch.Tensor:
     """FlashAttention-4, of the package flash-attn-4."""
-    lengths = plan.cu_seqlens_q, plan.cu_seqlens_k, plan.max_seqlen_q, plan.max_seqlen_k
     deterministic = torch.are_deterministic_algorithms_enabled()
     out: torch.Tensor = _flash_attn_4(*Call(q, k, v, *lengths, scale, deterministic))[0]
     return out
@@ -100,7 +106,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 class Call(NamedTuple):
-    """What FlashAttention-4 gets: q [rows, heads, d], k and v [K, kv heads, d]; causal, bottom-right."""
+    """What FlashAttention-4 gets: q [rows, heads, d], k and v [K, kv heads, d], and their `Lengths`."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -109,6 +115,7 @@ class Call(NamedTuple):
     cu_seqlens_k: torch.Tensor
     max_seqlen_q: int
     max_seqlen_k: int
+    causal: bool
     scale: float | None
     deterministic: bool  # the backward
 
@@ -121,7 +128,7 @@ class Call(NamedTuple):
             "max_seqlen_q": self.max_seqlen_q,
             "max_seqlen_k": self.max_seqlen_k,
             "softmax_scale": self.scale,
-            "causal": True,
+            "causal": self.causal,
         }
 
 

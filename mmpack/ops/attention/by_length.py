@@ -1,0 +1,55 @@
+"""Sequences of one length as one batched call of torch's own sdpa, without a mask: any device and dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from mmpack.ops.attention.sequence_plan import SequencePlan
+from mmpack.ops.rows.gather import gather_rows
+
+
+def by_length(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: SequencePlan,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """q [T, heads, d], k and v [T, kv heads, d] -> [T, heads, d].
+
+    On a CPU sequences are batched as they lie: moving rows costs more than calls do. Elsewhere all of one length are
+    brought together first; windows have few lengths (whole ones, those at an edge of the picture, the corner).
+    """
+    there, back = plan.into_groups, plan.from_groups
+    if there is None or back is None or q.device.type == "cpu":
+        return _batched(q, k, v, plan.runs, scale, dropout)
+    q, k, v = (gather_rows(x, there.order, inverse=back) for x in (q, k, v))
+    rows = _batched(q, k, v, plan.groups, scale, dropout)
+    return gather_rows(rows, back.order, inverse=there)
+
+
+def _batched(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batches: tuple[tuple[int, int], ...],
+    scale: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """One call for each (length, how many) of adjacent sequences."""
+    batches = batches or ((0, 1),)
+    sizes = [length * count for length, count in batches]
+    # Not slices: each of their gradients would be as long as the whole.
+    pieces = zip(*(x.split(sizes) for x in (q, k, v)), strict=True)
+    out = []
+    for (length, count), piece in zip(batches, pieces, strict=True):
+        heads_first = scaled_dot_product_attention(
+            *(x.unflatten(0, (count, length)).transpose(1, 2) for x in piece),
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        out.append(heads_first.transpose(1, 2).flatten(0, 1))
+    return torch.cat(out)
