@@ -1,6 +1,6 @@
 """Attention of vision towers: every backend that can run on windows, pictures and tiles, beside sdpa one by one.
 
-One layer, bf16, 16 heads. Times are of the GPU, forward and forward + backward; `host` is what launching a forward takes.
+One layer, bf16, 16 heads. Times are of the GPU, forward and forward + backward; `host_us`: launching one forward.
 `one by one` is what transformers does under sdpa: a call for each window or picture.
 """
 
