@@ -2,15 +2,21 @@
 
 import pickle
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attention import by_weights, draw, gradients, one_sequence_after_the_other, packed
+from support.attention import (
+    by_weights,
+    draw,
+    gradients,
+    gradients_in_turn,
+    one_sequence_after_the_other,
+    packed,
+    stand_in,
+)
 from support.samples import make_sample
 from torch.utils.checkpoint import checkpoint
 
@@ -335,13 +341,6 @@ def test_dropout_drops_weights_and_scales_the_rest():
     assert not torch.equal(found[0, 0], found[0, 1])
 
 
-def module(name, **functions):
-    made = ModuleType(name)
-    made.__spec__ = ModuleSpec(name, None, is_package=True)
-    vars(made).update(functions)
-    return made
-
-
 def test_flash_attn_is_called_by_its_signature(monkeypatch):
     """The package's own signature, computed by explicit softmax."""
 
@@ -354,32 +353,13 @@ def test_flash_attn_is_called_by_its_signature(monkeypatch):
         cu = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
         return one_sequence_after_the_other(q, k, v, *cu, softmax_scale)[0]
 
-    stub = module("flash_attn", flash_attn_varlen_func=flash_attn_varlen_func)
+    stub = stand_in("flash_attn", flash_attn_varlen_func=flash_attn_varlen_func)
     monkeypatch.setitem(sys.modules, "flash_attn", stub)
     until, plan, rows = packed([(5, [4, 10])])
     q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.float64)
     kernel = varlen.KERNELS["flash_attn"]
     found = gradients(lambda *x: varlen.by_sequences(kernel, *x, plan, 0.2), q, k, v, grad)
     assert_near(found, gradients(lambda *x: by_weights(*x, until, 0.2), q, k, v, grad))
-
-
-def gradients_in_turn(q, k, v, grad, cu_q, cu_k):
-    """Of `one_sequence_after_the_other`, by the formulas of the FlashAttention paper (Dao et al., 2022, appendix B)."""
-    found = [torch.zeros_like(x) for x in (q, k, v)]
-    groups, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
-    for s in range(len(cu_q) - 1):
-        rows, keys = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
-        for h in range(q.shape[1]):
-            own_q, own_k, own_v = q[rows, h], k[keys, h // groups], v[keys, h // groups]
-            scores = own_q @ own_k.T * scale
-            seen = torch.ones_like(scores).bool().tril(len(own_k) - len(own_q))
-            weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
-            back = grad[rows, h] @ own_v.T
-            back = weights * (back - (back * weights).sum(1, keepdim=True)) * scale
-            found[0][rows, h] = back @ own_k
-            found[1][keys, h // groups] += back.T @ own_q
-            found[2][keys, h // groups] += weights.T @ grad[rows, h]
-    return tuple(found)
 
 
 def test_flash_attn_4_differentiates_and_is_traced(monkeypatch):
@@ -395,9 +375,9 @@ def test_flash_attn_4_differentiates_and_is_traced(monkeypatch):
         assert torch.equal(one_sequence_after_the_other(q, k, v, *cu, softmax_scale)[0], out)
         return gradients_in_turn(q, k, v, dout, *cu)
 
-    stub = module("interface", _flash_attn_fwd=forward, _flash_attn_bwd=backward)
+    stub = stand_in("interface", _flash_attn_fwd=forward, _flash_attn_bwd=backward)
     for name in ("flash_attn", "flash_attn.cute"):
-        monkeypatch.setitem(sys.modules, name, module(name))
+        monkeypatch.setitem(sys.modules, name, stand_in(name))
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", stub)
     until, plan, rows = packed(SHARED)
     q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.float64)

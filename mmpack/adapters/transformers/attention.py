@@ -7,7 +7,7 @@ can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack c
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -16,46 +16,29 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
-from mmpack.adapters.transformers.recompute import (
-    NAME,
-    put,
-    unwrap_checkpoints,
-    wrap_checkpoints,
-)
+from mmpack.adapters.transformers.parts import Part
+from mmpack.adapters.transformers.tower_attention import TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ModelError
+from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import family_of_model_type
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.packing.batch import Batch
 
-KEPT = "_mmpack_kept"  # on the decoder of an attached model
-ENTERED = "_mmpack_entered"  # on a model below its head that is attached for this forward
-SET_SINCE = (
-    "mmpack attention: the text model's attention was set to another one while it was attached, and stays so. "
-    "Fix: detach, then model.set_attn_implementation(…)"
+NAME = "mmpack"  # of the attention function
+ENTERED = (
+    "_mmpack_entered"  # on a model below its head: the parts that are attached for this forward
 )
 
 
-class Kept:
-    """What detach puts back. A pickled model has it too; a deep copy is another model and comes out detached."""
-
-    def __init__(self, configs: list[Any], hooks: list[Any]):
-        self.configs, self.hooks = configs, hooks
-        self.own = [config._attn_implementation for config in configs]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        put([copy.deepcopy(config, memo) for config in self.configs], self.own)
-
-
 class Attached:
-    """A model whose text attention is mmpack's.
+    """A model whose attention is mmpack's.
 
     `detach` gives it back its own; leaving a `with` block does too, unless it lies within another one.
     """
 
-    def __init__(self, model: Any, nested: bool):
+    def __init__(self, model: Any, parts: list[Part]):
         self.model = model  # as it was handed in
-        self.nested = nested
+        self.parts = parts  # that were not attached before
 
     def detach(self) -> None:
         detach(self.model)
@@ -64,26 +47,39 @@ class Attached:
         return self.model
 
     def __exit__(self, *error: object) -> None:
-        if not self.nested:
-            self.detach()
+        _detach(unwrap(self.model, "detach").model, self.parts)
 
 
-def attach(model: Any) -> Attached:
+def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     """Let the text model of a transformers VLM (or of one that PEFT or DDP wraps) obey `visible_until`.
 
-    The vision tower keeps its attention. Returns a handle: `attach(model)` until `detach(model)`, or
-    `with attach(model): …`. A backward after detach is right: layers that gradient checkpointing runs again get the
-    attention of their forward, or raise where another library than transformers or torch checkpoints them.
-    Raises: LayoutError (MM006) for an unknown family, ModelError for one that can't obey the rule.
+    The vision tower gets an attention too, which runs all windows and all media in one launch, with the tower's own
+    numbers. Returns a handle: `attach(model)` until `detach(model)`, or `with attach(model): …`. A backward after
+    detach is right: layers that gradient checkpointing runs again get the attention of their forward, or raise where
+    another library than transformers or torch checkpoints them.
+
+    Args:
+        text: False: the tower only. The model stays its own for padded batches, masks, caches and `generate`.
+        tower: "auto", or "keep": the tower keeps the attention that it has.
+
+    Raises: LayoutError (MM006) for an unknown family, ModelError for one that can't obey the rule, ArgumentError for
+    another `tower`, or where nothing is left to attach.
     """
+    if tower not in ("auto", "keep"):
+        raise ArgumentError(f"attach: tower is {tower!r}. Fix: use 'auto' or 'keep'")
+    if not text and tower == "keep":
+        raise ArgumentError("attach: neither text nor tower. Fix: text=True, or tower='auto'")
     whole = unwrap(model, "attach")
-    refuse_unpackable(whole)
-    return Attached(model, nested=not _attach(whole.model))
+    if text:
+        refuse_unpackable(whole)
+    family_of_model_type(whole.config.model_type)
+    parts = [TEXT] * text + [TOWER] * (tower == "auto")
+    return Attached(model, _attach(whole.model, parts))
 
 
 def detach(model: Any) -> None:
-    """Give the text model back the attention that it had before `attach`; nothing where it is not attached."""
-    _detach(unwrap(model, "detach").model)
+    """Give text model and tower back the attention that they had before `attach`; nothing where it is not attached."""
+    _detach(unwrap(model, "detach").model, PARTS)
 
 
 def attach_in_forwards(model: Any) -> None:
@@ -101,7 +97,7 @@ def attach_in_forwards(model: Any) -> None:
 
 def is_attached(model: Any) -> bool:
     """Whether the model's text attention is mmpack's."""
-    return _is_attached(unwrap(model, "is_attached").get_decoder())
+    return TEXT.is_attached(unwrap(model, "is_attached").get_decoder())
 
 
 def refuse_unpackable(whole: Any) -> None:
@@ -119,59 +115,18 @@ def refuse_unpackable(whole: Any) -> None:
         )
 
 
-def _attach(core: Any) -> bool:
-    """Attach, and return whether it was detached before. `core`: the model below the head."""
-    decoder = core.get_decoder()
-    if _is_attached(decoder):
-        return False
-    kept = vars(decoder).get(KEPT)
-    if kept is not None:
-        raise ModelError(SET_SINCE)
-    configs = _configs(decoder)
-    if any(config._attn_implementation == NAME for config in configs):
-        raise ModelError(
-            "attach: the model's config is another model's too, which is attached. "
-            "Fix: detach that one, or give each a config of its own (copy.deepcopy)"
-        )
-    AttentionInterface.register(NAME, visible_attention)
-    AttentionMaskInterface.register(NAME, no_mask)
-    hooks = [
-        core.register_forward_pre_hook(open_ids, with_kwargs=True),
-        decoder.register_forward_pre_hook(_refuse_cache, with_kwargs=True),
-    ]
-    setattr(decoder, KEPT, Kept(configs, hooks))
-    put(configs, [NAME] * len(configs))
-    wrap_checkpoints(decoder, configs)
-    return True
+def _attach(core: Any, parts: list[Part]) -> list[Part]:
+    """Attach all of the parts or, with an error, none; those that were detached before."""
+    for part in parts:
+        part.refuse_unattachable(core)
+    return [part for part in parts if part.attach(core)]
 
 
-def _detach(core: Any) -> None:
-    decoder = core.get_decoder()
-    kept = vars(decoder).pop(KEPT, None)
-    if kept is None:
-        return
-    unwrap_checkpoints(decoder)
-    for hook in kept.hooks:
-        hook.remove()
-    changed = False
-    for config, own in zip(kept.configs, kept.own, strict=True):
-        if config._attn_implementation == NAME:
-            put([config], [own])
-        else:
-            changed = True
-    if changed:
-        raise ModelError(SET_SINCE)
-
-
-def _is_attached(decoder: Any) -> bool:
-    kept = vars(decoder).get(KEPT)
-    return kept is not None and all(c._attn_implementation == NAME for c in kept.configs)
-
-
-def _configs(decoder: torch.nn.Module) -> list[Any]:
-    """Those that the decoder's attention layers read; one, as a rule."""
-    found = {id(c): c for m in decoder.modules() if (c := getattr(m, "config", None)) is not None}
-    return [c for c in found.values() if hasattr(c, "_attn_implementation")]
+def _detach(core: Any, parts: list[Part]) -> None:
+    """All of them, also where one raises."""
+    with contextlib.ExitStack() as stack:
+        for part in parts:
+            stack.callback(part.detach, core)
 
 
 def attention_plan_of(batch: Batch, model: Any) -> AttentionPlan:
@@ -235,7 +190,7 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
 
     Its own count runs on from sample to sample.
     """
-    attached = _is_attached(core.get_decoder())
+    attached = TEXT.is_attached(core.get_decoder())
     if attached and kwargs.get("visible_until") is not None and kwargs.get("position_ids") is None:
         raise ModelError(
             "mmpack attention: position_ids is missing, and the model's own count would run across samples. "
@@ -248,13 +203,12 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
 
 
 def _enter(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    if kwargs.get("visible_until") is not None and _attach(core):
-        vars(core)[ENTERED] = True
+    if kwargs.get("visible_until") is not None:
+        vars(core)[ENTERED] = _attach(core, PARTS)
 
 
 def _leave(core: Any, args: Any, output: Any) -> None:
-    if vars(core).pop(ENTERED, False):
-        _detach(core)
+    _detach(core, vars(core).pop(ENTERED, []))
 
 
 def open_ids_in_forward(core: Any) -> None:
@@ -268,7 +222,7 @@ def open_ids_in_forward(core: Any) -> None:
 
 def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Before the text model's forward: not every transformers hands an empty cache to the attention."""
-    if not _is_attached(decoder):
+    if not TEXT.is_attached(decoder):
         return  # a deep copy, which has the hook
     if kwargs.get("use_cache") or (kwargs.get("use_cache") is None and decoder.config.use_cache):
         raise ModelError(
@@ -301,3 +255,24 @@ def _refuse_wrong_use(
         )
     if why is not None:
         raise ModelError(f"mmpack attention: {why[0]}. Fix: {why[1]}")
+
+
+def _register() -> None:
+    AttentionInterface.register(NAME, visible_attention)
+    AttentionMaskInterface.register(NAME, no_mask)
+
+
+def _hook(core: Any) -> list[Any]:
+    return [
+        core.register_forward_pre_hook(open_ids, with_kwargs=True),
+        core.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True),
+    ]
+
+
+def _decoder(core: Any) -> torch.nn.Module:
+    decoder: torch.nn.Module = core.get_decoder()
+    return decoder
+
+
+TEXT = Part("text model", NAME, _decoder, _register, _hook)
+PARTS = [TEXT, TOWER]

@@ -13,26 +13,25 @@ from typing import Any
 
 import torch
 
-NAME = "mmpack"  # of the attention function
 FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
 
 
-def wrap_checkpoints(decoder: torch.nn.Module, configs: list[Any]) -> None:
-    """Let the decoder's checkpoints remember that its attention is mmpack's."""
-    for module in decoder.modules():
-        for name in FUNCTIONS:
-            own = vars(module).get(name)
+def wrap_checkpoints(part: torch.nn.Module, configs: list[Any], name: str) -> None:
+    """Let the part's checkpoints remember that its attention is mmpack's, the function of this name."""
+    for module in part.modules():
+        for attribute in FUNCTIONS:
+            own = vars(module).get(attribute)
             if own is not None and not _is_wrapped(own):  # that of a deep copy is wrapped already
-                setattr(module, name, functools.partial(_checkpoint, own, configs))
+                setattr(module, attribute, functools.partial(_checkpoint, own, configs, name))
 
 
-def unwrap_checkpoints(decoder: torch.nn.Module) -> None:
+def unwrap_checkpoints(part: torch.nn.Module) -> None:
     """Undo `wrap_checkpoints`."""
-    for module in decoder.modules():
-        for name in FUNCTIONS:
-            now = vars(module).get(name)
+    for module in part.modules():
+        for attribute in FUNCTIONS:
+            now = vars(module).get(attribute)
             if now is not None and _is_wrapped(now):
-                setattr(module, name, now.args[0])
+                setattr(module, attribute, now.args[0])
 
 
 def _is_wrapped(function: Any) -> bool:
@@ -42,26 +41,29 @@ def _is_wrapped(function: Any) -> bool:
 def _checkpoint(
     own: Callable[..., Any],
     configs: list[Any],
+    name: str,
     layer: Callable[..., Any],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     """`own`, of the layer with mmpack's attention if that is on now. Compiled layers are not traced a second time."""
-    if configs[0]._attn_implementation == NAME and not torch.compiler.is_compiling():
-        layer = functools.partial(_attached, configs, layer)
+    if configs[0]._attn_implementation == name and not torch.compiler.is_compiling():
+        layer = functools.partial(_attached, configs, name, layer)
     return own(layer, *args, **kwargs)
 
 
-def _attached(configs: list[Any], layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with switched(configs):
+def _attached(
+    configs: list[Any], name: str, layer: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    with switched(configs, name):
         return layer(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def switched(configs: list[Any]) -> Iterator[None]:
-    """mmpack's attention within the block, then what was there before."""
+def switched(configs: list[Any], name: str) -> Iterator[None]:
+    """The attention of this name within the block, then what was there before."""
     before = [config._attn_implementation for config in configs]
-    put(configs, [NAME] * len(configs))
+    put(configs, [name] * len(configs))
     try:
         yield
     finally:

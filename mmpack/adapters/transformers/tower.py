@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mmpack.adapters.transformers.tower_attention import on_their_device
 from mmpack.families import Family
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
@@ -35,7 +36,8 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
         pixels = _pixels(batch, runs)
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in runs]
-        out |= _tower_arguments(family, modality, pixels, grids)
+        made = _tower_arguments(family, modality, pixels, grids)
+        out |= {name: x.to(pixels.device) for name, x in made.items()}
     batch.stats["patches_encoded"] = encoded
     return out
 
@@ -104,20 +106,20 @@ def _pixels(batch: Batch, media: list[int]) -> torch.Tensor:
 def _tower_arguments(
     family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
 ) -> dict[str, torch.Tensor]:
-    """What forward and encoder call `pixels` [patches, patch_dim] of media with these grids."""
+    """What forward and encoder call `pixels` [patches, patch_dim] of media with these grids, which are on the CPU."""
     if family.pixel_layout == "tiles":
         return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
-    on_device = torch.tensor(grids, device=pixels.device)
+    on_host = torch.tensor(grids)
     if modality == "image":
-        return {"pixel_values": pixels, "image_grid_thw": on_device}
-    return {"pixel_values_videos": pixels, "video_grid_thw": on_device}
+        return {"pixel_values": pixels, "image_grid_thw": on_host}
+    return {"pixel_values_videos": pixels, "video_grid_thw": on_host}
 
 
 def _encode(model: Any, modality: str, arguments: dict[str, torch.Tensor]) -> Any:
     """The tower's output. `pooler_output`: [tokens, H] per medium, or [tiles, tokens, H] of all; see `_repeat`."""
     core = model.model
     make = core.get_image_features if modality == "image" else core.get_video_features
-    return make(**arguments, return_dict=True)
+    return make(**on_their_device(model, arguments), return_dict=True)
 
 
 def _repeat(features: Any, batch: PackedBatch, media: list[int], runs: list[int]) -> None:

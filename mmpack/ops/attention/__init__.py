@@ -3,7 +3,7 @@
 from mmpack.ops.attention.attention_plan import AttentionPlan, plan_attention
 from mmpack.ops.attention.choose import SEQUENCES, TREE
 from mmpack.ops.attention.sequence_attention import resolve_sequences, sequence_attention
-from mmpack.ops.attention.sequence_plan import SequencePlan, plan_sequences
+from mmpack.ops.attention.sequence_plan import SequencePlan, plan_sequences, plan_tiles
 from mmpack.ops.attention.tree_attention import resolve, tree_attention
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "SequencePlan",
     "plan_attention",
     "plan_sequences",
+    "plan_tiles",
     "resolve",
     "resolve_sequences",
     "sequence_attention",

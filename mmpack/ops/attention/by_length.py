@@ -22,9 +22,23 @@ def by_length(
     On a CPU sequences are batched as they lie: moving rows costs more than calls do. Elsewhere all of one length are
     brought together first; windows have few lengths (whole ones, those at an edge of the picture, the corner).
     """
-    there, back = plan.into_groups, plan.from_groups
-    if there is None or back is None or q.device.type == "cpu":
+    if q.device.type == "cpu":
         return _batched(q, k, v, plan.runs, scale, dropout)
+    return brought_together(q, k, v, plan, scale, dropout)
+
+
+def brought_together(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: SequencePlan,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """`by_length` with rows moved, there and back, unless all of one length lie together already."""
+    there, back = plan.into_groups, plan.from_groups
+    if there is None or back is None:
+        return _batched(q, k, v, plan.groups, scale, dropout)
     q, k, v = (gather_rows(x, there.order, inverse=back) for x in (q, k, v))
     rows = _batched(q, k, v, plan.groups, scale, dropout)
     return gather_rows(rows, back.order, inverse=there)

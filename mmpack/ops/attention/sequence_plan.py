@@ -8,13 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.attention.attention_plan import FLEX_BLOCK
 from mmpack.ops.rows.inverse import Inverse
 
 
@@ -31,28 +30,28 @@ class SequencePlan:
     into_groups: Inverse | None
     from_groups: Inverse | None
     pairs: int  # of a query and a key that it sees
-    full_blocks: int  # of FLEX_BLOCK² pairs, all of them seen
-    mixed_blocks: int  # some pairs are seen
     choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
+    # What costs of packed rows count besides: see `Backend`.
+    gathered: ClassVar[int] = 0
+    full_blocks: ClassVar[int] = 0
+    mixed_blocks: ClassVar[int] = 0
 
     def __len__(self) -> int:
         return self.cu_seqlens.shape[0] - 1
-
-    @property
-    def gathered(self) -> int:
-        """Keys beyond the rows themselves: none."""
-        return 0
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> SequencePlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
         if self.cu_seqlens.device == torch.device(device):
             return self
 
-        def move(x: torch.Tensor) -> torch.Tensor:
-            return x.to(device, non_blocking=non_blocking)
+        return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
 
+    def pin_memory(self) -> SequencePlan:
+        return self._with_tensors(torch.Tensor.pin_memory)
+
+    def _with_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SequencePlan:
         return dataclasses.replace(
             self,
             cu_seqlens=move(self.cu_seqlens),
@@ -89,7 +88,6 @@ def plan_sequences(lengths: Sequence[int] | np.ndarray) -> SequencePlan:
         )
     offsets = np.append(0, np.cumsum(lengths))
     groups, order = _by_length(lengths, offsets)
-    full, mixed = _count_blocks(lengths, int(offsets[-1]))
     there = back = None
     if order is not None:
         place = np.empty_like(order)
@@ -106,8 +104,22 @@ def plan_sequences(lengths: Sequence[int] | np.ndarray) -> SequencePlan:
         into_groups=there,
         from_groups=back,
         pairs=int((lengths * lengths).sum()),
-        full_blocks=full,
-        mixed_blocks=mixed,
+    )
+
+
+def plan_tiles(count: int, length: int, device: torch.device | str) -> SequencePlan:
+    """The plan of `count` sequences of one length. Nothing is copied to `device`, so torch.compile can trace it."""
+    rows = count * length
+    cu_seqlens = torch.arange(0, rows + 1, max(length, 1), device=device, dtype=torch.int32)
+    return SequencePlan(
+        rows=rows,
+        cu_seqlens=cu_seqlens,
+        max_seqlen=length,
+        runs=((length, count),),
+        groups=((length, count),),
+        into_groups=None,
+        from_groups=None,
+        pairs=rows * length,
     )
 
 
@@ -135,17 +147,6 @@ def _by_length(
     sizes = lengths[sequences]
     before = np.cumsum(sizes) - sizes
     return groups, np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
-
-
-def _count_blocks(lengths: np.ndarray, rows: int) -> tuple[int, int]:
-    """How many blocks of FLEX_BLOCK² are seen in full, and in part."""
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    starts = np.arange(0, rows, FLEX_BLOCK)
-    first, last = owner[starts], owner[np.minimum(starts + FLEX_BLOCK, rows) - 1]
-    seen = (np.searchsorted(first, last, "right") - np.searchsorted(last, first)).sum()
-    whole = np.bincount(first[(first == last) & (starts + FLEX_BLOCK <= rows)])
-    full = (whole * whole).sum()
-    return int(full), int(seen - full)
 
 
 def _moved(inverse: Inverse | None, move: Callable[[torch.Tensor], torch.Tensor]) -> Inverse | None:

@@ -1,0 +1,100 @@
+"""mmpack's attention on a part of a model, the text model or the vision tower: set for as long as it is attached.
+
+What the part had before is kept on its module and put back. Which function it is, and which hooks go with it, its own
+file says: `attention` (text) and `tower_attention`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmpack.adapters.transformers.recompute import put, unwrap_checkpoints, wrap_checkpoints
+from mmpack.errors import ModelError
+
+KEPT = "_mmpack_kept"  # on the module of an attached part
+
+
+class Kept:
+    """What detach puts back. A pickled model has it too; a deep copy is another model and comes out detached."""
+
+    def __init__(self, configs: list[Any], hooks: list[Any]):
+        self.configs, self.hooks = configs, hooks
+        self.own = [config._attn_implementation for config in configs]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        put([copy.deepcopy(config, memo) for config in self.configs], self.own)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of models. `core` is a model below its head."""
+
+    what: str  # in errors
+    name: str  # of the attention function
+    module_of: Callable[[Any], torch.nn.Module]  # of a core
+    register: Callable[[], None]  # the function, with transformers
+    hook: Callable[[Any], list[Any]]  # a core, while the part is attached
+
+    def is_attached(self, module: torch.nn.Module) -> bool:
+        kept = vars(module).get(KEPT)
+        return kept is not None and all(c._attn_implementation == self.name for c in kept.configs)
+
+    def refuse_unattachable(self, core: Any) -> None:
+        """Raise ModelError where `attach` can't set the attention, or would set another model's."""
+        module = self.module_of(core)
+        if vars(module).get(KEPT) is not None:
+            if not self.is_attached(module):
+                raise self._set_since()
+        elif any(config._attn_implementation == self.name for config in _configs(module)):
+            raise ModelError(
+                "attach: the model's config is another model's too, which is attached. "
+                "Fix: detach that one, or give each a config of its own (copy.deepcopy)"
+            )
+
+    def attach(self, core: Any) -> bool:
+        """Attach, and return whether it was detached before. Raises as `refuse_unattachable` does."""
+        self.refuse_unattachable(core)
+        module = self.module_of(core)
+        if self.is_attached(module):
+            return False
+        self.register()
+        configs = _configs(module)
+        setattr(module, KEPT, Kept(configs, self.hook(core)))
+        put(configs, [self.name] * len(configs))
+        wrap_checkpoints(module, configs, self.name)
+        return True
+
+    def detach(self, core: Any) -> None:
+        """Put back what was there; nothing where it is not attached."""
+        module = self.module_of(core)
+        kept = vars(module).pop(KEPT, None)
+        if kept is None:
+            return
+        unwrap_checkpoints(module)
+        for hook in kept.hooks:
+            hook.remove()
+        changed = False
+        for config, own in zip(kept.configs, kept.own, strict=True):
+            if config._attn_implementation == self.name:
+                put([config], [own])
+            else:
+                changed = True
+        if changed:
+            raise self._set_since()
+
+    def _set_since(self) -> ModelError:
+        return ModelError(
+            f"mmpack attention: the {self.what}'s attention was set to another one while it was attached, and stays "
+            "so. Fix: detach, then model.set_attn_implementation(…)"
+        )
+
+
+def _configs(module: torch.nn.Module) -> list[Any]:
+    """Those that the attention layers in the module read; one, as a rule."""
+    found = {id(c): c for m in module.modules() if (c := getattr(m, "config", None)) is not None}
+    return [c for c in found.values() if hasattr(c, "_attn_implementation")]

@@ -1,0 +1,180 @@
+"""The vision tower's attention "mmpack_flash_tower": all windows, pictures and frames of a pack in one launch.
+
+transformers calls attention window by window, unless its name holds `flash`: then once, with `cu_seq_lens_q`. What
+follows from the grids is made on the host, once per forward: the tower asks the GPU for nothing, layer by layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import AttentionInterface
+
+from mmpack.adapters.transformers.parts import Part
+from mmpack.errors import ModelError
+from mmpack.ops.attention import (
+    SequencePlan,
+    plan_sequences,
+    plan_tiles,
+    resolve_sequences,
+    sequence_attention,
+)
+
+NAME = "mmpack_flash_tower"
+# From transformers 5.17 on a tower's forward takes what it would make of the grids.
+TAKES_KNOWN = importlib.util.find_spec("transformers.vision_utils") is not None
+
+
+class TowerPlans(NamedTuple):
+    """The sequences of a forward's layers, which get them as the keyword `tower_plans`."""
+
+    frames: SequencePlan  # of layers with full attention: each picture, each frame of a video
+    windows: SequencePlan | None
+
+    def of(self, cu_seqlens: torch.Tensor) -> SequencePlan | None:
+        """That of a layer's cu_seqlens. Windows divide frames: as many of both are the same ones."""
+        count = cu_seqlens.shape[0] - 1
+        return next((p for p in self if p is not None and len(p) == count), None)
+
+
+def tower_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    tower_plans: TowerPlans | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [B, heads, S, d], key and value of that shape -> [B, S, heads, d].
+
+    Without `cu_seq_lens_q` (InternVL's tiles) each of the B lines is one sequence.
+    """
+    if attention_mask is not None:
+        raise ModelError(
+            "mmpack tower attention: an attention_mask is given, and the tower's rows see by their sequences alone. "
+            "Fix: attach(model, tower='keep')"
+        )
+    if cu_seq_lens_q is None:
+        plan = plan_tiles(query.shape[0], query.shape[2], query.device)
+    else:
+        known = None if tower_plans is None else tower_plans.of(cu_seq_lens_q)
+        plan = known or plan_sequences(cu_seq_lens_q.diff().tolist())
+    return sequence_attention(query, key, value, plan, scale=scaling, dropout=dropout), None
+
+
+def tower_of(core: Any) -> torch.nn.Module:
+    """The vision tower of a model below its head."""
+    tower: torch.nn.Module = core.get_encoder(modality="image")
+    return tower
+
+
+def on_their_device(model: Any, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Keywords of get_image_features, pixels first: grids stay on the CPU if the tower is told what it makes of them.
+
+    Else it makes that where they are: on the device of the pixels.
+    """
+    if TAKES_KNOWN and TOWER.is_attached(tower_of(model.model)):
+        return arguments
+    device = next(iter(arguments.values())).device
+    return {name: x.to(device) for name, x in arguments.items()}
+
+
+def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before the tower's forward: the plans of its layers and, where it takes them, what it would make of the grids."""
+    grids = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
+    given = any(kwargs.get(name) is not None for name in ("cu_seqlens", "cu_window_seqlens"))
+    if grids is None or given or not TOWER.is_attached(tower):
+        return args, kwargs
+    device = (args[0] if args else kwargs["hidden_states"]).device
+    grids = grids.cpu()
+    frames, windows = (None if x is None else plan_sequences(x) for x in _lengths(tower, grids))
+    assert frames is not None
+    plans = TowerPlans(_moved(frames, device), None if windows is None else _moved(windows, device))
+    for plan in plans:
+        if plan is not None:
+            resolve_sequences(plan, device, _head_dim(tower.config))
+    known = _known(tower, grids, plans, device) if TAKES_KNOWN else {}
+    return args, known | kwargs | {"tower_plans": plans}
+
+
+def _lengths(tower: Any, grids: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+    """Patches of each frame, and of each window where the tower has windows; in the order of its rows."""
+    times, heights, widths = grids.numpy().T
+    frames = np.repeat(heights * widths, times)
+    if not hasattr(tower, "window_size"):
+        return frames, None
+    side = tower.window_size // tower.patch_size // tower.spatial_merge_size
+    unit = tower.spatial_merge_size
+    windows = [
+        np.tile(np.outer(_cut(h // unit, side), _cut(w // unit, side)).ravel(), t)
+        for t, h, w in grids.tolist()
+    ]
+    return frames, np.concatenate(windows) * unit**2
+
+
+def _cut(length: int, side: int) -> np.ndarray:
+    """Lengths of the pieces of `side`, the last one what is left."""
+    return np.diff(np.append(np.arange(0, length, side), length))
+
+
+def _known(
+    tower: Any, grids: torch.Tensor, plans: TowerPlans, device: torch.device
+) -> dict[str, Any]:
+    """What the tower's forward would make of the grids, by the same functions; it asks the GPU for all of it."""
+    from transformers import vision_utils
+
+    merge = tower.spatial_merge_size
+    move = functools.partial(_moved, device=device)
+    known = {
+        "cu_seqlens": plans.frames.cu_seqlens,
+        "max_seqlen": plans.frames.max_seqlen,
+        "position_ids": move(vision_utils.get_vision_position_ids(grids, merge)),
+    }
+    if plans.windows is not None:
+        index, _ = vision_utils.get_vision_window_index(
+            grids, merge, tower.window_size, tower.patch_size
+        )
+        known["window_index"] = move(index)
+        known["cu_window_seqlens"] = plans.windows.cu_seqlens
+        known["max_window_seqlen"] = plans.windows.max_seqlen
+    if hasattr(tower, "num_grid_per_side"):
+        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            grids,
+            num_grid_per_side=tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=merge,
+        )
+        known["interp_indices"], known["interp_weights"] = move(indices), move(weights)
+    return known
+
+
+def _moved(x: Any, device: torch.device) -> Any:
+    """A tensor or a plan on `device`; the host does not wait for it."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
+def _head_dim(config: Any) -> int:
+    width = (
+        getattr(config, "embed_dim", None) or config.hidden_size
+    )  # Qwen2-VL: hidden_size is of its output
+    return int(width // config.num_heads)
+
+
+def _register() -> None:
+    AttentionInterface.register(NAME, tower_attention)
+
+
+def _hook(core: Any) -> list[Any]:
+    return [tower_of(core).register_forward_pre_hook(_tell, with_kwargs=True)]
+
+
+TOWER = Part("vision tower", NAME, tower_of, _register, _hook)
