@@ -10,7 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attention import by_weights, draw, gradients, one_sequence_after_the_other, packed
+from support.attention import (
+    by_weights,
+    draw,
+    gradients,
+    gradients_in_turn,
+    one_sequence_after_the_other,
+    packed,
+)
 from support.samples import make_sample
 from torch.utils.checkpoint import checkpoint
 
@@ -354,25 +361,6 @@ def test_flash_attn_is_called_by_its_signature(monkeypatch):
     kernel = varlen.KERNELS["flash_attn"]
     found = gradients(lambda *x: varlen.by_sequences(kernel, *x, plan, 0.2), q, k, v, grad)
     assert_near(found, gradients(lambda *x: by_weights(*x, until, 0.2), q, k, v, grad))
-
-
-def gradients_in_turn(q, k, v, grad, cu_q, cu_k):
-    """Of `one_sequence_after_the_other`, by the formulas of the FlashAttention paper (Dao et al., 2022, appendix B)."""
-    found = [torch.zeros_like(x) for x in (q, k, v)]
-    groups, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
-    for s in range(len(cu_q) - 1):
-        rows, keys = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
-        for h in range(q.shape[1]):
-            own_q, own_k, own_v = q[rows, h], k[keys, h // groups], v[keys, h // groups]
-            scores = own_q @ own_k.T * scale
-            seen = torch.ones_like(scores).bool().tril(len(own_k) - len(own_q))
-            weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
-            back = grad[rows, h] @ own_v.T
-            back = weights * (back - (back * weights).sum(1, keepdim=True)) * scale
-            found[0][rows, h] = back @ own_k
-            found[1][keys, h // groups] += back.T @ own_q
-            found[2][keys, h // groups] += weights.T @ grad[rows, h]
-    return tuple(found)
 
 
 def test_flash_attn_4_differentiates_and_is_traced(monkeypatch):

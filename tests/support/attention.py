@@ -77,3 +77,41 @@ def one_sequence_after_the_other(q, k, v, cu_q, cu_k, scale=None):
         pieces.append((torch.softmax(scores, -1) @ own_v).transpose(0, 1))
         sums.append(torch.logsumexp(scores, -1).float())
     return torch.cat(pieces), torch.cat(sums, 1)
+
+
+def gradients_in_turn(q, k, v, grad, cu_q, cu_k):
+    """Of `one_sequence_after_the_other`, by the formulas of the FlashAttention paper (Dao et al., 2022, appendix B)."""
+    found = [torch.zeros_like(x) for x in (q, k, v)]
+    groups, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    for s in range(len(cu_q) - 1):
+        rows, keys = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
+        for h in range(q.shape[1]):
+            own_q, own_k, own_v = q[rows, h], k[keys, h // groups], v[keys, h // groups]
+            scores = own_q @ own_k.T * scale
+            seen = torch.ones_like(scores).bool().tril(len(own_k) - len(own_q))
+            weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
+            back = grad[rows, h] @ own_v.T
+            back = weights * (back - (back * weights).sum(1, keepdim=True)) * scale
+            found[0][rows, h] = back @ own_k
+            found[1][keys, h // groups] += back.T @ own_q
+            found[2][keys, h // groups] += weights.T @ grad[rows, h]
+    return tuple(found)
+
+
+def run_varlen_on_the_cpu(library: torch.library.Library) -> None:
+    """Give torch's varlen op a kernel on the CPU, for as long as `library` lives: causal, bottom-right."""
+
+    def forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False, scale=None, window=None, *rest):
+        assert (
+            window == [-1, 0]
+            and max_q == int(cu_q.diff().max())
+            and max_k == int(cu_k.diff().max())
+        )
+        out, lse = one_sequence_after_the_other(q, k, v, cu_q.tolist(), cu_k.tolist(), scale)
+        return out, lse, torch.zeros(2, dtype=torch.uint64)
+
+    def backward(grad, q, k, v, out, lse, cu_q, cu_k, *rest):
+        return gradients_in_turn(q, k, v, grad, cu_q.tolist(), cu_k.tolist())
+
+    torch.library.register_kernel("torch_attn::_varlen_attn", "cpu", forward, lib=library)
+    torch.library.register_kernel("torch_attn::_varlen_attn_backward", "cpu", backward, lib=library)
