@@ -8,6 +8,7 @@ with needs("hf", __name__):
 
 from mmpack.adapters.transformers.attention import attach, detach, is_attached
 from mmpack.adapters.transformers.collator import SampleCollator
+from mmpack.adapters.transformers.compile import compile_layers
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.load import load_checkpoint
@@ -17,6 +18,7 @@ from mmpack.adapters.transformers.router import router_loss
 __all__ = [
     "SampleCollator",
     "attach",
+    "compile_layers",
     "detach",
     "is_attached",
     "load_checkpoint",

@@ -45,7 +45,8 @@ def tree_attention(
     seen = torch.atleast_2d(visible_until.to(query.device))
     if plan is not None:
         _check_plan(plan, visible_until, lines, width)
-        resolve(plan, seen, head_dim, dropout)
+        if plan.choice is None or not torch.compiler.is_compiling():
+            resolve(plan, seen, head_dim, dropout)
     name = _backend(query, plan, dropout, backend)
     if plan is None or plan.rows == 0 or name == "sdpa":
         return sdpa(query, key, value, seen, scale, dropout)

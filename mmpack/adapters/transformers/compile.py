@@ -1,0 +1,101 @@
+"""torch.compile of a VLM's layers, one by one: norms, rotary, activations and residuals become a few kernels a layer.
+
+Layers of one kind share a graph, and packs of any length run on it. Only packed forwards of an attached model are
+compiled: `generate`, padded batches with a mask and a detached model run as they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.errors import ModelError
+
+OPTIONS: dict[str, Any] = {"dynamic": True, "fullgraph": True}
+# Constant floats: scales and epsilons as inputs of a graph would make torch trace and lower it twice. All layers'
+# graphs count for one limit of 8 else.
+SETTINGS: dict[str, Any] = {"specialize_float": True, "recompile_limit": 64}
+
+
+def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
+    """Compile each decoder layer of a transformers VLM (PEFT's and DDP's too) and, with `tower`, each vision block.
+
+    Nothing is compiled here: the first packed forward does, and its backward; that takes 20 to 60 s, or a few where
+    torch's cache on disk has it. There is one graph for each of: plain packs, shared packs; with gradients, without; an
+    input that needs gradients, one that does not (behind frozen embeddings); each kind of layer; each attention
+    backend that packs choose. Packs of other lengths, or with other numbers of samples, make no more of them.
+
+    Call it after what changes the layers (LoRA, Liger); the order with `attach`, gradient checkpointing, DDP and
+    `fully_shard` does not matter. Checkpointing needs `use_reentrant=False`.
+
+    Args:
+        tower: the blocks of the vision tower too. They are compiled where they run in one launch: not on a CPU, and
+            not where `attach` kept the tower's attention.
+        options: of torch.compile. By default dynamic=True, and fullgraph=True: `fullgraph=False` allows breaks.
+
+    Raises: ModelError for what is no transformers model, and for layers that are compiled already.
+    """
+    whole = unwrap(model, "compile_layers")
+    parts = {"visible_until": decoder_layers(whole)}
+    if tower:
+        parts["tower_plans"] = tower_blocks(whole)
+    layers = [layer for part in parts.values() for layer in part]
+    if any(_is_compiled(layer) for layer in layers):
+        raise ModelError(
+            "compile_layers: the model's layers are compiled already. Fix: once is enough"
+        )
+    for keyword, part in parts.items():
+        for layer in part:
+            layer.forward = CompiledForward(layer, keyword, OPTIONS | options)
+
+
+def decoder_layers(whole: Any) -> list[torch.nn.Module]:
+    """The text model's layers, in order."""
+    return list(whole.get_decoder().layers)
+
+
+def tower_blocks(whole: Any) -> list[torch.nn.Module]:
+    """The vision tower's blocks, in order."""
+    visual = getattr(whole.model, "visual", None) or whole.model.vision_tower.encoder
+    return list(visual.blocks if hasattr(visual, "blocks") else visual.layer)
+
+
+class CompiledForward:
+    """In the place of a layer's forward, inside of its hooks: compiled where the layer gets the keyword of packed rows.
+
+    A pickled or copied layer has one too, which compiles for itself.
+    """
+
+    def __init__(self, layer: torch.nn.Module, keyword: str, options: dict[str, Any]):
+        self.layer, self.keyword, self.options = layer, keyword, options
+        self.own = vars(layer).get("forward")  # as accelerate's hooks set one
+        self.compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # The class's forward as it is now: `fully_shard` makes a class of its own.
+        own = self.own or type(self.layer).forward.__get__(self.layer)
+        if torch.compiler.is_compiling() or not _in_one_launch(kwargs.get(self.keyword)):
+            return own(*args, **kwargs)
+        if self.compiled is None:
+            self.compiled = torch.compile(own, **self.options)
+        with torch._dynamo.config.patch(SETTINGS):
+            return self.compiled(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"compiled": None}
+
+
+def _is_compiled(layer: torch.nn.Module) -> bool:
+    return isinstance(vars(layer).get("forward"), CompiledForward) or bool(
+        layer._compiled_call_impl
+    )
+
+
+def _in_one_launch(rule: Any) -> bool:
+    """Whether a layer that got this can be one graph: by rows, or by sequences that no loop goes through."""
+    if rule is None or torch.is_tensor(rule):
+        return rule is not None
+    return not {"sdpa", "flex"} & set((rule[0].choice or {"": "sdpa"}).values())

@@ -1,0 +1,187 @@
+"""Compiled layers: values and gradients of eager ones, and how many graphs packs of changing shapes make.
+
+The attention is torch's varlen op, as on a GPU, with a kernel for the CPU of our own.
+"""
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support.attention import run_varlen_on_the_cpu
+from support.models import logprobs_and_gradients, relative_difference, small_model, with_pixels
+from support.samples import make_sample
+from torch._dynamo.testing import CompileCounterWithBackend
+from transformers import AttentionInterface
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, compile_layers, packed_logprobs
+from mmpack.adapters.transformers.compile import CompiledForward, decoder_layers, tower_blocks
+from mmpack.errors import ModelError
+from mmpack.ops.attention import choose
+
+pytestmark = pytest.mark.adapter
+FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "internvl")
+
+
+@pytest.fixture(autouse=True)
+def varlen(monkeypatch):
+    """Every plan chooses `varlen`, and dynamo starts with nothing compiled."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(choose, "choices", lambda *args: {torch.float32: "varlen"})
+    with torch.library._scoped_library("torch_attn", "FRAGMENT") as library:
+        run_varlen_on_the_cpu(library)
+        yield
+
+
+def pack(size, share, family="qwen2_5_vl", prompts=1):
+    """`size` sets the rows and the number of answers."""
+    samples = []
+    for p in range(prompts):
+        image = (1, 4, 4) if family == "internvl" else (1, 4, 4 + 2 * size)
+        prompt = [("text", range(5 + size)), ("image", image, f"{p}{size}"), ("text", [7])]
+        for n in range(2 + size % 2):
+            answer = ("response", [100 * n + i for i in range(3 + size + n)])
+            samples.append(make_sample([*prompt, answer], f"{p}.{n}", family=family))
+    return mp.pack(with_pixels(samples), share_prefix=share)
+
+
+def check(model, batches):
+    """The model's compiled layers against a copy with eager ones, for each batch."""
+    eager = copy.deepcopy(model)
+    for layer in [*decoder_layers(eager), *tower_blocks(eager)]:
+        layer.__dict__.pop("forward", None)
+    for batch in batches:
+        with attach(eager):
+            values, gradients = logprobs_and_gradients(eager, batch)
+        with attach(model):
+            found, found_gradients = logprobs_and_gradients(model, batch)
+        assert (found - values).abs().max() <= 1e-5
+        assert relative_difference(found_gradients, gradients) <= 2e-6
+
+
+def test_one_graph_for_shared_packs_and_one_for_plain_ones():
+    counter = CompileCounterWithBackend("aot_eager")
+    model = small_model("qwen2_5_vl").train()
+    compile_layers(model, backend=counter)
+    check(model, [pack(0, True)])
+    assert counter.frame_count == 1  # of two layers
+    check(model, [pack(1, True), pack(2, True, prompts=2)])
+    assert counter.frame_count == 1
+    check(model, [pack(0, False)])
+    assert counter.frame_count == 2
+    check(model, [pack(3, False, prompts=2), pack(4, True), pack(5, False)])
+    assert counter.frame_count == 2
+    with attach(model), torch.no_grad():
+        for size in (1, 2):
+            packed_logprobs(model, pack(size, True))
+    assert counter.frame_count == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family):
+    counter = CompileCounterWithBackend("aot_eager")
+    model = small_model(family).train()
+    compile_layers(model, backend=counter)
+    check(model, [pack(size, True, family) for size in (0, 1, 3)])
+    assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+def test_checkpointing_in_either_order():
+    counter = CompileCounterWithBackend("aot_eager")
+    model = small_model("qwen2_5_vl").train()
+    compile_layers(model, backend=counter)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    check(model, [pack(size, True) for size in (0, 1)])
+    graphs = counter.frame_count
+    check(model, [pack(size, True) for size in (2, 3)])
+    assert (
+        counter.frame_count == graphs <= 2
+    )  # some transformers run a layer again without its input's gradient
+
+
+@pytest.mark.slow
+def test_adapters_of_peft():
+    counter = CompileCounterWithBackend("aot_eager")
+    model = get_peft_model(
+        small_model("qwen2_5_vl").train(),
+        LoraConfig(target_modules=r".*language_model.*\.(q_proj|up_proj)", r=4),
+    )
+    compile_layers(model, backend=counter)
+    with attach(model):
+        for size in (0, 1, 3):
+            packed_logprobs(model, pack(size, True)).sum().backward()
+    assert counter.frame_count == 2  # no gradient reaches the first layer's input
+    assert all(p.grad is not None for n, p in model.named_parameters() if "lora_B" in n)
+
+
+def test_what_is_not_packed_is_not_compiled():
+    counter = CompileCounterWithBackend("aot_eager")
+    model = small_model("qwen2_5_vl")
+    compile_layers(model, backend=counter)
+    sample = with_pixels([make_sample([("text", range(5)), ("response", [6, 7])], "a")])
+    packed_logprobs(model, mp.pad(sample))
+    model.generate(
+        input_ids=torch.tensor([[1, 2]]), max_new_tokens=2, do_sample=False, pad_token_id=0
+    )
+    assert counter.frame_count == 0
+
+
+def test_copies_and_pickles_compile_for_themselves():
+    model = small_model("qwen2_5_vl")
+    compile_layers(model, tower=False, backend="eager")
+    layer = decoder_layers(model)[0]
+    layer.forward.compiled = len
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert isinstance(other.forward, CompiledForward)
+        assert other.forward.layer is other and other.forward.compiled is None
+    assert "forward" not in vars(tower_blocks(model)[0])
+
+
+def test_compiling_twice_is_refused():
+    model = small_model("qwen2_5_vl")
+    compile_layers(model, tower=False)
+    with pytest.raises(ModelError, match="Fix: once is enough"):
+        compile_layers(model)
+    other = small_model("qwen2_5_vl")
+    decoder_layers(other)[1].compile()
+    with pytest.raises(ModelError, match="Fix: once is enough"):
+        compile_layers(other)
+
+
+def within_sequences(module, q, k, v, attention_mask, scaling=None, cu_seq_lens_q=None, **kwargs):
+    """A tower's attention that torch can trace: rows of one sequence see each other."""
+    at = torch.arange(q.shape[2])
+    own = torch.bucketize(at, cu_seq_lens_q[1:], right=True)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=own[:, None] == own, scale=scaling
+    )
+    return out.transpose(1, 2), None
+
+
+@pytest.mark.slow
+def test_a_tower_in_one_launch():
+    """Its windows and its full layers are one graph each, for pictures of any size and number."""
+    AttentionInterface.register("stub_flash_tower", within_sequences)
+    counter = CompileCounterWithBackend("aot_eager")
+    model = small_model("qwen2_5_vl").train()
+    for config in {
+        id(m.config): m.config for m in model.model.visual.modules() if hasattr(m, "config")
+    }.values():
+        config._attn_implementation_internal = "stub_flash_tower"
+    plans = [SimpleNamespace(choice={torch.float32: "varlen"})]
+    model.model.visual.register_forward_pre_hook(
+        lambda tower, args, kwargs: (args, kwargs | {"tower_plans": plans}), with_kwargs=True
+    )
+    compile_layers(model, backend=counter)
+    check(model, [pack(1, True, prompts=2)])
+    graphs = counter.frame_count
+    check(model, [pack(size, True, prompts=prompts) for size, prompts in ((3, 2), (4, 3), (6, 2))])
+    assert counter.frame_count == graphs <= 3  # decoder, windows, whole pictures
+    plans[0].choice = {torch.float32: "sdpa"}
+    check(model, [pack(8, True)])
+    assert counter.frame_count == graphs
