@@ -14,6 +14,7 @@ import torch
 from mmpack.bench.job import Job
 from mmpack.bench.padded import padded
 from mmpack.bench.peers import Peer
+from mmpack.bench.ranks import summed
 from mmpack.contracts import TOLERANCES
 
 
@@ -72,16 +73,6 @@ def distance(found: Result, want: Result) -> Distance:
         abs(found.norm - want.norm) / want.norm,
         math.sqrt(wrong / count) if count else None,
     )
-
-
-def summed(values: list[float]) -> list[float]:
-    """Sums over the ranks."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return values
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    total = torch.tensor(values, dtype=torch.float64, device=device)
-    torch.distributed.all_reduce(total)
-    return list(total.tolist())
 
 
 def _members(job: Job) -> list[int]:

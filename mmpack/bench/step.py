@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mmpack.bench import agreement, report, timing
 from mmpack.bench.job import MAX_ROWS, TINY_ROWS, Job
 from mmpack.bench.models import MODELS, build, patch_by_liger, shard
 from mmpack.bench.peers import PEERS, Peer
+from mmpack.bench.ranks import of_this_run, summed
 from mmpack.bench.work import step_flops
 from mmpack.bench.workloads import WORKLOADS, draw, tiny
 from mmpack.errors import ArgumentError, check_name, installed_version
@@ -38,7 +38,7 @@ class Options:
 
 
 @dataclass
-class _Case:
+class Case:
     """One model and workload; what all peers are held to is made when the first needs it."""
 
     job: Job
@@ -76,12 +76,12 @@ def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
     if options.liger:
         patch_by_liger(options.models)
     made: list[dict[str, Any]] = []
-    with _ranks(options.fsdp) as (device, rank, ranks):
+    with of_this_run(options.fsdp) as (device, rank, ranks):
         if rank > 0:
             say = _silent
         for name in options.models:
             for workload in options.workloads:
-                case = _case(options, name, workload, device, rank, ranks)
+                case = case_of(options, name, workload, device, rank, ranks)
                 for peer in options.peers:
                     row = _names(options, name, workload, peer, device, ranks)
                     if not options.again and report.has(report.read(options.out), row):
@@ -102,9 +102,10 @@ def peers_here() -> list[str]:
     return [n for n, p in PEERS.items() if p.package is None or installed_version(p.package)]
 
 
-def _case(
-    options: Options, name: str, workload: str, device: torch.device, rank: int, ranks: int
-) -> _Case:
+def case_of(
+    options: Options, name: str, workload: str, device: torch.device, rank: int = 0, ranks: int = 1
+) -> Case:
+    """Samples on `device`, and how the model is built."""
     size = tiny(WORKLOADS[workload]) if options.tiny else WORKLOADS[workload]
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     samples, advantages = draw(size, MODELS[name].family, dtype)
@@ -116,10 +117,10 @@ def _case(
         model = build(name, device, options.layers, options.tiny)
         return shard(model) if ranks > 1 else model
 
-    return _Case(job, make)
+    return Case(job, make)
 
 
-def _measure(case: _Case, peer: Peer, options: Options) -> dict[str, Any]:
+def _measure(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
     """The rest of a row. Memory that runs out is a row; it ends a process whose other ranks would wait for it."""
     try:
         row = _timed(case, peer, options)
@@ -131,7 +132,7 @@ def _measure(case: _Case, peer: Peer, options: Options) -> dict[str, Any]:
     return row
 
 
-def _timed(case: _Case, peer: Peer, options: Options) -> dict[str, Any]:
+def _timed(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
     """The first step, the check, then the steps that count."""
     want, noise = case.hold_to()
     job, model = case.job, case.build()
@@ -153,9 +154,7 @@ def _timed(case: _Case, peer: Peer, options: Options) -> dict[str, Any]:
 def _figures(model: Any, job: Job, peer: Peer, steps: timing.Timed, rate: float) -> dict[str, Any]:
     """The columns: of all ranks together, where a rank has its own the largest."""
     flops = step_flops(model, steps.work, peer.head_again).total
-    rows, patches, all_flops = agreement.summed(
-        [float(steps.work.rows), float(steps.work.patches), flops]
-    )
+    rows, patches, all_flops = summed([float(steps.work.rows), float(steps.work.patches), flops])
     ideal = all_flops / rate / job.ranks
     return {
         "seconds": steps.median,
@@ -213,33 +212,6 @@ def _said(row: dict[str, Any]) -> str:
         f"{row['seconds']:.3g} s (first {row['first_seconds']:.3g} s), {row['rows']:,} rows, "
         f"{row['patches']:,} patches{memory}, {row['of_ideal']:.0%} of the ideal"
     )
-
-
-@contextmanager
-def _ranks(fsdp: bool) -> Iterator[tuple[torch.device, int, int]]:
-    """Device, rank and ranks; under torchrun the process group, for as long as the block runs."""
-    cuda = torch.cuda.is_available()
-    if not fsdp:
-        yield torch.device("cuda" if cuda else "cpu"), 0, 1
-        return
-    if "RANK" not in os.environ:
-        raise ArgumentError(
-            "mmpack bench step: --fsdp needs a process for each GPU. "
-            "Fix: torchrun --nproc-per-node N -m mmpack bench step --fsdp …"
-        )
-    import torch.distributed as dist
-
-    local = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
-    try:
-        yield device, dist.get_rank(), dist.get_world_size()
-    finally:
-        dist.destroy_process_group()
 
 
 def _silent(text: str) -> None:

@@ -13,12 +13,13 @@ import torch
 
 from mmpack.bench.job import Job
 from mmpack.bench.peers import Peer
+from mmpack.bench.ranks import largest, wait_for_all
 from mmpack.bench.work import Work
 
 
 @dataclass(frozen=True)
 class Timed:
-    """`seconds`: of each step after the first. `peak_bytes`: allocated at most in them; None on a CPU."""
+    """`seconds`: of each step after the first. `peak_bytes`: allocated at most in them, on any rank; None on a CPU."""
 
     seconds: list[float]
     peak_bytes: int | None
@@ -64,7 +65,8 @@ def timed_steps(model: Any, job: Job, peer: Peer, repeats: int) -> Timed:
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
         seconds.append(seconds_of(step, job.device))
-    return Timed(seconds, torch.cuda.max_memory_allocated() if cuda else None, work)
+    peak = int(largest(torch.cuda.max_memory_allocated())) if cuda else None
+    return Timed(seconds, peak, work)
 
 
 def free() -> None:
@@ -96,5 +98,4 @@ def product_rate(model: Any, job: Job) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
+    wait_for_all()

@@ -35,13 +35,17 @@ class Work:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of a training step by part; a product's multiplication and addition count as two."""
+    """FLOPs of a training step by part; a product's multiplication and addition count as two.
+
+    `left_out`: of them, what torch's checkpoint does not run again: a layer's last product.
+    """
 
     layers: float
     attention: float
     head: float
     tower: float
     tower_attention: float
+    left_out: float
 
     @property
     def total(self) -> float:
@@ -71,6 +75,8 @@ def step_flops(model: Any, work: Work, head_again: bool = True) -> Flops:
     )
     # the first product has no gradient of the pixels
     embedding = 2 * work.patches * tower.patch_embed.proj.weight.numel()
+    last = 2 * work.rows * _weights(map(_last, decoder.layers))
+    last += 2 * work.patches * _weights(map(_last, tower.blocks))
     width = tower.blocks[0].attn.qkv.in_features
     return Flops(
         layers=(_PRODUCT + _AGAIN) * 2.0 * work.rows * _weights(decoder.layers),
@@ -78,6 +84,7 @@ def step_flops(model: Any, work: Work, head_again: bool = True) -> Flops:
         head=(_PRODUCT + head_again) * 2.0 * work.scored * model.lm_head.weight.numel(),
         tower=(_PRODUCT + _AGAIN) * blocks + _PRODUCT * mergers + 2.0 * embedding,
         tower_attention=_ATTENTION * 4.0 * width * tower_pairs(vision, work.grids),
+        left_out=_AGAIN * last,
     )
 
 
@@ -99,6 +106,13 @@ def tower_pairs(vision: Any, grids: Iterable[Grid]) -> int:
 
 def _cut(length: int, side: int) -> list[int]:
     return [side] * (length // side) + [length % side]
+
+
+def _last(layer: Any) -> Any:
+    """A layer's last linear one."""
+    import torch
+
+    return [m for m in layer.modules() if isinstance(m, torch.nn.Linear)][-1]
 
 
 def _weights(modules: Iterable[Any]) -> int:
