@@ -1,0 +1,111 @@
+"""Whether a peer computes what the padded peer computes; a wrong step's speed is of no interest.
+
+Two layouts of a bf16 model differ by rounding. How much is measured: each sample by itself, beside the padded batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmpack.bench.job import Job
+from mmpack.bench.padded import padded
+from mmpack.bench.peers import Peer
+from mmpack.bench.ranks import summed
+from mmpack.contracts import TOLERANCES
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one group: logprobs [N], gradients of the watched parameters on the CPU, and the norm of all gradients."""
+
+    logprobs: torch.Tensor | None
+    gradients: dict[str, torch.Tensor]
+    norm: float
+
+
+@dataclass(frozen=True)
+class Distance:
+    """`gradients`: relative Frobenius norm. `norm`: relative. `logprobs`: root mean square, in nats."""
+
+    gradients: float
+    norm: float
+    logprobs: float | None
+
+    def within(self, noise: Distance, dtype: torch.dtype) -> bool:
+        """Within the contract: at most 1.5 × what separate forwards differ by, or its floor."""
+        factor = TOLERANCES["parameter_gradient_vs_separate"].value
+        floor = "parameter_gradient_" + ("bf16" if dtype == torch.bfloat16 else "fp32")
+        bound = max(factor * noise.gradients, TOLERANCES[floor].value)
+        assert noise.logprobs is not None
+        nats = max(factor * noise.logprobs, TOLERANCES["layouts"].value)
+        return max(self.gradients, self.norm) <= bound and (self.logprobs or 0.0) <= nats
+
+
+def reference(model: Any, job: Job) -> tuple[Result, Distance]:
+    """The padded peer's result of one group of each rank, and how far each sample by itself is from it."""
+    members = _members(job)
+    whole = _result(model, job, [members], padded)
+    return whole, distance(_result(model, job, [[i] for i in members], padded), whole)
+
+
+def result(model: Any, job: Job, peer: Peer) -> Result:
+    """The peer's result of the same group."""
+    return _result(model, job, [_members(job)], peer.forward)
+
+
+def distance(found: Result, want: Result) -> Distance:
+    """How far `found` is from `want`, over all ranks."""
+    away, size = 0.0, 0.0
+    for name, gradient in want.gradients.items():
+        away += float((found.gradients[name].float() - gradient.float()).square().sum())
+        size += float(gradient.float().square().sum())
+    wrong, count = 0.0, 0
+    if found.logprobs is not None and want.logprobs is not None:
+        wrong = float((found.logprobs - want.logprobs).square().sum())
+        count = len(want.logprobs)
+    away, size, wrong, count = summed([away, size, wrong, count])
+    return Distance(
+        math.sqrt(away / size),
+        abs(found.norm - want.norm) / want.norm,
+        math.sqrt(wrong / count) if count else None,
+    )
+
+
+def _members(job: Job) -> list[int]:
+    groups = job.groups()
+    return groups[job.rank % len(groups)]
+
+
+def _result(model: Any, job: Job, bins: list[list[int]], forward: Any) -> Result:
+    model.zero_grad(set_to_none=True)
+    logprobs = []
+    for members in bins:
+        outcome = forward(model, job, members)
+        outcome.loss.backward()
+        if outcome.logprobs is not None:
+            logprobs.append(outcome.logprobs().float().cpu())
+    local = {n: _local(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+    squares = sum(float(g.float().square().sum()) for g in local.values())
+    watched = {n: g.cpu() for n, g in local.items() if _watched(n, model)}
+    model.zero_grad(set_to_none=True)
+    (squares,) = summed([squares])
+    return Result(torch.cat(logprobs) if logprobs else None, watched, math.sqrt(squares))
+
+
+def _local(gradient: Any) -> torch.Tensor:
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+
+
+def _watched(name: str, model: Any) -> bool:
+    """The first and the last layer of the decoder and of the tower: all gradients would take the model's memory."""
+    decoder, tower = model.model.language_model.layers, model.model.visual.blocks
+    places = [
+        f".{part}.{at}."
+        for part, of in (("layers", decoder), ("blocks", tower))
+        for at in (0, len(of) - 1)
+    ]
+    return any(place in name for place in places)

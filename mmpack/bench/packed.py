@@ -1,0 +1,59 @@
+"""Peers without padding: mmpack's packs, and flattened micro-batches as verl makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mmpack.adapters.transformers import packed_logprobs
+from mmpack.adapters.transformers.attention import attention_plan_of
+from mmpack.adapters.transformers.tower import pixel_inputs
+from mmpack.bench.job import Job, Outcome
+from mmpack.bench.work import Work
+from mmpack.packing.batch import PackedBatch
+from mmpack.packing.pack import pack
+
+
+def packed(model: Any, job: Job, members: list[int], share_prefix: bool) -> Outcome:
+    """mmpack's packs and logprobs."""
+    samples, advantages = job.of(members)
+    batch = pack(samples, share_prefix=share_prefix)
+    grids = [medium.grid_thw for medium in batch.media]
+    work = Work(len(batch.input_ids), _pairs(batch), len(batch.loss_rows_unique), grids)
+    batch = batch.to(job.device)
+    return _outcome(job, batch, packed_logprobs(model, batch), advantages, work)
+
+
+def removed_padding(model: Any, job: Job, members: list[int]) -> Outcome:
+    """As verl does: one row of ids, each sample's media encoded for it, logits and logprobs of all rows."""
+    samples, advantages = job.of(members)
+    batch = pack(samples)
+    grids = [batch.media[i].grid_thw for i in batch.media_order]
+    work = Work(len(batch.input_ids), _pairs(batch), len(batch.input_ids), grids)
+    batch = batch.to(job.device)
+    out = model(
+        input_ids=batch.input_ids[None],
+        position_ids=batch.position_ids[:, None],
+        visible_until=batch.visible_until,
+        attention_plan=attention_plan_of(batch, model),
+        use_cache=False,
+        **pixel_inputs(batch),
+    )
+    following = batch.input_ids.roll(-1)
+    every = torch.log_softmax(out.logits[0], -1).gather(-1, following[:, None])[:, 0].float()
+    return _outcome(job, batch, every[batch.loss_rows.long()], advantages, work)
+
+
+def _pairs(batch: PackedBatch) -> int:
+    """Queries and keys that they see."""
+    return int((batch.visible_until - torch.arange(len(batch.input_ids))).sum())
+
+
+def _outcome(
+    job: Job, batch: PackedBatch, logprobs: torch.Tensor, advantages: torch.Tensor, work: Work
+) -> Outcome:
+    counts = batch.cu_loss.diff().long()
+    each = torch.repeat_interleave(advantages, counts, output_size=len(logprobs))
+    loss = -(logprobs * each).sum() / job.total_tokens
+    return Outcome(loss, work, logprobs.detach)

@@ -1,0 +1,66 @@
+"""Processes of one benchmark under torchrun; without it, one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from mmpack.errors import ArgumentError
+
+
+@contextmanager
+def of_this_run(fsdp: bool) -> Iterator[tuple[torch.device, int, int]]:
+    """Device, rank and ranks; under torchrun the process group, for as long as the block runs."""
+    cuda = torch.cuda.is_available()
+    if not fsdp:
+        yield torch.device("cuda" if cuda else "cpu"), 0, 1
+        return
+    if "RANK" not in os.environ:
+        raise ArgumentError(
+            "mmpack bench step: --fsdp needs a process for each GPU. "
+            "Fix: torchrun --nproc-per-node N -m mmpack bench step --fsdp …"
+        )
+    local = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield device, dist.get_rank(), dist.get_world_size()
+    finally:
+        dist.destroy_process_group()
+
+
+def summed(values: list[float]) -> list[float]:
+    """Each value, summed over the ranks."""
+    return _reduced(values, "SUM")
+
+
+def largest(value: float) -> float:
+    """The largest of the ranks' values."""
+    return _reduced([value], "MAX")[0]
+
+
+def wait_for_all() -> None:
+    """Until every rank is here."""
+    if _several():
+        dist.barrier()
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _reduced(values: list[float], how: str) -> list[float]:
+    if not _several():
+        return values
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    reduced = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(reduced, getattr(dist.ReduceOp, how))
+    return [float(value) for value in reduced.tolist()]

@@ -1,0 +1,218 @@
+"""`mmpack bench step`: forward and backward of a GRPO batch by every peer, checked, timed and held to its FLOPs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmpack.bench import agreement, report, timing
+from mmpack.bench.job import MAX_ROWS, TINY_ROWS, Job
+from mmpack.bench.models import MODELS, build, patch_by_liger, shard
+from mmpack.bench.peers import PEERS, Peer
+from mmpack.bench.ranks import of_this_run, summed
+from mmpack.bench.work import step_flops
+from mmpack.bench.workloads import WORKLOADS, draw, tiny
+from mmpack.errors import ArgumentError, check_name, installed_version
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure, and where it goes. `layers` and `tiny` cut the models, for a try."""
+
+    models: list[str]
+    workloads: list[str]
+    peers: list[str]
+    out: Path | None = None
+    again: bool = False
+    repeats: int = 3
+    layers: int | None = None
+    tiny: bool = False
+    fsdp: bool = False
+    liger: bool = False
+    profile: bool = False
+
+
+@dataclass
+class Case:
+    """One model and workload; what all peers are held to is made when the first needs it."""
+
+    job: Job
+    build: Callable[[], Any]
+    want: agreement.Result | None = None
+    noise: agreement.Distance | None = None
+    rate: float = 0.0  # FLOP/s of the bare product
+
+    def hold_to(self) -> tuple[agreement.Result, agreement.Distance]:
+        """The padded peer's result and the noise of its dtype, by a fresh model."""
+        if self.want is None or self.noise is None:
+            model = self.build()
+            self.want, self.noise = agreement.reference(model, self.job)
+            self.rate = timing.product_rate(model, self.job)
+            del model
+            timing.free()
+        return self.want, self.noise
+
+
+def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Measure what the report lacks, a row at a time, and return the report of `options.out`, or of this run.
+
+    Raises: ArgumentError for names that don't exist and files that are no report; MissingExtraError for a peer whose
+    package is missing.
+    """
+    for name, chosen, known in (
+        ("model", options.models, MODELS),
+        ("workload", options.workloads, WORKLOADS),
+        ("peer", options.peers, PEERS),
+    ):
+        for one in chosen:
+            check_name("mmpack bench step", name, one, known)
+    if options.repeats < 2:
+        raise ArgumentError("mmpack bench step: a median is of at least 2. Fix: --repeats 2")
+    if options.liger:
+        patch_by_liger(options.models)
+    made: list[dict[str, Any]] = []
+    with of_this_run(options.fsdp) as (device, rank, ranks):
+        if rank > 0:
+            say = _silent
+        for name in options.models:
+            for workload in options.workloads:
+                case = case_of(options, name, workload, device, rank, ranks)
+                for peer in options.peers:
+                    row = _names(options, name, workload, peer, device, ranks)
+                    if not options.again and report.has(report.read(options.out), row):
+                        say(f"{_label(row)}: there already")
+                        continue
+                    row |= _measure(case, PEERS[peer], options)
+                    made.append(report.short(row))
+                    if rank == 0:
+                        report.add(options.out, row)
+                    say(f"{_label(row)}: {_said(row)}")
+    if options.out is None:
+        return {"op": report.OP, "machines": {}, "rows": made}
+    return report.read(options.out)
+
+
+def peers_here() -> list[str]:
+    """The peers whose packages are installed."""
+    return [n for n, p in PEERS.items() if p.package is None or installed_version(p.package)]
+
+
+def case_of(
+    options: Options, name: str, workload: str, device: torch.device, rank: int = 0, ranks: int = 1
+) -> Case:
+    """Samples on `device`, and how the model is built."""
+    size = tiny(WORKLOADS[workload]) if options.tiny else WORKLOADS[workload]
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    samples, advantages = draw(size, MODELS[name].family, dtype)
+    on_device = torch.tensor(advantages, dtype=torch.float32, device=device)
+    rows = TINY_ROWS if options.tiny else MAX_ROWS
+    job = Job(samples, on_device, device, rows, rank, ranks)
+
+    def make() -> Any:
+        model = build(name, device, options.layers, options.tiny)
+        return shard(model) if ranks > 1 else model
+
+    return Case(job, make)
+
+
+def _measure(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
+    """The rest of a row. Memory that runs out is a row; it ends a process whose other ranks would wait for it."""
+    try:
+        row = _timed(case, peer, options)
+    except torch.OutOfMemoryError:
+        if case.job.ranks > 1:
+            raise
+        row = {"did_not_run": "out of memory"}
+    timing.free()  # here no frame of the step holds tensors
+    return row
+
+
+def _timed(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
+    """The first step, the check, then the steps that count."""
+    want, noise = case.hold_to()
+    job, model = case.job, case.build()
+    with peer.prepared(model):
+        first = timing.seconds_of(lambda: timing.take_step(model, job, peer), job.device)
+        away = agreement.distance(agreement.result(model, job, peer), want)
+        if not away.within(noise, model.lm_head.weight.dtype):
+            return {"did_not_run": "its results are not the padded peer's", **_checked(away, noise)}
+        steps = timing.timed_steps(model, job, peer, options.repeats)
+        row = _figures(model, job, peer, steps, case.rate) | {"first_seconds": first}
+        row |= _checked(away, noise)
+        if options.profile:
+            from mmpack.bench.profile import profiled
+
+            row["profile"] = profiled(model, job, peer)
+    return row
+
+
+def _figures(model: Any, job: Job, peer: Peer, steps: timing.Timed, rate: float) -> dict[str, Any]:
+    """The columns: of all ranks together, where a rank has its own the largest."""
+    flops = step_flops(model, steps.work, peer.head_again).total
+    rows, patches, all_flops = summed([float(steps.work.rows), float(steps.work.patches), flops])
+    ideal = all_flops / rate / job.ranks
+    return {
+        "seconds": steps.median,
+        "peak_bytes": steps.peak_bytes,
+        "rows": int(rows),
+        "patches": int(patches),
+        "tokens": job.tokens,
+        "loss_tokens": job.total_tokens,
+        "tokens_per_second": job.tokens / steps.median,
+        "flops": all_flops,
+        "product_flops_per_second": rate,
+        "ideal_seconds": ideal,
+        "of_ideal": ideal / steps.median,
+        "repeats": len(steps.seconds),
+    }
+
+
+def _checked(away: agreement.Distance, noise: agreement.Distance) -> dict[str, Any]:
+    """How far from the padded peer, and how far each sample by itself is from it."""
+    return {"away": asdict(away), "separate": asdict(noise)}
+
+
+def _names(
+    options: Options, model: str, workload: str, peer: str, device: torch.device, ranks: int
+) -> dict[str, Any]:
+    """What the row is a measurement of."""
+    cuda = device.type == "cuda"
+    chosen = {
+        "attention": os.environ.get("MMPACK_ATTENTION"),
+        "liger": options.liger or None,
+        "layers": options.layers,
+        "tiny": options.tiny or None,
+    }
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else "CPU",
+        "model": model,
+        "workload": workload,
+        "peer": peer,
+        "ranks": ranks,
+        "options": {name: value for name, value in chosen.items() if value is not None},
+    }
+
+
+def _label(row: dict[str, Any]) -> str:
+    more = [f"{name}={value}" for name, value in row["options"].items()]
+    more += [f"{row['ranks']} ranks"] * (row["ranks"] > 1)
+    return " ".join([row["model"], row["workload"], row["peer"], *more])
+
+
+def _said(row: dict[str, Any]) -> str:
+    if "did_not_run" in row:
+        return str(row["did_not_run"])
+    memory = f", {row['peak_bytes'] / 1e9:.1f} GB" if row["peak_bytes"] else ""
+    return (
+        f"{row['seconds']:.3g} s (first {row['first_seconds']:.3g} s), {row['rows']:,} rows, "
+        f"{row['patches']:,} patches{memory}, {row['of_ideal']:.0%} of the ideal"
+    )
+
+
+def _silent(text: str) -> None:
+    pass

@@ -1,0 +1,84 @@
+"""`mmpack bench step`: a whole training step by mmpack and by its peers, on the device that is here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmpack.cli.output import JsonOption, emit, writable
+from mmpack.errors import require
+
+ALL = "all"
+
+
+class Benchmark(StrEnum):
+    """What can be measured."""
+
+    step = "step"
+
+
+def command(
+    benchmark: Annotated[Benchmark, typer.Argument(metavar="step", help="What to measure.")],
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model's shapes; all if left out.")
+    ] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="geo, pictures, video, long; all if left out.")
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="Who runs the step; all that are installed if left out."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", callback=writable, help="A report to add to, row by row."
+        ),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure rows that FILE has.")] = False,
+    repeats: Annotated[int, typer.Option(min=2, help="Steps after the first.")] = 3,
+    layers: Annotated[int | None, typer.Option(min=1, help="Decoder layers, for a try.")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Tiny models and samples.")] = False,
+    fsdp: Annotated[bool, typer.Option("--fsdp", help="FSDP2 over torchrun's processes.")] = False,
+    liger: Annotated[bool, typer.Option("--liger", help="Liger's kernels in the layers.")] = False,
+    attention: Annotated[str | None, typer.Option(help="MMPACK_ATTENTION of this run.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Where the time goes.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Time forward and backward of a GRPO batch by each peer; what FILE has is skipped. Exits 1 if a check fails."""
+    for package in ("torch", "transformers"):
+        require(package, "hf", "mmpack bench")
+    from mmpack.bench.models import MODELS
+    from mmpack.bench.step import Options, peers_here, run
+    from mmpack.bench.workloads import WORKLOADS
+
+    if attention is not None:
+        os.environ["MMPACK_ATTENTION"] = attention
+    options = Options(
+        models=_chosen(model, list(MODELS)),
+        workloads=_chosen(workload, list(WORKLOADS)),
+        peers=_chosen(peer, peers_here()),
+        out=out,
+        again=again,
+        repeats=repeats,
+        layers=layers,
+        tiny=tiny,
+        fsdp=fsdp,
+        liger=liger,
+        profile=profile,
+    )
+    # with --json, stdout holds only the document
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        report = run(options)
+    emit(report, [], as_json, None)
+    return int(any("away" in row and "did_not_run" in row for row in report["rows"]))
+
+
+def _chosen(given: list[str] | None, every: list[str]) -> list[str]:
+    return every if not given or given == [ALL] else list(dict.fromkeys(given))
