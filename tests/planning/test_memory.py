@@ -1,0 +1,106 @@
+"""Bytes of a pack from a config: what was measured at 7B, budgets that are met to the row, and what is refused."""
+
+import pytest
+
+from mmpack.errors import ArgumentError, PlanError
+from mmpack.planning.memory import Load, largest_pack, memory_model
+
+# config.json of Qwen2.5-VL-7B-Instruct, as released: the decoder's fields at the top
+CONFIG_7B = {
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 28,
+    "vocab_size": 152064,
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
+        "in_chans": 3,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+    },
+}
+# the benchmark's shared pack
+LOAD = Load(rows=32_259, loss_tokens=27_459, patches=16_384, keys=65_859)
+
+
+def test_the_peak_measured_at_7b():
+    """42 GB on an H200: 16.6 of weights, and gradients that backward has made when it comes to the first layer."""
+    model = memory_model(CONFIG_7B)
+    row, rows = model.layer, LOAD.rows
+    embedding, tower = 1.09e9, 1.35e9  # gradients that come after the first layer's
+    inside = row.activations(rows, LOAD.keys) + rows * (row.backward + row.input)
+    # as in `peak`, with the inputs of the other 27 layers gone
+    others = model.peak(LOAD) - (model.layers - 1) * rows * row.input
+    assert inside < others
+    assert 16.6e9 + (16.6e9 - embedding - tower) + others == pytest.approx(42e9, rel=0.05)
+
+
+def test_without_gradients_packs_are_several_times_larger():
+    with_gradients = largest_pack(CONFIG_7B, 40 * 10**9)
+    without = largest_pack(CONFIG_7B, 40 * 10**9, grad=False)
+    assert 3 < without / with_gradients < 6
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("shares", [{}, {"loss_share": 0.5, "patches": 0.7, "keys": 2.0}])
+def test_the_largest_pack_is_the_largest(grad, shares):
+    model, free = memory_model(CONFIG_7B), 30 * 10**9
+    most = largest_pack(CONFIG_7B, free, grad=grad, **shares)
+    share = {"loss_share": 1.0, "patches": 0.0, "keys": 1.0} | shares
+
+    def peak(rows):
+        load = Load(rows, *(int(rows * share[name]) for name in ("loss_share", "patches", "keys")))
+        return model.peak(load, grad=grad)
+
+    assert peak(most) <= free < peak(most + 1)
+
+
+def test_one_kept_layer_is_free_and_each_more_costs_its_activations():
+    model = memory_model(CONFIG_7B)
+    peaks = [model.peak(LOAD, kept=k) for k in range(model.layers + 1)]
+    assert peaks[1] < peaks[0]  # its input is not held twice
+    steps = [b - a for a, b in zip(peaks[1:], peaks[2:], strict=False)]
+    assert set(steps) == {
+        model.layer.activations(LOAD.rows, LOAD.keys) - LOAD.rows * model.layer.input
+    }
+
+
+def test_kept_layers_meet_the_budget_and_none_more_would():
+    model = memory_model(CONFIG_7B)
+    for memory in (20e9, 60e9, 200e9, 215e9, 400e9):
+        kept, blocks = model.kept_layers(LOAD, int(memory))
+        assert model.peak(LOAD, kept=kept, kept_blocks=blocks) <= memory
+        if kept < model.layers:
+            assert blocks == 0 and model.peak(LOAD, kept=kept + 1) > memory
+        elif blocks < model.tower.blocks:
+            assert model.peak(LOAD, kept=kept, kept_blocks=blocks + 1) > memory
+    assert (kept, blocks) == (28, 32)
+    with pytest.raises(PlanError, match=r"32259 rows take .* there are 1,000,000,000. Fix: plan"):
+        model.kept_layers(LOAD, 10**9)
+
+
+def test_nothing_fits():
+    assert largest_pack(CONFIG_7B, 1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (3, "config is of type int"),
+        ({"model_type": "llava"}, "of type 'llava'"),
+        ({"model_type": "qwen3_5"}, "of type 'qwen3_5'"),
+        (CONFIG_7B | {"num_experts": 8}, "dense"),
+        ({"model_type": "qwen2_vl", "hidden_size": 64}, "has no intermediate_size"),
+        (CONFIG_7B | {"torch_dtype": "int8"}, "dtype is 'int8'"),
+    ],
+)
+def test_models_without_terms_are_refused(config, what):
+    with pytest.raises(ArgumentError, match=what):
+        memory_model(config)
