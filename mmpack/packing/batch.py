@@ -53,7 +53,9 @@ class Batch(LossIndex):
     media: list[Medium]  # [M]
     vision_token_offsets: torch.Tensor  # [M+1] int64
     patch_offsets: torch.Tensor  # [M+1] int64 into pixel_values
-    pixel_values: torch.Tensor | None  # [patches, patch_dim], each medium once
+    pixel_values: torch.Tensor | None  # [patches, patch_dim], each medium once; see `float_pixels`
+    # modality -> float32 [3, 256]: what bytes of `pixel_values` stand for; {} where those are floats
+    byte_values: dict[str, torch.Tensor]
     media_occurrence: torch.Tensor  # [O] int32: the medium of each placeholder run
     media_order: list[int]  # the same on the host, where the forward is planned
     loss_columns: dict[str, torch.Tensor]  # [N] each
@@ -104,10 +106,7 @@ class Batch(LossIndex):
         A DataLoader with `pin_memory=True` calls it. Pixels of single media are views of the pinned ones.
         Raises BackendError without an accelerator.
         """
-        if not torch.accelerator.is_available():
-            raise BackendError(
-                "pin_memory: there is no accelerator here to copy to. Fix: leave pin_memory out"
-            )
+        refuse_no_accelerator()
         batch = self._with_tensors("pin_memory")
         if batch.pixel_values is not None:
             ends = zip(patch_offsets(batch.media), patch_offsets(batch.media)[1:], strict=False)
@@ -206,6 +205,14 @@ class PackedBatch(Batch):
 
 def _shape(name: str, x: Any) -> str:
     return f"{name}={safe_repr(lambda: str(list(x.shape)))}"
+
+
+def refuse_no_accelerator() -> None:
+    """Raise BackendError where page-locked memory has no use."""
+    if not torch.accelerator.is_available():
+        raise BackendError(
+            "pin_memory: there is no accelerator here to copy to. Fix: leave pin_memory out"
+        )
 
 
 def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossIndex, list[int]]:
