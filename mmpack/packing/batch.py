@@ -6,6 +6,7 @@ Rows of all samples lie one after the other; rows that samples share may lie the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +117,15 @@ class Batch(LossIndex):
             ]
         return batch
 
+    def record_stream(self, stream: Any) -> None:
+        """Tell the allocator that `stream` uses the batch: no tensor's memory is given away before it is done.
+
+        As `Tensor.record_stream`, for batches that were copied on another stream.
+        """
+        for f in dataclasses.fields(self):
+            for tensor in _tensors_of(getattr(self, f.name)):
+                tensor.record_stream(stream)
+
     def _with_tensors(self, move: str, *args: Any, **kwargs: Any) -> Any:
         """The batch with `tensor.move(…)` in place of each tensor."""
         self.attention_plan.check(self.visible_until)
@@ -201,6 +211,20 @@ class PackedBatch(Batch):
     @property
     def _num_rows(self) -> int:
         return len(self.input_ids)
+
+
+def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch's field: itself, or those of a plan, a table or columns."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, AttentionPlan):
+        yield from _tensors_of({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors_of(part)
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _tensors_of(part)
 
 
 def _shape(name: str, x: Any) -> str:
