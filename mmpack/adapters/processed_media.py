@@ -19,6 +19,7 @@ from mmpack.layout.fingerprint import cache_key, content_hash
 from mmpack.layout.occurrences import occurring_media
 from mmpack.packing.batch import Batch
 from mmpack.packing.media import held_pixels
+from mmpack.packing.pixels import as_floats, float_pixels
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -107,7 +108,7 @@ def inputs_of_media(
         if not media:
             continue
         found = held_pixels(media, "from_samples", pixels)
-        out[PIXELS[modality]] = torch.cat([torch.as_tensor(v) for v in found])
+        out[PIXELS[modality]] = torch.cat([as_floats(v, modality, sample.processor) for v in found])
         out[GRIDS[modality]] = torch.tensor([m.grid_thw for m in media])
         seconds = [m.second_per_grid_ts for m in media]
         if None not in seconds:  # only videos have them, and not of every family
@@ -150,11 +151,11 @@ def described_medium(
 
 
 def pixels_of(batch: Batch) -> dict[str, torch.Tensor]:
-    """Cache key -> [patches, patch_dim] of a batch's media, where it has any."""
+    """Cache key -> [patches, patch_dim] of a batch's media, where it has any; bytes as floats."""
     if batch.pixel_values is None:
         return {}
     ends = batch.patch_offsets.tolist()
-    values = batch.pixel_values.cpu()
+    values = float_pixels(batch).cpu()
     return {m.cache_key: values[a:b] for m, a, b in zip(batch.media, ends, ends[1:], strict=False)}
 
 

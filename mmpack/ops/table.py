@@ -4,7 +4,7 @@ from mmpack.ops.backend import Op
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
-from mmpack.ops.patches import PACK_VIDEO, UNPACK_VIDEO
+from mmpack.ops.patches import NORMALIZE_BYTES, PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.rows import GATHER_ROWS, SUM_ROWS
 
 OPS: tuple[Op, ...] = (
@@ -15,4 +15,5 @@ OPS: tuple[Op, ...] = (
     LINEAR_SELECTED_LOGPROBS,
     PACK_VIDEO,
     UNPACK_VIDEO,
+    NORMALIZE_BYTES,
 )

@@ -6,6 +6,7 @@ Rows of all samples lie one after the other; rows that samples share may lie the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +54,9 @@ class Batch(LossIndex):
     media: list[Medium]  # [M]
     vision_token_offsets: torch.Tensor  # [M+1] int64
     patch_offsets: torch.Tensor  # [M+1] int64 into pixel_values
-    pixel_values: torch.Tensor | None  # [patches, patch_dim], each medium once
+    pixel_values: torch.Tensor | None  # [patches, patch_dim], each medium once; see `float_pixels`
+    # modality -> float32 [3, 256]: what bytes of `pixel_values` stand for; {} where those are floats
+    byte_values: dict[str, torch.Tensor]
     media_occurrence: torch.Tensor  # [O] int32: the medium of each placeholder run
     media_order: list[int]  # the same on the host, where the forward is planned
     loss_columns: dict[str, torch.Tensor]  # [N] each
@@ -104,10 +107,7 @@ class Batch(LossIndex):
         A DataLoader with `pin_memory=True` calls it. Pixels of single media are views of the pinned ones.
         Raises BackendError without an accelerator.
         """
-        if not torch.accelerator.is_available():
-            raise BackendError(
-                "pin_memory: there is no accelerator here to copy to. Fix: leave pin_memory out"
-            )
+        refuse_no_accelerator()
         batch = self._with_tensors("pin_memory")
         if batch.pixel_values is not None:
             ends = zip(patch_offsets(batch.media), patch_offsets(batch.media)[1:], strict=False)
@@ -116,6 +116,15 @@ class Batch(LossIndex):
                 for medium, (a, b) in zip(batch.media, ends, strict=True)
             ]
         return batch
+
+    def record_stream(self, stream: Any) -> None:
+        """Tell the allocator that `stream` uses the batch: no tensor's memory is given away before it is done.
+
+        As `Tensor.record_stream`, for batches that were copied on another stream.
+        """
+        for f in dataclasses.fields(self):
+            for tensor in _tensors_of(getattr(self, f.name)):
+                tensor.record_stream(stream)
 
     def _with_tensors(self, move: str, *args: Any, **kwargs: Any) -> Any:
         """The batch with `tensor.move(…)` in place of each tensor."""
@@ -204,8 +213,30 @@ class PackedBatch(Batch):
         return len(self.input_ids)
 
 
+def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch's field: itself, or those of a plan, a table or columns."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, AttentionPlan):
+        yield from _tensors_of({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors_of(part)
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _tensors_of(part)
+
+
 def _shape(name: str, x: Any) -> str:
     return f"{name}={safe_repr(lambda: str(list(x.shape)))}"
+
+
+def refuse_no_accelerator() -> None:
+    """Raise BackendError where page-locked memory has no use."""
+    if not torch.accelerator.is_available():
+        raise BackendError(
+            "pin_memory: there is no accelerator here to copy to. Fix: leave pin_memory out"
+        )
 
 
 def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossIndex, list[int]]:

@@ -25,6 +25,7 @@ def collate(
     share_prefix: bool = False,
     pad_to_multiple_of: int | None = None,
     on_invalid: str = "raise",
+    pin_memory: bool = False,
 ) -> PackedBatch:
     """`DataLoader(samples, batch_sampler=plan.bins, collate_fn=mp.collate)`: each bin becomes a batch.
 
@@ -32,7 +33,8 @@ def collate(
         items: Samples, or pairs (Sample, columns). Columns go into `loss_columns`: name -> [n], one value per loss
             token, or one number for all loss tokens of the sample, such as its advantage. All items have the same
             columns.
-        media, share_prefix, pad_to_multiple_of, on_invalid: see `pack`; `functools.partial` sets them for a loader.
+        media, share_prefix, pad_to_multiple_of, on_invalid, pin_memory: see `pack`; `functools.partial` sets them for a
+            loader.
 
     Returns: PackedBatch on the CPU; a loader's `pin_memory=True` pins it. Raises: ArgumentError; SchemaError as `pack`.
 
@@ -52,7 +54,7 @@ def collate(
         raise ArgumentError(
             f"collate: items is {type(items).__name__}, expected a list. Fix: collate_fn=mp.collate"
         )
-    pairs = [_pair(item, i) for i, item in enumerate(items)]
+    pairs = [sample_and_columns(item, i, "collate") for i, item in enumerate(items)]
     names = [list(columns) for _, columns in pairs]
     for i, own in enumerate(names):
         if set(own) != set(names[0]):
@@ -71,14 +73,16 @@ def collate(
         pad_to_multiple_of,
         loss_columns=columns,
         on_invalid=on_invalid,
+        pin_memory=pin_memory,
     )
 
 
-def _pair(item: Any, i: int) -> tuple[Sample, Mapping[str, Any]]:
+def sample_and_columns(item: Any, i: int, what: str) -> tuple[Sample, Mapping[str, Any]]:
+    """An item of a data set, with its columns if it has some. `i`: its number. Raises: ArgumentError."""
     sample, columns = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, {})
     if not isinstance(sample, Sample) or not isinstance(columns, Mapping):
         raise ArgumentError(
-            f"collate: items[{i}] is {type(item).__name__}, expected a Sample or (Sample, columns). "
+            f"{what}: items[{i}] is {type(item).__name__}, expected a Sample or (Sample, columns). "
             "Fix: a data set of samples; of dicts, mp.Sample.from_dict(item)"
         )
     return sample, columns

@@ -15,6 +15,7 @@ from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.packing.tensors import as_tensor
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
+from mmpack.video.pixel_settings import byte_values
 
 
 class MediaTable:
@@ -28,15 +29,18 @@ class MediaTable:
             )
         self.media: list[Medium] = []
         self.index: dict[str, int] = {}
+        # modality -> float32 [3, 256], where pixels are bytes whose normalisation is known
+        self.byte_values: dict[str, torch.Tensor] = {}
         self.patch_dim = family.patch_dim
         self.store = {} if store is None else store
         self.what = what
 
-    def add(self, medium: Medium) -> int:
+    def add(self, medium: Medium, settings: Mapping[str, Any] | None) -> int:
         """The medium's place. Pixels come from the first that has some, else from the store.
 
-        Raises SchemaError for pixels that don't fit the grid, and for other pixels under one cache key, which are
-        compared where no content hash says that they are the same.
+        `settings`: `Sample.processor`, which says what bytes stand for. Raises ArgumentError for bytes of one modality
+        that stand for different values; SchemaError for pixels that don't fit the grid, and for other pixels under one
+        cache key, which are compared where no content hash says that they are the same.
         """
         at = self.index.setdefault(medium.cache_key, len(self.media))
         if at == len(self.media):
@@ -46,6 +50,8 @@ class MediaTable:
             pixels = _own_or_stored(medium, self.store)
             if pixels is not None:
                 known.pixel_values = self._checked(medium, pixels)
+                if known.pixel_values.dtype == torch.uint8:
+                    self._note_bytes(medium, settings)
         elif medium.pixel_values is not None and self._differs(known, medium):
             message = f"has the cache key of {known.media_id!r:.60} but other pixels"
             raise SchemaError(
@@ -53,10 +59,38 @@ class MediaTable:
             )
         return at
 
-    def stacked(self) -> torch.Tensor | None:
-        """All patches, medium after medium; None if a medium has none (or there are no media)."""
+    def stacked(self, pin_memory: bool = False) -> torch.Tensor | None:
+        """All patches, medium after medium; None if a medium has none (or there are no media).
+
+        Raises ArgumentError where some are bytes and others are not: joined, the bytes would pass for values.
+        """
         pixels = [m.pixel_values for m in self.media]
-        return None if not pixels or any(p is None for p in pixels) else torch.cat(pixels)
+        if not pixels or any(p is None for p in pixels):
+            return None
+        odd = next(
+            (m for m, p in zip(self.media, pixels, strict=True) if p.dtype != pixels[0].dtype), None
+        )
+        if odd is not None and torch.uint8 in (pixels[0].dtype, odd.pixel_values.dtype):
+            raise ArgumentError(
+                f"{self.what}: {odd.media_id!r:.60} has pixels of {odd.pixel_values.dtype}, "
+                f"{self.media[0].media_id!r:.60} of {pixels[0].dtype}. Fix: make all samples of a batch by one "
+                "wrap_processor(…, pixels=…)"
+            )
+        if not pin_memory or odd is not None:
+            return torch.cat(pixels)
+        shape = (sum(map(len, pixels)), self.patch_dim)
+        return torch.cat(pixels, out=torch.empty(shape, dtype=pixels[0].dtype, pin_memory=True))
+
+    def _note_bytes(self, medium: Medium, settings: Mapping[str, Any] | None) -> None:
+        table = byte_table(settings, medium.modality)
+        if table is None:
+            return
+        first = self.byte_values.setdefault(medium.modality, table)
+        if not torch.equal(first, table):
+            raise ArgumentError(
+                f"{self.what}: {medium.media_id!r:.60} is normalised otherwise than the {medium.modality}s before, and "
+                "both are uint8. Fix: pack them apart, or wrap_processor(…, pixels='float32')"
+            )
 
     def _differs(self, known: Medium, medium: Medium) -> bool:
         if known.content_hash is not None and known.content_hash == medium.content_hash:
@@ -77,6 +111,14 @@ class MediaTable:
                 [Problem("MM404", medium.media_id, "pixel_values", message)], self.what
             )
         return tensor
+
+
+def byte_table(settings: Mapping[str, Any] | None, modality: str) -> torch.Tensor | None:
+    """float32 [3, 256]: what `Sample.processor` makes of the bytes of a modality; None where it doesn't say."""
+    part = (settings or {}).get(modality)
+    if not isinstance(part, dict) or "backend" not in part:
+        return None
+    return torch.from_numpy(byte_values(part).copy())
 
 
 def held_pixels(

@@ -13,7 +13,7 @@ from mmpack.families import Family
 from mmpack.layout.forest import Forest, build_forest, positions_of
 from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
-from mmpack.packing.batch import PackedBatch
+from mmpack.packing.batch import PackedBatch, refuse_no_accelerator
 from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.media import vision_rows
 from mmpack.packing.prepare import common_fields, counted, prepare, row_multiple
@@ -31,6 +31,7 @@ def pack(
     loss_columns: Mapping[str, Column] | None = None,
     token_columns: Mapping[str, Column] | None = None,
     on_invalid: str = "raise",
+    pin_memory: bool = False,
 ) -> PackedBatch:
     """Pack `samples` of one family into one row. A sample may occur twice (frameworks fill ranks so).
 
@@ -41,8 +42,10 @@ def pack(
         loss_columns, token_columns: name -> one array per sample, or one array of all: one value per loss token ([N]),
             or per token ([sum of L, …]; shared rows must agree bit for bit).
         on_invalid: `raise`, or `drop` what breaks a rule and list it in `.dropped`.
+        pin_memory: make the batch in page-locked memory; pixels are copied once, where `.pin_memory()` copies again.
 
-    Returns: PackedBatch on the CPU. Raises: SchemaError with all broken rules; ArgumentError.
+    Returns: PackedBatch on the CPU. Raises: SchemaError with all broken rules; ArgumentError; BackendError as
+    `PackedBatch.pin_memory`.
 
     Example:
         >>> import mmpack as mp
@@ -59,6 +62,8 @@ def pack(
         ([5, 6, 7, 8], [1, 1], [7, 8])
     """
     multiple = row_multiple(pad_to_multiple_of, "pack")
+    if pin_memory:
+        refuse_no_accelerator()
     given = prepare(samples, loss_columns, token_columns, "pack", on_invalid)
     samples, family = given.samples, given.family
     if share_prefix and family.sharing != "tree":
@@ -69,7 +74,9 @@ def pack(
     rows = [forest.rows(b) for b in range(len(samples))]
     runs = _runs(samples, rows)
     padding = -forest.num_tokens % multiple
-    common = common_fields(given, rows, [(run.sample, run.media_index) for run in runs], media)
+    common = common_fields(
+        given, rows, [(run.sample, run.media_index) for run in runs], media, pin_memory
+    )
     in_rows = _row_fields(given.samples, family, positions, forest, padding)
     batch = PackedBatch(
         **common,
@@ -88,7 +95,7 @@ def pack(
         "segments": len(forest.segment_parent),
         "patches": int(batch.patch_offsets[-1]),
     }
-    return batch
+    return batch.pin_memory() if pin_memory else batch
 
 
 class _Run(NamedTuple):

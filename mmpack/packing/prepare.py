@@ -67,19 +67,20 @@ def common_fields(
     sample_rows: list[np.ndarray],
     order: Sequence[tuple[int, int]],
     media: Mapping[str, Any] | None,
+    pin_memory: bool = False,
 ) -> dict[str, Any]:
     """The fields of `Batch`.
 
     Args: `sample_rows`: int64 [L] of each sample. `order`: (sample, media_index) of each occurrence of a medium, in row
-    order. `media`: cache key -> pixels.
+    order. `media`: cache key -> pixels. `pin_memory`: the pixels lie in page-locked memory.
     """
     samples = given.samples
     table = MediaTable(given.family, media, given.what)
-    occurrence = [table.add(samples[b].media[m]) for b, m in order]
+    occurrence = [table.add(samples[b].media[m], samples[b].processor) for b, m in order]
     # where a run is shared, another sample than its first may hold the pixels
     for sample in samples:
         for medium in sample.media:
-            table.add(medium)
+            table.add(medium, sample.processor)
     index, counts = loss_index(sample_rows, samples)
     offsets = patch_offsets(table.media)
     vision = np.cumsum([0] + [m.num_tokens for m in table.media], dtype=np.int64)
@@ -92,7 +93,8 @@ def common_fields(
         "media": table.media,
         "vision_token_offsets": torch.from_numpy(vision),
         "patch_offsets": torch.tensor(offsets, dtype=torch.int64),
-        "pixel_values": _held_once(table, offsets),
+        "pixel_values": _held_once(table, offsets, pin_memory),
+        "byte_values": table.byte_values,
         "media_occurrence": torch.tensor(occurrence, dtype=torch.int32),
         "media_order": occurrence,
         "loss_columns": loss_columns_of(samples, given.loss_columns, given.what),
@@ -193,9 +195,9 @@ def _numbered(names: Iterable[str]) -> list[int]:
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
-def _held_once(table: MediaTable, offsets: list[int]) -> torch.Tensor | None:
+def _held_once(table: MediaTable, offsets: list[int], pin_memory: bool) -> torch.Tensor | None:
     """The pixels of all media, of which each medium's become a view; None if a medium has none."""
-    pixels = table.stacked()
+    pixels = table.stacked(pin_memory)
     if pixels is not None:
         for medium, start, stop in zip(table.media, offsets, offsets[1:], strict=False):
             medium.pixel_values = pixels[start:stop]

@@ -51,11 +51,14 @@ class FrameProcessor:
         do_resize: bool | None = None,
         size: dict[str, int] | None = None,
         cap_pixels_per_frame: bool | None = None,
+        do_rescale: bool | None = None,
+        do_normalize: bool | None = None,
         **_: Any,
     ) -> dict[str, Any]:
         """`pixel_values_videos` float32 [rows, patch_dim], `video_grid_thw` int64 [n, 3].
 
-        `videos`: a list of frames [n, 3, h, w], uint8 or float32 of 0 to 255. The other three go before the settings.
+        `videos`: a list of frames [n, 3, h, w], uint8 or float32 of 0 to 255. The others go before the settings.
+        Frames that are neither rescaled nor normalised keep their dtype.
         Raises: ArgumentError.
         """
         torch = require("torch", "torch", "FrameProcessor")
@@ -75,8 +78,10 @@ class FrameProcessor:
             rules = FrameProcessor(self.family, **self.settings | given)
             frames = [resized(f, rules._size_of(f)) for f in frames]
         plan = plan_patches([f.shape for f in frames], self.family)
-        changes = normalization(self.settings)
-        rows = [pack_video(f, self.family, dtype=torch.float32, **changes) for f in frames]
+        switches = {"do_rescale": do_rescale, "do_normalize": do_normalize}
+        given = {k: v for k, v in switches.items() if v is not None}
+        changes = normalization(self.settings | given)
+        rows = [pack_video(f, self.family, **changes) for f in frames]
         return {
             "pixel_values_videos": torch.cat(rows),
             "video_grid_thw": torch.from_numpy(plan.grids),

@@ -10,15 +10,28 @@ from mmpack.errors import ArgumentError, require
 from mmpack.families import Family
 from mmpack.processors.cache import Processed
 
+PIXELS = ("float32", "uint8")  # what processed pixels may be held as
+# what makes a processor of transformers leave out the last step, from bytes to floats
+AS_BYTES = {"do_rescale": False, "do_normalize": False}
+
 
 def process(
-    image_processor: Any, pixels: np.ndarray, backend: str, family: Family, where: str
+    image_processor: Any,
+    pixels: np.ndarray,
+    backend: str,
+    family: Family,
+    where: str,
+    kept_as: str = "float32",
 ) -> Processed:
-    """Run `image_processor` on uint8 [h, w, 3]. Raises: ArgumentError for a picture that it refuses."""
+    """Run `image_processor` on uint8 [h, w, 3]. `kept_as`: one of PIXELS.
+
+    Raises: ArgumentError for a picture that it refuses, and for `uint8` where its resize makes no bytes.
+    """
     image = require("PIL.Image", "hf", where).fromarray(pixels)
     kind = "np" if backend == "pil" else "pt"
+    options = image_options(family) | (AS_BYTES if kept_as == "uint8" else {})
     try:
-        out = image_processor(images=[image], return_tensors=kind, **image_options(family))
+        out = image_processor(images=[image], return_tensors=kind, **options)
     except ValueError as error:  # a shape that it can't resize
         why = " ".join(str(error).split())[:200]
         raise ArgumentError(
@@ -26,10 +39,25 @@ def process(
             "Fix: another image"
         ) from None
     made = np.asarray(out["pixel_values"])
+    if kept_as == "uint8":
+        made = as_bytes(made, where)
     if family.pixel_layout == "tiles":
         return patches_of(made, family)
     t, h, w = (int(n) for n in out["image_grid_thw"][0])
     return Processed((t, h, w), made)
+
+
+def as_bytes(made: np.ndarray, where: str) -> np.ndarray:
+    """uint8 of resized pixels, which some processors hand on as floats. Raises: ArgumentError if they are no bytes."""
+    if made.dtype == np.uint8:
+        return made
+    out = np.clip(made, 0, 255).astype(np.uint8)
+    if not np.array_equal(out, made):
+        raise ArgumentError(
+            f"{where}: the processor's resize makes {made.dtype} values between the bytes (of frames that are floats, "
+            "as qwen-vl-utils hands them on). Fix: wrap_processor(…, pixels='float32')"
+        )
+    return out
 
 
 def image_options(family: Family) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from mmpack.layout.fingerprint import cache_key, content_hash, embedding_setting
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.frame_processor import resized_by_utils
 from mmpack.processors.images import path_below
+from mmpack.processors.pixels import AS_BYTES, as_bytes
 from mmpack.processors.sampling import resolved
 from mmpack.schema.media import Medium
 from mmpack.video.choose_frames import plan_of, sample
@@ -85,6 +86,7 @@ class VideoReader:
     root: Path | None
     threads: int
     frame_cache: FrameCache | None
+    kept_as: str = "float32"  # one of PIXELS
 
     def clip(self, item: Any, settings: Mapping[str, Any], where: str) -> Clip:
         """Sampled by the item's own plan, else by the policy; decoded, and resized as far as its loader does.
@@ -116,7 +118,7 @@ class VideoReader:
         seen = hashlib.sha256(layout.encode()).hexdigest()
         made = cache.get(seen)
         if made is None:
-            made = _laid_out(self._clip(found), processor, part, where)
+            made = _laid_out(self._clip(found), processor, part, where, self.kept_as)
             cache.put(seen, made)
         medium: Medium = copy.copy(made)
         for name, value in found.known.items():
@@ -265,9 +267,11 @@ _ABOUT = {
 }
 
 
-def _laid_out(clip: Clip, processor: Any, part: dict[str, Any] | None, where: str) -> Medium:
+def _laid_out(
+    clip: Clip, processor: Any, part: dict[str, Any] | None, where: str, kept_as: str
+) -> Medium:
     plan = clip.plan
-    options = hf_kwargs(plan)
+    options = hf_kwargs(plan) | (AS_BYTES if kept_as == "uint8" else {})
     if hasattr(processor, "cap_pixels_per_frame"):
         options.setdefault("cap_pixels_per_frame", False)
     try:
@@ -293,7 +297,8 @@ def _laid_out(clip: Clip, processor: Any, part: dict[str, Any] | None, where: st
         content_hash=content,
         **plan.medium_fields(),
     )
-    medium.pixel_values = np.asarray(out["pixel_values_videos"])
+    made = np.asarray(out["pixel_values_videos"])
+    medium.pixel_values = as_bytes(made, where) if kept_as == "uint8" else made
     return medium
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, check_number, kind_of, require
+from mmpack.errors import ArgumentError, check_name, check_number, kind_of, require
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.occurrences import context_ids
@@ -28,7 +28,7 @@ from mmpack.processors.expand import expanded_ids, repeated, with_runs
 from mmpack.processors.images import path_below, rgb_pixels
 from mmpack.processors.kinds import HEAD, is_picture, kind_of_file, kind_of_item
 from mmpack.processors.messages import media_of, parts_of, plain_parts
-from mmpack.processors.pixels import process
+from mmpack.processors.pixels import PIXELS, process
 from mmpack.processors.resolve import (
     check_settings,
     family_of,
@@ -36,7 +36,12 @@ from mmpack.processors.resolve import (
     video_markers,
 )
 from mmpack.processors.sampling import resolved_sampling
-from mmpack.processors.settings import TokenizerHash, describe, vocab_size
+from mmpack.processors.settings import (
+    TokenizerHash,
+    describe,
+    vision_settings,
+    vocab_size,
+)
 from mmpack.processors.videos import Clip, VideoReader
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -44,6 +49,7 @@ from mmpack.schema.spans import LossSpan, ObservationSpan, covered
 from mmpack.video.cache import FrameCache
 from mmpack.video.decoding import check_threads
 from mmpack.video.files.container import open_file
+from mmpack.video.pixel_settings import byte_values
 
 __all__ = ["Processor", "media_of", "wrap_processor"]
 
@@ -67,6 +73,7 @@ def wrap_processor(
     video_settings: Mapping[str, Any] | None = None,
     frame_cache: FrameCache | None = None,
     decode_threads: int = DECODE_THREADS,
+    pixels: str = "float32",
 ) -> Processor:
     """Wrap a Hugging Face processor, or its parts.
 
@@ -82,10 +89,14 @@ def wrap_processor(
         video_settings: of the policy, in place of the video processor's: `{"fps": 2.0, "max_frames": 64}`.
         frame_cache: decoded frames, shared among processes.
         decode_threads: of the decoder, per video.
+        pixels: what media hold them as: "float32", normalised, or "uint8", as the resize made them. Bytes take a
+            quarter of the memory and of the way to the device, where they become what the processor makes of them, bit
+            for bit. Hashes and keys are the same.
 
     Without a video processor (transformers' need torchvision) mmpack lays frames out itself, with the image processor's
-    settings. Raises: ArgumentError without a tokenizer or a family, and for settings that the family or the policy does
-    not have; LayoutError (MM006) for a family that mmpack doesn't know.
+    settings. Raises: ArgumentError without a tokenizer or a family, for settings that the family or the policy does not
+    have, and for "uint8" where a processor does not rescale and normalise; LayoutError (MM006) for a family that mmpack
+    doesn't know.
     """
     given = {
         "tokenizer": tokenizer,
@@ -117,6 +128,7 @@ def wrap_processor(
             f"wrap_processor: chat_template is {type(chat_template).__name__}, expected a text. "
             "Fix: pass the one to use as chat_template="
         )
+    check_name("wrap_processor", "pixels", pixels, PIXELS)
     if not isinstance(media_root, str | os.PathLike | None):
         raise ArgumentError(
             f"wrap_processor: media_root is {kind_of(media_root)}, expected a folder. Fix: pass its path"
@@ -135,11 +147,15 @@ def wrap_processor(
                 f"wrap_processor: frame_cache is {type(frame_cache).__name__}. "
                 "Fix: mp.video.FrameCache(folder, max_bytes)"
             )
-        reader = VideoReader(sampling, root, decode_threads, frame_cache)
+        reader = VideoReader(sampling, root, decode_threads, frame_cache, pixels)
     elif video_policy is not None or video_settings:
         raise ArgumentError(
             f"wrap_processor: {about.name} takes a video as images. Fix: drop video_policy and video_settings"
         )
+    if pixels == "uint8":
+        for name in ("image_processor", "video_processor"):
+            if parts[name] is not None:
+                byte_values(vision_settings(parts[name]))  # raises where there is no such table
     return Processor(
         **parts,
         family=about,
@@ -150,6 +166,7 @@ def wrap_processor(
         media_root=root,
         cache_bytes=cache_bytes,
         videos=reader,
+        kept_as=pixels,
     )
 
 
@@ -169,6 +186,7 @@ class Processor:
         media_root: Path | None,
         cache_bytes: int,
         videos: VideoReader | None,
+        kept_as: str = "float32",
     ):
         self.tokenizer = tokenizer
         self.image_processor = image_processor
@@ -181,6 +199,7 @@ class Processor:
         self.video_markers = video_markers
         self.media_root = media_root
         self.videos = videos
+        self.kept_as = kept_as  # what pixels are held as
         self.cache = MediaCache(cache_bytes)
         self._tokenizer_hash = TokenizerHash()
 
@@ -429,7 +448,9 @@ class Processor:
         seen = cache_key(content, (0, 0, 0), part)
         done = self.cache.get(seen)
         if done is None:
-            done = process(self.image_processor, pixels, part["backend"], self.family, where)
+            done = process(
+                self.image_processor, pixels, part["backend"], self.family, where, self.kept_as
+            )
             self.cache.put(seen, done)
         medium = Medium(
             media_id=f"image:{content[:16]}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,39 @@ def normalization(settings: dict[str, Any] | None) -> dict[str, Any]:
         mean = of_channels("normalization: image_mean", settings.get("image_mean"))
         std = of_channels("normalization: image_std", settings.get("image_std"), divisors=True)
     return {"rescale_factor": scale, "mean": mean, "std": std}
+
+
+def byte_values(settings: dict[str, Any] | None) -> np.ndarray:
+    """float32 [3, 256]: what the processor makes of each byte of a channel, rounded step by step as it rounds.
+
+    `settings`: the image or video part of `Sample.processor`. transformers' processors of torchvision (and mmpack's
+    `FrameProcessor`) fold the rescaling into mean and std; those of Pillow rescale, then normalise.
+    Raises: ArgumentError where the settings don't say both, or which.
+    """
+    how = normalization(settings)
+    backend = (settings or {}).get("backend")
+    if None in how.values() or backend not in ("torchvision", "pil"):
+        raise ArgumentError(
+            f"byte_values: the settings have do_rescale={how['rescale_factor'] is not None}, do_normalize="
+            f"{how['mean'] is not None}, backend={backend!r:.20}; bytes need both, by 'torchvision' or 'pil'. "
+            "Fix: a processor that rescales and normalises, or pixels='float32'"
+        )
+    return _byte_values(backend, how["rescale_factor"], how["mean"], how["std"])
+
+
+@functools.lru_cache(maxsize=64)
+def _byte_values(
+    backend: str, rescale: float, mean: tuple[float, ...], std: tuple[float, ...]
+) -> np.ndarray:
+    values = np.arange(256)
+    centre, spread = (np.array(x, np.float32)[:, None] for x in (mean, std))
+    if backend == "pil":
+        out = ((values * rescale).astype(np.float32) - centre) / spread
+    else:
+        factor = np.float32(1.0 / rescale)
+        out = (values.astype(np.float32) - centre * factor) / (spread * factor)
+    out.flags.writeable = False  # every caller gets this one
+    return out
 
 
 def of_channels(what: str, values: Any, *, divisors: bool = False) -> tuple[float, ...]:

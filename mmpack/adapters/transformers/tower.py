@@ -16,7 +16,8 @@ from mmpack.adapters.transformers.tower_attention import on_their_device
 from mmpack.families import Family
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
-from mmpack.packing.media import patch_offsets, tiles_of
+from mmpack.packing.media import tiles_of
+from mmpack.packing.pixels import float_pixels
 
 
 def takes_encoded_media(model: Any) -> bool:
@@ -33,7 +34,7 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
     encoded = 0
     out: dict[str, Any] = {}
     for modality, runs in _runs(batch, family):
-        pixels = _pixels(batch, runs)
+        pixels = float_pixels(batch, runs)
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in runs]
         made = _tower_arguments(family, modality, pixels, grids)
@@ -51,7 +52,7 @@ def encoded_inputs(batch: PackedBatch, model: Any) -> dict[str, Any]:
     encoded, features = 0, {}
     for modality, runs in _runs(batch, family):
         media = sorted(set(runs))
-        pixels = _pixels(batch, media)
+        pixels = float_pixels(batch, media)
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in media]
         made = _encode(model, modality, _tower_arguments(family, modality, pixels, grids))
@@ -91,16 +92,6 @@ def _runs(batch: Batch, family: Family) -> Iterator[tuple[str, list[int]]]:
         runs = [i for i in batch.media_order if batch.media[i].modality == modality]
         if runs:
             yield modality, runs
-
-
-def _pixels(batch: Batch, media: list[int]) -> torch.Tensor:
-    """[patches, patch_dim] of `media`, one after the other."""
-    ends = patch_offsets(batch.media)
-    whole = batch.pixel_values
-    assert whole is not None  # checked by the caller, medium by medium
-    if media == list(range(len(batch.media))):
-        return whole
-    return torch.cat([whole[ends[i] : ends[i + 1]] for i in media])
 
 
 def _tower_arguments(

@@ -21,6 +21,7 @@ from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.names import numbered_in_groups
 from mmpack.layout.runs import true_runs
 from mmpack.packing.batch import PackedBatch
+from mmpack.packing.pixels import float_pixels
 from mmpack.processors.settings import text_hash
 from mmpack.processors.wrap import wrap_processor
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
@@ -310,7 +311,7 @@ def _written(
 
 def _images(batch: PackedBatch, prompts: list[int], wide: list[int]) -> dict[str, Any]:
     """Pixels, grids and counts of each row's images, and which tokens stand for them."""
-    pixels = batch.pixel_values
+    pixels = None if batch.pixel_values is None else float_pixels(batch)
     if pixels is None:
         if batch.media:
             raise ArgumentError("from_batch: a medium has no pixels. Fix: mp.pack(…, media=store)")

@@ -7,6 +7,7 @@ engine inputs again, so that nothing is tokenised, resized or expanded a second 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_medium
+from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_medium, pixels_of
 from mmpack.adapters.row_sample import continued_positions
 from mmpack.adapters.vllm.cache import item_of, items_of
 from mmpack.errors import ArgumentError
@@ -23,6 +24,7 @@ from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
 from mmpack.layout.occurrences import Placed, spans_of
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.media import held_pixels
+from mmpack.packing.pixels import as_floats
 from mmpack.processors.settings import text_hash
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor
@@ -132,6 +134,8 @@ def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
         medium[span.start : span.stop][text] = -1
     columns = torch.from_numpy(np.stack([medium, begin], axis=1)).to(batch.device)
     pieces = batch.unpack_tokens(torch.cat([batch.input_ids[:, None], columns], dim=1))
+    values = pixels_of(batch)
+    media = [dataclasses.replace(m, pixel_values=values.get(m.cache_key)) for m in batch.media]
     ends = [piece.shape[0] for piece in pieces]
     if not responses:
         first = batch.unpack_loss(batch.loss_token_index)
@@ -141,7 +145,7 @@ def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
         ids, of, start = piece[:end].cpu().numpy().T
         cuts = 1 + np.flatnonzero((np.diff(of) != 0) | (np.diff(start) != 0))
         edges = [0, *cuts.tolist(), len(ids)] if len(ids) else []
-        runs = [(a, b, batch.media[of[a]]) for a, b in pairwise(edges) if of[a] >= 0]
+        runs = [(a, b, media[of[a]]) for a, b in pairwise(edges) if of[a] >= 0]
         out.append(_engine_input(ids, runs))
     return out
 
@@ -152,11 +156,18 @@ def _stop(sample: Sample, responses: bool) -> int:
 
 def _runs(sample: Sample, responses: bool) -> list[Run]:
     stop = _stop(sample, responses)
+    media = [_as_floats(medium, sample) for medium in sample.media]
     return [
-        (s.start, s.stop, sample.media[s.media_index])
-        for s in sample.modality_spans
-        if s.stop <= stop
+        (s.start, s.stop, media[s.media_index]) for s in sample.modality_spans if s.stop <= stop
     ]
+
+
+def _as_floats(medium: Medium, sample: Sample) -> Medium:
+    """The medium as an engine takes it: pixels that are bytes become what its processor makes of them."""
+    if medium.pixel_values is None:
+        return medium
+    pixels = as_floats(medium.pixel_values, medium.modality, sample.processor)
+    return dataclasses.replace(medium, pixel_values=pixels)
 
 
 def _engine_input(ids: np.ndarray, runs: Sequence[Run]) -> Any:

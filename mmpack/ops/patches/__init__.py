@@ -1,4 +1,4 @@
-"""Frames to patches [rows, patch_dim] and back, by one table of places."""
+"""Frames to patches [rows, patch_dim] and back, by one table of places; bytes of patches to floats."""
 
 from mmpack.ops.backend import Kernel, Op
 
@@ -8,3 +8,4 @@ _KERNELS = (
 )
 PACK_VIDEO = Op("pack_video", __name__, _KERNELS)
 UNPACK_VIDEO = Op("unpack_video", __name__, _KERNELS)
+NORMALIZE_BYTES = Op("normalize_bytes", __name__, (Kernel("triton"),))

@@ -11,6 +11,8 @@ from mmpack.ops.patches.call import Change, PatchLayout
 from mmpack.ops.patches.tables import clips_of
 from mmpack.video.patches import CHANNELS, row_view, token_view
 
+PIECE = 1 << 14  # rows whose indices are held at once
+
 
 def pack_video(clips: Sequence[Tensor], out: Tensor, layout: PatchLayout, change: Change) -> None:
     """Rows of clips (or of one buffer of all) into `out`, a run of temporal patches after the other."""
@@ -43,6 +45,16 @@ def unpack_video(rows: Tensor, out: Tensor, layout: PatchLayout, total: bool) ->
             for k in range(last.shape[6] - 2, -1, -1):
                 summed = summed + last[..., k, :, :]
             frames[..., -1, :, :] = summed.to(rows.dtype)
+
+
+def normalize_bytes(rows: Tensor, values: Tensor, out: Tensor) -> None:
+    """`values` [3, 256] of the bytes `rows` into `out`, some rows at a time: an index has four bytes a pixel."""
+    pieces = zip(rows.split(PIECE), out.split(PIECE), strict=True)
+    for piece, made in pieces:
+        index = piece.view(len(piece), CHANNELS, -1).int()
+        for channel in range(CHANNELS):
+            flat = values[channel].index_select(0, index[:, channel].reshape(-1))
+            made.view(index.shape)[:, channel] = flat.view(len(piece), -1)
 
 
 def _runs(

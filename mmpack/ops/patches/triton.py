@@ -23,6 +23,7 @@ from mmpack.ops.patches.division import divides_bytes
 from mmpack.video.patches import merge_of
 
 WARPS = 4
+NORMALIZED = 2048  # bytes of a program that has patches already
 WORDS = {2: torch.int16, 4: torch.int32}
 
 
@@ -254,6 +255,26 @@ def unpack_kernel(
         tl.store(at, w0.to(kind), mask=shown)
         tl.store(at + plane, w1.to(kind), mask=shown)
         tl.store(at + 2 * plane, w2.to(kind), mask=shown)
+
+
+@triton.jit
+def normalize_kernel(rows, values, out, count, PLANE: tl.constexpr, BLOCK: tl.constexpr):
+    """`values` [3, 256] of bytes; PLANE bytes of a row are of one channel."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    byte = tl.load(rows + at, mask=mask, other=0).to(tl.int32)
+    channel = (at // PLANE % 3).to(tl.int32)
+    value = tl.load(values + channel * 256 + byte, mask=mask, other=0.0)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=mask, cache_modifier=".cs")
+
+
+def normalize_bytes(rows: Tensor, values: Tensor, out: Tensor) -> None:
+    """`values` [3, 256] of the bytes `rows` [patches, patch_dim] into `out`."""
+    count, plane = rows.numel(), rows.shape[1] // 3
+    with torch.cuda.device_of(rows):
+        normalize_kernel[(triton.cdiv(count, NORMALIZED),)](
+            rows, values, out, count, PLANE=plane, BLOCK=NORMALIZED
+        )
 
 
 def pack_video(clips: Sequence[Tensor], out: Tensor, layout: PatchLayout, change: Change) -> None:

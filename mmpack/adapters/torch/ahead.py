@@ -1,0 +1,96 @@
+"""An iterator that runs in a thread of its own, a few items ahead of whoever reads it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from mmpack.errors import ArgumentError
+
+T = TypeVar("T")
+_END = object()
+
+
+class Ahead(Generic[T]):
+    """Items of `make`, at most `count` of them made before they are asked for; 0: none, and there is no thread.
+
+    What `make` raises is raised where the item is asked for, with its own traceback. `close` ends the thread, after the
+    item that it is at.
+    """
+
+    def __init__(self, make: Generator[T, None, None], count: int, name: str):
+        self._make, self._name, self._pid = make, name, os.getpid()
+        self._made: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._free = threading.Semaphore(count)  # items that may be made now
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ended = self._closed = False
+        if count:
+            arguments = (make, self._made, self._free, self._stop)
+            self._thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
+            self._thread.start()
+
+    def __iter__(self) -> Ahead[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._ended:
+            raise StopIteration
+        if self._closed:
+            raise ArgumentError(
+                f"{self._name}: this loop was ended by close(), or by a loop that began after it. Fix: begin another"
+            )
+        if os.getpid() != self._pid:
+            raise ArgumentError(
+                f"{self._name}: this is a fork of the process that iterates, and threads stay behind in a fork. "
+                "Fix: begin the loop in the process that reads it"
+            )
+        if self._thread is None:
+            return next(self._make)
+        item, error = self._made.get()
+        if error is not None or item is _END:
+            self._ended = True
+            self.close()
+            raise error or StopIteration
+        self._free.release()
+        made: T = item
+        return made
+
+    def close(self) -> None:
+        """Stop making items; those that were made and not read are dropped."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._pid:
+            return
+        if self._thread is None:
+            self._make.close()
+            return
+        self._stop.set()
+        self._free.release()
+        self._thread.join()
+        while not self._made.empty():
+            self._made.get()
+
+
+def _work(
+    make: Generator[T, None, None],
+    made: SimpleQueue[tuple[Any, BaseException | None]],
+    free: threading.Semaphore,
+    stop: threading.Event,
+) -> None:
+    # no reference to an item stays here while the next one is waited for
+    try:
+        while free.acquire() and not stop.is_set():
+            item: Any = next(make, _END)
+            ended = item is _END
+            made.put((item, None))
+            del item
+            if ended:
+                break
+        make.close()
+    except BaseException as error:
+        made.put((None, error))

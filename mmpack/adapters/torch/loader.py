@@ -1,0 +1,369 @@
+"""`PackLoader`: samples to optimizer steps of packed batches on the device, planned and packed one batch ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+
+from mmpack.adapters.torch.ahead import Ahead
+from mmpack.adapters.torch.mover import Mover
+from mmpack.adapters.torch.order import groups_in, steps_of
+from mmpack.adapters.torch.step import Step
+from mmpack.errors import ArgumentError, check_whole
+from mmpack.packing.batch import PackedBatch
+from mmpack.packing.collate import Item, collate, sample_and_columns
+from mmpack.planning.cost import Cost
+from mmpack.planning.plan import plan
+from mmpack.schema.sample import Sample
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """What comes next: a batch of a step of an epoch."""
+
+    epoch: int = 0
+    step: int = 0
+    batch: int = 0
+
+
+class _Made(NamedTuple):
+    """A batch on its way to the reader."""
+
+    step: Step
+    batch: PackedBatch
+    event: Any
+
+
+class PackLoader:
+    """Iterate over it for the Steps of one epoch, and over each Step for its batches, on the device.
+
+    One thread plans, packs and copies the next batch while this one is computed on. On CUDA a batch is packed into
+    pinned memory and copied on a stream of its own; the current stream of whoever asks for it waits for the copy.
+
+    Args:
+        samples: a list or a map-style data set of Samples, or of pairs (Sample, columns) as in `collate`.
+        steps: in place of `samples`: the items of each optimizer step, a list per step. Of an iterable that is no list
+            a resumed epoch reads and skips the steps that were done.
+        max_tokens, max_patches, max_samples, cost, on_invalid: see `plan`.
+        share_prefix: see `plan` and `pack`.
+        pad_to_multiple_of, media: see `pack`.
+        loss_columns: name -> one entry per item of `samples`: a value per loss token, or one for all of them.
+        groups_per_step: groups (prompts) of one optimizer step; None: all samples in one step. A group stays whole.
+        groups: the group of each item, where a data set should not be read for it beforehand.
+        shuffle, seed: groups in a new order each epoch, as DistributedSampler's of seed + epoch: alike on all ranks.
+        drop_last: leave out a last step of fewer groups.
+        device: where batches go, of this process.
+        rank, ranks: each rank gets as many batches of a step as the others, of like cost (`Plan.ranks`).
+        prefetch: batches on the device beside the one that is computed on; 0: none, and no thread.
+
+    A Step whose samples were all dropped (`on_invalid="drop"`) is left out. Leaving the loop ends the thread, as
+    `close` and `with` do; a loop that begins ends the one before. A loop begins with the epoch, or where a state that
+    was loaded says. Errors of the data set, of planning and of packing are raised in the loop, with a note of the
+    place.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Item] | Any = None,
+        *,
+        steps: Iterable[Sequence[Item]] | None = None,
+        max_tokens: int,
+        max_patches: int | None = None,
+        max_samples: int | None = None,
+        cost: Cost | None = None,
+        on_invalid: str = "raise",
+        share_prefix: bool = False,
+        pad_to_multiple_of: int | None = None,
+        media: Mapping[str, Any] | None = None,
+        loss_columns: Mapping[str, Sequence[Any]] | None = None,
+        groups_per_step: int | None = None,
+        groups: Sequence[str] | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        ranks: int = 1,
+        prefetch: int = 1,
+    ):
+        _check_numbers(groups_per_step, ranks, rank, prefetch, seed)
+        self.samples, self.steps, self.loss_columns = samples, steps, dict(loss_columns or {})
+        self.groups = groups
+        ordered = groups_per_step is not None or groups is not None or shuffle or drop_last
+        _check_source(samples, steps, self.loss_columns, groups, ordered)
+        self.device = _numbered(torch.device(device))
+        self.rank, self.prefetch, self.cost, self.media = rank, prefetch, cost, media
+        # what decides which samples a step has, and which batches
+        self.order: dict[str, Any] = {
+            "groups_per_step": groups_per_step,
+            "shuffle": bool(shuffle),
+            "seed": seed,
+            "drop_last": bool(drop_last),
+        }
+        self.planned: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "max_patches": max_patches,
+            "max_samples": max_samples,
+            "share_prefix": bool(share_prefix),
+            "on_invalid": on_invalid,
+            "ranks": ranks,
+        }
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self._next = Place()
+        self._digest: str | None = None  # of the step that `_next` is in the middle of
+        self._resumes = False
+        self._ahead: Ahead[_Made] | None = None
+        self._groups: list[list[int]] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of the next loop; it grows where a loop ends."""
+        return self._next.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next loop. A place that was loaded stays if it is in this epoch."""
+        check_whole("PackLoader", "epoch", epoch, least=0)
+        if epoch != self._next.epoch:
+            self._next, self._digest, self._resumes = Place(epoch), None, False
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        if self.steps is None:
+            return len(self._steps(self.epoch))
+        return len(self.steps)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Step]:
+        if not self._resumes:
+            self._next, self._digest = Place(self._next.epoch), None
+        self.close()
+        return self._read()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the next batch; those that were made ahead count as not read. The same on all ranks in step."""
+        return {
+            "version": STATE_VERSION,
+            **asdict(self._next),
+            "order": dict(self.order),
+            "planned": dict(self.planned),
+            "step_digest": self._digest,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next loop goes on at that place, with the same batches, bit for bit.
+
+        Raises ArgumentError where this loader makes other steps, or in the middle of a step other batches (their
+        samples are compared when the loop begins): budgets and ranks may change only between steps.
+        """
+        known = {"version", "epoch", "step", "batch", "order", "planned", "step_digest"}
+        if not isinstance(state, Mapping) or not known <= set(state):
+            raise ArgumentError("PackLoader: this is no state of a PackLoader. Fix: state_dict()'s")
+        if state["version"] != STATE_VERSION:
+            raise ArgumentError(
+                f"PackLoader: the state has version {state['version']!r:.20}, this is {STATE_VERSION}. "
+                "Fix: the mmpack that wrote it"
+            )
+        odd = _changes(state["order"], self.order)
+        if state["batch"]:
+            odd += _changes(state["planned"], self.planned)
+        if odd:
+            raise ArgumentError(
+                f"PackLoader: the state is of a loader with {'; '.join(odd)}. Fix: the same options"
+                + (", or a state saved between steps" if state["batch"] else "")
+            )
+        self.close()
+        self._next = Place(state["epoch"], state["step"], state["batch"])
+        self._digest, self._resumes = state["step_digest"], True
+
+    def close(self) -> None:
+        """End the loop in progress, and its thread."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def __enter__(self) -> PackLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the loop in progress; a copy begins where this one is."""
+        return self.__dict__ | {"_ahead": None, "_resumes": True}
+
+    # in the thread
+
+    def _made(self, start: Place, digest: str | None, mover: Mover) -> Generator[_Made, None, None]:
+        """Batches from `start` on, to the end of the epoch."""
+        at = start
+        try:
+            for number, items in self._items_from(start):
+                at = replace(start, step=number, batch=start.batch if number == start.step else 0)
+                step, columns = self._planned(at, items)
+                if at.batch and step.digest != digest:
+                    raise ArgumentError(
+                        f"PackLoader: step {number} of epoch {at.epoch} has other samples or batches than when the "
+                        "state was saved. Fix: the same samples, in the same order"
+                    )
+                for k in range(step.first, len(step.bins)):
+                    at = replace(at, batch=k)
+                    members = [(step.samples[i], columns[i]) for i in step.bins[k]]
+                    # no name keeps a batch while the next one waits to be made
+                    yield _Made(step, *mover.send(self._packed(members, mover.pins)))
+        except Exception as error:
+            error.add_note(f"PackLoader: in epoch {at.epoch}, step {at.step}, batch {at.batch}")
+            raise
+
+    def _planned(self, at: Place, items: Sequence[Item]) -> tuple[Step, list[Mapping[str, Any]]]:
+        pairs = [sample_and_columns(item, i, "PackLoader") for i, item in enumerate(items)]
+        samples = [sample for sample, _ in pairs]
+        made = plan(samples, cost=self.cost, **self.planned)
+        bins = [made.bins[b] for b in made.ranks[self.rank]]
+        step = Step(at.epoch, at.step, samples, made, bins, at.batch)
+        return step, [columns for _, columns in pairs]
+
+    def _packed(self, members: list[tuple[Sample, Mapping[str, Any]]], pins: bool) -> PackedBatch:
+        return collate(
+            members,
+            media=self.media,
+            share_prefix=self.planned["share_prefix"],
+            pad_to_multiple_of=self.pad_to_multiple_of,
+            pin_memory=pins,
+        )
+
+    def _items_from(self, start: Place) -> Iterator[tuple[int, Sequence[Item]]]:
+        """The number and the items of each step left."""
+        if self.steps is not None:
+            yield from islice(enumerate(self.steps), start.step, None)
+            return
+        for number, members in enumerate(self._steps(start.epoch)):
+            if number >= start.step:
+                yield number, [self._item(i) for i in members]
+
+    def _item(self, i: int) -> Item:
+        sample, columns = sample_and_columns(self.samples[i], i, "PackLoader")
+        return sample, {**columns, **{name: c[i] for name, c in self.loss_columns.items()}}
+
+    def _steps(self, epoch: int) -> list[list[int]]:
+        count = len(self.samples)
+        if not (self.order["shuffle"] or self.order["groups_per_step"]):
+            return [list(range(count))] if count else []
+        if self._groups is None:
+            names = self.groups
+            if names is None:
+                pairs = (sample_and_columns(self.samples[i], i, "PackLoader") for i in range(count))
+                names = [sample.group_id for sample, _ in pairs]
+            self._groups = groups_in(names)
+        return steps_of(self._groups, epoch=epoch, **self.order)
+
+    # where batches are read
+
+    def _read(self) -> Iterator[Step]:
+        self.close()
+        start, mover, self._resumes = self._next, Mover(self.device), False
+        ahead = Ahead(self._made(start, self._digest, mover), self.prefetch, "PackLoader")
+        self._ahead = ahead
+        try:
+            made = next(ahead, None)
+            while made is not None:
+                step, box = made.step, [made]
+                made = None  # a batch is held by its reader alone
+                step._batches = self._batches(step, box, ahead, mover)
+                self._next, self._digest = self._after(step, step.first)
+                yield step
+                # also where the reader left the step before its end
+                self._next, self._digest = self._after(step, len(step.bins))
+                made = next(ahead, None)
+                while made is not None and made.step is step:
+                    made = next(ahead, None)
+            self._next, self._digest = Place(start.epoch + 1), None
+        finally:
+            ahead.close()
+
+    def _batches(
+        self, step: Step, box: list[_Made], ahead: Ahead[_Made], mover: Mover
+    ) -> Iterator[PackedBatch]:
+        """The batches of a step; the first lies in `box`."""
+        for k in range(step.first, len(step.bins)):
+            if not box:
+                box.append(next(ahead))
+            self._next, self._digest = self._after(step, k + 1)
+            made = box.pop()
+            batch = [mover.receive(made.batch, made.event)]
+            del made
+            yield batch.pop()
+
+    def _after(self, step: Step, done: int) -> tuple[Place, str | None]:
+        """The place behind `done` batches of a step, and its digest in the middle of one."""
+        if done == len(step.bins):
+            return Place(step.epoch, step.number + 1), None
+        return Place(step.epoch, step.number, done), step.digest if done else None
+
+
+def _changes(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}={theirs.get(name)!r:.40}, this one's is {value!r:.40}"
+        for name, value in mine.items()
+        if theirs.get(name) != value
+    ]
+
+
+def _check_numbers(
+    groups_per_step: int | None, ranks: int, rank: int, prefetch: int, seed: int
+) -> None:
+    if groups_per_step is not None:
+        check_whole("PackLoader", "groups_per_step", groups_per_step)
+    check_whole("PackLoader", "ranks", ranks)
+    check_whole("PackLoader", "rank", rank, least=0)
+    check_whole("PackLoader", "prefetch", prefetch, least=0)
+    check_whole("PackLoader", "seed", seed, least=0)
+    if rank >= ranks:
+        raise ArgumentError(
+            f"PackLoader: rank is {rank}, of {ranks} ranks. Fix: 0 to {ranks - 1}; ranks is the world size"
+        )
+
+
+def _check_source(
+    samples: Any,
+    steps: Any,
+    loss_columns: Mapping[str, Sequence[Any]],
+    groups: Sequence[str] | None,
+    ordered: bool,
+) -> None:
+    if (samples is None) == (steps is None):
+        raise ArgumentError("PackLoader: it takes samples or steps. Fix: pass one of them")
+    if steps is not None:
+        if ordered or loss_columns:
+            raise ArgumentError(
+                "PackLoader: steps are in order, with their own columns. Fix: leave out groups_per_step, groups, "
+                "shuffle, drop_last and loss_columns; a step's items may be pairs (Sample, columns)"
+            )
+        if not hasattr(steps, "__iter__"):
+            raise ArgumentError(
+                f"PackLoader: steps is {type(steps).__name__}. Fix: an iterable of lists of samples"
+            )
+        return
+    if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
+        raise ArgumentError(
+            f"PackLoader: samples is {type(samples).__name__}, which has no length or no items by number. "
+            "Fix: a list, a map-style data set, or steps="
+        )
+    given = loss_columns if groups is None else {**loss_columns, "groups": groups}
+    for name, column in given.items():
+        if not hasattr(column, "__len__") or len(column) != len(samples):
+            found = len(column) if hasattr(column, "__len__") else type(column).__name__
+            raise ArgumentError(
+                f"PackLoader: {name} has {found} entries for {len(samples)} samples. Fix: one for each"
+            )
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """With its number: the current device is a thread's own."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

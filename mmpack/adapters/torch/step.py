@@ -1,0 +1,58 @@
+"""One optimizer step of a PackLoader: a plan of the samples of all ranks, and this rank's batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mmpack.errors import ArgumentError
+from mmpack.packing.batch import PackedBatch
+from mmpack.planning.plan import Plan
+from mmpack.schema.plain_json import canonical_json
+from mmpack.schema.sample import Sample
+
+
+@dataclass(eq=False)
+class Step:
+    """Iterate over it once, for this rank's batches. What follows an optimizer step is the next Step.
+
+    `samples`: of all ranks. `bins`: indices into them of this rank's batches, in order. `first`: the batches that a run
+    before this one took already; iteration begins there, and `len` counts what it gives.
+    """
+
+    epoch: int
+    number: int  # of the step in its epoch
+    samples: list[Sample]
+    plan: Plan
+    bins: list[list[int]]
+    first: int = 0
+    _batches: Iterator[PackedBatch] | None = field(default=None, repr=False)
+
+    @property
+    def total_tokens(self) -> int:
+        """Loss tokens of all ranks' batches, as `policy_loss` takes them."""
+        return self.plan.total_tokens
+
+    @property
+    def total_samples(self) -> int:
+        return self.plan.total_samples
+
+    def __len__(self) -> int:
+        return len(self.bins) - self.first
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        if self._batches is None:
+            raise ArgumentError(
+                f"PackLoader: step {self.number} of epoch {self.epoch} gave its batches already. "
+                "Fix: iterate over the loader again; it packs them anew"
+            )
+        batches, self._batches = self._batches, None
+        return batches
+
+    @property
+    def digest(self) -> str:
+        """sha256 hex of which samples lie in which batch."""
+        named = [[self.samples[i].sample_id for i in members] for members in self.bins]
+        text = canonical_json({"batches": named})
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
