@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from mmpack.errors import ArgumentError
 
-_LIBRARY = torch.library.Library("mmpack", "FRAGMENT")
+LIBRARY = torch.library.Library("mmpack", "FRAGMENT")
 
 
 def define_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -25,9 +25,9 @@ def define_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) ->
     for tensors without data, returns empty ones.
     """
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"mmpack::{name}", fake, lib=_LIBRARY)
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mmpack::{name}", fake, lib=LIBRARY)
     return getattr(torch.ops.mmpack, name).default
 
 

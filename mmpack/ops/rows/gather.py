@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
+from mmpack.ops.custom_op import LIBRARY, define_op, refuse_transforms
 from mmpack.ops.rows import GATHER_ROWS, SUM_ROWS
 from mmpack.ops.rows.inverse import Inverse
 
@@ -43,8 +43,10 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
     refuse_transforms("gather_rows", x)
     if not (x.requires_grad and torch.is_grad_enabled()):
         return gather_op(x, index)
-    order, offsets = (None, None) if inverse is None else distinct_views(*inverse)
-    out: Tensor = _Gather.apply(x, index, order, offsets)
+    order, offsets = (None, None) if inverse is None else inverse
+    # Traced as one op: torch keeps no compiled graph on disk that holds an autograd.Function.
+    run = _traced_op if torch.compiler.is_compiling() else _Gather.apply
+    out: Tensor = run(x, index, order, offsets)
     return out
 
 
@@ -103,6 +105,25 @@ sum_op = define_op(
     "sum_rows(Tensor values, Tensor index, Tensor? order, Tensor? offsets, SymInt num_rows) -> Tensor",
     _sum,
     _sum_fake,
+)
+_traced_op = define_op(
+    "gather_rows_traced(Tensor x, Tensor index, Tensor? order, Tensor? offsets) -> Tensor",
+    lambda x, index, order, offsets: _gather(x, index),
+    lambda x, index, order, offsets: _gather_fake(x, index),
+)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.num_rows = inputs[0].shape[0]
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _traced_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return sum_op(grad, *ctx.saved_tensors, ctx.num_rows), None, None, None
+
+
+torch.library.register_autograd(
+    "mmpack::gather_rows_traced", _traced_backward, setup_context=_keep, lib=LIBRARY
 )
 
 
