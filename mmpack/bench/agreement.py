@@ -63,10 +63,10 @@ def distance(found: Result, want: Result) -> Distance:
     for name, gradient in want.gradients.items():
         away += float((found.gradients[name].float() - gradient.float()).square().sum())
         size += float(gradient.float().square().sum())
-    wrong, count = 0.0, 0
+    wrong, count = 0.0, 0.0
     if found.logprobs is not None and want.logprobs is not None:
         wrong = float((found.logprobs - want.logprobs).square().sum())
-        count = len(want.logprobs)
+        count = float(len(want.logprobs))
     away, size, wrong, count = summed([away, size, wrong, count])
     return Distance(
         math.sqrt(away / size),
