@@ -15,7 +15,7 @@ from mmpack.contracts import TOLERANCES
 from mmpack.parity.fixes import FIXES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/performance/*.md")])
 LINK = re.compile(r"""\]\(([^)\s]+)\)|src="([^"]+)\"""")
 
 

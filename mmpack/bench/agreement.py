@@ -63,10 +63,10 @@ def distance(found: Result, want: Result) -> Distance:
     for name, gradient in want.gradients.items():
         away += float((found.gradients[name].float() - gradient.float()).square().sum())
         size += float(gradient.float().square().sum())
-    wrong, count = 0.0, 0
+    wrong, count = 0.0, 0.0
     if found.logprobs is not None and want.logprobs is not None:
         wrong = float((found.logprobs - want.logprobs).square().sum())
-        count = len(want.logprobs)
+        count = float(len(want.logprobs))
     away, size, wrong, count = summed([away, size, wrong, count])
     return Distance(
         math.sqrt(away / size),
@@ -89,7 +89,9 @@ def _result(model: Any, job: Job, bins: list[list[int]], forward: Any) -> Result
         if outcome.logprobs is not None:
             logprobs.append(outcome.logprobs().float().cpu())
     local = {n: _local(p.grad) for n, p in model.named_parameters() if p.grad is not None}
-    squares = sum(float(g.float().square().sum()) for g in local.values())
+    squares = sum(
+        float(torch.linalg.vector_norm(g, dtype=torch.float32)) ** 2 for g in local.values()
+    )
     watched = {n: g.cpu() for n, g in local.items() if _watched(n, model)}
     model.zero_grad(set_to_none=True)
     (squares,) = summed([squares])

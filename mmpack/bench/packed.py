@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +16,22 @@ from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
 
 
-def packed(model: Any, job: Job, members: list[int], share_prefix: bool) -> Outcome:
-    """mmpack's packs and logprobs."""
+def packed(
+    model: Any, job: Job, members: list[int], share_prefix: bool, keep: bool = False
+) -> Outcome:
+    """mmpack's packs and logprobs.
+
+    Args: `keep`: the last layers keep their activations, as many as memory takes.
+    """
     samples, advantages = job.of(members)
     batch = pack(samples, share_prefix=share_prefix)
     grids = [medium.grid_thw for medium in batch.media]
     work = Work(len(batch.input_ids), _pairs(batch), len(batch.loss_rows_unique), grids)
+    if keep:
+        from mmpack.adapters.transformers.checkpointing import checkpoint_layers
+
+        kept = checkpoint_layers(model, batch, _free_bytes(model, job.device))
+        work = replace(work, kept_layers=kept.layers, kept_blocks=kept.blocks)
     batch = batch.to(job.device)
     return _outcome(job, batch, packed_logprobs(model, batch), advantages, work)
 
@@ -43,6 +54,19 @@ def removed_padding(model: Any, job: Job, members: list[int]) -> Outcome:
     following = batch.input_ids.roll(-1)
     every = torch.log_softmax(out.logits[0], -1).gather(-1, following[:, None])[:, 0].float()
     return _outcome(job, batch, every[batch.loss_rows.long()], advantages, work)
+
+
+def _free_bytes(model: Any, device: torch.device) -> int:
+    """What weights and gradients leave of the device, less a tenth for the allocator; on a CPU 1 GB."""
+    if device.type != "cuda":
+        return 1 << 30
+    own = sum(_local(p).numel() * p.element_size() for p in model.parameters())
+    whole = torch.cuda.get_device_properties(device).total_memory
+    return max(0, int(0.9 * whole) - 2 * own)
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def _pairs(batch: PackedBatch) -> int:

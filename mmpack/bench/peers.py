@@ -49,15 +49,6 @@ def _compiled(model: Any) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _compiled_and_kept(model: Any) -> Iterator[None]:
-    from mmpack.adapters.transformers.checkpointing import checkpoint_layers
-
-    checkpoint_layers(model)
-    with _compiled(model):
-        yield
-
-
 def _groups(job: Job) -> list[list[int]]:
     return job.own_groups()
 
@@ -87,10 +78,15 @@ class Peer:
     package: str | None = None
 
 
-def _mmpack(about: str, share_prefix: bool, prepared: Callable[[Any], Any] = _attached) -> Peer:
+def _mmpack(
+    about: str,
+    share_prefix: bool,
+    prepared: Callable[[Any], Any] = _attached,
+    keep: bool = False,
+) -> Peer:
     return Peer(
         about,
-        partial(packed, share_prefix=share_prefix),
+        partial(packed, share_prefix=share_prefix, keep=keep),
         partial(_packs, share_prefix=share_prefix),
         prepared,
         head_again=True,
@@ -117,9 +113,13 @@ PEERS = {
     "shared-keep": _mmpack("mmpack, shared prefixes, the tower's own attention", True, _kept_tower),
     "shared": _mmpack("mmpack, shared prefixes", True),
     "shared-compiled": _mmpack("mmpack, shared prefixes, compiled layers", True, _compiled),
+    "shared-kept": _mmpack(
+        "mmpack, shared prefixes, activations kept where memory is left", True, keep=True
+    ),
     "shared-compiled-kept": _mmpack(
         "mmpack, shared prefixes, compiled layers, activations kept where memory is left",
         True,
-        _compiled_and_kept,
+        _compiled,
+        keep=True,
     ),
 }

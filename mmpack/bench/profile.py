@@ -14,15 +14,16 @@ from mmpack.bench.peers import Peer
 from mmpack.bench.timing import seconds_of, take_step
 from mmpack.packing.pack import pack
 
+REST = "elementwise"
 # The first that a kernel's name fits.
 CLASSES = {
     "collectives": r"nccl",
+    REST: r"^triton_(poi|red|per)_",  # torch.compile's, which are named after all that they fuse
     "head": r"statistics_kernel|merge_kernel|target_?s?_kernel|logit_gradient|column_sums|products_kernel|log_?softmax",
     "attention": r"flash|fmha|attn|attention|flex|varlen|softmax",
     "products": r"gemm|nvjet|cutlass|cublas|xmma|_mm_|splitk",
     "copies": r"memcpy|memset|copy|cat|index|gather|scatter|fill",
 }
-REST = "elementwise"
 
 
 def class_of(kernel: str) -> str:

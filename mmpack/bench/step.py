@@ -153,8 +153,14 @@ def _timed(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
 
 def _figures(model: Any, job: Job, peer: Peer, steps: timing.Timed, rate: float) -> dict[str, Any]:
     """The columns: of all ranks together, where a rank has its own the largest."""
-    flops = step_flops(model, steps.work, peer.head_again).total
-    rows, patches, all_flops = summed([float(steps.work.rows), float(steps.work.patches), flops])
+    flops = step_flops(model, steps.works, peer.head_again).total
+    rows, patches, all_flops = summed(
+        [
+            float(sum(work.rows for work in steps.works)),
+            float(sum(work.patches for work in steps.works)),
+            flops,
+        ]
+    )
     ideal = all_flops / rate / job.ranks
     return {
         "seconds": steps.median,

@@ -23,21 +23,21 @@ class Timed:
 
     seconds: list[float]
     peak_bytes: int | None
-    work: Work
+    works: list[Work]
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
 
 
-def take_step(model: Any, job: Job, peer: Peer) -> Work:
+def take_step(model: Any, job: Job, peer: Peer) -> list[Work]:
     """Forward and backward of all micro-batches of this rank."""
-    work = Work()
+    works = []
     for members in peer.bins(job):
         outcome = peer.forward(model, job, members)
         outcome.loss.backward()
-        work.add(outcome.work)
-    return work
+        works.append(outcome.work)
+    return works
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
@@ -56,17 +56,17 @@ def timed_steps(model: Any, job: Job, peer: Peer, repeats: int) -> Timed:
     free()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    seconds, work = [], Work()
+    seconds, works = [], list[Work]()
 
     def step() -> None:
-        nonlocal work
-        work = take_step(model, job, peer)
+        nonlocal works
+        works = take_step(model, job, peer)
 
     for _ in range(repeats):
         model.zero_grad(set_to_none=True)
         seconds.append(seconds_of(step, job.device))
     peak = int(largest(torch.cuda.max_memory_allocated())) if cuda else None
-    return Timed(seconds, peak, work)
+    return Timed(seconds, peak, works)
 
 
 def free() -> None:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any
 
 Grid = tuple[int, int, int]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Work:
-    """What was run, of one micro-batch or of many.
+    """What one micro-batch runs.
 
     `rows`: through the text model. `pairs`: of a query and a key that it sees. `scored`: rows through the head.
-    `grids`: of the media that the tower encoded, (t, h, w) in patches.
+    `grids`: of the media that the tower encodes, (t, h, w) in patches. `kept_layers`, `kept_blocks`: the last ones of
+    decoder and tower, whose forward does not run again.
     """
 
-    rows: int = 0
-    pairs: int = 0
-    scored: int = 0
-    grids: list[Grid] = field(default_factory=list)
-
-    def add(self, other: Work) -> None:
-        self.rows += other.rows
-        self.pairs += other.pairs
-        self.scored += other.scored
-        self.grids += other.grids
+    rows: int
+    pairs: int
+    scored: int
+    grids: list[Grid]
+    kept_layers: int = 0
+    kept_blocks: int = 0
 
     @property
     def patches(self) -> int:
@@ -52,56 +49,58 @@ class Flops:
         return self.layers + self.attention + self.head + self.tower + self.tower_attention
 
 
-# A product's backward is two products. A checkpointed layer runs forward once more; so does a head that keeps no
-# logits. Attention's backward is five products to its forward's two, since it makes the scores again.
-_PRODUCT, _AGAIN = 3, 1
-_ATTENTION = 4.5
+# A product's backward is two products, attention's five to its forward's two, since it makes the scores again.
+_PRODUCT, _ATTENTION = 3, 3.5
 
 
-def step_flops(model: Any, work: Work, head_again: bool = True) -> Flops:
-    """FLOPs of forward, backward, and the forward that checkpointed layers run again.
+def step_flops(model: Any, works: Iterable[Work], head_again: bool = True) -> Flops:
+    """FLOPs of forward, backward, and the forward that checkpointed layers run again, of all micro-batches.
 
     Args: `model`: a Qwen-VL of transformers. `head_again`: the backward makes the logits again.
     """
+    each = [_flops(model, work, head_again) for work in works]
+    return Flops(*(sum(getattr(f, part.name) for f in each) for part in fields(Flops)))
+
+
+def _flops(model: Any, work: Work, head_again: bool) -> Flops:
     text, vision = model.config.get_text_config(), model.config.vision_config
-    tower = model.model.visual
-    decoder = model.model.language_model
+    tower, decoder = model.model.visual, model.model.language_model
     heads = text.num_attention_heads
     depth = getattr(text, "head_dim", None) or text.hidden_size // heads
-    merge = vision.spatial_merge_size**2
-    blocks = 2 * work.patches * _weights(tower.blocks)
-    mergers = (
-        2 * work.patches // merge * _weights(m for n, m in tower.named_children() if "merger" in n)
-    )
-    # the first product has no gradient of the pixels
-    embedding = 2 * work.patches * tower.patch_embed.proj.weight.numel()
-    last = 2 * work.rows * _weights(map(_last, decoder.layers))
-    last += 2 * work.patches * _weights(map(_last, tower.blocks))
-    width = tower.blocks[0].attn.qkv.in_features
+    layers, blocks = list(decoder.layers), list(tower.blocks)
+    again = layers[: len(layers) - work.kept_layers]
+    again_blocks = blocks[: len(blocks) - work.kept_blocks]
+    row, patch = 2.0 * work.rows, 2.0 * work.patches
+    merged = patch / vision.spatial_merge_size**2
+    mergers = [module for name, module in tower.named_children() if "merger" in name]
+    pairs = 4.0 * work.pairs * heads * depth
+    seen = tower_pairs(vision, work.grids)
+    width = blocks[0].attn.qkv.in_features
     return Flops(
-        layers=(_PRODUCT + _AGAIN) * 2.0 * work.rows * _weights(decoder.layers),
-        attention=_ATTENTION * 4.0 * work.pairs * heads * depth * len(decoder.layers),
+        layers=row * (_PRODUCT * _weights(layers) + _weights(again)),
+        attention=pairs * (_ATTENTION * len(layers) + len(again)),
         head=(_PRODUCT + head_again) * 2.0 * work.scored * model.lm_head.weight.numel(),
-        tower=(_PRODUCT + _AGAIN) * blocks + _PRODUCT * mergers + 2.0 * embedding,
-        tower_attention=_ATTENTION * 4.0 * width * tower_pairs(vision, work.grids),
-        left_out=_AGAIN * last,
+        tower=patch * (_PRODUCT * _weights(blocks) + _weights(again_blocks))
+        + merged * _PRODUCT * _weights(mergers)
+        # the first product has no gradient of the pixels
+        + 2 * patch * tower.patch_embed.proj.weight.numel(),
+        tower_attention=4.0 * width * (_ATTENTION * sum(seen) + sum(seen[: len(again_blocks)])),
+        left_out=row * _weights(map(_last, again)) + patch * _weights(map(_last, again_blocks)),
     )
 
 
-def tower_pairs(vision: Any, grids: Iterable[Grid]) -> int:
-    """Pairs of patches that see each other, summed over the tower's blocks: windows, or whole frames."""
-    depth = vision.depth
+def tower_pairs(vision: Any, grids: Iterable[Grid]) -> list[int]:
+    """Pairs of patches that see each other in each of the tower's blocks: within windows, or within whole frames."""
     window = getattr(vision, "window_size", None)
-    whole = len(vision.fullatt_block_indexes) if window else depth
-    total = 0
+    frames = windows = 0
     for t, h, w in grids:
-        total += whole * t * (h * w) ** 2
+        frames += t * (h * w) ** 2
         if window:
             side = window // vision.spatial_merge_size // vision.patch_size
             side *= vision.spatial_merge_size
-            cut = sum(a * a for a in _cut(h, side)) * sum(a * a for a in _cut(w, side))
-            total += (depth - whole) * t * cut
-    return total
+            windows += t * sum(a * a for a in _cut(h, side)) * sum(a * a for a in _cut(w, side))
+    whole = vision.fullatt_block_indexes if window else range(vision.depth)
+    return [frames if block in whole else windows for block in range(vision.depth)]
 
 
 def _cut(length: int, side: int) -> list[int]:

@@ -56,6 +56,7 @@ def command(
         require(package, "hf", "mmpack bench")
     from mmpack.bench.models import MODELS
     from mmpack.bench.step import Options, peers_here, run
+    from mmpack.bench.targets import targets
     from mmpack.bench.workloads import WORKLOADS
 
     if attention is not None:
@@ -76,6 +77,8 @@ def command(
     # with --json, stdout holds only the document
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         report = run(options)
+        for target in targets(report["rows"]):
+            print(target)
     emit(report, [], as_json, None)
     return int(any("away" in row and "did_not_run" in row for row in report["rows"]))
 

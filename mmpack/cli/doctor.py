@@ -29,6 +29,7 @@ EXTRAS = {  # package -> the extra of mmpack that installs it
     "torchcodec": "torchcodec",
     "flash-attn-4": "fa4",
     "dashscope": "smoke",
+    "liger-kernel": "bench",
 }
 
 

@@ -1,0 +1,156 @@
+"""The step's benchmark in Markdown: the section of docs/performance.md, the page of all rows, README's headline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmpack.bench import chart
+from mmpack.bench.targets import HEADLINE, targets
+from mmpack.bench.workloads import WORKLOADS
+
+SECTION = """## A whole training step
+
+Forward and backward of one GRPO batch in bf16 with gradient checkpointing, random weights in the models' real shapes.
+[All rows](performance/step.md): memory, first steps, every peer, and how it is measured.
+"""
+RUN = """```sh
+python benchmarks/step.py  # all that the report lacks, row by row; stop and start it as you like
+python benchmarks/step.py --model qwen2.5-vl-7b --workload geo --peer padded --peer shared --profile
+torchrun --nproc-per-node 2 -m mmpack bench step --fsdp --model qwen2.5-vl-3b --out benchmarks/results/step.json
+```
+"""
+PAGE = """# Performance: the whole step
+
+Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [performance](../performance.md).
+
+Every row is first held to the padded batch: its logprobs and gradients may be 1.5 × as far from it as those of each
+sample by itself are. Seconds are the median of at least two steps after the first. *Ideal* is the time that the FLOPs
+of linear layers, head, tower and visible attention (forward, recomputation, backward) take at the rate of cuBLAS's
+product in the same run. What a peer computes beyond need, padding or a prompt once more, is part of its own work.
+Recomputation counts whole, though torch leaves out each layer's last product. Memory that runs out is a row.
+"""
+_COLUMNS = (
+    *("model", "workload", "peer", "s", "first", "peak", "rows", "patches", "tokens/s"),
+    *("ideal s", "of ideal"),
+)
+
+
+def whole_runs(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of whole models on one GPU without options, of the device that has most of them."""
+    plain = [row for row in rows if row["ranks"] == 1 and not row["options"]]
+    devices = [row["device"] for row in plain]
+    most = max(dict.fromkeys(devices), key=devices.count, default=None)
+    return [row for row in plain if row["device"] == most]
+
+
+def title_of(rows: list[dict[str, Any]]) -> str:
+    """What the chart of `whole_runs` is called."""
+    return f"Seconds of a training step, {rows[0]['device']}"
+
+
+def section(rows: list[dict[str, Any]], image: str, larger: str) -> str:
+    """Of `whole_runs`: the chart at `image`, which links to `larger`, one table, and what the step is to reach."""
+    parts = [SECTION]
+    if rows:
+        parts += [f"[![{title_of(rows)}]({image})]({larger})\n", _table(*_summary(rows))]
+        every = targets(rows)
+        missed = [f"- {target}" for target in every if not target.met]
+        count = f"{len(every) - len(missed)} of {len(every)}"
+        parts.append(
+            f"Of what the step is to reach (`mmpack bench step` prints it) {count} are met.\n"
+        )
+        parts += ["\n".join(missed) + "\n"] * bool(missed)
+    return "\n".join([*parts, RUN])
+
+
+def headline(rows: list[dict[str, Any]], image: str, link: str) -> str:
+    """README's lines: the chart, and the seconds of one workload; nothing without rows."""
+    if not rows:
+        return ""
+    workload = HEADLINE[1]
+    found = {model: bars for (model, w), bars in chart.figures(rows).items() if w == workload}
+    parts = [f'<img src="{image}" alt="{title_of(rows)}" width="{chart.WIDTH}">\n']
+    if found:
+        head = [f"4 prompts with {WORKLOADS[workload].about}, 8 responses to each"]
+        body = [
+            [label, *(_bar(bars[at]) for bars in found.values())]
+            for at, label in enumerate(chart.BARS)
+        ]
+        parts.append(_table([*head, *map(chart.name_of, found)], body))
+    return "\n".join(
+        [*parts, f"[How it is measured]({link}), with memory and each op by itself.\n"]
+    )
+
+
+def all_rows(report: dict[str, Any]) -> str:
+    """The page of every row, by device, and where the time of profiled ones goes."""
+    parts = [PAGE]
+    for device, versions in report["machines"].items():
+        rows = sorted((r for r in report["rows"] if r["device"] == device), key=_order)
+        said = ", ".join(f"{name} {version}" for name, version in versions.items())
+        parts += [
+            f"## {device}\n",
+            f"{said}.\n",
+            _table([*_COLUMNS], [_cells(row) for row in rows]),
+        ]
+        profiles = [row for row in rows if "profile" in row]
+        if profiles:
+            names = list(dict.fromkeys(name for row in profiles for name in row["profile"]))
+            body = [
+                [*_names(row), *(f"{row['profile'].get(name, 0.0):.2f}" for name in names)]
+                for row in profiles
+            ]
+            parts.append("Seconds by class of kernel; `idle`: without any.\n")
+            parts.append(_table([*_COLUMNS[:3], *names], body))
+    return "\n".join(parts)
+
+
+def _summary(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Seconds of each bar of the chart."""
+    body = [
+        [chart.name_of(model), WORKLOADS[workload].about, *map(_bar, bars)]
+        for (model, workload), bars in chart.figures(rows).items()
+    ]
+    return ["model", "workload", *chart.BARS], body
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if "did_not_run" in row:
+        return [*_names(row), row["did_not_run"], *[""] * (len(_COLUMNS) - 4)]
+    peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e9:.0f} GB"
+    return [
+        *_names(row),
+        *(f"{row[name]:.2f}" for name in ("seconds", "first_seconds")),
+        peak,
+        *(f"{row[name]:,.0f}" for name in ("rows", "patches", "tokens_per_second")),
+        *(f"{row[name]:.2f}" for name in ("ideal_seconds", "of_ideal")),
+    ]
+
+
+def _names(row: dict[str, Any]) -> list[str]:
+    more = [f"{row['ranks']} GPUs"] * (row["ranks"] > 1)
+    more += [f"{name} {value}" for name, value in row["options"].items()]
+    return [row["model"], row["workload"], ", ".join([f"`{row['peer']}`", *more])]
+
+
+def _order(row: dict[str, Any]) -> tuple[Any, ...]:
+    """By model and workload, one GPU before many; peers in the order of their measurement."""
+    return row["model"], list(WORKLOADS).index(row["workload"]), row["ranks"]
+
+
+def _bar(value: float | str | None) -> str:
+    return chart.seconds(value) if isinstance(value, float) else value or ""
+
+
+def _table(head: list[str], body: list[list[str]]) -> str:
+    """Columns that are figures for the most part stand to the right."""
+    columns = zip(*body, strict=True) if body else [()] * len(head)
+    right = [2 * sum(cell[:1].isdigit() for cell in cells) > len(cells) for cells in columns]
+    lines = [head, [" ---: " if r else " --- " for r in right], *body]
+    return (
+        "\n".join(
+            "|" + "|".join(c if n == 1 else f" {c} " for c in line) + "|"
+            for n, line in enumerate(lines)
+        )
+        + "\n"
+    )

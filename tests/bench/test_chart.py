@@ -1,0 +1,129 @@
+"""The chart and the pages of rows: every figure in them is a row's."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from mmpack.bench import chart, page
+from mmpack.bench.targets import targets
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = {
+    "padded": 27.6,
+    "padded-tower": 12.0,
+    "plain": 7.6,
+    "shared": 4.0,
+    "shared-compiled": 3.3,
+}
+
+
+def row(peer, seconds=None, workload="geo", **more):
+    names = {"device": "GPU", "model": "qwen2.5-vl-7b", "workload": workload, "peer": peer}
+    names |= {"ranks": 1, "options": {}}
+    if seconds is None:
+        return names | {"did_not_run": "out of memory"} | more
+    figures = {"seconds": seconds, "first_seconds": seconds + 1, "peak_bytes": 50e9}
+    figures |= {"rows": 32259, "patches": 16384, "tokens_per_second": 65859 / seconds}
+    figures |= {"ideal_seconds": 2.8, "of_ideal": 2.8 / seconds}
+    return names | figures | more
+
+
+@pytest.fixture
+def rows():
+    return [row(p, s) for p, s in SECONDS.items()] + [
+        row("padded", workload="video"),
+        row("shared", 5.0, workload="video"),
+    ]
+
+
+def texts(svg):
+    return [e.text for e in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_bars_are_as_long_as_their_seconds(rows):
+    drawn = chart.draw(rows, "Seconds")
+    boxes = [m for m in drawn.marks if isinstance(m, chart.Box)][len(chart.BARS) :]
+    geo = [SECONDS[p] for p in ("padded", "padded-tower", "plain", "shared", "shared-compiled")]
+    assert len(boxes) == len(geo) + 1  # video has one
+    lengths = np.array([box.width for box in boxes[:5]])
+    assert lengths / lengths[0] == pytest.approx(np.array(geo) / geo[0], abs=1e-3)
+    assert all(box.x + box.width < drawn.width for box in boxes)
+
+
+def test_the_svg_says_what_the_rows_say(rows):
+    said = texts(chart.svg(chart.draw(rows, "Seconds of <a> step")))
+    assert said[0] == "Seconds of <a> step" and said.count("out of memory") == 2
+    values = [text for text in said if re.fullmatch(r"[\d.]+ s", text)]
+    assert values == ["27.6 s", "12.0 s", "7.60 s", "4.00 s", "3.30 s", "5.00 s"]
+
+
+def test_the_png_has_the_bars_of_the_svg(rows):
+    drawn = chart.draw(rows, "Seconds")
+    pixels = np.asarray(chart.png(drawn, scale=1))
+    assert pixels.shape == (drawn.height, drawn.width, 3)
+    for box in (m for m in drawn.marks if isinstance(m, chart.Box)):
+        middle = pixels[int(box.y + box.height / 2), int(box.x + box.width / 2)]
+        assert "#" + bytes(middle.tolist()).hex() == box.fill
+
+
+def test_whole_runs_are_of_one_gpu_and_one_device(rows):
+    others = [row("shared", 1.0, ranks=2), row("shared", 1.0, options={"layers": 2})]
+    others.append(row("shared", 1.0, device="another"))
+    assert page.whole_runs(rows + others) == rows and page.whole_runs([]) == []
+
+
+def test_targets(rows):
+    rows[3]["ideal_seconds"] = 1.98
+    rows[2]["ideal_seconds"] = 3.77
+    found = {target.what: target for target in targets(rows)}
+    fast = found["shared-compiled as many times as fast as padded-tower"]
+    assert fast.met and fast.found == pytest.approx(12.0 / 3.3) and fast.bound == 3.5
+    assert found["shared to plain"].met
+    ideal = next(t for what, t in found.items() if "ideals'" in what)
+    assert ideal.met and ideal.found == pytest.approx((4.0 / 7.6) / (1.98 / 3.77))
+    assert not found["shared-compiled of its ideal"].met or 2.8 / 3.3 >= 0.85
+    rows[3]["seconds"] = 7.7
+    assert not next(t for t in targets(rows) if t.what == "shared to plain").met
+
+
+def render():
+    spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "render.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_without_a_row(tmp_path):
+    """They name how to measure, and no figure."""
+    made, picture = render().made(
+        tmp_path, "before\n<!-- step: benchmarks/render.py -->\nold\n<!-- /step -->\nafter\n"
+    )
+    assert picture is None and not any(path.suffix == ".svg" for path in made)
+    readme = made[Path("README.md")]
+    assert readme == "before\n<!-- step: benchmarks/render.py -->\n<!-- /step -->\nafter\n"
+    assert "benchmarks/step.py" in made[Path("docs/performance.md")]
+
+
+def test_pages_of_rows(rows, tmp_path):
+    report = {"op": "step", "machines": {"GPU": {"torch": "2.11"}}, "rows": rows}
+    report["rows"][3]["profile"] = {"products": 2.25, "idle": 0.125}
+    (tmp_path / "step.json").write_text(json.dumps(report))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    made, picture = render().made(tmp_path, readme)
+    assert picture.size == (2 * chart.WIDTH, 2 * chart.draw(rows, "").height)
+    headline = made[Path("README.md")].split("<!-- step")[1].split("<!-- /step")[0]
+    assert "docs/speed.svg" in headline and "| padded, best | 12.0 s |" in headline
+    performance = made[Path("docs/performance.md")]
+    assert (
+        "speed.png" in performance
+        and "| 27.6 s | 12.0 s | 7.60 s | 4.00 s | 3.30 s |" in performance
+    )
+    every = made[Path("docs/performance/step.md")]
+    assert (
+        every.count("| qwen2.5-vl-7b |") == len(rows) + 1 and "| `shared` | 2.25 | 0.12 |" in every
+    )

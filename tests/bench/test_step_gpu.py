@@ -1,0 +1,41 @@
+"""The step's benchmark on a GPU: real shapes cut to two decoder layers, every peer that is installed."""
+
+import json
+
+import pytest
+import torch
+from support.process import call_mmpack
+
+from mmpack.bench.step import peers_here
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-vl-3b", "qwen3-vl-8b"])
+def test_every_peer_is_right_and_timed(model, tmp_path):
+    out = tmp_path / "step.json"
+    args = ["--model", model, "--workload", "geo", "--layers", "2", "--repeats", "2", "--out", out]
+    done = call_mmpack("bench", "step", *args)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["peer"]: row for row in json.loads(out.read_text())["rows"]}
+    assert list(rows) == peers_here()
+    for row in rows.values():
+        assert 0 < row["of_ideal"] < 1 and row["peak_bytes"] > 1e9
+        assert row["product_flops_per_second"] > 1e13
+    assert rows["shared"]["rows"] < rows["plain"]["rows"] < rows["padded"]["rows"]
+    assert rows["shared"]["seconds"] < rows["plain"]["seconds"]
+
+
+def test_a_profile_adds_up(tmp_path):
+    out = tmp_path / "step.json"
+    args = ["--model", "qwen2.5-vl-3b", "--workload", "geo", "--layers", "2", "--peer", "shared"]
+    done = call_mmpack("bench", "step", *args, "--profile", "--out", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(out.read_text())["rows"]
+    found = row["profile"]
+    assert {"products", "attention", "head", "elementwise", "copies", "tower", "idle"} <= set(found)
+    assert sum(found.values()) == pytest.approx(row["seconds"], rel=0.5)
+    assert found["products"] > 0 and found["tower"] > 0
