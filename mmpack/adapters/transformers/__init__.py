@@ -7,6 +7,7 @@ with needs("hf", __name__):
     import transformers  # noqa: F401
 
 from mmpack.adapters.transformers.attention import attach, detach, is_attached
+from mmpack.adapters.transformers.checkpointing import checkpoint_layers
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
@@ -17,6 +18,7 @@ from mmpack.adapters.transformers.router import router_loss
 __all__ = [
     "SampleCollator",
     "attach",
+    "checkpoint_layers",
     "detach",
     "is_attached",
     "load_checkpoint",
