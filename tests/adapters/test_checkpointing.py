@@ -174,5 +174,5 @@ def test_what_is_refused():
     with pytest.raises(ModelError, match="in eval mode"):
         checkpoint_layers(model.eval(), batch, PLENTY)
     model.train().gradient_checkpointing_disable()
-    with pytest.raises(ModelError, match="layers are not recomputed. Fix: model.grad"):
+    with pytest.raises(ModelError, match=r"layers are not recomputed\. Fix: model"):
         checkpoint_layers(model, batch, PLENTY)
