@@ -56,8 +56,9 @@ class LayoutCost:
 
     `row`: matrix products of Qwen2.5-VL-7B's layer, 6 FLOPs for each of 233,046,016 weights at 700 TFLOP/s (cuBLAS's
     rate there), and attention's 54.4. `pair`: 0.1452 for a query and a key that it sees, of which `pairs` counts two.
-    `key`: 18.2 for a key that is gathered. Attention's three are the fit of "varlen" in ops/attention/choose.py; FlashAttention-4
-    gathers for half as much. `patch`: as a row, by `CostModel`'s share. Recomputation adds a third to each.
+    `key`: 18.2 for a key that is gathered. Attention's three are the fit of "varlen" in ops/attention/choose.py;
+    FlashAttention-4 gathers for half as much. `patch`: as a row, by `CostModel`'s share. Recomputation adds a third to
+    each.
     """
 
     row: float = 6 * 233_046_016 / 700e3 + 54.4

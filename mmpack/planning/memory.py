@@ -120,7 +120,7 @@ class MemoryModel:
         if not grad:
             head = rows * (self.final_norm + 2 * self.width) + load.loss_tokens * self.head_forward
             most = around + max(self.layer.transient(rows, keys), head)
-            return max(most + self._features(load), self._tower_alone(load))
+            return max(most + self._features(load) + self._tiles(load), self._tower_alone(load))
         inputs = (self.layers - kept) * rows * self.layer.input
         layer = self.layer.activations(rows, keys)
         norm = rows * self.final_norm
@@ -169,7 +169,12 @@ class MemoryModel:
         if self.tower is None:
             return 0
         block = self.tower.block.transient(load.patches, load.patches)
-        return block + load.patches * (self.tower.pixels + self.tower.tiles) + self._features(load)
+        around = load.patches * self.tower.pixels + self._features(load) + self._tiles(load)
+        return block + around
+
+    def _tiles(self, load: Load) -> int:
+        """Held by the whole forward before transformers 5.19."""
+        return 0 if self.tower is None else load.patches * self.tower.tiles
 
     def _check_kept(self, kept: int, kept_blocks: int) -> None:
         blocks = 0 if self.tower is None else self.tower.blocks
