@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,11 +13,41 @@ from rich.table import Table
 from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table, watched
 
 SHOWN = 50  # bins, on the screen
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def as_bytes(text: str | None) -> int | None:
+    """`40GB`, `37.5GiB`, or a plain number of bytes."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]I?B)?", text.strip().upper())
+    if found is None:
+        raise typer.BadParameter(f"{text!r:.60} is no number of bytes, such as 40GB or 37.5GiB.")
+    return int(float(found[1]) * UNITS[found[2] or ""])
+
+
+def config_of(path: Path | None) -> dict[str, Any] | None:
+    """The JSON of a config.json, or of the one in a model's folder."""
+    if path is None:
+        return None
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise typer.BadParameter(f"{file} can't be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"{file} is not JSON.") from error
+    if not isinstance(config, dict):
+        raise typer.BadParameter(f"{file} holds no JSON object.")
+    return config
 
 
 def command(
     trace: TraceArgument,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Packed rows of a micro-batch.")],
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Packed rows of a micro-batch; else what --memory takes."),
+    ] = None,
     max_patches: Annotated[
         int | None, typer.Option(min=0, help="Vision patches of a micro-batch.")
     ] = None,
@@ -25,6 +58,24 @@ def command(
     share_prefix: Annotated[
         bool, typer.Option("--share-prefix", help="Count rows of a shared prefix once.")
     ] = False,
+    auto_share: Annotated[
+        bool,
+        typer.Option(
+            "--auto-share", help="Share only in micro-batches where that takes less time."
+        ),
+    ] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG", help="A model's config.json or its folder, for --memory."),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES",
+            help="What weights, gradients and optimizer leave free (40GB, 37.5GiB): shows how many rows a pack may "
+            "have with gradients and without, as old and reference logprobs run.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
@@ -32,6 +83,11 @@ def command(
     from mmpack.planning.plan import plan
     from mmpack.schema.trace import read_trace
 
+    free, config = as_bytes(memory), config_of(model)
+    if (free is None) != (config is None):
+        raise typer.BadParameter("--model and --memory go together.")
+    if max_tokens is None and free is None:
+        raise typer.BadParameter("Give --max-tokens, or --model and --memory.")
     samples = list(watched(read_trace(trace), "reading"))
     planned = plan(
         samples,
@@ -39,7 +95,9 @@ def command(
         max_patches=max_patches,
         max_samples=max_samples,
         ranks=ranks,
-        share_prefix=share_prefix,
+        share_prefix="auto" if auto_share else share_prefix,
+        model=config,
+        memory=free,
     )
     document = {
         "stats": planned.stats,
@@ -49,13 +107,14 @@ def command(
         "bins": [
             {
                 "samples": [samples[i].sample_id for i in members],
+                "share": share,
                 "rows": rows,
                 "tokens": sum(len(samples[i]) for i in members),
                 "patches": patches,
                 "loss_tokens": sum(samples[i].num_loss_tokens for i in members),
             }
-            for members, rows, patches in zip(
-                planned.bins, planned.bin_rows, planned.bin_patches, strict=True
+            for members, share, rows, patches in zip(
+                planned.bins, planned.share, planned.bin_rows, planned.bin_patches, strict=True
             )
         ],
     }
@@ -67,10 +126,10 @@ def _for_people(document: dict[str, Any]) -> list[str | Table]:
     totals = {"samples": document["total_samples"], "loss_tokens": document["total_tokens"]}
     rank_of = {b: rank for rank, bins in enumerate(document["ranks"]) for b in bins}
     # rows are what max_tokens bounds; without sharing they are the tokens
-    shared = ("tokens",) if document["stats"]["rows_shared"] is not None else ()
+    shared = ("tokens", "share") if document["stats"]["rows_shared"] is not None else ()
     columns = ("rows", *shared, "patches", "loss_tokens")
     bins = [
-        (b, rank_of[b], len(row["samples"]), *(row[name] for name in columns))
+        (b, rank_of[b], len(row["samples"]), *(_word(row[name]) for name in columns))
         for b, row in enumerate(document["bins"][:SHOWN])
     ]
     out: list[str | Table] = [
@@ -81,3 +140,7 @@ def _for_people(document: dict[str, Any]) -> list[str | Table]:
     if len(document["bins"]) > SHOWN:
         out.append(f"and {len(document['bins']) - SHOWN} bins more")
     return out
+
+
+def _word(value: Any) -> Any:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value

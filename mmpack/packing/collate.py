@@ -22,7 +22,7 @@ def collate(
     items: Sequence[Item],
     *,
     media: Mapping[str, Any] | None = None,
-    share_prefix: bool = False,
+    share_prefix: bool | str = False,
     pad_to_multiple_of: int | None = None,
     on_invalid: str = "raise",
     pin_memory: bool = False,

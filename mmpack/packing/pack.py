@@ -18,6 +18,7 @@ from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.media import vision_rows
 from mmpack.packing.prepare import common_fields, counted, prepare, row_multiple
 from mmpack.packing.tensors import to_int32
+from mmpack.planning.cost import LayoutCost, layout_of, sharing_of
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
@@ -26,7 +27,7 @@ from mmpack.schema.spans import LossSpan, ModalitySpan
 def pack(
     samples: Sequence[Sample],
     media: Mapping[str, Any] | None = None,
-    share_prefix: bool = False,
+    share_prefix: bool | str = False,
     pad_to_multiple_of: int | None = None,
     loss_columns: Mapping[str, Column] | None = None,
     token_columns: Mapping[str, Column] | None = None,
@@ -37,7 +38,8 @@ def pack(
 
     Args:
         media: cache key -> pixels [t·h·w, patch_dim], for media that hold none themselves.
-        share_prefix: lay rows out once whose ids, positions and media agree, at any depth.
+        share_prefix: lay rows out once whose ids, positions and media agree, at any depth; "auto": if that takes less
+            time by `planning.cost.LayoutCost`, for these samples as a whole.
         pad_to_multiple_of: add rows that see and are seen by nothing until T is a multiple.
         loss_columns, token_columns: name -> one array per sample, or one array of all: one value per loss token ([N]),
             or per token ([sum of L, …]; shared rows must agree bit for bit).
@@ -66,11 +68,16 @@ def pack(
         refuse_no_accelerator()
     given = prepare(samples, loss_columns, token_columns, "pack", on_invalid)
     samples, family = given.samples, given.family
-    if share_prefix and family.sharing != "tree":
+    sharing = sharing_of(share_prefix, family, "pack")
+    if sharing and family.sharing != "tree":
         message = f"is {family.name}, whose rows can't be shared"
         raise SchemaError([Problem("MM401", samples[0].sample_id, "family", message)], "pack")
     positions = [positions_of(s, family) for s in samples]
-    forest = build_forest(samples, share_prefix, positions)
+    forest = build_forest(samples, bool(sharing), positions)
+    if sharing == "auto":
+        plain = build_forest(samples, share=False)
+        pays = LayoutCost().sharing_pays(layout_of(plain), layout_of(forest))
+        forest = forest if pays else plain
     rows = [forest.rows(b) for b in range(len(samples))]
     runs = _runs(samples, rows)
     padding = -forest.num_tokens % multiple

@@ -1,4 +1,4 @@
-"""How many bytes a pack takes beyond weights, gradients and optimizer, from a model's config; and how large a pack may be.
+"""Bytes that a pack takes beyond weights, gradients and optimizer, from a model's config; how large a pack may be.
 
 Terms are bytes a row of the decoder and bytes a patch of the tower. H and I: width and width of the MLP; A and K: heads
 and key heads, times their size; e: bytes of the dtype.
@@ -120,7 +120,7 @@ class MemoryModel:
         if not grad:
             head = rows * (self.final_norm + 2 * self.width) + load.loss_tokens * self.head_forward
             most = around + max(self.layer.transient(rows, keys), head)
-            return max(most + self._features(load), self._tower_alone(load))
+            return max(most + self._features(load) + self._tiles(load), self._tower_alone(load))
         inputs = (self.layers - kept) * rows * self.layer.input
         layer = self.layer.activations(rows, keys)
         norm = rows * self.final_norm
@@ -169,7 +169,12 @@ class MemoryModel:
         if self.tower is None:
             return 0
         block = self.tower.block.transient(load.patches, load.patches)
-        return block + load.patches * (self.tower.pixels + self.tower.tiles) + self._features(load)
+        around = load.patches * self.tower.pixels + self._features(load) + self._tiles(load)
+        return block + around
+
+    def _tiles(self, load: Load) -> int:
+        """Held by the whole forward before transformers 5.19."""
+        return 0 if self.tower is None else load.patches * self.tower.tiles
 
     def _check_kept(self, kept: int, kept_blocks: int) -> None:
         blocks = 0 if self.tower is None else self.tower.blocks
@@ -217,11 +222,12 @@ def memory_model(
 def largest_pack(
     config: Any,
     free_bytes: int,
-    *,
-    grad: bool = True,
     loss_share: float = 1.0,
     patches: float = 0.0,
     keys: float = 1.0,
+    vision: float = 0.0,
+    *,
+    grad: bool = True,
     kept: int = 0,
     train_tower: bool = True,
     dtype: str | None = None,
@@ -230,8 +236,10 @@ def largest_pack(
     """max_tokens: the most packed rows that `free_bytes` take, what weights, gradients and optimizer leave free.
 
     Args: `grad`: with activations and a backward (gradient checkpointing but for the last `kept` layers), or without,
-    as old and reference logprobs run. `loss_share`, `patches`, `keys`: loss tokens, patches and gathered keys a row.
-    The others: see `memory_model` and `MemoryModel.peak`. Returns 0 if not even a row fits. Raises ArgumentError.
+    as old and reference logprobs run. `loss_share`, `patches`, `keys`, `vision`: loss tokens, patches, gathered keys
+    and vision tokens a row. The others: see `memory_model` and `MemoryModel.peak`.
+
+    Returns 0 if not even a row fits. Raises ArgumentError.
 
     Example: a decoder of two layers; without gradients only one layer's inside exists.
         >>> from mmpack.planning.memory import largest_pack
@@ -241,12 +249,13 @@ def largest_pack(
         True
     """
     check_number("largest_pack", "free_bytes", free_bytes, least=0)
-    for name, value in {"loss_share": loss_share, "patches": patches, "keys": keys}.items():
+    shares = {"loss_share": loss_share, "patches": patches, "keys": keys, "vision": vision}
+    for name, value in shares.items():
         check_number("largest_pack", name, value, least=0)
     model = memory_model(config, dtype, attention)
 
     def fits(rows: int) -> bool:
-        load = Load(rows, int(rows * loss_share), int(rows * patches), int(rows * keys))
+        load = Load(rows, *(int(rows * share) for share in shares.values()))
         return model.peak(load, grad=grad, kept=kept, train_tower=train_tower) <= free_bytes
 
     return _largest(MOST_ROWS, fits)
@@ -321,9 +330,7 @@ def _decoder_layer(
     )
 
 
-def _tower(
-    fields: Mapping[str, Any], e: int, out_width: int, attention: str
-) -> TowerBytes | None:
+def _tower(fields: Mapping[str, Any], e: int, out_width: int, attention: str) -> TowerBytes | None:
     """A block of the tower keeps its two norms, queries, keys, values, output and the inside of its MLP.
 
     LayerNorm keeps input and output. Values are a part of the joint product of Qwen's, and hold the whole of it under

@@ -8,17 +8,28 @@ those of `samples`.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from mmpack.errors import ArgumentError, PlanError, SchemaError, check_number, kind_of
+from mmpack.families import FAMILIES, Family
 from mmpack.layout.forest import build_forest
 from mmpack.planning.balance import balance
 from mmpack.planning.bfd import best_fit_decreasing, spread
-from mmpack.planning.cost import Cost, CostModel
+from mmpack.planning.cost import (
+    Cost,
+    CostModel,
+    Layout,
+    LayoutCost,
+    plain_layout,
+    shared_layout,
+    sharing_of,
+)
+from mmpack.planning.memory import largest_pack
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.rules import Problem, problems_of
 from mmpack.schema.sample import Sample, as_samples
@@ -48,8 +59,9 @@ class Plan:
     they are the totals that `policy_loss` takes. `stats`: bins; rows_padded (each bin a rectangle),
     rows_packed, rows_shared (None without sharing); fill (rows of the packs / rows that the bins
     could hold); patches (each medium once per bin), patches_padded (once per sample); balance (cost of
-    the costliest rank / mean). `bin_rows`, `bin_patches`: of each bin, as `max_tokens` and
-    `max_patches` count them: shared rows and media once.
+    the costliest rank / mean); with `memory`, max_tokens_grad, max_tokens_no_grad and their ratio
+    no_grad_ratio. `bin_rows`, `bin_patches`: of each bin, as `max_tokens` and `max_patches` count them:
+    shared rows and media once. `share`: whether each bin's prefixes are shared, for `mp.pack`.
     """
 
     bins: list[list[int]]
@@ -60,6 +72,7 @@ class Plan:
     stats: dict[str, int | float | None]
     bin_rows: list[int] = field(default_factory=list)
     bin_patches: list[int] = field(default_factory=list)
+    share: list[bool] = field(default_factory=list)
 
     def __repr__(self) -> str:
         parts = {
@@ -77,13 +90,15 @@ class Plan:
 def plan(
     samples: Sequence[Sample],
     *,
-    max_tokens: int,
+    max_tokens: int | None = None,
     max_patches: int | None = None,
     max_samples: int | None = None,
     ranks: int = 1,
-    share_prefix: bool = False,
+    share_prefix: bool | str = False,
     on_invalid: str = "raise",
     cost: Cost | None = None,
+    model: Any = None,
+    memory: int | None = None,
 ) -> Plan:
     """Groups to as few bins as best-fit-decreasing finds, bins to ranks. Same samples, same plan.
 
@@ -93,11 +108,16 @@ def plan(
     are spread so that bins cost the same; groups are split for that only where there are fewer
     units than bins.
 
-    Args: `max_tokens`: packed rows of a bin (before `pad_to_multiple_of`). With `share_prefix`, a
-    unit counts the rows of its prefix forest. `max_patches`: vision patches before merging, each
-    distinct medium (by cache key) once per bin. `max_samples`: samples of a bin. `on_invalid`:
+    Args: `max_tokens`: packed rows of a bin (before `pad_to_multiple_of`); by default what `memory`
+    takes with gradients. `share_prefix`: a unit counts the rows of its prefix forest; "auto" plans both
+    ways and takes the faster by `LayoutCost`, in which bins share only where that pays or where their
+    rows don't fit otherwise: `mp.pack(…, share_prefix=plan.share[b])`. `max_patches`: vision patches
+    before merging, each distinct medium (by cache key) once per bin. `max_samples`: samples of a bin. `on_invalid`:
     "raise", or "drop": `Plan.dropped` lists samples that break a rule or exceed a budget by themselves.
-    `cost`: callable (rows, pairs, patches) -> float, by default `CostModel()`.
+    `cost`: callable (rows, pairs, patches) -> float, by default `CostModel()`. `model`, `memory`: a
+    model's config (or its dict) and the bytes that weights, gradients and optimizer leave free: the
+    stats then say how many rows a pack may have with gradient checkpointing, and how many more without
+    gradients, as old and reference logprobs run (`planning.memory`; of the group that takes most).
 
     Raises SchemaError with every broken rule; PlanError for a sample that exceeds a budget by itself
     (MM405), for samples of two families (MM406), and where the kept samples can't give each rank
@@ -117,6 +137,14 @@ def plan(
         ([[0, 1], [2, 3]], [[0], [1]], 4)
     """
     samples = as_samples(samples, "plan")
+    sharing = sharing_of(share_prefix, _family(samples), "plan")
+    room = _room(samples, model, memory, max_patches, bool(sharing), on_invalid)
+    if max_tokens is None:
+        if not room:
+            raise ArgumentError(
+                "plan: max_tokens is None. Fix: pass packed rows of a bin, or model and memory to take them from"
+            )
+        max_tokens = int(room["max_tokens_grad"] or 0)
     _check_arguments(max_tokens, max_patches, max_samples, ranks, on_invalid)
     if not (cost is None or callable(cost)):
         raise ArgumentError(
@@ -131,41 +159,72 @@ def plan(
             sum(samples[i].num_patches for i in kept) if max_patches is None else max_patches,
             max(len(samples), 1) if max_samples is None else max_samples,
         ),
-        _Shared(samples, kept) if share_prefix else None,
+        _Shared(samples, kept) if sharing else None,
         CostModel() if cost is None else cost,
+        auto=sharing == "auto",
     )
     groups: dict[str, list[int]] = {}
     for i in kept:
         groups.setdefault(samples[i].group_id, []).append(i)
-    units = [piece for members in groups.values() for piece in work.pieces(members)]
-    bins = sorted(sorted(i for u in b for i in u.members) for b in work.bins(units, ranks))
-    measured = [work.unit(b) for b in bins]
-    costs = [work.cost_of(u) for u in measured]
-    ranked = balance(costs, ranks, equal_counts=True)
+    found = work.arranged(list(groups.values()), ranks)
+    if sharing == "auto":
+        plain = replace(work, shared=None).arranged(list(groups.values()), ranks)
+        fitting = [a for a in (found, plain) if isinstance(a, _Arranged)]
+        # the first of equals shares
+        found = min(fitting, key=lambda a: a.time, default=found)
+    if isinstance(found, _TooFew):
+        raise found.error(ranks)
+    bins, ranked, costs = found.bins, found.ranks, found.costs
     return Plan(
-        bins=bins,
+        bins=[u.members for u in bins],
         ranks=[sorted(r, key=lambda b: (-costs[b], b)) for r in ranked],
         total_tokens=sum(samples[i].num_loss_tokens for i in kept),
         total_samples=len(kept),
         dropped=dropped,
-        stats=_stats(samples, measured, share_prefix, max_tokens, costs, ranked),
-        bin_rows=[u.rows for u in measured],
-        bin_patches=[u.patches for u in measured],
+        stats=_stats(samples, bins, bool(sharing), max_tokens, costs, ranked) | room,
+        bin_rows=[u.rows for u in bins],
+        bin_patches=[u.patches for u in bins],
+        share=[u.share for u in bins],
     )
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """Samples and what they take together; `pairs` as in planning/cost.py, patches by cache key."""
+    """Samples and what they take together, in a layout of planning/cost.py; patches by cache key."""
 
     members: list[int]
-    rows: int
-    pairs: int
+    layout: Layout
     media: dict[str, int]
+    share: bool
+
+    @property
+    def rows(self) -> int:
+        return self.layout.rows
 
     @property
     def patches(self) -> int:
         return sum(self.media.values())
+
+
+class _TooFew(NamedTuple):
+    """Why no bins were found: `samples` can't make `wanted`."""
+
+    samples: int
+    wanted: int
+
+    def error(self, ranks: int) -> PlanError:
+        return PlanError(
+            f"plan: {self.samples} samples can't make {self.wanted} micro-batches, the next "
+            f"multiple of {ranks} ranks within the budgets. Fix: pass a multiple of {ranks} "
+            "samples, which is always enough"
+        )
+
+
+class _Arranged(NamedTuple):
+    bins: list[_Unit]
+    ranks: list[list[int]]  # bins of each
+    costs: list[float]  # of each bin
+    time: float  # of the slowest rank, by `LayoutCost`
 
 
 class _Shared:
@@ -175,13 +234,22 @@ class _Shared:
         forest = build_forest([samples[i] for i in kept])
         start = forest.segment_depth
         stop = start + np.diff(forest.segment_offsets)
-        self.rows: list[int] = (stop - start).tolist()  # of each segment
-        self.pairs: list[int] = (stop**2 - start**2).tolist()
+        self.start: list[int] = start.tolist()  # depths, of each segment
+        self.stop: list[int] = stop.tolist()
+        self.parent: list[int] = forest.segment_parent.tolist()
         self.path = {i: forest.path(k) for k, i in enumerate(kept)}
 
-    def rows_and_pairs(self, members: list[int]) -> tuple[int, int]:
+    def rows(self, segment: int) -> int:
+        return self.stop[segment] - self.start[segment]
+
+    def layout(self, members: list[int]) -> Layout:
         segments = {g for i in members for g in self.path[i]}
-        return sum(self.rows[g] for g in segments), sum(self.pairs[g] for g in segments)
+        above = {self.parent[g] for g in segments}
+        return shared_layout(
+            [self.start[g] for g in segments],
+            [self.stop[g] for g in segments],
+            [g not in above for g in segments],
+        )
 
 
 @dataclass(frozen=True)
@@ -192,18 +260,43 @@ class _Work:
     capacity: tuple[int, int, int]
     shared: _Shared | None
     cost: Cost
+    auto: bool = False
+
+    def arranged(self, groups: list[list[int]], ranks: int) -> _Arranged | _TooFew:
+        """Groups to bins, bins to ranks."""
+        units = [piece for members in groups for piece in self.pieces(members)]
+        found = self.bins(units, ranks)
+        if isinstance(found, _TooFew):
+            return found
+        bins = sorted(sorted(i for u in b for i in u.members) for b in found)
+        measured = [self.laid_out(b) for b in bins]
+        costs = [self.cost_of(u) for u in measured]
+        ranked = balance(costs, ranks, equal_counts=True)
+        times = [LayoutCost()(u.layout, u.patches) for u in measured]
+        slowest = max((sum(times[b] for b in rank) for rank in ranked), default=0.0)
+        return _Arranged(measured, ranked, costs, slowest)
 
     def unit(self, members: list[int]) -> _Unit:
         chosen = [self.samples[i] for i in members]
         media = {k: v for s in chosen for k, v in _patches(s).items()}
         if self.shared is not None:
-            return _Unit(members, *self.shared.rows_and_pairs(members), media)
-        lengths = [len(s) for s in chosen]
-        return _Unit(members, sum(lengths), sum(n * n for n in lengths), media)
+            return _Unit(members, self.shared.layout(members), media, True)
+        return _Unit(members, plain_layout([len(s) for s in chosen]), media, False)
+
+    def laid_out(self, members: list[int]) -> _Unit:
+        """A bin. With `auto` it is plain where sharing does not pay and its rows fit."""
+        bin = self.unit(members)
+        if not (self.auto and bin.share):
+            return bin
+        plain = plain_layout([len(self.samples[i]) for i in members])
+        if plain.rows > self.capacity[0] or LayoutCost().sharing_pays(plain, bin.layout):
+            return bin
+        return replace(bin, layout=plain, share=False)
 
     def cost_of(self, unit: _Unit) -> float:
-        cost = self.cost(unit.rows, unit.pairs, unit.patches)
-        where = f"cost({unit.rows}, {unit.pairs}, {unit.patches})"
+        rows, pairs, _ = unit.layout
+        cost = self.cost(rows, pairs, unit.patches)
+        where = f"cost({rows}, {pairs}, {unit.patches})"
         check_number(
             "plan", where, cost, least=0, fix="return what a micro-batch takes, in any unit"
         )
@@ -220,11 +313,11 @@ class _Work:
         parts = [[(key, 1, patches) for key, patches in m.items()] for m in media]
         if self.shared is not None:
             for i, part in zip(group, parts, strict=True):
-                part += [(f"segment {g}", 0, self.shared.rows[g]) for g in self.shared.path[i]]
+                part += [(f"segment {g}", 0, self.shared.rows(g)) for g in self.shared.path[i]]
         bins = best_fit_decreasing(sizes, self.capacity, parts)
         return [self.unit(sorted(group[i] for i in b)) for b in bins]
 
-    def bins(self, units: list[_Unit], ranks: int) -> list[list[_Unit]]:
+    def bins(self, units: list[_Unit], ranks: int) -> list[list[_Unit]] | _TooFew:
         """Bins of units, a multiple of `ranks`."""
         sizes = np.array([(u.rows, u.patches, len(u.members)) for u in units]).reshape(-1, 3)
         parts = [[(key, 1, patches) for key, patches in u.media.items()] for u in units]
@@ -239,11 +332,7 @@ class _Work:
         if len(units) < wanted:
             halved = _halve(units, wanted, self.cost_of, self._halves)
             if len(halved) < wanted:
-                raise PlanError(
-                    f"plan: {len(halved)} samples can't make {wanted} micro-batches, the next "
-                    f"multiple of {ranks} ranks within the budgets. Fix: pass a multiple of {ranks} "
-                    "samples, which is always enough"
-                )
+                return _TooFew(len(halved), wanted)
             return [[u] for u in halved]
         even = spread(sizes, self.capacity, loads, wanted, parts)
         if even is None or not all(even):
@@ -289,6 +378,55 @@ def _halve(
             heapq.heappush(heap, (-load(half), count, half))
             count += 1
     return whole + [p for _, _, p in heap]
+
+
+def _family(samples: list[Sample]) -> Family | None:
+    """Of the first sample that has one."""
+    names = (s.family for s in samples if isinstance(s.family, str))
+    return next((FAMILIES[name] for name in names if name in FAMILIES), None)
+
+
+def _room(
+    samples: list[Sample],
+    model: Any,
+    memory: int | None,
+    max_patches: int | None,
+    share: bool,
+    on_invalid: str,
+) -> dict[str, int | float | None]:
+    """How many rows a pack may have in `memory` bytes, with gradients and without; nothing if not asked for."""
+    if (model is None) != (memory is None):
+        raise ArgumentError(
+            f"plan: {'model' if model is None else 'memory'} is missing. Fix: pass model and memory, or neither"
+        )
+    if memory is None:
+        return {}
+    kept, _ = _sort_out(samples, sys.maxsize, max_patches, on_invalid)
+    shares = _shares(samples, kept, share)
+    rows, more = (largest_pack(model, memory, *shares, grad=grad) for grad in (True, False))
+    if not rows:
+        raise PlanError(
+            f"plan: {memory:,} bytes take no pack of this model. Fix: pass what weights, gradients and optimizer "
+            "leave free, in bytes"
+        )
+    return {"max_tokens_grad": rows, "max_tokens_no_grad": more, "no_grad_ratio": more / rows}
+
+
+def _shares(samples: list[Sample], kept: list[int], share: bool) -> list[float]:
+    """Loss tokens, patches, gathered keys and vision tokens a row, each of the group (sample) that has most."""
+    shared = _Shared(samples, kept) if share else None
+    groups: dict[Any, list[int]] = {}
+    for i in kept:
+        groups.setdefault(samples[i].group_id if share else i, []).append(i)
+    most = [0.0] * 4
+    for members in groups.values():
+        chosen = [samples[i] for i in members]
+        layout = shared.layout(members) if shared else plain_layout([len(s) for s in chosen])
+        media = {k: v for s in chosen for k, v in _patches(s).items()}
+        vision = max(sum(m.num_tokens for m in s.media) for s in chosen)
+        found = (sum(s.num_loss_tokens for s in chosen), sum(media.values()), layout.keys, vision)
+        most = [max(m, f / max(layout.rows, 1)) for m, f in zip(most, found, strict=True)]
+    return most
 
 
 def _check_arguments(

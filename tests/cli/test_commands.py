@@ -224,13 +224,53 @@ def test_plan_counts_shared_rows_once(tmp_path):
         "samples",
         "rows",
         "tokens",
+        "share",
         "patches",
         "loss_tokens",
     ]
-    assert text[-1].split() == ["0", "0", "8", "72", "352", "0", "32"]
+    assert text[-1].split() == ["0", "0", "8", "72", "352", "yes", "0", "32"]
     text = call_mmpack("plan", path, "--max-tokens", 80).stdout.splitlines()
     head = next(line.split() for line in text if line.startswith("bin "))
     assert head == ["bin", "rank", "samples", "rows", "patches", "loss_tokens"]
+
+
+def test_plan_shares_where_it_pays(tmp_path):
+    prompts = {"long": 60, "tiny": 2}
+    samples = [
+        make_sample([("text", range(n)), ("response", range(500 + k, 800 + k))], f"{g}{k}", g)
+        for g, n in prompts.items()
+        for k in range(2)
+    ]
+    path = write(tmp_path / "a.jsonl", samples)
+    options = ("--max-tokens", 660, "--auto-share")
+    found = document(call_mmpack("plan", path, *options, "--json"))
+    assert [(b["share"], b["rows"]) for b in found["bins"]] == [(True, 660), (False, 604)]
+
+
+CONFIG = {
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 8,
+    "vocab_size": 1000,
+}
+
+
+def test_plan_says_how_large_packs_may_be(trace, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    samples = list(mp.read_trace(trace))
+    plan = mp.plan(samples, model=CONFIG, memory=3_000_000)
+    stats = plan.stats
+    # as many rows as fit with gradients, which is what bounds the bins
+    assert stats["fill"] == sum(plan.bin_rows) / (len(plan.bins) * stats["max_tokens_grad"])
+    assert stats["max_tokens_no_grad"] == stats["no_grad_ratio"] * stats["max_tokens_grad"]
+    assert stats["no_grad_ratio"] > 2
+    for given in (tmp_path, tmp_path / "config.json"):
+        found = document(call_mmpack("plan", trace, "--model", given, "--memory", "3MB", "--json"))
+        assert found["stats"] == stats
+    text = call_mmpack("plan", trace, "--model", tmp_path, "--memory", "3MB", "--max-tokens", 99)
+    assert "max_tokens_no_grad" in text.stdout
 
 
 def test_plan_shows_fifty_bins(tmp_path):

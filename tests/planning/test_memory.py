@@ -1,5 +1,7 @@
 """Bytes of a pack from a config: what was measured at 7B, budgets that are met to the row, and what is refused."""
 
+import itertools
+
 import pytest
 
 from mmpack.errors import ArgumentError, PlanError
@@ -66,7 +68,7 @@ def test_one_kept_layer_is_free_and_each_more_costs_its_activations():
     model = memory_model(CONFIG_7B)
     peaks = [model.peak(LOAD, kept=k) for k in range(model.layers + 1)]
     assert peaks[1] < peaks[0]  # its input is not held twice
-    steps = [b - a for a, b in zip(peaks[1:], peaks[2:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(peaks[1:])]
     assert set(steps) == {
         model.layer.activations(LOAD.rows, LOAD.keys) - LOAD.rows * model.layer.input
     }

@@ -31,7 +31,8 @@ def counted_model(family: str, dtype: torch.dtype = torch.float32, layers: int =
     if getattr(text, "layer_types", None):
         text.layer_types = ["full_attention"] * layers
     if "mrope_section" in (getattr(text, "rope_parameters", None) or {}):
-        text.rope_parameters["mrope_section"] = [8, 12, 12]
+        # not in place: every tiny model has this dict
+        text.rope_parameters = text.rope_parameters | {"mrope_section": [8, 12, 12]}
     if family == "qwen2_vl":
         tower.embed_dim, tower.hidden_size = 128, 256
     else:

@@ -7,6 +7,7 @@ with needs("hf", __name__):
     import transformers  # noqa: F401
 
 from mmpack.adapters.transformers.attention import attach, detach, is_attached
+from mmpack.adapters.transformers.checkpointing import checkpoint_layers
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.adapters.transformers.compile import compile_layers
 from mmpack.adapters.transformers.generate import rollout
@@ -18,6 +19,7 @@ from mmpack.adapters.transformers.router import router_loss
 __all__ = [
     "SampleCollator",
     "attach",
+    "checkpoint_layers",
     "compile_layers",
     "detach",
     "is_attached",

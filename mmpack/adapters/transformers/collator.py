@@ -38,7 +38,7 @@ class SampleCollator:
         model: Any,
         *,
         padding: str | None = None,
-        share_prefix: bool = False,
+        share_prefix: bool | str = False,
         pad_to_multiple_of: int | None = None,
     ):
         if padding not in (None, "left", "right") or (padding and share_prefix):

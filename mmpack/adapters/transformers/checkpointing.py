@@ -1,0 +1,133 @@
+"""Gradient checkpointing by a budget: the last layers run without recomputation, as many as memory takes.
+
+A layer is recomputed where its own flag `gradient_checkpointing` says so, in every transformers; packs of other sizes
+set it anew. Which end: the last layers' activations are gone before the first recomputation begins, so one kept layer
+lies where a recomputed one would, and costs nothing. Kept at the other end it would cost one layer more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from mmpack.adapters.transformers.tower import takes_encoded_media
+from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.errors import ModelError, check_number
+from mmpack.ops.attention import choose
+from mmpack.packing.batch import Batch, PackedBatch
+from mmpack.packing.media import patch_offsets
+from mmpack.planning.memory import Load, memory_model
+
+KEPT = "_mmpack_kept_layers"  # on the decoder: the modules whose flag is off because of us
+
+
+class KeptLayers:
+    """How many layers a call of `checkpoint_layers` keeps. `undo()`, or the end of a `with` block, recomputes all."""
+
+    def __init__(self, decoder: torch.nn.Module, layers: int, blocks: int, expected: int):
+        self.decoder = decoder
+        self.layers = layers  # of the decoder, the last ones
+        self.blocks = blocks  # of the tower, the last ones
+        self.expected = expected  # bytes at the largest moment, beyond weights and gradients
+
+    def __repr__(self) -> str:
+        return f"KeptLayers(layers={self.layers}, blocks={self.blocks}, expected={self.expected:,})"
+
+    def undo(self) -> None:
+        _recompute_all(self.decoder)
+
+    def __enter__(self) -> KeptLayers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+
+def checkpoint_layers(model: Any, batch: Batch | int, memory: int) -> KeptLayers:
+    """Let the last layers of a model with gradient checkpointing run without recomputation, as far as memory goes.
+
+    Decoder layers first, then blocks of a tower that trains. Cheap: call it for each batch; every call starts from full
+    checkpointing. Works beside `attach`, PEFT, both kinds of `use_reentrant`, and compiled layers (which compile
+    once for either case). Gradients are those of full checkpointing.
+
+    Args:
+        batch: packed or padded; or packed rows, all of them scored, without media.
+        memory: bytes that activations may take: what weights, gradients and optimizer leave free, less some tenth for
+            the allocator. Beside frozen weights, Liger or torch.compile less is used, see `planning.memory`.
+
+    Returns: a handle with `layers`, `blocks`, and `undo`. Raises: ModelError where checkpointing is off, or on for some
+    layers only; PlanError where the batch does not fit with everything recomputed; ArgumentError for models that
+    `planning.memory` has no terms for.
+    """
+    check_number("checkpoint_layers", "memory", memory, least=0)
+    whole = unwrap(model, "checkpoint_layers")
+    core = whole.model
+    decoder, tower = core.get_decoder(), _tower_of(core)
+    _recompute_all(decoder)
+    trains = any(p.requires_grad for p in tower.parameters())
+    layers, blocks = _layers_of(decoder), _layers_of(tower) if trains else []
+    _refuse_unchecked(decoder, [*layers, *blocks])
+    parameter = next(decoder.parameters())
+    terms = memory_model(
+        whole.config, str(parameter.dtype), _attention(parameter.device, parameter.dtype)
+    )
+    load = _load_of(batch, whole)
+    kept, kept_blocks = terms.kept_layers(load, int(memory), trains)
+    off = layers[len(layers) - kept :] + blocks[len(blocks) - kept_blocks :]
+    for layer in off:
+        layer.gradient_checkpointing = False
+    setattr(decoder, KEPT, off)
+    expected = terms.peak(load, kept=kept, kept_blocks=kept_blocks, train_tower=trains)
+    return KeptLayers(decoder, kept, kept_blocks, expected)
+
+
+def _recompute_all(decoder: torch.nn.Module) -> None:
+    for layer in vars(decoder).pop(KEPT, []):
+        # off for the whole model since: stays so
+        layer.gradient_checkpointing = decoder.gradient_checkpointing
+
+
+def _layers_of(part: torch.nn.Module) -> list[Any]:
+    return [m for m in part.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+def _tower_of(core: Any) -> torch.nn.Module:
+    tower: torch.nn.Module = core.visual if hasattr(core, "visual") else core.vision_tower
+    return tower
+
+
+def _refuse_unchecked(decoder: torch.nn.Module, layers: list[Any]) -> None:
+    off = sum(not layer.gradient_checkpointing for layer in layers)
+    if off:
+        raise ModelError(
+            f"checkpoint_layers: {off} of {len(layers)} layers are not recomputed. "
+            "Fix: model.gradient_checkpointing_enable() first, for all layers"
+        )
+    if not decoder.training:
+        raise ModelError(
+            "checkpoint_layers: the model is in eval mode, where transformers recomputes nothing. Fix: model.train()"
+        )
+
+
+def _attention(device: torch.device, dtype: torch.dtype) -> str:
+    """Which of the two kinds of attention that `memory_model` knows runs there."""
+    fast = device.type == "cuda" and dtype in choose.HALF and choose.wanted() != "sdpa"
+    return "sequences" if fast else "sdpa"
+
+
+def _load_of(batch: Batch | int, model: Any) -> Load:
+    """What the batch holds, read on the host. Media are encoded once each, or once per run of placeholders."""
+    if isinstance(batch, int):
+        return Load(batch, batch)
+    runs = [batch.media[i] for i in batch.media_order]
+    once = isinstance(batch, PackedBatch) and takes_encoded_media(model)
+    keys = batch.attention_plan.key_rows
+    return Load(
+        rows=batch.input_ids.numel(),
+        loss_tokens=batch.num_loss_tokens,
+        patches=patch_offsets(batch.media if once else runs)[-1],
+        keys=0 if keys is None else len(keys),
+        vision_rows=sum(medium.num_tokens for medium in runs),
+    )

@@ -1,0 +1,178 @@
+"""checkpoint_layers: gradients of full checkpointing, bit by bit, in counted bytes that keep the budget."""
+
+import copy
+
+import pytest
+import torch
+from support.memory import counted_model, peak_bytes, some_pack
+from support.models import logprobs_and_gradients, smallest_qwen2_5_vl, with_pixels
+from support.samples import make_sample
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, checkpoint_layers
+from mmpack.errors import ArgumentError, ModelError, PlanError
+
+pytestmark = pytest.mark.adapter
+PLENTY = 10**12
+
+
+def batch_of(lengths=(3, 4, 6), share_prefix=True):
+    prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
+    samples = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in lengths]
+    return mp.pack(with_pixels(samples), share_prefix=share_prefix)
+
+
+def made(reentrant=False):
+    model = smallest_qwen2_5_vl(tied=False).train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    return model
+
+
+def flags(model):
+    return [m.gradient_checkpointing for m in model.get_decoder().layers], [
+        m.gradient_checkpointing for m in model.model.visual.blocks
+    ]
+
+
+def some(model, batch, kept, kept_blocks=0):
+    """The bytes that just so many layers take."""
+    least, most = 0, PLENTY
+    while most - least > 1:
+        middle = (least + most) // 2
+        try:
+            with checkpoint_layers(model, batch, middle) as found:
+                enough = (found.layers, found.blocks) >= (kept, kept_blocks)
+        except PlanError:
+            enough = False
+        least, most = (least, middle) if enough else (middle, most)
+    return most
+
+
+def same(found, expected):
+    (values, gradients), (values_expected, gradients_expected) = found, expected
+    assert torch.equal(values, values_expected)
+    assert gradients.keys() == gradients_expected.keys()
+    assert all(torch.equal(g, gradients_expected[n]) for n, g in gradients.items())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_are_those_of_full_checkpointing(reentrant):
+    model, batch = made(reentrant), batch_of()
+    with attach(model):
+        expected = logprobs_and_gradients(model, batch)
+        layers, blocks = (len(f) for f in flags(model))
+        memory = some(model, batch, layers, 1)
+        for budget, kept, kept_blocks in (
+            (memory, layers, 1),
+            (PLENTY, layers, blocks),
+        ):
+            handle = checkpoint_layers(model, batch, budget)
+            assert (handle.layers, handle.blocks) == (kept, kept_blocks)
+            same(logprobs_and_gradients(model, batch), expected)
+        handle.undo()
+    assert all(map(all, flags(model)))
+
+
+def test_each_batch_has_its_own_number():
+    model, small, large = made(), batch_of(), batch_of(range(3, 40), share_prefix=False)
+    layers = len(model.get_decoder().layers)
+    memory = some(model, small, layers)
+    with checkpoint_layers(model, small, memory) as kept:
+        assert kept.layers == layers and kept.expected <= memory
+        assert flags(model)[0] == [False] * layers
+        memory = some(model, large, 1)
+        with checkpoint_layers(model, large, memory) as kept:
+            assert kept.layers == 1
+            # the last one
+            assert flags(model)[0] == [True] * (layers - 1) + [False]
+    assert all(map(all, flags(model)))
+
+
+def test_rows_instead_of_a_batch():
+    model = made()
+    with checkpoint_layers(model, 100, PLENTY) as kept:
+        assert kept.layers == len(model.get_decoder().layers)
+
+
+def test_counted_bytes_keep_the_budget():
+    model = counted_model("qwen2_5_vl", layers=6)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    batch = some_pack("qwen2_5_vl", True, pictures=False, prompt=700)
+    model.model.visual.requires_grad_(False)
+    with attach(model):
+        full = peak_bytes(model, batch)
+        counted = []
+        for kept in (1, 2, 4, 6):
+            memory = some(model, batch, kept)
+            with checkpoint_layers(model, batch, memory) as handle:
+                assert handle.layers == kept
+                counted.append(peak_bytes(model, batch))
+            assert counted[-1] <= memory
+    # the first kept layer costs nothing, every other one does
+    assert counted[0] <= full and counted == sorted(counted) and counted[1] > full
+
+
+def test_a_frozen_tower_is_left_alone():
+    model, batch = made(), batch_of()
+    model.model.visual.requires_grad_(False)
+    with checkpoint_layers(model, batch, PLENTY) as kept:
+        assert kept.blocks == 0 and all(flags(model)[1])
+
+
+def test_peft():
+    peft = pytest.importorskip("peft")
+    model, batch = made(), batch_of()
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.01)
+    with attach(model):
+        expected = logprobs_and_gradients(model, batch)
+        with checkpoint_layers(model, batch, PLENTY) as kept:
+            assert kept.layers == len(model.get_base_model().get_decoder().layers)
+            same(logprobs_and_gradients(model, batch), expected)
+
+
+def test_compiled_layers():
+    model, batch = made(), batch_of()
+    torch._dynamo.reset()
+    with attach(model):
+        expected = logprobs_and_gradients(model, batch)
+        for layer in model.get_decoder().layers:
+            layer.compile(backend="eager")
+        for budget in (some(model, batch, 1), PLENTY):
+            with checkpoint_layers(model, batch, budget):
+                same(logprobs_and_gradients(model, batch), expected)
+
+
+def test_a_copy_has_its_own():
+    model = made()
+    handle = checkpoint_layers(model, 100, PLENTY)
+    twin = copy.deepcopy(model)
+    handle.undo()
+    assert not any(flags(twin)[0]) and all(flags(model)[0])
+    with checkpoint_layers(twin, 100, PLENTY):
+        pass
+    assert all(flags(twin)[0])
+
+
+def test_switched_off_since_it_stays_off():
+    model = made()
+    handle = checkpoint_layers(model, 100, PLENTY)
+    model.gradient_checkpointing_disable()
+    handle.undo()
+    assert not any(flags(model)[0])
+
+
+def test_what_is_refused():
+    model, batch = made(), batch_of()
+    with pytest.raises(PlanError, match=r"with every layer recomputed, there are 10\. Fix: plan"):
+        checkpoint_layers(model, batch, 10)
+    with pytest.raises(ArgumentError, match="memory"):
+        checkpoint_layers(model, batch, -1)
+    with pytest.raises(ModelError, match="in eval mode"):
+        checkpoint_layers(model.eval(), batch, PLENTY)
+    model.train().gradient_checkpointing_disable()
+    with pytest.raises(ModelError, match=r"layers are not recomputed\. Fix: model"):
+        checkpoint_layers(model, batch, PLENTY)

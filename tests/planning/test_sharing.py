@@ -1,0 +1,122 @@
+"""share_prefix="auto": what sharing saves against what it adds, by the measured costs; never dearer than either way."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.samples import make_sample
+
+import mmpack as mp
+from mmpack.errors import ArgumentError
+from mmpack.layout.forest import build_forest
+from mmpack.ops.attention.choose import BACKENDS
+from mmpack.planning.cost import LayoutCost, layout_of
+
+
+def group(name, prompt, responses, start=0):
+    """Samples of one prompt; what follows it differs from the first token on."""
+    head = [("text", range(start, start + prompt))]
+    return [
+        make_sample(
+            [*head, ("response", range(9000 + 500 * k, 9000 + 500 * k + n))], f"{name}{k}", name
+        )
+        for k, n in enumerate(responses)
+    ]
+
+
+def time_of(plan, samples):
+    """Of the slowest rank, by the bins' own forests."""
+    times = []
+    for members, share in zip(plan.bins, plan.share, strict=True):
+        chosen = [samples[i] for i in members]
+        patches = {m.cache_key: int(np.prod(m.grid_thw)) for s in chosen for m in s.media}
+        times.append(LayoutCost()(layout_of(build_forest(chosen, share)), sum(patches.values())))
+    return max((sum(times[b] for b in rank) for rank in plan.ranks), default=0.0)
+
+
+@st.composite
+def batches(draw):
+    out = []
+    for g in range(draw(st.integers(1, 4))):
+        prompt = draw(st.sampled_from([1, 2, 5, 40, 300]))
+        lengths = draw(st.lists(st.sampled_from([1, 3, 30, 200]), min_size=1, max_size=4))
+        out += group(f"g{g}", prompt, lengths, start=1000 * g)
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.sampled_from([501, 700, 3000]), st.integers(1, 2))
+def test_never_dearer_than_plain_or_shared(samples, max_tokens, ranks):
+    if len(samples) % ranks:
+        samples = samples[:-1]
+    if not samples:
+        return
+    plans = {
+        how: mp.plan(samples, max_tokens=max_tokens, ranks=ranks, share_prefix=how)
+        for how in (False, True, "auto")
+    }
+    least = min(time_of(plans[how], samples) for how in (False, True))
+    assert time_of(plans["auto"], samples) <= least * (1 + 1e-12)
+    made = plans["auto"]
+    assert sorted(i for b in made.bins for i in b) == list(range(len(samples)))
+    for members, share, rows in zip(made.bins, made.share, made.bin_rows, strict=True):
+        batch = mp.pack([samples[i] for i in members], share_prefix=share)
+        assert len(batch.input_ids) == rows <= max_tokens
+    assert plans[True].share == [True] * len(plans[True].bins)
+    assert plans[False].share == [False] * len(plans[False].bins)
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches())
+def test_the_plan_s_layout_is_the_kernels(samples):
+    """Rows, pairs and gathered keys, counted from segments, are those of the packed batch's attention plan."""
+    for share in (False, True):
+        forest = build_forest(samples, share)
+        found, plan = layout_of(forest), mp.pack(samples, share_prefix=share).attention_plan
+        gathered = 0 if plan.key_rows is None else len(plan.key_rows)
+        assert (found.rows, found.keys) == (plan.rows, gathered)
+        # of a query and a key; each row sees itself
+        assert (found.pairs + found.rows) / 2 == plan.pairs
+
+
+def test_a_tiny_prefix_declines():
+    samples = group("g", 2, [200, 300])
+    made = mp.plan(samples, max_tokens=1000, share_prefix="auto")
+    assert made.share == [False] and made.bin_rows == [504]
+    assert mp.pack(samples, share_prefix="auto").cu_seqlens is not None
+    assert mp.pack(samples, share_prefix=True).cu_seqlens is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "responses"), [(1200, [300, 900, 1500] * 2), (300, [4000] * 4), (1500, [80] * 4)]
+)
+def test_long_prompts_share(prompt, responses):
+    samples = [s for g in range(2) for s in group(f"g{g}", prompt, responses, 3000 * g)]
+    made = mp.plan(samples, max_tokens=10**6, share_prefix="auto")
+    assert made.share == [True]
+    assert made.stats["rows_shared"] == 2 * (prompt + sum(responses)) == made.bin_rows[0]
+    assert mp.pack(samples, share_prefix="auto").cu_seqlens is None
+
+
+def test_each_bin_by_itself():
+    samples = group("long", 400, [50] * 4) + group("tiny", 2, [290, 290], start=5000)
+    made = mp.plan(samples, max_tokens=610, share_prefix="auto")
+    assert dict(zip(map(tuple, made.bins), made.share, strict=True)) == {
+        (0, 1, 2, 3): True,
+        (4, 5): False,
+    }
+
+
+def test_the_costs_are_those_of_the_attention_s_chooser():
+    cost, fitted = LayoutCost(), BACKENDS["varlen"]
+    assert (cost.pair * 2, cost.key) == (fitted.pair, fitted.gathered)
+    weights = 2 * 3584**2 + 2 * 3584 * 512 + 3 * 3584 * 18944
+    assert cost.row == pytest.approx(6 * weights / 700e12 * 1e9 + fitted.row)
+
+
+def test_other_words_are_refused():
+    samples = group("g", 2, [3])
+    for call in (lambda how: mp.plan(samples, max_tokens=9, share_prefix=how),
+                 lambda how: mp.pack(samples, share_prefix=how)):  # fmt: skip
+        with pytest.raises(ArgumentError, match=r"share_prefix is 'always'. Fix: pass True"):
+            call("always")
