@@ -51,7 +51,7 @@ def as_bytes(made: np.ndarray, where: str) -> np.ndarray:
     """uint8 of resized pixels, which some processors hand on as floats. Raises: ArgumentError if they are no bytes."""
     if made.dtype == np.uint8:
         return made
-    out = np.clip(made, 0, 255).astype(np.uint8)
+    out = np.clip(np.nan_to_num(made), 0, 255).astype(np.uint8)
     if not np.array_equal(out, made):
         raise ArgumentError(
             f"{where}: the processor's resize makes {made.dtype} values between the bytes (of frames that are floats, "

@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from support.batch_tensors import assert_same, tensors
 from support.models import with_pixels
 from support.samples import full_sample, make_sample
 from torch.utils.data import DataLoader
@@ -29,29 +30,6 @@ def some_samples(count=6):
             for i in range(count)
         ]
     )
-
-
-def tensors(value, name="batch"):
-    """Every tensor that a batch holds, by its place; pixels of single media too."""
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif dataclasses.is_dataclass(value):
-        for f in dataclasses.fields(value):
-            yield from tensors(getattr(value, f.name), f"{name}.{f.name}")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from tensors(item, f"{name}[{key!r}]")
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            yield from tensors(item, f"{name}[{i}]")
-
-
-def assert_same(a, b):
-    mine, theirs = dict(tensors(a)), dict(tensors(b))
-    assert mine.keys() == theirs.keys() and len(mine) > 20
-    for name in mine:
-        assert torch.equal(mine[name], theirs[name]), name
-    assert (a.sample_ids, a.stats, repr(a)) == (b.sample_ids, b.stats, repr(b))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

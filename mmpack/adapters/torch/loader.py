@@ -215,6 +215,7 @@ class PackLoader:
                     members = [(step.samples[i], columns[i]) for i in step.bins[k]]
                     # no name keeps a batch while the next one waits to be made
                     yield _Made(step, *mover.send(self._packed(members, mover.pins)))
+                at = Place(at.epoch, number + 1)
         except Exception as error:
             error.add_note(f"PackLoader: in epoch {at.epoch}, step {at.step}, batch {at.batch}")
             raise

@@ -1,0 +1,459 @@
+"""PackLoader: against plan and pack by hand, torch's DistributedSampler, and loops that were never cut."""
+
+import json
+import os
+import pickle
+import threading
+import traceback
+import weakref
+from itertools import islice
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from support.batch_tensors import assert_same
+from support.models import with_pixels
+from support.samples import make_sample
+from torch.utils.data import Dataset, DistributedSampler
+
+import mmpack as mp
+from mmpack.adapters.torch import PackLoader
+from mmpack.errors import ArgumentError, SchemaError
+
+OPTIONS = {"max_tokens": 40, "share_prefix": True}
+
+
+def some_samples(groups=6, each=2, first=0):
+    return with_pixels(
+        [
+            make_sample(
+                [
+                    ("text", [1, 2, 3 + g]),
+                    ("image", (1, 4, 4), f"picture-{g}"),
+                    ("response", list(range(10 + k, 14 + 2 * k))),
+                ],
+                f"s{g}/{k}",
+                f"g{g}",
+                rollout_logprobs=torch.full((4 + k,), -0.5 * g).numpy(),
+            )
+            for g in range(first, first + groups)
+            for k in range(each)
+        ]
+    )
+
+
+SAMPLES = some_samples()
+
+
+def packed(samples, members, **options):
+    return mp.pack([samples[i] for i in members], share_prefix=True, **options)
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name == "PackLoader"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    assert threads() == []
+    yield
+    assert threads() == []
+
+
+# ---------------------------------------------------------------- what it gives
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_one_step_of_all_samples(prefetch):
+    plan = mp.plan(SAMPLES, **OPTIONS)
+    assert len(plan.bins) > 2
+    loader = PackLoader(SAMPLES, **OPTIONS, pad_to_multiple_of=8, prefetch=prefetch)
+    steps = iter(loader)
+    step = next(steps)
+    for batch, members in zip(step, plan.bins, strict=True):
+        assert_same(batch, packed(SAMPLES, members, pad_to_multiple_of=8))
+    assert list(steps) == []
+    assert (step.total_tokens, step.total_samples) == (plan.total_tokens, plan.total_samples)
+    assert (len(step), step.bins, len(loader)) == (len(plan.bins), plan.bins, 1)
+
+
+def test_ranks_share_a_step():
+    plan = mp.plan(SAMPLES, ranks=2, **OPTIONS)
+    seen = []
+    for rank in range(2):
+        [step] = steps = list(PackLoader(SAMPLES, rank=rank, ranks=2, **OPTIONS))
+        assert steps and step.bins == [plan.bins[b] for b in plan.ranks[rank]]
+        assert step.total_tokens == plan.total_tokens
+        seen += [i for members in step.bins for i in members]
+    assert sorted(seen) == list(range(len(SAMPLES)))
+
+
+@pytest.mark.parametrize("columns", ["of samples", "of items"])
+def test_columns(columns):
+    advantages = torch.arange(float(len(SAMPLES)))
+    if columns == "of samples":
+        loader = PackLoader(SAMPLES, loss_columns={"advantages": advantages}, **OPTIONS)
+    else:
+        items = [(s, {"advantages": a}) for s, a in zip(SAMPLES, advantages, strict=True)]
+        loader = PackLoader(steps=[items], **OPTIONS)
+    for step in loader:
+        for members, batch in zip(step.bins, step, strict=True):
+            expected = torch.cat(
+                [advantages[i].expand(SAMPLES[i].num_loss_tokens) for i in members]
+            )
+            assert torch.equal(batch.loss_columns["advantages"], expected)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_groups_in_the_order_of_torchs_sampler(shuffle):
+    loader = PackLoader(SAMPLES, groups_per_step=4, shuffle=shuffle, seed=7, **OPTIONS)
+    sampler = DistributedSampler(range(6), num_replicas=1, rank=0, shuffle=shuffle, seed=7)
+    orders = []
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        sampler.set_epoch(epoch)
+        groups = [list(dict.fromkeys(s.group_id for s in step.samples)) for step in loader]
+        assert [len(g) for g in groups] == [4, 2] and len(loader) == 2
+        orders.append([name for g in groups for name in g])
+        assert orders[-1] == [f"g{i}" for i in sampler]
+    assert (orders[0] != orders[1]) == shuffle
+    loader.set_epoch(1)
+    again = [s.group_id for step in loader for s in step.samples][::2]
+    assert again == orders[1]
+
+
+def test_drop_last_and_given_groups():
+    read = []
+
+    class Lazy(Dataset):
+        def __len__(self):
+            return len(SAMPLES)
+
+        def __getitem__(self, i):
+            read.append(i)
+            return SAMPLES[i]
+
+    names = [s.group_id for s in SAMPLES]
+    loader = PackLoader(Lazy(), groups=names, groups_per_step=4, drop_last=True, **OPTIONS)
+    [step] = list(loader)
+    assert len(step.samples) == 8 and read == list(range(8))
+
+
+def test_dropped_samples_are_not_counted():
+    long = make_sample([("text", range(70)), ("response", [1])], "long", "long")
+    [step] = PackLoader([*SAMPLES, long], on_invalid="drop", **OPTIONS)
+    assert step.total_samples == len(SAMPLES) and [d.sample_id for d in step.plan.dropped] == [
+        "long"
+    ]
+    assert list(PackLoader([long], on_invalid="drop", **OPTIONS)) == []
+    assert list(PackLoader([], **OPTIONS)) == []
+
+
+def test_pixels_come_from_a_store():
+    store = {m.cache_key: m.pixel_values for s in SAMPLES for m in s.media}
+    bare = [mp.Sample.from_dict(json.loads(json.dumps(s.to_dict()))) for s in SAMPLES]
+    for step, expected in zip(
+        PackLoader(bare, media=store, **OPTIONS), PackLoader(SAMPLES, **OPTIONS), strict=True
+    ):
+        for a, b in zip(step, expected, strict=True):
+            assert_same(a, b)
+
+
+# ---------------------------------------------------------------- ahead of its reader
+
+
+def counting(samples, at):
+    """Items that are read one by one when a step is made, and a list of how many were."""
+
+    class Steps:
+        def __iter__(self):
+            for number, sample in enumerate(samples):
+                at.append(number)
+                yield [sample]
+
+    return Steps()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_so_many_are_made_ahead_and_no_more(prefetch):
+    at = []
+    loader = PackLoader(steps=counting(SAMPLES, at), prefetch=prefetch, **OPTIONS)
+    for number, step in enumerate(loader):
+        [_] = step
+        made = min(number + 1 + prefetch, len(SAMPLES))
+        for _ in range(2000):
+            if len(at) >= made:
+                break
+            threading.Event().wait(0.005)
+        threading.Event().wait(0.01)
+        assert len(at) == made
+
+
+def test_no_batch_is_kept_that_was_handed_over():
+    loader = PackLoader(SAMPLES, **OPTIONS)
+    for step in loader:
+        seen = []
+        for batch in step:
+            assert [r() for r in seen] == [None] * len(seen)
+            seen.append(weakref.ref(batch))
+            del batch
+        assert len(seen) == len(step) > 2
+
+
+# ---------------------------------------------------------------- resume
+
+
+def run(loader, epochs):
+    """(epoch, step, number, batch, state after it) of every batch up to epoch `epochs`."""
+    for _ in range(loader.epoch, epochs):
+        for step in loader:
+            for k, batch in enumerate(step, step.first):
+                yield (step.epoch, step.number, k), batch, json.dumps(loader.state_dict())
+
+
+def make(prefetch=1, **more):
+    return PackLoader(
+        SAMPLES, groups_per_step=4, shuffle=True, seed=3, prefetch=prefetch, **OPTIONS | more
+    )
+
+
+WHOLE = list(run(make(), 3))
+
+
+@given(cut=st.integers(0, len(WHOLE) - 1), before=st.integers(0, 2), after=st.integers(0, 2))
+@settings(deadline=None, max_examples=25)
+def test_a_loop_that_was_cut_goes_on_with_the_same_batches(cut, before, after):
+    first = make(before)
+    place, _, state = next(islice(run(first, 3), cut, None))
+    first.close()
+    assert place == WHOLE[cut][0] and state == WHOLE[cut][2]
+    second = make(after)
+    second.load_state_dict(json.loads(state))
+    assert second.state_dict() == json.loads(state)
+    rest = list(run(second, 3))
+    assert [p for p, *_ in rest] == [p for p, *_ in WHOLE[cut + 1 :]]
+    for (_, mine, mine_state), (_, theirs, their_state) in zip(rest, WHOLE[cut + 1 :], strict=True):
+        assert_same(mine, theirs)
+        assert mine_state == their_state
+    assert make().epoch == 0 and second.epoch == 3
+
+
+def cut_in_a_step():
+    return next(json.loads(state) for (_, _, k), _, state in WHOLE if json.loads(state)["batch"])
+
+
+def test_what_a_resumed_step_knows():
+    state = cut_in_a_step()
+    loader = make()
+    loader.load_state_dict(state)
+    step = next(steps := iter(loader))
+    assert step.first == state["batch"] and len(step) == len(step.bins) - step.first
+    assert step.total_tokens == sum(s.num_loss_tokens for s in step.samples)
+    steps.close()
+    loader.set_epoch(state["epoch"])
+    # a loop that was left, not cut: the next one begins with the epoch
+    step = next(steps := iter(loader))
+    assert (step.number, step.first) == (0, 0)
+    steps.close()
+
+
+def test_set_epoch_keeps_a_place_of_its_epoch_only():
+    loader = make()
+    state = cut_in_a_step()
+    loader.load_state_dict(state)
+    loader.set_epoch(state["epoch"])
+    assert loader.state_dict() == state
+    loader.set_epoch(state["epoch"] + 1)
+    assert loader.state_dict()["batch"] == 0
+
+
+def test_a_state_of_another_loader():
+    state = cut_in_a_step()
+    with pytest.raises(ArgumentError, match=r"seed=3, this one's is 4\. Fix"):
+        other = PackLoader(SAMPLES, groups_per_step=4, shuffle=True, seed=4, **OPTIONS)
+        other.load_state_dict(state)
+    with pytest.raises(ArgumentError, match=r"max_tokens=40.*between steps"):
+        make(max_tokens=39).load_state_dict(state)
+    make(max_tokens=39).load_state_dict(state | {"batch": 0, "step_digest": None})
+    for odd in ({}, None, {"epoch": 1}):
+        with pytest.raises(ArgumentError, match="no state"):
+            make().load_state_dict(odd)
+    with pytest.raises(ArgumentError, match="version 0"):
+        make().load_state_dict(state | {"version": 0})
+
+
+def test_other_samples_than_when_the_state_was_saved():
+    loader = PackLoader(some_samples(first=1), groups_per_step=4, shuffle=True, seed=3, **OPTIONS)
+    loader.load_state_dict(cut_in_a_step())
+    with pytest.raises(ArgumentError, match="other samples or batches"):
+        next(iter(loader))
+
+
+def test_steps_are_read_and_skipped_on_resume():
+    steps = [SAMPLES[:4], SAMPLES[4:8], SAMPLES[8:]]
+    whole = [b for step in PackLoader(steps=steps, **OPTIONS) for b in step]
+    loader = PackLoader(steps=steps, **OPTIONS)
+    assert len(loader) == 3
+    loop = (b for step in loader for b in step)
+    for _ in range(len(whole) // 2):
+        next(loop)
+    state = loader.state_dict()
+    loop.close()
+    again = PackLoader(steps=(s for s in steps), **OPTIONS)
+    again.load_state_dict(state)
+    rest = [b for step in again for b in step]
+    assert len(rest) == len(whole) - len(whole) // 2
+    for mine, theirs in zip(rest, whole[-len(rest) :], strict=True):
+        assert_same(mine, theirs)
+
+
+def test_torchdata_finds_its_methods():
+    stateful = pytest.importorskip("torchdata.stateful_dataloader.stateful").Stateful
+    assert isinstance(make(), stateful)
+
+
+# ---------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_an_error_arrives_with_its_line_and_place(prefetch):
+    class Broken(list):
+        def __getitem__(self, i):
+            if i == 9:
+                raise KeyError("no such picture")
+            return super().__getitem__(i)
+
+    names = [s.group_id for s in SAMPLES]
+    loader = PackLoader(
+        Broken(SAMPLES), groups=names, groups_per_step=4, prefetch=prefetch, **OPTIONS
+    )
+    seen = 0
+    with pytest.raises(KeyError, match="no such picture") as caught:
+        for step in loader:
+            seen += len(list(step))
+    assert seen > 0
+    assert "__getitem__" in [f.name for f in traceback.extract_tb(caught.value.__traceback__)]
+    assert caught.value.__notes__ == ["PackLoader: in epoch 0, step 1, batch 0"]
+
+
+def test_broken_rules_are_raised_in_the_loop():
+    broken = some_samples(1)
+    broken[0].loss_spans[0].stop = 999
+    with pytest.raises(SchemaError, match="plan: "):
+        list(PackLoader(broken, **OPTIONS))
+
+
+def test_a_loop_that_is_left_ends_its_thread():
+    loader = make()
+    for step in loader:
+        for _ in step:
+            break
+        break
+    assert threads() == []
+    for _ in loader:
+        assert len(threads()) == 1
+        loader.close()
+        break
+    iter(loader)  # not begun
+    assert threads() == []
+    with loader:
+        steps = iter(loader)
+        next(steps)
+        assert len(threads()) == 1
+    assert threads() == []
+    with pytest.raises(ArgumentError, match="ended by close"):
+        next(steps)
+
+
+def test_a_second_loop_ends_the_first():
+    loader = make()
+    first = iter(loader)
+    batches = iter(next(first))
+    next(batches)
+    assert len([b for step in loader for b in step]) > 0
+    with pytest.raises(ArgumentError, match="ended by close"):
+        list(batches)
+    with pytest.raises(ArgumentError, match="ended by close"):
+        next(first)
+
+
+def test_the_rest_of_a_step_that_is_left_is_skipped():
+    loader = make()
+    for number, step in enumerate(loader):
+        assert step.number == number
+        for _ in step:
+            break
+    assert number == 1 and loader.epoch == 1
+
+
+def test_a_step_gives_its_batches_once():
+    with make() as loader:
+        step = next(iter(loader))
+        iter(step)
+        with pytest.raises(ArgumentError, match="gave its batches already"):
+            iter(step)
+
+
+def test_pickle_keeps_the_place():
+    loader = make()
+    loader.load_state_dict(cut_in_a_step())
+    loop = (b for step in loader for b in step)
+    expected = next(loop)
+    copy = pickle.loads(pickle.dumps(loader))
+    follows = next(loop)
+    loop.close()
+    again = (b for step in copy for b in step)
+    assert_same(next(again), follows)
+    again.close()
+    assert expected.sample_ids != follows.sample_ids
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_says_that_the_thread_is_not_there():
+    loader = make()
+    steps = iter(loader)
+    next(steps)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            next(steps)
+        except ArgumentError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        assert "fork" in said.read()
+    steps.close()
+
+
+# ---------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"samples": None}, "samples or steps"),
+        ({"steps": [SAMPLES]}, "samples or steps"),
+        ({"samples": iter(SAMPLES)}, "no length"),
+        ({"loss_columns": {"advantages": [1.0]}}, "advantages has 1 entries for 12 samples"),
+        ({"groups": ["g"]}, "groups has 1 entries"),
+        ({"samples": None, "steps": [SAMPLES], "shuffle": True}, "steps are in order"),
+        ({"samples": None, "steps": 3}, "steps is int"),
+        ({"rank": 1}, "of 1 ranks"),
+        ({"prefetch": -1}, "prefetch is -1"),
+        ({"groups_per_step": 0}, "groups_per_step is 0"),
+    ],
+)
+def test_refused(wrong, says):
+    with pytest.raises(ArgumentError, match=says):
+        PackLoader(**{"samples": SAMPLES, **OPTIONS} | wrong)
+
+
+def test_items_that_are_no_samples():
+    with pytest.raises(ArgumentError, match=r"items\[0\] is dict"):
+        list(PackLoader([{}], **OPTIONS))
