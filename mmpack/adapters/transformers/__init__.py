@@ -8,6 +8,7 @@ with needs("hf", __name__):
 
 from mmpack.adapters.transformers.attention import attach, detach, is_attached
 from mmpack.adapters.transformers.collator import SampleCollator
+from mmpack.adapters.transformers.encode_once import encode_once
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.load import load_checkpoint
@@ -18,6 +19,7 @@ __all__ = [
     "SampleCollator",
     "attach",
     "detach",
+    "encode_once",
     "is_attached",
     "load_checkpoint",
     "model_inputs",
