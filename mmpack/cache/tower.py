@@ -23,7 +23,7 @@ Levels = tuple[
 Digest = tuple[int, ...]
 
 STRIDE = 4093
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 # what every module has (hooks, training), and what changes how a backward is run, but no feature
 _IGNORED = {*vars(torch.nn.Module()), "gradient_checkpointing", "_is_hf_initialized"}
 

@@ -6,7 +6,6 @@ encoded once, and its features are repeated for each of its placeholder runs. El
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
@@ -143,7 +142,7 @@ def encode_media(
     """Features of each medium: one call of the tower per modality, or chunks of whole media within `max_patches`.
 
     A larger medium runs alone. With gradients, several chunks are checkpointed, each as a whole, where the tower does
-    not checkpoint its layers itself: between forward and backward only features and pixels are held.
+    not checkpoint its layers itself: between forward and backward only features are held.
 
     Args: `chosen_pixels`: indices into `media` -> their pixels [patches, patch_dim].
     """
@@ -159,17 +158,30 @@ def encode_media(
     again = max_patches is not None and len(chunks) > 1 and tower.trains and not _checkpoints(tower)
     out: dict[int, Levels] = {}
     for modality, chunk in chunks:
-        grids = [media[i].grid_thw for i in chunk]
-
-        def run(pixels: torch.Tensor, modality: str = modality, grids: Any = grids) -> list[Levels]:
-            features = _encode(model, modality, _tower_arguments(family, modality, pixels, grids))
-            return _per_medium(features, [t for t, _, _ in grids])
-
-        pixels = chosen_pixels(chunk)
+        encode = functools.partial(
+            _encode_chunk,
+            model,
+            family,
+            modality,
+            [media[i].grid_thw for i in chunk],
+            functools.partial(chosen_pixels, chunk),
+        )
         if again:
-            run = functools.partial(checkpoint, _as_now(tower, run), use_reentrant=False)
-        out |= dict(zip(chunk, run(pixels), strict=True))
+            encode = functools.partial(checkpoint, _as_now(tower, encode), use_reentrant=False)
+        out |= dict(zip(chunk, encode(), strict=True))
     return [out[i] for i in range(len(media))]
+
+
+def _encode_chunk(
+    model: Any,
+    family: Family,
+    modality: str,
+    grids: list[tuple[int, int, int]],
+    pixels: Callable[[], torch.Tensor],
+) -> list[Levels]:
+    """Features of media with these grids, by one call of the tower. `pixels`: made here, so that nothing holds them."""
+    features = _encode(model, modality, _tower_arguments(family, modality, pixels(), grids))
+    return _per_medium(features, [t for t, _, _ in grids])
 
 
 def tile_patches(config: Any, family: Family) -> tuple[int, int]:
@@ -287,22 +299,17 @@ def _checkpoints(tower: Tower) -> bool:
     )
 
 
-def _as_now(tower: Tower, run: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+def _as_now(tower: Tower, run: Callable[[], Any]) -> Callable[[], Any]:
     """`run` with the tower's attention of now, also when the backward runs it after `detach`."""
     configs = _configs(tower.modules)
     names = [config._attn_implementation for config in configs]
 
-    @contextlib.contextmanager
-    def switched() -> Iterator[None]:
+    def run_as_now() -> Any:
         before = [config._attn_implementation for config in configs]
         put(configs, names)
         try:
-            yield
+            return run()
         finally:
             put(configs, before)
-
-    def run_as_now(pixels: torch.Tensor) -> Any:
-        with switched():
-            return run(pixels)
 
     return run_as_now
