@@ -85,15 +85,23 @@ class Tower:
             for a, b in zip(own, theirs, strict=True)
         )
 
-    def refuse_random(self, what: str) -> None:
-        """Raise ModelError where two forwards of the same pixels differ: dropout, and norms of the batch at hand."""
+    @property
+    def random(self) -> str | None:
+        """The module that makes two forwards of the same pixels differ: dropout, or a norm over the batch at hand."""
         for module in self.modules:
             for name, m in module.named_modules():
                 if m.training and (isinstance(m, _NormBase) or _drops(m)):
-                    raise ModelError(
-                        f"{what}: {name or type(m).__name__} of the tower is in training mode and random or of the "
-                        "batch at hand (dropout), so features can't be used again. Fix: dropout 0, or tower.eval()"
-                    )
+                    return name or type(m).__name__
+        return None
+
+    def refuse_random(self, what: str) -> None:
+        """Raise ModelError where two forwards of the same pixels differ."""
+        name = self.random
+        if name is not None:
+            raise ModelError(
+                f"{what}: {name} of the tower is in training mode and random or of the batch at hand (dropout), so "
+                "features can't be used again. Fix: dropout 0, or tower.eval()"
+            )
 
     def _tensors(self) -> list[Tensor]:
         return [

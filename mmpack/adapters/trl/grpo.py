@@ -185,15 +185,14 @@ class MmpackGRPO(_Trainer):
     def _features_of(self, model: Any, batch: PackedBatch) -> FeatureStore | None:
         """Where features of this model's media are kept: one store for all models whose towers are equal now.
 
-        None where they are not kept: without media or a budget, and where the tower is trained.
+        None where they are not kept: without media or a budget, and where the tower is trained or has dropout.
         """
         whole = unwrap(model, "MmpackGRPO")
         if not batch.media or not takes_encoded_media(whole):
             return None
         tower = tower_of(whole)
-        if self.feature_bytes + self.feature_host_bytes == 0 or any(
-            p.requires_grad for p in tower.parameters()
-        ):
+        trained = any(p.requires_grad for p in tower.parameters())
+        if self.feature_bytes + self.feature_host_bytes == 0 or trained or tower.random:
             return None
         store = self._mmpack_stores.get(tower.modules[0])
         if store is None or not store.fits(
