@@ -1,5 +1,6 @@
 """The code in README.md and the pages runs, block after block, as it is printed."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
@@ -164,6 +166,17 @@ def test_packing_and_losses_and_the_gpu_s_page(yours, samples):
     head = torch.nn.Linear(8, model.config.get_text_config().vocab_size, bias=False)
     ran = run("docs/gpu.md", {"mp": mp, "hidden": hidden, "lm_head": head, "batch": batch})
     assert len(ran["logprobs"]) == len(ran["entropy"]) == batch.num_loss_tokens
+
+
+def test_features(yours, samples):
+    model = copy.deepcopy(yours["model"])
+    if not takes_encoded_media(model):
+        pytest.skip("transformers before 5.19")
+    packs = [mp.pack(samples[:2]), mp.pack(samples[2:4], share_prefix=True)]
+    names = {"torch": torch, "model": model, "packs": packs, "loss_of": torch.mean}
+    ran = run("docs/features.md", names | {"optimizer": torch.optim.SGD(model.parameters(), lr=1)})
+    assert ran["store"].stats.misses == 2 and ran["store"].stats.patches_saved > 0
+    assert next(model.model.visual.parameters()).grad is not None
 
 
 def test_install_and_commands(capsys):

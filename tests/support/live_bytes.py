@@ -18,15 +18,16 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, known: Iterable[torch.Tensor] = ()):
         super().__init__()
         self.now = self.peak = 0
-        self.seen = {t.untyped_storage()._cdata for t in known}
+        self.seen = {_key(x) for x in known}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        given = {_key(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self._watch(tensor.untyped_storage())
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor) and _key(x) not in given:
+                self._watch(x.untyped_storage())
         return out
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
@@ -40,3 +41,7 @@ class LiveBytes(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self.seen.discard(key)
         self.now -= size
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

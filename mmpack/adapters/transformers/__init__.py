@@ -10,6 +10,7 @@ from mmpack.adapters.transformers.attention import attach, detach, is_attached
 from mmpack.adapters.transformers.checkpointing import checkpoint_layers
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.adapters.transformers.compile import compile_layers
+from mmpack.adapters.transformers.encode_once import encode_once
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.load import load_checkpoint
@@ -22,6 +23,7 @@ __all__ = [
     "checkpoint_layers",
     "compile_layers",
     "detach",
+    "encode_once",
     "is_attached",
     "load_checkpoint",
     "model_inputs",

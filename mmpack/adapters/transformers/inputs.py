@@ -18,14 +18,26 @@ from mmpack.adapters.transformers.attention import (
 )
 from mmpack.adapters.transformers.guards import BoundIds
 from mmpack.adapters.transformers.tower import (
+    Features,
     encoded_inputs,
     idle_tower_inputs,
+    joined_inputs,
     pixel_inputs,
     takes_encoded_media,
     tile_patches,
+    tower_of,
 )
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
-from mmpack.errors import ArgumentError, ModelError, SchemaError, installed_version
+from mmpack.cache.features import FeatureStore
+from mmpack.cache.summed import SummedFeatures
+from mmpack.errors import (
+    ArgumentError,
+    ModelError,
+    SchemaError,
+    check_whole,
+    installed_version,
+    kind_of,
+)
 from mmpack.families import Family, family_of_model_type
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import held_pixels, patch_offsets
@@ -33,7 +45,14 @@ from mmpack.packing.pad import PaddedBatch
 from mmpack.schema.rules import Problem
 
 
-def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, Any]:
+def model_inputs(
+    batch: Batch,
+    model: Any,
+    vision: str = "auto",
+    *,
+    features: Features | None = None,
+    max_patches: int | None = None,
+) -> dict[str, Any]:
     """Keyword arguments of a transformers VLM's forward, always with `use_cache=False`.
 
     A packed batch needs `attach(model)`. A padded one goes either way: attached by `visible_until`, else by
@@ -47,11 +66,15 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
         model: a transformers model, or PEFT's or DDP's wrapper of one.
         vision: "always": a batch without media runs the smallest medium with weight exactly 0. "auto": that only under
             DistributedDataParallel, which waits for every parameter's gradient.
+        features: where encoded media are kept: a `FeatureStore` of a tower that is not trained, or what `encode_once`
+            yields. Of a packed batch; transformers 5.19 or newer.
+        max_patches: the tower runs whole media in chunks of at most so many patches (one larger medium by itself), and
+            with gradients checkpoints each chunk unless it checkpoints its layers already. As `features` otherwise.
 
     Returns: input_ids and position_ids, `visible_until` [T] int32 and `attention_plan` (or attention_mask), use_cache,
     and with media their encoded features, or pixels and grids.
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids; SchemaError (MM404) for
-    missing pixels; ArgumentError for another `vision`, or for what is no batch.
+    missing pixels; ArgumentError for other options, or for what is no batch.
     """
     if vision not in ("auto", "always"):
         raise ArgumentError(f"model_inputs: vision is {vision!r}. Fix: use 'auto' or 'always'")
@@ -60,8 +83,10 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
     always = vision == "always" or is_parallel(model)
     model = unwrap(model, "model_inputs")
     family = family_of_model_type(model.config.model_type)
-    _refuse_other_ids(batch, model.config, family)
-    _refuse_other_media(batch, model.config, family)
+    refuse_other_batch(batch, model, "model_inputs")
+    if features is not None or max_patches is not None:
+        refuse_options(model, features, max_patches, "model_inputs")
+        _refuse_padded(batch)
     attached = is_attached(model)
     inputs: dict[str, Any] = {"use_cache": False}
     if isinstance(batch, PackedBatch):
@@ -83,11 +108,14 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
         _refuse_missing_kernels(model.config.get_text_config())
     batch.stats["patches_encoded"] = 0
     make: Callable[[], dict[str, Any]] | None = None
-    if not batch.media and always:
+    if not batch.media and isinstance(features, SummedFeatures):
+        if always and features.trained:
+            make = functools.partial(joined_inputs, features, model, ids)
+    elif not batch.media and always:
         _refuse_idle_tower(model, attached)
         make = functools.partial(idle_tower_inputs, batch, model, ids)
     elif batch.media and isinstance(batch, PackedBatch) and takes_encoded_media(model):
-        make = functools.partial(encoded_inputs, batch, model)
+        make = functools.partial(encoded_inputs, batch, model, features, max_patches, always)
     elif batch.media:  # the model's forward encodes
         inputs |= pixel_inputs(batch)
     if not attached:
@@ -95,6 +123,41 @@ def model_inputs(batch: Batch, model: Any, vision: str = "auto") -> dict[str, An
             return inputs | {"input_ids": ids}
         open_ids_in_forward(model.model)
     return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict)}
+
+
+def refuse_other_batch(batch: Batch, model: Any, what: str) -> None:
+    """Raise, as `what`, for a batch of another model: ids, media and pixels."""
+    family = family_of_model_type(model.config.model_type)
+    _refuse_other_ids(batch, model.config, family, what)
+    _refuse_other_media(batch, model.config, family, what)
+
+
+def refuse_options(model: Any, features: Any, max_patches: int | None, what: str) -> None:
+    """Raise for `features` or `max_patches` that aren't such, or that this model can't have."""
+    if max_patches is not None:
+        check_whole(what, "max_patches", max_patches)
+    if not (features is None or isinstance(features, FeatureStore | SummedFeatures)):
+        raise ArgumentError(
+            f"{what}: features is {kind_of(features)}. Fix: a FeatureStore, or what encode_once yields"
+        )
+    if not takes_encoded_media(model):
+        raise ModelError(
+            f"{what}: the forward of transformers {installed_version('transformers')} takes no media that were encoded "
+            "before it, as features and max_patches need. Fix: transformers 5.19 or newer, or neither"
+        )
+    if any(is_sharded(module) for module in tower_of(model).modules):
+        raise ModelError(
+            f"{what}: the vision tower is sharded (FSDP2), and ranks that call it more often than others would wait "
+            "for ever. Fix: leave features and max_patches out, or shard the text model's layers only"
+        )
+
+
+def _refuse_padded(batch: Batch) -> None:
+    if not isinstance(batch, PackedBatch):
+        raise ModelError(
+            "model_inputs: a padded batch is encoded by the model's forward, as frameworks do, without features and "
+            "max_patches. Fix: mp.pack"
+        )
 
 
 def _refuse_idle_tower(model: Any, attached: bool) -> None:
@@ -113,16 +176,16 @@ def _refuse_idle_tower(model: Any, attached: bool) -> None:
         )
 
 
-def _refuse_other_ids(batch: Batch, config: Any, family: Family) -> None:
+def _refuse_other_ids(batch: Batch, config: Any, family: Family, what: str) -> None:
     """Ids that the model lacks, or reads as something else than the batch means."""
     if not batch.family_of().same_layout(family):
         raise ModelError(
-            f"model_inputs: the batch is of {batch.family}, the model of {family.name}. "
+            f"{what}: the batch is of {batch.family}, the model of {family.name}. "
             "Fix: wrap the processor of this model"
         )
     if config.image_token_id != family.image_token_id:
         raise ModelError(
-            f"model_inputs: the model's image token is {config.image_token_id}, {family.name}'s is "
+            f"{what}: the model's image token is {config.image_token_id}, {family.name}'s is "
             f"{family.image_token_id}. Fix: use a checkpoint of this family's vocabulary"
         )
     assert batch.id_range is not None  # set when the batch was made
@@ -130,7 +193,7 @@ def _refuse_other_ids(batch: Batch, config: Any, family: Family) -> None:
     size = config.get_text_config().vocab_size
     if low < 0 or high >= size:
         raise ModelError(
-            f"model_inputs: the batch has id {low if low < 0 else high}, the model's ids are 0 to {size - 1}. "
+            f"{what}: the batch has id {low if low < 0 else high}, the model's ids are 0 to {size - 1}. "
             "Fix: wrap the processor of this model, or resize its embeddings"
         )
 
@@ -146,26 +209,26 @@ def _refuse_missing_kernels(text: Any) -> None:
         )
 
 
-def _refuse_other_media(batch: Batch, config: Any, family: Family) -> None:
+def _refuse_other_media(batch: Batch, config: Any, family: Family, what: str) -> None:
     """Media without pixels, pixels cut after packing, and tiles of another size than the tower's only one."""
-    held_pixels(batch.media, "model_inputs")
+    held_pixels(batch.media, what)
     for m in batch.media:
         if family.pixel_layout == "tiles" and tuple(m.grid_thw[1:]) != (
             size := tile_patches(config, family)
         ):
             raise ModelError(
-                f"model_inputs: {m.media_id!r:.60} has tiles of {list(m.grid_thw[1:])} patches, "
+                f"{what}: {m.media_id!r:.60} has tiles of {list(m.grid_thw[1:])} patches, "
                 f"the model's tower reads {list(size)}. Fix: wrap the processor of this model"
             )
     if batch.media:
-        _refuse_cut_pixels(batch, family)
+        _refuse_cut_pixels(batch, family, what)
 
 
-def _refuse_cut_pixels(batch: Batch, family: Family) -> None:
+def _refuse_cut_pixels(batch: Batch, family: Family, what: str) -> None:
     """Rows of pixels that were cut or added after packing: each medium would read its neighbour's."""
     whole, expected = batch.pixel_values, [patch_offsets(batch.media)[-1], family.patch_dim]
     if whole is None or list(whole.shape) != expected:
         found = "is missing" if whole is None else f"has shape {list(whole.shape)}"
         why = f"{found}, the batch's media need {expected}"
         problem = Problem("MM404", batch.media[0].media_id, "pixel_values", why)
-        raise SchemaError([problem], "model_inputs")
+        raise SchemaError([problem], what)

@@ -10,6 +10,7 @@ import torch
 
 from mmpack.adapters.transformers.heads import head_of, reader
 from mmpack.adapters.transformers.inputs import model_inputs
+from mmpack.adapters.transformers.tower import Features
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
 from mmpack.packing.batch import Batch
 
@@ -21,12 +22,22 @@ def packed_logprobs(
     temperature: float = 1.0,
     vision: str = "auto",
     entropy: Literal[False] = False,
+    *,
+    features: Features | None = None,
+    max_patches: int | None = None,
 ) -> torch.Tensor: ...
 
 
 @overload
 def packed_logprobs(
-    model: Any, batch: Batch, temperature: float = 1.0, vision: str = "auto", *, entropy: bool
+    model: Any,
+    batch: Batch,
+    temperature: float = 1.0,
+    vision: str = "auto",
+    *,
+    entropy: bool,
+    features: Features | None = None,
+    max_patches: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -36,23 +47,27 @@ def packed_logprobs(
     temperature: float = 1.0,
     vision: str = "auto",
     entropy: bool = False,
+    *,
+    features: Features | None = None,
+    max_patches: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
     A model in DistributedDataParallel, or sharded by FSDP2, runs in its own forward, so that gradients are reduced.
-    A head that an adapter changed (LoRA, DoRA) makes logits, of 1,024 loss tokens at a time.
+    A head that an adapter changed (LoRA, DoRA) makes logits, of 1,024 loss tokens at a time. Under `torch.no_grad()`,
+    for old and reference logprobs, no activations are held: memory is that of one layer, however many there are.
 
     Args:
         temperature: logits are divided by it.
-        vision: see `model_inputs`.
         entropy: return also the entropy [N], in nats, of the distribution that each loss token comes from.
+        vision, features, max_patches: see `model_inputs`.
 
     Raises: as `model_inputs` does; ModelError for what is no transformers model.
     """
     whole = unwrap(model, "packed_logprobs")
     head = head_of(whole)
     read = reader(head, batch, temperature, entropy)
-    inputs = model_inputs(batch, model, vision)
+    inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
     if not (is_parallel(model) or is_sharded(whole)):
         return read(whole.model(**inputs).last_hidden_state)
 

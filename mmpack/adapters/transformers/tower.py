@@ -6,23 +6,51 @@ encoded once, and its features are repeated for each of its placeholder runs. El
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from mmpack.adapters.transformers.recompute import put
 from mmpack.adapters.transformers.tower_attention import on_their_device
+from mmpack.cache.features import FeatureStore
+from mmpack.cache.summed import SummedFeatures
+from mmpack.cache.tower import Levels, Tower
 from mmpack.families import Family
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import tiles_of
 from mmpack.packing.pixels import float_pixels
+from mmpack.schema.media import Medium
+
+Features = FeatureStore | SummedFeatures
+
+
+@dataclass
+class Encoded(BaseModelOutputWithPooling):
+    """What the forward reads of a modality's encoded media."""
+
+    pooler_output: Any = None  # [tokens, H] per run; of tiles one tensor
+    deepstack_features: list[tuple[torch.Tensor, ...]] | None = None
 
 
 def takes_encoded_media(model: Any) -> bool:
     """Whether the forward takes media that were encoded before: `mm_encoder_outputs`, from transformers 5.19 on."""
     return "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
+
+
+def tower_of(model: Any) -> Tower:
+    """All modules below the head that are not the text model: the vision tower, and a projector behind it."""
+    core = model.model
+    modules = tuple(m for m in core.children() if m is not core.get_decoder())
+    names = tuple(c._attn_implementation for c in _configs(modules))
+    return Tower(modules, (*names, os.environ.get("MMPACK_TOWER_ATTENTION")))
 
 
 def pixel_inputs(batch: Batch) -> dict[str, Any]:
@@ -43,24 +71,51 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
     return out
 
 
-def encoded_inputs(batch: PackedBatch, model: Any) -> dict[str, Any]:
-    """Keyword of the forward: features of every placeholder run. The tower runs here, once per medium.
+def encoded_inputs(
+    batch: PackedBatch,
+    model: Any,
+    features: Features | None = None,
+    max_patches: int | None = None,
+    joined: bool = False,
+) -> dict[str, Any]:
+    """Keyword of the forward: features of every placeholder run. Media that `features` lacks are encoded here, once.
 
-    `batch.stats["patches_encoded"]` becomes the patches that it encoded.
+    `batch.stats["patches_encoded"]` becomes the patches that the tower ran. `joined`: every weight of a tower that
+    `features` trains gets a gradient, if only 0.
     """
     family = batch.family_of()
-    encoded, features = 0, {}
-    for modality, runs in _runs(batch, family):
-        media = sorted(set(runs))
-        pixels = float_pixels(batch, media)
-        encoded += len(pixels)
-        grids = [batch.media[i].grid_thw for i in media]
-        made = _encode(model, modality, _tower_arguments(family, modality, pixels, grids))
-        if len(runs) > len(media):
-            _repeat(made, batch, media, runs)
-        features[modality] = made
-    batch.stats["patches_encoded"] = encoded
-    return {"mm_encoder_outputs": features}
+    ran: list[int] = []
+
+    def encode(media: list[int]) -> list[Levels]:
+        ran.extend(media)
+        own = [batch.media[i] for i in media]
+        return encode_media(
+            model,
+            family,
+            own,
+            lambda chosen: float_pixels(batch, [media[i] for i in chosen]),
+            max_patches,
+        )
+
+    counts = patch_counts(batch.media)
+    everything = list(range(len(batch.media)))
+    if features is None:
+        made = encode(everything)
+    else:
+        made = features.fetch(tower_of(model), batch.media_cache_keys, counts, encode)
+    if joined and isinstance(features, SummedFeatures) and features.trained:
+        made[0] = (made[0][0] + features.zero().to(made[0][0].dtype), *made[0][1:])
+    batch.stats["patches_encoded"] = sum(counts[i] for i in ran)
+    outputs = {
+        modality: _repeated(batch, made, runs, family) for modality, runs in _runs(batch, family)
+    }
+    return {"mm_encoder_outputs": outputs}
+
+
+def joined_inputs(features: SummedFeatures, model: Any, ids: torch.Tensor) -> dict[str, Any]:
+    """Keywords of the forward of a batch without media: token embeddings plus a 0 of every weight of the tower."""
+    embeds = model.get_input_embeddings()(ids)
+    return {"input_ids": None, "inputs_embeds": embeds + features.zero().to(embeds.dtype)}
 
 
 def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
@@ -80,10 +135,67 @@ def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, 
     return {"input_ids": None, "inputs_embeds": embeds + idle}
 
 
+def encode_media(
+    model: Any,
+    family: Family,
+    media: Sequence[Medium],
+    chosen_pixels: Callable[[list[int]], torch.Tensor],
+    max_patches: int | None = None,
+) -> list[Levels]:
+    """Features of each medium: one call of the tower per modality, or chunks of whole media within `max_patches`.
+
+    A larger medium runs alone. With gradients, several chunks are checkpointed, each as a whole, where the tower does
+    not checkpoint its layers itself: between forward and backward only features are held.
+
+    Args: `chosen_pixels`: indices into `media` -> their pixels [patches, patch_dim].
+    """
+    counts = patch_counts(media)
+    chunks = [
+        (modality, chunk)
+        for modality in family.placeholder_ids
+        for chunk in _chunks(
+            [i for i, m in enumerate(media) if m.modality == modality], counts, max_patches
+        )
+    ]
+    tower = tower_of(model)
+    again = max_patches is not None and len(chunks) > 1 and tower.trains and not _checkpoints(tower)
+    out: dict[int, Levels] = {}
+    for modality, chunk in chunks:
+        encode = functools.partial(
+            _encode_chunk,
+            model,
+            family,
+            modality,
+            [media[i].grid_thw for i in chunk],
+            functools.partial(chosen_pixels, chunk),
+        )
+        if again:
+            encode = functools.partial(checkpoint, _as_now(tower, encode), use_reentrant=False)
+        out |= dict(zip(chunk, encode(), strict=True))
+    return [out[i] for i in range(len(media))]
+
+
+def _encode_chunk(
+    model: Any,
+    family: Family,
+    modality: str,
+    grids: list[tuple[int, int, int]],
+    pixels: Callable[[], torch.Tensor],
+) -> list[Levels]:
+    """Features of media with these grids, by one call of the tower. `pixels`: made here, so that nothing holds them."""
+    features = _encode(model, modality, _tower_arguments(family, modality, pixels(), grids))
+    return _per_medium(features, [t for t, _, _ in grids])
+
+
 def tile_patches(config: Any, family: Family) -> tuple[int, int]:
     """Patches (h, w) of a tile, the one size that the tower of such a family reads."""
     height, width = config.vision_config.image_size
     return height // family.patch_size, width // family.patch_size
+
+
+def patch_counts(media: Sequence[Medium]) -> list[int]:
+    """Patches of each medium."""
+    return [t * h * w for t, h, w in (m.grid_thw for m in media)]
 
 
 def _runs(batch: Batch, family: Family) -> Iterator[tuple[str, list[int]]]:
@@ -92,6 +204,19 @@ def _runs(batch: Batch, family: Family) -> Iterator[tuple[str, list[int]]]:
         runs = [i for i in batch.media_order if batch.media[i].modality == modality]
         if runs:
             yield modality, runs
+
+
+def _chunks(media: list[int], counts: list[int], most: int | None) -> list[list[int]]:
+    """Media one after the other, in chunks of at most `most` patches."""
+    out: list[list[int]] = []
+    held = 0
+    for i in media:
+        if not out or (most is not None and held + counts[i] > most):
+            out.append([])
+            held = 0
+        out[-1].append(i)
+        held += counts[i]
+    return out
 
 
 def _tower_arguments(
@@ -107,27 +232,32 @@ def _tower_arguments(
 
 
 def _encode(model: Any, modality: str, arguments: dict[str, torch.Tensor]) -> Any:
-    """The tower's output. `pooler_output`: [tokens, H] per medium, or [tiles, tokens, H] of all; see `_repeat`."""
+    """The tower's output. `pooler_output`: [tokens, H] per medium, or [tiles, tokens, H] of all."""
     core = model.model
     make = core.get_image_features if modality == "image" else core.get_video_features
     return make(**on_their_device(model, arguments), return_dict=True)
 
 
-def _repeat(features: Any, batch: PackedBatch, media: list[int], runs: list[int]) -> None:
-    """Repeat what was made of `media` for each of the `runs`: embeddings and all deepstack levels."""
+def _per_medium(features: Any, times: list[int]) -> list[Levels]:
+    """The tower's output, by medium; `times`: tiles of each, where they are stacked."""
     made = features.pooler_output
-    if torch.is_tensor(made):  # tiles stacked, of the family's only modality
-        features.pooler_output = _gathered(made.flatten(0, 1), batch).view(-1, *made.shape[1:])
-        return
+    if torch.is_tensor(made):
+        return [(tiles.flatten(0, 1),) for tiles in made.split(times)]
+    return list(zip(made, *(getattr(features, "deepstack_features", None) or ()), strict=True))
 
-    def repeated(pieces: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+
+def _repeated(batch: PackedBatch, made: list[Levels], runs: list[int], family: Family) -> Encoded:
+    """Features of the modality whose `runs` these are, once for each: embeddings and all deepstack levels."""
+    media = sorted(set(runs))
+    levels: list[tuple[torch.Tensor, ...]] = list(zip(*(made[i] for i in media), strict=True))
+    if len(runs) > len(media):
         if len(media) == len(batch.media):
-            return (_gathered(torch.cat(tuple(pieces)), batch),)
-        return tuple(pieces[media.index(i)] for i in runs)  # beside media of another modality
-
-    features.pooler_output = repeated(made)
-    if getattr(features, "deepstack_features", None) is not None:
-        features.deepstack_features = [repeated(level) for level in features.deepstack_features]
+            levels = [(_gathered(torch.cat(level), batch),) for level in levels]
+        else:  # beside media of another modality
+            levels = [tuple(level[media.index(i)] for i in runs) for level in levels]
+    if family.pixel_layout == "tiles":  # which the forward reads as one tensor
+        return Encoded(pooler_output=torch.cat(levels[0]))
+    return Encoded(pooler_output=levels[0], deepstack_features=levels[1:] or None)
 
 
 def _gathered(features: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
@@ -140,3 +270,39 @@ def _levels(features: Any) -> list[torch.Tensor]:
     """Deepstack features of all levels, if any: one tensor per level, or (from 5.19 on) one per level and medium."""
     levels = getattr(features, "deepstack_features", None) or []
     return [f for level in levels for f in ([level] if torch.is_tensor(level) else level)]
+
+
+def _configs(modules: Sequence[torch.nn.Module]) -> list[Any]:
+    """Those that attention layers of the modules read, each once."""
+    found = {
+        id(c): c
+        for module in modules
+        for m in module.modules()
+        if hasattr(c := getattr(m, "config", None), "_attn_implementation")
+    }
+    return list(found.values())
+
+
+def _checkpoints(tower: Tower) -> bool:
+    """Whether layers of the tower are checkpointed already."""
+    return any(
+        (m.training and getattr(m, "gradient_checkpointing", False)) or "checkpoint_fn" in vars(m)
+        for module in tower.modules
+        for m in module.modules()
+    )
+
+
+def _as_now(tower: Tower, run: Callable[[], Any]) -> Callable[[], Any]:
+    """`run` with the tower's attention of now, also when the backward runs it after `detach`."""
+    configs = _configs(tower.modules)
+    names = [config._attn_implementation for config in configs]
+
+    def run_as_now() -> Any:
+        before = [config._attn_implementation for config in configs]
+        put(configs, names)
+        try:
+            return run()
+        finally:
+            put(configs, before)
+
+    return run_as_now

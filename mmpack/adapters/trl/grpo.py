@@ -10,19 +10,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
+from mmpack.adapters.transformers.tower import takes_encoded_media, tower_of
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.pass_stats import PassStats
+from mmpack.cache.features import FeatureStore
 from mmpack.errors import ArgumentError, BackendError, ModelError, require
 from mmpack.families import Family, family_of_model_type
 from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
+from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
 from mmpack.parity.fixes import FIXES
 from mmpack.schema.sample import Sample
@@ -42,12 +46,17 @@ class MmpackGRPO(_Trainer):
     entropies that agree with stock ones within the contract ("one model, two layouts": 1e-5 in fp32). Tokens outside
     the attention mask have logprob and entropy 0, as in TRL; so have placeholders inside a completion.
 
+    A tower that is not trained encodes each picture once for old, reference and loss passes: its features are kept in
+    `feature_bytes` on the device and `feature_host_bytes` on the host, both set in a class body; 0 keeps none.
+
     Raises, when built: MissingExtraError, BackendError for another TRL than 1.16; LayoutError (MM006) for a model of
     no known family; ModelError for what the packed pass can't do (FSDP, DeepSpeed, torch_compile, the router's
     auxiliary loss).
     """
 
     mmpack_stats: PassStats
+    feature_bytes: int = 2**29
+    feature_host_bytes: int = 0
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -73,6 +82,7 @@ class MmpackGRPO(_Trainer):
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
         self.mmpack_stats = PassStats()
+        self._mmpack_stores: WeakKeyDictionary[torch.nn.Module, FeatureStore] = WeakKeyDictionary()
         policy = unwrap(self.accelerator.unwrap_model(self.model), "MmpackGRPO")
         self._mmpack_family = family_of_model_type(policy.config.model_type)
         refuse_unpackable(policy)
@@ -150,7 +160,14 @@ class MmpackGRPO(_Trainer):
         # a rank without a picture still runs the tower
         vision = "always" if self.accelerator.num_processes > 1 else "auto"
         with self.accelerator.autocast(), attach(model):
-            values = packed_logprobs(model, batch, self.temperature, vision, entropy=entropy)
+            values = packed_logprobs(
+                model,
+                batch,
+                self.temperature,
+                vision,
+                entropy=entropy,
+                features=self._features_of(model, batch),
+            )
         stats = PassStats(
             passes=1,
             samples=len(samples),
@@ -164,6 +181,27 @@ class MmpackGRPO(_Trainer):
         for name in ("tokens", "tokens_stock", "patches", "patches_stock"):
             metrics[f"mmpack/{name}"].append(getattr(stats, name))
         return values if isinstance(values, tuple) else (values,)
+
+    def _features_of(self, model: Any, batch: PackedBatch) -> FeatureStore | None:
+        """Where features of this model's media are kept: one store for all models whose towers are equal now.
+
+        None where they are not kept: without media or a budget, and where the tower is trained or has dropout.
+        """
+        whole = unwrap(model, "MmpackGRPO")
+        if not batch.media or not takes_encoded_media(whole):
+            return None
+        tower = tower_of(whole)
+        trained = any(p.requires_grad for p in tower.parameters())
+        if self.feature_bytes + self.feature_host_bytes == 0 or trained or tower.random:
+            return None
+        store = self._mmpack_stores.get(tower.modules[0])
+        if store is None or not store.fits(
+            tower
+        ):  # new, or changed: merged adapters, a synced reference
+            fitting = (s for s in self._mmpack_stores.values() if s.fits(tower))
+            store = next(fitting, None) or FeatureStore(self.feature_bytes, self.feature_host_bytes)
+            self._mmpack_stores[tower.modules[0]] = store
+        return store
 
 
 def check_prompts(generate: Callable[..., Any], family: Family) -> Callable[..., Any]:

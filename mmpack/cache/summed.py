@@ -1,0 +1,169 @@
+"""SummedFeatures: media of a whole step, encoded once with gradients; one backward for all micro-batches.
+
+Each micro-batch gets the features as leaves. What its backward brings is added in float32, in the order of the
+backwards, and rounded once when the tower's own backward starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd.function import once_differentiable
+
+from mmpack.cache.tower import Levels, Tower
+from mmpack.errors import ModelError
+
+
+class SummedFeatures:
+    """Features of the media `keys` for `packs` micro-batches. Of a tower that is not trained: the features alone."""
+
+    def __init__(self, tower: Tower, keys: Sequence[str], features: Sequence[Levels], packs: int):
+        self.tower = tower
+        self.trained = tower.trains
+        self.packs = packs
+        self._features = dict(zip(keys, features, strict=True))
+        self._sums: dict[str, list[Tensor | None]] = {
+            k: [None] * len(f) for k, f in self._features.items()
+        }
+        self._how, self._digest = tower.how(), tower.digest()
+        self._start = torch.zeros((), requires_grad=True)  # makes autograd come back
+        self._given = self._returned = 0
+
+    def fetch(
+        self,
+        tower: Tower,
+        keys: Sequence[str],
+        patches: Sequence[int],
+        encode: Callable[[list[int]], list[Levels]],
+    ) -> list[Levels]:
+        """Features of each medium; with gradients, each call is a micro-batch. Nothing is encoded.
+
+        Raises: ModelError for media that were not given, and for a tower that is another one, or was changed since.
+        """
+        self._check(tower)
+        missing = [key for key in keys if key not in self._features]
+        if missing:
+            raise ModelError(
+                f"encode_once: {len(missing)} of the pack's {len(keys)} media were not in the packs that were encoded "
+                f"(cache key {missing[0]:.12}…). Fix: give encode_once all packs of the step"
+            )
+        own = [tuple(level.detach() for level in self._features[key]) for key in keys]
+        if not (self.trained and torch.is_grad_enabled()):
+            return own
+        self._given += 1
+        flat = iter(_HandOut.apply(self._start, self, tuple(keys), *(x for f in own for x in f)))
+        return [tuple(next(flat) for _ in levels) for levels in own]
+
+    def zero(self) -> Tensor:
+        """0, with a gradient of 0 to every weight of the tower: DistributedDataParallel waits for one of each."""
+        trained = [p for p in self.tower.parameters() if p.requires_grad]
+        return 0 * torch.stack([p.reshape(-1)[0].float() for p in trained]).sum()
+
+    def backward(self, ranks: Any = None) -> None:
+        """The tower's one backward. `ranks`: a process group, whose mean the gradients become.
+
+        Raises: ModelError where a micro-batch was left out, or the weights changed.
+        """
+        if not self.trained:
+            return
+        self._refuse_forgotten()
+        self._check(self.tower)
+        pairs = [
+            (level, total.to(level.dtype))
+            for key, levels in self._features.items()
+            for level, total in zip(levels, self._sums[key], strict=True)
+            if total is not None and level.requires_grad
+        ]
+        outputs, totals = [p[0] for p in pairs], [p[1] for p in pairs]
+        self.release()
+        if ranks is None:
+            if pairs:
+                torch.autograd.backward(outputs, totals)
+            return
+        trained = [p for p in self.tower.parameters() if p.requires_grad]
+        found = (
+            torch.autograd.grad(outputs, trained, totals, allow_unused=True)
+            if pairs
+            else [None] * len(trained)
+        )
+        _add_mean(trained, found, ranks)
+
+    def release(self) -> None:
+        """Let go of features, graph and sums."""
+        self._features, self._sums = {}, {}
+
+    def _add(self, keys: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
+        self._returned += 1
+        flat = iter(gradients)
+        for key in keys:
+            sums = self._sums[key]
+            for level, total in enumerate(sums):
+                gradient = next(flat)
+                if gradient is None:
+                    continue
+                if total is None:
+                    wide = torch.promote_types(gradient.dtype, torch.float32)
+                    sums[level] = gradient.to(wide, copy=True)
+                else:
+                    total.add_(gradient)
+
+    def _check(self, tower: Tower) -> None:
+        why = None
+        if any(a is not b for a, b in zip(tower.modules, self.tower.modules, strict=True)):
+            why = "the features are of another model", "encode_once for each model"
+        elif tower.how() != self._how:
+            why = (
+                "autocast, precision, attention or adapters are not as they were when media were encoded",
+                "enter encode_once in the same state as the passes",
+            )
+        elif tower.digest() != self._digest:
+            why = "the tower's weights changed since media were encoded", "step after the block"
+        if why is not None:
+            raise ModelError(f"encode_once: {why[0]}. Fix: {why[1]}")
+
+    def _refuse_forgotten(self) -> None:
+        why = None
+        if self._given < self.packs:
+            why = f"{self._given} of {self.packs} packs with media had a forward"
+        elif self._returned < self._given:
+            why = f"{self._returned} of {self._given} forwards had a backward"
+        if why is not None:
+            raise ModelError(
+                f"encode_once: {why}, so gradients of the tower are not whole. "
+                "Fix: forward and backward of each pack within the block, or leave the pack out of encode_once"
+            )
+
+
+class _HandOut(torch.autograd.Function):
+    """start, whose features, keys, levels -> levels; the backward adds to the sums and goes no further."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, start: Tensor, owner: SummedFeatures, keys: tuple[str, ...], *levels: Tensor
+    ) -> Any:
+        ctx.owner, ctx.keys = owner, keys
+        ctx.set_materialize_grads(False)
+        return tuple(level.view_as(level) for level in levels)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        ctx.owner._add(ctx.keys, gradients)
+        return (None,) * (3 + len(gradients))
+
+
+def _add_mean(
+    trained: Sequence[torch.nn.Parameter], found: Sequence[Tensor | None], ranks: Any
+) -> None:
+    """Add the ranks' mean gradient to each parameter's, as DistributedDataParallel does. Every rank takes part."""
+    size = distributed.get_world_size(ranks)
+    own = [
+        torch.zeros_like(p) if g is None else g / size for p, g in zip(trained, found, strict=True)
+    ]
+    for work in [distributed.all_reduce(g, group=ranks, async_op=True) for g in own]:
+        work.wait()
+    for parameter, gradient in zip(trained, own, strict=True):
+        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)

@@ -1,0 +1,157 @@
+"""The modules that turn pixels into features, and all that features depend on besides pixels.
+
+That is the weights (found by their values, so that no way to change them goes unseen), settings of the modules
+(adapters switched on or off, their scales), and how torch runs them now (autocast, precision, device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from mmpack.errors import ModelError
+
+Levels = tuple[
+    Tensor, ...
+]  # of one medium: [tokens, H] of the embeddings, then of each deepstack level
+Digest = tuple[int, ...]
+
+STRIDE = 4093
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+# what every module has (hooks, training), and what changes how a backward is run, but no feature
+_IGNORED = {*vars(torch.nn.Module()), "gradient_checkpointing", "_is_hf_initialized"}
+
+
+@dataclass(frozen=True, eq=False)
+class Tower:
+    """`modules`: those between pixels and features. `about`: what else features depend on, as the caller knows it."""
+
+    modules: tuple[torch.nn.Module, ...]
+    about: Hashable = ()
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        for module in self.modules:
+            yield from module.parameters()
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def trains(self) -> bool:
+        """Whether features made now would carry gradients to the weights."""
+        return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+
+    def how(self) -> Hashable:
+        """How features would be made now, by equal weights."""
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        named = [named for module in self.modules for named in module.named_modules()]
+        settings = hash(tuple((n, type(m).__qualname__, _plain_of(m)) for n, m in named))
+        return (
+            self.device,
+            autocast,
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            settings,
+            self.about,
+        )
+
+    def digest(self) -> Digest:
+        """Shapes, dtypes and values of all parameters and buffers, as a few numbers. Waits for the device.
+
+        Values are read, because no counter of torch's sees `p.data.copy_(…)`: their bits as integers, every 4,093rd
+        added up, are multiplied by pseudo-random odd numbers of their places and added modulo 2^64.
+        """
+        tensors = self._tensors()
+        sums: dict[torch.device, list[Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel():
+                sums.setdefault(tensor.device, []).extend(_bits(tensor))
+        layout = hash(tuple((tuple(t.shape), t.dtype) for t in tensors))
+        return layout, *(_mixed(torch.cat(own)) for own in sums.values())
+
+    def equals(self, other: Tower) -> bool:
+        """Whether all parameters and buffers have the same values, on whatever devices."""
+        own, theirs = self._tensors(), other._tensors()
+        return len(own) == len(theirs) and all(
+            a.dtype == b.dtype and torch.equal(a, b.to(a.device))
+            for a, b in zip(own, theirs, strict=True)
+        )
+
+    @property
+    def random(self) -> str | None:
+        """The module that makes two forwards of the same pixels differ: dropout, or a norm over the batch at hand."""
+        for module in self.modules:
+            for name, m in module.named_modules():
+                if m.training and (isinstance(m, _NormBase) or _drops(m)):
+                    return name or type(m).__name__
+        return None
+
+    def refuse_random(self, what: str) -> None:
+        """Raise ModelError where two forwards of the same pixels differ."""
+        name = self.random
+        if name is not None:
+            raise ModelError(
+                f"{what}: {name} of the tower is in training mode and random or of the batch at hand (dropout), so "
+                "features can't be used again. Fix: dropout 0, or tower.eval()"
+            )
+
+    def _tensors(self) -> list[Tensor]:
+        return [
+            t.detach() for m in self.modules for own in (m.parameters(), m.buffers()) for t in own
+        ]
+
+
+def _bits(tensor: Tensor) -> list[Tensor]:
+    """int64: the bits of values as integers, those of every `STRIDE`th added up, and the rest as they are.
+
+    No width of a layer is a multiple of the stride, a prime: rows and columns that change places change the sums.
+    """
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    flat = real.contiguous().view(-1)
+    bits = flat.view(_WORDS[flat.element_size()])
+    whole = len(bits) - len(bits) % STRIDE
+    sums = bits[:whole].view(-1, STRIDE).sum(0, dtype=torch.int64)
+    return [sums, bits[whole:].long()]
+
+
+def _mixed(sums: Tensor) -> int:
+    place = torch.arange(1, len(sums) + 1, device=sums.device)
+    place = place * -0x61C8864680B583EB  # 2^64 / golden ratio, as splitmix64 takes it
+    place = (place ^ (place >> 30)) * -0x40A7B892E31B1A47
+    return int((sums * (place ^ (place >> 27) | 1)).sum())
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    names = ["p"] if isinstance(module, _DropoutNd) else [n for n in vars(module) if "drop" in n]
+    values = [vars(module)[name] for name in names]
+    return any(isinstance(v, float | int) and v > 0 for v in values)
+
+
+def _plain_of(module: torch.nn.Module) -> Hashable:
+    """Attributes that are numbers, names, and lists and dicts of them."""
+    own = vars(module).items()
+    return tuple((n, _plain(v)) for n, v in own if n not in _IGNORED and _is_plain(v))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(v) for v in [*value, *value.values()])
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float | bool | torch.dtype)
+
+
+def _plain(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        return tuple((k, _plain(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    return frozenset(map(_plain, value)) if isinstance(value, set | frozenset) else value

@@ -1,0 +1,155 @@
+"""SummedFeatures: gradients of micro-batches are added in float32 and go through the tower once; on plain torch."""
+
+import pytest
+import torch
+from torch import nn
+
+import mmpack as mp
+from mmpack.cache import SummedFeatures
+from mmpack.cache.tower import Tower
+
+
+def made(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Linear(6, 5).to(dtype)
+
+
+def summed(module, pixels, packs):
+    features = [(module(x), module(x).square()) for x in pixels.values()]
+    return SummedFeatures(Tower((module,)), list(pixels), features, packs)
+
+
+def fetch(features, keys):
+    return features.fetch(features.tower, list(keys), [1] * len(keys), lambda _: 1 / 0)
+
+
+@pytest.fixture
+def pixels():
+    torch.manual_seed(1)
+    return {key: torch.randn(n, 6) for key, n in (("a", 2), ("b", 3), ("c", 1))}
+
+
+def losses(found, k):
+    """Of the k-th pack; the second level of every other medium is not read."""
+    return sum(
+        (x * (k + 1)).sum() + ((k + i) % 2) * (y.square() * x[:1]).sum()
+        for i, (x, y) in enumerate(found)
+    )
+
+
+def test_gradients_are_those_of_encoding_in_each_pack(pixels):
+    packs = ["ab", "b", "cab"]
+    wanted = made().double()
+    for k, keys in enumerate(packs):
+        own = [wanted(pixels[key].double()) for key in keys]
+        losses([(x, x.square()) for x in own], k).backward()
+    module = made()
+    ran = []
+    module.weight.register_hook(ran.append)
+    features = summed(module, pixels, len(packs))
+    for k, keys in enumerate(packs):
+        losses(fetch(features, keys), k).backward()
+    assert not ran and module.weight.grad is None
+    features.backward()
+    assert len(ran) == 1
+    for own, exact in zip(module.parameters(), wanted.parameters(), strict=True):
+        assert (own.grad - exact.grad).norm() <= 1e-6 * exact.grad.norm()
+
+
+def test_bf16_gradients_are_added_in_float32_and_rounded_once(pixels):
+    module = made(torch.bfloat16)
+    features = summed(module, {"a": torch.randn(3, 6).bfloat16()}, 300)
+    torch.manual_seed(2)
+    slopes = torch.rand(300, 3, 5).bfloat16()
+    for slope in slopes:
+        ((x, _),) = fetch(features, "a")
+        (x * slope).sum().backward()
+    exact = slopes.double().sum(0)
+    rounding = torch.zeros(3, 5, dtype=torch.bfloat16)
+    for slope in slopes:
+        rounding += slope
+    (sums,) = features._sums.values()
+    assert sums[0].dtype == torch.float32 and sums[1] is None
+    assert ((sums[0] - exact) / exact).abs().max() <= 1e-6
+    assert ((rounding.double() - exact) / exact).abs().max() >= 0.01  # as .grad in bf16
+    features.backward()
+    wanted = exact.bfloat16().sum(0)
+    assert ((module.bias.grad - wanted) / wanted).abs().max() <= 2**-7
+
+
+def test_the_same_order_gives_the_same_bits(pixels):
+    found = []
+    for _ in range(2):
+        module = made()
+        features = summed(module, pixels, 3)
+        for k, keys in enumerate(("abc", "ca", "b")):
+            losses(fetch(features, keys), k).backward()
+        features.backward()
+        found.append(module.weight.grad)
+    assert torch.equal(*found)
+
+
+def test_a_gradient_that_is_kept_is_not_changed(pixels):
+    """The sum is a copy: what a hook of the pack's graph keeps stays as it was."""
+    features, kept = summed(made(), pixels, 2), []
+    for _ in range(2):
+        ((x, _),) = fetch(features, "a")
+        x.register_hook(kept.append)
+        (2 * x).sum().backward()
+    assert all((g == 2).all() for g in kept)
+
+
+def test_what_no_loss_reads_gets_no_gradient(pixels):
+    module = made()
+    features = summed(module, pixels, 1)
+    ((x, _), _) = fetch(features, "ab")
+    x.sum().backward()
+    features.backward()
+    expected = pixels["a"].sum(0).expand(5, 6)
+    assert (module.weight.grad - expected).abs().max() <= 1e-6
+
+
+def test_without_gradients_features_are_plain(pixels):
+    features = summed(made().requires_grad_(False), pixels, 2)
+    ((x, y),) = fetch(features, "a")
+    assert not (x.requires_grad or y.requires_grad or features.trained)
+    features.backward()  # nothing to do, and nothing forgotten
+    features = summed(made(), pixels, 0)
+    with torch.no_grad():
+        ((x, _),) = fetch(features, "a")
+    assert not x.requires_grad and features.trained
+    features.backward()
+
+
+def test_zero_reaches_every_weight(pixels):
+    module = made()
+    module.bias.requires_grad_(False)
+    zero = summed(module, pixels, 1).zero()
+    zero.backward()
+    assert zero == 0 and (module.weight.grad == 0).all() and module.bias.grad is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda module: module.weight.data.add_(1e-6), "weights changed"),
+        (lambda module: setattr(module, "scale", 2.0), "adapters are not as they were"),
+    ],
+)
+def test_a_tower_that_changes_within_is_refused(pixels, change, why):
+    module = made()
+    features = summed(module, pixels, 1)
+    ((x, _),) = fetch(features, "a")
+    x.sum().backward()
+    change(module)
+    for call in (features.backward, lambda: fetch(features, "a")):
+        with pytest.raises(mp.ModelError, match=rf"{why}.*Fix: ") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert module.weight.grad is None
+
+
+def test_another_tower_is_refused(pixels):
+    features = summed(made(), pixels, 1)
+    with pytest.raises(mp.ModelError, match="of another model"):
+        features.fetch(Tower((made(),)), ["a"], [2], lambda _: [])
