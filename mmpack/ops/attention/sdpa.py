@@ -21,12 +21,14 @@ def sdpa(
     # Not enable_gqa: with a mask it costs seven times the memory in fp32, and twice the time in bf16 (H200).
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    if torch.compiler.is_compiling():  # one program for packs of any length: no loop over chunks of T
+    if (
+        torch.compiler.is_compiling()
+    ):  # one program for packs of any length: no loop over chunks of T
         mask = (row[None] <= row[:, None]) & (row[:, None] < visible_until[:, None])
-        out = scaled_dot_product_attention(
+        whole = scaled_dot_product_attention(
             query, key, value, attn_mask=mask[:, None], dropout_p=dropout, scale=scale
         )
-        return out.transpose(1, 2).contiguous()
+        return whole.transpose(1, 2).contiguous()
     out = []
     for start in range(0, max(query.shape[2], 1), QUERY_ROWS):
         stop = min(start + QUERY_ROWS, query.shape[2])
