@@ -9,6 +9,7 @@ usage: first_step.py --size 3b --layers 4 [--compile] [--liger] [--warm] [--prof
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -123,7 +124,7 @@ def step(model: Any, batch: Any, i: int, device: str, seen: Compiled, profile: b
     times.append(time.perf_counter())
     profiler.disable()
     model.zero_grad(set_to_none=True)
-    forward, backward = (round(b - a, 3) for a, b in zip(times, times[1:], strict=False))
+    forward, backward = (round(b - a, 3) for a, b in itertools.pairwise(times))
     seconds = round(times[-1] - times[0], 3)
     report(
         f"step {i + 1}",
@@ -153,7 +154,7 @@ def timed(part: str, device: str) -> Iterator[None]:
 
 
 class Compiled:
-    """What Triton, torch.compile and FlashAttention-4 compiled, or loaded from their caches, since it was asked last."""
+    """What Triton, torch.compile and FlashAttention-4 compiled or loaded since it was asked last."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, bool, float]] = []

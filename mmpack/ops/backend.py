@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmpack.errors import BackendError
-from mmpack.ops import csrc
+from mmpack.ops import csrc, first_use
 
 if TYPE_CHECKING:
     import torch
@@ -119,6 +119,8 @@ def _why_no_cuda(device: torch.device) -> str | None:
 
 @functools.cache
 def _module(home: str, backend: str) -> Any:
+    if backend == "triton":
+        first_use.watch_triton()
     return importlib.import_module(f"{home}.{backend}")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mmpack.errors import BackendError, MissingExtraError, require
 from mmpack.files import replaced
+from mmpack.ops.first_use import cache_folder
 
 NAME = "mmpack_native"
 FOLDER = Path(__file__).resolve().parents[1] / "_csrc"
@@ -90,8 +91,7 @@ def folder() -> Path:
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for name in SOURCES + HEADERS:
         digest.update((FOLDER / name).read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "mmpack" / f"cuda{torch.version.cuda}-{digest.hexdigest()[:16]}"
+    return cache_folder() / f"cuda{torch.version.cuda}-{digest.hexdigest()[:16]}"
 
 
 def _runs(codes: str, capability: tuple[int, int]) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
+from mmpack.ops.first_use import PROGRESS
 
 OPTIONS: dict[str, Any] = {"dynamic": True, "fullgraph": True}
 # Constant floats: scales and epsilons as inputs of a graph would make torch trace and lower it twice. All layers'
@@ -80,6 +81,7 @@ class CompiledForward:
         if torch.compiler.is_compiling() or not _in_one_launch(kwargs.get(self.keyword)):
             return own(*args, **kwargs)
         if self.compiled is None:
+            PROGRESS.say("layers, and kernels")
             self.compiled = torch.compile(own, **self.options)
         with torch._dynamo.config.patch(SETTINGS):
             return self.compiled(*args, **kwargs)

@@ -7,6 +7,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mmpack.ops.attention.attention_plan import FLEX_BLOCK
 from mmpack.ops.attention.sequence_plan import SequencePlan
+from mmpack.ops.first_use import PROGRESS
 
 _compiled = torch.compile(flex_attention)
 
@@ -67,6 +68,8 @@ def flex(
     flash: bool,
 ) -> torch.Tensor:
     """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d]; `flash`: by FlashAttention-4."""
+    if not torch.compiler.is_compiling():
+        PROGRESS.say("FlexAttention")
     out = _compiled(
         query,
         key,

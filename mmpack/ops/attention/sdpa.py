@@ -25,10 +25,10 @@ def sdpa(
         torch.compiler.is_compiling()
     ):  # one program for packs of any length: no loop over chunks of T
         mask = (row[None] <= row[:, None]) & (row[:, None] < visible_until[:, None])
-        out = scaled_dot_product_attention(
+        whole = scaled_dot_product_attention(
             query, key, value, attn_mask=mask[:, None], dropout_p=dropout, scale=scale
         )
-        return out.transpose(1, 2).contiguous()
+        return whole.transpose(1, 2).contiguous()
     out = []
     for start in range(0, max(query.shape[2], 1), QUERY_ROWS):
         stop = min(start + QUERY_ROWS, query.shape[2])

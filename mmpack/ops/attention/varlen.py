@@ -14,6 +14,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from mmpack.ops.attention.attention_plan import AttentionPlan
+from mmpack.ops.first_use import flash_attn_4_interface
 from mmpack.ops.records import flat
 from mmpack.ops.rows.gather import gather_rows
 
@@ -145,11 +146,9 @@ class Incoming(NamedTuple):
 @torch.library.custom_op("mmpack::flash_attn_4", mutates_args=())
 @flat
 def _flash_attn_4(call: Call) -> Result:
-    from flash_attn.cute.interface import (  # type: ignore[import-not-found]
-        _flash_attn_fwd,
+    found = flash_attn_4_interface()._flash_attn_fwd(
+        call.q, call.k, call.v, return_lse=True, **call.options
     )
-
-    found = _flash_attn_fwd(call.q, call.k, call.v, return_lse=True, **call.options)
     return Result(*found[:2])
 
 
@@ -158,11 +157,7 @@ def _flash_attn_4(call: Call) -> Result:
 def _flash_attn_4_backward(
     incoming: Incoming, call: Call, result: Result
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from flash_attn.cute.interface import (  # type: ignore[import-not-found]
-        _flash_attn_bwd,
-    )
-
-    dq, dk, dv = _flash_attn_bwd(
+    dq, dk, dv = flash_attn_4_interface()._flash_attn_bwd(
         call.q,
         call.k,
         call.v,

@@ -1,0 +1,105 @@
+"""What is compiled when it first runs is kept on disk, and said once: kernels of Triton, of FlashAttention-4, of torch.
+
+A process on a machine that ran the same before loads all of it: Triton from TRITON_CACHE_DIR, torch from
+TORCHINDUCTOR_CACHE_DIR, FlashAttention-4 from FLASH_ATTENTION_CUTE_DSL_CACHE_DIR.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("mmpack")
+QUIET = 2.0  # seconds without another kernel, after which the line on a terminal ends
+
+
+def cache_folder() -> Path:
+    """Where mmpack keeps what is compiled: XDG_CACHE_HOME/mmpack, else ~/.cache/mmpack."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmpack"
+
+
+def flash_attn_4_interface() -> Any:
+    """The package's `flash_attn.cute.interface`; its cache on disk, off by default, is switched on before it is loaded.
+
+    Its own environment variables come first. Without effect where another imported the package before.
+    """
+    _keep_flash_attn_4()
+    import flash_attn.cute.interface as interface  # type: ignore[import-not-found]
+
+    return interface
+
+
+@functools.cache
+def _keep_flash_attn_4() -> None:
+    variable = "FLASH_ATTENTION_CUTE_DSL_CACHE_"
+    os.environ.setdefault(f"{variable}ENABLED", "1")
+    folder = os.environ.setdefault(f"{variable}DIR", str(cache_folder() / "flash_attn_4"))
+    if not any(Path(folder).rglob("*.o")):
+        PROGRESS.say("FlashAttention-4's kernels")
+
+
+class Progress:
+    """One line per process that says that something is compiled; on a terminal it counts on in place."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds, self.said = 0, 0.0, False
+        self.timer: threading.Timer | None = None
+
+    def say(self, what: str) -> None:
+        """`what` is compiled now. Only the first call of a process is heard."""
+        if not self.said:
+            self.said = True
+            logger.warning(
+                "compiling %s for %s; later processes load them from disk", what, _device()
+            )
+
+    def kernel(self, name: str, seconds: float) -> None:
+        """A kernel was compiled, in so many seconds."""
+        self.count += 1
+        self.seconds += seconds
+        self.say("kernels")
+        if sys.stderr is not None and sys.stderr.isatty():
+            line = f"mmpack: {self.count} kernels compiled in {self.seconds:.0f} s: {name}"
+            print(f"\r\x1b[2K{line:.100}", end="", file=sys.stderr, flush=True)
+            self._end_later()
+
+    def _end_later(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = threading.Timer(QUIET, print, args=[""], kwargs={"file": sys.stderr})
+        self.timer.daemon = True
+        self.timer.start()
+
+
+PROGRESS = Progress()
+
+
+@functools.cache
+def watch_triton() -> None:
+    """Let Triton tell `PROGRESS` what it compiles, beside a listener that it has already."""
+    from triton import knobs
+
+    before = knobs.compilation.listener
+
+    def listen(*, src: Any, cache_hit: bool, times: Any, **more: Any) -> None:
+        if not cache_hit:
+            PROGRESS.kernel(getattr(src, "name", "a kernel"), times.total / 1e6)
+        if before is not None:
+            before(src=src, cache_hit=cache_hit, times=times, **more)
+
+    knobs.compilation.listener = listen
+
+
+def _device() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "the CPU"
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(0).gcnArchName)
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
