@@ -97,9 +97,13 @@ def test_loaders(yours, capsys):
         )
         for r in yours["responses"]
     ]
-    names = run("docs/loaders.md", yours | {"train": train, "advantages": torch.arange(6.0)})
+    optimizer = torch.optim.SGD(yours["model"].parameters(), lr=0.0)
+    given = {"train": train, "advantages": torch.arange(6.0), "optimizer": optimizer}
+    names = run("docs/loaders.md", yours | given)
+    optimizer.zero_grad()
     assert names["again"] == train and names["batch"].pixel_values is not None
     printed = capsys.readouterr().out
+    assert printed.startswith("1\ntorch.uint8 torch.Size([24, 1176])\ntorch.float32\n")
     assert "['s0', 's1', 's2', 's3', 's4', 's5'] torch.Size([39])" in printed
     assert "PackedBatch('qwen2_5_vl', samples=6, loss_tokens=39, media=2" in printed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,19 +16,16 @@ class Mover:
     def __init__(self, device: torch.device):
         self.device = device
         self.pins = device.type == "cuda"  # ROCm's, too
-        self._stream: Any = None
 
     def send(self, batch: PackedBatch) -> tuple[PackedBatch, Any]:
         """The batch on the device, and the event of its last copy (None: it has arrived)."""
         if not self.pins:
             return batch.to(self.device), None
-        with torch.cuda.device(self.device):
-            if self._stream is None:
-                self._stream = torch.cuda.Stream(self.device)
-            # memory of this stream's own: no copy lands where the reader still reads
-            with torch.cuda.stream(self._stream):
-                moved = batch.to(self.device, non_blocking=True)
-                return moved, self._stream.record_event()
+        stream = _copies(self.device)
+        # memory of this stream's own: no copy lands where the reader still reads
+        with torch.cuda.device(self.device), torch.cuda.stream(stream):
+            moved = batch.to(self.device, non_blocking=True)
+            return moved, stream.record_event()
 
     def receive(self, batch: PackedBatch, event: Any) -> PackedBatch:
         """The batch for the current stream, which waits for the copies; the host does not."""
@@ -36,3 +34,9 @@ class Mover:
             stream.wait_event(event)
             batch.record_stream(stream)
         return batch
+
+
+@functools.cache
+def _copies(device: torch.device) -> Any:
+    """The stream of all loaders' copies to a device: memory that one leaves is the next one's."""
+    return torch.cuda.Stream(device)
