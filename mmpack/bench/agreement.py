@@ -17,13 +17,12 @@ from mmpack.bench.peers import Peer
 from mmpack.bench.ranks import summed
 from mmpack.contracts import TOLERANCES
 
-
 CHECKED = 3  # samples of a group: they share a prefix, and fit where a whole padded group does not
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of some samples of one group: logprobs [N], gradients of the watched parameters on the CPU, and the norm of all gradients."""
+    """Of some samples of one group: logprobs [N], the watched gradients on the CPU, and the norm of all gradients."""
 
     logprobs: torch.Tensor | None
     gradients: dict[str, torch.Tensor]
