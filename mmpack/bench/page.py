@@ -23,11 +23,12 @@ PAGE = """# Performance: the whole step
 
 Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [performance](../performance.md).
 
-Every row is first held to the padded batch: its logprobs and gradients may be 1.5 × as far from it as those of each
-sample by itself are. Seconds are the median of at least two steps after the first. *Ideal* is the time that the FLOPs
-of linear layers, head, tower and visible attention (forward, recomputation, backward) take at the rate of cuBLAS's
-product in the same run. What a peer computes beyond need, padding or a prompt once more, is part of its own work.
-Recomputation counts whole, though torch leaves out each layer's last product. Memory that runs out is a row.
+Every row is first held to the padded batch on three samples: its logprobs and gradients may be 1.5 × as far from it
+as those of each sample by itself are. Seconds are the median of at least two steps after the first; *first* is the
+first of its peer in a process. *Ideal* is the time that the FLOPs of linear layers, head, tower and visible attention
+(forward, recomputation, backward) take at the rate of cuBLAS's product in the same run. What a peer computes beyond
+need, padding or a prompt once more, is part of its own work. Recomputation counts whole, though torch leaves out each
+layer's last product. Memory that runs out is a row.
 """
 _COLUMNS = (
     *("model", "workload", "peer", "s", "first", "peak", "rows", "patches", "tokens/s"),

@@ -17,7 +17,9 @@ from mmpack.bench.peers import PEERS, Peer
 from mmpack.bench.ranks import of_this_run, summed
 from mmpack.bench.work import step_flops
 from mmpack.bench.workloads import WORKLOADS, draw, tiny
-from mmpack.errors import ArgumentError, check_name, installed_version
+from mmpack.errors import ArgumentError, ModelError, check_name, installed_version
+
+FULL = "out of memory"
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Measure what the report lacks, a row at a time, and return the report of `options.out`, or of this run.
 
     Raises: ArgumentError for names that don't exist and files that are no report; MissingExtraError for a peer whose
-    package is missing.
+    package is missing; ModelError where memory runs out on one rank of several, after the row is written.
     """
     for name, chosen, known in (
         ("model", options.models, MODELS),
@@ -89,9 +91,15 @@ def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
                         continue
                     row |= _measure(case, PEERS[peer], options)
                     made.append(report.short(row))
-                    if rank == 0:
+                    full = row.get("did_not_run") == FULL
+                    if rank == 0 or full:
                         report.add(options.out, row)
                     say(f"{_label(row)}: {_said(row)}")
+                    if full and ranks > 1:
+                        raise ModelError(
+                            f"mmpack bench step: {_label(row)} ran out of memory on rank {rank}, and other ranks "
+                            "wait for it. Fix: start again, the row is there"
+                        )
     if options.out is None:
         return {"op": report.OP, "machines": {}, "rows": made}
     return report.read(options.out)
@@ -121,13 +129,11 @@ def case_of(
 
 
 def _measure(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
-    """The rest of a row. Memory that runs out is a row; it ends a process whose other ranks would wait for it."""
+    """The rest of a row. Memory that runs out is a row."""
     try:
         row = _timed(case, peer, options)
     except torch.OutOfMemoryError:
-        if case.job.ranks > 1:
-            raise
-        row = {"did_not_run": "out of memory"}
+        row = {"did_not_run": FULL}
     timing.free()  # here no frame of the step holds tensors
     return row
 

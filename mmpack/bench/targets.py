@@ -32,10 +32,10 @@ class Target:
 
 
 def targets(rows: list[dict[str, Any]]) -> list[Target]:
-    """The targets of all rows that have what they compare."""
+    """The targets of all rows of whole models that have what they compare."""
     cases: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        if "seconds" in row:
+        if "seconds" in row and not {"layers", "tiny"} & set(row["options"]):
             options = tuple(sorted(row["options"].items()))
             case = (row["device"], row["model"], row["workload"], row["ranks"], options)
             cases.setdefault(case, {})[row["peer"]] = row

@@ -77,9 +77,8 @@ def command(
     # with --json, stdout holds only the document
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         report = run(options)
-        for target in targets(report["rows"]):
-            print(target)
-    emit(report, [], as_json, None)
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
+        emit(report, map(str, targets(report["rows"])), as_json, None)
     return int(any("away" in row and "did_not_run" in row for row in report["rows"]))
 
 

@@ -86,7 +86,9 @@ def test_targets(rows):
     assert found["shared to plain"].met
     ideal = next(t for what, t in found.items() if "ideals'" in what)
     assert ideal.met and ideal.found == pytest.approx((4.0 / 7.6) / (1.98 / 3.77))
-    assert not found["shared-compiled of its ideal"].met or 2.8 / 3.3 >= 0.85
+    share = found["shared-compiled of its ideal"]
+    assert not share.met and share.found == pytest.approx(2.8 / 3.3)
+    assert targets([one | {"options": {"tiny": True}} for one in rows]) == []
     rows[3]["seconds"] = 7.7
     assert not next(t for t in targets(rows) if t.what == "shared to plain").met
 
