@@ -166,6 +166,14 @@ def test_packing_and_losses_and_the_gpu_s_page(yours, samples):
     assert len(ran["logprobs"]) == len(ran["entropy"]) == batch.num_loss_tokens
 
 
+def test_memory(samples, capsys):
+    names = {"model": tiny_qwen2_5_vl().train(), "samples": samples}
+    ran = run("docs/memory.md", names)
+    assert ran["plan"].stats["no_grad_ratio"] > 1
+    assert "KeptLayers(layers=2, blocks=2" in capsys.readouterr().out
+    assert all(p.grad is not None for p in ran["model"].get_decoder().parameters())
+
+
 def test_install_and_commands(capsys):
     run("docs/install.md", {})
     run("docs/cli.md", {})
