@@ -114,6 +114,14 @@ def test_rows_instead_of_a_batch():
         assert kept.layers == len(model.get_decoder().layers)
 
 
+def test_half_precision_keeps_more():
+    model, batch = made(), batch_of()
+    layers = len(model.get_decoder().layers)
+    memory = some(model, batch, layers) - 1
+    assert checkpoint_layers(model, batch, memory).layers < layers
+    assert checkpoint_layers(model, batch, memory, dtype=torch.bfloat16).layers == layers
+
+
 def test_counted_bytes_keep_the_budget():
     model = counted_model("qwen2_5_vl", layers=6)
     model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -31,7 +31,7 @@ KEPT = "_mmpack_kept_layers"  # on the decoder: the modules whose flag is off be
 SELECTIVE = "_mmpack_selective_layers"  # on the decoder: modules with our checkpointing function, and their own
 # Outputs that a selective layer keeps: matrix products, and attention by any of its backends.
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-ATTENTION = ("_scaled_dot_product", "varlen_attn", "flash_attn")
+ATTENTION = ("_scaled_dot_product", "varlen_attn", "flash_attn", "flex_attention")
 
 
 class KeptLayers:
@@ -59,7 +59,11 @@ class KeptLayers:
 
 
 def checkpoint_layers(
-    model: Any, batch: Batch | int, memory: int, selective: bool = False
+    model: Any,
+    batch: Batch | int,
+    memory: int,
+    selective: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> KeptLayers:
     """Let the last layers of a model with gradient checkpointing run without recomputation, as far as memory goes.
 
@@ -76,6 +80,8 @@ def checkpoint_layers(
             and recompute the rest of them (norms, rotary, SwiGLU): half the bytes for all of the products. Torch's
             selective checkpointing looks at each op on the host, so it is for packs of many thousand rows, and not for
             compiled layers.
+        dtype: of the activations; by default the weights', which under autocast is a bound from above. Pass FSDP2's
+            `param_dtype`.
 
     Returns: a handle with `layers`, `blocks`, `selective`, and `undo`. Raises: ModelError where checkpointing is off,
     or on for some layers only; PlanError where the batch does not fit with everything recomputed; ArgumentError for
@@ -90,10 +96,9 @@ def checkpoint_layers(
     trains = any(p.requires_grad for p in tower.parameters())
     layers, blocks = _layers_of(decoder), _layers_of(tower) if trains else []
     _refuse_unchecked(decoder, [*layers, *blocks])
-    parameter = next(decoder.parameters())
-    terms = memory_model(
-        whole.config, str(parameter.dtype), _attention(parameter.device, parameter.dtype)
-    )
+    weight = next(decoder.parameters())
+    dtype = weight.dtype if dtype is None else dtype
+    terms = memory_model(whole.config, str(dtype), _attention(weight.device, dtype))
     load = _load_of(batch, whole)
     kept = terms.kept_layers(load, int(memory), trains, selective)
     first = len(layers) - kept.layers
@@ -142,7 +147,8 @@ def _is_selective(function: Any) -> bool:
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    name = op._schema.name.partition("::")[2]
+    parts = str(op).split(".")  # aten.mm.default; flex_attention is no overload
+    name = parts[1] if len(parts) > 1 else parts[0]
     keeps = name in PRODUCTS or any(part in name for part in ATTENTION)
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
