@@ -75,7 +75,6 @@ def checkpoint_layers(
         batch: packed or padded; or packed rows, all of them scored, without media.
         memory: bytes that activations may take: what weights, gradients and optimizer leave free, less some tenth for
             the allocator's gaps. Beside frozen weights, Liger or torch.compile less is used, see `planning.memory`.
-
         selective: beyond the first kept layer, keep the outputs of products and attention of as many layers as fit,
             and recompute the rest of them (norms, rotary, SwiGLU): half the bytes for all of the products. Torch's
             selective checkpointing looks at each op on the host, so it is for packs of many thousand rows, and not for
@@ -102,12 +101,12 @@ def checkpoint_layers(
     load = _load_of(batch, whole)
     kept = terms.kept_layers(load, int(memory), trains, selective)
     first = len(layers) - kept.layers
+    some = layers[first - kept.selective : first]
+    setattr(decoder, SELECTIVE, [(layer, exchange_checkpoint(layer, _selective)) for layer in some])
     off = layers[first:] + blocks[len(blocks) - kept.blocks :]
     for layer in off:
         layer.gradient_checkpointing = False
     setattr(decoder, KEPT, off)
-    some = layers[first - kept.selective : first]
-    setattr(decoder, SELECTIVE, [(layer, exchange_checkpoint(layer, _selective)) for layer in some])
     expected = terms.peak(
         load,
         kept=kept.layers,
