@@ -183,6 +183,14 @@ def test_features(yours, samples):
     assert next(model.model.visual.parameters()).grad is not None
 
 
+def test_memory(samples, capsys):
+    names = {"model": tiny_qwen2_5_vl().train(), "samples": samples}
+    ran = run("docs/memory.md", names)
+    assert ran["plan"].stats["no_grad_ratio"] > 1
+    assert "KeptLayers(layers=2, blocks=2" in capsys.readouterr().out
+    assert all(p.grad is not None for p in ran["model"].get_decoder().parameters())
+
+
 def test_install_and_commands(capsys):
     run("docs/install.md", {})
     run("docs/cli.md", {})

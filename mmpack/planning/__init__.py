@@ -1,1 +1,1 @@
-"""Which samples share a micro-batch, and which rank runs it: cost, budgets, bins, balance (numpy)."""
+"""Which samples share a micro-batch, and which rank runs it: cost, memory, budgets, bins, balance (numpy)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmpack.errors import ArgumentError, PlanError, check_name, check_number, kind_of
 
@@ -48,6 +48,7 @@ class LayerBytes:
     mlp: int  # without gradients, where the MLP holds most
     attention: int  # and where attention does, without keys and values
     key: int  # of a key and a value, once
+    products: int = 0  # what its matrix products and its attention put out
     quadratic: float = 0.0  # kept, times rows · (rows + QUERY_ROWS): masks of sdpa
 
     def activations(self, rows: int, keys: int) -> int:
@@ -69,6 +70,15 @@ class TowerBytes:
     mergers: int  # a patch: what the mergers keep; this too until the tower's own backward
     features: int  # a row of vision tokens: what the decoder gets, all levels
     copies: int  # of features, as the decoder's loop holds them
+
+
+class Kept(NamedTuple):
+    """Layers that are not recomputed, or not in full: the last `layers` of the decoder and the last `blocks` of the
+    tower are kept; the `selective` decoder layers before them keep the outputs of their products and attention."""
+
+    layers: int
+    blocks: int = 0
+    selective: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,18 +113,20 @@ class MemoryModel:
         grad: bool = True,
         kept: int = 0,
         kept_blocks: int = 0,
+        selective: int = 0,
         train_tower: bool = True,
     ) -> int:
         """Bytes at the largest moment of `packed_logprobs`, and of its backward.
 
         Args: `kept`: decoder layers that are not recomputed, the last ones; 0 is full gradient checkpointing, `layers`
-        is none. `kept_blocks`: the same of the tower. `train_tower`: whether the tower has gradients. `grad=False`:
+        is none. `kept_blocks`: the same of the tower. `selective`: layers before them that keep the outputs of their
+        products and attention, and recompute the rest. `train_tower`: whether the tower has gradients. `grad=False`:
         no activations are held, and the others say nothing.
 
         The last layers are gone before the first recomputation begins: one kept layer costs nothing, it lies where
         a layer would be recomputed.
         """
-        self._check_kept(kept, kept_blocks)
+        self._check_kept(kept, kept_blocks, selective)
         rows, keys = load.rows, max(load.keys, load.rows)
         around = rows * (self.rotary + self.held)
         if not grad:
@@ -122,6 +134,7 @@ class MemoryModel:
             most = around + max(self.layer.transient(rows, keys), head)
             return max(most + self._features(load) + self._tiles(load), self._tower_alone(load))
         inputs = (self.layers - kept) * rows * self.layer.input
+        inputs += selective * rows * self.layer.products
         layer = self.layer.activations(rows, keys)
         norm = rows * self.final_norm
         head = inputs + kept * layer + norm + 2 * rows * self.width + load.loss_tokens * self.head
@@ -135,27 +148,43 @@ class MemoryModel:
         alone = max(kept_blocks, 1) * block + load.patches * self.tower.block.backward
         return max(most + held + kept_blocks * block, held + alone + self._features(load))
 
-    def kept_layers(self, load: Load, memory: int, train_tower: bool = True) -> tuple[int, int]:
+    def kept_layers(
+        self, load: Load, memory: int, train_tower: bool = True, selective: bool = False
+    ) -> Kept:
         """How many of the last decoder layers, and of the last tower blocks, need no recomputation in `memory` bytes.
 
-        Decoder layers first: a byte held there saves about three times the products that it saves in a tower.
+        Decoder layers first: a byte held there saves about three times the products that it saves in a tower. With
+        `selective` one layer is kept, which is free; then layers keep their products' outputs, which is all of the
+        matrix products for half of the bytes; what remains keeps layers whole.
         Raises PlanError if the pack does not fit with everything recomputed.
         """
         blocks = self.tower.blocks if self.tower is not None and train_tower else 0
 
-        def fits(kept: int, kept_blocks: int) -> bool:
-            found = self.peak(load, kept=kept, kept_blocks=kept_blocks, train_tower=train_tower)
+        def fits(kept: int, kept_blocks: int = 0, selective: int = 0) -> bool:
+            found = self.peak(
+                load,
+                kept=kept,
+                kept_blocks=kept_blocks,
+                selective=selective,
+                train_tower=train_tower,
+            )
             return found <= memory
 
-        if not fits(0, 0):
+        if not fits(0):
             raise PlanError(
                 f"memory: {load.rows} rows take {self.peak(load, train_tower=train_tower):,} bytes with every layer "
                 f"recomputed, there are {memory:,}. Fix: plan smaller packs (largest_pack says how large)"
             )
-        kept = _largest(self.layers, lambda k: fits(k, 0))
-        if kept < self.layers:
-            return kept, 0
-        return kept, _largest(blocks, lambda k: fits(kept, k))
+        kept = _largest(self.layers, fits)
+        if kept == self.layers:
+            return Kept(kept, _largest(blocks, lambda k: fits(kept, k)))
+        if not selective or not kept:
+            return Kept(kept)
+        some = _largest(self.layers - 1, lambda k: fits(1, 0, k))
+        if some < self.layers - 1:
+            return Kept(1, 0, some)
+        kept = _largest(self.layers, lambda k: fits(max(k, 1), 0, self.layers - max(k, 1)))
+        return Kept(max(kept, 1), 0, self.layers - max(kept, 1))
 
     def _features(self, load: Load) -> int:
         """As encoded, four patches a row, and as repeated for each run of placeholders."""
@@ -176,10 +205,11 @@ class MemoryModel:
         """Held by the whole forward before transformers 5.19."""
         return 0 if self.tower is None else load.patches * self.tower.tiles
 
-    def _check_kept(self, kept: int, kept_blocks: int) -> None:
+    def _check_kept(self, kept: int, kept_blocks: int, selective: int) -> None:
         blocks = 0 if self.tower is None else self.tower.blocks
         check_number("memory", "kept", kept, least=0, most=self.layers)
         check_number("memory", "kept_blocks", kept_blocks, least=0, most=blocks)
+        check_number("memory", "selective", selective, least=0, most=self.layers - kept)
 
 
 def memory_model(
@@ -326,6 +356,7 @@ def _decoder_layer(
         mlp=3 * e * inner + 3 * e * width,
         attention=2 * e * width + 2 * e * across,
         key=key,
+        products=2 * e * (across + key_width + width + inner) + 4 * heads,
         quadratic=quadratic,
     )
 

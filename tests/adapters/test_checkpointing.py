@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import torch
-from support.memory import counted_model, peak_bytes, some_pack
+from support.memory import counted_model, load_of, peak_bytes, some_pack
 from support.models import logprobs_and_gradients, smallest_qwen2_5_vl, with_pixels
 from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, checkpoint_layers
 from mmpack.errors import ArgumentError, ModelError, PlanError
+from mmpack.planning.memory import memory_model
 
 pytestmark = pytest.mark.adapter
 PLENTY = 10**12
@@ -73,6 +74,25 @@ def test_gradients_are_those_of_full_checkpointing(reentrant):
     assert all(map(all, flags(model)))
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_selective_layers_have_the_same_gradients(reentrant):
+    model, batch = made(reentrant), batch_of()
+    functions = [m._gradient_checkpointing_func for m in model.get_decoder().layers]
+    with attach(model):
+        expected = logprobs_and_gradients(model, batch)
+        with checkpoint_layers(model, batch, some(model, batch, 1), selective=True) as kept:
+            assert (kept.layers, kept.selective) == (1, 0)
+        memory = some(model, batch, len(functions)) - 1
+        handle = checkpoint_layers(model, batch, memory, selective=True)
+        assert handle.selective == len(functions) - handle.layers > 0
+        same(logprobs_and_gradients(model, batch), expected)
+    # detached in between
+    with attach(model):
+        same(logprobs_and_gradients(model, batch), expected)
+    handle.undo()
+    assert [m._gradient_checkpointing_func for m in model.get_decoder().layers] == functions
+
+
 def test_each_batch_has_its_own_number():
     model, small, large = made(), batch_of(), batch_of(range(3, 40), share_prefix=False)
     layers = len(model.get_decoder().layers)
@@ -94,6 +114,14 @@ def test_rows_instead_of_a_batch():
         assert kept.layers == len(model.get_decoder().layers)
 
 
+def test_half_precision_keeps_more():
+    model, batch = made(), batch_of()
+    layers = len(model.get_decoder().layers)
+    memory = some(model, batch, layers) - 1
+    assert checkpoint_layers(model, batch, memory).layers < layers
+    assert checkpoint_layers(model, batch, memory, dtype=torch.bfloat16).layers == layers
+
+
 def test_counted_bytes_keep_the_budget():
     model = counted_model("qwen2_5_vl", layers=6)
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -108,6 +136,14 @@ def test_counted_bytes_keep_the_budget():
                 assert handle.layers == kept
                 counted.append(peak_bytes(model, batch))
             assert counted[-1] <= memory
+        numbers = {"kept": 1, "selective": 3, "train_tower": False}
+        terms = memory_model(model.config, "float32", "sdpa")
+        with checkpoint_layers(
+            model, batch, terms.peak(load_of(batch), **numbers), selective=True
+        ) as handle:
+            assert (handle.layers, handle.selective) == (1, 3)
+            selective = peak_bytes(model, batch)
+        assert counted[0] < selective < counted[2] and selective <= handle.expected
     # the first kept layer costs nothing, every other one does
     assert counted[0] <= full and counted == sorted(counted) and counted[1] > full
 

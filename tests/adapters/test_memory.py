@@ -27,7 +27,7 @@ def model(request):
 @pytest.mark.parametrize(("share_prefix", "pictures"), [(False, False), (True, True)])
 def test_counted_bytes(model, share_prefix, pictures):
     family = model.config.model_type
-    batch = some_pack(family, share_prefix, pictures, prompt=500 if pictures else 900)
+    batch = some_pack(family, share_prefix, pictures, prompt=300 if pictures else 600)
     bytes_of, load = memory_model(model.config, "float32", "sdpa"), load_of(batch)
     with attach(model):
         found = {

@@ -77,7 +77,8 @@ def test_one_kept_layer_is_free_and_each_more_costs_its_activations():
 def test_kept_layers_meet_the_budget_and_none_more_would():
     model = memory_model(CONFIG_7B)
     for memory in (20e9, 60e9, 200e9, 215e9, 400e9):
-        kept, blocks = model.kept_layers(LOAD, int(memory))
+        kept, blocks, selective = model.kept_layers(LOAD, int(memory))
+        assert selective == 0
         assert model.peak(LOAD, kept=kept, kept_blocks=blocks) <= memory
         if kept < model.layers:
             assert blocks == 0 and model.peak(LOAD, kept=kept + 1) > memory
@@ -86,6 +87,23 @@ def test_kept_layers_meet_the_budget_and_none_more_would():
     assert (kept, blocks) == (28, 32)
     with pytest.raises(PlanError, match=r"32259 rows take .* there are 1,000,000,000. Fix: plan"):
         model.kept_layers(LOAD, 10**9)
+
+
+def test_selective_layers_meet_the_budget_too():
+    """They hold half of a layer's bytes, so more layers escape their products' recomputation."""
+    model = memory_model(CONFIG_7B)
+    assert 0.4 < LOAD.rows * model.layer.products / model.layer.activations(LOAD.rows, 0) < 0.5
+    for memory, whole in ((19e9, 0), (40e9, 1), (120e9, 1), (150e9, 12), (400e9, 28)):
+        found = model.kept_layers(LOAD, int(memory), selective=True)
+        plain = model.kept_layers(LOAD, int(memory))
+        assert (found.layers > whole - 2) and found.layers <= plain.layers
+        assert found.layers + found.selective >= plain.layers
+        numbers = {"kept": found.layers, "selective": found.selective, "kept_blocks": found.blocks}
+        assert model.peak(LOAD, **numbers) <= memory
+        if found.layers + found.selective < model.layers and found.layers:
+            numbers["selective"] += 1
+            assert model.peak(LOAD, **numbers) > memory
+    assert (found.layers, found.selective) == (28, 0)
 
 
 def test_nothing_fits():

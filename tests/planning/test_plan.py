@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mmpack.errors import ArgumentError, PlanError, SchemaError
 from mmpack.layout.forest import build_forest
 from mmpack.planning.cost import CostModel
+from mmpack.planning.memory import Load, memory_model
 from mmpack.planning.plan import plan
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -348,3 +349,47 @@ def test_the_prefix_forest_is_built_once(monkeypatch):
 def test_a_cost_that_is_no_function():
     with pytest.raises(ArgumentError, match=r"plan: cost is of type int.* Fix: pass one, or None"):
         plan([make_sample("s", "g", [1], [2])], max_tokens=8, cost=3)
+
+
+CONFIG = {
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 8,
+    "vocab_size": 1000,
+}
+
+
+def test_memory_gives_max_tokens():
+    """Every bin fits by the model's own terms, also where shares differ from sample to sample."""
+    samples = [
+        make_sample(f"s{k}", f"g{k // 2}", [1] * (3 + k), [7 + k] * (9 - k)) for k in range(8)
+    ]
+    terms = memory_model(CONFIG)
+    for share in (False, True, "auto"):
+        made = plan(samples, share_prefix=share, model=CONFIG, memory=300_000)
+        assert len(made.bins) > 1 and max(made.bin_rows) <= made.stats["max_tokens_grad"]
+        for members, rows in zip(made.bins, made.bin_rows, strict=True):
+            loss = sum(samples[i].num_loss_tokens for i in members)
+            keys = sum(len(samples[i]) for i in members)
+            assert terms.peak(Load(rows, loss, 0, keys)) <= 300_000
+    given = plan(samples, max_tokens=50, model=CONFIG, memory=300_000)
+    assert (
+        given.stats["max_tokens_grad"]
+        == plan(samples, model=CONFIG, memory=300_000).stats["max_tokens_grad"]
+    )
+
+
+def test_memory_and_model_go_together():
+    samples = [of_length(4)]
+    for wrong, what in (
+        ({}, "max_tokens is None"),
+        ({"memory": 10**9}, "model is missing"),
+        ({"model": CONFIG, "max_tokens": 9}, "memory is missing"),
+        ({"model": {"model_type": "llava"}, "memory": 10**9}, "of type 'llava'"),
+    ):
+        with pytest.raises(ArgumentError, match=what):
+            plan(samples, **wrong)
+    with pytest.raises(PlanError, match=r"10 bytes take no pack of this model\. Fix: pass"):
+        plan(samples, model=CONFIG, memory=10)

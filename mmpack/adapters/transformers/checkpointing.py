@@ -7,33 +7,46 @@ lies where a recomputed one would, and costs nothing. Kept at the other end it w
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from mmpack.adapters.transformers.recompute import exchange_checkpoint
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ModelError, check_number
+from mmpack.errors import ModelError, check_flag, check_number
 from mmpack.ops.attention import choose
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import patch_offsets
-from mmpack.planning.memory import Load, memory_model
+from mmpack.planning.memory import Kept, Load, memory_model
 
 KEPT = "_mmpack_kept_layers"  # on the decoder: the modules whose flag is off because of us
+SELECTIVE = "_mmpack_selective_layers"  # on the decoder: modules with our checkpointing function, and their own
+# Outputs that a selective layer keeps: matrix products, and attention by any of its backends.
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+ATTENTION = ("_scaled_dot_product", "varlen_attn", "flash_attn", "flex_attention")
 
 
 class KeptLayers:
     """How many layers a call of `checkpoint_layers` keeps. `undo()`, or the end of a `with` block, recomputes all."""
 
-    def __init__(self, decoder: torch.nn.Module, layers: int, blocks: int, expected: int):
+    def __init__(self, decoder: torch.nn.Module, kept: Kept, expected: int):
         self.decoder = decoder
-        self.layers = layers  # of the decoder, the last ones
-        self.blocks = blocks  # of the tower, the last ones
+        self.layers = kept.layers  # of the decoder, the last ones
+        self.blocks = kept.blocks  # of the tower, the last ones
+        self.selective = kept.selective  # of the decoder, before those
         self.expected = expected  # bytes at the largest moment, beyond weights and gradients
 
     def __repr__(self) -> str:
-        return f"KeptLayers(layers={self.layers}, blocks={self.blocks}, expected={self.expected:,})"
+        numbers = f"layers={self.layers}, blocks={self.blocks}, selective={self.selective}"
+        return f"KeptLayers({numbers}, expected={self.expected:,})"
 
     def undo(self) -> None:
         _recompute_all(self.decoder)
@@ -45,7 +58,13 @@ class KeptLayers:
         self.undo()
 
 
-def checkpoint_layers(model: Any, batch: Batch | int, memory: int) -> KeptLayers:
+def checkpoint_layers(
+    model: Any,
+    batch: Batch | int,
+    memory: int,
+    selective: bool = False,
+    dtype: torch.dtype | None = None,
+) -> KeptLayers:
     """Let the last layers of a model with gradient checkpointing run without recomputation, as far as memory goes.
 
     Decoder layers first, then blocks of a tower that trains. Cheap: call it for each batch; every call starts from full
@@ -55,13 +74,20 @@ def checkpoint_layers(model: Any, batch: Batch | int, memory: int) -> KeptLayers
     Args:
         batch: packed or padded; or packed rows, all of them scored, without media.
         memory: bytes that activations may take: what weights, gradients and optimizer leave free, less some tenth for
-            the allocator. Beside frozen weights, Liger or torch.compile less is used, see `planning.memory`.
+            the allocator's gaps. Beside frozen weights, Liger or torch.compile less is used, see `planning.memory`.
+        selective: beyond the first kept layer, keep the outputs of products and attention of as many layers as fit,
+            and recompute the rest of them (norms, rotary, SwiGLU): half the bytes for all of the products. Torch's
+            selective checkpointing looks at each op on the host, so it is for packs of many thousand rows, and not for
+            compiled layers.
+        dtype: of the activations; by default the weights', which under autocast is a bound from above. Pass FSDP2's
+            `param_dtype`.
 
-    Returns: a handle with `layers`, `blocks`, and `undo`. Raises: ModelError where checkpointing is off, or on for some
-    layers only; PlanError where the batch does not fit with everything recomputed; ArgumentError for models that
-    `planning.memory` has no terms for.
+    Returns: a handle with `layers`, `blocks`, `selective`, and `undo`. Raises: ModelError where checkpointing is off,
+    or on for some layers only; PlanError where the batch does not fit with everything recomputed; ArgumentError for
+    models that `planning.memory` has no terms for.
     """
     check_number("checkpoint_layers", "memory", memory, least=0)
+    check_flag("checkpoint_layers", "selective", selective)
     whole = unwrap(model, "checkpoint_layers")
     core = whole.model
     decoder, tower = core.get_decoder(), _tower_of(core)
@@ -69,24 +95,61 @@ def checkpoint_layers(model: Any, batch: Batch | int, memory: int) -> KeptLayers
     trains = any(p.requires_grad for p in tower.parameters())
     layers, blocks = _layers_of(decoder), _layers_of(tower) if trains else []
     _refuse_unchecked(decoder, [*layers, *blocks])
-    parameter = next(decoder.parameters())
-    terms = memory_model(
-        whole.config, str(parameter.dtype), _attention(parameter.device, parameter.dtype)
-    )
+    weight = next(decoder.parameters())
+    dtype = weight.dtype if dtype is None else dtype
+    terms = memory_model(whole.config, str(dtype), _attention(weight.device, dtype))
     load = _load_of(batch, whole)
-    kept, kept_blocks = terms.kept_layers(load, int(memory), trains)
-    off = layers[len(layers) - kept :] + blocks[len(blocks) - kept_blocks :]
+    kept = terms.kept_layers(load, int(memory), trains, selective)
+    first = len(layers) - kept.layers
+    some = layers[first - kept.selective : first]
+    setattr(decoder, SELECTIVE, [(layer, exchange_checkpoint(layer, _selective)) for layer in some])
+    off = layers[first:] + blocks[len(blocks) - kept.blocks :]
     for layer in off:
         layer.gradient_checkpointing = False
     setattr(decoder, KEPT, off)
-    expected = terms.peak(load, kept=kept, kept_blocks=kept_blocks, train_tower=trains)
-    return KeptLayers(decoder, kept, kept_blocks, expected)
+    expected = terms.peak(
+        load,
+        kept=kept.layers,
+        kept_blocks=kept.blocks,
+        selective=kept.selective,
+        train_tower=trains,
+    )
+    return KeptLayers(decoder, kept, expected)
 
 
 def _recompute_all(decoder: torch.nn.Module) -> None:
     for layer in vars(decoder).pop(KEPT, []):
         # off for the whole model since: stays so
         layer.gradient_checkpointing = decoder.gradient_checkpointing
+    for layer, own in vars(decoder).pop(SELECTIVE, []):
+        exchange_checkpoint(layer, functools.partial(_given_back, own))
+
+
+def _given_back(own: Any, now: Any) -> Any:
+    """The layer's own function, unless checkpointing was set anew since."""
+    return own if _is_selective(now) else now
+
+
+def _selective(own: Any) -> Any:
+    """A layer's checkpointing function that keeps the outputs of products and attention."""
+    if not (isinstance(own, functools.partial) and own.func is checkpoint):
+        raise ModelError(
+            "checkpoint_layers: the layers are not checkpointed by torch's function, which selective needs. "
+            "Fix: model.gradient_checkpointing_enable(), or selective=False"
+        )
+    contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
+    return functools.partial(own, use_reentrant=False, context_fn=contexts)
+
+
+def _is_selective(function: Any) -> bool:
+    return isinstance(function, functools.partial) and "context_fn" in function.keywords
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    parts = str(op).split(".")  # aten.mm.default; flex_attention is no overload
+    name = parts[1] if len(parts) > 1 else parts[0]
+    keeps = name in PRODUCTS or any(part in name for part in ATTENTION)
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _layers_of(part: torch.nn.Module) -> list[Any]:
