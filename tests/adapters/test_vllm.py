@@ -147,6 +147,19 @@ def test_a_shared_batch_goes_back_as_its_samples_do(samples):
                 assert a.get(name) == b.get(name), name
 
 
+def test_pixels_that_are_bytes_go_back_as_floats():
+    hf = trainer()[1]
+    floats, held = (
+        [mp.wrap_processor(hf, pixels=p)(messages(image(0)), [5, 6], sample_id="s")]
+        for p in ("float32", "uint8")
+    )
+    assert held[0].media[0].pixel_values.dtype == np.uint8
+    for make in (from_samples, lambda samples: from_batch(mp.pack(samples))):
+        for a, b in zip(make(floats), make(held), strict=True):
+            assert a["mm_kwargs"].keys() == b["mm_kwargs"].keys() == {"image"}
+            assert a["mm_kwargs"] == b["mm_kwargs"] and a["mm_hashes"] == b["mm_hashes"]
+
+
 def test_scores_of_samples_are_the_trainers(engine, samples):
     for mine, theirs in zip(engine.score(samples), trainer_logprobs(samples), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-5, rtol=0)
