@@ -3,7 +3,6 @@
 import copy
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from support.families import LAYOUTS, mixed_batch
@@ -14,6 +13,7 @@ from support.models import (
     small_model,
     smallest_qwen2_5_vl,
 )
+from support.towers import CASES, encode, media_of, relative
 from torch.utils.checkpoint import checkpoint
 
 import mmpack as mp
@@ -22,21 +22,11 @@ from mmpack.adapters.transformers import tower_attention as adapter
 from mmpack.adapters.transformers.attention import attach_in_forwards
 from mmpack.adapters.transformers.tower_attention import NAME, TOWER, tower_of
 from mmpack.contracts import TOLERANCES, parameter_gradient_fp32_bound
-from mmpack.families import FAMILIES, get_family
+from mmpack.families import FAMILIES
+from mmpack.ops.attention import plan_sequences
 from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
-GRIDS = {  # (t, h, w) of media; a window is 8 × 8 patches
-    "one picture": [(1, 16, 16)],
-    "pictures that windows don't divide": [(1, 12, 10), (1, 18, 8), (1, 8, 20)],
-    "a tiny one and a large one": [(1, 2, 2), (1, 26, 24), (1, 2, 2)],
-    "videos": [(3, 10, 8), (1, 4, 4), (2, 8, 8)],
-}
-CASES = [
-    (family, grids)
-    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-    for grids in GRIDS
-] + [("internvl", "tiles")]
 
 
 @pytest.fixture(scope="module")
@@ -54,41 +44,6 @@ def models():
         return made[name]
 
     return get
-
-
-def media_of(family, grids):
-    """Keywords of get_image_features or get_video_features, and which of them it is."""
-    torch.manual_seed(0)
-    if family == "internvl":
-        return "image", {"pixel_values": torch.randn(5, 3, 56, 56)}
-    grids = GRIDS[grids]
-    pixels = torch.randn(sum(t * h * w for t, h, w in grids), get_family(family).patch_dim)
-    if any(t > 1 for t, _, _ in grids):
-        return "video", {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor(grids)}
-    return "image", {"pixel_values": pixels, "image_grid_thw": torch.tensor(grids)}
-
-
-def encode(model, modality, media):
-    """Features of all levels, and the gradients of pixels and of the tower's parameters."""
-    pixels = media[next(iter(media))].detach().to(model.dtype).requires_grad_()
-    media = media | {next(iter(media)): pixels}
-    make = model.model.get_image_features if modality == "image" else model.model.get_video_features
-    tower = tower_of(model.model)
-    out = make(**media, return_dict=True)
-    levels = [out.pooler_output, *(getattr(out, "deepstack_features", None) or [])]
-    levels = [x if torch.is_tensor(x) else torch.cat(tuple(x)) for x in levels]
-    torch.manual_seed(1)
-    weights = [torch.randn(x.shape).to(x.dtype) for x in levels]
-    loss = sum((x * w).sum() for x, w in zip(levels, weights, strict=True))
-    parameters = dict(tower.named_parameters())
-    found = torch.autograd.grad(loss, [pixels, *parameters.values()], allow_unused=True)
-    gradients = dict(zip(["pixels", *parameters], found, strict=True))
-    return levels, {n: g for n, g in gradients.items() if g is not None}
-
-
-def relative(a, b):
-    a, b = a.detach().double(), b.detach().double()
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize(("family", "grids"), CASES)
@@ -116,9 +71,12 @@ def test_features_and_gradients_are_those_of_one_by_one(models, family, grids):
 def test_the_comparison_can_see_a_wrong_window(models, monkeypatch):
     model, (modality, media) = models("qwen2_5_vl"), media_of("qwen2_5_vl", "one picture")
     own, _ = encode(model, modality, media)
-    monkeypatch.setattr(
-        adapter, "_lengths", lambda tower, grids: (np.array([256]), np.array([256]))
-    )
+    attend = adapter.sequence_attention
+
+    def everywhere(q, k, v, plan, **options):
+        return attend(q, k, v, plan_sequences([plan.rows]), **options)
+
+    monkeypatch.setattr(adapter, "sequence_attention", everywhere)
     with attach(model, text=False):
         levels, _ = encode(model, modality, media)
     assert relative(levels[0], own[0]) > 1e-2
@@ -130,7 +88,7 @@ def test_sequences_are_those_of_the_towers_own_forward(models, family, grids, mo
     model, (modality, media) = models(family), media_of(family, grids)
     monkeypatch.setattr(adapter, "TAKES_KNOWN", False)
     made, asked = [], []
-    plan_sequences, attend = adapter.plan_sequences, adapter.sequence_attention
+    attend = adapter.sequence_attention
 
     def planned(lengths):
         made.append(plan_sequences(lengths))

@@ -59,8 +59,11 @@ def _batched(
     pieces = zip(*(x.split(sizes) for x in (q, k, v)), strict=True)
     out = []
     for (length, count), piece in zip(batches, pieces, strict=True):
+        query, key, value = (x.unflatten(0, (count, length)).transpose(1, 2) for x in piece)
         heads_first = scaled_dot_product_attention(
-            *(x.unflatten(0, (count, length)).transpose(1, 2) for x in piece),
+            query,
+            key,
+            value,
             dropout_p=dropout,
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],

@@ -90,8 +90,8 @@ def _by_blocks(
     from mmpack.ops.attention.flex import flex
 
     _make_blocks(plan)
-    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return flex(*heads_first, plan.block_mask, scale, flash=False)[0]
+    query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return flex(query, key, value, plan.block_mask, scale, flash=False)[0]
 
 
 def _make_blocks(plan: SequencePlan) -> None:
