@@ -38,7 +38,7 @@ class TowerPlans(NamedTuple):
     def of(self, cu_seqlens: torch.Tensor) -> SequencePlan | None:
         """That of a layer's cu_seqlens. Windows divide frames: as many of both are the same ones."""
         count = cu_seqlens.shape[0] - 1
-        return next((p for p in self if p is not None and len(p) == count), None)
+        return next((p for p in self if p is not None and p.sequences == count), None)
 
 
 def tower_attention(
