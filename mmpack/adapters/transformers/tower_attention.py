@@ -89,9 +89,11 @@ def on_their_device(model: Any, arguments: dict[str, torch.Tensor]) -> dict[str,
 
 def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Before the tower's forward: the plans of its layers and, where it takes them, what it would make of the grids."""
+    if not TOWER.is_attached(tower) or not hasattr(tower, "spatial_merge_size"):
+        return args, kwargs  # a deep copy, which has the hook; a tower of tiles
     grids = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
     given = any(kwargs.get(name) is not None for name in ("cu_seqlens", "cu_window_seqlens"))
-    if grids is None or given or not TOWER.is_attached(tower):
+    if grids is None or given:
         return args, kwargs
     device = (args[0] if args else kwargs["hidden_states"]).device
     grids = grids.cpu()

@@ -156,7 +156,7 @@ class Chooser:
         return {name: self.why_not(name, device, dtype, size) for name in self.names}
 
     def report(self, device: torch.device) -> tuple[str, str | None, str]:
-        """`what`, those that auto takes on `device` (None: it would raise), and why; `ops.backend.report` has the other ops."""
+        """`what`, what auto takes on `device` (None: it would raise), and why; other ops: `ops.backend.report`."""
         reasons = self.explain(device)
         try:
             name = self.wanted()
