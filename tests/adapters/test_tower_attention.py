@@ -14,6 +14,7 @@ from support.models import (
     smallest_qwen2_5_vl,
 )
 from support.towers import CASES, encode, media_of, relative
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 import mmpack as mp
@@ -23,7 +24,7 @@ from mmpack.adapters.transformers.attention import attach_in_forwards
 from mmpack.adapters.transformers.tower_attention import NAME, TOWER, tower_of
 from mmpack.contracts import TOLERANCES, parameter_gradient_fp32_bound
 from mmpack.families import FAMILIES
-from mmpack.ops.attention import plan_sequences
+from mmpack.ops.attention import SEQUENCES, plan_sequences
 from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
@@ -435,3 +436,22 @@ def test_tiles_compile_whole():
         out, _ = attend(torch.nn.Module(), q, k, v, None, scaling=0.25)
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.25)
         assert relative(out, expected.transpose(1, 2)) <= 1e-6
+
+
+def test_packs_of_other_sizes_do_not_compile_again():
+    """Once for frames and once for windows, then for any size of both."""
+    counter = CompileCounterWithBackend("eager")
+    torch._dynamo.reset()
+    attend = torch.compile(adapter.tower_attention, backend=counter, fullgraph=True)
+    counts = []
+    for pictures, patches in ((2, 256), (1, 1024), (3, 640), (4, 320), (2, 192), (5, 448)):
+        frames, windows = [patches] * pictures, [64] * (pictures * patches // 64)
+        plans = adapter.TowerPlans(plan_sequences(frames), plan_sequences(windows))
+        for plan in plans:
+            plan.choice = {torch.float32: "sdpa_flash"}
+            plan.chosen_under = SEQUENCES.settings(16, 0.0)
+            q, k, v = torch.randn(3, 1, 2, plan.rows, 16)
+            options = {"cu_seq_lens_q": plan.cu_seqlens.clone(), "tower_plans": plans}
+            attend(torch.nn.Module(), q, k, v, None, scaling=0.25, **options)
+        counts.append(counter.frame_count)
+    assert counts[0] == 2 and counts[2:] == [counts[2]] * 4 and counts[2] <= 6
