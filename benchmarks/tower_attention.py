@@ -85,7 +85,7 @@ def measured(name: str, dim: int, lengths: list[int], able: list[str]) -> list[d
             {
                 "shape": name,
                 "patches": plan.rows,
-                "sequences": len(plan),
+                "sequences": plan.sequences,
                 "backend": backend,
                 "chosen": plan.choice is not None and backend == plan.choice[torch.bfloat16],
                 "forward_ms": forward_ms,

@@ -3,7 +3,6 @@
 import copy
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from support.families import LAYOUTS, mixed_batch
@@ -14,6 +13,8 @@ from support.models import (
     small_model,
     smallest_qwen2_5_vl,
 )
+from support.towers import CASES, encode, media_of, relative
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 import mmpack as mp
@@ -22,21 +23,11 @@ from mmpack.adapters.transformers import tower_attention as adapter
 from mmpack.adapters.transformers.attention import attach_in_forwards
 from mmpack.adapters.transformers.tower_attention import NAME, TOWER, tower_of
 from mmpack.contracts import TOLERANCES, parameter_gradient_fp32_bound
-from mmpack.families import FAMILIES, get_family
+from mmpack.families import FAMILIES
+from mmpack.ops.attention import SEQUENCES, plan_sequences
 from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
-GRIDS = {  # (t, h, w) of media; a window is 8 × 8 patches
-    "one picture": [(1, 16, 16)],
-    "pictures that windows don't divide": [(1, 12, 10), (1, 18, 8), (1, 8, 20)],
-    "a tiny one and a large one": [(1, 2, 2), (1, 26, 24), (1, 2, 2)],
-    "videos": [(3, 10, 8), (1, 4, 4), (2, 8, 8)],
-}
-CASES = [
-    (family, grids)
-    for family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-    for grids in GRIDS
-] + [("internvl", "tiles")]
 
 
 @pytest.fixture(scope="module")
@@ -54,41 +45,6 @@ def models():
         return made[name]
 
     return get
-
-
-def media_of(family, grids):
-    """Keywords of get_image_features or get_video_features, and which of them it is."""
-    torch.manual_seed(0)
-    if family == "internvl":
-        return "image", {"pixel_values": torch.randn(5, 3, 56, 56)}
-    grids = GRIDS[grids]
-    pixels = torch.randn(sum(t * h * w for t, h, w in grids), get_family(family).patch_dim)
-    if any(t > 1 for t, _, _ in grids):
-        return "video", {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor(grids)}
-    return "image", {"pixel_values": pixels, "image_grid_thw": torch.tensor(grids)}
-
-
-def encode(model, modality, media):
-    """Features of all levels, and the gradients of pixels and of the tower's parameters."""
-    pixels = media[next(iter(media))].detach().to(model.dtype).requires_grad_()
-    media = media | {next(iter(media)): pixels}
-    make = model.model.get_image_features if modality == "image" else model.model.get_video_features
-    tower = tower_of(model.model)
-    out = make(**media, return_dict=True)
-    levels = [out.pooler_output, *(getattr(out, "deepstack_features", None) or [])]
-    levels = [x if torch.is_tensor(x) else torch.cat(tuple(x)) for x in levels]
-    torch.manual_seed(1)
-    weights = [torch.randn(x.shape).to(x.dtype) for x in levels]
-    loss = sum((x * w).sum() for x, w in zip(levels, weights, strict=True))
-    parameters = dict(tower.named_parameters())
-    found = torch.autograd.grad(loss, [pixels, *parameters.values()], allow_unused=True)
-    gradients = dict(zip(["pixels", *parameters], found, strict=True))
-    return levels, {n: g for n, g in gradients.items() if g is not None}
-
-
-def relative(a, b):
-    a, b = a.detach().double(), b.detach().double()
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize(("family", "grids"), CASES)
@@ -116,9 +72,12 @@ def test_features_and_gradients_are_those_of_one_by_one(models, family, grids):
 def test_the_comparison_can_see_a_wrong_window(models, monkeypatch):
     model, (modality, media) = models("qwen2_5_vl"), media_of("qwen2_5_vl", "one picture")
     own, _ = encode(model, modality, media)
-    monkeypatch.setattr(
-        adapter, "_lengths", lambda tower, grids: (np.array([256]), np.array([256]))
-    )
+    attend = adapter.sequence_attention
+
+    def everywhere(q, k, v, plan, **options):
+        return attend(q, k, v, plan_sequences([plan.rows]), **options)
+
+    monkeypatch.setattr(adapter, "sequence_attention", everywhere)
     with attach(model, text=False):
         levels, _ = encode(model, modality, media)
     assert relative(levels[0], own[0]) > 1e-2
@@ -130,7 +89,7 @@ def test_sequences_are_those_of_the_towers_own_forward(models, family, grids, mo
     model, (modality, media) = models(family), media_of(family, grids)
     monkeypatch.setattr(adapter, "TAKES_KNOWN", False)
     made, asked = [], []
-    plan_sequences, attend = adapter.plan_sequences, adapter.sequence_attention
+    attend = adapter.sequence_attention
 
     def planned(lengths):
         made.append(plan_sequences(lengths))
@@ -477,3 +436,22 @@ def test_tiles_compile_whole():
         out, _ = attend(torch.nn.Module(), q, k, v, None, scaling=0.25)
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.25)
         assert relative(out, expected.transpose(1, 2)) <= 1e-6
+
+
+def test_packs_of_other_sizes_do_not_compile_again():
+    """Once for frames and once for windows, then for any size of both."""
+    counter = CompileCounterWithBackend("eager")
+    torch._dynamo.reset()
+    attend = torch.compile(adapter.tower_attention, backend=counter, fullgraph=True)
+    counts = []
+    for pictures, patches in ((2, 256), (1, 1024), (3, 640), (4, 320), (2, 192), (5, 448)):
+        frames, windows = [patches] * pictures, [64] * (pictures * patches // 64)
+        plans = adapter.TowerPlans(plan_sequences(frames), plan_sequences(windows))
+        for plan in plans:
+            plan.choice = {torch.float32: "sdpa_flash"}
+            plan.chosen_under = SEQUENCES.settings(16, 0.0)
+            q, k, v = torch.randn(3, 1, 2, plan.rows, 16)
+            options = {"cu_seq_lens_q": plan.cu_seqlens.clone(), "tower_plans": plans}
+            attend(torch.nn.Module(), q, k, v, None, scaling=0.25, **options)
+        counts.append(counter.frame_count)
+    assert counts[0] == 2 and counts[2:] == [counts[2]] * 4 and counts[2] <= 6

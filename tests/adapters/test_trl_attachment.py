@@ -46,6 +46,7 @@ def assert_it_is_its_own(model):
     never.load_state_dict(model.state_dict())
     for own in (model, copy.deepcopy(model)):
         assert not is_attached(own)
+        assert "mmpack" not in own.config.vision_config._attn_implementation
         own.eval()
         kwargs = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 151643}
         with torch.no_grad():

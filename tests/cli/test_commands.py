@@ -312,6 +312,7 @@ def test_doctor_says_which_op_runs_on_what(monkeypatch):
     def ops(backend, attention="auto"):
         monkeypatch.setenv("MMPACK_BACKEND", backend)
         monkeypatch.setenv("MMPACK_ATTENTION", attention)
+        monkeypatch.setenv("MMPACK_TOWER_ATTENTION", attention)
         return {op["op"]: op for op in document(call_mmpack("doctor", "--json"))["ops"]}
 
     import torch
@@ -333,7 +334,9 @@ def test_doctor_says_which_op_runs_on_what(monkeypatch):
             "sum_rows: MMPACK_BACKEND is cuda, and the op has no cuda kernel"
             in forced["sum_rows"]["why"]
         )
-        assert "varlen needs a CUDA device, not cpu. Fix: " in forced["attention"]["why"]
+        for op in ("attention", "tower attention"):
+            assert by_itself[op]["backend"] == "sdpa"
+            assert "varlen needs a CUDA device, not cpu. Fix: " in forced[op]["why"]
     assert ops("torch")["policy_loss"]["why"] == "MMPACK_BACKEND=torch"
 
 

@@ -15,6 +15,7 @@ from support.attention import (
     one_sequence_after_the_other,
     stand_in,
 )
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from mmpack.errors import ArgumentError, BackendError
@@ -69,6 +70,10 @@ def test_values_and_gradients(name, scale):
     assert_near(found, expected)
 
 
+def by_flash(q, k, v, plan):
+    return by_length(q, k, v, plan, kernel=SDPBackend.FLASH_ATTENTION)
+
+
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=12))
 def test_rows_are_brought_together_and_back(lengths):
     """What runs on a GPU under sdpa: one call for each length."""
@@ -81,7 +86,7 @@ def test_rows_are_brought_together_and_back(lengths):
     )
     one = [x.transpose(0, 1)[None] for x in (q, k, v)]
     expected = gradients(lambda *x: by_weights(*x, lengths), *one, grad[None])
-    for way in (by_length, brought_together):
+    for way in (by_length, brought_together, by_flash):
         out, *back = gradients(lambda *x, w=way: w(*x, plan), q, k, v, grad)
         assert_near([out[None], *(x.transpose(0, 1)[None] for x in back)], expected)
 
@@ -102,7 +107,7 @@ def test_tiles(lines):
     expected = gradients(lambda *x: by_weights(*x, [5] * lines), q, k, v, grad)
     for plan in (plan_tiles(lines, 5, "cpu"), plan_sequences([5] * lines)):
         assert plan.cu_seqlens.tolist() == list(range(0, 5 * lines + 1, 5))
-        assert (plan.pairs, plan.max_seqlen, len(plan)) == (25 * lines, 5, lines)
+        assert (plan.pairs, plan.max_seqlen, plan.sequences) == (25 * lines, 5, lines)
         assert_near(
             gradients(lambda *x, p=plan: sequence_attention(*x, p), q, k, v, grad), expected
         )
@@ -202,13 +207,35 @@ def hopper(monkeypatch):
 
 @pytest.mark.parametrize("dim", [64, 72, 80])
 def test_what_is_chosen(hopper, dim, monkeypatch):
-    plan = plan_sequences([64] * 4)
+    """What was measured fastest: short windows and frames, long pictures; equal lengths, and others."""
+    plan = plan_sequences([64] * 256)
+    kinds = {
+        "windows": plan,
+        "ragged windows": plan_sequences([64, 64, 32] * 64),
+        "frames": plan_sequences([98] * 128),
+        "pictures": plan_sequences([3136] * 4),
+        "other pictures": plan_sequences([3136, 1024, 4096]),
+        "tiles": plan_tiles(20, 1025, "cpu"),
+    }
+
+    def taken():
+        return {k: SEQUENCES.choices(p, hopper, dim)[torch.bfloat16] for k, p in kinds.items()}
+
+    def with_packages(*installed):
+        monkeypatch.setattr(choose, "INSTALLED", {p: p in installed for p in choose.INSTALLED})
+        return taken()
+
+    large = ("pictures", "other pictures", "tiles")
+    of_torch = {k: "sdpa_flash" if p.one_length else "varlen" for k, p in kinds.items()}
+    assert with_packages("torch", "triton") == of_torch
+    with_flash = {k: v.replace("varlen", "flash_attn") for k, v in of_torch.items()}
+    assert with_packages("torch", "flash-attn") == with_flash
+    assert with_packages("torch", "flash-attn-4") == of_torch | dict.fromkeys(large, "flash_attn_4")
     chosen = SEQUENCES.choices(plan, hopper, dim)
-    able = min(SEQUENCES.backends, key=lambda b: SEQUENCES.backends[b].cost(plan))
-    assert chosen[torch.bfloat16] == chosen[torch.float16] == able
     assert chosen[torch.float32] == chosen[torch.float64] == "sdpa"
-    monkeypatch.setattr(choose, "INSTALLED", {p: p == "torch" for p in choose.INSTALLED})
-    assert SEQUENCES.choices(plan, hopper, dim)[torch.bfloat16] == "varlen"
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert taken() == of_torch | dict.fromkeys(large, "flash_attn_4")
+    assert "no deterministic" in SEQUENCES.why_not("sdpa_cudnn", hopper, torch.bfloat16, dim)
     assert SEQUENCES.choices(plan, hopper, 12)[torch.bfloat16] == "sdpa"
     assert SEQUENCES.choices(plan, hopper, dim, dropout=0.1)[torch.bfloat16] == "sdpa"
     assert SEQUENCES.choices(plan, torch.device("cpu"), dim)[torch.bfloat16] == "sdpa"
@@ -216,7 +243,13 @@ def test_what_is_chosen(hopper, dim, monkeypatch):
 
 def test_report(hopper, monkeypatch):
     what, backends, _ = SEQUENCES.report(hopper)
-    assert what == "tower attention" and set(backends.split(", ")) == set(SEQUENCES.names)
+    assert what == "tower attention" and backends.split(", ") == [
+        "sdpa",
+        "flash_attn_4",
+        "flash_attn",
+        "varlen",
+        "sdpa_flash",
+    ]
     monkeypatch.setenv("MMPACK_TOWER_ATTENTION", "varlen")
     assert SEQUENCES.report(hopper)[1:] == ("varlen", "MMPACK_TOWER_ATTENTION=varlen")
     _, backend, why = SEQUENCES.report(torch.device("cpu"))

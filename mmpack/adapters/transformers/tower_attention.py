@@ -38,7 +38,7 @@ class TowerPlans(NamedTuple):
     def of(self, cu_seqlens: torch.Tensor) -> SequencePlan | None:
         """That of a layer's cu_seqlens. Windows divide frames: as many of both are the same ones."""
         count = cu_seqlens.shape[0] - 1
-        return next((p for p in self if p is not None and len(p) == count), None)
+        return next((p for p in self if p is not None and p.sequences == count), None)
 
 
 def tower_attention(
@@ -89,9 +89,11 @@ def on_their_device(model: Any, arguments: dict[str, torch.Tensor]) -> dict[str,
 
 def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Before the tower's forward: the plans of its layers and, where it takes them, what it would make of the grids."""
+    if not TOWER.is_attached(tower) or not hasattr(tower, "spatial_merge_size"):
+        return args, kwargs  # a deep copy, which has the hook; a tower of tiles
     grids = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
     given = any(kwargs.get(name) is not None for name in ("cu_seqlens", "cu_window_seqlens"))
-    if grids is None or given or not TOWER.is_attached(tower):
+    if grids is None or given:
         return args, kwargs
     device = (args[0] if args else kwargs["hidden_states"]).device
     grids = grids.cpu()

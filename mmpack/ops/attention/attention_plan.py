@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -51,6 +51,12 @@ class AttentionPlan:
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
     checked: tuple[Any, int] | None = None  # the visible_until seen last, weakly, and its version
+
+    one_length: ClassVar[bool] = False  # of all sequences: nobody asks
+
+    @property
+    def sequences(self) -> int:
+        return self.cu_seqlens_q.shape[0] - 1
 
     @property
     def gathered(self) -> int:

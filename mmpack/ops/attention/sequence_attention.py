@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from mmpack.errors import ArgumentError, check_number
 from mmpack.ops.attention.autocast import as_autocast
@@ -10,6 +11,13 @@ from mmpack.ops.attention.by_length import by_length
 from mmpack.ops.attention.choose import SEQUENCES
 from mmpack.ops.attention.sequence_plan import SequencePlan
 from mmpack.ops.inputs import check_are_tensors
+
+# sdpa's kernel by the backend's name; None: torch chooses
+SDPA = {
+    "sdpa": None,
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+}
 
 
 def sequence_attention(
@@ -43,8 +51,10 @@ def sequence_attention(
     resolve_sequences(plan, query.device, head_dim, dropout)
     name = _backend(query, plan, dropout, backend)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    if name == "sdpa" or plan.rows == 0:
-        out = by_length(q, k, v, plan, scale, dropout)
+    if plan.rows == 0:
+        name = "sdpa"
+    if name in SDPA:
+        out = by_length(q, k, v, plan, scale, dropout, SDPA[name])
     elif name == "flex":
         out = _by_blocks(q, k, v, plan, scale)
     else:
@@ -90,8 +100,8 @@ def _by_blocks(
     from mmpack.ops.attention.flex import flex
 
     _make_blocks(plan)
-    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return flex(*heads_first, plan.block_mask, scale, flash=False)[0]
+    query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return flex(query, key, value, plan.block_mask, scale, flash=False)[0]
 
 
 def _make_blocks(plan: SequencePlan) -> None:

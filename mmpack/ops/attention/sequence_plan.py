@@ -38,8 +38,14 @@ class SequencePlan:
     full_blocks: ClassVar[int] = 0
     mixed_blocks: ClassVar[int] = 0
 
-    def __len__(self) -> int:
+    @property
+    def sequences(self) -> int:
         return self.cu_seqlens.shape[0] - 1
+
+    @property
+    def one_length(self) -> bool:
+        """Whether all sequences have one length, so that they are one batch."""
+        return len(self.groups) == 1
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> SequencePlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
