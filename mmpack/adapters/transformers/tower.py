@@ -167,7 +167,10 @@ def encode_media(
             functools.partial(chosen_pixels, chunk),
         )
         if again:
-            encode = functools.partial(checkpoint, _as_now(tower, encode), use_reentrant=False)
+            on_device = torch.empty(0, device=tower.device)  # whose random state is kept too
+            encode = functools.partial(
+                checkpoint, _as_now(tower, encode), on_device, use_reentrant=False
+            )
         out |= dict(zip(chunk, encode(), strict=True))
     return [out[i] for i in range(len(media))]
 
@@ -299,12 +302,12 @@ def _checkpoints(tower: Tower) -> bool:
     )
 
 
-def _as_now(tower: Tower, run: Callable[[], Any]) -> Callable[[], Any]:
+def _as_now(tower: Tower, run: Callable[[], Any]) -> Callable[[torch.Tensor], Any]:
     """`run` with the tower's attention of now, also when the backward runs it after `detach`."""
     configs = _configs(tower.modules)
     names = [config._attn_implementation for config in configs]
 
-    def run_as_now() -> Any:
+    def run_as_now(_: torch.Tensor) -> Any:
         before = [config._attn_implementation for config in configs]
         put(configs, names)
         try:
