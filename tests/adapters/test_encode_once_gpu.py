@@ -7,7 +7,7 @@ from support.models import relative_difference, small_model, weights_of
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, encode_once, packed_logprobs
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_of
+from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache import FeatureStore
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +67,7 @@ def test_one_backward_is_one_in_each_micro_batch(name, dtype, bound, no_tf32):
 def test_a_store_gives_the_bits_of_encoding_again(name, budgets):
     model, store = made(name, torch.bfloat16), FeatureStore(*budgets)
     batch = mp.pack(mixed_batch(name), share_prefix=True).to("cuda")
-    for parameter in tower_of(model).parameters():
+    for parameter in tower_and_projector(model).parameters():
         parameter.requires_grad_(False)
     with attach(model), torch.no_grad():
         wanted = packed_logprobs(model, batch)
@@ -98,10 +98,10 @@ def test_a_chunk_that_runs_again_draws_the_same_dropout():
 def test_without_gradients_memory_does_not_grow_with_the_layers():
     peaks = []
     for layers in (2, 8):
-        model = made("qwen2_5_vl", torch.bfloat16)
-        decoder = model.model.language_model
-        for _ in range(layers - len(decoder.layers)):
-            decoder.layers.append(decoder.layers[0])
+        small = made("qwen2_5_vl", torch.bfloat16)
+        small.config.text_config.num_hidden_layers = layers
+        small.config.text_config.layer_types = ["full_attention"] * layers
+        model = type(small)(small.config).to("cuda", torch.bfloat16).eval()
         batch = packs_of("qwen2_5_vl")[0]
         with attach(model), torch.no_grad():
             packed_logprobs(model, batch)
@@ -110,5 +110,5 @@ def test_without_gradients_memory_does_not_grow_with_the_layers():
             torch.cuda.reset_peak_memory_stats()
             values = packed_logprobs(model, batch)
             peaks.append(torch.cuda.max_memory_allocated() - before)
-            assert torch.cuda.memory_allocated() - before <= values.nbytes + 4096
+            assert torch.cuda.memory_allocated() - before <= values.nbytes + 2**20
     assert peaks[1] <= 1.05 * peaks[0]

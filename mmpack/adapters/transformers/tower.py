@@ -43,7 +43,7 @@ def takes_encoded_media(model: Any) -> bool:
     return "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
 
 
-def tower_of(model: Any) -> Tower:
+def tower_and_projector(model: Any) -> Tower:
     """All modules below the head that are not the text model: the vision tower, and a projector behind it."""
     core = model.model
     modules = tuple(m for m in core.children() if m is not core.get_decoder())
@@ -99,7 +99,7 @@ def encoded_inputs(
     if features is None:
         made = encode(everything)
     else:
-        made = features.fetch(tower_of(model), batch.media_cache_keys, counts, encode)
+        made = features.fetch(tower_and_projector(model), batch.media_cache_keys, counts, encode)
     if joined and isinstance(features, SummedFeatures) and features.trained:
         made[0] = (made[0][0] + features.zero().to(made[0][0].dtype), *made[0][1:])
     batch.stats["patches_encoded"] = sum(counts[i] for i in ran)
@@ -154,7 +154,7 @@ def encode_media(
             [i for i, m in enumerate(media) if m.modality == modality], counts, max_patches
         )
     ]
-    tower = tower_of(model)
+    tower = tower_and_projector(model)
     again = max_patches is not None and len(chunks) > 1 and tower.trains and not _checkpoints(tower)
     out: dict[int, Levels] = {}
     for modality, chunk in chunks:
