@@ -119,7 +119,7 @@ def encoded_once(model, packs, **kwargs):
     return values, gradients
 
 
-@pytest.mark.parametrize("name", PACKABLE)
+@pytest.mark.parametrize("name", EACH_KIND)
 def test_a_store_gives_the_bits_of_encoding_again(models, name):
     model, samples = models(name), mixed_batch(name)
     batch = mp.pack(samples, share_prefix=True)
