@@ -24,7 +24,7 @@ import transformers
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, encode_once, packed_logprobs
-from mmpack.adapters.transformers.tower import tower_of
+from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.cache import FeatureStore
 from mmpack.families import get_family
 from mmpack.layout.fingerprint import cache_key
@@ -94,7 +94,7 @@ def main() -> None:
 
 def frozen(model: Any, packs: list[mp.PackedBatch], repeats: int) -> dict[str, Any]:
     """Old, reference and two epochs; the reference is the policy itself, whose tower is equal."""
-    for parameter in tower_of(model).parameters():
+    for parameter in tower_and_projector(model).parameters():
         parameter.requires_grad_(False)
 
     def step(features: FeatureStore | None) -> list[torch.Tensor]:
@@ -115,7 +115,7 @@ def frozen(model: Any, packs: list[mp.PackedBatch], repeats: int) -> dict[str, A
 
 def trained(model: Any, packs: list[mp.PackedBatch], repeats: int) -> dict[str, Any]:
     """One epoch, gradients of all weights."""
-    for parameter in tower_of(model).parameters():
+    for parameter in tower_and_projector(model).parameters():
         parameter.requires_grad_(True)
 
     def each() -> list[torch.Tensor]:

@@ -23,7 +23,12 @@ Levels = tuple[
 Digest = tuple[int, ...]
 
 STRIDE = 4093
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+_WORDS = {
+    1: torch.int8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int32,
+}  # a lone sign bit of 64 would cancel another
 # what every module has (hooks, training), and what changes how a backward is run, but no feature
 _IGNORED = {*vars(torch.nn.Module()), "gradient_checkpointing", "_is_hf_initialized"}
 
@@ -67,7 +72,7 @@ class Tower:
         """Shapes, dtypes and values of all parameters and buffers, as a few numbers. Waits for the device.
 
         Values are read, because no counter of torch's sees `p.data.copy_(…)`: their bits as integers, every 4,093rd
-        added up, are multiplied by pseudo-random odd numbers of their places and added modulo 2^64.
+        word added up, are multiplied by pseudo-random odd numbers of their places and added modulo 2^64.
         """
         tensors = self._tensors()
         sums: dict[torch.device, list[Tensor]] = {}
@@ -110,16 +115,19 @@ class Tower:
 
 
 def _bits(tensor: Tensor) -> list[Tensor]:
-    """int64: the bits of values as integers, those of every `STRIDE`th added up, and the rest as they are.
+    """int64: the bits of values as words of eight bytes, every `STRIDE`th added up; and the rest, value by value.
 
     No width of a layer is a multiple of the stride, a prime: rows and columns that change places change the sums.
     """
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     flat = real.contiguous().view(-1)
-    bits = flat.view(_WORDS[flat.element_size()])
-    whole = len(bits) - len(bits) % STRIDE
-    sums = bits[:whole].view(-1, STRIDE).sum(0, dtype=torch.int64)
-    return [sums, bits[whole:].long()]
+    size = flat.element_size()
+    if flat.storage_offset() * size % 8:
+        flat = flat.clone()
+    words = torch.int64 if size < 8 else torch.int32
+    whole = len(flat) - len(flat) % (8 // size * STRIDE)
+    sums = flat[:whole].view(words).view(-1, STRIDE).sum(0, dtype=torch.int64)
+    return [sums, flat[whole:].view(_WORDS[size]).long()]
 
 
 def _mixed(sums: Tensor) -> int:

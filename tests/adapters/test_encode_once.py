@@ -20,7 +20,7 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, encode_once, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_of
+from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache import FeatureStore
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
@@ -66,7 +66,7 @@ def attached():
 
 
 def freeze(model, frozen=True):
-    for parameter in tower_of(model).parameters():
+    for parameter in tower_and_projector(model).parameters():
         parameter.requires_grad_(not frozen)
 
 
@@ -119,7 +119,7 @@ def encoded_once(model, packs, **kwargs):
     return values, gradients
 
 
-@pytest.mark.parametrize("name", PACKABLE)
+@pytest.mark.parametrize("name", EACH_KIND)
 def test_a_store_gives_the_bits_of_encoding_again(models, name):
     model, samples = models(name), mixed_batch(name)
     batch = mp.pack(samples, share_prefix=True)
@@ -151,7 +151,7 @@ def test_encoded_once_with_one_backward_is_as_exact_as_each_sample_alone(models,
     model, samples = models(name), mixed_batch(name)
     (wanted, gradients), (_, separately) = exact(model, samples), separate(model, samples)
     packs = packs_of(samples)
-    tower = tower_of(model)
+    tower = tower_and_projector(model)
     backwards = []
     hook = next(tower.parameters()).register_hook(backwards.append)
     with attach(model), Forwards(model) as seen:
@@ -258,7 +258,7 @@ def test_inputs_that_are_used_again_look_at_the_store_in_each_forward(attached):
     with torch.no_grad():
         first = attached(**inputs).logits
         assert torch.equal(attached(**inputs).logits, first) and store.stats.hits == 2
-        next(tower_of(attached).parameters()).data.mul_(1.5)
+        next(tower_and_projector(attached).parameters()).data.mul_(1.5)
         with pytest.raises(mp.ModelError, match="weights changed"):
             attached(**inputs)
 
@@ -406,6 +406,20 @@ def test_a_chunk_that_runs_again_has_the_attention_of_its_forward(trained):
     assert used == ["eager"] * 5 and config._attn_implementation == "sdpa"
 
 
+def test_chunks_that_run_again_after_detach():
+    model = of_a_release_that_takes_features(smallest_qwen2_5_vl())
+    model.lm_head.requires_grad_(False)
+    packs = packs_of(two_prompts(), ((0, 1), (2, 3)))
+    with attach(model):
+        _, wanted = summed(model, packs)
+    with attach(model):
+        losses = [(packed_logprobs(model, p, max_patches=1) * weights_of(p)).sum() for p in packs]
+    sum(losses).backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == wanted.keys()
+    assert all((found[n] - g).norm() <= 1e-5 * g.norm() + 1e-8 for n, g in wanted.items())
+
+
 def test_a_forgotten_backward_is_an_error(trained):
     packs = packs_of(two_prompts(), ((0, 1), (2, 3)))
     with (
@@ -418,7 +432,7 @@ def test_a_forgotten_backward_is_an_error(trained):
         encode_once(trained, packs) as features,
     ):
         packs_and_loss(trained, features, packs[:1])[0].backward()
-    assert all(p.grad is None for p in tower_of(trained).parameters())
+    assert all(p.grad is None for p in tower_and_projector(trained).parameters())
 
 
 def test_media_that_were_not_given_are_an_error(trained):
@@ -440,7 +454,7 @@ def test_weights_that_change_within_are_an_error(trained, when):
         for pack in packs:
             packed_logprobs(trained, pack, features=features).sum().backward()
             if when == "before the next pass" or pack is packs[-1]:
-                next(tower_of(trained).parameters()).data.add_(1e-4)
+                next(tower_and_projector(trained).parameters()).data.add_(1e-4)
 
 
 def test_an_error_in_the_block_passes_and_runs_no_backward(trained):
@@ -448,7 +462,7 @@ def test_an_error_in_the_block_passes_and_runs_no_backward(trained):
     with pytest.raises(KeyError), encode_once(trained, packs) as features:
         packs_and_loss(trained, features, packs)[0].backward()
         raise KeyError
-    assert all(p.grad is None for p in tower_of(trained).parameters())
+    assert all(p.grad is None for p in tower_and_projector(trained).parameters())
     assert features._features == {} and features._sums == {}
 
 

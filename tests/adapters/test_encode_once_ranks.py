@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, encode_once, packed_logprobs
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_of
+from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache import FeatureStore
 
 pytestmark = pytest.mark.adapter
@@ -77,7 +77,7 @@ def check_ddp(rank, ranks):
                     assert off <= 1e-5 * wanted[name].norm() + 1e-7, (name, unused, each_reduces)
 
     frozen = made()
-    for parameter in tower_of(frozen).parameters():
+    for parameter in tower_and_projector(frozen).parameters():
         parameter.requires_grad_(False)
     parallel, store = DistributedDataParallel(frozen), FeatureStore(2**20)
     for _ in range(2):

@@ -12,7 +12,7 @@ from support.trl_trainers import (
     trl,
 )
 
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_of
+from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 
 pytestmark = pytest.mark.skipif(
     not takes_encoded_media(smallest_qwen2_5_vl()), reason="transformers before 5.19"
@@ -41,7 +41,7 @@ def trained(checkpoint, tmp_path):
         )
         seen = []
         for model in (trainer.model, trainer.ref_model):
-            for parameter in tower_of(model).parameters():
+            for parameter in tower_and_projector(model).parameters():
                 parameter.requires_grad_(not frozen)
             tower = model.model.visual
             tower.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))

@@ -328,9 +328,10 @@ def test_the_digest_sees_each_bit(dtype):
     assert tower.digest() != before
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_the_digest_sees_order_and_signs_in_large_weights(dim):
-    weight = torch.randn(96, 128)
+def test_the_digest_sees_order_and_signs_in_large_weights(dim, dtype):
+    weight = torch.randn(192, 256).to(dtype)
     tower = Tower((nn.ParameterList([weight]),))
     before = tower.digest()
     for changed in (
@@ -341,8 +342,12 @@ def test_the_digest_sees_order_and_signs_in_large_weights(dim):
     ):
         tower.modules[0][0].data = changed
         assert tower.digest() != before
-    tower.modules[0][0].data = weight.clone()
-    assert tower.digest() == before
+    odd = torch.cat([weight.new_zeros(1), weight.flatten()])[1:].view_as(
+        weight
+    )  # no word begins here
+    for same in (weight.clone(), odd, weight.t().contiguous().t()):
+        tower.modules[0][0].data = same
+        assert tower.digest() == before
 
 
 def test_budgets_are_whole_numbers():

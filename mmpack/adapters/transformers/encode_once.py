@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
-from mmpack.adapters.transformers.tower import encode_media, tower_of
+from mmpack.adapters.transformers.tower import encode_media, tower_and_projector
 from mmpack.adapters.transformers.unwrap import is_parallel, unwrap
 from mmpack.cache.summed import SummedFeatures
 from mmpack.errors import ArgumentError
@@ -48,7 +48,7 @@ def encode_once(
             )
         refuse_other_batch(pack, whole, "encode_once")
     refuse_options(whole, None, max_patches, "encode_once")
-    tower = tower_of(whole)
+    tower = tower_and_projector(whole)
     places: dict[str, tuple[PackedBatch, int]] = {}  # of each medium, the first
     for pack in packs:
         for i, key in enumerate(pack.media_cache_keys):

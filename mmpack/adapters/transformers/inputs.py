@@ -25,7 +25,7 @@ from mmpack.adapters.transformers.tower import (
     pixel_inputs,
     takes_encoded_media,
     tile_patches,
-    tower_of,
+    tower_and_projector,
 )
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
 from mmpack.cache.features import FeatureStore
@@ -145,7 +145,7 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
             f"{what}: the forward of transformers {installed_version('transformers')} takes no media that were encoded "
             "before it, as features and max_patches need. Fix: transformers 5.19 or newer, or neither"
         )
-    if any(is_sharded(module) for module in tower_of(model).modules):
+    if any(is_sharded(module) for module in tower_and_projector(model).modules):
         raise ModelError(
             f"{what}: the vision tower is sharded (FSDP2), and ranks that call it more often than others would wait "
             "for ever. Fix: leave features and max_patches out, or shard the text model's layers only"

@@ -45,7 +45,7 @@ def takes_encoded_media(model: Any) -> bool:
     return "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
 
 
-def tower_of(model: Any) -> Tower:
+def tower_and_projector(model: Any) -> Tower:
     """All modules below the head that are not the text model: the vision tower, and a projector behind it."""
     core = model.model
     modules = tuple(m for m in core.children() if m is not core.get_decoder())
@@ -102,7 +102,7 @@ def encoded_inputs(
     if features is None:
         made = encode(everything)
     else:
-        made = features.fetch(tower_of(model), batch.media_cache_keys, counts, encode)
+        made = features.fetch(tower_and_projector(model), batch.media_cache_keys, counts, encode)
     if joined and isinstance(features, SummedFeatures) and features.trained:
         made[0] = (made[0][0] + features.zero().to(made[0][0].dtype), *made[0][1:])
     batch.stats["patches_encoded"] = sum(counts[i] for i in ran)
@@ -157,7 +157,7 @@ def encode_media(
             [i for i, m in enumerate(media) if m.modality == modality], counts, max_patches
         )
     ]
-    tower = tower_of(model)
+    tower = tower_and_projector(model)
     again = max_patches is not None and len(chunks) > 1 and tower.trains and not _checkpoints(tower)
     out: dict[int, Levels] = {}
     for modality, chunk in chunks:
@@ -170,7 +170,10 @@ def encode_media(
             functools.partial(chosen_pixels, chunk),
         )
         if again:
-            encode = functools.partial(checkpoint, _as_now(tower, encode), use_reentrant=False)
+            on_device = torch.empty(0, device=tower.device)  # whose random state is kept too
+            encode = functools.partial(
+                checkpoint, _as_now(tower, encode), on_device, use_reentrant=False
+            )
         out |= dict(zip(chunk, encode(), strict=True))
     return [out[i] for i in range(len(media))]
 
@@ -292,12 +295,12 @@ def _checkpoints(tower: Tower) -> bool:
     )
 
 
-def _as_now(tower: Tower, run: Callable[[], Any]) -> Callable[[], Any]:
+def _as_now(tower: Tower, run: Callable[[], Any]) -> Callable[[torch.Tensor], Any]:
     """`run` with the tower's attention of now, also when the backward runs it after `detach`."""
     configs = _configs(tower.modules)
     names = [config._attn_implementation for config in configs]
 
-    def run_as_now() -> Any:
+    def run_as_now(_: torch.Tensor) -> Any:
         before = [config._attn_implementation for config in configs]
         put(configs, names)
         try:

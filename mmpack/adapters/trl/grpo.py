@@ -17,7 +17,7 @@ import torch
 
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_of
+from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.pass_stats import PassStats
@@ -190,7 +190,7 @@ class MmpackGRPO(_Trainer):
         whole = unwrap(model, "MmpackGRPO")
         if not batch.media or not takes_encoded_media(whole):
             return None
-        tower = tower_of(whole)
+        tower = tower_and_projector(whole)
         trained = any(p.requires_grad for p in tower.parameters())
         if self.feature_bytes + self.feature_host_bytes == 0 or trained or tower.random:
             return None
