@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
@@ -164,6 +165,13 @@ def test_packing_and_losses_and_the_gpu_s_page(yours, samples):
     head = torch.nn.Linear(8, model.config.get_text_config().vocab_size, bias=False)
     ran = run("docs/gpu.md", {"mp": mp, "hidden": hidden, "lm_head": head, "batch": batch})
     assert len(ran["logprobs"]) == len(ran["entropy"]) == batch.num_loss_tokens
+
+
+def test_speed():
+    sample = make_sample([("text", range(5)), ("response", [1, 2, 3])], "a")
+    names = {"model": tiny_qwen2_5_vl(), "batch": mp.pack([sample])}
+    with torch.compiler.set_stance("force_eager"):
+        assert run("docs/speed.md", names)["logprobs"].shape == (3,)
 
 
 def test_install_and_commands(capsys):

@@ -10,22 +10,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.experimental import _config as shapes
 
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.ops.first_use import PROGRESS
 
 OPTIONS: dict[str, Any] = {"dynamic": True, "fullgraph": True}
-# Constant floats: scales and epsilons as inputs of a graph would make torch trace and lower it twice. All layers'
-# graphs count for one limit of 8 else.
-SETTINGS: dict[str, Any] = {"specialize_float": True, "recompile_limit": 64}
+# While layers are traced. Floats are constants: scales and epsilons as inputs of a graph would make torch trace and
+# lower it twice. All layers' graphs count for one limit, which is 8 else.
+DYNAMO: dict[str, Any] = {"specialize_float": True, "recompile_limit": 64}
+# Sizes that are equal in the first pack by chance, as its sequences and the rows of positions, stay two sizes.
+SHAPES: dict[str, Any] = {"use_duck_shape": False}
 
 
 def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     """Compile each decoder layer of a transformers VLM (PEFT's and DDP's too) and, with `tower`, each vision block.
 
-    Nothing is compiled here: the first packed forward does, and its backward; that takes 20 to 60 s, or a few where
-    torch's cache on disk has it. There is one graph for each of: plain packs, shared packs; with gradients, without; an
+    Nothing is compiled here: the first packed forward does, and its backward; that takes half a minute or so, or some
+    seconds where torch's cache on disk has it. There is one graph for each of: plain packs, shared packs; with gradients, without; an
     input that needs gradients, one that does not (behind frozen embeddings); each kind of layer; each attention
     backend that packs choose. Packs of other lengths, or with other numbers of samples, make no more of them.
 
@@ -83,7 +86,7 @@ class CompiledForward:
         if self.compiled is None:
             PROGRESS.say("layers, and kernels")
             self.compiled = torch.compile(own, **self.options)
-        with torch._dynamo.config.patch(SETTINGS):
+        with torch._dynamo.config.patch(DYNAMO), shapes.patch(SHAPES):  # type: ignore[attr-defined]
             return self.compiled(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
