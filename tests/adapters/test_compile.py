@@ -17,7 +17,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AttentionInterface
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, compile_layers, packed_logprobs
+from mmpack.adapters.transformers import (
+    attach,
+    compile_layers,
+    model_inputs,
+    packed_logprobs,
+)
 from mmpack.adapters.transformers.compile import CompiledForward, decoder_layers, tower_blocks
 from mmpack.errors import ModelError
 from mmpack.ops.attention import choose
@@ -129,6 +134,23 @@ def test_what_is_not_packed_is_not_compiled():
         input_ids=torch.tensor([[1, 2]]), max_new_tokens=2, do_sample=False, pad_token_id=0
     )
     assert counter.frame_count == 0
+
+
+def test_flex_attention_is_left_out_and_runs_eagerly_where_it_is_named(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        choose, "choices", lambda *args: asked.append(args[-1]) or {torch.float32: "varlen"}
+    )
+    model = small_model("qwen2_5_vl")
+    with attach(model):
+        model_inputs(pack(0, True), model)
+        compile_layers(model, backend="eager")
+        inputs = model_inputs(pack(0, True), model)
+    assert [sorted(without) for without in asked] == [[], ["flex", "flex_flash"]]
+    forward = decoder_layers(model)[0].forward
+    assert forward._is_one_graph(inputs)
+    inputs["attention_plan"].choice = {torch.float32: "flex"}
+    assert not forward._is_one_graph(inputs)
 
 
 def test_copies_and_pickles_compile_for_themselves():

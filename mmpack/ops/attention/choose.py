@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 import torch
@@ -79,15 +79,21 @@ INSTALLED = {b.package: installed_version(b.package) is not None for b in BACKEN
 
 
 def choices(
-    plan: AttentionPlan, device: torch.device, head_dim: int, dropout: float = 0.0
+    plan: AttentionPlan,
+    device: torch.device,
+    head_dim: int,
+    dropout: float = 0.0,
+    without: Collection[str] = (),
 ) -> dict[torch.dtype, str]:
     """The backend for queries of each dtype: the cheapest, or the one of MMPACK_ATTENTION for dtypes that it can take.
+
+    `without`: backends that `auto` leaves out.
 
     Raises BackendError where the named one is unknown or can't run here with any dtype.
     """
     name = wanted()
     if name == "auto":
-        return {d: _cheapest(plan, device, d, head_dim, dropout) for d in DTYPES}
+        return {d: _cheapest(plan, device, d, head_dim, dropout, without) for d in DTYPES}
     able = [d for d in DTYPES if why_not(name, device, d, head_dim, dropout) is None]
     if not able:
         demand(name, device, DTYPES[0], head_dim, dropout)
@@ -177,12 +183,18 @@ def _refuse_unknown(name: str) -> None:
 
 
 def _cheapest(
-    plan: AttentionPlan, device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float
+    plan: AttentionPlan,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    dropout: float,
+    without: Collection[str],
 ) -> str:
     if dtype not in HALF:
         return "sdpa"  # float32 and float64 are asked for to be exact
     best, least = "sdpa", math.inf
     for name, backend in BACKENDS.items():  # torch.compile can't trace min by a key
-        if why_not(name, device, dtype, head_dim, dropout) is None and backend.cost(plan) < least:
+        able = name not in without and why_not(name, device, dtype, head_dim, dropout) is None
+        if able and backend.cost(plan) < least:
             best, least = name, backend.cost(plan)
     return best
