@@ -3,7 +3,7 @@
 Each process imports, makes a model of real widths (random weights, bf16) and takes four steps, forward and backward, on
 packs of other lengths each. Printed per process: seconds of each part, and what was compiled or loaded in it.
 
-usage: first_step.py --size 3b --layers 4 [--compile] [--liger] [--warm] [--profile]
+usage: first_step.py --size 3b --layers 4 [--compile] [--liger] [--profile]
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
@@ -189,6 +190,13 @@ def test_memory(samples, capsys):
     assert ran["plan"].stats["no_grad_ratio"] > 1
     assert "KeptLayers(layers=2, blocks=2" in capsys.readouterr().out
     assert all(p.grad is not None for p in ran["model"].get_decoder().parameters())
+
+
+def test_speed():
+    sample = make_sample([("text", range(5)), ("response", [1, 2, 3])], "a")
+    names = {"model": tiny_qwen2_5_vl(), "batch": mp.pack([sample])}
+    with torch.compiler.set_stance("force_eager"):
+        assert run("docs/speed.md", names)["logprobs"].shape == (3,)
 
 
 def test_install_and_commands(capsys):

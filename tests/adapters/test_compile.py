@@ -17,7 +17,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AttentionInterface
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, compile_layers, packed_logprobs
+from mmpack.adapters.transformers import (
+    attach,
+    compile_layers,
+    model_inputs,
+    packed_logprobs,
+)
 from mmpack.adapters.transformers.compile import CompiledForward, decoder_layers, tower_blocks
 from mmpack.errors import ModelError
 from mmpack.ops.attention import choose
@@ -131,6 +136,23 @@ def test_what_is_not_packed_is_not_compiled():
     assert counter.frame_count == 0
 
 
+def test_flex_attention_is_left_out_and_runs_eagerly_where_it_is_named(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        choose, "choices", lambda *args: asked.append(args[-1]) or {torch.float32: "varlen"}
+    )
+    model = small_model("qwen2_5_vl")
+    with attach(model):
+        model_inputs(pack(0, True), model)
+        compile_layers(model, backend="eager")
+        inputs = model_inputs(pack(0, True), model)
+    assert [sorted(without) for without in asked] == [[], ["flex", "flex_flash"]]
+    forward = decoder_layers(model)[0].forward
+    assert forward._is_one_graph(inputs)
+    inputs["attention_plan"].choice = {torch.float32: "flex"}
+    assert not forward._is_one_graph(inputs)
+
+
 def test_copies_and_pickles_compile_for_themselves():
     model = small_model("qwen2_5_vl")
     compile_layers(model, tower=False, backend="eager")
@@ -173,7 +195,7 @@ def test_a_tower_in_one_launch():
         id(m.config): m.config for m in model.model.visual.modules() if hasattr(m, "config")
     }.values():
         config._attn_implementation_internal = "stub_flash_tower"
-    plans = [SimpleNamespace(choice={torch.float32: "varlen"})]
+    plans = [SimpleNamespace(choice={torch.float32: "varlen", torch.float64: "sdpa"})]
     model.model.visual.register_forward_pre_hook(
         lambda tower, args, kwargs: (args, kwargs | {"tower_plans": plans}), with_kwargs=True
     )

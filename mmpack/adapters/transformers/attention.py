@@ -15,6 +15,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from mmpack.adapters.transformers.compile import FLEX, has_compiled_text
 from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
 from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import TOWER
@@ -136,7 +137,8 @@ def attention_plan_of(batch: Batch, model: Any) -> AttentionPlan:
     text = model.config.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     dropout = getattr(text, "attention_dropout", 0.0) if model.training else 0.0
-    resolve(plan, batch.visible_until, head_dim, dropout)
+    without = FLEX if has_compiled_text(model) else ()
+    resolve(plan, batch.visible_until, head_dim, dropout, without)
     return plan
 
 

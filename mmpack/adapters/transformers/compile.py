@@ -10,24 +10,31 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.experimental import _config as shapes
 
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
+from mmpack.ops.attention.autocast import attended_dtype
 from mmpack.ops.first_use import PROGRESS
 
+TEXT, TOWER = "visible_until", "tower_plans"  # keywords that layers of an attached model get
+FLEX = {"flex", "flex_flash"}  # whose masks are made anew for each pack
 OPTIONS: dict[str, Any] = {"dynamic": True, "fullgraph": True}
-# Constant floats: scales and epsilons as inputs of a graph would make torch trace and lower it twice. All layers'
-# graphs count for one limit of 8 else.
-SETTINGS: dict[str, Any] = {"specialize_float": True, "recompile_limit": 64}
+# While layers are traced. Floats are constants: scales and epsilons as inputs of a graph would make torch trace and
+# lower it twice. All layers' graphs count for one limit, which is 8 else.
+DYNAMO: dict[str, Any] = {"specialize_float": True, "recompile_limit": 64}
+# Sizes that are equal in the first pack by chance, as its sequences and the rows of positions, stay two sizes.
+SHAPES: dict[str, Any] = {"use_duck_shape": False}
 
 
 def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     """Compile each decoder layer of a transformers VLM (PEFT's and DDP's too) and, with `tower`, each vision block.
 
-    Nothing is compiled here: the first packed forward does, and its backward; that takes 20 to 60 s, or a few where
-    torch's cache on disk has it. There is one graph for each of: plain packs, shared packs; with gradients, without; an
-    input that needs gradients, one that does not (behind frozen embeddings); each kind of layer; each attention
-    backend that packs choose. Packs of other lengths, or with other numbers of samples, make no more of them.
+    Nothing is compiled here: the first packed forward does, and its backward. That takes half a minute or so, and some
+    seconds where torch's cache on disk has it. There is one graph for each of: plain packs, shared packs; with
+    gradients, without; an input that needs gradients, one that does not (behind frozen embeddings); each kind of
+    layer; each attention backend that packs choose, of which FlexAttention is none: `auto` leaves it out, and layers
+    run eagerly where MMPACK_ATTENTION names it. Packs of other lengths, or of other numbers of samples, make no more.
 
     Call it after what changes the layers (LoRA, Liger); the order with `attach`, gradient checkpointing, DDP and
     `fully_shard` does not matter. Checkpointing needs `use_reentrant=False`.
@@ -40,9 +47,9 @@ def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     Raises: ModelError for what is no transformers model, and for layers that are compiled already.
     """
     whole = unwrap(model, "compile_layers")
-    parts = {"visible_until": decoder_layers(whole)}
+    parts = {TEXT: decoder_layers(whole)}
     if tower:
-        parts["tower_plans"] = tower_blocks(whole)
+        parts[TOWER] = tower_blocks(whole)
     layers = [layer for part in parts.values() for layer in part]
     if any(_is_compiled(layer) for layer in layers):
         raise ModelError(
@@ -78,26 +85,36 @@ class CompiledForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # The class's forward as it is now: `fully_shard` makes a class of its own.
         own = self.own or type(self.layer).forward.__get__(self.layer)
-        if torch.compiler.is_compiling() or not _in_one_launch(kwargs.get(self.keyword)):
+        if torch.compiler.is_compiling() or not self._is_one_graph(args, kwargs):
             return own(*args, **kwargs)
         if self.compiled is None:
             PROGRESS.say("layers, and kernels")
             self.compiled = torch.compile(own, **self.options)
-        with torch._dynamo.config.patch(SETTINGS):
+        with torch._dynamo.config.patch(DYNAMO), shapes.patch(SHAPES):  # type: ignore[attr-defined]
             return self.compiled(*args, **kwargs)
+
+    def _is_one_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the layer gets packed rows, and an attention that torch traces for sequences of any lengths."""
+        rule = kwargs.get(self.keyword)
+        if rule is None:
+            return False
+        if self.keyword == TEXT:
+            plan = kwargs.get("attention_plan")
+            return plan is None or FLEX.isdisjoint((plan.choice or {}).values())
+        dtype = attended_dtype(args[0] if args else kwargs["hidden_states"])
+        chosen = {(plan.choice or {}).get(dtype, "sdpa") for plan in rule if plan is not None}
+        return chosen.isdisjoint(("sdpa", "flex"))
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"compiled": None}
+
+
+def has_compiled_text(whole: Any) -> bool:
+    """Whether `compile_layers` compiled the text model."""
+    return any(_is_compiled(layer) for layer in decoder_layers(whole)[:1])
 
 
 def _is_compiled(layer: torch.nn.Module) -> bool:
     return isinstance(vars(layer).get("forward"), CompiledForward) or bool(
         layer._compiled_call_impl
     )
-
-
-def _in_one_launch(rule: Any) -> bool:
-    """Whether a layer that got this can be one graph: by rows, or by sequences that no loop goes through."""
-    if rule is None or torch.is_tensor(rule):
-        return rule is not None
-    return not {"sdpa", "flex"} & set((rule[0].choice or {"": "sdpa"}).values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 import torch
@@ -72,15 +72,22 @@ class Chooser:
         return ("sdpa", *self.backends)
 
     def choices(
-        self, plan: Plan, device: torch.device, head_dim: int, dropout: float = 0.0
+        self,
+        plan: Plan,
+        device: torch.device,
+        head_dim: int,
+        dropout: float = 0.0,
+        without: Collection[str] = (),
     ) -> dict[torch.dtype, str]:
         """The backend for queries of each dtype: the cheapest, or the named one for dtypes that it can take.
+
+        `without`: backends that `auto` leaves out.
 
         Raises BackendError where the named one is unknown or can't run here with any dtype.
         """
         name = self.wanted()
         if name == "auto":
-            return {d: self._cheapest(plan, device, d, head_dim, dropout) for d in DTYPES}
+            return {d: self._cheapest(plan, device, d, head_dim, dropout, without) for d in DTYPES}
         able = [d for d in DTYPES if self.why_not(name, device, d, head_dim, dropout) is None]
         if not able:
             self.demand(name, device, DTYPES[0], head_dim, dropout)
@@ -179,13 +186,23 @@ class Chooser:
             )
 
     def _cheapest(
-        self, plan: Plan, device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float
+        self,
+        plan: Plan,
+        device: torch.device,
+        dtype: torch.dtype,
+        head_dim: int,
+        dropout: float,
+        without: Collection[str],
     ) -> str:
         if dtype not in HALF:
             return "sdpa"  # float32 and float64 are asked for to be exact
         best, least = "sdpa", math.inf
         for name, backend in self.backends.items():  # torch.compile can't trace min by a key
-            if backend.only_named or (backend.only_one_length and not plan.one_length):
+            if (
+                name in without
+                or backend.only_named
+                or (backend.only_one_length and not plan.one_length)
+            ):
                 continue
             if self.why_not(name, device, dtype, head_dim, dropout) is not None:
                 continue

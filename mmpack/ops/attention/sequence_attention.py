@@ -48,7 +48,8 @@ def sequence_attention(
     _check_arguments(query, key, value, plan, scale, dropout)
     lines, _, width, head_dim = query.shape
     query, key, value = as_autocast(query, key, value)
-    resolve_sequences(plan, query.device, head_dim, dropout)
+    if plan.choice is None or not torch.compiler.is_compiling():
+        resolve_sequences(plan, query.device, head_dim, dropout)
     name = _backend(query, plan, dropout, backend)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     if plan.rows == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from mmpack.errors import ArgumentError, BackendError, check_number
@@ -117,11 +119,16 @@ def _check_arguments(
 
 
 def resolve(
-    plan: AttentionPlan, visible_until: torch.Tensor, head_dim: int, dropout: float = 0.0
+    plan: AttentionPlan,
+    visible_until: torch.Tensor,
+    head_dim: int,
+    dropout: float = 0.0,
+    without: Collection[str] = (),
 ) -> None:
     """Fill in which backends run on the device of visible_until ([T] or [B, T]), and move there what they need.
 
     Does nothing if the plan was resolved under the same settings: MMPACK_ATTENTION, determinism, head size, dropout.
+    `without`: backends that `auto` leaves out.
     Raises BackendError where MMPACK_ATTENTION names one that is unknown or can't run.
     """
     device = visible_until.device
@@ -130,7 +137,7 @@ def resolve(
         vars(plan).update(vars(plan.to(device)))
     if plan.chosen_under == settings:
         return
-    plan.choice = TREE.choices(plan, device, head_dim, dropout)
+    plan.choice = TREE.choices(plan, device, head_dim, dropout, without)
     plan.chosen_under = settings
     flexes = not {"flex", "flex_flash"}.isdisjoint(plan.choice.values())
     if flexes and plan.block_mask is None and plan.rows:

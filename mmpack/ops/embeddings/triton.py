@@ -25,7 +25,8 @@ from mmpack.ops.rows.triton import (
 )
 
 
-@triton.jit
+# Counts differ from pack to pack: no kernel of their own for those that 16 divides.
+@triton.jit(do_not_specialize=["num_tokens", "num_vision"])
 def merge_kernel(
     embeddings,
     features,
@@ -74,7 +75,7 @@ def merge_kernel(
                 copy_tile(levels[level], read, taken[level], rows, columns, width, live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_features"])
 def unmerge_kernel(
     grad,
     grad_levels,

@@ -83,7 +83,8 @@ def sum_tile(
     tl.store(out + where, total.to(out.dtype.element_ty), mask=mask, cache_modifier=".cs")
 
 
-@triton.jit
+# Counts differ from pack to pack: no kernel of their own for those that 16 divides.
+@triton.jit(do_not_specialize=["count"])
 def gather_kernel(
     x,
     index,
@@ -101,7 +102,7 @@ def gather_kernel(
     copy_tile(x, read, out, rows, columns, width, live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def sum_kernel(
     values,
     order,
