@@ -425,10 +425,10 @@ def test_a_plan_as_packed_compiles_and_pickles():
 def test_auto_leaves_a_backend_out(monkeypatch):
     """Of all backends, as on a device that can run them: the cheapest one, and the cheapest of the others."""
     monkeypatch.delenv("MMPACK_ATTENTION", raising=False)
-    monkeypatch.setattr(choose, "why_not", lambda *args: None)
+    monkeypatch.setattr(choose.Chooser, "why_not", lambda *args: None)
     _, plan, _ = packed(SHARED)
-    ranked = sorted(choose.BACKENDS, key=lambda name: choose.BACKENDS[name].cost(plan))
+    ranked = sorted(TREE.backends, key=lambda name: TREE.backends[name].cost(plan))
     device = torch.device("cpu")
-    assert choose.choices(plan, device, 64)[torch.bfloat16] == ranked[0]
-    without = choose.choices(plan, device, 64, 0.0, ranked[:2])
+    assert TREE.choices(plan, device, 64)[torch.bfloat16] == ranked[0]
+    without = TREE.choices(plan, device, 64, 0.0, ranked[:2])
     assert without[torch.bfloat16] == ranked[2] and without[torch.float32] == "sdpa"

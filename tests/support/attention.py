@@ -111,19 +111,20 @@ def stand_in(name, **functions):
 
 
 def run_varlen_on_the_cpu(library: torch.library.Library) -> None:
-    """Give torch's varlen op a kernel on the CPU, for as long as `library` lives: causal, bottom-right."""
+    """Give torch's varlen op a kernel on the CPU, for as long as `library` lives: causal, bottom-right, or not."""
 
     def forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False, scale=None, window=None, *rest):
-        assert (
-            window == [-1, 0]
-            and max_q == int(cu_q.diff().max())
-            and max_k == int(cu_k.diff().max())
+        assert window in ([-1, 0], [-1, -1])
+        assert max_q == int(cu_q.diff().max()) and max_k == int(cu_k.diff().max())
+        out, lse = one_sequence_after_the_other(
+            q, k, v, cu_q.tolist(), cu_k.tolist(), scale, causal=window == [-1, 0]
         )
-        out, lse = one_sequence_after_the_other(q, k, v, cu_q.tolist(), cu_k.tolist(), scale)
         return out, lse, torch.zeros(2, dtype=torch.uint64)
 
     def backward(grad, q, k, v, out, lse, cu_q, cu_k, *rest):
-        return gradients_in_turn(q, k, v, grad, cu_q.tolist(), cu_k.tolist())
+        return gradients_in_turn(
+            q, k, v, grad, cu_q.tolist(), cu_k.tolist(), causal=[-1, 0] in rest
+        )
 
     torch.library.register_kernel("torch_attn::_varlen_attn", "cpu", forward, lib=library)
     torch.library.register_kernel("torch_attn::_varlen_attn_backward", "cpu", backward, lib=library)

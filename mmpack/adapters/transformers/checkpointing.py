@@ -176,7 +176,7 @@ def _refuse_unchecked(decoder: torch.nn.Module, layers: list[Any]) -> None:
 
 def _attention(device: torch.device, dtype: torch.dtype) -> str:
     """Which of the two kinds of attention that `memory_model` knows runs there."""
-    fast = device.type == "cuda" and dtype in choose.HALF and choose.wanted() != "sdpa"
+    fast = device.type == "cuda" and dtype in choose.HALF and choose.TREE.wanted() != "sdpa"
     return "sequences" if fast else "sdpa"
 
 
