@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 import mmpack as mp
 from mmpack.adapters.transformers import attach, compile_layers, packed_logprobs
 from mmpack.contracts import TOLERANCES
-from mmpack.ops.attention import explain
+from mmpack.ops.attention.choose import TREE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl")
@@ -37,7 +37,7 @@ def graphs():
 
 @pytest.fixture(autouse=True, params=["varlen", "flash_attn_4"])
 def backend(request, monkeypatch):
-    reason = explain(torch.device("cuda"), torch.bfloat16, 32)[request.param]
+    reason = TREE.explain(torch.device("cuda"), torch.bfloat16, 32)[request.param]
     if reason is not None:
         pytest.skip(reason)
     torch._dynamo.reset()
