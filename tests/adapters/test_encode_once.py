@@ -265,6 +265,8 @@ def test_inputs_that_are_used_again_look_at_the_store_in_each_forward(attached):
 
 def test_another_attention_of_the_tower_has_features_of_its_own(attached):
     batch, store = mp.pack(two_prompts()), FeatureStore(2**20)
+    detach(attached)
+    attach(attached, tower="keep")
     with torch.no_grad():
         packed_logprobs(attached, batch, features=store)
         attached.model.visual.config._attn_implementation = "eager"
@@ -395,6 +397,8 @@ def test_gradient_checkpointing_of_text_and_tower(trained):
 def test_a_chunk_that_runs_again_has_the_attention_of_its_forward(trained):
     packs = packs_of(two_prompts(), ((0, 1), (2, 3)))
     config = trained.model.visual.config
+    detach(trained)
+    attach(trained, tower="keep")
     config._attn_implementation = "eager"
     used = []
     layer = trained.model.visual.blocks[0].attn

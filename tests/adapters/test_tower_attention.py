@@ -448,7 +448,7 @@ def test_packs_of_other_sizes_do_not_compile_again():
         frames, windows = [patches] * pictures, [64] * (pictures * patches // 64)
         plans = adapter.TowerPlans(plan_sequences(frames), plan_sequences(windows))
         for plan in plans:
-            plan.choice = {torch.float32: "sdpa_flash"}
+            plan.choice = {torch.float32: "sdpa"}
             plan.chosen_under = SEQUENCES.settings(16, 0.0)
             q, k, v = torch.randn(3, 1, 2, plan.rows, 16)
             options = {"cu_seq_lens_q": plan.cu_seqlens.clone(), "tower_plans": plans}

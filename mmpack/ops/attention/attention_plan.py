@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,8 +51,6 @@ class AttentionPlan:
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
     checked: tuple[Any, int] | None = None  # the visible_until seen last, weakly, and its version
-
-    one_length: ClassVar[bool] = False  # of all sequences: nobody asks
 
     @property
     def sequences(self) -> int:

@@ -42,11 +42,6 @@ class SequencePlan:
     def sequences(self) -> int:
         return self.cu_seqlens.shape[0] - 1
 
-    @property
-    def one_length(self) -> bool:
-        """Whether all sequences have one length, so that they are one batch."""
-        return len(self.groups) == 1
-
     def to(self, device: torch.device | str, non_blocking: bool = False) -> SequencePlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
         if self.cu_seqlens.device == torch.device(device):
