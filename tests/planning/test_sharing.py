@@ -9,7 +9,7 @@ from support.samples import make_sample
 import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.layout.forest import build_forest
-from mmpack.ops.attention.choose import BACKENDS
+from mmpack.ops.attention import TREE
 from mmpack.planning.cost import LayoutCost, layout_of
 
 
@@ -108,7 +108,7 @@ def test_each_bin_by_itself():
 
 
 def test_the_costs_are_those_of_the_attention_s_chooser():
-    cost, fitted = LayoutCost(), BACKENDS["varlen"]
+    cost, fitted = LayoutCost(), TREE.backends["varlen"]
     assert (cost.pair * 2, cost.key) == (fitted.pair, fitted.gathered)
     weights = 2 * 3584**2 + 2 * 3584 * 512 + 3 * 3584 * 18944
     assert cost.row == pytest.approx(6 * weights / 700e12 * 1e9 + fitted.row)
