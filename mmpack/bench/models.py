@@ -6,7 +6,13 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import transformers
+from torch.distributed.fsdp import fully_shard
+
+from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.errors import require
+from mmpack.smoke.tiny_models import tiny_model
 
 VOCABULARY = 151_936
 
@@ -88,11 +94,6 @@ def build(name: str, device: Any, layers: int | None = None, tiny: bool = False)
 
     Args: `layers`: decoder layers, fewer than the model's own for a try. `tiny`: `smoke`'s model of the family.
     """
-    import torch
-    import transformers
-
-    from mmpack.smoke.tiny_models import tiny_model
-
     shape = MODELS[name]
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     if tiny:
@@ -122,9 +123,7 @@ def build(name: str, device: Any, layers: int | None = None, tiny: bool = False)
 
 def shard(model: Any) -> Any:
     """FSDP2 over the decoder's layers, the tower's blocks and the rest."""
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in [*model.model.language_model.layers, *model.model.visual.blocks]:
+    for layer in [*decoder_layers(model), *tower_blocks(model)]:
         fully_shard(layer)
     return fully_shard(model)
 

@@ -66,15 +66,15 @@ def _checkpoint(
 def _attached(
     configs: list[Any], name: str, layer: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    with switched(configs, name):
+    with switched(configs, [name] * len(configs)):
         return layer(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def switched(configs: list[Any], name: str) -> Iterator[None]:
-    """The attention of this name within the block, then what was there before."""
+def switched(configs: list[Any], names: list[str]) -> Iterator[None]:
+    """The attention of each config by name within the block, then what was there before."""
     before = [config._attn_implementation for config in configs]
-    put(configs, [name] * len(configs))
+    put(configs, names)
     try:
         yield
     finally:

@@ -30,7 +30,9 @@ class SequencePlan:
     into_groups: Inverse | None
     from_groups: Inverse | None
     pairs: int  # of a query and a key that it sees
-    choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
+    choice: dict[torch.dtype, str] | None = (
+        None  # queries' dtype -> backend; see `resolve_sequences`
+    )
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
     # What costs of packed rows count besides: see `Backend`.
@@ -51,7 +53,6 @@ class SequencePlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
         if self.cu_seqlens.device == torch.device(device):
             return self
-
         return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> SequencePlan:
