@@ -85,7 +85,9 @@ PEERS = {
     "plain-own-tower": _mmpack("mmpack, plain packs, the tower's own attention", False, _own_tower),
     "plain": _mmpack("mmpack, plain packs", False),
     "plain-compiled": _mmpack("mmpack, plain packs, compiled layers", False, _compiled),
-    "shared-own-tower": _mmpack("mmpack, shared prefixes, the tower's own attention", True, _own_tower),
+    "shared-own-tower": _mmpack(
+        "mmpack, shared prefixes, the tower's own attention", True, _own_tower
+    ),
     "shared": _mmpack("mmpack, shared prefixes", True),
     "shared-compiled": _mmpack("mmpack, shared prefixes, compiled layers", True, _compiled),
     "shared-kept": _mmpack(

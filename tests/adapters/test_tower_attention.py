@@ -127,7 +127,6 @@ def test_sequences_are_those_of_the_towers_own_forward(models, family, grids, mo
 )
 @pytest.mark.parametrize(("family", "grids"), [c for c in CASES if c[0] != "internvl"])
 def test_what_the_tower_is_told_is_what_it_makes(models, family, grids, monkeypatch):
-
     model, (modality, media) = models(family), media_of(family, grids)
     with attach(model, text=False):
         told, gradients = encode(model, modality, media)
