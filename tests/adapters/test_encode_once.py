@@ -20,7 +20,6 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, encode_once, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.modules import tower_of
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache import FeatureStore
 from mmpack.contracts import TOLERANCES
@@ -75,8 +74,9 @@ class Forwards:
     """Patches, or tiles, of each forward of the tower."""
 
     def __init__(self, model):
-        self.seen = []
-        self.hook = tower_of(model.model).register_forward_pre_hook(self.note, with_kwargs=True)
+        core, self.seen = model.model, []
+        tower = core.visual if hasattr(core, "visual") else core.vision_tower
+        self.hook = tower.register_forward_pre_hook(self.note, with_kwargs=True)
 
     def note(self, module, args, kwargs):
         given = [*args, *kwargs.values()]

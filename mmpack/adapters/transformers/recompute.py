@@ -66,13 +66,14 @@ def _checkpoint(
 def _attached(
     configs: list[Any], name: str, layer: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    with switched(configs, [name] * len(configs)):
+    with switched(configs, name):
         return layer(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def switched(configs: list[Any], names: list[str]) -> Iterator[None]:
-    """The attention of each config by name within the block, then what was there before."""
+def switched(configs: list[Any], name: str | list[str]) -> Iterator[None]:
+    """The attention of this name (or of a name for each config) within the block, then what was there before."""
+    names = [name] * len(configs) if isinstance(name, str) else name
     before = [config._attn_implementation for config in configs]
     put(configs, names)
     try:
