@@ -412,7 +412,10 @@ def test_only_in_forwards_of_mmpack():
     assert set(seen) == {("sdpa", "sdpa")} == {names(model)}
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen2_5_vl", *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2_vl", "qwen3_vl"))],
+)
 def test_blocks_compile_whole(family):
     model = tiny_model(family)
     cases = [media_of(family, g) for g in ("one picture", "pictures that windows don't divide")]

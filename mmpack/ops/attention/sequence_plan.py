@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError
+from mmpack.ops.attention.attention_plan import ranges
 from mmpack.ops.rows.inverse import Inverse
 
 
@@ -152,8 +153,7 @@ def _by_length(
         return groups, None
     starts = offsets[:-1][sequences]
     sizes = lengths[sequences]
-    before = np.cumsum(sizes) - sizes
-    return groups, np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
+    return groups, ranges(starts, sizes)
 
 
 def _moved(inverse: Inverse | None, move: Callable[[torch.Tensor], torch.Tensor]) -> Inverse | None:
