@@ -26,13 +26,16 @@ from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
-# one of patches, one with deepstack, one of tiles; the others take minutes
-EACH_KIND = [
-    name
-    if name in ("qwen2_5_vl", "qwen3_vl", "internvl")
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in PACKABLE
-]
+
+
+def fast(*names):
+    """All families; the others take minutes."""
+    slow = pytest.mark.slow
+    return [n if n in names else pytest.param(n, marks=slow) for n in PACKABLE]
+
+
+# one of patches, one with deepstack, one of tiles
+EACH_KIND = fast("qwen2_5_vl", "qwen3_vl", "internvl")
 pytestmark = pytest.mark.adapter
 
 
@@ -146,7 +149,7 @@ def test_a_store_gives_the_bits_of_encoding_again(models, name):
     assert store.stats.patches_saved == 2 * store.stats.patches_encoded
 
 
-@pytest.mark.parametrize("name", EACH_KIND)
+@pytest.mark.parametrize("name", fast("qwen3_vl", "internvl"))
 def test_encoded_once_with_one_backward_is_as_exact_as_each_sample_alone(models, name):
     model, samples = models(name), mixed_batch(name)
     (wanted, gradients), (_, separately) = exact(model, samples), separate(model, samples)

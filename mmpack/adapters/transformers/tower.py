@@ -17,7 +17,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from mmpack.adapters.transformers.recompute import put
+from mmpack.adapters.transformers.modules import attention_configs
+from mmpack.adapters.transformers.recompute import switched
 from mmpack.adapters.transformers.tower_attention import on_their_device
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
@@ -49,7 +50,7 @@ def tower_and_projector(model: Any) -> Tower:
     """All modules below the head that are not the text model: the vision tower, and a projector behind it."""
     core = model.model
     modules = tuple(m for m in core.children() if m is not core.get_decoder())
-    names = tuple(c._attn_implementation for c in _configs(modules))
+    names = tuple(c._attn_implementation for c in attention_configs(*modules))
     return Tower(modules, (*names, os.environ.get("MMPACK_TOWER_ATTENTION")))
 
 
@@ -97,7 +98,7 @@ def encoded_inputs(
             max_patches,
         )
 
-    counts = patch_counts(batch.media)
+    counts = [m.num_patches for m in batch.media]
     everything = list(range(len(batch.media)))
     if features is None:
         made = encode(everything)
@@ -149,7 +150,7 @@ def encode_media(
 
     Args: `chosen_pixels`: indices into `media` -> their pixels [patches, patch_dim].
     """
-    counts = patch_counts(media)
+    counts = [m.num_patches for m in media]
     chunks = [
         (modality, chunk)
         for modality in family.placeholder_ids
@@ -194,11 +195,6 @@ def tile_patches(config: Any, family: Family) -> tuple[int, int]:
     """Patches (h, w) of a tile, the one size that the tower of such a family reads."""
     height, width = config.vision_config.image_size
     return height // family.patch_size, width // family.patch_size
-
-
-def patch_counts(media: Sequence[Medium]) -> list[int]:
-    """Patches of each medium."""
-    return [t * h * w for t, h, w in (m.grid_thw for m in media)]
 
 
 def _runs(batch: Batch, family: Family) -> Iterator[tuple[str, list[int]]]:
@@ -275,17 +271,6 @@ def _levels(features: Any) -> list[torch.Tensor]:
     return [f for level in levels for f in ([level] if torch.is_tensor(level) else level)]
 
 
-def _configs(modules: Sequence[torch.nn.Module]) -> list[Any]:
-    """Those that attention layers of the modules read, each once."""
-    found = {
-        id(c): c
-        for module in modules
-        for m in module.modules()
-        if hasattr(c := getattr(m, "config", None), "_attn_implementation")
-    }
-    return list(found.values())
-
-
 def _checkpoints(tower: Tower) -> bool:
     """Whether layers of the tower are checkpointed already."""
     return any(
@@ -297,15 +282,11 @@ def _checkpoints(tower: Tower) -> bool:
 
 def _as_now(tower: Tower, run: Callable[[], Any]) -> Callable[[torch.Tensor], Any]:
     """`run` with the tower's attention of now, also when the backward runs it after `detach`."""
-    configs = _configs(tower.modules)
+    configs = attention_configs(*tower.modules)
     names = [config._attn_implementation for config in configs]
 
     def run_as_now(_: torch.Tensor) -> Any:
-        before = [config._attn_implementation for config in configs]
-        put(configs, names)
-        try:
+        with switched(configs, names):
             return run()
-        finally:
-            put(configs, before)
 
     return run_as_now

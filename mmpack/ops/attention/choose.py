@@ -21,6 +21,7 @@ from mmpack.ops.attention.sequence_plan import SequencePlan
 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (*HALF, torch.float32, torch.float64)
+FLEX = ("flex", "flex_flash")  # by FlexAttention, whose masks are made anew for each pack
 Plan = AttentionPlan | SequencePlan
 
 
