@@ -17,9 +17,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from mmpack.errors import ModelError
 
-Levels = tuple[
-    Tensor, ...
-]  # of one medium: [tokens, H] of the embeddings, then of each deepstack level
+# of one medium: [tokens, H] of the embeddings, then of each deepstack level
+Levels = tuple[Tensor, ...]
 Digest = tuple[int, ...]
 
 STRIDE = 4093

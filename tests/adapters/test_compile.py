@@ -106,9 +106,8 @@ def test_checkpointing_in_either_order():
     check(model, [pack(size, True) for size in (0, 1)])
     graphs = counter.frame_count
     check(model, [pack(size, True) for size in (2, 3)])
-    assert (
-        counter.frame_count == graphs <= 2
-    )  # some transformers run a layer again without its input's gradient
+    # some transformers run a layer again without its input's gradient
+    assert counter.frame_count == graphs <= 2
 
 
 @pytest.mark.slow

@@ -27,9 +27,8 @@ from mmpack.ops.attention.choose import FLEX
 from mmpack.packing.batch import Batch
 
 NAME = "mmpack"  # of the attention function
-ENTERED = (
-    "_mmpack_entered"  # on a model below its head: the parts that are attached for this forward
-)
+# on a model below its head: the parts that are attached for this forward
+ENTERED = "_mmpack_entered"
 
 
 class Attached:

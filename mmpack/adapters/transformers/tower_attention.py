@@ -165,9 +165,8 @@ def _moved(x: Any, device: torch.device) -> Any:
 
 
 def _head_dim(config: Any) -> int:
-    width = (
-        getattr(config, "embed_dim", None) or config.hidden_size
-    )  # Qwen2-VL: hidden_size is of its output
+    # hidden_size of Qwen2-VL is of the tower's output
+    width = getattr(config, "embed_dim", None) or config.hidden_size
     return int(width // config.num_heads)
 
 
