@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, encode_once, model_inputs, packed_logprobs
+from mmpack.adapters.transformers.recompute import switched
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache import FeatureStore
 from mmpack.contracts import TOLERANCES
@@ -71,22 +73,26 @@ def freeze(model, frozen=True):
 
 
 class Forwards:
-    """Patches, or tiles, of each forward of the tower."""
+    """Patches, or tiles, of each forward of the tower. One hook for all models: they share features."""
+
+    of: ClassVar[dict[Any, list[int]]] = {}
 
     def __init__(self, model):
-        core, self.seen = model.model, []
-        tower = core.visual if hasattr(core, "visual") else core.vision_tower
-        self.hook = tower.register_forward_pre_hook(self.note, with_kwargs=True)
+        core = model.model
+        self.tower = core.visual if hasattr(core, "visual") else core.vision_tower
+        self.hook = self.tower.register_forward_pre_hook(Forwards.note, with_kwargs=True)
 
-    def note(self, module, args, kwargs):
+    @staticmethod
+    def note(module, args, kwargs):
         given = [*args, *kwargs.values()]
-        self.seen.append(len(next(x for x in given if torch.is_tensor(x))))
+        Forwards.of[module].append(len(next(x for x in given if torch.is_tensor(x))))
 
     def __enter__(self):
-        return self.seen
+        return Forwards.of.setdefault(self.tower, [])
 
     def __exit__(self, *error):
         self.hook.remove()
+        Forwards.of.pop(self.tower, None)
 
 
 def packs_of(samples, parts=((0, 1), (2, 3), (4,))):
@@ -267,8 +273,8 @@ def test_another_attention_of_the_tower_has_features_of_its_own(attached):
     batch, store = mp.pack(two_prompts()), FeatureStore(2**20)
     with torch.no_grad():
         packed_logprobs(attached, batch, features=store)
-        attached.model.visual.config._attn_implementation = "eager"
-        packed_logprobs(attached, batch, features=store)
+        with switched([attached.model.visual.config], "eager"):
+            packed_logprobs(attached, batch, features=store)
     assert store.stats.misses == 4 and store.stats.hits == 0
 
 
@@ -395,15 +401,16 @@ def test_gradient_checkpointing_of_text_and_tower(trained):
 def test_a_chunk_that_runs_again_has_the_attention_of_its_forward(trained):
     packs = packs_of(two_prompts(), ((0, 1), (2, 3)))
     config = trained.model.visual.config
-    config._attn_implementation = "eager"
     used = []
     layer = trained.model.visual.blocks[0].attn
     hook = layer.register_forward_pre_hook(lambda *_: used.append(config._attn_implementation))
-    losses = [packed_logprobs(trained, p, max_patches=1).sum() for p in packs]
-    config._attn_implementation = "sdpa"
-    losses[1].backward()
+    with switched([config], "eager"):
+        losses = [packed_logprobs(trained, p, max_patches=1).sum() for p in packs]
+    with switched([config], "sdpa"):
+        losses[1].backward()
+        assert config._attn_implementation == "sdpa"
     hook.remove()
-    assert used == ["eager"] * 5 and config._attn_implementation == "sdpa"
+    assert used == ["eager"] * 5
 
 
 def test_chunks_that_run_again_after_detach():
@@ -476,7 +483,7 @@ def test_another_model_or_another_state_is_an_error(trained):
     ):
         packed_logprobs(other, packs[0], features=nothing)
     with (
-        pytest.raises(mp.ModelError, match="autocast, precision, attention or adapters are not"),
+        pytest.raises(mp.ModelError, match="autocast, precision, attention, hooks or adapters"),
         encode_once(trained, packs) as features,
         torch.autocast("cpu", torch.bfloat16),
     ):
