@@ -631,3 +631,36 @@ def test_chunks_bound_what_the_tower_holds(trained):
 
     whole, in_chunks = held(), held(max_patches=64)
     assert in_chunks[0] < whole[0] / 5 and in_chunks[1] < whole[1] / 2
+
+
+def test_one_cache_key_of_two_grids(attached):
+    """Packs that hold them apart: in one pack MM109 says so."""
+    packs = []
+    for grid in ((1, 4, 8), (1, 8, 4)):
+        parts = [("text", range(3)), ("image", grid, "x"), ("response", range(5, 9))]
+        samples = with_pixels([make_sample(parts, "s", family="qwen2_5_vl")])
+        samples[0].media[0].cache_key = "not a digest"
+        packs.append(mp.pack(samples))
+    store = FeatureStore(2**20)
+    with torch.no_grad(), encode_once(attached, packs) as features:
+        for pack in packs:
+            wanted = packed_logprobs(attached, pack)
+            for kept in (store, features):
+                assert torch.equal(packed_logprobs(attached, pack, features=kept), wanted)
+    assert store.stats.misses == 2
+
+
+def test_another_layer_of_the_tower_has_features_of_its_own(models):
+    """InternVL's config says which; no module of the tower does."""
+    model, store = models("internvl"), FeatureStore(2**20)
+    parts = [("text", range(3)), ("image", (1, 4, 4), "x"), ("response", range(5, 9))]
+    batch = mp.pack(with_pixels([make_sample(parts, "s", family="internvl")]))
+    layer = model.config.vision_feature_layer
+    try:
+        with attach(model), torch.no_grad():
+            for model.config.vision_feature_layer in (-1, -2):
+                wanted = packed_logprobs(model, batch)
+                assert torch.equal(packed_logprobs(model, batch, features=store), wanted)
+    finally:
+        model.config.vision_feature_layer = layer
+    assert store.stats.misses == 2
