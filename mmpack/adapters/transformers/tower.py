@@ -51,7 +51,16 @@ def tower_and_projector(model: Any) -> Tower:
     core = model.model
     modules = tuple(m for m in core.children() if m is not core.get_decoder())
     names = tuple(c._attn_implementation for c in attention_configs(*modules))
-    return Tower(modules, (*names, os.environ.get("MMPACK_TOWER_ATTENTION")))
+    # what get_image_features reads, as InternVL's `vision_feature_layer`
+    config = tuple(
+        (n, repr(v)) for n, v in vars(core.config).items() if n.startswith("vision_feature")
+    )
+    return Tower(modules, (*names, os.environ.get("MMPACK_TOWER_ATTENTION"), config))
+
+
+def media_names(batch: PackedBatch) -> list[str]:
+    """What tells the batch's media from those of other batches: a cache key, and what must not differ beside it."""
+    return [f"{m.cache_key} {m.modality} {tuple(m.grid_thw)} {m.content_hash}" for m in batch.media]
 
 
 def pixel_inputs(batch: Batch) -> dict[str, Any]:
@@ -103,7 +112,7 @@ def encoded_inputs(
     if features is None:
         made = encode(everything)
     else:
-        made = features.fetch(tower_and_projector(model), batch.media_cache_keys, counts, encode)
+        made = features.fetch(tower_and_projector(model), media_names(batch), counts, encode)
     if joined and isinstance(features, SummedFeatures) and features.trained:
         made[0] = (made[0][0] + features.zero().to(made[0][0].dtype), *made[0][1:])
     batch.stats["patches_encoded"] = sum(counts[i] for i in ran)
