@@ -78,6 +78,23 @@ def test_one_step_of_all_samples(prefetch):
     assert (len(step), step.bins, len(loader)) == (len(plan.bins), plan.bins, 1)
 
 
+def test_batches_share_as_planned():
+    samples = [
+        make_sample([("text", range(80)), ("response", range(k, k + 20))], f"l{k}", "long")
+        for k in range(3)
+    ]
+    samples += [
+        make_sample([("text", [5]), ("response", range(9 * k, 9 * k + 126 - k))], f"t{k}", "tiny")
+        for k in range(2)
+    ]
+    plan = mp.plan(samples, max_tokens=253, share_prefix="auto")
+    assert sorted(plan.share) == [False, True]
+    for step in PackLoader(samples, max_tokens=253, share_prefix="auto"):
+        for batch, b in zip(step, plan.ranks[0], strict=True):
+            members, share = plan.bins[b], plan.share[b]
+            assert_same(batch, mp.pack([samples[i] for i in members], share_prefix=share))
+
+
 def test_ranks_share_a_step():
     plan = mp.plan(SAMPLES, ranks=2, **OPTIONS)
     seen = []
@@ -395,6 +412,15 @@ def test_a_step_gives_its_batches_once():
             iter(step)
 
 
+def test_a_step_that_the_loop_left_gives_nothing():
+    first, last = list(make())
+    for step in (first, last):
+        with pytest.raises(ArgumentError, match="is over"):
+            iter(step)
+    readers = [iter(step) for step in make()]  # begun in time, read too late
+    assert [list(reader) for reader in readers] == [[], []]
+
+
 def test_pickle_keeps_the_place():
     loader = make()
     loader.load_state_dict(cut_in_a_step())
@@ -447,6 +473,13 @@ def test_a_fork_says_that_the_thread_is_not_there():
         ({"rank": 1}, "of 1 ranks"),
         ({"prefetch": -1}, "prefetch is -1"),
         ({"groups_per_step": 0}, "groups_per_step is 0"),
+        ({"share_prefix": "Auto"}, "share_prefix is 'Auto'"),
+        ({"share_prefix": None}, "share_prefix is None"),
+        ({"loss_columns": torch.ones(12)}, "loss_columns is of type Tensor"),
+        ({"loss_columns": [1.0]}, "loss_columns is of type list"),
+        ({"device": "gpu"}, "device is 'gpu'"),
+        ({"device": None}, "device is None"),
+        ({"device": ["cpu"]}, "device is of type list"),
     ],
 )
 def test_refused(wrong, says):
