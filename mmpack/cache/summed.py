@@ -31,6 +31,7 @@ class SummedFeatures:
         self._how, self._digest = tower.how(), tower.digest()
         self._start = torch.zeros((), requires_grad=True)  # makes autograd come back
         self._given = self._returned = 0
+        self._left = False
 
     def fetch(
         self,
@@ -43,6 +44,10 @@ class SummedFeatures:
 
         Raises: ModelError for media that were not given, and for a tower that is another one, or was changed since.
         """
+        if self._left:
+            raise ModelError(
+                "encode_once: the block was left, and its features with it. Fix: run the passes within the block"
+            )
         self._check(tower)
         missing = [key for key in keys if key not in self._features]
         if missing:
@@ -93,7 +98,7 @@ class SummedFeatures:
 
     def release(self) -> None:
         """Let go of features, graph and sums."""
-        self._features, self._sums = {}, {}
+        self._features, self._sums, self._left = {}, {}, True
 
     def _add(self, keys: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
         self._returned += 1
@@ -117,7 +122,7 @@ class SummedFeatures:
         elif tower.how() != self._how:
             why = (
                 "autocast, precision, attention or adapters are not as they were when media were encoded",
-                "enter encode_once in the same state as the passes",
+                "enter encode_once in the same state as the passes, so within attach(model)",
             )
         elif tower.digest() != self._digest:
             why = "the tower's weights changed since media were encoded", "step after the block"
