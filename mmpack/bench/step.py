@@ -89,6 +89,11 @@ def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
                     if not options.again and report.has(report.read(options.out), row):
                         say(f"{_label(row)}: there already")
                         continue
+                    if device.type == "cpu" and not options.tiny and options.layers is None:
+                        raise ArgumentError(
+                            f"mmpack bench step: {name} in its real shapes needs a GPU, and torch finds none. "
+                            "Fix: --tiny on a CPU"
+                        )
                     row |= _measure(case, PEERS[peer], options)
                     made.append(report.short(row))
                     full = row.get("did_not_run") == FULL

@@ -146,7 +146,7 @@ class SummedFeatures:
         elif tower.how() != self._how:
             why = (
                 "autocast, precision, attention, hooks or adapters are not as they were when media were encoded",
-                "enter encode_once in the same state as the passes",
+                "enter encode_once in the same state as the passes, so within attach(model)",
             )
         elif _trained(tower) != self._trained:
             why = "requires_grad of the tower changed since media were encoded", "set it before"

@@ -88,6 +88,10 @@ def command(
         raise typer.BadParameter("--model and --memory go together.")
     if max_tokens is None and free is None:
         raise typer.BadParameter("Give --max-tokens, or --model and --memory.")
+    if share_prefix and auto_share:
+        raise typer.BadParameter(
+            "--share-prefix shares everywhere, --auto-share where it pays: give one."
+        )
     samples = list(watched(read_trace(trace), "reading"))
     planned = plan(
         samples,

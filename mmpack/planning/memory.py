@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mmpack.errors import ArgumentError, PlanError, check_name, check_number, kind_of
+from mmpack.errors import ArgumentError, PlanError, check_flag, check_name, check_number, kind_of
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Of the logits in two bytes, what the head's backward holds at once: ops/linear_logprobs/blocks.py.
@@ -279,6 +279,7 @@ def largest_pack(
         True
     """
     check_number("largest_pack", "free_bytes", free_bytes, least=0)
+    check_flag("largest_pack", "grad", grad)
     shares = {"loss_share": loss_share, "patches": patches, "keys": keys, "vision": vision}
     for name, value in shares.items():
         check_number("largest_pack", name, value, least=0)
@@ -315,7 +316,9 @@ def _text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     text = fields.get("text_config") or fields
     kind = str(text.get("model_type") or fields.get("model_type") or "")
     known = kind.startswith(("qwen2", "qwen3", "internvl"))
-    if not known or kind.startswith("qwen3_5") or text.get("num_experts"):
+    # the dict of a config that transformers 5.23 made names them otherwise than released files do
+    experts = text.get("num_experts") or text.get("num_local_experts")
+    if not known or kind.startswith("qwen3_5") or "_moe" in kind or experts:
         raise ArgumentError(
             f"memory_model: no terms for a decoder of type {kind!r:.60}. "
             "Fix: a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL or InternVL; else measure a pack and pass max_tokens"

@@ -401,14 +401,13 @@ def _room(
         )
     if memory is None:
         return {}
+    fix = "what weights, gradients and optimizer leave free, in bytes"
+    check_number("plan", "memory", memory, least=0, fix=f"pass {fix}")
     kept, _ = _sort_out(samples, sys.maxsize, max_patches, on_invalid)
     shares = _shares(samples, kept, share)
     rows, more = (largest_pack(model, memory, *shares, grad=grad) for grad in (True, False))
     if not rows:
-        raise PlanError(
-            f"plan: {memory:,} bytes take no pack of this model. Fix: pass what weights, gradients and optimizer "
-            "leave free, in bytes"
-        )
+        raise PlanError(f"plan: {memory:,} bytes take no pack of this model. Fix: pass {fix}")
     return {"max_tokens_grad": rows, "max_tokens_no_grad": more, "no_grad_ratio": more / rows}
 
 

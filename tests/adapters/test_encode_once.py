@@ -454,6 +454,14 @@ def test_media_that_were_not_given_are_an_error(trained):
         packs_and_loss(trained, features, packs)
 
 
+def test_a_block_that_was_left_says_so(trained):
+    packs = packs_of(two_prompts(), ((0, 1), (2, 3)))
+    with encode_once(trained, packs) as features:
+        torch.stack(packs_and_loss(trained, features, packs)).sum().backward()
+    with pytest.raises(mp.ModelError, match=r"the block was left.*Fix: forward and backward"):
+        packs_and_loss(trained, features, packs)
+
+
 @pytest.mark.parametrize("when", ["before the next pass", "before the end"])
 def test_weights_that_change_within_are_an_error(trained, when):
     packs = packs_of(two_prompts(), ((0, 1), (2, 3)))
@@ -537,6 +545,12 @@ def test_what_is_refused(attached, monkeypatch):
         encode_once(attached, [padded]),
     ):
         pass
+    for wrong in (batch, None):
+        with (
+            pytest.raises(mp.ArgumentError, match=r"packs is .*Fix: a list of batches"),
+            encode_once(attached, wrong),
+        ):
+            pass
     with pytest.raises(mp.ModelError, match="encode_once: the batch is of qwen2_vl"):
         other = mp.pack([make_sample([("text", [1]), ("response", [2])], family="qwen2_vl")])
         with encode_once(attached, [other]):

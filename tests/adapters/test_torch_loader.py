@@ -456,6 +456,15 @@ def test_a_step_gives_its_batches_once():
             iter(step)
 
 
+def test_a_step_that_the_loop_left_gives_nothing():
+    first, last = list(make())
+    for step in (first, last):
+        with pytest.raises(ArgumentError, match="is over"):
+            iter(step)
+    readers = [iter(step) for step in make()]  # begun in time, read too late
+    assert [list(reader) for reader in readers] == [[], []]
+
+
 def test_pickle_keeps_the_place():
     loader = make()
     loader.load_state_dict(cut_in_a_step())
@@ -508,6 +517,13 @@ def test_a_fork_says_that_the_thread_is_not_there():
         ({"rank": 1}, "of 1 ranks"),
         ({"prefetch": -1}, "prefetch is -1"),
         ({"groups_per_step": 0}, "groups_per_step is 0"),
+        ({"share_prefix": "Auto"}, "share_prefix is 'Auto'"),
+        ({"share_prefix": None}, "share_prefix is None"),
+        ({"loss_columns": torch.ones(12)}, "loss_columns is of type Tensor"),
+        ({"loss_columns": [1.0]}, "loss_columns is of type list"),
+        ({"device": "gpu"}, "device is 'gpu'"),
+        ({"device": None}, "device is None"),
+        ({"device": ["cpu"]}, "device is of type list"),
     ],
 )
 def test_refused(wrong, says):

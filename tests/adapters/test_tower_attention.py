@@ -239,6 +239,8 @@ def test_wrong_arguments():
         mp.ArgumentError, match=r"attach: tower is 'sdpa'. Fix: use 'auto' or 'keep'"
     ):
         attach(model, tower="sdpa")
+    with pytest.raises(mp.ArgumentError, match="attach: text is of type str"):
+        attach(model, text="no")
     with pytest.raises(mp.ArgumentError, match="neither text nor tower"):
         attach(model, text=False, tower="keep")
     assert names(model) == ("sdpa", "sdpa")

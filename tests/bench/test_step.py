@@ -11,8 +11,8 @@ from support.process import call_mmpack
 
 from mmpack.bench import agreement
 from mmpack.bench.peers import PEERS
-from mmpack.bench.step import Options, case_of
-from mmpack.errors import installed_version
+from mmpack.bench.step import Options, case_of, run
+from mmpack.errors import ArgumentError, installed_version
 
 CPU = torch.device("cpu")
 NAME = "qwen2.5-vl-7b"
@@ -79,6 +79,12 @@ def test_memory_that_runs_out_is_a_row(monkeypatch, tmp_path):
     done = bench("--workload", "geo", "--peer", "plain", "--out", out)
     (row,) = json.loads(out.read_text())["rows"]
     assert done.returncode == 0 and row["did_not_run"] == "out of memory"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real shapes would run here")
+def test_real_shapes_need_a_gpu():
+    with pytest.raises(ArgumentError, match=r"needs a GPU.*Fix: --tiny"):
+        run(Options([NAME], ["geo"], ["shared"]))
 
 
 def test_a_wrong_peer_is_not_timed(monkeypatch, tmp_path):

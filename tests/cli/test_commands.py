@@ -245,6 +245,8 @@ def test_plan_shares_where_it_pays(tmp_path):
     options = ("--max-tokens", 660, "--auto-share")
     found = document(call_mmpack("plan", path, *options, "--json"))
     assert [(b["share"], b["rows"]) for b in found["bins"]] == [(True, 660), (False, 604)]
+    both = call_mmpack("plan", path, *options, "--share-prefix")
+    assert both.returncode == 2 and "give one" in both.stderr
 
 
 CONFIG = {

@@ -117,6 +117,8 @@ def test_nothing_fits():
         ({"model_type": "llava"}, "of type 'llava'"),
         ({"model_type": "qwen3_5"}, "of type 'qwen3_5'"),
         (CONFIG_7B | {"num_experts": 8}, "dense"),
+        (CONFIG_7B | {"num_local_experts": 8}, "dense"),
+        (CONFIG_7B | {"model_type": "qwen3_vl_moe_text"}, "dense"),
         ({"model_type": "qwen2_vl", "hidden_size": 64}, "has no intermediate_size"),
         (CONFIG_7B | {"torch_dtype": "int8"}, "dtype is 'int8'"),
     ],

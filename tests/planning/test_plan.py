@@ -388,6 +388,7 @@ def test_memory_and_model_go_together():
         ({"memory": 10**9}, "model is missing"),
         ({"model": CONFIG, "max_tokens": 9}, "memory is missing"),
         ({"model": {"model_type": "llava"}, "memory": 10**9}, "of type 'llava'"),
+        ({"model": CONFIG, "memory": "40GB"}, "plan: memory is of type str"),
     ):
         with pytest.raises(ArgumentError, match=what):
             plan(samples, **wrong)

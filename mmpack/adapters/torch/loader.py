@@ -13,10 +13,10 @@ from mmpack.adapters.torch.ahead import Ahead
 from mmpack.adapters.torch.mover import Mover
 from mmpack.adapters.torch.order import groups_in, steps_of
 from mmpack.adapters.torch.step import Step, digest_of
-from mmpack.errors import ArgumentError, check_whole
+from mmpack.errors import ArgumentError, check_flag, check_whole, kind_of
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.collate import Item, collate, sample_and_columns
-from mmpack.planning.cost import Cost
+from mmpack.planning.cost import Cost, sharing_of
 from mmpack.planning.plan import plan
 from mmpack.schema.sample import Sample
 
@@ -51,7 +51,7 @@ class PackLoader:
         steps: in place of `samples`: the items of each optimizer step, a list per step. Of an iterable that is no list
             a resumed epoch reads and skips the steps that were done.
         max_tokens, max_patches, max_samples, cost, on_invalid: see `plan`.
-        share_prefix: see `plan`; "auto": each batch as planned.
+        share_prefix: see `plan`; a batch shares as planned.
         pad_to_multiple_of, media: see `pack`.
         loss_columns: name -> one entry per item of `samples`: a value per loss token, or one for all of them.
         groups_per_step: groups (prompts) of one optimizer step; None: all samples in one step. A group stays whole.
@@ -93,11 +93,20 @@ class PackLoader:
         prefetch: int = 1,
     ):
         _check_numbers(groups_per_step, ranks, rank, prefetch, seed)
-        self.samples, self.steps, self.loss_columns = samples, steps, dict(loss_columns or {})
+        if not isinstance(share_prefix, str):
+            check_flag("PackLoader", "share_prefix", share_prefix)
+            share_prefix = bool(share_prefix)
+        loss_columns = {} if loss_columns is None else loss_columns
+        if not isinstance(loss_columns, Mapping):
+            raise ArgumentError(
+                f"PackLoader: loss_columns is {kind_of(loss_columns)}. "
+                "Fix: {name: one entry for each sample}, such as {'advantages': advantages}"
+            )
+        self.samples, self.steps, self.loss_columns = samples, steps, dict(loss_columns)
         self.groups = groups
         ordered = groups_per_step is not None or groups is not None or shuffle or drop_last
         _check_source(samples, steps, self.loss_columns, groups, ordered)
-        self.device = _numbered(torch.device(device))
+        self.device = _device(device)
         self.rank, self.prefetch, self.cost, self.media = rank, prefetch, cost, media
         # what decides which samples a step has, and which batches
         self.order: dict[str, Any] = {
@@ -110,7 +119,7 @@ class PackLoader:
             "max_tokens": max_tokens,
             "max_patches": max_patches,
             "max_samples": max_samples,
-            "share_prefix": share_prefix if isinstance(share_prefix, str) else bool(share_prefix),
+            "share_prefix": sharing_of(share_prefix, None, "PackLoader"),
             "on_invalid": on_invalid,
             "ranks": ranks,
         }
@@ -220,9 +229,8 @@ class PackLoader:
                 for k in range(step.first, len(step.bins)):
                     at = replace(at, batch=k)
                     members = [(step.samples[i], columns[i]) for i in step.bins[k]]
-                    share = step.plan.share[step.plan.ranks[self.rank][k]]
                     # no name keeps a batch while the next one waits to be made
-                    yield _Made(step, *mover.send(self._packed(members, share, mover.pins)))
+                    yield _Made(step, *mover.send(self._packed(members, step.share[k], mover.pins)))
                 at = Place(at.epoch, number + 1)
         except Exception as error:
             error.add_note(f"PackLoader: in epoch {at.epoch}, step {at.step}, batch {at.batch}")
@@ -232,8 +240,9 @@ class PackLoader:
         pairs = [sample_and_columns(item, i, "PackLoader") for i, item in enumerate(items)]
         samples = [sample for sample, _ in pairs]
         made = plan(samples, cost=self.cost, **self.planned)
-        bins = [made.bins[b] for b in made.ranks[self.rank]]
-        step = Step(at.epoch, at.step, samples, made, bins, at.batch)
+        mine = made.ranks[self.rank]
+        bins, share = [made.bins[b] for b in mine], [made.share[b] for b in mine]
+        step = Step(at.epoch, at.step, samples, made, bins, share, at.batch)
         return step, [columns for _, columns in pairs]
 
     def _packed(
@@ -289,9 +298,12 @@ class PackLoader:
             while made is not None:
                 step, box = made.step, [made]
                 made = None  # a batch is held by its reader alone
-                step._batches = self._batches(step, box, ahead, mover)
+                batches = self._batches(step, box, ahead, mover)
+                step._batches = batches
                 self._next, self._digest = self._after(step, step.first)
                 yield step
+                batches.close()  # who still holds the step takes none of the next one's
+                step._batches = None
                 # also where the reader left the step before its end
                 self._next, self._digest = self._after(step, len(step.bins))
                 made = next(ahead, None)
@@ -303,7 +315,7 @@ class PackLoader:
 
     def _batches(
         self, step: Step, box: list[_Made], ahead: Ahead[_Made], mover: Mover
-    ) -> Iterator[PackedBatch]:
+    ) -> Generator[PackedBatch, None, None]:
         """The batches of a step; the first lies in `box`."""
         for k in range(step.first, len(step.bins)):
             if not box:
@@ -378,8 +390,20 @@ def _check_source(
             )
 
 
-def _numbered(device: torch.device) -> torch.device:
-    """With its number: the current device is a thread's own."""
+def _device(given: torch.device | str) -> torch.device:
+    """With its number: the current device is a thread's own. Raises ArgumentError for none, or one that is not here."""
+    try:
+        if not isinstance(given, str | torch.device):
+            raise TypeError
+        device = torch.device(given)
+        torch.empty(0, device=device)
+    except (TypeError, RuntimeError, AssertionError):
+        shown = (
+            kind_of(given) if not isinstance(given, str | torch.device) else f"{str(given)!r:.60}"
+        )
+        raise ArgumentError(
+            f"PackLoader: device is {shown}, which torch does not have here. Fix: model.device"
+        ) from None
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -19,8 +19,9 @@ from mmpack.schema.sample import Sample
 class Step:
     """Iterate over it once, for this rank's batches. What follows an optimizer step is the next Step.
 
-    `samples`: of all ranks. `bins`: indices into them of this rank's batches, in order. `first`: the batches that a run
-    before this one took already; iteration begins there, and `len` counts what it gives.
+    `samples`: of all ranks. `bins`: indices into them of this rank's batches, in order. `share`: whether each batch
+    shares prefixes. `first`: the batches that a run before this one took already; iteration begins there, and `len`
+    counts what it gives.
     """
 
     epoch: int
@@ -28,6 +29,7 @@ class Step:
     samples: list[Sample]
     plan: Plan
     bins: list[list[int]]
+    share: list[bool]
     first: int = 0
     _batches: Iterator[PackedBatch] | None = field(default=None, repr=False)
 
@@ -46,8 +48,8 @@ class Step:
     def __iter__(self) -> Iterator[PackedBatch]:
         if self._batches is None:
             raise ArgumentError(
-                f"PackLoader: step {self.number} of epoch {self.epoch} gave its batches already. "
-                "Fix: iterate over the loader again; it packs them anew"
+                f"PackLoader: step {self.number} of epoch {self.epoch} is over, or gave its batches already. "
+                "Fix: read each step once, in the loop over the loader"
             )
         batches, self._batches = self._batches, None
         return batches

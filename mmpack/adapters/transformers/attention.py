@@ -20,7 +20,7 @@ from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
 from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ArgumentError, ModelError
+from mmpack.errors import ArgumentError, ModelError, check_flag
 from mmpack.families import family_of_model_type
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.ops.attention.choose import FLEX
@@ -68,13 +68,14 @@ def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     """
     if tower not in ("auto", "keep"):
         raise ArgumentError(f"attach: tower is {tower!r}. Fix: use 'auto' or 'keep'")
+    check_flag("attach", "text", text)
     if not text and tower == "keep":
         raise ArgumentError("attach: neither text nor tower. Fix: text=True, or tower='auto'")
     whole = unwrap(model, "attach")
     if text:
         refuse_unpackable(whole)
     family_of_model_type(whole.config.model_type)
-    parts = [TEXT] * text + [TOWER] * (tower == "auto")
+    parts = [TEXT] * bool(text) + [TOWER] * (tower == "auto")
     return Attached(model, _attach(whole.model, parts))
 
 

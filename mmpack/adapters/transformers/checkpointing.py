@@ -8,6 +8,7 @@ lies where a recomputed one would, and costs nothing. Kept at the other end it w
 from __future__ import annotations
 
 import functools
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from mmpack.adapters.transformers.modules import tower_of
 from mmpack.adapters.transformers.recompute import exchange_checkpoint
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ModelError, check_flag, check_number
+from mmpack.errors import ArgumentError, ModelError, check_flag, check_number, kind_of
 from mmpack.ops.attention import choose
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.planning.memory import Kept, Load, memory_model
@@ -177,8 +178,12 @@ def _attention(device: torch.device, dtype: torch.dtype) -> str:
 
 def _load_of(batch: Batch | int, model: Any) -> Load:
     """What the batch holds, read on the host. Media are encoded once each, or once per run of placeholders."""
-    if isinstance(batch, int):
-        return Load(batch, batch)
+    if isinstance(batch, Integral):
+        return Load(int(batch), int(batch))
+    if not isinstance(batch, Batch):
+        raise ArgumentError(
+            f"checkpoint_layers: batch is {kind_of(batch)}. Fix: one batch of mp.pack or mp.pad, or packed rows"
+        )
     runs = [batch.media[i] for i in batch.media_order]
     once = isinstance(batch, PackedBatch) and takes_encoded_media(model)
     return Load(

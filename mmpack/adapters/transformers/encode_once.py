@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_bat
 from mmpack.adapters.transformers.tower import encode_media, media_names, tower_and_projector
 from mmpack.adapters.transformers.unwrap import is_parallel, unwrap
 from mmpack.cache.summed import SummedFeatures
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, kind_of
 from mmpack.families import family_of_model_type
-from mmpack.packing.batch import PackedBatch
+from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.pixels import float_pixels
 from mmpack.schema.media import Medium
 
@@ -40,6 +40,10 @@ def encode_once(
     block where a pack had no backward, or weights changed within.
     """
     whole = unwrap(model, "encode_once")
+    if isinstance(packs, Batch) or not isinstance(packs, Iterable):
+        raise ArgumentError(
+            f"encode_once: packs is {kind_of(packs)}. Fix: a list of batches that mp.pack made"
+        )
     packs = list(packs)
     for pack in packs:
         if not isinstance(pack, PackedBatch):
