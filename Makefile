@@ -16,8 +16,8 @@ ELSEWHERE := $(FRAMEWORKS:%=and not %)
 HERE := not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang
 
-# One file per op of the hot path; the others are what they share, what needs no GPU, and the whole step, which takes hours.
-BENCHMARKS := $(filter-out %/gpu.py %/render.py %/step.py %/parity_speed.py %/video_decode.py,$(wildcard benchmarks/*.py))
+# One file per op of the hot path; the others are what they share, what needs no GPU, and whole steps.
+BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,gpu render step first_step features parity_speed video_decode),$(wildcard benchmarks/*.py))
 
 # Files with tests of one marker: only they are collected, in less time, and where packages of the others are missing.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)

@@ -25,6 +25,8 @@ import transformers
 import mmpack as mp
 from mmpack.adapters.transformers import attach, encode_once, packed_logprobs
 from mmpack.adapters.transformers.tower import tower_and_projector
+from mmpack.bench.models import MODELS as SHAPES
+from mmpack.bench.models import Shape, random_model
 from mmpack.cache import FeatureStore
 from mmpack.families import get_family
 from mmpack.layout.fingerprint import cache_key
@@ -34,32 +36,20 @@ from mmpack.schema.spans import LossSpan, ModalitySpan
 
 FAMILY = get_family("qwen2_5_vl")
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
-TOWER_7B = {"depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420}
-FULL = {"fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112}
-# text, tower, sections of the rotary angles; side of a picture in patches, tokens of a prompt's text and of a response
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], list[int], tuple[int, int, int]]] = {
-    "small": (
-        {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
-        | {"num_attention_heads": 4, "num_key_value_heads": 2},
-        {"depth": 4, "hidden_size": 128, "num_heads": 4, "intermediate_size": 256}
-        | {"fullatt_block_indexes": [3], "window_size": 112},
-        [4, 6, 6],
-        (32, 64, 16),
-    ),
-    "3b": (
-        {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36}
-        | {"num_attention_heads": 16, "num_key_value_heads": 2},
-        TOWER_7B | FULL,
-        [16, 24, 24],
-        (64, 176, 900),
-    ),
-    "7b": (
-        {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
-        | {"num_attention_heads": 28, "num_key_value_heads": 4},
-        TOWER_7B | FULL,
-        [16, 24, 24],
-        (64, 176, 900),
-    ),
+SMALL = Shape(
+    FAMILY.name,
+    "Qwen2_5_VL",
+    {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    | {"rope_parameters": ROPE | {"mrope_section": [4, 6, 6]}},
+    {"depth": 4, "hidden_size": 128, "num_heads": 4, "intermediate_size": 256}
+    | {"out_hidden_size": 128, "fullatt_block_indexes": [3], "window_size": 112},
+)
+# a model's shape; side of a picture in patches, tokens of a prompt's text and of a response
+MODELS: dict[str, tuple[Shape, tuple[int, int, int]]] = {
+    "small": (SMALL, (32, 64, 16)),
+    "3b": (SHAPES["qwen2.5-vl-3b"], (64, 176, 900)),
+    "7b": (SHAPES["qwen2.5-vl-7b"], (64, 176, 900)),
 }
 
 
@@ -196,18 +186,8 @@ def synchronize(model: Any) -> None:
 
 def build(name: str, device: torch.device) -> Any:
     """Random weights of the shape; on a GPU bf16, and gradient checkpointing of all layers."""
-    text, tower, sections, _ = MODELS[name]
-    config = transformers.Qwen2_5_VLConfig(
-        text_config={"vocab_size": 151_936, "max_position_embeddings": 32_768}
-        | {"rope_parameters": ROPE | {"mrope_section": sections}}
-        | text,
-        vision_config={"out_hidden_size": text["hidden_size"], "tokens_per_second": 2} | tower,
-        tie_word_embeddings=name == "small",
-    )
-    torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with device:
-        model = transformers.Qwen2_5_VLForConditionalGeneration(config).to(dtype)
+    model = random_model(MODELS[name][0], device, dtype)
     if device.type == "cuda":
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -216,7 +196,7 @@ def build(name: str, device: torch.device) -> Any:
 
 def make_packs(name: str, prompts: int) -> list[mp.PackedBatch]:
     """Two samples of each prompt to a pack, two packs of each prompt; pixels are drawn."""
-    side, prompt, response = MODELS[name][3]
+    side, prompt, response = MODELS[name][1]
     rng = np.random.default_rng(0)
     packs = []
     for p in range(prompts):

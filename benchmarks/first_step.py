@@ -9,6 +9,7 @@ usage: first_step.py --size 3b --layers 4 [--compile] [--liger] [--profile]
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -23,11 +24,6 @@ from typing import Any
 
 START = time.perf_counter()
 STEPS = 4
-TEXT = {
-    "3b": {"hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16, "num_key_value_heads": 2},
-    "7b": {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4},
-}  # fmt: skip
-VISION = {"hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420, "window_size": 112}
 CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -54,7 +50,10 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--size", choices=[*TEXT, "tiny"], default="3b", help="tiny: fp32, where there is no GPU"
+        "--size",
+        choices=["3b", "7b", "tiny"],
+        default="3b",
+        help="tiny: fp32, where there is no GPU",
     )
     parser.add_argument("--layers", type=int, default=4, help="of the decoder")
     parser.add_argument("--blocks", type=int, default=4, help="of the tower")
@@ -95,11 +94,7 @@ def run(options: argparse.Namespace) -> None:
         if options.compile:
             mmpack.adapters.transformers.compile_layers(model)
     seen = Compiled()
-    import inspect
-
-    attach = mmpack.adapters.transformers.attach
-    takes_tower = "tower" in inspect.signature(attach).parameters
-    with attach(model, tower=options.tower) if takes_tower else attach(model):
+    with mmpack.adapters.transformers.attach(model, tower=options.tower):
         for i in range(STEPS):
             with timed("pack", device):
                 batch = mp.pack(samples(i, options.size), share_prefix=True).to(device)
@@ -214,30 +209,22 @@ COUNTERS = (
 
 def made(options: argparse.Namespace, device: str) -> Any:
     import torch
-    import transformers
+
+    from mmpack.bench.models import MODELS, random_model
 
     if options.size == "tiny":
         from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
         model = tiny_qwen2_5_vl().to(device)
     else:
-        text = TEXT[options.size] | {"vocab_size": 151_936, "num_hidden_layers": options.layers}
-        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
-        full = [options.blocks - 1]
-        vision = VISION | {"depth": options.blocks, "out_hidden_size": text["hidden_size"]}
-        vision |= {"fullatt_block_indexes": full, "tokens_per_second": 2}
-        config = transformers.Qwen2_5_VLConfig(
-            text_config=text
-            | {"bos_token_id": 151643, "eos_token_id": 151645, "rope_parameters": rope},
-            vision_config=vision,
-            tie_word_embeddings=False,
+        shape = MODELS[f"qwen2.5-vl-{options.size}"]
+        few = {"depth": options.blocks, "fullatt_block_indexes": [options.blocks - 1]}
+        shape = dataclasses.replace(
+            shape,
+            text=shape.text | {"num_hidden_layers": options.layers},
+            vision=shape.vision | few,
         )
-        kind = transformers.Qwen2_5_VLForConditionalGeneration
-        before = torch.get_default_dtype()
-        with torch.device(device):
-            torch.set_default_dtype(torch.bfloat16)
-            model = kind._from_config(config, attn_implementation="sdpa")
-            torch.set_default_dtype(before)
+        model = random_model(shape, torch.device(device), torch.bfloat16)
     if options.liger:
         from liger_kernel.transformers import apply_liger_kernel_to_qwen2_5_vl
 

@@ -1,1 +1,1 @@
-"""Whole training steps, timed beside peers: models of real shapes with random weights, on the device that is here"""
+"""Whole training steps, timed beside peers: models of real shapes with random weights, on the device that is here."""

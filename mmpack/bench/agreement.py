@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.bench.job import Job
 from mmpack.bench.padded import padded
 from mmpack.bench.peers import Peer
-from mmpack.bench.ranks import summed
+from mmpack.bench.ranks import local, summed
 from mmpack.contracts import TOLERANCES
 
 CHECKED = 3  # samples of a group: they share a prefix, and fit where a whole padded group does not
@@ -90,26 +91,18 @@ def _result(model: Any, job: Job, bins: list[list[int]], forward: Any) -> Result
         outcome.loss.backward()
         if outcome.logprobs is not None:
             logprobs.append(outcome.logprobs().float().cpu())
-    local = {n: _local(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+    own = {n: local(p.grad) for n, p in model.named_parameters() if p.grad is not None}
     squares = sum(
-        float(torch.linalg.vector_norm(g, dtype=torch.float32)) ** 2 for g in local.values()
+        float(torch.linalg.vector_norm(g, dtype=torch.float32)) ** 2 for g in own.values()
     )
-    watched = {n: g.cpu() for n, g in local.items() if _watched(n, model)}
+    watched = {n: g.cpu() for n, g in own.items() if _watched(n, model)}
     model.zero_grad(set_to_none=True)
     (squares,) = summed([squares])
     return Result(torch.cat(logprobs) if logprobs else None, watched, math.sqrt(squares))
 
 
-def _local(gradient: Any) -> torch.Tensor:
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
-
-
 def _watched(name: str, model: Any) -> bool:
     """The first and the last layer of the decoder and of the tower: all gradients would take the model's memory."""
-    decoder, tower = model.model.language_model.layers, model.model.visual.blocks
-    places = [
-        f".{part}.{at}."
-        for part, of in (("layers", decoder), ("blocks", tower))
-        for at in (0, len(of) - 1)
-    ]
+    parts = {"layers": decoder_layers(model), "blocks": tower_blocks(model)}
+    places = [f".{part}.{at}." for part, of in parts.items() for at in (0, len(of) - 1)]
     return any(place in name for place in places)

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from mmpack.adapters.torch.order import groups_in
 from mmpack.bench.work import Work
 from mmpack.planning.plan import plan
 from mmpack.schema.sample import Sample
@@ -22,8 +25,8 @@ class Job:
     """
 
     samples: list[Sample]
-    advantages: Any
-    device: Any
+    advantages: torch.Tensor
+    device: torch.device
     max_rows: int
     rank: int = 0
     ranks: int = 1
@@ -38,10 +41,7 @@ class Job:
 
     def groups(self) -> list[list[int]]:
         """Each prompt's samples, of all ranks."""
-        found: dict[str, list[int]] = {}
-        for i, sample in enumerate(self.samples):
-            found.setdefault(sample.group_id, []).append(i)
-        return list(found.values())
+        return groups_in([sample.group_id for sample in self.samples])
 
     def own_groups(self) -> list[list[int]]:
         """This rank's groups, one a micro-batch."""
@@ -54,10 +54,8 @@ class Job:
         )
         return [planned.bins[b] for b in planned.ranks[self.rank]]
 
-    def of(self, members: list[int]) -> tuple[list[Sample], Any]:
+    def of(self, members: list[int]) -> tuple[list[Sample], torch.Tensor]:
         """Samples and their advantages."""
-        import torch
-
         chosen = torch.tensor(members, device=self.device)
         return [self.samples[i] for i in members], self.advantages[chosen]
 
@@ -66,6 +64,6 @@ class Job:
 class Outcome:
     """`loss`: this micro-batch's part of −Σ advantage · logprob / total_tokens. `logprobs`: makes [N], in order."""
 
-    loss: Any
+    loss: torch.Tensor
     work: Work
     logprobs: Callable[[], Any] | None

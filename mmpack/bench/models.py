@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+import transformers
+from torch.distributed.fsdp import fully_shard
+
+from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.errors import require
+from mmpack.smoke.tiny_models import tiny_model
 
 VOCABULARY = 151_936
 
@@ -88,31 +94,13 @@ def build(name: str, device: Any, layers: int | None = None, tiny: bool = False)
 
     Args: `layers`: decoder layers, fewer than the model's own for a try. `tiny`: `smoke`'s model of the family.
     """
-    import torch
-    import transformers
-
-    from mmpack.smoke.tiny_models import tiny_model
-
     shape = MODELS[name]
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     if tiny:
         model = tiny_model(shape.family, dtype=dtype).to(device)
     else:
-        text = {"vocab_size": VOCABULARY, "max_position_embeddings": 32_768} | shape.text
-        if layers is not None:
-            text["num_hidden_layers"] = layers
-        config = getattr(transformers, f"{shape.name}Config")(
-            text_config=text, vision_config=shape.vision, tie_word_embeddings=False
-        )
-        architecture = getattr(transformers, f"{shape.name}ForConditionalGeneration")
-        torch.manual_seed(0)
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            with device:
-                model = architecture._from_config(config, attn_implementation="sdpa")
-        finally:
-            torch.set_default_dtype(before)
+        cut = {} if layers is None else {"num_hidden_layers": layers}
+        model = random_model(replace(shape, text=shape.text | cut), device, dtype)
     with warnings.catch_warnings():
         # a newer transformers would have it called by another name, which older ones lack
         warnings.simplefilter("ignore", FutureWarning)
@@ -120,11 +108,26 @@ def build(name: str, device: Any, layers: int | None = None, tiny: bool = False)
     return model.train()
 
 
+def random_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model of this shape, weights by seed 0, made on `device` in `dtype`; sdpa."""
+    text = {"vocab_size": VOCABULARY, "max_position_embeddings": 32_768} | shape.text
+    config = getattr(transformers, f"{shape.name}Config")(
+        text_config=text, vision_config=shape.vision, tie_word_embeddings=False
+    )
+    architecture = getattr(transformers, f"{shape.name}ForConditionalGeneration")
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            return architecture._from_config(config, attn_implementation="sdpa")
+    finally:
+        torch.set_default_dtype(before)
+
+
 def shard(model: Any) -> Any:
     """FSDP2 over the decoder's layers, the tower's blocks and the rest."""
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in [*model.model.language_model.layers, *model.model.visual.blocks]:
+    for layer in [*decoder_layers(model), *tower_blocks(model)]:
         fully_shard(layer)
     return fully_shard(model)
 

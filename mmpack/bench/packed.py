@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers import packed_logprobs
+from mmpack.adapters.transformers import checkpoint_layers, packed_logprobs
 from mmpack.adapters.transformers.attention import attention_plan_of
 from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.bench.job import Job, Outcome
+from mmpack.bench.ranks import local
 from mmpack.bench.work import Work
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
@@ -26,10 +27,10 @@ def packed(
     samples, advantages = job.of(members)
     batch = pack(samples, share_prefix=share_prefix)
     grids = [medium.grid_thw for medium in batch.media]
-    work = Work(len(batch.input_ids), _pairs(batch), len(batch.loss_rows_unique), grids)
+    work = Work(
+        len(batch.input_ids), batch.attention_plan.pairs, len(batch.loss_rows_unique), grids
+    )
     if keep:
-        from mmpack.adapters.transformers.checkpointing import checkpoint_layers
-
         kept = checkpoint_layers(model, batch, _free_bytes(model, job.device))
         work = replace(work, kept_layers=kept.layers, kept_blocks=kept.blocks)
     batch = batch.to(job.device)
@@ -41,7 +42,7 @@ def removed_padding(model: Any, job: Job, members: list[int]) -> Outcome:
     samples, advantages = job.of(members)
     batch = pack(samples)
     grids = [batch.media[i].grid_thw for i in batch.media_order]
-    work = Work(len(batch.input_ids), _pairs(batch), len(batch.input_ids), grids)
+    work = Work(len(batch.input_ids), batch.attention_plan.pairs, len(batch.input_ids), grids)
     batch = batch.to(job.device)
     out = model(
         input_ids=batch.input_ids[None],
@@ -60,18 +61,9 @@ def _free_bytes(model: Any, device: torch.device) -> int:
     """What weights and gradients leave of the device, less a tenth for the allocator; on a CPU 1 GB."""
     if device.type != "cuda":
         return 1 << 30
-    own = sum(_local(p).numel() * p.element_size() for p in model.parameters())
+    own = sum(local(p).numel() * p.element_size() for p in model.parameters())
     whole = torch.cuda.get_device_properties(device).total_memory
     return max(0, int(0.9 * whole) - 2 * own)
-
-
-def _local(parameter: Any) -> torch.Tensor:
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
-
-
-def _pairs(batch: PackedBatch) -> int:
-    """Queries and keys that they see."""
-    return int((batch.visible_until - torch.arange(len(batch.input_ids))).sum())
 
 
 def _outcome(

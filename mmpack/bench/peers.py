@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mmpack.adapters.transformers import attach
+from mmpack.adapters.transformers import attach, compile_layers
 from mmpack.bench.job import Job, Outcome
 from mmpack.bench.packed import packed, removed_padding
 from mmpack.bench.padded import liger, padded
@@ -16,37 +16,14 @@ from mmpack.bench.padded import liger, padded
 Bins = Callable[[Job], list[list[int]]]
 
 
-@contextmanager
-def _own(model: Any) -> Iterator[None]:
-    """The model as transformers makes it: sdpa, the tower's too."""
-    yield
+_own = nullcontext  # the model as transformers makes it: sdpa, the tower's too
+_tower = partial(attach, text=False)
+_own_tower = partial(attach, tower="keep")
 
 
-@contextmanager
-def _tower(model: Any) -> Iterator[None]:
-    with attach(model, text=False):
-        yield
-
-
-@contextmanager
-def _attached(model: Any) -> Iterator[None]:
-    with attach(model):
-        yield
-
-
-@contextmanager
-def _kept_tower(model: Any) -> Iterator[None]:
-    with attach(model, tower="keep"):
-        yield
-
-
-@contextmanager
-def _compiled(model: Any) -> Iterator[None]:
-    from mmpack.adapters.transformers.compile import compile_layers
-
-    with attach(model):
-        compile_layers(model)
-        yield
+def _compiled(model: Any) -> Any:
+    compile_layers(model)
+    return attach(model)
 
 
 def _groups(job: Job) -> list[list[int]]:
@@ -81,7 +58,7 @@ class Peer:
 def _mmpack(
     about: str,
     share_prefix: bool,
-    prepared: Callable[[Any], Any] = _attached,
+    prepared: Callable[[Any], Any] = attach,
     keep: bool = False,
 ) -> Peer:
     return Peer(
@@ -101,16 +78,16 @@ PEERS = {
     "padded-tower-no-mask": Peer(
         "padded, varlen tower, no mask", partial(padded, mask=False), prepared=_tower
     ),
-    "removed-padding": Peer(
-        "padding removed, as verl does", removed_padding, _half_packs, _attached
-    ),
+    "removed-padding": Peer("padding removed, as verl does", removed_padding, _half_packs, attach),
     "liger": Peer(
         "padded, varlen tower, Liger's GRPO loss", liger, prepared=_tower, package="liger-kernel"
     ),
-    "plain-keep": _mmpack("mmpack, plain packs, the tower's own attention", False, _kept_tower),
+    "plain-own-tower": _mmpack("mmpack, plain packs, the tower's own attention", False, _own_tower),
     "plain": _mmpack("mmpack, plain packs", False),
     "plain-compiled": _mmpack("mmpack, plain packs, compiled layers", False, _compiled),
-    "shared-keep": _mmpack("mmpack, shared prefixes, the tower's own attention", True, _kept_tower),
+    "shared-own-tower": _mmpack(
+        "mmpack, shared prefixes, the tower's own attention", True, _own_tower
+    ),
     "shared": _mmpack("mmpack, shared prefixes", True),
     "shared-compiled": _mmpack("mmpack, shared prefixes, compiled layers", True, _compiled),
     "shared-kept": _mmpack(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,12 @@ def summed(values: list[float]) -> list[float]:
 def largest(value: float) -> float:
     """The largest of the ranks' values."""
     return _reduced([value], "MAX")[0]
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """This rank's part of a tensor that may be sharded."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def wait_for_all() -> None:

@@ -6,6 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
+from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks, tower_of
+from mmpack.adapters.transformers.tower_attention import sequence_lengths
+
 Grid = tuple[int, int, int]
 
 
@@ -64,10 +69,10 @@ def step_flops(model: Any, works: Iterable[Work], head_again: bool = True) -> Fl
 
 def _flops(model: Any, work: Work, head_again: bool) -> Flops:
     text, vision = model.config.get_text_config(), model.config.vision_config
-    tower, decoder = model.model.visual, model.model.language_model
+    tower: Any = tower_of(model.model)
     heads = text.num_attention_heads
     depth = getattr(text, "head_dim", None) or text.hidden_size // heads
-    layers, blocks = list(decoder.layers), list(tower.blocks)
+    layers, blocks = list[Any](decoder_layers(model)), list[Any](tower_blocks(model))
     again = layers[: len(layers) - work.kept_layers]
     again_blocks = blocks[: len(blocks) - work.kept_blocks]
     row, patch = 2.0 * work.rows, 2.0 * work.patches
@@ -91,33 +96,23 @@ def _flops(model: Any, work: Work, head_again: bool) -> Flops:
 
 def tower_pairs(vision: Any, grids: Iterable[Grid]) -> list[int]:
     """Pairs of patches that see each other in each of the tower's blocks: within windows, or within whole frames."""
-    window = getattr(vision, "window_size", None)
-    frames = windows = 0
-    for t, h, w in grids:
-        frames += t * (h * w) ** 2
-        if window:
-            side = window // vision.spatial_merge_size // vision.patch_size
-            side *= vision.spatial_merge_size
-            windows += t * sum(a * a for a in _cut(h, side)) * sum(a * a for a in _cut(w, side))
-    whole = vision.fullatt_block_indexes if window else range(vision.depth)
-    return [frames if block in whole else windows for block in range(vision.depth)]
-
-
-def _cut(length: int, side: int) -> list[int]:
-    return [side] * (length // side) + [length % side]
+    grids = torch.tensor(list(grids), dtype=torch.int64).reshape(-1, 3)
+    if not len(grids):
+        return [0] * vision.depth
+    frames, windows = sequence_lengths(vision, grids)
+    if windows is None:
+        return [int((frames**2).sum())] * vision.depth
+    whole, cut = (int((lengths**2).sum()) for lengths in (frames, windows))
+    return [whole if b in vision.fullatt_block_indexes else cut for b in range(vision.depth)]
 
 
 def _last(layer: Any) -> Any:
     """A layer's last linear one."""
-    import torch
-
     return [m for m in layer.modules() if isinstance(m, torch.nn.Linear)][-1]
 
 
 def _weights(modules: Iterable[Any]) -> int:
     """Entries of all linear layers' weights."""
-    import torch
-
     return sum(
         layer.weight.numel()
         for module in modules

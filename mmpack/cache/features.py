@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from threading import RLock
 from weakref import WeakSet, ref
 
 import torch
@@ -41,8 +42,8 @@ class FeatureStore:
 
     A store is of one tower: weights, and nothing else, decide. Before each pass the weights' values are looked at;
     if they changed, by whatever means, it raises until `clear()`. Another model with an equal tower, a frozen
-    reference for one, may use the same store: equality is proved once (`torch.equal`). Autocast, attention, adapters
-    switched on or off and their scales give features of their own. Dropout is refused.
+    reference for one, may use the same store: equality is proved once (`torch.equal`). Autocast, attention, hooks,
+    adapters switched on or off and their scales give features of their own. Dropout is refused.
 
     Args: both budgets in bytes; 0 holds nothing. Raises: ArgumentError for what is no such number.
     """
@@ -52,6 +53,7 @@ class FeatureStore:
         check_whole("FeatureStore", "host_bytes", host_bytes, least=0)
         self.max_bytes, self.host_bytes = int(max_bytes), int(host_bytes)
         self.stats = FeatureStats()
+        self._lock = RLock()  # threads take turns
         self._device: OrderedDict[Hashable, Tensor] = OrderedDict()  # the next to leave comes first
         self._host: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._digest: Digest | None = None
@@ -93,17 +95,27 @@ class FeatureStore:
                 "mmpack.adapters.transformers.encode_once, or requires_grad_(False) on the tower, projector included"
             )
         tower.refuse_random("FeatureStore")
+        # ordinary tensors, which later passes may save for their backward
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            return self._fetched(tower, keys, patches, encode)
+
+    def _fetched(
+        self,
+        tower: Tower,
+        keys: Sequence[str],
+        patches: Sequence[int],
+        encode: Callable[[list[int]], list[Levels]],
+    ) -> list[Levels]:
         self._check(tower)
         how = tower.how()
         held = {key: self._found((key, how)) for key in keys}
         found = {key: features for key, features in held.items() if features is not None}
         at = {key: i for i, key in enumerate(keys) if key not in found}
         if at:
-            with torch.inference_mode(False), torch.no_grad():
-                made = encode(list(at.values()))
-                for key, levels in zip(at, made, strict=True):
-                    found[key] = torch.stack(levels)  # alone: a view would hold the whole chunk
-                    self._keep((key, how), found[key])
+            made = encode(list(at.values()))
+            for key, levels in zip(at, made, strict=True):
+                found[key] = torch.stack(levels)  # alone: a view would hold the whole chunk
+                self._keep((key, how), found[key])
         self.stats.misses += len(at)
         self.stats.hits += len(keys) - len(at)
         encoded = sum(patches[i] for i in at.values())

@@ -6,6 +6,7 @@ backwards, and rounded once when the tower's own backward starts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,19 +19,31 @@ from mmpack.errors import ModelError
 
 
 class SummedFeatures:
-    """Features of the media `keys` for `packs` micro-batches. Of a tower that is not trained: the features alone."""
+    """Features of the media `keys`, for micro-batches. Of a tower that is not trained: the features alone.
 
-    def __init__(self, tower: Tower, keys: Sequence[str], features: Sequence[Levels], packs: int):
+    Args: `packs`: the keys of each micro-batch's media.
+    """
+
+    def __init__(
+        self,
+        tower: Tower,
+        keys: Sequence[str],
+        features: Sequence[Levels],
+        packs: Sequence[Sequence[str]],
+    ):
         self.tower = tower
         self.trained = tower.trains
-        self.packs = packs
+        self._packs = Counter(frozenset(own) for own in packs if own)
         self._features = dict(zip(keys, features, strict=True))
         self._sums: dict[str, list[Tensor | None]] = {
             k: [None] * len(f) for k, f in self._features.items()
         }
         self._how, self._digest = tower.how(), tower.digest()
+        self._trained = _trained(tower)
         self._start = torch.zeros((), requires_grad=True)  # makes autograd come back
-        self._given = self._returned = 0
+        self._given: Counter[frozenset[str]] = Counter()  # forwards, by their media
+        self._returned: set[int] = set()  # forwards that had a backward
+        self._released = False
 
     def fetch(
         self,
@@ -43,7 +56,13 @@ class SummedFeatures:
 
         Raises: ModelError for media that were not given, and for a tower that is another one, or was changed since.
         """
+        self._refuse_released()
         self._check(tower)
+        if tower.trains and not self.trained:
+            raise ModelError(
+                "encode_once: the tower is trained, and its media were encoded without gradients. "
+                "Fix: enter encode_once with gradients enabled"
+            )
         missing = [key for key in keys if key not in self._features]
         if missing:
             raise ModelError(
@@ -53,9 +72,11 @@ class SummedFeatures:
         own = [tuple(level.detach() for level in self._features[key]) for key in keys]
         if not (self.trained and torch.is_grad_enabled()):
             return own
-        self._given += 1
-        flat = iter(_HandOut.apply(self._start, self, tuple(keys), *(x for f in own for x in f)))
-        return [tuple(next(flat) for _ in levels) for levels in own]
+        number = self._given.total()
+        self._given[frozenset(keys)] += 1
+        levels = [x for f in own for x in f]
+        flat = iter(_HandOut.apply(self._start, self, number, tuple(keys), *levels))
+        return [tuple(next(flat) for _ in f) for f in own]
 
     def zero(self) -> Tensor:
         """0, with a gradient of 0 to every weight of the tower: DistributedDataParallel waits for one of each."""
@@ -93,10 +114,11 @@ class SummedFeatures:
 
     def release(self) -> None:
         """Let go of features, graph and sums."""
-        self._features, self._sums = {}, {}
+        self._features, self._sums, self._released = {}, {}, True
 
-    def _add(self, keys: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
-        self._returned += 1
+    def _add(self, number: int, keys: Sequence[str], gradients: Sequence[Tensor | None]) -> None:
+        self._refuse_released()
+        self._returned.add(number)
         flat = iter(gradients)
         for key in keys:
             sums = self._sums[key]
@@ -110,15 +132,24 @@ class SummedFeatures:
                 else:
                     total.add_(gradient)
 
+    def _refuse_released(self) -> None:
+        if self._released:
+            raise ModelError(
+                "encode_once: the block was left, and with it the features and the tower's backward. "
+                "Fix: forward and backward of each pack within the block"
+            )
+
     def _check(self, tower: Tower) -> None:
         why = None
         if any(a is not b for a, b in zip(tower.modules, self.tower.modules, strict=True)):
             why = "the features are of another model", "encode_once for each model"
         elif tower.how() != self._how:
             why = (
-                "autocast, precision, attention or adapters are not as they were when media were encoded",
+                "autocast, precision, attention, hooks or adapters are not as they were when media were encoded",
                 "enter encode_once in the same state as the passes",
             )
+        elif _trained(tower) != self._trained:
+            why = "requires_grad of the tower changed since media were encoded", "set it before"
         elif tower.digest() != self._digest:
             why = "the tower's weights changed since media were encoded", "step after the block"
         if why is not None:
@@ -126,10 +157,12 @@ class SummedFeatures:
 
     def _refuse_forgotten(self) -> None:
         why = None
-        if self._given < self.packs:
-            why = f"{self._given} of {self.packs} packs with media had a forward"
-        elif self._returned < self._given:
-            why = f"{self._returned} of {self._given} forwards had a backward"
+        packs, given = self._packs.total(), self._given.total()
+        missing = (self._packs - self._given).total()
+        if missing:
+            why = f"{packs - missing} of {packs} packs with media had a forward"
+        elif len(self._returned) < given:
+            why = f"{len(self._returned)} of {given} forwards had a backward"
         if why is not None:
             raise ModelError(
                 f"encode_once: {why}, so gradients of the tower are not whole. "
@@ -138,21 +171,30 @@ class SummedFeatures:
 
 
 class _HandOut(torch.autograd.Function):
-    """start, whose features, keys, levels -> levels; the backward adds to the sums and goes no further."""
+    """start, whose features, number of the forward, keys, levels -> levels; the backward adds to the sums."""
 
     @staticmethod
     def forward(
-        ctx: Any, start: Tensor, owner: SummedFeatures, keys: tuple[str, ...], *levels: Tensor
+        ctx: Any,
+        start: Tensor,
+        owner: SummedFeatures,
+        number: int,
+        keys: tuple[str, ...],
+        *levels: Tensor,
     ) -> Any:
-        ctx.owner, ctx.keys = owner, keys
+        ctx.owner, ctx.number, ctx.keys = owner, number, keys
         ctx.set_materialize_grads(False)
         return tuple(level.view_as(level) for level in levels)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
-        ctx.owner._add(ctx.keys, gradients)
-        return (None,) * (3 + len(gradients))
+        ctx.owner._add(ctx.number, ctx.keys, gradients)
+        return (None,) * (4 + len(gradients))
+
+
+def _trained(tower: Tower) -> list[bool]:
+    return [p.requires_grad for p in tower.parameters()]
 
 
 def _add_mean(

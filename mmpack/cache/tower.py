@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -17,9 +18,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from mmpack.errors import ModelError
 
-Levels = tuple[
-    Tensor, ...
-]  # of one medium: [tokens, H] of the embeddings, then of each deepstack level
+# of one medium: [tokens, H] of the embeddings, then of each deepstack level
+Levels = tuple[Tensor, ...]
 Digest = tuple[int, ...]
 
 STRIDE = 4093
@@ -29,6 +29,8 @@ _WORDS = {
     4: torch.int32,
     8: torch.int32,
 }  # a lone sign bit of 64 would cancel another
+# whose hooks change no feature; transformers sets some anew each time that it switches checkpointing on
+_HARMLESS = ("mmpack.", "transformers.")
 # what every module has (hooks, training), and what changes how a backward is run, but no feature
 _IGNORED = {*vars(torch.nn.Module()), "gradient_checkpointing", "_is_hf_initialized"}
 
@@ -58,13 +60,15 @@ class Tower:
         kind = self.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         named = [named for module in self.modules for named in module.named_modules()]
-        settings = hash(tuple((n, type(m).__qualname__, _plain_of(m)) for n, m in named))
+        # not Python's hash, by which -1 and -2 are the same
+        settings = repr([(n, type(m).__qualname__, _plain_of(m)) for n, m in named])
         return (
             self.device,
             autocast,
             torch.get_float32_matmul_precision(),
             torch.are_deterministic_algorithms_enabled(),
-            settings,
+            sha256(settings.encode()).hexdigest(),
+            tuple(f for _, m in named for f in _functions_of(m)),
             self.about,
         )
 
@@ -110,7 +114,10 @@ class Tower:
 
     def _tensors(self) -> list[Tensor]:
         return [
-            t.detach() for m in self.modules for own in (m.parameters(), m.buffers()) for t in own
+            t.detach()
+            for module in self.modules
+            for own in (module.parameters(), module.buffers(), _unregistered(module))
+            for t in own
         ]
 
 
@@ -149,6 +156,19 @@ def _plain_of(module: torch.nn.Module) -> Hashable:
     return tuple((n, _plain(v)) for n, v in own if n not in _IGNORED and _is_plain(v))
 
 
+def _functions_of(module: torch.nn.Module) -> list[Any]:
+    """Hooks, and what was set in the place of its forward."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    foreign = [h for h in hooks if not str(getattr(h, "__module__", "")).startswith(_HARMLESS)]
+    return foreign + ([vars(module)["forward"]] if "forward" in vars(module) else [])
+
+
+def _unregistered(module: torch.nn.Module) -> Iterator[Tensor]:
+    """Tensors that are plain attributes."""
+    for m in module.modules():
+        yield from (value for value in vars(m).values() if torch.is_tensor(value))
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_is_plain(v) for v in [*value, *value.values()])
@@ -162,4 +182,4 @@ def _plain(value: Any) -> Hashable:
         return tuple((k, _plain(v)) for k, v in value.items())
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
-    return frozenset(map(_plain, value)) if isinstance(value, set | frozenset) else value
+    return tuple(sorted(map(repr, value))) if isinstance(value, set | frozenset) else value

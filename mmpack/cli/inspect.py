@@ -69,8 +69,7 @@ def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
         totals["patches"] += sample.num_patches
         groups.add(sample.group_id)
         for medium in sample.media:
-            t, h, w = medium.grid_thw
-            patches_of[medium.cache_key] = t * h * w
+            patches_of[medium.cache_key] = medium.num_patches
             if medium.modality == "video":
                 totals["videos"] += 1
                 totals["video_frames"] += _frames(medium) or 0

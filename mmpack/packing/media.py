@@ -157,8 +157,7 @@ def patch_offsets(media: Sequence[Medium]) -> list[int]:
     """[M+1]: patches of medium i are rows [i], [i+1) of the stacked pixels."""
     out = [0]
     for m in media:
-        t, h, w = m.grid_thw
-        out.append(out[-1] + t * h * w)
+        out.append(out[-1] + m.num_patches)
     return out
 
 

@@ -93,7 +93,7 @@ class MemoryModel:
     keeps 2·(4 + 2e)·H + 2e·A + 2e·K + 4e·I, with norms of queries and keys (4 + e)·(A + K) more. Its backward holds
     most behind the product of SwiGLU: three gradients of I while one of its rows is gone, 2e·I + e·H.
     Source: modeling_qwen2_5_vl.py and its like in transformers, line by line. Checked against counted bytes in
-    tests/adapters/test_memory.py and on a GPU in test_memory_gpu.py.
+    tests/adapters/test_counted_memory.py and on a GPU in test_memory_gpu.py.
     """
 
     layers: int

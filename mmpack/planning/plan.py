@@ -485,7 +485,7 @@ def _excess(sample: Sample, max_tokens: int, max_patches: int | None) -> list[Pr
 
 def _patches(sample: Sample) -> dict[str, int]:
     """Patches of each distinct medium, by cache key."""
-    return {m.cache_key: m.grid_thw[0] * m.grid_thw[1] * m.grid_thw[2] for m in sample.media}
+    return {m.cache_key: m.num_patches for m in sample.media}
 
 
 def _stats(

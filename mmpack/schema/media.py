@@ -42,6 +42,12 @@ class Medium(Record):
 
     pixel_values: Any = None  # [t·h·w, patch_dim]
 
+    @property
+    def num_patches(self) -> int:
+        """Patches before merging."""
+        t, h, w = self.grid_thw
+        return t * h * w
+
     def __repr__(self) -> str:
         pixels = self.__dict__.get("pixel_values")
         shape = None if pixels is None else safe_repr(lambda: str(list(pixels.shape)))

@@ -178,7 +178,7 @@ class Sample(Record):
     @property
     def num_patches(self) -> int:
         """Patches before merging that the vision tower reads for this sample, each medium once."""
-        return sum(t * h * w for t, h, w in {m.cache_key: m.grid_thw for m in self.media}.values())
+        return sum({m.cache_key: m.num_patches for m in self.media}.values())
 
     @property
     def loss_indices(self) -> np.ndarray:

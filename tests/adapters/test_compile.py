@@ -82,7 +82,7 @@ def test_one_graph_for_shared_packs_and_one_for_plain_ones():
     assert counter.frame_count == 1
     check(model, [pack(0, False)])
     assert counter.frame_count == 2
-    check(model, [pack(3, False, prompts=2), pack(4, True), pack(5, False)])
+    check(model, [pack(3, False, prompts=2), pack(4, True)])
     assert counter.frame_count == 2
     with attach(model), torch.no_grad():
         for size in (1, 2):
@@ -115,9 +115,8 @@ def test_checkpointing_in_either_order():
     check(model, [pack(size, True) for size in (0, 1)])
     graphs = counter.frame_count
     check(model, [pack(size, True) for size in (2, 3)])
-    assert (
-        counter.frame_count == graphs <= 2
-    )  # some transformers run a layer again without its input's gradient
+    # some transformers run a layer again without its input's gradient
+    assert counter.frame_count == graphs <= 2
 
 
 @pytest.mark.slow

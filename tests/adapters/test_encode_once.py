@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,19 +21,23 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, encode_once, model_inputs, packed_logprobs
+from mmpack.adapters.transformers.recompute import switched
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache import FeatureStore
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
-# one of patches, one with deepstack, one of tiles; the others take minutes
-EACH_KIND = [
-    name
-    if name in ("qwen2_5_vl", "qwen3_vl", "internvl")
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in PACKABLE
-]
+
+
+def fast(*names):
+    """All families; the others take minutes."""
+    slow = pytest.mark.slow
+    return [n if n in names else pytest.param(n, marks=slow) for n in PACKABLE]
+
+
+# one of patches, one with deepstack, one of tiles
+EACH_KIND = fast("qwen2_5_vl", "qwen3_vl", "internvl")
 pytestmark = pytest.mark.adapter
 
 
@@ -71,22 +76,26 @@ def freeze(model, frozen=True):
 
 
 class Forwards:
-    """Patches, or tiles, of each forward of the tower."""
+    """Patches, or tiles, of each forward of the tower. One hook for all models: they share features."""
+
+    of: ClassVar[dict[Any, list[int]]] = {}
 
     def __init__(self, model):
-        core, self.seen = model.model, []
-        tower = core.visual if hasattr(core, "visual") else core.vision_tower
-        self.hook = tower.register_forward_pre_hook(self.note, with_kwargs=True)
+        core = model.model
+        self.tower = core.visual if hasattr(core, "visual") else core.vision_tower
+        self.hook = self.tower.register_forward_pre_hook(Forwards.note, with_kwargs=True)
 
-    def note(self, module, args, kwargs):
+    @staticmethod
+    def note(module, args, kwargs):
         given = [*args, *kwargs.values()]
-        self.seen.append(len(next(x for x in given if torch.is_tensor(x))))
+        Forwards.of[module].append(len(next(x for x in given if torch.is_tensor(x))))
 
     def __enter__(self):
-        return self.seen
+        return Forwards.of.setdefault(self.tower, [])
 
     def __exit__(self, *error):
         self.hook.remove()
+        Forwards.of.pop(self.tower, None)
 
 
 def packs_of(samples, parts=((0, 1), (2, 3), (4,))):
@@ -146,7 +155,7 @@ def test_a_store_gives_the_bits_of_encoding_again(models, name):
     assert store.stats.patches_saved == 2 * store.stats.patches_encoded
 
 
-@pytest.mark.parametrize("name", EACH_KIND)
+@pytest.mark.parametrize("name", fast("qwen3_vl", "internvl"))
 def test_encoded_once_with_one_backward_is_as_exact_as_each_sample_alone(models, name):
     model, samples = models(name), mixed_batch(name)
     (wanted, gradients), (_, separately) = exact(model, samples), separate(model, samples)
@@ -267,8 +276,8 @@ def test_another_attention_of_the_tower_has_features_of_its_own(attached):
     batch, store = mp.pack(two_prompts()), FeatureStore(2**20)
     with torch.no_grad():
         packed_logprobs(attached, batch, features=store)
-        attached.model.visual.config._attn_implementation = "eager"
-        packed_logprobs(attached, batch, features=store)
+        with switched([attached.model.visual.config], "eager"):
+            packed_logprobs(attached, batch, features=store)
     assert store.stats.misses == 4 and store.stats.hits == 0
 
 
@@ -395,15 +404,16 @@ def test_gradient_checkpointing_of_text_and_tower(trained):
 def test_a_chunk_that_runs_again_has_the_attention_of_its_forward(trained):
     packs = packs_of(two_prompts(), ((0, 1), (2, 3)))
     config = trained.model.visual.config
-    config._attn_implementation = "eager"
     used = []
     layer = trained.model.visual.blocks[0].attn
     hook = layer.register_forward_pre_hook(lambda *_: used.append(config._attn_implementation))
-    losses = [packed_logprobs(trained, p, max_patches=1).sum() for p in packs]
-    config._attn_implementation = "sdpa"
-    losses[1].backward()
+    with switched([config], "eager"):
+        losses = [packed_logprobs(trained, p, max_patches=1).sum() for p in packs]
+    with switched([config], "sdpa"):
+        losses[1].backward()
+        assert config._attn_implementation == "sdpa"
     hook.remove()
-    assert used == ["eager"] * 5 and config._attn_implementation == "sdpa"
+    assert used == ["eager"] * 5
 
 
 def test_chunks_that_run_again_after_detach():
@@ -476,7 +486,7 @@ def test_another_model_or_another_state_is_an_error(trained):
     ):
         packed_logprobs(other, packs[0], features=nothing)
     with (
-        pytest.raises(mp.ModelError, match="autocast, precision, attention or adapters are not"),
+        pytest.raises(mp.ModelError, match="autocast, precision, attention, hooks or adapters"),
         encode_once(trained, packs) as features,
         torch.autocast("cpu", torch.bfloat16),
     ):
@@ -624,3 +634,36 @@ def test_chunks_bound_what_the_tower_holds(trained):
 
     whole, in_chunks = held(), held(max_patches=64)
     assert in_chunks[0] < whole[0] / 5 and in_chunks[1] < whole[1] / 2
+
+
+def test_one_cache_key_of_two_grids(attached):
+    """Packs that hold them apart: in one pack MM109 says so."""
+    packs = []
+    for grid in ((1, 4, 8), (1, 8, 4)):
+        parts = [("text", range(3)), ("image", grid, "x"), ("response", range(5, 9))]
+        samples = with_pixels([make_sample(parts, "s", family="qwen2_5_vl")])
+        samples[0].media[0].cache_key = "not a digest"
+        packs.append(mp.pack(samples))
+    store = FeatureStore(2**20)
+    with torch.no_grad(), encode_once(attached, packs) as features:
+        for pack in packs:
+            wanted = packed_logprobs(attached, pack)
+            for kept in (store, features):
+                assert torch.equal(packed_logprobs(attached, pack, features=kept), wanted)
+    assert store.stats.misses == 2
+
+
+def test_another_layer_of_the_tower_has_features_of_its_own(models):
+    """InternVL's config says which; no module of the tower does."""
+    model, store = models("internvl"), FeatureStore(2**20)
+    parts = [("text", range(3)), ("image", (1, 4, 4), "x"), ("response", range(5, 9))]
+    batch = mp.pack(with_pixels([make_sample(parts, "s", family="internvl")]))
+    layer = model.config.vision_feature_layer
+    try:
+        with attach(model), torch.no_grad():
+            for model.config.vision_feature_layer in (-1, -2):
+                wanted = packed_logprobs(model, batch)
+                assert torch.equal(packed_logprobs(model, batch, features=store), wanted)
+    finally:
+        model.config.vision_feature_layer = layer
+    assert store.stats.misses == 2

@@ -9,6 +9,7 @@ import weakref
 from itertools import islice
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -286,8 +287,68 @@ def test_a_state_of_another_loader():
 def test_other_samples_than_when_the_state_was_saved():
     loader = PackLoader(some_samples(first=1), groups_per_step=4, shuffle=True, seed=3, **OPTIONS)
     loader.load_state_dict(cut_in_a_step())
+    with pytest.raises(ArgumentError, match="of other samples"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("other", [some_samples(5), some_samples(first=3), SAMPLES[::-1]])
+def test_other_groups_than_when_the_state_was_saved(other):
+    """Also between steps, where the order of the groups decides what was read."""
+    options = OPTIONS | {"groups_per_step": 2, "shuffle": True}
+    with PackLoader(SAMPLES, **options) as loader:
+        for number, _ in enumerate(loader):
+            if number == 1:
+                state = loader.state_dict()
+                break
+    loader = PackLoader(other, **options)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    with pytest.raises(ArgumentError, match=r"other samples: their groups.*Fix: "):
+        next(iter(loader))
+
+
+def test_other_tokens_of_a_step_that_was_cut():
+    with PackLoader(SAMPLES, **OPTIONS) as loader:
+        next(iter(next(iter(loader))))
+        state = loader.state_dict()
+    other = some_samples()
+    other[-1].input_ids = np.append(other[-1].input_ids[:-1], 77)
+    loader = PackLoader(other, **OPTIONS)
+    loader.load_state_dict(state)
     with pytest.raises(ArgumentError, match="other samples or batches"):
         next(iter(loader))
+
+
+def test_all_ranks_have_one_state():
+    states = []
+    for rank in range(2):
+        with PackLoader(SAMPLES, **OPTIONS, rank=rank, ranks=2) as loader:
+            next(iter(next(iter(loader))))
+            states.append(loader.state_dict())
+    assert states[0] == states[1] and states[0]["batch"] == 1
+
+
+def test_batches_share_as_planned():
+    """Two ranks, and one group whose prefix is too short to pay."""
+    short = [
+        make_sample(
+            [("text", [1]), ("response", range(6000 * k + 5, 6000 * k + 5000))],
+            f"short/{k}",
+            "short",
+        )
+        for k in range(2)
+    ]
+    samples = [*SAMPLES[:2], *short]
+    options = {"max_tokens": 12_000, "share_prefix": "auto", "ranks": 2}
+    plan = mp.plan(samples, **options)
+    assert sorted(plan.share) == [False, True]
+    found = {}
+    for rank in range(2):
+        for batch in next(iter(PackLoader(samples, **options, rank=rank, prefetch=0))):
+            found[batch.sample_ids[0]] = batch
+    for members, share in zip(plan.bins, plan.share, strict=True):
+        own = [samples[i] for i in members]
+        assert_same(found[own[0].sample_id], mp.pack(own, share_prefix=share))
 
 
 def test_steps_are_read_and_skipped_on_resume():

@@ -40,11 +40,15 @@ def trained(checkpoint, tmp_path):
             cls, checkpoint, tmp_path, rows_of((0,)), small_processor(), **settings
         )
         seen = []
+
+        def note(module, args):  # one hook: the models share features
+            seen.append(len(args[0]))
+
         for model in (trainer.model, trainer.ref_model):
             for parameter in tower_and_projector(model).parameters():
                 parameter.requires_grad_(not frozen)
             tower = model.model.visual
-            tower.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
+            tower.register_forward_pre_hook(note)
         torch.manual_seed(0)
         trainer.train()
         return trainer, sum(seen)

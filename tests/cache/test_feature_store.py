@@ -1,6 +1,7 @@
 """FeatureStore: what it holds, when it encodes, and what it refuses; on a tower of plain torch."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -224,11 +225,10 @@ def test_autocast_has_features_of_its_own(media):
     assert len(media.calls) == 2
 
 
-def test_modes_and_hooks_that_change_nothing_share_features(media):
+def test_modes_that_change_nothing_share_features(media):
     store, module = FeatureStore(10**6), media.tower.modules[0]
     media.fetch(store, "a")
     module.eval()
-    module[0].register_forward_pre_hook(lambda *_: None)
     module[0].gradient_checkpointing = True
     assert_are(media.fetch(store, "a"), media, "a")
     module.requires_grad_(True)
@@ -357,3 +357,50 @@ def test_budgets_are_whole_numbers():
     with pytest.raises(mp.ArgumentError, match="host_bytes"):
         FeatureStore(1, -1)
     assert "0 media, 0 of 1 bytes" in repr(FeatureStore(1))
+
+
+def halved(module, args, output):
+    return output / 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block: block.register_forward_hook(halved),
+        lambda block: block.register_forward_pre_hook(lambda module, args: (args[0] / 2,)),
+        lambda block: setattr(block, "forward", lambda x: x / 2),
+        lambda block: block.scaling.update(default=-2.0),  # hash(-1.0) is -2, as that of -2.0
+    ],
+    ids=["hook", "pre-hook", "forward", "scale"],
+)
+def test_what_changes_features_and_is_no_weight_gives_others(media, change):
+    store, block = FeatureStore(10**6), media.tower.modules[0][0]
+    block.scaling["default"] = -1.0
+    assert_are(media.fetch(store, "a"), media, "a")
+    change(block)
+    assert_are(media.fetch(store, "a"), media, "a")
+    assert len(media.calls) == 2
+
+
+def test_a_tensor_that_is_no_buffer(media):
+    block = media.tower.modules[0][0]
+    block.loose = torch.ones(3)
+    store = FeatureStore(10**6)
+    media.fetch(store, "a")
+    block.loose += 1
+    with pytest.raises(mp.ModelError, match="weights changed"):
+        media.fetch(store, "a")
+
+
+def test_threads_take_turns(media):
+    store = FeatureStore(5 * ROW, 4 * ROW)
+
+    def pass_over(k):
+        keys = ("ab", "bc", "ca")[k % 3]
+        return keys, media.fetch(store, keys)
+
+    with ThreadPoolExecutor(4) as pool:
+        for keys, found in pool.map(pass_over, range(60)):
+            assert_are(found, media, keys)
+    assert store.stats.device_bytes == sum(x.nbytes for x in store._device.values())
+    assert store.stats.host_bytes == sum(x.nbytes for x in store._host.values())

@@ -46,7 +46,7 @@ def test_gradients_are_those_of_encoding_in_each_pack(pixels):
     module = made()
     ran = []
     module.weight.register_hook(ran.append)
-    features = summed(module, pixels, len(packs))
+    features = summed(module, pixels, packs)
     for k, keys in enumerate(packs):
         losses(fetch(features, keys), k).backward()
     assert not ran and module.weight.grad is None
@@ -58,7 +58,7 @@ def test_gradients_are_those_of_encoding_in_each_pack(pixels):
 
 def test_bf16_gradients_are_added_in_float32_and_rounded_once(pixels):
     module = made(torch.bfloat16)
-    features = summed(module, {"a": torch.randn(3, 6).bfloat16()}, 300)
+    features = summed(module, {"a": torch.randn(3, 6).bfloat16()}, "a" * 300)
     torch.manual_seed(2)
     slopes = torch.rand(300, 3, 5).bfloat16()
     for slope in slopes:
@@ -81,8 +81,9 @@ def test_the_same_order_gives_the_same_bits(pixels):
     found = []
     for _ in range(2):
         module = made()
-        features = summed(module, pixels, 3)
-        for k, keys in enumerate(("abc", "ca", "b")):
+        packs = ("abc", "ca", "b")
+        features = summed(module, pixels, packs)
+        for k, keys in enumerate(packs):
             losses(fetch(features, keys), k).backward()
         features.backward()
         found.append(module.weight.grad)
@@ -91,7 +92,7 @@ def test_the_same_order_gives_the_same_bits(pixels):
 
 def test_a_gradient_that_is_kept_is_not_changed(pixels):
     """The sum is a copy: what a hook of the pack's graph keeps stays as it was."""
-    features, kept = summed(made(), pixels, 2), []
+    features, kept = summed(made(), pixels, "aa"), []
     for _ in range(2):
         ((x, _),) = fetch(features, "a")
         x.register_hook(kept.append)
@@ -101,7 +102,7 @@ def test_a_gradient_that_is_kept_is_not_changed(pixels):
 
 def test_what_no_loss_reads_gets_no_gradient(pixels):
     module = made()
-    features = summed(module, pixels, 1)
+    features = summed(module, pixels, ["ab"])
     ((x, _), _) = fetch(features, "ab")
     x.sum().backward()
     features.backward()
@@ -110,11 +111,11 @@ def test_what_no_loss_reads_gets_no_gradient(pixels):
 
 
 def test_without_gradients_features_are_plain(pixels):
-    features = summed(made().requires_grad_(False), pixels, 2)
+    features = summed(made().requires_grad_(False), pixels, "ab")
     ((x, y),) = fetch(features, "a")
     assert not (x.requires_grad or y.requires_grad or features.trained)
     features.backward()  # nothing to do, and nothing forgotten
-    features = summed(made(), pixels, 0)
+    features = summed(made(), pixels, [])
     with torch.no_grad():
         ((x, _),) = fetch(features, "a")
     assert not x.requires_grad and features.trained
@@ -124,7 +125,7 @@ def test_without_gradients_features_are_plain(pixels):
 def test_zero_reaches_every_weight(pixels):
     module = made()
     module.bias.requires_grad_(False)
-    zero = summed(module, pixels, 1).zero()
+    zero = summed(module, pixels, "a").zero()
     zero.backward()
     assert zero == 0 and (module.weight.grad == 0).all() and module.bias.grad is None
 
@@ -138,7 +139,7 @@ def test_zero_reaches_every_weight(pixels):
 )
 def test_a_tower_that_changes_within_is_refused(pixels, change, why):
     module = made()
-    features = summed(module, pixels, 1)
+    features = summed(module, pixels, "a")
     ((x, _),) = fetch(features, "a")
     x.sum().backward()
     change(module)
@@ -150,6 +151,61 @@ def test_a_tower_that_changes_within_is_refused(pixels, change, why):
 
 
 def test_another_tower_is_refused(pixels):
-    features = summed(made(), pixels, 1)
+    features = summed(made(), pixels, "a")
     with pytest.raises(mp.ModelError, match="of another model"):
         features.fetch(Tower((made(),)), ["a"], [2], lambda _: [])
+
+
+def returned(features, keys):
+    """A forward of these media, with its backward."""
+    ((x, _), *_) = fetch(features, keys)
+    x.sum().backward(retain_graph=True)
+    return x
+
+
+def test_each_pack_counts_by_its_own_media(pixels):
+    """One pack's second forward is not another one's first."""
+    features = summed(made(), pixels, ["ab", "c"])
+    for _ in range(2):
+        returned(features, "ab")
+    with pytest.raises(mp.ModelError, match=r"1 of 2 packs with media had a forward.*Fix: "):
+        features.backward()
+
+
+def test_a_second_backward_is_not_another_forwards(pixels):
+    module = made()
+    features = summed(module, pixels, "ab")
+    x = returned(features, "a")
+    x.sum().backward(retain_graph=True)
+    fetch(features, "b")
+    with pytest.raises(mp.ModelError, match=r"1 of 2 forwards had a backward.*Fix: "):
+        features.backward()
+    returned(features, "b")
+    with pytest.raises(mp.ModelError, match=r"2 of 3 forwards"):
+        features.backward()
+
+
+def test_a_backward_after_the_block(pixels):
+    features = summed(made(), pixels, "a")
+    x = returned(features, "a")
+    features.backward()
+    for late in (lambda: x.sum().backward(), lambda: fetch(features, "a")):
+        with pytest.raises(mp.ModelError, match=r"the block was left.*Fix: "):
+            late()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_requires_grad_that_changes_within(pixels, frozen):
+    module = made().requires_grad_(not frozen)
+    features = summed(module, pixels, "a")
+    module.bias.requires_grad_(frozen)
+    with pytest.raises(mp.ModelError, match=r"requires_grad of the tower changed.*Fix: "):
+        fetch(features, "a")
+
+
+def test_features_that_were_made_without_gradients(pixels):
+    with torch.no_grad():
+        features = summed(made(), pixels, "a")
+        fetch(features, "a")
+    with pytest.raises(mp.ModelError, match=r"encoded without gradients.*Fix: "):
+        fetch(features, "a")

@@ -147,7 +147,7 @@ def test_nothing_waits_for_the_gpu(backend):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "sdpa_flash", "varlen", "flash_attn_4", "flex"])
+@pytest.mark.parametrize("backend", ["sdpa", "varlen", "flash_attn_4", "flex"])
 def test_it_compiles_whole(backend, monkeypatch):
     skip_unless(backend)
     monkeypatch.setenv("MMPACK_TOWER_ATTENTION", backend)

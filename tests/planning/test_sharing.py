@@ -9,7 +9,7 @@ from support.samples import make_sample
 import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.layout.forest import build_forest
-from mmpack.ops.attention.choose import BACKENDS
+from mmpack.ops.attention import TREE
 from mmpack.planning.cost import LayoutCost, layout_of
 
 
@@ -73,8 +73,7 @@ def test_the_plan_s_layout_is_the_kernels(samples):
     for share in (False, True):
         forest = build_forest(samples, share)
         found, plan = layout_of(forest), mp.pack(samples, share_prefix=share).attention_plan
-        gathered = 0 if plan.key_rows is None else len(plan.key_rows)
-        assert (found.rows, found.keys) == (plan.rows, gathered)
+        assert (found.rows, found.keys) == (plan.rows, plan.gathered)
         # of a query and a key; each row sees itself
         assert (found.pairs + found.rows) / 2 == plan.pairs
 
@@ -108,7 +107,7 @@ def test_each_bin_by_itself():
 
 
 def test_the_costs_are_those_of_the_attention_s_chooser():
-    cost, fitted = LayoutCost(), BACKENDS["varlen"]
+    cost, fitted = LayoutCost(), TREE.backends["varlen"]
     assert (cost.pair * 2, cost.key) == (fitted.pair, fitted.gathered)
     weights = 2 * 3584**2 + 2 * 3584 * 512 + 3 * 3584 * 18944
     assert cost.row == pytest.approx(6 * weights / 700e12 * 1e9 + fitted.row)

@@ -12,7 +12,7 @@ import torch
 from mmpack.adapters.torch.ahead import Ahead
 from mmpack.adapters.torch.mover import Mover
 from mmpack.adapters.torch.order import groups_in, steps_of
-from mmpack.adapters.torch.step import Step
+from mmpack.adapters.torch.step import Step, digest_of
 from mmpack.errors import ArgumentError, check_whole
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.collate import Item, collate, sample_and_columns
@@ -51,7 +51,7 @@ class PackLoader:
         steps: in place of `samples`: the items of each optimizer step, a list per step. Of an iterable that is no list
             a resumed epoch reads and skips the steps that were done.
         max_tokens, max_patches, max_samples, cost, on_invalid: see `plan`.
-        share_prefix: see `plan` and `pack`.
+        share_prefix: see `plan`; "auto": each batch as planned.
         pad_to_multiple_of, media: see `pack`.
         loss_columns: name -> one entry per item of `samples`: a value per loss token, or one for all of them.
         groups_per_step: groups (prompts) of one optimizer step; None: all samples in one step. A group stays whole.
@@ -78,7 +78,7 @@ class PackLoader:
         max_samples: int | None = None,
         cost: Cost | None = None,
         on_invalid: str = "raise",
-        share_prefix: bool = False,
+        share_prefix: bool | str = False,
         pad_to_multiple_of: int | None = None,
         media: Mapping[str, Any] | None = None,
         loss_columns: Mapping[str, Sequence[Any]] | None = None,
@@ -110,7 +110,7 @@ class PackLoader:
             "max_tokens": max_tokens,
             "max_patches": max_patches,
             "max_samples": max_samples,
-            "share_prefix": bool(share_prefix),
+            "share_prefix": share_prefix if isinstance(share_prefix, str) else bool(share_prefix),
             "on_invalid": on_invalid,
             "ranks": ranks,
         }
@@ -120,6 +120,8 @@ class PackLoader:
         self._resumes = False
         self._ahead: Ahead[_Made] | None = None
         self._groups: list[list[int]] | None = None
+        self._samples: str | None = None  # digest of the groups' names, where they were read
+        self._loaded: str | None = None  # that of the state
 
     @property
     def epoch(self) -> int:
@@ -131,6 +133,7 @@ class PackLoader:
         check_whole("PackLoader", "epoch", epoch, least=0)
         if epoch != self._next.epoch:
             self._next, self._digest, self._resumes = Place(epoch), None, False
+            self._loaded = None
 
     def __len__(self) -> int:
         """Steps of an epoch."""
@@ -152,15 +155,18 @@ class PackLoader:
             "order": dict(self.order),
             "planned": dict(self.planned),
             "step_digest": self._digest,
+            "samples_digest": self._samples or self._loaded,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next loop goes on at that place, with the same batches, bit for bit.
 
-        Raises ArgumentError where this loader makes other steps, or in the middle of a step other batches (their
-        samples are compared when the loop begins): budgets and ranks may change only between steps.
+        Raises ArgumentError where this loader makes other steps, or in the middle of a step other batches: budgets and
+        ranks may change only between steps. When the loop begins, groups (their names, item by item) and the samples
+        of a step that was cut (tokens and media) are compared.
         """
-        known = {"version", "epoch", "step", "batch", "order", "planned", "step_digest"}
+        known = {"version", "epoch", "step", "batch", "order", "planned"}
+        known |= {"step_digest", "samples_digest"}
         if not isinstance(state, Mapping) or not known <= set(state):
             raise ArgumentError("PackLoader: this is no state of a PackLoader. Fix: state_dict()'s")
         if state["version"] != STATE_VERSION:
@@ -179,6 +185,7 @@ class PackLoader:
         self.close()
         self._next = Place(state["epoch"], state["step"], state["batch"])
         self._digest, self._resumes = state["step_digest"], True
+        self._loaded = state["samples_digest"]
 
     def close(self) -> None:
         """End the loop in progress, and its thread."""
@@ -213,8 +220,9 @@ class PackLoader:
                 for k in range(step.first, len(step.bins)):
                     at = replace(at, batch=k)
                     members = [(step.samples[i], columns[i]) for i in step.bins[k]]
+                    share = step.plan.share[step.plan.ranks[self.rank][k]]
                     # no name keeps a batch while the next one waits to be made
-                    yield _Made(step, *mover.send(self._packed(members, mover.pins)))
+                    yield _Made(step, *mover.send(self._packed(members, share, mover.pins)))
                 at = Place(at.epoch, number + 1)
         except Exception as error:
             error.add_note(f"PackLoader: in epoch {at.epoch}, step {at.step}, batch {at.batch}")
@@ -228,11 +236,13 @@ class PackLoader:
         step = Step(at.epoch, at.step, samples, made, bins, at.batch)
         return step, [columns for _, columns in pairs]
 
-    def _packed(self, members: list[tuple[Sample, Mapping[str, Any]]], pins: bool) -> PackedBatch:
+    def _packed(
+        self, members: list[tuple[Sample, Mapping[str, Any]]], share: bool, pins: bool
+    ) -> PackedBatch:
         return collate(
             members,
             media=self.media,
-            share_prefix=self.planned["share_prefix"],
+            share_prefix=share,
             pad_to_multiple_of=self.pad_to_multiple_of,
             pin_memory=pins,
         )
@@ -259,7 +269,12 @@ class PackLoader:
             if names is None:
                 pairs = (sample_and_columns(self.samples[i], i, "PackLoader") for i in range(count))
                 names = [sample.group_id for sample, _ in pairs]
-            self._groups = groups_in(names)
+            self._samples, self._groups = digest_of(list(names)), groups_in(names)
+        if self._loaded not in (None, self._samples):
+            raise ArgumentError(
+                "PackLoader: the state is of other samples: their groups have other names, numbers or another order. "
+                "Fix: the same samples, in the same order"
+            )
         return steps_of(self._groups, epoch=epoch, **self.order)
 
     # where batches are read

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from mmpack.errors import ArgumentError
 from mmpack.packing.batch import PackedBatch
@@ -50,9 +52,18 @@ class Step:
         batches, self._batches = self._batches, None
         return batches
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """sha256 hex of which samples lie in which batch."""
-        named = [[self.samples[i].sample_id for i in members] for members in self.bins]
-        text = canonical_json({"batches": named})
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        """sha256 hex of the batches of all ranks: which samples lie in which, their tokens and media."""
+        kept = sorted(i for members in self.plan.bins for i in members)
+        contents = [
+            (s.sample_id, digest_of(s.input_ids.tolist()), [m.cache_key for m in s.media])
+            for s in (self.samples[i] for i in kept)
+        ]
+        return digest_of([contents, self.plan.bins, self.plan.ranks, self.plan.share])
+
+
+def digest_of(value: Any) -> str:
+    """sha256 hex of plain values."""
+    text = canonical_json({"of": value})
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mmpack.adapters.transformers.ahead import load_kernels
-from mmpack.adapters.transformers.compile import FLEX, has_compiled_text
+from mmpack.adapters.transformers.compile import has_compiled_text
 from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
 from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import TOWER
@@ -24,12 +24,12 @@ from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import family_of_model_type
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
+from mmpack.ops.attention.choose import FLEX
 from mmpack.packing.batch import Batch
 
 NAME = "mmpack"  # of the attention function
-ENTERED = (
-    "_mmpack_entered"  # on a model below its head: the parts that are attached for this forward
-)
+# on a model below its head: the parts that are attached for this forward
+ENTERED = "_mmpack_entered"
 
 
 class Attached:

@@ -18,13 +18,13 @@ from torch.utils.checkpoint import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from mmpack.adapters.transformers.modules import tower_of
 from mmpack.adapters.transformers.recompute import exchange_checkpoint
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError, check_flag, check_number
 from mmpack.ops.attention import choose
 from mmpack.packing.batch import Batch, PackedBatch
-from mmpack.packing.media import patch_offsets
 from mmpack.planning.memory import Kept, Load, memory_model
 
 KEPT = "_mmpack_kept_layers"  # on the decoder: the modules whose flag is off because of us
@@ -90,7 +90,7 @@ def checkpoint_layers(
     check_flag("checkpoint_layers", "selective", selective)
     whole = unwrap(model, "checkpoint_layers")
     core = whole.model
-    decoder, tower = core.get_decoder(), _tower_of(core)
+    decoder, tower = core.get_decoder(), tower_of(core)
     _recompute_all(decoder)
     trains = any(p.requires_grad for p in tower.parameters())
     layers, blocks = _layers_of(decoder), _layers_of(tower) if trains else []
@@ -156,11 +156,6 @@ def _layers_of(part: torch.nn.Module) -> list[Any]:
     return [m for m in part.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
-def _tower_of(core: Any) -> torch.nn.Module:
-    tower: torch.nn.Module = core.visual if hasattr(core, "visual") else core.vision_tower
-    return tower
-
-
 def _refuse_unchecked(decoder: torch.nn.Module, layers: list[Any]) -> None:
     off = sum(not layer.gradient_checkpointing for layer in layers)
     if off:
@@ -186,11 +181,10 @@ def _load_of(batch: Batch | int, model: Any) -> Load:
         return Load(batch, batch)
     runs = [batch.media[i] for i in batch.media_order]
     once = isinstance(batch, PackedBatch) and takes_encoded_media(model)
-    keys = batch.attention_plan.key_rows
     return Load(
         rows=batch.input_ids.numel(),
         loss_tokens=batch.num_loss_tokens,
-        patches=patch_offsets(batch.media if once else runs)[-1],
-        keys=0 if keys is None else len(keys),
+        patches=sum(medium.num_patches for medium in (batch.media if once else runs)),
+        keys=batch.attention_plan.gathered,
         vision_rows=sum(medium.num_tokens for medium in runs),
     )

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch.fx.experimental import _config as shapes
 
+from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.ops.attention.autocast import attended_dtype
+from mmpack.ops.attention.choose import FLEX
 from mmpack.ops.first_use import watch_inductor
 
-TEXT, TOWER = "visible_until", "tower_plans"  # keywords that layers of an attached model get
-WATCHED = {TEXT: "layers, and kernels", TOWER: "the tower's blocks, and kernels"}
-FLEX = {"flex", "flex_flash"}  # whose masks are made anew for each pack
+TEXT_KEYWORD, TOWER_KEYWORD = "visible_until", "tower_plans"  # that layers of an attached model get
+WATCHED = {TEXT_KEYWORD: "layers, and kernels", TOWER_KEYWORD: "the tower's blocks, and kernels"}
 OPTIONS: dict[str, Any] = {"dynamic": True, "fullgraph": True}
 # Dynamo, inductor, and what runs inductor's Triton kernels.
 COMPILER = (
@@ -56,9 +57,9 @@ def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     Raises: ModelError for what is no transformers model, and for layers that are compiled already.
     """
     whole = unwrap(model, "compile_layers")
-    parts = {TEXT: decoder_layers(whole)}
+    parts = {TEXT_KEYWORD: decoder_layers(whole)}
     if tower:
-        parts[TOWER] = tower_blocks(whole)
+        parts[TOWER_KEYWORD] = tower_blocks(whole)
     layers = [layer for part in parts.values() for layer in part]
     if any(_is_compiled(layer) for layer in layers):
         raise ModelError(
@@ -74,17 +75,6 @@ def load_compiler() -> None:
     """Import what torch imports when it first compiles: seconds, which a first step would pay for else."""
     for name in COMPILER:
         importlib.import_module(name)
-
-
-def decoder_layers(whole: Any) -> list[torch.nn.Module]:
-    """The text model's layers, in order."""
-    return list(whole.get_decoder().layers)
-
-
-def tower_blocks(whole: Any) -> list[torch.nn.Module]:
-    """The vision tower's blocks, in order."""
-    visual = getattr(whole.model, "visual", None) or whole.model.vision_tower.encoder
-    return list(visual.blocks if hasattr(visual, "blocks") else visual.layer)
 
 
 class CompiledForward:
@@ -117,12 +107,12 @@ class CompiledForward:
         rule = kwargs.get(self.keyword)
         if rule is None:
             return False
-        if self.keyword == TEXT:
+        if self.keyword == TEXT_KEYWORD:
             plan = kwargs.get("attention_plan")
-            return plan is None or FLEX.isdisjoint((plan.choice or {}).values())
+            return plan is None or set(FLEX).isdisjoint((plan.choice or {}).values())
         dtype = attended_dtype(args[0] if args else kwargs["hidden_states"])
         chosen = {(plan.choice or {}).get(dtype, "sdpa") for plan in rule if plan is not None}
-        return chosen.isdisjoint(("sdpa", "flex"))
+        return chosen.isdisjoint(("sdpa", *FLEX))
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"compiled": None}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
-from mmpack.adapters.transformers.tower import encode_media, tower_and_projector
+from mmpack.adapters.transformers.tower import encode_media, media_names, tower_and_projector
 from mmpack.adapters.transformers.unwrap import is_parallel, unwrap
 from mmpack.cache.summed import SummedFeatures
 from mmpack.errors import ArgumentError
@@ -49,9 +49,10 @@ def encode_once(
         refuse_other_batch(pack, whole, "encode_once")
     refuse_options(whole, None, max_patches, "encode_once")
     tower = tower_and_projector(whole)
+    keys = [media_names(pack) for pack in packs]
     places: dict[str, tuple[PackedBatch, int]] = {}  # of each medium, the first
-    for pack in packs:
-        for i, key in enumerate(pack.media_cache_keys):
+    for pack, own in zip(packs, keys, strict=True):
+        for i, key in enumerate(own):
             places.setdefault(key, (pack, i))
     first = list(places.values())
     media: list[Medium] = [pack.media[i] for pack, i in first]
@@ -63,7 +64,7 @@ def encode_once(
 
     family = family_of_model_type(whole.config.model_type)
     made = encode_media(whole, family, media, chosen, max_patches) if media else []
-    features = SummedFeatures(tower, list(places), made, sum(bool(p.media) for p in packs))
+    features = SummedFeatures(tower, list(places), made, keys)
     del made
     try:
         yield features

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from mmpack.adapters.transformers.modules import attention_configs
 from mmpack.adapters.transformers.recompute import put, unwrap_checkpoints, wrap_checkpoints
 from mmpack.errors import ModelError
 
@@ -50,7 +51,7 @@ class Part:
         if vars(module).get(KEPT) is not None:
             if not self.is_attached(module):
                 raise self._set_since()
-        elif any(config._attn_implementation == self.name for config in _configs(module)):
+        elif any(config._attn_implementation == self.name for config in attention_configs(module)):
             raise ModelError(
                 "attach: the model's config is another model's too, which is attached. "
                 "Fix: detach that one, or give each a config of its own (copy.deepcopy)"
@@ -63,7 +64,7 @@ class Part:
         if self.is_attached(module):
             return False
         self.register()
-        configs = _configs(module)
+        configs = attention_configs(module)
         setattr(module, KEPT, Kept(configs, self.hook(core)))
         put(configs, [self.name] * len(configs))
         wrap_checkpoints(module, configs, self.name)
@@ -92,9 +93,3 @@ class Part:
             f"mmpack attention: the {self.what}'s attention was set to another one while it was attached, and stays "
             "so. Fix: detach, then model.set_attn_implementation(…)"
         )
-
-
-def _configs(module: torch.nn.Module) -> list[Any]:
-    """Those that the attention layers in the module read; one, as a rule."""
-    found = {id(c): c for m in module.modules() if (c := getattr(m, "config", None)) is not None}
-    return [c for c in found.values() if hasattr(c, "_attn_implementation")]

@@ -71,10 +71,11 @@ def _attached(
 
 
 @contextlib.contextmanager
-def switched(configs: list[Any], name: str) -> Iterator[None]:
-    """The attention of this name within the block, then what was there before."""
+def switched(configs: list[Any], name: str | list[str]) -> Iterator[None]:
+    """The attention of this name (or of a name for each config) within the block, then what was there before."""
+    names = [name] * len(configs) if isinstance(name, str) else name
     before = [config._attn_implementation for config in configs]
-    put(configs, [name] * len(configs))
+    put(configs, names)
     try:
         yield
     finally:

@@ -17,7 +17,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from mmpack.adapters.transformers.recompute import put
+from mmpack.adapters.transformers.modules import attention_configs
+from mmpack.adapters.transformers.recompute import switched
 from mmpack.adapters.transformers.tower_attention import on_their_device
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
@@ -49,8 +50,17 @@ def tower_and_projector(model: Any) -> Tower:
     """All modules below the head that are not the text model: the vision tower, and a projector behind it."""
     core = model.model
     modules = tuple(m for m in core.children() if m is not core.get_decoder())
-    names = tuple(c._attn_implementation for c in _configs(modules))
-    return Tower(modules, (*names, os.environ.get("MMPACK_TOWER_ATTENTION")))
+    names = tuple(c._attn_implementation for c in attention_configs(*modules))
+    # what get_image_features reads, as InternVL's `vision_feature_layer`
+    config = tuple(
+        (n, repr(v)) for n, v in vars(core.config).items() if n.startswith("vision_feature")
+    )
+    return Tower(modules, (*names, os.environ.get("MMPACK_TOWER_ATTENTION"), config))
+
+
+def media_names(batch: PackedBatch) -> list[str]:
+    """What tells the batch's media from those of other batches: a cache key, and what must not differ beside it."""
+    return [f"{m.cache_key} {m.modality} {tuple(m.grid_thw)} {m.content_hash}" for m in batch.media]
 
 
 def pixel_inputs(batch: Batch) -> dict[str, Any]:
@@ -97,12 +107,12 @@ def encoded_inputs(
             max_patches,
         )
 
-    counts = patch_counts(batch.media)
+    counts = [m.num_patches for m in batch.media]
     everything = list(range(len(batch.media)))
     if features is None:
         made = encode(everything)
     else:
-        made = features.fetch(tower_and_projector(model), batch.media_cache_keys, counts, encode)
+        made = features.fetch(tower_and_projector(model), media_names(batch), counts, encode)
     if joined and isinstance(features, SummedFeatures) and features.trained:
         made[0] = (made[0][0] + features.zero().to(made[0][0].dtype), *made[0][1:])
     batch.stats["patches_encoded"] = sum(counts[i] for i in ran)
@@ -149,7 +159,7 @@ def encode_media(
 
     Args: `chosen_pixels`: indices into `media` -> their pixels [patches, patch_dim].
     """
-    counts = patch_counts(media)
+    counts = [m.num_patches for m in media]
     chunks = [
         (modality, chunk)
         for modality in family.placeholder_ids
@@ -194,11 +204,6 @@ def tile_patches(config: Any, family: Family) -> tuple[int, int]:
     """Patches (h, w) of a tile, the one size that the tower of such a family reads."""
     height, width = config.vision_config.image_size
     return height // family.patch_size, width // family.patch_size
-
-
-def patch_counts(media: Sequence[Medium]) -> list[int]:
-    """Patches of each medium."""
-    return [t * h * w for t, h, w in (m.grid_thw for m in media)]
 
 
 def _runs(batch: Batch, family: Family) -> Iterator[tuple[str, list[int]]]:
@@ -275,17 +280,6 @@ def _levels(features: Any) -> list[torch.Tensor]:
     return [f for level in levels for f in ([level] if torch.is_tensor(level) else level)]
 
 
-def _configs(modules: Sequence[torch.nn.Module]) -> list[Any]:
-    """Those that attention layers of the modules read, each once."""
-    found = {
-        id(c): c
-        for module in modules
-        for m in module.modules()
-        if hasattr(c := getattr(m, "config", None), "_attn_implementation")
-    }
-    return list(found.values())
-
-
 def _checkpoints(tower: Tower) -> bool:
     """Whether layers of the tower are checkpointed already."""
     return any(
@@ -297,15 +291,11 @@ def _checkpoints(tower: Tower) -> bool:
 
 def _as_now(tower: Tower, run: Callable[[], Any]) -> Callable[[torch.Tensor], Any]:
     """`run` with the tower's attention of now, also when the backward runs it after `detach`."""
-    configs = _configs(tower.modules)
+    configs = attention_configs(*tower.modules)
     names = [config._attn_implementation for config in configs]
 
     def run_as_now(_: torch.Tensor) -> Any:
-        before = [config._attn_implementation for config in configs]
-        put(configs, names)
-        try:
+        with switched(configs, names):
             return run()
-        finally:
-            put(configs, before)
 
     return run_as_now

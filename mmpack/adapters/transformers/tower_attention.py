@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
+from mmpack.adapters.transformers.modules import tower_of
 from mmpack.adapters.transformers.parts import Part
 from mmpack.errors import ModelError
 from mmpack.ops.attention import (
@@ -70,12 +71,6 @@ def tower_attention(
     return sequence_attention(query, key, value, plan, scale=scaling, dropout=dropout), None
 
 
-def tower_of(core: Any) -> torch.nn.Module:
-    """The vision tower of a model below its head."""
-    tower: torch.nn.Module = core.get_encoder(modality="image")
-    return tower
-
-
 def on_their_device(model: Any, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Keywords of get_image_features, pixels first: grids stay on the CPU if the tower is told what it makes of them.
 
@@ -97,7 +92,9 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         return args, kwargs
     device = (args[0] if args else kwargs["hidden_states"]).device
     grids = grids.cpu()
-    frames, windows = (None if x is None else plan_sequences(x) for x in _lengths(tower, grids))
+    frames, windows = (
+        None if x is None else plan_sequences(x) for x in sequence_lengths(tower, grids)
+    )
     assert frames is not None
     plans = TowerPlans(_moved(frames, device), None if windows is None else _moved(windows, device))
     for plan in plans:
@@ -107,8 +104,11 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     return args, known | kwargs | {"tower_plans": plans}
 
 
-def _lengths(tower: Any, grids: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
-    """Patches of each frame, and of each window where the tower has windows; in the order of its rows."""
+def sequence_lengths(tower: Any, grids: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
+    """Patches of each frame, and of each window where the tower has windows; in the order of its rows.
+
+    Args: `tower`: or its config. `grids`: int [media, 3], of patches, on the CPU.
+    """
     times, heights, widths = grids.numpy().T
     frames = np.repeat(heights * widths, times)
     if not hasattr(tower, "window_size"):
@@ -165,9 +165,8 @@ def _moved(x: Any, device: torch.device) -> Any:
 
 
 def _head_dim(config: Any) -> int:
-    width = (
-        getattr(config, "embed_dim", None) or config.hidden_size
-    )  # Qwen2-VL: hidden_size is of its output
+    # hidden_size of Qwen2-VL is of the tower's output
+    width = getattr(config, "embed_dim", None) or config.hidden_size
     return int(width // config.num_heads)
 
 

@@ -195,9 +195,8 @@ class MmpackGRPO(_Trainer):
         if self.feature_bytes + self.feature_host_bytes == 0 or trained or tower.random:
             return None
         store = self._mmpack_stores.get(tower.modules[0])
-        if store is None or not store.fits(
-            tower
-        ):  # new, or changed: merged adapters, a synced reference
+        # new, or changed: merged adapters, a synced reference
+        if store is None or not store.fits(tower):
             fitting = (s for s in self._mmpack_stores.values() if s.fits(tower))
             store = next(fitting, None) or FeatureStore(self.feature_bytes, self.feature_host_bytes)
             self._mmpack_stores[tower.modules[0]] = store

@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,8 +51,6 @@ class AttentionPlan:
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
     checked: tuple[Any, int] | None = None  # the visible_until seen last, weakly, and its version
-
-    one_length: ClassVar[bool] = False  # of all sequences: nobody asks
 
     @property
     def sequences(self) -> int:
@@ -171,13 +169,13 @@ class _Pieces:
         own = np.searchsorted(starts, self.run_start, side="right") - 1
         self.readers = np.searchsorted(starts, until[self.run_start]) - own  # sequences per run
         self.run = np.repeat(np.arange(len(own)), self.readers)
-        self.reader = _ranges(own, self.readers)
+        self.reader = ranges(own, self.readers)
         self.length = self.run_length[self.run]
         self.by_reader = np.argsort(self.reader, kind="stable")
 
     def rows(self) -> np.ndarray:
         """[K] the keys of each sequence, rising; one sequence after the other."""
-        return _ranges(self.run_start[self.run[self.by_reader]], self.length[self.by_reader])
+        return ranges(self.run_start[self.run[self.by_reader]], self.length[self.by_reader])
 
     def inverse(self) -> Inverse:
         """Where each row stands in `rows`: once per reader of its run, as far from the piece's start as the run's."""
@@ -186,8 +184,8 @@ class _Pieces:
         at[self.by_reader] = np.cumsum(lengths) - lengths  # of each piece in `rows`
         count = np.repeat(self.readers, self.run_length)  # of each row
         first = np.repeat(np.cumsum(self.readers) - self.readers, self.run_length)
-        within = _ranges(np.zeros_like(self.run_start), self.run_length)
-        order = at[_ranges(first, count)] + np.repeat(within, count)
+        within = ranges(np.zeros_like(self.run_start), self.run_length)
+        order = at[ranges(first, count)] + np.repeat(within, count)
         return Inverse(torch.from_numpy(order.astype(np.int32)), _offsets(count))
 
 
@@ -200,7 +198,7 @@ def _starts(until: np.ndarray, padding: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.where(padded, (rows - run) % PADDING_PIECE == 0, new))
 
 
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The numbers of ranges, one after the other."""
     before = np.cumsum(lengths) - lengths
     return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)

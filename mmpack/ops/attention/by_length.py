@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmpack.ops.attention.sequence_plan import SequencePlan
@@ -17,17 +16,12 @@ def by_length(
     plan: SequencePlan,
     scale: float | None = None,
     dropout: float = 0.0,
-    kernel: SDPBackend | None = None,
 ) -> torch.Tensor:
     """q [T, heads, d], k and v [T, kv heads, d] -> [T, heads, d].
 
     On a CPU sequences are batched as they lie: moving rows costs more than calls do. Elsewhere all of one length are
     brought together first; windows have few lengths (whole ones, those at an edge of the picture, the corner).
-    `kernel`: sdpa's own, the only one that may run; else torch chooses.
     """
-    if kernel is not None:
-        with sdpa_kernel(kernel):
-            return by_length(q, k, v, plan, scale, dropout)
     if q.device.type == "cpu":
         return _batched(q, k, v, plan.runs, scale, dropout)
     return brought_together(q, k, v, plan, scale, dropout)

@@ -1,9 +1,9 @@
 """Which attention runs: chosen by device, dtype, head size, installed packages and measured cost, never by trying.
 
 `TREE` chooses for packed rows, by MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4;
-`SEQUENCES` for vision towers, by MMPACK_TOWER_ATTENTION=auto|sdpa|sdpa_flash|sdpa_cudnn|flex|varlen|flash_attn|
-flash_attn_4. A named one that can't run is an error. `auto` takes the cheapest that can run, for half precision on CUDA
-devices; elsewhere sdpa, which is the oracle.
+`SEQUENCES` for vision towers, by MMPACK_TOWER_ATTENTION=auto|sdpa|flex|varlen|flash_attn|flash_attn_4. A named one that
+can't run is an error. `auto` takes the cheapest that can run, for half precision on CUDA devices; elsewhere sdpa, which
+is the oracle.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mmpack.ops.attention.sequence_plan import SequencePlan
 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (*HALF, torch.float32, torch.float64)
+FLEX = ("flex", "flex_flash")  # by FlexAttention, whose masks are made anew for each pack
 Plan = AttentionPlan | SequencePlan
 
 
@@ -34,7 +35,6 @@ class Backend:
     head_dims: Container[int] = range(8, 257, 8)
     deterministic: bool = True  # under torch.use_deterministic_algorithms
     only_named: bool = False  # auto leaves it
-    only_one_length: bool = False  # auto takes it for sequences of one length
     # Nanoseconds per item of the plan.
     row: float = 0.0
     pair: float = 0.0  # of a query and a key that it sees
@@ -198,11 +198,7 @@ class Chooser:
             return "sdpa"  # float32 and float64 are asked for to be exact
         best, least = "sdpa", math.inf
         for name, backend in self.backends.items():  # torch.compile can't trace min by a key
-            if (
-                name in without
-                or backend.only_named
-                or (backend.only_one_length and not plan.one_length)
-            ):
+            if name in without or backend.only_named:
                 continue
             if self.why_not(name, device, dtype, head_dim, dropout) is not None:
                 continue
@@ -247,20 +243,15 @@ SEQUENCES = Chooser(
     "tower attention",
     "MMPACK_TOWER_ATTENTION",
     80,
-    # Costs of one layer of 16 heads of 64 to 80 on one H200, bf16, forward and backward: a fit to windows of 64,
-    # pictures of 1,025 to 4,096 patches and frames of 98, off by 30 % at most, that picks the fastest for each.
+    # Costs of one layer of 16 heads on one H200, bf16, forward and backward, by benchmarks/tower_attention.py.
+    # sdpa takes 0.6 of varlen's time on whole pictures there, by cuDNN, which builds a plan for each new shape.
     {
         "flash_attn_4": Backend(
             "flash-attn-4", (9, 0), head_dims=range(8, 129, 8), row=16.3, pair=0.0383, sequence=4800
         ),
         # FlashAttention-2 is torch's too: its costs are those measured there.
-        "flash_attn": Backend("flash-attn", row=38.3, pair=0.0724),
-        "varlen": Backend("torch", row=38.3, pair=0.0724),
-        "sdpa_flash": Backend("torch", only_one_length=True, row=27.3, pair=0.0745),
-        # Fast on pictures (pair 0.04), but it builds a plan for each shape: one picture more is another shape.
-        "sdpa_cudnn": Backend(
-            "torch", head_dims=range(8, 129, 8), deterministic=False, only_named=True
-        ),
+        "flash_attn": Backend("flash-attn", row=23.4, pair=0.0737),
+        "varlen": Backend("torch", row=23.4, pair=0.0737),
         "flex": Backend(
             "triton", dtypes=(*HALF, torch.float32), head_dims=range(16, 257), only_named=True
         ),

@@ -21,9 +21,8 @@ def sdpa(
     # Not enable_gqa: with a mask it costs seven times the memory in fp32, and twice the time in bf16 (H200).
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    if (
-        torch.compiler.is_compiling()
-    ):  # one program for packs of any length: no loop over chunks of T
+    # one program for packs of any length: no loop over chunks of T
+    if torch.compiler.is_compiling():
         mask = (row[None] <= row[:, None]) & (row[:, None] < visible_until[:, None])
         whole = scaled_dot_product_attention(
             query, key, value, attn_mask=mask[:, None], dropout_p=dropout, scale=scale

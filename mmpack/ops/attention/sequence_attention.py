@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.attention import SDPBackend
 
 from mmpack.errors import ArgumentError, check_number
 from mmpack.ops.attention.autocast import as_autocast
@@ -11,13 +10,6 @@ from mmpack.ops.attention.by_length import by_length
 from mmpack.ops.attention.choose import SEQUENCES
 from mmpack.ops.attention.sequence_plan import SequencePlan
 from mmpack.ops.inputs import check_are_tensors
-
-# sdpa's kernel by the backend's name; None: torch chooses
-SDPA = {
-    "sdpa": None,
-    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
-    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 
 
 def sequence_attention(
@@ -52,10 +44,8 @@ def sequence_attention(
         resolve_sequences(plan, query.device, head_dim, dropout)
     name = _backend(query, plan, dropout, backend)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    if plan.rows == 0:
-        name = "sdpa"
-    if name in SDPA:
-        out = by_length(q, k, v, plan, scale, dropout, SDPA[name])
+    if name == "sdpa" or plan.rows == 0:
+        out = by_length(q, k, v, plan, scale, dropout)
     elif name == "flex":
         out = _by_blocks(q, k, v, plan, scale)
     else:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError
+from mmpack.ops.attention.attention_plan import ranges
 from mmpack.ops.rows.inverse import Inverse
 
 
@@ -30,7 +31,9 @@ class SequencePlan:
     into_groups: Inverse | None
     from_groups: Inverse | None
     pairs: int  # of a query and a key that it sees
-    choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
+    choice: dict[torch.dtype, str] | None = (
+        None  # queries' dtype -> backend; see `resolve_sequences`
+    )
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
     # What costs of packed rows count besides: see `Backend`.
@@ -42,16 +45,10 @@ class SequencePlan:
     def sequences(self) -> int:
         return self.cu_seqlens.shape[0] - 1
 
-    @property
-    def one_length(self) -> bool:
-        """Whether all sequences have one length, so that they are one batch."""
-        return len(self.groups) == 1
-
     def to(self, device: torch.device | str, non_blocking: bool = False) -> SequencePlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
         if self.cu_seqlens.device == torch.device(device):
             return self
-
         return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> SequencePlan:
@@ -151,8 +148,7 @@ def _by_length(
         return groups, None
     starts = offsets[:-1][sequences]
     sizes = lengths[sequences]
-    before = np.cumsum(sizes) - sizes
-    return groups, np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
+    return groups, ranges(starts, sizes)
 
 
 def _moved(inverse: Inverse | None, move: Callable[[torch.Tensor], torch.Tensor]) -> Inverse | None:

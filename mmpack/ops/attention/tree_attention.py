@@ -9,7 +9,7 @@ import torch
 from mmpack.errors import ArgumentError, BackendError, check_number
 from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.autocast import as_autocast
-from mmpack.ops.attention.choose import TREE
+from mmpack.ops.attention.choose import FLEX, TREE
 from mmpack.ops.attention.sdpa import sdpa
 from mmpack.ops.inputs import check_are_tensors
 
@@ -52,7 +52,7 @@ def tree_attention(
     name = _backend(query, plan, dropout, backend)
     if plan is None or plan.rows == 0 or name == "sdpa":
         return sdpa(query, key, value, seen, scale, dropout)
-    if name in ("flex", "flex_flash"):
+    if name in FLEX:
         from mmpack.ops.attention.flex import block_mask, flex
 
         if plan.block_mask is None:
@@ -139,7 +139,7 @@ def resolve(
         return
     plan.choice = TREE.choices(plan, device, head_dim, dropout, without)
     plan.chosen_under = settings
-    flexes = not {"flex", "flex_flash"}.isdisjoint(plan.choice.values())
+    flexes = not set(FLEX).isdisjoint(plan.choice.values())
     if flexes and plan.block_mask is None and plan.rows:
         from mmpack.ops.attention.flex import block_mask
 

@@ -1,0 +1,35 @@
+"""Where a transformers VLM of any family has its parts. `core`: the model below its head; `whole`: with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def tower_of(core: Any) -> torch.nn.Module:
+    """The vision tower."""
+    tower: torch.nn.Module = core.get_encoder(modality="image")
+    return tower
+
+
+def decoder_layers(whole: Any) -> list[torch.nn.Module]:
+    """The text model's layers, in order."""
+    return list(whole.get_decoder().layers)
+
+
+def tower_blocks(whole: Any) -> list[torch.nn.Module]:
+    """The vision tower's blocks, in order."""
+    tower: Any = tower_of(whole.model)
+    return list(tower.blocks if hasattr(tower, "blocks") else tower.encoder.layer)
+
+
+def attention_configs(*modules: torch.nn.Module) -> list[Any]:
+    """The configs that attention layers in these modules read, each once; one, as a rule."""
+    found = {
+        id(c): c
+        for module in modules
+        for m in module.modules()
+        if hasattr(c := getattr(m, "config", None), "_attn_implementation")
+    }
+    return list(found.values())
