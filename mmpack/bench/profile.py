@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -50,12 +50,20 @@ def _classes(call: Callable[[], Any], job: Job) -> tuple[dict[str, float], float
     call()  # what it compiles is no part of it
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as run:
         wall = seconds_of(call, job.device)
+    return seconds_by_class(run.key_averages()), wall
+
+
+def seconds_by_class(events: Iterable[Any]) -> dict[str, float]:
+    """Seconds of the kernels among a profile's averages, by class.
+
+    Annotations, as that of each region that torch compiled, last as long as the kernels within: those count once.
+    """
     out: dict[str, float] = {}
-    for event in run.key_averages():
-        if event.device_type.name == "CUDA":
+    for event in events:
+        if event.device_type.name == "CUDA" and not event.is_user_annotation:
             name = class_of(event.key)
             out[name] = out.get(name, 0.0) + event.self_device_time_total / 1e6
-    return out, wall
+    return out
 
 
 def _towers(model: Any, job: Job, peer: Peer) -> None:

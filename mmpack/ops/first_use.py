@@ -11,11 +11,14 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger("mmpack")
 QUIET = 2.0  # seconds without another kernel, after which the line on a terminal ends
+LOOK = 0.2  # seconds between two looks at torch's counters
 
 
 def cache_folder() -> Path:
@@ -48,6 +51,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.count, self.seconds, self.said = 0, 0.0, False
+        self.watched: set[str] = set()
         self.timer: threading.Timer | None = None
 
     def say(self, what: str) -> None:
@@ -93,6 +97,41 @@ def watch_triton() -> None:
             before(src=src, cache_hit=cache_hit, times=times, **more)
 
     knobs.compilation.listener = listen
+
+
+@contextmanager
+def watch_inductor(what: str) -> Iterator[None]:
+    """Let `PROGRESS` say `what` as soon as torch compiles, within the block, a graph that its cache on disk lacks.
+
+    Only the first block of a process for the same `what` is watched.
+    """
+    if PROGRESS.said or what in PROGRESS.watched:
+        yield
+        return
+    PROGRESS.watched.add(what)
+    before, over = _graphs_compiled(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK) and not PROGRESS.said:
+            if _graphs_compiled() > before:
+                PROGRESS.say(what)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if _graphs_compiled() > before:
+            PROGRESS.say(what)
+
+
+def _graphs_compiled() -> int:
+    """How many graphs inductor compiled, and did not load, in this process."""
+    from torch._dynamo.utils import counters
+
+    return sum(counters["inductor"][f"fxgraph_cache_{name}"] for name in ("miss", "bypass"))
 
 
 def _device() -> str:

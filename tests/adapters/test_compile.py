@@ -3,11 +3,17 @@
 The attention is torch's varlen op, as on a GPU, with a kernel for the CPU of our own.
 """
 
+import ast
 import copy
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from support.attention import run_varlen_on_the_cpu
 from support.models import logprobs_and_gradients, relative_difference, small_model, with_pixels
@@ -87,12 +93,15 @@ def test_one_graph_for_shared_packs_and_one_for_plain_ones():
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family):
+    if family == "qwen3_vl_moe" and Version(transformers.__version__) < Version("5.20"):
+        pytest.skip("on a CPU its experts' fallback reads their offsets, which no graph can")
     counter = CompileCounterWithBackend("aot_eager")
     model = small_model(family).train()
     compile_layers(model, backend=counter)
-    check(model, [pack(0, True, family)])
+    # Of one picture alone transformers < 5.17 makes another graph: its blocks subtract the pictures' offsets.
+    check(model, [pack(0, True, family, prompts=2)])
     graphs = counter.frame_count
-    check(model, [pack(size, True, family, prompts) for size, prompts in ((1, 2), (3, 1))])
+    check(model, [pack(size, True, family, prompts) for size, prompts in ((1, 3), (3, 2))])
     # The decoder's and the blocks'; the first block's input needs no gradient. InternVL's tower stays eager.
     assert counter.frame_count == graphs <= 3
 
@@ -196,3 +205,25 @@ def test_a_tower_in_one_launch(monkeypatch):
 
 def refused(*args, **kwargs):
     raise AssertionError("compiled")
+
+
+def test_nothing_of_the_compiler_is_imported_in_the_first_step():
+    """What torch imports to compile takes seconds: `compile_layers` imports it, not the first forward."""
+    script = """
+import sys
+from support.models import small_model
+import torch
+from mmpack.adapters.transformers import compile_layers
+compile_layers(small_model("qwen2_5_vl"))
+before = {m for m in sys.modules if m.startswith(("torch._inductor", "torch._dynamo", "networkx"))}
+torch.compile(lambda x: (x * 2).sum(), dynamic=True, backend="aot_eager")(torch.ones(3, requires_grad=True)).backward()
+torch._dynamo.lookup_backend("inductor")
+import torch._inductor.async_compile, torch._inductor.graph, torch._inductor.scheduler
+after = {m for m in sys.modules if m.startswith(("torch._inductor", "torch._dynamo", "networkx"))}
+print(sorted(after - before))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert len(ast.literal_eval(found.stdout)) < 10

@@ -1,8 +1,10 @@
 """Kernels by class, with names as profiles of H100s and H200s show them."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from mmpack.bench.profile import class_of
+from mmpack.bench.profile import class_of, seconds_by_class
 
 KERNELS = {
     "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT": "products",
@@ -24,3 +26,21 @@ KERNELS = {
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_classes(kernel):
     assert class_of(kernel) == KERNELS[kernel]
+
+
+def test_kernels_within_an_annotation_count_once():
+    def event(key, device, annotation, seconds):
+        return SimpleNamespace(
+            key=key,
+            device_type=SimpleNamespace(name=device),
+            is_user_annotation=annotation,
+            self_device_time_total=seconds * 1e6,
+        )
+
+    events = [
+        event("Torch-Compiled Region: 0/0", "CUDA", True, 3.0),
+        event("triton_red_fused_mul_0", "CUDA", False, 1.0),
+        event("nvjet_sm90_tst_128x256", "CUDA", False, 2.0),
+        event("aten::mm", "CPU", False, 0.0),
+    ]
+    assert seconds_by_class(events) == {"elementwise": 1.0, "products": 2.0}

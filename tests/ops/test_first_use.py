@@ -4,13 +4,14 @@ import io
 import logging
 import os
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from mmpack.ops import first_use
-from mmpack.ops.first_use import Progress, flash_attn_4_interface
+from mmpack.ops.first_use import Progress, flash_attn_4_interface, watch_inductor
 
 
 class Terminal(io.StringIO):
@@ -82,3 +83,22 @@ def test_flash_attention_4_keeps_its_kernels(own, monkeypatch, tmp_path, caplog)
     expected = tmp_path / (own or "mmpack/flash_attn_4")
     assert os.environ[variable] == str(expected)
     assert "FlashAttention-4" in caplog.text
+
+
+def test_graphs_that_torch_compiles_are_said_and_those_it_loads_are_not(monkeypatch, caplog):
+    from torch._dynamo.utils import counters
+
+    progress = Progress()
+    monkeypatch.setattr(first_use, "PROGRESS", progress)
+    monkeypatch.setattr(first_use, "LOOK", 0.01)
+    with watch_inductor("layers"):
+        counters["inductor"]["fxgraph_cache_hit"] += 1
+    assert not progress.said
+    with watch_inductor("blocks"):
+        counters["inductor"]["fxgraph_cache_miss"] += 1
+        for _ in range(500):
+            if progress.said:  # while it compiles, not after
+                break
+            time.sleep(0.01)
+        assert progress.said
+    assert [r.getMessage().partition(" for ")[0] for r in caplog.records] == ["compiling blocks"]

@@ -15,6 +15,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from mmpack.adapters.transformers.ahead import load_kernels
 from mmpack.adapters.transformers.compile import has_compiled_text
 from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
 from mmpack.adapters.transformers.parts import Part
@@ -76,6 +77,7 @@ def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
         refuse_unpackable(whole)
     family_of_model_type(whole.config.model_type)
     parts = [TEXT] * bool(text) + [TOWER] * (tower == "auto")
+    load_kernels(next(whole.parameters()).device)
     return Attached(model, _attach(whole.model, parts))
 
 
@@ -91,6 +93,7 @@ def attach_in_forwards(model: Any) -> None:
     """
     whole = unwrap(model, "attach")
     refuse_unpackable(whole)
+    load_kernels(next(whole.parameters()).device)
     core = whole.model
     if _enter not in core._forward_pre_hooks.values():
         core.register_forward_pre_hook(_enter, with_kwargs=True)

@@ -6,6 +6,7 @@ compiled: `generate`, padded batches with a mask and a detached model run as the
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,17 @@ from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.ops.attention.autocast import attended_dtype
 from mmpack.ops.attention.choose import FLEX
-from mmpack.ops.first_use import PROGRESS
+from mmpack.ops.first_use import watch_inductor
 
 TEXT_KEYWORD, TOWER_KEYWORD = "visible_until", "tower_plans"  # that layers of an attached model get
+WATCHED = {TEXT_KEYWORD: "layers, and kernels", TOWER_KEYWORD: "the tower's blocks, and kernels"}
 OPTIONS: dict[str, Any] = {"dynamic": True, "fullgraph": True}
+# Dynamo, inductor, and what runs inductor's Triton kernels.
+COMPILER = (
+    "torch._dynamo.repro.after_dynamo",
+    "torch._inductor.compile_fx",
+    "torch._inductor.runtime.triton_heuristics",
+)
 # While layers are traced. Floats are constants: scales and epsilons as inputs of a graph would make torch trace and
 # lower it twice. All layers' graphs count for one limit, which is 8 else.
 DYNAMO: dict[str, Any] = {"specialize_float": True, "recompile_limit": 64}
@@ -31,8 +39,9 @@ SHAPES: dict[str, Any] = {"use_duck_shape": False}
 def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     """Compile each decoder layer of a transformers VLM (PEFT's and DDP's too) and, with `tower`, each vision block.
 
-    Nothing is compiled here: the first packed forward does, and its backward. That takes half a minute or so, and some
-    seconds where torch's cache on disk has it. There is one graph for each of: plain packs, shared packs; with
+    The compiler is imported here, which takes seconds; what it compiles, it compiles in the first packed forward and
+    backward: half a minute or so, and some seconds where torch's cache on disk has it, as layers are traced anew in
+    each process. There is one graph for each of: plain packs, shared packs; with
     gradients, without; an input that needs gradients, one that does not (behind frozen embeddings); each kind of
     layer; each attention backend that packs choose, of which FlexAttention is none: `auto` leaves it out, and layers
     run eagerly where MMPACK_ATTENTION names it. Packs of other lengths, or of other numbers of samples, make no more.
@@ -56,9 +65,16 @@ def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
         raise ModelError(
             "compile_layers: the model's layers are compiled already. Fix: once is enough"
         )
+    load_compiler()
     for keyword, part in parts.items():
         for layer in part:
             layer.forward = CompiledForward(layer, keyword, OPTIONS | options)
+
+
+def load_compiler() -> None:
+    """Import what torch imports when it first compiles: seconds, which a first step would pay for else."""
+    for name in COMPILER:
+        importlib.import_module(name)
 
 
 class CompiledForward:
@@ -78,9 +94,12 @@ class CompiledForward:
         if torch.compiler.is_compiling() or not self._is_one_graph(args, kwargs):
             return own(*args, **kwargs)
         if self.compiled is None:
-            PROGRESS.say("layers, and kernels")
             self.compiled = torch.compile(own, **self.options)
-        with torch._dynamo.config.patch(DYNAMO), shapes.patch(SHAPES):  # type: ignore[attr-defined]
+        with (
+            torch._dynamo.config.patch(DYNAMO),  # type: ignore[attr-defined]
+            shapes.patch(SHAPES),  # type: ignore[attr-defined]
+            watch_inductor(WATCHED[self.keyword]),
+        ):
             return self.compiled(*args, **kwargs)
 
     def _is_one_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mmpack.ops.attention.attention_plan import FLEX_BLOCK
 from mmpack.ops.attention.sequence_plan import SequencePlan
-from mmpack.ops.first_use import PROGRESS
+from mmpack.ops.first_use import watch_inductor
 
+# Each head size, dtype, autocast and pass with or without gradients is a graph. Past torch's limit, 8, it would hold
+# all scores [T, T], and say so in a log only.
+DYNAMO: dict[str, Any] = {"recompile_limit": 64, "fail_on_recompile_limit_hit": True}
 _compiled = torch.compile(flex_attention)
 
 
@@ -68,18 +75,23 @@ def flex(
     flash: bool,
 ) -> torch.Tensor:
     """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d]; `flash`: by FlashAttention-4."""
-    if not torch.compiler.is_compiling():
-        PROGRESS.say("FlexAttention")
-    out = _compiled(
-        query,
-        key,
-        value,
-        block_mask=mask,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-        kernel_options={"BACKEND": "FLASH"} if flash else None,
-    )
+    with contextlib.nullcontext() if torch.compiler.is_compiling() else _on_its_own():
+        out = _compiled(
+            query,
+            key,
+            value,
+            block_mask=mask,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+            kernel_options={"BACKEND": "FLASH"} if flash else None,
+        )
     return out.transpose(1, 2).contiguous()
+
+
+@contextlib.contextmanager
+def _on_its_own() -> Iterator[None]:
+    with torch._dynamo.config.patch(DYNAMO), watch_inductor("FlexAttention"):  # type: ignore[attr-defined]
+        yield
 
 
 def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
