@@ -15,7 +15,6 @@ from support.attention import (
     one_sequence_after_the_other,
     stand_in,
 )
-from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from mmpack.errors import ArgumentError, BackendError
@@ -70,10 +69,6 @@ def test_values_and_gradients(name, scale):
     assert_near(found, expected)
 
 
-def by_flash(q, k, v, plan):
-    return by_length(q, k, v, plan, kernel=SDPBackend.FLASH_ATTENTION)
-
-
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=12))
 def test_rows_are_brought_together_and_back(lengths):
     """What runs on a GPU under sdpa: one call for each length."""
@@ -86,7 +81,7 @@ def test_rows_are_brought_together_and_back(lengths):
     )
     one = [x.transpose(0, 1)[None] for x in (q, k, v)]
     expected = gradients(lambda *x: by_weights(*x, lengths), *one, grad[None])
-    for way in (by_length, brought_together, by_flash):
+    for way in (by_length, brought_together):
         out, *back = gradients(lambda *x, w=way: w(*x, plan), q, k, v, grad)
         assert_near([out[None], *(x.transpose(0, 1)[None] for x in back)], expected)
 
