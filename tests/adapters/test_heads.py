@@ -72,3 +72,14 @@ def test_a_changed_head_without_a_loss_token():
     assert logprobs.shape == entropies.shape == (0,)
     gradients = gradients_of((logprobs, entropies), model)
     assert gradients and all((g == 0).all() for g in gradients.values())
+
+
+def test_the_head_gets_its_budget():
+    model, batch = smallest_qwen2_5_vl(), mp.pack(mixed_batch("qwen2_5_vl"))
+    with attach(model):
+        kept = packed_logprobs(model, batch, memory_budget=2**30)
+        assert torch.equal(kept, packed_logprobs(model, batch))
+        with pytest.raises(
+            mp.ArgumentError, match=r"memory_budget is -1.*Fix: pass bytes, or None"
+        ):
+            packed_logprobs(model, batch, memory_budget=-1)

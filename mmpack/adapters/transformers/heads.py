@@ -29,8 +29,13 @@ def head_of(whole: Any) -> Any:
     return head
 
 
-def reader(head: Any, batch: Batch, temperature: float, entropy: bool) -> Callable[[Any], Values]:
-    """Hidden states [..., H] of the batch's rows -> logprobs [N], or (logprobs, entropies), by this head."""
+def reader(
+    head: Any, batch: Batch, temperature: float, entropy: bool, memory_budget: int | None = None
+) -> Callable[[Any], Values]:
+    """Hidden states [..., H] of the batch's rows -> logprobs [N], or (logprobs, entropies), by this head.
+
+    `memory_budget`: of a head that is read by its weight.
+    """
     logits_of = head.forward  # taken now: the caller may exchange it
 
     def by_weight(hidden: torch.Tensor) -> Values:
@@ -44,6 +49,7 @@ def reader(head: Any, batch: Batch, temperature: float, entropy: bool) -> Callab
             entropy=entropy,
             rows_unique=batch.loss_rows_unique,
             row_inverse=batch.loss_row_inverse,
+            memory_budget=memory_budget,
         )
 
     def of_chunk(hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Values:

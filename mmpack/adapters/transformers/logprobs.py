@@ -25,6 +25,7 @@ def packed_logprobs(
     *,
     features: Features | None = None,
     max_patches: int | None = None,
+    memory_budget: int | None = None,
 ) -> torch.Tensor: ...
 
 
@@ -38,6 +39,7 @@ def packed_logprobs(
     entropy: bool,
     features: Features | None = None,
     max_patches: int | None = None,
+    memory_budget: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -50,6 +52,7 @@ def packed_logprobs(
     *,
     features: Features | None = None,
     max_patches: int | None = None,
+    memory_budget: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
@@ -61,12 +64,14 @@ def packed_logprobs(
         temperature: logits are divided by it.
         entropy: return also the entropy [N], in nats, of the distribution that each loss token comes from.
         vision, features, max_patches: see `model_inputs`.
+        memory_budget: bytes for the head's probabilities, which the backward then need not compute again; see
+            `linear_selected_logprobs`.
 
     Raises: as `model_inputs` does; ModelError for what is no transformers model.
     """
     whole = unwrap(model, "packed_logprobs")
     head = head_of(whole)
-    read = reader(head, batch, temperature, entropy)
+    read = reader(head, batch, temperature, entropy, memory_budget)
     inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
     if not (is_parallel(model) or is_sharded(whole)):
         return read(whole.model(**inputs).last_hidden_state)
