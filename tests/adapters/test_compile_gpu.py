@@ -45,9 +45,7 @@ def backend(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize(
-    ("family", "checkpointing"), [("qwen2_5_vl", True), ("qwen3_vl", False), ("internvl", False)]
-)
+@pytest.mark.parametrize(("family", "checkpointing"), [("qwen2_5_vl", True), ("qwen3_vl", False)])
 def test_values_gradients_and_graphs(family, checkpointing, monkeypatch, backend):
     exact = small_model(family).cuda().train()
     eager = copy.deepcopy(exact).to(torch.bfloat16)
@@ -57,7 +55,7 @@ def test_values_gradients_and_graphs(family, checkpointing, monkeypatch, backend
         if checkpointing:
             m.gradient_checkpointing_enable({"use_reentrant": False})
     made = []
-    for size, share in [(0, True), (1, True), (2, False), (3, False), (4, True), (5, True)]:
+    for size, share in [(0, True), (1, True), (2, False), (4, True)]:
         batch = pack(size, share, family)
         with monkeypatch.context() as patch, attach(exact):
             patch.setenv("MMPACK_ATTENTION", "sdpa")
