@@ -68,10 +68,11 @@ class FeatureStore:
 
     def clear(self) -> None:
         """Forget all features, and whose they are. Counts stay."""
-        self._device.clear()
-        self._host.clear()
-        self.stats.device_bytes = self.stats.host_bytes = 0
-        self._digest, self._first, self._proven = None, [], WeakSet()
+        with self._lock:
+            self._device.clear()
+            self._host.clear()
+            self.stats.device_bytes = self.stats.host_bytes = 0
+            self._digest, self._first, self._proven = None, [], WeakSet()
 
     def fits(self, tower: Tower) -> bool:
         """Whether features of this tower, as its weights are now, may come from this store and go into it."""
