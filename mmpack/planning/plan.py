@@ -1,34 +1,18 @@
 """Samples to micro-batches ("bins") to ranks. Bins obey budgets of packed rows, vision patches and
-samples at once.
-
-A unit is what stays in one bin: a group, or a piece of a group that no bin takes whole. Indices are
-those of `samples`.
+samples at once. arrange.py fills them.
 """
 
 from __future__ import annotations
 
-import heapq
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
+from typing import Any
 
 from mmpack.errors import ArgumentError, PlanError, SchemaError, check_number, kind_of
 from mmpack.families import FAMILIES, Family
-from mmpack.layout.forest import build_forest
-from mmpack.planning.balance import balance
-from mmpack.planning.bfd import best_fit_decreasing, spread
-from mmpack.planning.cost import (
-    Cost,
-    CostModel,
-    Layout,
-    LayoutCost,
-    plain_layout,
-    shared_layout,
-    sharing_of,
-)
+from mmpack.planning.arrange import Arranged, SharedPrefixes, TooFew, Unit, Work, media_patches
+from mmpack.planning.cost import Cost, CostModel, plain_layout, sharing_of
 from mmpack.planning.memory import largest_pack
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.rules import Problem, problems_of
@@ -152,14 +136,14 @@ def plan(
             "Fix: pass one, or None"
         )
     kept, dropped = _sort_out(samples, max_tokens, max_patches, on_invalid)
-    work = _Work(
+    work = Work(
         samples,
         (
             max_tokens,
             sum(samples[i].num_patches for i in kept) if max_patches is None else max_patches,
             max(len(samples), 1) if max_samples is None else max_samples,
         ),
-        _Shared(samples, kept) if sharing else None,
+        SharedPrefixes(samples, kept) if sharing else None,
         CostModel() if cost is None else cost,
         auto=sharing == "auto",
     )
@@ -169,10 +153,10 @@ def plan(
     found = work.arranged(list(groups.values()), ranks)
     if sharing == "auto":
         plain = replace(work, shared=None).arranged(list(groups.values()), ranks)
-        fitting = [a for a in (found, plain) if isinstance(a, _Arranged)]
+        fitting = [a for a in (found, plain) if isinstance(a, Arranged)]
         # the first of equals shares
         found = min(fitting, key=lambda a: a.time, default=found)
-    if isinstance(found, _TooFew):
+    if isinstance(found, TooFew):
         raise found.error(ranks)
     bins, ranked, costs = found.bins, found.ranks, found.costs
     return Plan(
@@ -186,198 +170,6 @@ def plan(
         bin_patches=[u.patches for u in bins],
         share=[u.share for u in bins],
     )
-
-
-@dataclass(frozen=True)
-class _Unit:
-    """Samples and what they take together, in a layout of planning/cost.py; patches by cache key."""
-
-    members: list[int]
-    layout: Layout
-    media: dict[str, int]
-    share: bool
-
-    @property
-    def rows(self) -> int:
-        return self.layout.rows
-
-    @property
-    def patches(self) -> int:
-        return sum(self.media.values())
-
-
-class _TooFew(NamedTuple):
-    """Why no bins were found: `samples` can't make `wanted`."""
-
-    samples: int
-    wanted: int
-
-    def error(self, ranks: int) -> PlanError:
-        return PlanError(
-            f"plan: {self.samples} samples can't make {self.wanted} micro-batches, the next "
-            f"multiple of {ranks} ranks within the budgets. Fix: pass a multiple of {ranks} "
-            "samples, which is always enough"
-        )
-
-
-class _Arranged(NamedTuple):
-    bins: list[_Unit]
-    ranks: list[list[int]]  # bins of each
-    costs: list[float]  # of each bin
-    time: float  # of the slowest rank, by `LayoutCost`
-
-
-class _Shared:
-    """The prefix forest of all samples, built once: that of some of them is made of the segments on their paths."""
-
-    def __init__(self, samples: list[Sample], kept: list[int]):
-        forest = build_forest([samples[i] for i in kept])
-        start = forest.segment_depth
-        stop = start + np.diff(forest.segment_offsets)
-        self.start: list[int] = start.tolist()  # depths, of each segment
-        self.stop: list[int] = stop.tolist()
-        self.parent: list[int] = forest.segment_parent.tolist()
-        self.path = {i: forest.path(k) for k, i in enumerate(kept)}
-
-    def rows(self, segment: int) -> int:
-        return self.stop[segment] - self.start[segment]
-
-    def layout(self, members: list[int]) -> Layout:
-        segments = {g for i in members for g in self.path[i]}
-        above = {self.parent[g] for g in segments}
-        return shared_layout(
-            [self.start[g] for g in segments],
-            [self.stop[g] for g in segments],
-            [g not in above for g in segments],
-        )
-
-
-@dataclass(frozen=True)
-class _Work:
-    """Measures units, splits groups, fills bins. `capacity`: rows, patches, samples of a bin."""
-
-    samples: list[Sample]
-    capacity: tuple[int, int, int]
-    shared: _Shared | None
-    cost: Cost
-    auto: bool = False
-
-    def arranged(self, groups: list[list[int]], ranks: int) -> _Arranged | _TooFew:
-        """Groups to bins, bins to ranks."""
-        units = [piece for members in groups for piece in self.pieces(members)]
-        found = self.bins(units, ranks)
-        if isinstance(found, _TooFew):
-            return found
-        bins = sorted(sorted(i for u in b for i in u.members) for b in found)
-        measured = [self.laid_out(b) for b in bins]
-        costs = [self.cost_of(u) for u in measured]
-        ranked = balance(costs, ranks, equal_counts=True)
-        times = [LayoutCost()(u.layout, u.patches) for u in measured]
-        slowest = max((sum(times[b] for b in rank) for rank in ranked), default=0.0)
-        return _Arranged(measured, ranked, costs, slowest)
-
-    def unit(self, members: list[int]) -> _Unit:
-        chosen = [self.samples[i] for i in members]
-        media = {k: v for s in chosen for k, v in _patches(s).items()}
-        if self.shared is not None:
-            return _Unit(members, self.shared.layout(members), media, True)
-        return _Unit(members, plain_layout([len(s) for s in chosen]), media, False)
-
-    def laid_out(self, members: list[int]) -> _Unit:
-        """A bin. With `auto` it is plain where sharing does not pay and its rows fit."""
-        bin = self.unit(members)
-        if not (self.auto and bin.share):
-            return bin
-        plain = plain_layout([len(self.samples[i]) for i in members])
-        if plain.rows > self.capacity[0] or LayoutCost().sharing_pays(plain, bin.layout):
-            return bin
-        return replace(bin, layout=plain, share=False)
-
-    def cost_of(self, unit: _Unit) -> float:
-        rows, pairs, _ = unit.layout
-        cost = self.cost(rows, pairs, unit.patches)
-        where = f"cost({rows}, {pairs}, {unit.patches})"
-        check_number(
-            "plan", where, cost, least=0, fix="return what a micro-batch takes, in any unit"
-        )
-        return float(cost)
-
-    def pieces(self, group: list[int]) -> list[_Unit]:
-        """The group in one unit if a bin takes it, else in as few as best-fit-decreasing finds."""
-        whole = self.unit(group)
-        if all(np.array([whole.rows, whole.patches, len(group)]) <= self.capacity):
-            return [whole]
-        chosen = [self.samples[i] for i in group]
-        media = [_patches(s) for s in chosen]
-        sizes = np.array([(len(s), sum(m.values()), 1) for s, m in zip(chosen, media, strict=True)])
-        parts = [[(key, 1, patches) for key, patches in m.items()] for m in media]
-        if self.shared is not None:
-            for i, part in zip(group, parts, strict=True):
-                part += [(f"segment {g}", 0, self.shared.rows(g)) for g in self.shared.path[i]]
-        bins = best_fit_decreasing(sizes, self.capacity, parts)
-        return [self.unit(sorted(group[i] for i in b)) for b in bins]
-
-    def bins(self, units: list[_Unit], ranks: int) -> list[list[_Unit]] | _TooFew:
-        """Bins of units, a multiple of `ranks`."""
-        sizes = np.array([(u.rows, u.patches, len(u.members)) for u in units]).reshape(-1, 3)
-        parts = [[(key, 1, patches) for key, patches in u.media.items()] for u in units]
-        if (sizes.sum(axis=0)[1:] <= self.capacity[1:]).all():  # only rows can bind
-            packed = best_fit_decreasing(sizes[:, 0], self.capacity[0])
-        else:
-            packed = best_fit_decreasing(sizes, self.capacity, parts)
-        wanted = -(-len(packed) // ranks) * ranks
-        if ranks == 1 or not units:
-            return [[units[i] for i in b] for b in packed]
-        loads = np.array([self.cost_of(u) for u in units])
-        if len(units) < wanted:
-            halved = _halve(units, wanted, self.cost_of, self._halves)
-            if len(halved) < wanted:
-                return _TooFew(len(halved), wanted)
-            return [[u] for u in halved]
-        even = spread(sizes, self.capacity, loads, wanted, parts)
-        if even is None or not all(even):
-            even = _halve(
-                packed,
-                wanted,
-                lambda b: float(loads[b].sum()),
-                lambda b: [[b[i] for i in half] for half in _two(loads[b])],
-            )
-        return [[units[i] for i in b] for b in even]
-
-    def _halves(self, unit: _Unit) -> list[_Unit]:
-        halves = _two([self.cost_of(self.unit([i])) for i in unit.members])
-        return [self.unit([unit.members[i] for i in half]) for half in halves]
-
-
-def _two(loads: Sequence[float] | np.ndarray) -> list[list[int]]:
-    """Indices in two halves of like load, none of them empty; a single index stays one."""
-    return balance(loads, 2, equal_counts=True) if len(loads) > 1 else [[0]]
-
-
-_Piece = TypeVar("_Piece")
-
-
-def _halve(
-    pieces: list[_Piece],
-    wanted: int,
-    load: Callable[[_Piece], float],
-    halves: Callable[[_Piece], list[_Piece]],
-) -> list[_Piece]:
-    """Halve the costliest piece until there are as many as `wanted`, or none can be halved."""
-    heap = [(-load(p), i, p) for i, p in enumerate(pieces)]
-    heapq.heapify(heap)
-    whole: list[_Piece] = []
-    count = len(pieces)
-    while heap and len(heap) + len(whole) < wanted:
-        piece = heapq.heappop(heap)[2]
-        two = halves(piece)
-        if len(two) < 2:
-            whole.append(piece)
-            continue
-        for half in two:
-            heapq.heappush(heap, (-load(half), count, half))
-            count += 1
-    return whole + [p for _, _, p in heap]
 
 
 def _family(samples: list[Sample]) -> Family | None:
@@ -413,7 +205,7 @@ def _room(
 
 def _shares(samples: list[Sample], kept: list[int], share: bool) -> list[float]:
     """Loss tokens, patches, gathered keys and vision tokens a row, each of the group (sample) that has most."""
-    shared = _Shared(samples, kept) if share else None
+    shared = SharedPrefixes(samples, kept) if share else None
     groups: dict[Any, list[int]] = {}
     for i in kept:
         groups.setdefault(samples[i].group_id if share else i, []).append(i)
@@ -421,7 +213,7 @@ def _shares(samples: list[Sample], kept: list[int], share: bool) -> list[float]:
     for members in groups.values():
         chosen = [samples[i] for i in members]
         layout = shared.layout(members) if shared else plain_layout([len(s) for s in chosen])
-        media = {k: v for s in chosen for k, v in _patches(s).items()}
+        media = {k: v for s in chosen for k, v in media_patches(s).items()}
         vision = max(sum(m.num_tokens for m in s.media) for s in chosen)
         found = (sum(s.num_loss_tokens for s in chosen), sum(media.values()), layout.keys, vision)
         most = [max(m, f / max(layout.rows, 1)) for m, f in zip(most, found, strict=True)]
@@ -482,14 +274,9 @@ def _excess(sample: Sample, max_tokens: int, max_patches: int | None) -> list[Pr
     return out
 
 
-def _patches(sample: Sample) -> dict[str, int]:
-    """Patches of each distinct medium, by cache key."""
-    return {m.cache_key: m.num_patches for m in sample.media}
-
-
 def _stats(
     samples: list[Sample],
-    bins: list[_Unit],
+    bins: list[Unit],
     share: bool,
     max_tokens: int,
     costs: list[float],

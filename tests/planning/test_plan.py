@@ -328,7 +328,7 @@ def test_the_default_cost_is_that_of_a_dense_transformer():
 def test_the_prefix_forest_is_built_once(monkeypatch):
     """Of all samples: groups, their pieces and bins are measured by its segments."""
     built = []
-    module = sys.modules["mmpack.planning.plan"]
+    module = sys.modules["mmpack.planning.arrange"]
     monkeypatch.setattr(
         module, "build_forest", lambda chosen: built.append(len(chosen)) or build_forest(chosen)
     )
