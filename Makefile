@@ -87,7 +87,8 @@ test-gpu: PYTHON := $(or $(PYTHON),python3)
 test-gpu:  ## the tests marked gpu, with the machine's own Python and its CUDA build of torch
 	@$(PYTHON) -c 'import importlib.util; importlib.util.find_spec("torch") or exit("test-gpu: $(PYTHON) has no torch. Fix: PYTHON=... with a CUDA build of torch")'
 	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("test-gpu: no GPU here, torch.cuda.is_available() is False")'
-	PYTHONPATH=. $(PYTHON) -m pytest $$($(PYTHON) -c 'import xdist' 2>/dev/null && printf -- '-n 8') -m "gpu or kernel" $(sort $(call marked,gpu) $(call marked,kernel))
+	PYTHONPATH=. $(PYTHON) -m pytest $$($(PYTHON) -c 'import xdist' 2>/dev/null && printf -- '-n 8') -m "(gpu or kernel) and not alone" $(sort $(call marked,gpu) $(call marked,kernel))
+	PYTHONPATH=. $(PYTHON) -m pytest -m "gpu and alone" $(call marked,alone)
 
 .PHONY: bench
 bench: PYTHON := $(or $(PYTHON),python3)

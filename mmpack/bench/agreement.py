@@ -1,6 +1,7 @@
-"""Whether a peer computes what the padded peer computes; a wrong step's speed is of no interest.
+"""Whether a peer computes the step; a wrong step's speed is of no interest.
 
-Two layouts of a bf16 model differ by rounding. How much is measured: each sample by itself, beside the padded batch.
+The oracle is each sample by itself in more digits: float32 for a bf16 model, float64 for a float32 one. A peer's error
+is held to that of the padded peer, which runs transformers' own code in the model's dtype.
 """
 
 from __future__ import annotations
@@ -32,27 +33,25 @@ class Result:
 
 @dataclass(frozen=True)
 class Distance:
-    """`gradients`: relative Frobenius norm. `norm`: relative. `logprobs`: root mean square, in nats."""
+    """From the oracle. `gradients`: relative Frobenius norm. `norm`: relative. `logprobs`: RMS in nats."""
 
     gradients: float
     norm: float
     logprobs: float | None
 
-    def within(self, noise: Distance, dtype: torch.dtype) -> bool:
-        """Within the contract: at most 1.5 × what separate forwards differ by, or its floor."""
+    def within(self, padded: Distance, dtype: torch.dtype) -> bool:
+        """Within the contract: at most 1.5 × the padded peer's error, or its floor."""
         factor = TOLERANCES["parameter_gradient_vs_separate"].value
         floor = "parameter_gradient_" + ("bf16" if dtype == torch.bfloat16 else "fp32")
-        bound = max(factor * noise.gradients, TOLERANCES[floor].value)
-        assert noise.logprobs is not None
-        nats = max(factor * noise.logprobs, TOLERANCES["layouts"].value)
+        bound = max(factor * padded.gradients, TOLERANCES[floor].value)
+        assert padded.logprobs is not None
+        nats = max(factor * padded.logprobs, TOLERANCES["layouts"].value)
         return max(self.gradients, self.norm) <= bound and (self.logprobs or 0.0) <= nats
 
 
-def reference(model: Any, job: Job) -> tuple[Result, Distance]:
-    """The padded peer's result of some samples on each rank, and how far each sample by itself is from it."""
-    members = _members(job)
-    whole = _result(model, job, [members], padded)
-    return whole, distance(_result(model, job, [[i] for i in members], padded), whole)
+def oracle(exact: Any, job: Job) -> Result:
+    """The result of some samples on each rank, each by itself, by `exact`, the model in more digits."""
+    return _result(exact, job, [[i] for i in _members(job)], padded)
 
 
 def result(model: Any, job: Job, peer: Peer) -> Result:
@@ -93,7 +92,7 @@ def _result(model: Any, job: Job, bins: list[list[int]], forward: Any) -> Result
             logprobs.append(outcome.logprobs().float().cpu())
     own = {n: local(p.grad) for n, p in model.named_parameters() if p.grad is not None}
     squares = sum(
-        float(torch.linalg.vector_norm(g, dtype=torch.float32)) ** 2 for g in own.values()
+        float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in own.values()
     )
     watched = {n: g.cpu() for n, g in own.items() if _watched(n, model)}
     model.zero_grad(set_to_none=True)

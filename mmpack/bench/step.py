@@ -20,6 +20,7 @@ from mmpack.bench.workloads import WORKLOADS, draw, tiny
 from mmpack.errors import ArgumentError, ModelError, check_name, installed_version
 
 FULL = "out of memory"
+WRONG = "its results are wrong"
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,29 @@ class Options:
 
 @dataclass
 class Case:
-    """One model and workload; what all peers are held to is made when the first needs it."""
+    """One model and workload; what all peers are held to is made when the first needs it.
+
+    `build(exact=False)`: the model in its dtype, or in one of more digits.
+    """
 
     job: Job
-    build: Callable[[], Any]
+    build: Callable[..., Any]
     want: agreement.Result | None = None
-    noise: agreement.Distance | None = None
+    allowed: agreement.Distance | None = None
     rate: float = 0.0  # FLOP/s of the bare product
 
     def hold_to(self) -> tuple[agreement.Result, agreement.Distance]:
-        """The padded peer's result and the noise of its dtype, by a fresh model."""
-        if self.want is None or self.noise is None:
+        """The oracle's result, and the padded peer's error, by fresh models."""
+        if self.want is None or self.allowed is None:
             model = self.build()
-            self.want, self.noise = agreement.reference(model, self.job)
             self.rate = timing.product_rate(model, self.job)
+            found = agreement.result(model, self.job, PEERS["padded"])
             del model
             timing.free()
-        return self.want, self.noise
+            self.want = agreement.oracle(self.build(exact=True), self.job)
+            self.allowed = agreement.distance(found, self.want)
+            timing.free()
+        return self.want, self.allowed
 
 
 def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -126,8 +133,10 @@ def case_of(
     rows = TINY_ROWS if options.tiny else MAX_ROWS
     job = Job(samples, on_device, device, rows, rank, ranks)
 
-    def make() -> Any:
+    def make(exact: bool = False) -> Any:
         model = build(name, device, options.layers, options.tiny)
+        if exact:
+            model = model.to(torch.float64 if dtype == torch.float32 else torch.float32)
         return shard(model) if ranks > 1 else model
 
     return Case(job, make)
@@ -145,16 +154,16 @@ def _measure(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
 
 def _timed(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
     """The first step, the check, then the steps that count."""
-    want, noise = case.hold_to()
+    want, allowed = case.hold_to()
     job, model = case.job, case.build()
     with peer.prepared(model):
         first = timing.seconds_of(lambda: timing.take_step(model, job, peer), job.device)
-        away = agreement.distance(agreement.result(model, job, peer), want)
-        if not away.within(noise, model.lm_head.weight.dtype):
-            return {"did_not_run": "its results are not the padded peer's", **_checked(away, noise)}
+        error = agreement.distance(agreement.result(model, job, peer), want)
+        if not error.within(allowed, model.lm_head.weight.dtype):
+            return {"did_not_run": WRONG, **_checked(error, allowed)}
         steps = timing.timed_steps(model, job, peer, options.repeats)
         row = _figures(model, job, peer, steps, case.rate) | {"first_seconds": first}
-        row |= _checked(away, noise)
+        row |= _checked(error, allowed)
         if options.profile:
             from mmpack.bench.profile import profiled
 
@@ -189,9 +198,9 @@ def _figures(model: Any, job: Job, peer: Peer, steps: timing.Timed, rate: float)
     }
 
 
-def _checked(away: agreement.Distance, noise: agreement.Distance) -> dict[str, Any]:
-    """How far from the padded peer, and how far each sample by itself is from it."""
-    return {"away": asdict(away), "separate": asdict(noise)}
+def _checked(error: agreement.Distance, allowed: agreement.Distance) -> dict[str, Any]:
+    """How far the peer is from the oracle, and how far the padded peer is."""
+    return {"error": asdict(error), "padded_error": asdict(allowed)}
 
 
 def _names(
@@ -222,6 +231,12 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def _said(row: dict[str, Any]) -> str:
+    if row.get("did_not_run") == WRONG:
+        own, padded = (
+            ", ".join(f"{k} {v:.2g}" for k, v in row[of].items() if v is not None)
+            for of in ("error", "padded_error")
+        )
+        return f"{WRONG}: errors {own}; the padded peer's {padded}"
     if "did_not_run" in row:
         return str(row["did_not_run"])
     memory = f", {row['peak_bytes'] / 1e9:.1f} GB" if row["peak_bytes"] else ""

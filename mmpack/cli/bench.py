@@ -79,7 +79,7 @@ def command(
         report = run(options)
     if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
         emit(report, map(str, targets(report["rows"])), as_json, None)
-    return int(any("away" in row and "did_not_run" in row for row in report["rows"]))
+    return int(any("error" in row and "did_not_run" in row for row in report["rows"]))
 
 
 def _chosen(given: list[str] | None, every: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The step's benchmark on a GPU: real shapes cut to two decoder layers."""
+"""The step's benchmark on a GPU: real shapes cut to two decoder layers. It measures time, so nothing runs beside it."""
 
 import json
 
@@ -8,6 +8,7 @@ from support.process import call_mmpack
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
 

@@ -63,6 +63,18 @@ def test_packs(backend, name):
     compare(backend, until, plan, rows[None], 28, 4, 128, torch.bfloat16)
 
 
+def test_few_rows_first_in_a_process():
+    """torch's own choice for few rows without gradients is a kernel for decoding, which has no tile for these."""
+    skip_unless("flex", dim=32)
+    torch._dynamo.reset()  # after longer packs, torch would trace a graph for any number of rows
+    until, plan, _ = packed([89], 0, device="cuda")
+    q, k, v, _ = draw(1, 2, 1, 89, 32, torch.bfloat16, "cuda")
+    with torch.no_grad():
+        found = tree_attention(q, k, v, until, plan, backend="flex")
+        want = tree_attention(q.float(), k.float(), v.float(), until, plan, backend="sdpa")
+    assert relative(found, want) <= TOLERANCES["gradient_bf16"].value
+
+
 @by_sequences
 def test_other_heads_and_fp16(backend):
     skip_unless(backend, torch.float16, 64)

@@ -83,9 +83,16 @@ def flex(
             block_mask=mask,
             scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
-            kernel_options={"BACKEND": "FLASH"} if flash else None,
+            kernel_options=_kernel(query, flash),
         )
     return out.transpose(1, 2).contiguous()
+
+
+def _kernel(query: torch.Tensor, flash: bool) -> Any:
+    """On a GPU by name: left to choose, torch takes its decoding kernel for few rows, which has no tile for some."""
+    if query.is_cuda:
+        return {"BACKEND": "FLASH" if flash else "TRITON"}
+    return None
 
 
 @contextlib.contextmanager
