@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 WIDTH = 860
 _MARGIN, _GAP, _BAR, _PITCH, _HEAD, _VALUE = 16, 14, 13, 18, 46, 62  # pixels
 _INK, _QUIET, _PAPER = "#1b1f23", "#5f6b76", "#ffffff"
-_SHADES = ("#d0d5db", "#9aa5b1", "#90caf9", "#1e88e5", "#0d47a1")
+_SHADES = ("#d0d5db", "#b4bdc6", "#8a96a3", "#90caf9", "#1e88e5", "#0d47a1")
 
 # Label and peers of each bar: the fastest of them is shown.
 BARS = {
     "padded, as TRL": ("padded",),
     "padded, best": ("padded", "padded-tower", "padded-tower-no-mask", "liger"),
+    "padding removed, as verl": ("removed-padding",),
     "mmpack, plain packs": ("plain",),
     "mmpack, shared prefixes": ("shared",),
-    "… and compiled layers": ("shared-compiled", "shared-compiled-kept"),
+    "… and compiled layers": ("shared-compiled",),
 }
+_OTHERS = 3  # bars that are not mmpack's
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,10 @@ class Chart:
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[float | str | None]]:
-    """Of each (model, workload): a bar's seconds, why it did not run, or None where it was not measured."""
+    """Of each (model, workload) that has bars of others and of mmpack: a bar's seconds, or why it did not run.
+
+    None: not measured.
+    """
     out = {}
     for model in dict.fromkeys(row["model"] for row in rows):
         for workload in WORKLOADS:
@@ -71,7 +76,8 @@ def figures(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[float | st
                 if (row["model"], row["workload"]) == (model, workload)
             }
             bars = [_best([of_peer[p] for p in peers if p in of_peer]) for peers in BARS.values()]
-            if any(bar is not None for bar in bars):
+            others, own = bars[:_OTHERS], bars[_OTHERS:]
+            if all(any(bar is not None for bar in of) for of in (others, own)):
                 out[model, workload] = bars
     return out
 
@@ -97,9 +103,11 @@ def draw(rows: list[dict[str, Any]], title: str) -> Chart:
         marks.append(Text(_MARGIN, top + 14, name_of(model), 14, bold=True))
         for column, workload in enumerate(workloads):
             x = _MARGIN + column * (panel + _GAP)
-            marks.append(Text(x, top + 34, WORKLOADS[workload].about, 12, _QUIET))
-            marks += _bars(found.get((model, workload), []), x, top + _HEAD, panel)
-        top += _HEAD + len(BARS) * _PITCH + 12
+            if (model, workload) in found:
+                marks.append(Text(x, top + 34, WORKLOADS[workload].about, 12, _QUIET))
+                marks += _bars(found[model, workload], x, top + _HEAD, panel)
+        most = max(sum(b is not None for b in bars) for (m, _), bars in found.items() if m == model)
+        top += _HEAD + most * _PITCH + 12
     return Chart(title, WIDTH, int(top), marks)
 
 
@@ -107,19 +115,21 @@ def _legend(x: float, y: float) -> list[Box | Text]:
     out: list[Box | Text] = []
     for label, fill in zip(BARS, _SHADES, strict=True):
         out += [Box(x, y - 10, 11, 11, fill), Text(x + 16, y, label, 12, _QUIET)]
-        x += 30 + 6.4 * len(label)
+        x += 28 + 5.9 * len(label)
     return out
 
 
 def _bars(values: list[float | str | None], x: float, y: float, width: float) -> list[Box | Text]:
     out: list[Box | Text] = []
     longest = max((v for v in values if isinstance(v, float)), default=0.0)
-    for value, fill in zip(values, _SHADES, strict=False):
+    for value, fill in zip(values, _SHADES, strict=True):
+        if value is None:
+            continue
         if isinstance(value, float):
             long = (width - _VALUE) * value / longest
             out.append(Box(x, y, round(long, 1), _BAR, fill))
             out.append(Text(round(x + long + 6, 1), y + 11, seconds(value), 12))
-        elif value is not None:
+        else:
             out.append(Text(x, y + 11, value, 12, _QUIET))
         y += _PITCH
     return out

@@ -23,8 +23,8 @@ PAGE = """# Performance: the whole step
 
 Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [performance](../performance.md).
 
-Every row is first held to the padded batch on three samples: its logprobs and gradients may be 1.5 × as far from it
-as those of each sample by itself are. Seconds are the median of at least two steps after the first; *first* is the
+Every row is first held to float32, one sample at a time: on three samples, the error of its logprobs and gradients may
+be 1.5 × that of the padded bf16 batch. Seconds are the median of at least two steps after the first; *first* is the
 first of its peer in a process. *Ideal* is the time that the FLOPs of linear layers, head, tower and visible attention
 (forward, recomputation, backward) take at the rate of cuBLAS's product in the same run. What a peer computes beyond
 need, padding or a prompt once more, is part of its own work. Recomputation counts whole, though torch leaves out each
@@ -76,6 +76,7 @@ def headline(rows: list[dict[str, Any]], image: str, link: str) -> str:
         body = [
             [label, *(_bar(bars[at]) for bars in found.values())]
             for at, label in enumerate(chart.BARS)
+            if any(bars[at] is not None for bars in found.values())
         ]
         parts.append(_table([*head, *map(chart.name_of, found)], body))
     return "\n".join(

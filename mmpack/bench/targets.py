@@ -14,7 +14,7 @@ OVER_PADDED = 3.5
 OF_IDEAL = 0.85
 FIRST = 2.0  # seconds that a first step may cost more
 _PAIRS = (("plain", "shared"), ("plain-compiled", "shared-compiled"))
-_SHARED = ("shared", "shared-kept", "shared-compiled", "shared-compiled-kept")
+_SHARED = ("shared", "shared-compiled")  # as much checkpointing as the padded peers
 
 
 @dataclass(frozen=True)
