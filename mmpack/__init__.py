@@ -16,6 +16,7 @@ _HOME = {
     "mmpack.schema.spans": (
         "ActionSpan",
         "BboxTarget",
+        "Cost",
         "LossSpan",
         "ModalitySpan",
         "ObservationSpan",

@@ -38,6 +38,7 @@ from mmpack.schema.rules import validate as validate
 from mmpack.schema.sample import Sample as Sample
 from mmpack.schema.spans import ActionSpan as ActionSpan
 from mmpack.schema.spans import BboxTarget as BboxTarget
+from mmpack.schema.spans import Cost as Cost
 from mmpack.schema.spans import LossSpan as LossSpan
 from mmpack.schema.spans import ModalitySpan as ModalitySpan
 from mmpack.schema.spans import ObservationSpan as ObservationSpan

@@ -19,6 +19,7 @@ from mmpack.schema.media import Medium
 from mmpack.schema.spans import (
     ActionSpan,
     BboxTarget,
+    Cost,
     LossSpan,
     ModalitySpan,
     ObservationSpan,
@@ -108,7 +109,7 @@ class Sample(Record):
     coordinate_system: str | None = column(Str(COORDINATE_SYSTEMS), "of boxes and points", None)
     screen_size: tuple[int, int] | None = column(Ints(2), "width, height in pixels", None)
     rewards: list[Score] | None = column(Records(Score), "what the policy is paid", None)
-    costs: list[Score] | None = column(Records(Score), "what it is charged", None)
+    costs: list[Cost] | None = column(Records(Cost), "what it is charged", None)
     verifiers: list[Score] | None = column(Records(Score), "verdicts that are not paid", None)
     rollout_logprobs: np.ndarray | None = column(
         Array("float32", low=None), "natural log, of the loss tokens, spans concatenated", None

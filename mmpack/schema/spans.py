@@ -149,11 +149,21 @@ class ScopeSpec(Spec):
 
 @dataclass(eq=False)
 class Score(Record):
-    """A reward, a cost or a verifier's verdict, with what it scores."""
+    """A reward or a verifier's verdict, with what it scores. A cost is a `Cost`, which is no Score."""
 
     name: str = column(Str(), "who gave it")
     value: float = column(Float(), "the score")
     scope: str | dict[str, Any] = column(ScopeSpec(), "what it scores", "sequence")
+    metadata: dict[str, Any] = _extra()
+
+
+@dataclass(eq=False)
+class Cost(Record):
+    """What the policy is charged: written as a Score is, and of another type, so that no cost is paid as a reward."""
+
+    name: str = column(Str(), "who charges it")
+    value: float = column(Float(), "the cost; above 0 is bad")
+    scope: str | dict[str, Any] = column(ScopeSpec(), "what it is charged for", "sequence")
     metadata: dict[str, Any] = _extra()
 
 

@@ -20,6 +20,7 @@ from mmpack.schema.rules.problems import TOPICS
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import (
     BboxTarget,
+    Cost,
     LossSpan,
     ObservationSpan,
     PointTarget,
@@ -451,7 +452,7 @@ def test_samples_built_by_hand_are_checked_too():
         (_medium(second_per_grid_ts=np.inf), "media[0].second_per_grid_ts"),
         (_film(frame_timestamps=(0.0, np.nan)), "media[0].frame_timestamps[1]"),
         (_set("rewards", [Score("r", np.nan)]), "rewards[0].value"),
-        (_set("costs", [Score("r", np.inf)]), "costs[0].value"),
+        (_set("costs", [Cost("r", np.inf)]), "costs[0].value"),
         (_set("verifiers", [Score("r", -np.inf)]), "verifiers[0].value"),
         (_box((0.0, np.nan, 1.0, 1.0)), "bbox_targets[0].bbox[1]"),
         (_set("point_targets", [PointTarget((np.nan, 0.0))]), "point_targets[0].point[0]"),
@@ -520,6 +521,9 @@ def test_validate_never_raises_whatever_a_record_holds():
         ("rewards", [1.0], "MM003", "rewards[0]"),
         ("rewards", 1.0, "MM003", "rewards"),
         ("rewards", [Score("r", "1")], "MM003", "rewards[0].value"),
+        ("rewards", [Cost("r", 1.0)], "MM003", "rewards[0]"),
+        ("verifiers", [Cost("r", 1.0)], "MM003", "verifiers[0]"),
+        ("costs", [Score("r", 1.0)], "MM003", "costs[0]"),
         ("input_ids", np.array([5, -5]), "MM003", "input_ids[1]"),
         ("input_ids", None, "MM004", "input_ids"),
         ("input_ids", np.zeros((2, 2), np.int64), "MM008", "input_ids"),
