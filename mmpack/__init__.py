@@ -38,6 +38,7 @@ _HOME = {
     "mmpack.packing.pack": ("pack",),
     "mmpack.packing.pad": ("PaddedBatch", "pad"),
     "mmpack.losses.rewards.scatter": ("scatter_rewards",),
+    "mmpack.losses.constrained.scatter": ("scatter_costs",),
     "mmpack.losses.advantages.group": ("group_advantages",),
     "mmpack.losses.gae": ("gae",),
     "mmpack.losses.policy.loss": ("PolicyLoss", "policy_loss"),

@@ -12,6 +12,7 @@ from mmpack.errors import TraceError as TraceError
 from mmpack.errors import VideoError as VideoError
 from mmpack.layout.mrope import mrope_positions as mrope_positions
 from mmpack.losses.advantages.group import group_advantages as group_advantages
+from mmpack.losses.constrained.scatter import scatter_costs as scatter_costs
 from mmpack.losses.gae import gae as gae
 from mmpack.losses.policy.loss import PolicyLoss as PolicyLoss
 from mmpack.losses.policy.loss import policy_loss as policy_loss
