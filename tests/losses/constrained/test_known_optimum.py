@@ -12,7 +12,6 @@ from scipy import optimize
 import mmpack as mp
 from mmpack.losses.constrained import (
     PID,
-    Costs,
     DualAscent,
     LagrangeMultiplier,
     Rewards,
@@ -21,7 +20,7 @@ from mmpack.losses.constrained import (
 
 R = np.array([1.0, 0.7, 0.4, 0.0])
 C = np.array([1.0, 0.5, 0.2, 0.0])
-TAU, DRAWN = 0.25, 64
+TAU, DRAWN = 0.25, 32
 
 
 def policy_at(multiplier):
@@ -65,7 +64,7 @@ def solve(multiplier, steps, kind="dr_grpo"):
     """Gradient descent on K logits. Returns policies and multipliers of the last third, averaged."""
     generator = np.random.default_rng(0)
     logits = torch.zeros(len(R), requires_grad=True)
-    optimizer = torch.optim.SGD([logits], lr=1.0)
+    optimizer = torch.optim.SGD([logits], lr=8.0)
     policies, values = [], []
     for _ in range(steps):
         policy = torch.softmax(logits.detach().double(), 0).numpy()
@@ -97,14 +96,13 @@ def solve(multiplier, steps, kind="dr_grpo"):
     return np.mean(policies[-tail:], axis=0), float(np.mean(values[-tail:])), np.std(values[-tail:])
 
 
-@pytest.mark.parametrize("rule", [DualAscent(0.1), PID(0.2, 0.1, 0.1)])
-@pytest.mark.parametrize("start", [0.0, 4.0])
+@pytest.mark.parametrize(("rule", "start"), [(DualAscent(0.2), 0.0), (PID(0.4, 0.2, 0.2), 4.0)])
 def test_the_multiplier_converges_to_the_known_one(rule, start):
     limit = 0.25
     best, policy = optimum(limit)
     assert best > 0.3  # the limit binds
     found, value, spread = solve(
-        LagrangeMultiplier({"harm": limit}, rule, initial=start), steps=240
+        LagrangeMultiplier({"harm": limit}, rule, initial=start), steps=250
     )
     assert value == pytest.approx(best, rel=0.03) and spread < 0.1 * best
     np.testing.assert_allclose(found, policy, atol=0.02)
