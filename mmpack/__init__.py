@@ -13,6 +13,7 @@ from mmpack._version import __version__
 _HOME = {
     "mmpack.schema.sample": ("Sample",),
     "mmpack.schema.media": ("Medium",),
+    "mmpack.schema.codec": ("CodecIds",),
     "mmpack.schema.spans": (
         "ActionSpan",
         "BboxTarget",

@@ -32,6 +32,7 @@ from mmpack.parity.report import ParityReport as ParityReport
 from mmpack.planning.plan import Plan as Plan
 from mmpack.planning.plan import plan as plan
 from mmpack.processors.wrap import wrap_processor as wrap_processor
+from mmpack.schema.codec import CodecIds as CodecIds
 from mmpack.schema.media import Medium as Medium
 from mmpack.schema.rules import Problem as Problem
 from mmpack.schema.rules import check as check

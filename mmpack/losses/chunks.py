@@ -1,6 +1,6 @@
 """Loss tokens [N] cut into chunks [C]: the actions of one turn, or a fixed number of tokens of it.
 
-A chunk stands where a token does: `policy_loss`, `gae` and `group_advantages` take columns [C] with `cu_loss` of chunks.
+A chunk stands where a token does: `policy_loss` and `gae` take columns [C] with the `cu_loss` of chunks.
 """
 
 from __future__ import annotations

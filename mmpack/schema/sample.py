@@ -13,6 +13,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.families import FAMILIES
+from mmpack.schema.codec import CodecIds
 from mmpack.schema.error_text import safe_repr, shown, trace_error
 from mmpack.schema.fields import Record, Records, column, keep_unknown
 from mmpack.schema.media import Medium
@@ -125,6 +126,9 @@ class Sample(Record):
     turn: int | None = column(Int(), "turn of this sample in its trajectory", None)
     prefix_cached_tokens: int | None = column(
         Int(), "leading tokens that the engine took from its cache", None
+    )
+    codec_ids: list[CodecIds] | None = column(
+        Records(CodecIds), "audio as ids of its codec: compared by parity, never packed", None
     )
     metadata: dict[str, Any] = column(
         Json(), "anything else, carried through untouched", factory=dict

@@ -17,6 +17,18 @@ LOSS_KINDS = ("response", "action", "reasoning")
 OBSERVATION_SOURCES = ("tool", "environment", "screenshot", "user")
 
 
+@dataclass(frozen=True)
+class Modality(Str):
+    """What placeholders stand for; audio has a rule of its own, which says where to turn."""
+
+    choices: tuple[str, ...] = MODALITIES
+
+    def read(self, value: Any, where: str) -> str:
+        if value == "audio":
+            raise trace_error(where, "is audio, whose placeholders have no layout", "MM320")
+        return super().read(value, where)
+
+
 def _extra() -> Any:
     return column(Json(), "unknown fields, carried through", factory=dict)
 
@@ -27,7 +39,7 @@ class ModalitySpan(Record):
 
     start: int = column(Int(), "first token")
     stop: int = column(Int(), "one past the last token")
-    modality: str = column(Str(MODALITIES), "what the placeholders stand for")
+    modality: str = column(Modality(), "what the placeholders stand for")
     media_index: int = column(Int(), "index into `media`")
     frame: int | None = column(Int(), "temporal patch, where a video has one span each", None)
     metadata: dict[str, Any] = _extra()
