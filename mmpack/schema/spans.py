@@ -25,7 +25,7 @@ class Modality(Str):
 
     def read(self, value: Any, where: str) -> str:
         if value == "audio":
-            raise trace_error(where, "is audio, whose placeholders have no layout", "MM320")
+            raise trace_error(where, "is audio, whose placeholders have no layout", "MM011")
         return super().read(value, where)
 
 

@@ -111,7 +111,7 @@ def test_ids_of_another_dtype_in_memory_are_a_problem(dtype):
 @pytest.mark.parametrize("make", [mp.pack, mp.pad, lambda s: mp.plan(s, max_tokens=100)])
 def test_no_batch_and_no_plan_leaves_audio_behind_in_silence(make):
     bare = make_sample([("text", [1]), ("response", [2])], "bare")
-    with pytest.raises(mp.SchemaError, match=r"s0\.codec_ids holds 1 of audio.*MM324"):
+    with pytest.raises(mp.SchemaError, match=r"s0\.codec_ids holds 1 of audio.*MM407"):
         make([bare, heard(audio())])
     make([bare, heard()])
 
@@ -120,9 +120,9 @@ def test_no_batch_and_no_plan_leaves_audio_behind_in_silence(make):
 def test_what_is_dropped_is_listed(make):
     bare = make_sample([("text", [1]), ("response", [2])], "bare")
     batch = make([bare, heard(audio())], on_invalid="drop")
-    assert batch.sample_ids == ["bare"] and [p.code for p in batch.dropped] == ["MM324"]
+    assert batch.sample_ids == ["bare"] and [p.code for p in batch.dropped] == ["MM407"]
     plan = mp.plan([bare, heard(audio())], max_tokens=100, on_invalid="drop")
-    assert [p.code for p in plan.dropped[0].problems] == ["MM324"]
+    assert [p.code for p in plan.dropped[0].problems] == ["MM407"]
 
 
 @pytest.mark.parametrize("place", ["media", "modality_spans"])
@@ -130,13 +130,13 @@ def test_modality_audio_is_refused_with_a_pointer(tmp_path, place):
     record = full_sample().to_dict()
     record[place][0]["modality"] = "audio"
     (tmp_path / "t.jsonl").write_text(json.dumps(record))
-    with pytest.raises(mp.TraceError, match=rf"{place}\[0\]\.modality.*MM320.*{RFC}"):
+    with pytest.raises(mp.TraceError, match=rf"{place}\[0\]\.modality.*MM011.*{RFC}"):
         list(read_trace(tmp_path / "t.jsonl"))
     sample = full_sample()
     getattr(sample, place)[0].modality = "audio"
-    assert "MM320" in {p.code for p in mp.validate(sample)}
+    assert "MM011" in {p.code for p in mp.validate(sample)}
     for make in (mp.pack, mp.pad, lambda s: mp.plan(s, max_tokens=9999)):
-        with pytest.raises(mp.SchemaError, match="MM320"):
+        with pytest.raises(mp.SchemaError, match="MM011"):
             make([sample])
 
 

@@ -13,6 +13,7 @@ from support.samples import full_sample, make_medium, make_sample
 
 from mmpack.errors import SchemaError, TraceError
 from mmpack.families import FAMILIES
+from mmpack.schema.codec import CodecIds
 from mmpack.schema.codes import RULES
 from mmpack.schema.columns.table import Table, parsed_lists
 from mmpack.schema.rules import check, validate
@@ -126,6 +127,7 @@ STRUCTURE: dict[str, list[bytes]] = {
         LINE[:-1] + b', "x": "' + b"a" * 2**20 + b'"}',
         b"\n" * 2**21,
     ],
+    "MM011": [record(media=[as_record(base())["media"][0] | {"modality": "audio"}])],
 }
 
 
@@ -188,6 +190,10 @@ def _box(
             setattr(s, name, value)
 
     return change
+
+
+def _codec(codes, rate=12.5):
+    return _set("codec_ids", [CodecIds("codec", np.array(codes, np.int32), (8, 8), rate)])
 
 
 def _vocabulary(size: int) -> Callable[[Sample], None]:
@@ -300,6 +306,9 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     ),
     "MM312": ("input_ids[1]", [_vocabulary(151652), _vocabulary(100)]),
     "MM309": ("prefix_cached_tokens", [_set("prefix_cached_tokens", 20)]),
+    "MM321": ("codec_ids[0].codes[1][2]", [_codec([[1, 2, 3], [0, 1, 9]])]),
+    "MM322": ("codec_ids[0]", [_codec([[1, 2, 3]]), _codec(np.zeros((2, 0)))]),
+    "MM323": ("codec_ids[0].frame_rate", [_codec([[1], [2]], rate=0.0)]),
 }
 
 

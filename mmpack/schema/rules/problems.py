@@ -119,7 +119,7 @@ def packing_problems(sample: Sample) -> list[Problem]:
     if not (isinstance(sample.codec_ids, list) and sample.codec_ids):
         return []
     message = f"holds {len(sample.codec_ids)} of audio, which no batch carries"
-    return [Problem("MM324", sample.sample_id, "codec_ids", message)]
+    return [Problem("MM407", sample.sample_id, "codec_ids", message)]
 
 
 def surely_valid(table: Table, max_record_bytes: int) -> np.ndarray:
