@@ -1,6 +1,8 @@
 """Operators on denoising steps, of docs/rfc/continuous-latent.md: densities and KL against scipy, samplers against what
 they must keep, rewards and masks, and that a step stands where a token does in the losses that are there."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -74,7 +76,7 @@ def variance_after(steps, noise, data_variance, until=0.05):
     times = np.linspace(0.95, until, steps + 1)
     exact = lambda t: (1 - t) ** 2 * data_variance + t**2  # noqa: E731
     variance = exact(times[0])
-    for t, after in zip(times[:-1], times[1:], strict=True):
+    for t, after in pairwise(times):
         one, at, dt = np.ones((1, 1)), np.array([t]), np.array([after - t])
         velocity = (t - (1 - t) * data_variance) / exact(t) * one
         factor, std = flow_step(one, velocity, at, dt, noise)

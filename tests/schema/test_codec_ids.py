@@ -144,3 +144,11 @@ def test_the_pointer_points_somewhere():
     from pathlib import Path
 
     assert (Path(__file__).resolve().parents[2] / RFC).is_file()
+
+
+def test_no_framework_is_handed_a_sample_without_its_audio():
+    from mmpack.adapters.checks import check_samples
+
+    check_samples([heard()], None)
+    with pytest.raises(mp.SchemaError, match=r"from_samples: .*MM407"):
+        check_samples([heard(audio())], None)

@@ -6,6 +6,7 @@ trajectories. A step is a Gaussian: its policy is the mean, its std [S] follows 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -73,5 +74,5 @@ def clipped_objective(
     """Mean over trajectories of the mean over their steps of -min(r·A, clip(r)·A): Flow-GRPO's and DDPO's loss."""
     ratio = np.exp(logprobs - old)
     terms = -np.minimum(ratio * advantages, np.clip(ratio, 1 - clip, 1 + clip) * advantages)
-    means = [terms[a:b].mean() for a, b in zip(cu_steps[:-1], cu_steps[1:], strict=True) if a < b]
+    means = [terms[a:b].mean() for a, b in pairwise(cu_steps) if a < b]
     return float(np.sum(means) / (len(cu_steps) - 1))

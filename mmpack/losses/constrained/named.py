@@ -36,6 +36,9 @@ class Named:
     """
 
     sign: ClassVar[int]  # +1: more is better; -1: less is
+    instead_of_a_tensor: ClassVar[str] = (
+        "advantages(…) of rewards and of costs, then constrained_advantages, which returns a tensor"
+    )
 
     def __init__(
         self, values: Mapping[str, Tensor], units: Mapping[str, str] | str = "", per: Per = "sample"

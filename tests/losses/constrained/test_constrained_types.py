@@ -133,6 +133,14 @@ def test_each_mixture_is_one_line(mix):
         mix()
 
 
+def test_no_fix_says_to_make_a_tensor_of_it():
+    with pytest.raises(
+        ArgumentError, match="constrained_advantages, which returns a tensor"
+    ) as one:
+        mp.policy_loss(torch.zeros(2), CHARGED.advantages(GROUPS), CU)
+    assert "as_tensor" not in str(one.value)
+
+
 def test_no_type_is_another():
     for a in TYPES:
         assert [b for b in TYPES if issubclass(a, b)] == [a]
