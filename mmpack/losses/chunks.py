@@ -34,6 +34,15 @@ class Chunks:
     cu_tokens: Tensor  # [C+1] int32, loss tokens before each chunk
     cu_loss: Tensor  # [B+1] int32, chunks before each sample: what losses take with columns [C]
     turn: Tensor  # [C] int32
+    num_tokens: int  # N
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Chunks:
+        """The same on `device`, for a batch that goes there."""
+        moved = (
+            x.to(device, non_blocking=non_blocking)
+            for x in (self.cu_tokens, self.cu_loss, self.turn)
+        )
+        return Chunks(*moved, self.num_tokens)
 
     def sum(self, tokens: Tensor) -> Tensor:
         """[N] to [C] float64: the sum over each chunk's tokens; of logprobs, the chunk's logprob. Differentiable."""
@@ -47,18 +56,17 @@ class Chunks:
             raise ArgumentError(
                 f"Chunks.spread: chunks are {found}, expected [{len(self.turn)}]. Fix: pass one number per chunk"
             )
-        count = int(self.cu_tokens[-1])
-        return chunks[segment_ids(self.cu_tokens, count)]
+        return chunks[segment_ids(self.cu_tokens, self.num_tokens)]
 
 
 def action_chunks(batch: TurnBatch, tokens: int | None = None) -> Chunks:
     """The chunks of a batch: the loss tokens of each turn, or each `tokens` of them (one action of a chunk).
 
-    They are the levels of RLinf-VLA (arXiv 2510.06710 section 4.2): a chunk of 8 actions of 7 tokens is one turn; by
+    They are the levels of RLinf-VLA (arXiv 2510.06710): a chunk of 8 actions of 7 tokens is one turn; by
     default its logprob is that of the chunk, with `tokens=7` those of its actions; tokens need no chunks. A chunk's
     ratio is `policy_loss(chunks.sum(logprobs), …, chunks.cu_loss, old_logprobs=chunks.sum(old_logprobs))`.
 
-    Args: batch: a PackedBatch or PaddedBatch. Its turns are read on the host: call it before `batch.to` a GPU.
+    Args: batch: a PackedBatch or PaddedBatch. Its turns are read on the host: call it before `batch.to` a GPU, then `chunks.to`.
     Raises ArgumentError for loss tokens without a turn, and for a turn that is no multiple of `tokens`.
 
     Example: a turn of two actions of two tokens.
@@ -104,6 +112,7 @@ def action_chunks(batch: TurnBatch, tokens: int | None = None) -> Chunks:
         _int32(np.append(starts, len(turn)), device),
         _int32(offsets, device),
         _int32(turn[starts], device),
+        len(turn),
     )
 
 

@@ -135,6 +135,15 @@ def test_samples_without_loss_tokens_have_no_chunk():
     assert none.cu_tokens.tolist() == [0] and none.cu_loss.tolist() == [0, 0]
 
 
+def test_chunks_move_with_their_batch(episodes):
+    """On a device without values a read would raise: neither method waits for one."""
+    chunks = action_chunks(mp.pack(episodes))
+    there = chunks.to("meta")
+    assert {x.device.type for x in (there.cu_tokens, there.cu_loss, there.turn)} == {"meta"}
+    assert there.spread(torch.zeros(12, device="meta")).shape == (12 * 56,)
+    assert torch.equal(chunks.to("cpu").cu_tokens, chunks.cu_tokens)
+
+
 def test_one_turn_number_in_two_samples_is_two_chunks():
     parts = [("text", [1]), ("response", [2, 3], 0)]
     batch = mp.pack([make_sample(parts, "a"), make_sample(parts, "b")])

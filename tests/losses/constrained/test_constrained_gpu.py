@@ -36,7 +36,9 @@ def samples():
 def of_device(device):
     """Costs of tokens, advantages and the loss's gradient, back on the CPU."""
     given = samples()
-    batch = mp.pack(given).to(device)
+    batch = mp.pack(given)
+    chunks = action_chunks(batch).to(device)
+    batch = batch.to(device)
     tokens = mp.scatter_costs(batch, Costs.of(given).to(device), at="mean")
     paid = Rewards.of(given).to(device).advantages(batch.group_index, "rloo")
     charged = tokens.per_sample(batch.cu_loss).advantages(batch.group_index, "rloo")
@@ -44,7 +46,6 @@ def of_device(device):
     generator = torch.Generator().manual_seed(0)
     logprobs = -torch.rand(batch.num_loss_tokens, generator=generator)
     logprobs = logprobs.to(device).requires_grad_()
-    chunks = action_chunks(batch)
     by_chunk = chunks.spread(chunks.sum(logprobs).float())
     out = mp.policy_loss(logprobs, advantages, batch.cu_loss)
     (out.loss + by_chunk.sum()).backward()
