@@ -38,11 +38,11 @@ class Chunks:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Chunks:
         """The same on `device`, for a batch that goes there."""
-        moved = (
+        tokens, loss, turn = (
             x.to(device, non_blocking=non_blocking)
             for x in (self.cu_tokens, self.cu_loss, self.turn)
         )
-        return Chunks(*moved, self.num_tokens)
+        return Chunks(tokens, loss, turn, self.num_tokens)
 
     def sum(self, tokens: Tensor) -> Tensor:
         """[N] to [C] float64: the sum over each chunk's tokens; of logprobs, the chunk's logprob. Differentiable."""
@@ -66,7 +66,8 @@ def action_chunks(batch: TurnBatch, tokens: int | None = None) -> Chunks:
     default its logprob is that of the chunk, with `tokens=7` those of its actions; tokens need no chunks. A chunk's
     ratio is `policy_loss(chunks.sum(logprobs), …, chunks.cu_loss, old_logprobs=chunks.sum(old_logprobs))`.
 
-    Args: batch: a PackedBatch or PaddedBatch. Its turns are read on the host: call it before `batch.to` a GPU, then `chunks.to`.
+    Args: batch: a PackedBatch or PaddedBatch. Its turns are read on the host: call it before `batch.to` a GPU, then
+    `chunks.to`.
     Raises ArgumentError for loss tokens without a turn, and for a turn that is no multiple of `tokens`.
 
     Example: a turn of two actions of two tokens.
