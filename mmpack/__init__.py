@@ -13,9 +13,11 @@ from mmpack._version import __version__
 _HOME = {
     "mmpack.schema.sample": ("Sample",),
     "mmpack.schema.media": ("Medium",),
+    "mmpack.schema.codec": ("CodecIds",),
     "mmpack.schema.spans": (
         "ActionSpan",
         "BboxTarget",
+        "Cost",
         "LossSpan",
         "ModalitySpan",
         "ObservationSpan",
@@ -37,6 +39,7 @@ _HOME = {
     "mmpack.packing.pack": ("pack",),
     "mmpack.packing.pad": ("PaddedBatch", "pad"),
     "mmpack.losses.rewards.scatter": ("scatter_rewards",),
+    "mmpack.losses.constrained.scatter": ("scatter_costs",),
     "mmpack.losses.advantages.group": ("group_advantages",),
     "mmpack.losses.gae": ("gae",),
     "mmpack.losses.policy.loss": ("PolicyLoss", "policy_loss"),

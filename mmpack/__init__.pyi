@@ -12,6 +12,7 @@ from mmpack.errors import TraceError as TraceError
 from mmpack.errors import VideoError as VideoError
 from mmpack.layout.mrope import mrope_positions as mrope_positions
 from mmpack.losses.advantages.group import group_advantages as group_advantages
+from mmpack.losses.constrained.scatter import scatter_costs as scatter_costs
 from mmpack.losses.gae import gae as gae
 from mmpack.losses.policy.loss import PolicyLoss as PolicyLoss
 from mmpack.losses.policy.loss import policy_loss as policy_loss
@@ -31,6 +32,7 @@ from mmpack.parity.report import ParityReport as ParityReport
 from mmpack.planning.plan import Plan as Plan
 from mmpack.planning.plan import plan as plan
 from mmpack.processors.wrap import wrap_processor as wrap_processor
+from mmpack.schema.codec import CodecIds as CodecIds
 from mmpack.schema.media import Medium as Medium
 from mmpack.schema.rules import Problem as Problem
 from mmpack.schema.rules import check as check
@@ -38,6 +40,7 @@ from mmpack.schema.rules import validate as validate
 from mmpack.schema.sample import Sample as Sample
 from mmpack.schema.spans import ActionSpan as ActionSpan
 from mmpack.schema.spans import BboxTarget as BboxTarget
+from mmpack.schema.spans import Cost as Cost
 from mmpack.schema.spans import LossSpan as LossSpan
 from mmpack.schema.spans import ModalitySpan as ModalitySpan
 from mmpack.schema.spans import ObservationSpan as ObservationSpan

@@ -173,6 +173,39 @@ def test_packing_and_losses_and_the_gpu_s_page(yours, samples):
     assert len(ran["logprobs"]) == len(ran["entropy"]) == batch.num_loss_tokens
 
 
+def test_costs(yours, samples, capsys):
+    for i, sample in enumerate(samples):
+        sample.rewards = [mp.Score("helpful", float(i % 2)), mp.Score("exact", 1.0)]
+        sample.costs = [mp.Cost("harm", float(i == 3)), mp.Cost("format", 0.0)]
+    model = copy.deepcopy(yours["model"])
+
+    def logprobs_of(batch):
+        with attach(model):
+            return packed_logprobs(model, batch)
+
+    count = sum(sample.num_loss_tokens for sample in samples)
+    names = {
+        "mp": mp,
+        "samples": samples,
+        "group_index": torch.tensor([0, 0, 0, 1, 1, 1]),
+        "logprobs_of": logprobs_of,
+        "values": {name: torch.zeros(count) for name in ("helpful", "harm", "format")},
+    }
+    ran = run("docs/costs.md", names)
+    assert ran["multiplier"].values["harm"] > 0 == ran["multiplier"].values["format"]
+    assert ran["tokens"].shape == (count,) and "'harm': 0.1666" in capsys.readouterr().out
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_vla():
+    episodes = list(mp.read_trace(ROOT / "fixtures/vla/chunks.jsonl"))
+    old = mp.pack(episodes).loss_columns["rollout_logprobs"]
+    names = {"mp": mp, "torch": torch, "episodes": episodes, "logprobs": old + 0.01}
+    ran = run("docs/vla.md", names)
+    assert ran["by_chunk"].metrics["ratio"] == pytest.approx(1.75, abs=0.01)
+    assert ran["by_token"].metrics["ratio"] == pytest.approx(1.01, abs=0.001)
+
+
 def test_features(yours, samples):
     model = copy.deepcopy(yours["model"])
     if not takes_encoded_media(model):

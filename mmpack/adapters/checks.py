@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError
+from mmpack.errors import ArgumentError, LayoutError, SchemaError
 from mmpack.packing.batch import Batch
+from mmpack.schema.rules import packing_problems
 from mmpack.schema.sample import Sample
 
 
@@ -34,10 +35,16 @@ def check_same(batch: Batch, samples: Sequence[Sample]) -> None:
 
 
 def check_samples(samples: Sequence[Sample], columns: Mapping[str, Sequence[Any]] | None) -> None:
-    """Raise ArgumentError for no samples, and for a column of `from_samples` without one entry per sample."""
+    """Raise ArgumentError for no samples, and for a column of `from_samples` without one entry per sample.
+
+    SchemaError for samples that hold what the other side would not carry on.
+    """
     if not samples:
         raise ArgumentError("from_samples: no samples. Fix: pass at least one")
     check_each("from_samples", len(samples), "samples", columns or {})
+    left_behind = [problem for sample in samples for problem in packing_problems(sample)]
+    if left_behind:
+        raise SchemaError(left_behind, "from_samples")
 
 
 def valid_tokens(mask: np.ndarray, where: str, fix: str) -> slice:

@@ -24,7 +24,7 @@ from mmpack.packing.tensors import to_int32
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
-from mmpack.schema.spans import LossSpan, ModalitySpan, Score
+from mmpack.schema.spans import Cost, LossSpan, ModalitySpan, Score
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class Batch(LossIndex):
     sample_ids: list[str]
     group_index: torch.Tensor  # [B] int64, numbered in order of first appearance
     rewards: list[list[Score]]  # of each sample
-    costs: list[list[Score]]
+    costs: list[list[Cost]]
     media: list[Medium]  # [M]
     vision_token_offsets: torch.Tensor  # [M+1] int64
     patch_offsets: torch.Tensor  # [M+1] int64 into pixel_values

@@ -15,7 +15,7 @@ from mmpack.packing.batch import Batch, loss_index
 from mmpack.packing.columns import Column, given_columns, loss_columns_of, split_column
 from mmpack.packing.media import MediaTable, patch_offsets
 from mmpack.schema.media import Medium
-from mmpack.schema.rules import Problem, problems_of
+from mmpack.schema.rules import Problem, packing_problems, problems_of
 from mmpack.schema.sample import Sample, as_samples
 
 
@@ -133,7 +133,7 @@ def _keep_valid(
         if family is None:
             broken.append(Problem("MM006", sample.sample_id, "family", f"is {sample.family!r:.60}"))
             continue
-        problems = list(problems_of(sample))
+        problems = list(problems_of(sample)) + packing_problems(sample)
         if keep and sample.family != samples[keep[0]].family:
             message = f"is {sample.family}, the first sample's is {samples[keep[0]].family}"
             problems.append(Problem("MM406", sample.sample_id, "family", message))

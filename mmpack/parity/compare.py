@@ -141,8 +141,9 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
     for field in fields:
         shown: Difference | Hit = difference(field, left, right)
         hit = _explain(shown, hits, same_ids="input_ids" not in fields)
-        if hit and (field == "processor" or (field == "media" and _of_another(hit, shown))):
-            shown = hit  # the setting, or the medium, that shows the cause
+        of_part = field in ("processor", "codec_ids")
+        if hit and (of_part or (field == "media" and _of_another(hit, shown))):
+            shown = hit  # the setting, the medium, or the id, that shows the cause
         fix = RECORDS.get(field, "") if hit is None else ""
         findings.append(_finding(left, shown, hit, fix))
         named |= _keys(findings[-1], hit)

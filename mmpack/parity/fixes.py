@@ -24,6 +24,7 @@ FIXES: dict[str, str] = {
     "resize_twice": "Resize once: hand both sides the picture that the other was handed.",
     "max_pixels": "Set the same min_pixels and max_pixels on both sides.",
     "video_budget": "Limit a video's pixels by one rule: per frame, or of the whole video.",
+    "codec_flip": "Encode audio once and hand the ids on, or encode in one batch shape on both sides.",
     "dropped_image": "Keep each sample with its own media: drop the whole sample or nothing.",
     "double_expansion": "Pass expanded ids with expanded=True, or hand the processor raw text.",
     "not_expanded": "Expand each placeholder to one id per merged patch before training.",

@@ -46,6 +46,7 @@ RECORDS: dict[str, str] = {
     "rewards": _SCORES,
     "costs": _SCORES,
     "verifiers": _SCORES,
+    "codec_ids": "Encode the same audio with the same codec, or hand the engine's ids on.",
     "policy_versions": "Hand the engine's policy_versions on: importance ratios need the weights that sampled.",
 }
 OF_TOKENS = ("observation_spans", "action_spans", "region_spans", "policy_versions")
@@ -200,7 +201,8 @@ def _ordered(field: str, values: list[Any]) -> list[Any]:
 def _shown(record: Record) -> tuple[Any, ...]:
     """What was recorded of it."""
     names = [name for name in type(record).columns() if name != "metadata"]
-    return tuple(value for name in names if (value := getattr(record, name)) is not None)
+    values = (value for name in names if (value := getattr(record, name)) is not None)
+    return tuple(f"ids {list(v.shape)}" if isinstance(v, np.ndarray) else v for v in values)
 
 
 def _none(value: Any) -> Any:

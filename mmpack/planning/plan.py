@@ -15,7 +15,7 @@ from mmpack.planning.arrange import Arranged, SharedPrefixes, TooFew, Unit, Work
 from mmpack.planning.cost import Cost, CostModel, plain_layout, sharing_of
 from mmpack.planning.memory import largest_pack
 from mmpack.schema.error_text import safe_repr
-from mmpack.schema.rules import Problem, problems_of
+from mmpack.schema.rules import Problem, packing_problems, problems_of
 from mmpack.schema.sample import Sample, as_samples
 
 
@@ -241,7 +241,7 @@ def _sort_out(
     samples: list[Sample], max_tokens: int, max_patches: int | None, on_invalid: str
 ) -> tuple[list[int], list[Dropped]]:
     """Indices of the samples that keep every rule and fit into a bin by themselves, and the others."""
-    broken = [list(problems_of(s)) for s in samples]
+    broken = [list(problems_of(s)) + packing_problems(s) for s in samples]
     if on_invalid == "raise" and any(broken):
         raise SchemaError([p for problems in broken for p in problems], "plan")
     kept, dropped = [], []

@@ -13,7 +13,10 @@ from mmpack.schema.fields import Records
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan
 
-_FIXES = {"Score": "[mp.Score(name='accuracy', value=1.0)]"}
+_FIXES = {
+    "Score": "[mp.Score(name='accuracy', value=1.0)]",
+    "Cost": "[mp.Cost(name='harm', value=1.0)]",
+}
 
 
 def as_ids(ids: Sequence[int] | np.ndarray, limit: int, name: str = "input_ids") -> np.ndarray:

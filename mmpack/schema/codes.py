@@ -36,6 +36,11 @@ RULES: dict[str, Rule] = {
             "split it, or raise max_record_bytes",
         ),
         Rule(
+            "MM011",
+            "a medium of modality audio: it has no layout, so such a record is not read",
+            "record codec ids in codec_ids, for parity; for continuous audio see docs/rfc/continuous-latent.md",
+        ),
+        Rule(
             "MM101", "image tokens do not match the grid", "expand one placeholder per merged patch"
         ),
         Rule(
@@ -104,6 +109,13 @@ RULES: dict[str, Rule] = {
             "an id beyond the vocabulary",
             "use the tokenizer that made the ids, or drop the sample",
         ),
+        Rule("MM321", "a codec id outside its codebook", "record the codec's own ids, no offsets"),
+        Rule(
+            "MM322",
+            "codec ids are not one row per codebook",
+            "record ids [levels, frames] and the size of each level's codebook",
+        ),
+        Rule("MM323", "a frame rate that is not above 0", "record the codec's frames per second"),
         Rule("MM401", "family can't be packed", "train it unpacked; layout and parity still work"),
         Rule(
             "MM402", "shared rows with unlike token columns", "pass equal columns, or don't share"
@@ -116,5 +128,10 @@ RULES: dict[str, Rule] = {
         ),
         Rule("MM405", "one sample exceeds a budget", "raise the budget, or drop the sample"),
         Rule("MM406", "samples of two families in one pack", "pack each family separately"),
+        Rule(
+            "MM407",
+            "a sample with codec ids can't be planned or packed",
+            "compare it by parity; to train its text without its audio, set codec_ids to None",
+        ),
     )
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.fields import Record, column
-from mmpack.schema.spans import MODALITIES
+from mmpack.schema.spans import Modality
 from mmpack.schema.specs import Array, Float, Floats, Int, Ints, Json, Str
 
 
@@ -18,7 +18,7 @@ class Medium(Record):
     """One image or video as the processor saw it. Traces never hold `pixel_values`."""
 
     media_id: str = column(Str(), "the caller's name")
-    modality: str = column(Str(MODALITIES), "image or video")
+    modality: str = column(Modality(), "image or video")
     cache_key: str = column(
         Str(), "sha256 of content, grid and settings: equal keys, equal embeddings"
     )

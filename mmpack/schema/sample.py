@@ -13,12 +13,14 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.families import FAMILIES
+from mmpack.schema.codec import CodecIds
 from mmpack.schema.error_text import safe_repr, shown, trace_error
 from mmpack.schema.fields import Record, Records, column, keep_unknown
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import (
     ActionSpan,
     BboxTarget,
+    Cost,
     LossSpan,
     ModalitySpan,
     ObservationSpan,
@@ -108,7 +110,7 @@ class Sample(Record):
     coordinate_system: str | None = column(Str(COORDINATE_SYSTEMS), "of boxes and points", None)
     screen_size: tuple[int, int] | None = column(Ints(2), "width, height in pixels", None)
     rewards: list[Score] | None = column(Records(Score), "what the policy is paid", None)
-    costs: list[Score] | None = column(Records(Score), "what it is charged", None)
+    costs: list[Cost] | None = column(Records(Cost), "what it is charged", None)
     verifiers: list[Score] | None = column(Records(Score), "verdicts that are not paid", None)
     rollout_logprobs: np.ndarray | None = column(
         Array("float32", low=None), "natural log, of the loss tokens, spans concatenated", None
@@ -124,6 +126,9 @@ class Sample(Record):
     turn: int | None = column(Int(), "turn of this sample in its trajectory", None)
     prefix_cached_tokens: int | None = column(
         Int(), "leading tokens that the engine took from its cache", None
+    )
+    codec_ids: list[CodecIds] | None = column(
+        Records(CodecIds), "audio as ids of its codec: compared by parity, never packed", None
     )
     metadata: dict[str, Any] = column(
         Json(), "anything else, carried through untouched", factory=dict

@@ -17,6 +17,18 @@ LOSS_KINDS = ("response", "action", "reasoning")
 OBSERVATION_SOURCES = ("tool", "environment", "screenshot", "user")
 
 
+@dataclass(frozen=True)
+class Modality(Str):
+    """What placeholders stand for; audio has a rule of its own, which says where to turn."""
+
+    choices: tuple[str, ...] = MODALITIES
+
+    def read(self, value: Any, where: str) -> str:
+        if value == "audio":
+            raise trace_error(where, "is audio, whose placeholders have no layout", "MM011")
+        return super().read(value, where)
+
+
 def _extra() -> Any:
     return column(Json(), "unknown fields, carried through", factory=dict)
 
@@ -27,7 +39,7 @@ class ModalitySpan(Record):
 
     start: int = column(Int(), "first token")
     stop: int = column(Int(), "one past the last token")
-    modality: str = column(Str(MODALITIES), "what the placeholders stand for")
+    modality: str = column(Modality(), "what the placeholders stand for")
     media_index: int = column(Int(), "index into `media`")
     frame: int | None = column(Int(), "temporal patch, where a video has one span each", None)
     metadata: dict[str, Any] = _extra()
@@ -149,11 +161,21 @@ class ScopeSpec(Spec):
 
 @dataclass(eq=False)
 class Score(Record):
-    """A reward, a cost or a verifier's verdict, with what it scores."""
+    """A reward or a verifier's verdict, with what it scores. A cost is a `Cost`, which is no Score."""
 
     name: str = column(Str(), "who gave it")
     value: float = column(Float(), "the score")
     scope: str | dict[str, Any] = column(ScopeSpec(), "what it scores", "sequence")
+    metadata: dict[str, Any] = _extra()
+
+
+@dataclass(eq=False)
+class Cost(Record):
+    """What the policy is charged: written as a Score is, and of another type, so that no cost is paid as a reward."""
+
+    name: str = column(Str(), "who charges it")
+    value: float = column(Float(), "the cost; above 0 is bad")
+    scope: str | dict[str, Any] = column(ScopeSpec(), "what it is charged for", "sequence")
     metadata: dict[str, Any] = _extra()
 
 

@@ -27,7 +27,7 @@ def changed(value):
         case dict():
             return value | {"added": 1}
     record = copy.copy(value)
-    for name in ("version", "source", "label", "action", "value"):
+    for name in ("version", "source", "label", "action", "value", "codec"):
         if getattr(record, name, None) is not None:
             setattr(record, name, changed(getattr(record, name)))
             return record
@@ -62,6 +62,8 @@ OF_MEDIA = [
 @pytest.mark.parametrize("name", [n for n in FIELDS if n != "schema_version"])
 def test_any_field_of_a_sample(name):
     left = full_sample()
+    if name == "codec_ids":
+        left.codec_ids = [mp.CodecIds("codec", np.array([[1, 2]], np.int32), (8,), 12.5)]
     value = getattr(left, name)
     if name == "modality_spans":
         value = [dataclasses.replace(s, frame=7) for s in value]

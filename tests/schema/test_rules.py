@@ -13,6 +13,7 @@ from support.samples import full_sample, make_medium, make_sample
 
 from mmpack.errors import SchemaError, TraceError
 from mmpack.families import FAMILIES
+from mmpack.schema.codec import CodecIds
 from mmpack.schema.codes import RULES
 from mmpack.schema.columns.table import Table, parsed_lists
 from mmpack.schema.rules import check, validate
@@ -20,6 +21,7 @@ from mmpack.schema.rules.problems import TOPICS
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import (
     BboxTarget,
+    Cost,
     LossSpan,
     ObservationSpan,
     PointTarget,
@@ -125,6 +127,7 @@ STRUCTURE: dict[str, list[bytes]] = {
         LINE[:-1] + b', "x": "' + b"a" * 2**20 + b'"}',
         b"\n" * 2**21,
     ],
+    "MM011": [record(media=[as_record(base())["media"][0] | {"modality": "audio"}])],
 }
 
 
@@ -187,6 +190,10 @@ def _box(
             setattr(s, name, value)
 
     return change
+
+
+def _codec(codes, rate=12.5):
+    return _set("codec_ids", [CodecIds("codec", np.array(codes, np.int32), (8, 8), rate)])
 
 
 def _vocabulary(size: int) -> Callable[[Sample], None]:
@@ -299,6 +306,9 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     ),
     "MM312": ("input_ids[1]", [_vocabulary(151652), _vocabulary(100)]),
     "MM309": ("prefix_cached_tokens", [_set("prefix_cached_tokens", 20)]),
+    "MM321": ("codec_ids[0].codes[1][2]", [_codec([[1, 2, 3], [0, 1, 9]])]),
+    "MM322": ("codec_ids[0]", [_codec([[1, 2, 3]]), _codec(np.zeros((2, 0)))]),
+    "MM323": ("codec_ids[0].frame_rate", [_codec([[1], [2]], rate=0.0)]),
 }
 
 
@@ -451,7 +461,7 @@ def test_samples_built_by_hand_are_checked_too():
         (_medium(second_per_grid_ts=np.inf), "media[0].second_per_grid_ts"),
         (_film(frame_timestamps=(0.0, np.nan)), "media[0].frame_timestamps[1]"),
         (_set("rewards", [Score("r", np.nan)]), "rewards[0].value"),
-        (_set("costs", [Score("r", np.inf)]), "costs[0].value"),
+        (_set("costs", [Cost("r", np.inf)]), "costs[0].value"),
         (_set("verifiers", [Score("r", -np.inf)]), "verifiers[0].value"),
         (_box((0.0, np.nan, 1.0, 1.0)), "bbox_targets[0].bbox[1]"),
         (_set("point_targets", [PointTarget((np.nan, 0.0))]), "point_targets[0].point[0]"),
@@ -520,6 +530,9 @@ def test_validate_never_raises_whatever_a_record_holds():
         ("rewards", [1.0], "MM003", "rewards[0]"),
         ("rewards", 1.0, "MM003", "rewards"),
         ("rewards", [Score("r", "1")], "MM003", "rewards[0].value"),
+        ("rewards", [Cost("r", 1.0)], "MM003", "rewards[0]"),
+        ("verifiers", [Cost("r", 1.0)], "MM003", "verifiers[0]"),
+        ("costs", [Score("r", 1.0)], "MM003", "costs[0]"),
         ("input_ids", np.array([5, -5]), "MM003", "input_ids[1]"),
         ("input_ids", None, "MM004", "input_ids"),
         ("input_ids", np.zeros((2, 2), np.int64), "MM008", "input_ids"),

@@ -62,7 +62,7 @@ def test_random_samples_break_no_rule(sample):
 def test_every_field_survives(tmp_path, suffix):
     sample = full_sample()
     unset = [f.name for f in dataclasses.fields(Sample) if getattr(sample, f.name) is None]
-    assert unset == [] and validate(sample) == []
+    assert unset == ["codec_ids"] and validate(sample) == []  # see test_codec_ids.py: never packed
     path = tmp_path / f"trace{suffix}"
     write_trace(path, [sample, full_sample("s1", seed=1)])
     assert_same([sample, full_sample("s1", seed=1)], list(read_trace(path)))

@@ -20,6 +20,7 @@ from mmpack.schema.spans import (
     OBSERVATION_SOURCES,
     ActionSpan,
     BboxTarget,
+    Cost,
     LossSpan,
     ModalitySpan,
     ObservationSpan,
@@ -156,7 +157,7 @@ def full_sample(sample_id: str = "s0", seed: int = 0) -> Sample:
     sample.point_targets = [PointTarget((3.0, 4.0), 0, "vertex")]
     sample.coordinate_system, sample.screen_size = "absolute_pixels", (1280, 720)
     sample.rewards = [Score("exact", 1.0), Score("box", 0.5, {"region": 0})]
-    sample.costs = [Score("length", 0.1, {"turn": 1})]
+    sample.costs = [Cost("length", 0.1, {"turn": 1})]
     sample.verifiers = [Score("format", 1.0, {"span": [second.start, second.stop]})]
     sample.rollout_logprobs = -rng.exponential(size=loss).astype(np.float32)
     sample.sampling = {"temperature": 0.7, "top_p": 1.0, "top_k": None, "logprobs": "processed"}
@@ -270,7 +271,7 @@ def samples(
     sample.screen_size = draw(_optional(st.tuples(st.integers(28, 9999), st.integers(28, 9999))))
     value = NUMBERS if loss else st.just(0.0)
     sample.rewards = records(st.builds(Score, TEXT, value))
-    sample.costs = records(st.builds(Score, TEXT, value))
+    sample.costs = records(st.builds(Cost, TEXT, value))
     sample.verifiers = records(
         st.builds(Score, TEXT, NUMBERS, st.builds(lambda k: {"turn": k}, st.integers(0, 5)))
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mmpack.parity.causes.codecs import codec_hits
 from mmpack.parity.causes.cut import common_part, cut_hits, moved, truncation
 from mmpack.parity.causes.loss import loss_hits
 from mmpack.parity.causes.media import media_hits
@@ -42,5 +43,5 @@ def _hits(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hi
             for hit in runs
             if hit.cause == "truncated_medium"
         ]
-    hits = media + runs + text_hits(pair, media, decode) + loss_hits(pair)
+    hits = media + runs + text_hits(pair, media, decode) + loss_hits(pair) + codec_hits(pair)
     return hits + position_hits(pair, media, recounted)

@@ -23,6 +23,7 @@ _COLUMNS = (  # what rules read and parity does not compare
     "rewards",
     "costs",
     "verifiers",
+    "codec_ids",
     "rollout_logprobs",
     "policy_versions",
     "prefix_cached_tokens",

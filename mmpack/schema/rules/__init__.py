@@ -4,6 +4,7 @@ from mmpack.schema.codes import RULES, Rule
 from mmpack.schema.rules.problems import (
     Problem,
     check,
+    packing_problems,
     problems_of,
     rule_problems,
     structured,
@@ -16,6 +17,7 @@ __all__ = [
     "Problem",
     "Rule",
     "check",
+    "packing_problems",
     "problems_of",
     "rule_problems",
     "structured",

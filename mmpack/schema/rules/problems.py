@@ -15,6 +15,7 @@ from mmpack.schema.columns.readable import readable
 from mmpack.schema.columns.table import Table
 from mmpack.schema.error_text import escaped, shown
 from mmpack.schema.rules.arrays import ARRAYS
+from mmpack.schema.rules.codecs import CODECS
 from mmpack.schema.rules.context import CONTEXT
 from mmpack.schema.rules.loss import LOSS
 from mmpack.schema.rules.media import MEDIA
@@ -23,7 +24,7 @@ from mmpack.schema.rules.places import PLACES
 from mmpack.schema.rules.scores import SCORES
 from mmpack.schema.sample import Sample, shape_faults
 
-TOPICS = (MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ARRAYS, SCORES)
+TOPICS = (MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ARRAYS, SCORES, CODECS)
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,14 @@ def rule_problems(sample: Sample) -> Iterator[Problem]:
     for topic in TOPICS:
         for code, field, message, span in topic.problems(sample, FAMILIES[sample.family]):
             yield Problem(code, sample.sample_id, field, message, span)
+
+
+def packing_problems(sample: Sample) -> list[Problem]:
+    """What keeps a valid sample out of a plan and a batch: those would leave a part of it behind in silence."""
+    if not (isinstance(sample.codec_ids, list) and sample.codec_ids):
+        return []
+    message = f"holds {len(sample.codec_ids)} of audio, which no batch carries"
+    return [Problem("MM407", sample.sample_id, "codec_ids", message)]
 
 
 def surely_valid(table: Table, max_record_bytes: int) -> np.ndarray:

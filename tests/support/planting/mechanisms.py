@@ -185,6 +185,15 @@ def video_budget(left: Spec, right: Spec) -> None:
     right.video["grid_thw"] = (3, 8, 6)
 
 
+def codec_flip(left: Spec, right: Spec) -> None:
+    codes = np.arange(3 * 40, dtype=np.int32).reshape(3, 40) % 16
+    flipped = codes.copy()
+    flipped[1:, 7] = 5
+    for spec, ids in ((left, codes), (right, flipped)):
+        audio = mp.CodecIds("codec", ids, (16, 16, 16), 12.5, OTHER)
+        spec.after.append(lambda sample, audio=audio: setattr(sample, "codec_ids", [audio]))
+
+
 def dropped_image(left: Spec, right: Spec) -> None:
     right.screen_shown = False
 
@@ -330,6 +339,7 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "resize_twice": resize_twice,
     "max_pixels": max_pixels,
     "video_budget": video_budget,
+    "codec_flip": codec_flip,
     "dropped_image": dropped_image,
     "double_expansion": double_expansion,
     "not_expanded": not_expanded,

@@ -1,0 +1,224 @@
+"""LagrangeMultiplier: the updates by the papers' formulas, bounds, state, ranks."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed
+
+from mmpack.errors import ArgumentError
+from mmpack.losses.constrained import PID, Costs, DualAscent, LagrangeMultiplier, Rewards
+
+COSTS = st.lists(st.floats(-10, 10), min_size=1, max_size=20)
+
+
+def algorithm_2(costs, limit, kp, ki, kd):
+    """arXiv 2007.03964, Algorithm 2, line by line in numpy; the first step has no cost before it."""
+    integral, before, out = np.float64(0), None, []
+    for cost in costs:
+        delta = cost - limit
+        derivative = np.maximum(cost - before, 0) if before is not None else 0
+        integral = np.maximum(integral + delta, 0)
+        out.append(float(np.maximum(kp * delta + ki * integral + kd * derivative, 0)))
+        before = cost
+    return out
+
+
+@given(COSTS, st.floats(-2, 2))
+def test_pid_is_the_paper_s_algorithm(costs, limit):
+    multiplier = LagrangeMultiplier({"c": limit}, PID(0.3, 0.2, 0.1))
+    got = [multiplier.update({"c": cost})["c"] for cost in costs]
+    np.testing.assert_allclose(got, algorithm_2(costs, limit, 0.3, 0.2, 0.1), atol=1e-12)
+
+
+@given(COSTS, st.floats(-2, 2), st.floats(0, 5))
+def test_the_integral_by_itself_is_dual_ascent(costs, limit, initial):
+    """ki · max(0, I + Δ) = max(0, ki · I + ki · Δ): two updates that were written separately."""
+    one = LagrangeMultiplier({"c": limit}, PID(0.0, 0.25, 0.0), initial=initial)
+    two = LagrangeMultiplier({"c": limit}, DualAscent(0.25), initial=initial)
+    for cost in costs:
+        assert one.update({"c": cost})["c"] == pytest.approx(two.update({"c": cost})["c"], abs=1e-9)
+
+
+@given(COSTS, st.sampled_from([DualAscent(2.0), PID(1.0, 0.5, 3.0)]))
+def test_it_stays_within_its_bounds(costs, rule):
+    multiplier = LagrangeMultiplier({"c": 0.0}, rule, maximum=1.5)
+    for cost in costs:
+        assert 0.0 <= multiplier.update({"c": cost})["c"] <= 1.5
+
+
+def test_a_saturated_integral_does_not_wind_up():
+    """After many costly batches λ leaves its maximum with the first cheap one; without the bound it would take long."""
+    rule = PID(0.0, 0.1, 0.0)
+    bounded = LagrangeMultiplier({"c": 0.0}, rule, maximum=1.0)
+    unbounded = LagrangeMultiplier({"c": 0.0}, rule)
+    for _ in range(100):
+        bounded.update({"c": 1.0})
+        unbounded.update({"c": 1.0})
+    assert bounded.values["c"] == pytest.approx(1.0)
+    assert unbounded.values["c"] == pytest.approx(10.0)
+    assert bounded.update({"c": -1.0})["c"] == pytest.approx(0.9)
+
+
+def test_a_warm_start_is_there_before_the_first_batch():
+    multiplier = LagrangeMultiplier(
+        {"a": 0.0, "b": 1.0}, PID(0.0, 0.5, 0.0), initial={"a": 2.0, "b": 0.5}
+    )
+    assert multiplier.values == {"a": 2.0, "b": 0.5}
+    assert multiplier.update({"a": 0.0, "b": 2.0}) == {"a": 2.0, "b": 1.0}
+
+
+def test_constraints_move_by_their_own_costs():
+    multiplier = LagrangeMultiplier({"a": 0.5, "b": 2.0}, DualAscent(0.1))
+    costs = Costs(
+        {"b": torch.tensor([1.0, 5.0]), "a": torch.tensor([0.0, 0.5]), "free": torch.ones(2)}
+    )
+    assert multiplier.update(costs) == {"a": 0.0, "b": pytest.approx(0.1)}
+    assert multiplier.steps == 1
+
+
+@pytest.mark.parametrize("rule", [DualAscent(0.3), PID(0.3, 0.2, 0.1)])
+def test_a_saved_state_goes_on_to_the_same_bits(rule):
+    costs = np.random.default_rng(0).normal(size=40).tolist()
+    limits = {"a": 0.1, "b": -0.1}
+    whole = LagrangeMultiplier(limits, rule, initial=0.5, maximum=2.0)
+    for cost in costs[:20]:
+        whole.update({"a": cost, "b": -cost})
+    restored = LagrangeMultiplier(limits, rule, maximum=2.0)
+    restored.load_state_dict(json.loads(json.dumps(whole.state_dict(), allow_nan=False)))
+    for cost in costs[20:]:
+        assert whole.update({"a": cost, "b": -cost}) == restored.update({"a": cost, "b": -cost})
+    assert whole.state_dict() == restored.state_dict() and whole.steps == 40
+
+
+def test_a_state_is_a_copy():
+    multiplier = LagrangeMultiplier({"a": 0.0}, DualAscent(1.0))
+    state = multiplier.state_dict()
+    multiplier.update({"a": 1.0})
+    assert state["states"]["a"]["value"] == 0.0
+    multiplier.load_state_dict(state)
+    multiplier.update({"a": 2.0})
+    assert state["states"]["a"]["value"] == 0.0
+
+
+GOOD = {
+    "rule": "DualAscent",
+    "steps": 1,
+    "states": {"c": {"value": 1.0, "integral": 0.0, "previous": None}},
+}
+
+
+def changed(**fields):
+    return GOOD | fields
+
+
+def states(**fields):
+    return changed(states={"c": GOOD["states"]["c"] | fields})
+
+
+@pytest.mark.parametrize(
+    ("state", "match"),
+    [
+        (None, "no state"),
+        ({}, "no state"),
+        (changed(rule="PID"), "'PID'"),
+        (changed(steps=-1), "steps is -1"),
+        (changed(states={"d": GOOD["states"]["c"]}), "lacks 'c'"),
+        (changed(states={"c": 1.0}), "'c' is 1.0"),
+        (states(value=-1.0), "value of 'c' is -1.0"),
+        (states(value=9.0), "value of 'c' is 9.0"),
+        (states(value=math.nan), "value of 'c' is nan"),
+        (states(integral="1"), "integral of 'c'"),
+        (states(previous=math.inf), "before of 'c'"),
+        (states(more=1), "'c' is"),
+    ],
+)
+def test_a_state_that_is_none_is_refused_and_changes_nothing(state, match):
+    multiplier = LagrangeMultiplier({"c": 0.0}, DualAscent(), initial=0.5, maximum=2.0)
+    with pytest.raises(ArgumentError, match=match):
+        multiplier.load_state_dict(state)
+    assert multiplier.values == {"c": 0.5} and multiplier.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: LagrangeMultiplier({}), "limits is {}"),
+        (lambda: LagrangeMultiplier(0.1), "limits is 0.1"),
+        (lambda: LagrangeMultiplier({"c": math.nan}), "limit of 'c' is nan"),
+        (lambda: LagrangeMultiplier({"c": "1"}), "limit of 'c'"),
+        (lambda: LagrangeMultiplier({"c": 1.0}, "pid"), "rule is of type str"),
+        (lambda: LagrangeMultiplier({"c": 1.0}, initial=-1.0), "initial value of 'c' is -1.0"),
+        (lambda: LagrangeMultiplier({"c": 1.0}, initial={"d": 1.0}), "initial lacks 'c'"),
+        (lambda: LagrangeMultiplier({"c": 1.0}, initial=2.0, maximum=1.0), "up to 1"),
+        (lambda: LagrangeMultiplier({"c": 1.0}, maximum=0.0), "maximum is 0.0"),
+        (lambda: DualAscent(0.0), "learning_rate is 0.0"),
+        (lambda: PID(-1.0, 1.0, 1.0), "kp is -1.0"),
+        (lambda: PID(1.0, 0.0, 1.0), "ki is 0"),
+        (lambda: LagrangeMultiplier({"c": 1.0}).update(torch.ones(2)), "costs is of type Tensor"),
+        (lambda: LagrangeMultiplier({"c": 1.0}).update({"d": 1.0}), "lacks 'c'"),
+        (lambda: LagrangeMultiplier({"c": 1.0}).update({"c": math.nan}), "cost 'c' is nan"),
+        (lambda: LagrangeMultiplier({"c": 1.0}).update({"c": "1"}), "cost 'c'"),
+        (lambda: LagrangeMultiplier({"c": 1.0}).update(Rewards({"c": torch.ones(2)})), "Rewards"),
+        (
+            lambda: LagrangeMultiplier({"c": 1.0}).update(Costs({"c": torch.ones(2)}).advantages()),
+            "CostAdvantages",
+        ),
+        (
+            lambda: LagrangeMultiplier({"c": 1.0}).update(Costs({"c": torch.ones(2)}, per="token")),
+            "per token, limits are per sample",
+        ),
+        (lambda: LagrangeMultiplier({"c": 1.0}).update(Costs({"c": torch.ones(0)})), "no sample"),
+    ],
+)
+def test_wrong_arguments_are_one_line(make, match):
+    with pytest.raises(ArgumentError, match=match) as caught:
+        make()
+    assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
+
+
+def test_a_nan_changes_nothing():
+    multiplier = LagrangeMultiplier({"a": 0.0, "b": 0.0}, DualAscent(1.0))
+    with pytest.raises(ArgumentError, match="'b' is nan"):
+        multiplier.update({"a": 1.0, "b": math.nan})
+    assert multiplier.values == {"a": 0.0, "b": 0.0} and multiplier.steps == 0
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
+def test_ranks_move_to_the_same_bits_as_one_process(tmp_path):
+    torch.multiprocessing.spawn(run, (str(tmp_path),), nprocs=2)
+    values = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert values[0] == values[1]
+    alone = LagrangeMultiplier({"c": 0.2}, PID(0.3, 0.2, 0.1))
+    wanted = [alone.update(Costs({"c": torch.tensor(x)}))["c"] for x in ([1, 2.5, 0, 4], [5.0])]
+    assert values[0] == pytest.approx(wanted, abs=1e-12)
+
+
+def run(rank, folder):
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    multiplier = LagrangeMultiplier({"c": 0.2}, PID(0.3, 0.2, 0.1))
+    parts = [([1.0], [2.5, 0.0, 4.0]), ([], [5.0])]
+    out = [
+        multiplier.update(Costs({"c": torch.tensor(of_ranks[rank])}), distributed.group.WORLD)["c"]
+        for of_ranks in parts
+    ]
+    # A fault of one rank is an error on both, and neither waits for the other.
+    bad = Costs({"c": torch.ones(1)}) if rank else {"c": 1.0}
+    with pytest.raises(ArgumentError, match=r"\(rank 0\)"):
+        multiplier.update(bad, distributed.group.WORLD)
+    with pytest.raises(ArgumentError, match="the same names"):
+        multiplier.update(Costs({f"c{rank}": torch.ones(1)}), distributed.group.WORLD)
+    with pytest.raises(ArgumentError, match="no rank has a sample"):
+        multiplier.update(Costs({"c": torch.ones(0)}), distributed.group.WORLD)
+    with open(f"{folder}/{rank}.json", "w", encoding="utf-8") as file:
+        json.dump(out, file)
+    distributed.destroy_process_group()

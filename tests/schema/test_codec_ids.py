@@ -1,0 +1,154 @@
+"""Audio in a trace: codec ids are read, written and checked; `modality: "audio"` and packing are refused."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.samples import full_sample, make_sample
+
+import mmpack as mp
+from mmpack.schema.trace import read_trace, write_trace
+
+RFC = "docs/rfc/continuous-latent.md"
+
+
+def audio(codes=((1, 2, 3), (7, 0, 2)), sizes=(4, 8), rate=12.5, **fields):
+    return mp.CodecIds("codec r1", np.array(codes, np.int32), tuple(sizes), rate, **fields)
+
+
+def heard(*pieces):
+    sample = make_sample([("text", [1, 2]), ("response", [3, 4])])
+    sample.codec_ids = list(pieces)
+    return sample
+
+
+@st.composite
+def pieces(draw):
+    sizes = draw(st.lists(st.integers(1, 2**31 - 1), min_size=1, max_size=4))
+    frames = draw(st.integers(1, 6))
+    codes = [draw(st.lists(st.integers(0, s - 1), min_size=frames, max_size=frames)) for s in sizes]
+    rate = draw(st.floats(1e-3, 1e6))
+    metadata = draw(st.dictionaries(st.sampled_from(["batch_shape", "x"]), st.integers(0, 9)))
+    hashed = draw(st.none() | st.just("sha256:ab"))
+    return audio(codes, sizes, rate, content_hash=hashed, metadata=metadata)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(pieces(), max_size=3), st.sampled_from([".jsonl", ".jsonl.zst", ".parquet"]))
+def test_codec_ids_survive(tmp_path_factory, given_pieces, suffix):
+    path = tmp_path_factory.mktemp("t") / f"t{suffix}"
+    samples = [heard(*given_pieces), make_sample([("text", [1])], "other")]
+    write_trace(path, samples)
+    assert list(read_trace(path)) == samples
+    assert mp.validate(read_trace(path)) == []
+    assert mp.compare(path, path).ok
+
+
+@pytest.mark.parametrize(
+    ("piece", "code", "field"),
+    [
+        (audio(sizes=(4, 7)), "MM321", "codec_ids[0].codes[1][0]"),
+        (audio(sizes=(4, 8, 8)), "MM322", "codec_ids[0]"),
+        (audio(codes=np.zeros((0, 0)), sizes=()), "MM322", "codec_ids[0]"),
+        (audio(codes=np.zeros((2, 0))), "MM322", "codec_ids[0]"),
+        (audio(rate=0.0), "MM323", "codec_ids[0].frame_rate"),
+        (audio(rate=-1.0), "MM323", "codec_ids[0].frame_rate"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rules(tmp_path, piece, code, field, suffix):
+    write_trace(tmp_path / f"t{suffix}", [heard(piece)])
+    for given_samples in ([heard(piece)], read_trace(tmp_path / f"t{suffix}")):
+        (problem,) = mp.validate(given_samples)
+        assert (problem.code, problem.field) == (code, field)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda piece: piece.update(codes=[[1, 2], [3]]), "MM008"),
+        (lambda piece: piece.update(codes=[1, 2]), "MM003"),
+        (lambda piece: piece.update(codes=[[-1, 2]]), "MM003"),
+        (lambda piece: piece.update(codes=[[0.5, 2]]), "MM003"),
+        (lambda piece: piece.update(codes=[[2**31, 2]]), "MM003"),
+        (lambda piece: piece.update(frame_rate="fast"), "MM003"),
+        (lambda piece: piece.pop("codec"), "MM004"),
+        (lambda piece: piece.pop("codebook_sizes"), "MM004"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_another_structure_is_not_read(tmp_path, change, code, suffix):
+    record = heard(audio()).to_dict()
+    change(record["codec_ids"][0])
+    if suffix == ".jsonl":
+        (tmp_path / "t.jsonl").write_text(json.dumps(record))
+    else:
+        pytest.importorskip("pyarrow")
+        import pyarrow.parquet
+
+        texts = {
+            k: [v if isinstance(v, str) or k == "input_ids" else json.dumps(v)]
+            for k, v in record.items()
+        }
+        pyarrow.parquet.write_table(pyarrow.table(texts), tmp_path / "t.parquet")
+    with pytest.raises(mp.TraceError, match=code):
+        list(read_trace(tmp_path / f"t{suffix}"))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_ids_of_another_dtype_in_memory_are_a_problem(dtype):
+    piece = audio()
+    piece.codes = piece.codes.astype(dtype)
+    (problem,) = mp.validate(heard(piece))
+    assert (problem.code, problem.field) == ("MM003", "codec_ids[0].codes")
+
+
+# ---- refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [mp.pack, mp.pad, lambda s: mp.plan(s, max_tokens=100)])
+def test_no_batch_and_no_plan_leaves_audio_behind_in_silence(make):
+    bare = make_sample([("text", [1]), ("response", [2])], "bare")
+    with pytest.raises(mp.SchemaError, match=r"s0\.codec_ids holds 1 of audio.*MM407"):
+        make([bare, heard(audio())])
+    make([bare, heard()])
+
+
+@pytest.mark.parametrize("make", [mp.pack, mp.pad])
+def test_what_is_dropped_is_listed(make):
+    bare = make_sample([("text", [1]), ("response", [2])], "bare")
+    batch = make([bare, heard(audio())], on_invalid="drop")
+    assert batch.sample_ids == ["bare"] and [p.code for p in batch.dropped] == ["MM407"]
+    plan = mp.plan([bare, heard(audio())], max_tokens=100, on_invalid="drop")
+    assert [p.code for p in plan.dropped[0].problems] == ["MM407"]
+
+
+@pytest.mark.parametrize("place", ["media", "modality_spans"])
+def test_modality_audio_is_refused_with_a_pointer(tmp_path, place):
+    record = full_sample().to_dict()
+    record[place][0]["modality"] = "audio"
+    (tmp_path / "t.jsonl").write_text(json.dumps(record))
+    with pytest.raises(mp.TraceError, match=rf"{place}\[0\]\.modality.*MM011.*{RFC}"):
+        list(read_trace(tmp_path / "t.jsonl"))
+    sample = full_sample()
+    getattr(sample, place)[0].modality = "audio"
+    assert "MM011" in {p.code for p in mp.validate(sample)}
+    for make in (mp.pack, mp.pad, lambda s: mp.plan(s, max_tokens=9999)):
+        with pytest.raises(mp.SchemaError, match="MM011"):
+            make([sample])
+
+
+def test_the_pointer_points_somewhere():
+    from pathlib import Path
+
+    assert (Path(__file__).resolve().parents[2] / RFC).is_file()
+
+
+def test_no_framework_is_handed_a_sample_without_its_audio():
+    from mmpack.adapters.checks import check_samples
+
+    check_samples([heard()], None)
+    with pytest.raises(mp.SchemaError, match=r"from_samples: .*MM407"):
+        check_samples([heard(audio())], None)
