@@ -38,9 +38,8 @@ def giou(boxes: Any, others: Any) -> np.ndarray:
     intersection, union = _areas(a, b)
     around = np.maximum(a[:, None, 2:], b[None, :, 2:]) - np.minimum(a[:, None, :2], b[None, :, :2])
     hull = around[..., 0] * around[..., 1]
-    empty = np.where(hull > 0, _divided(hull - union, hull), 1.0)
-    generalized: np.ndarray = _divided(intersection, union) - empty
-    return generalized
+    empty: np.ndarray = np.where(hull > 0, _divided(hull - union, hull), 1.0)
+    return _divided(intersection, union) - empty
 
 
 def point_in_box(points: Any, boxes: Any) -> np.ndarray:
