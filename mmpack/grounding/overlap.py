@@ -50,7 +50,7 @@ def point_in_box(points: Any, boxes: Any) -> np.ndarray:
     p = _numbers("point_in_box", "points", points, 2)
     b = _boxes("point_in_box", "boxes", boxes)
     inside = (p[:, None] >= b[None, :, :2]) & (p[:, None] <= b[None, :, 2:])
-    return inside.all(axis=-1).astype(np.float64)
+    return np.asarray(inside.all(axis=-1), np.float64)
 
 
 def centre_distance(places: Any, others: Any, diagonal: float) -> np.ndarray:
