@@ -173,6 +173,13 @@ def test_packing_and_losses_and_the_gpu_s_page(yours, samples):
     assert len(ran["logprobs"]) == len(ran["entropy"]) == batch.num_loss_tokens
 
 
+def test_grounding():
+    ran = run("docs/grounding.md", {})
+    assert mp.validate(ran["sample"]) == [] and ran["written"] == (322, 182, 644, 364)
+    assert (ran["sample"].rewards[0].value, ran["whole"].value) == (0.75, 0.75)
+    assert ran["region"].metadata["numbers"] == [[393, 394], [394, 395], [394, 396], [395, 397]]
+
+
 def test_features(yours, samples):
     model = copy.deepcopy(yours["model"])
     if not takes_encoded_media(model):
