@@ -206,6 +206,13 @@ def test_vla():
     assert ran["by_token"].metrics["ratio"] == pytest.approx(1.01, abs=0.001)
 
 
+def test_grounding():
+    ran = run("docs/grounding.md", {})
+    assert mp.validate(ran["sample"]) == [] and ran["written"] == (322, 182, 644, 364)
+    assert (ran["sample"].rewards[0].value, ran["whole"].value) == (0.75, 0.75)
+    assert ran["region"].metadata["numbers"] == [[393, 394], [394, 395], [394, 396], [395, 397]]
+
+
 def test_features(yours, samples):
     model = copy.deepcopy(yours["model"])
     if not takes_encoded_media(model):

@@ -279,7 +279,7 @@ def test_valid_rows_break_no_rule(tmp_path):
         assert not (broken and is_valid), (broken, sample.to_dict(numpy=True))
     seen = set().union(*codes)
     rules = {code for code in mp.schema.codes.RULES if code[2] in "123"}
-    seldom = {"MM109", "MM307", "MM308", "MM312", "MM321", "MM322", "MM323"}
+    seldom = {"MM109", "MM307", "MM308", "MM312", "MM313", "MM314", "MM321", "MM322", "MM323"}
     assert rules - seen <= seldom  # see the next test
     left_open = [s for s, broken, ok in zip(read, codes, found, strict=True) if not (broken or ok)]
     plain = [s for s in left_open if not (s.costs or s.metadata.get("padding"))]
@@ -303,6 +303,8 @@ def audio(codes=((0, 1), (7, 2)), frame_rate=12.5):
         ("MM302", lambda s: s.rollout_logprobs.__setitem__(0, 0.5)),
         ("MM306", lambda s: s.attention_mask.__setitem__(4, 0)),
         ("MM310", lambda s: setattr(s.bbox_targets[0], "bbox", (9.0, 2.0, 8.0, 3.0))),
+        ("MM314", lambda s: setattr(s.bbox_targets[0], "bbox", (9.0, 2.0, 9.0, 3.0))),
+        ("MM315", lambda s: setattr(s, "screen_size", (0, 480))),
         ("MM311", lambda s: setattr(s.point_targets[0], "point", (1281.0, 2.0))),
         ("MM312", lambda s: s.processor.__setitem__("tokenizer", {"vocab_size": 151656})),
         ("MM307", lambda s: s.position_ids.__setitem__((1, 2), -1)),

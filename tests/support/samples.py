@@ -230,6 +230,7 @@ def samples(
     boxes = st.tuples(points, points).map(
         lambda p: tuple(float(of(a, b)) for of in (min, max) for a, b in zip(*p, strict=True))
     )
+    boxes = boxes.filter(lambda b: b[0] < b[2] and b[1] < b[3])  # MM314
 
     def records(strategy: st.SearchStrategy[Any]) -> list[Any] | None:
         return draw(_optional(st.lists(strategy, max_size=2)))

@@ -319,6 +319,17 @@ def empty_response(left: Spec, right: Spec) -> None:
         spec.rewards = [mp.Score("exact", 1.0, {"turn": 1})]
 
 
+def coordinate_system(left: Spec, right: Spec) -> None:
+    for spec, size in ((left, 1000.0), (right, 1.0)):
+        box = (0.1 * size, 0.2 * size, 0.5 * size, 0.75 * size)
+        spec.after.append(lambda sample, box=box: _target(sample, box))
+
+
+def _target(sample: mp.Sample, box: tuple[float, ...]) -> None:
+    sample.bbox_targets = [mp.BboxTarget(box)]
+    sample.coordinate_system = "normalized_1000"
+
+
 def logprob_kind(left: Spec, right: Spec) -> None:
     for spec, kind in ((left, "processed"), (right, "raw")):
         spec.sampling = {"temperature": 0.5, "top_p": 1.0, "logprobs": kind}
@@ -357,6 +368,7 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "padding_positions": padding_positions,
     "loss_mask_shift": loss_mask_shift,
     "empty_response": empty_response,
+    "coordinate_system": coordinate_system,
     "logprob_kind": logprob_kind,
 }
 
