@@ -170,6 +170,17 @@ def full_sample(sample_id: str = "s0", seed: int = 0) -> Sample:
     return sample
 
 
+def _actions_of(loss: LossSpan) -> st.SearchStrategy[ActionSpan]:
+    """Actions within a loss span, of its turn: of another vocabulary, or typed."""
+    place = st.integers(loss.start, loss.stop)
+    span = st.tuples(place, place).map(sorted)
+    typed = st.builds(
+        lambda point: {"kind": "click", "point": list(point)}, st.tuples(UNIT, UNIT)
+    ) | st.builds(lambda text: {"kind": "type", "text": text}, TEXT)
+    turn = st.just(loss.turn) if loss.turn is not None else TURNS
+    return st.builds(lambda s, a, t: ActionSpan(*s, a, t), span, FREE_JSON | typed, turn)
+
+
 def _optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.none() | strategy
 
@@ -194,6 +205,7 @@ VIDEO_GRIDS = st.tuples(st.integers(1, 3), st.sampled_from([2, 4]), st.sampled_f
 NAMES = st.sampled_from(["a", "b", "c"])
 TURNS = _optional(st.integers(0, 3))
 NUMBERS = st.floats(-1e6, 1e6)
+UNIT = st.floats(0, 1)
 
 
 @st.composite
@@ -252,9 +264,8 @@ def samples(
     if draw(st.booleans()):
         sample.processor = draw(FREE_JSON)
         sample.processor_fingerprint = fingerprint(sample.processor)
-    sample.action_spans = records(
-        st.builds(lambda s, a, t: ActionSpan(*s, a, t), span, FREE_JSON, TURNS)
-    )
+    if sample.loss_spans:
+        sample.action_spans = records(st.sampled_from(sample.loss_spans).flatmap(_actions_of))
     sample.region_spans = records(
         st.builds(
             lambda s, m, b, p: RegionSpan(*s, m, b, p),

@@ -29,21 +29,21 @@ def problems(sample: Sample, family: Family) -> Found:
                 said = f"has the {'box' if kind == 'bbox' else kind} {_numbers(values)}"
                 if kind == "bbox" and (values[0] > values[2] or values[1] > values[3]):
                     yield "MM310", f"{name}[{i}]", said, None
-                limits = _limits_of(sample, family, item.media_index)
+                limits = limits_of(sample, family, item.media_index)
                 if sample.coordinate_system and any(
-                    _is_outside(v, limits[k % 2]) for k, v in enumerate(values)
+                    is_outside(v, limits[k % 2]) for k, v in enumerate(values)
                 ):
                     within = " × ".join(f"[0, {limit:g}]" for limit in limits)
                     message = f"{said}, outside {within} of {sample.coordinate_system}"
                     yield "MM311", f"{name}[{i}]", message, None
 
 
-def _is_outside(value: float, limit: float) -> bool:
+def is_outside(value: float, limit: float) -> bool:
     slack = ROUNDING * (limit if limit < float("inf") else 1.0)
     return not -slack <= value <= limit + slack
 
 
-def _limits_of(sample: Sample, family: Family, media_index: int | None) -> tuple[float, float]:
+def limits_of(sample: Sample, family: Family, media_index: int | None) -> tuple[float, float]:
     """The largest x and y: in pixels, the larger of the medium's and the screen's; infinite if neither is known."""
     system = sample.coordinate_system
     if system in NORMALIZED:

@@ -14,6 +14,7 @@ from mmpack.schema.codes import RULES
 from mmpack.schema.columns.readable import readable
 from mmpack.schema.columns.table import Table
 from mmpack.schema.error_text import escaped, shown
+from mmpack.schema.rules.actions import ACTIONS
 from mmpack.schema.rules.arrays import ARRAYS
 from mmpack.schema.rules.context import CONTEXT
 from mmpack.schema.rules.loss import LOSS
@@ -23,7 +24,7 @@ from mmpack.schema.rules.places import PLACES
 from mmpack.schema.rules.scores import SCORES
 from mmpack.schema.sample import Sample, shape_faults
 
-TOPICS = (MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ARRAYS, SCORES)
+TOPICS = (MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ACTIONS, ARRAYS, SCORES)
 
 
 @dataclass(frozen=True)
