@@ -174,9 +174,7 @@ def _actions_of(loss: LossSpan) -> st.SearchStrategy[ActionSpan]:
     """Actions within a loss span, of its turn: of another vocabulary, or typed."""
     place = st.integers(loss.start, loss.stop)
     span = st.tuples(place, place).map(sorted)
-    typed = st.builds(
-        lambda point: {"kind": "click", "point": list(point)}, st.tuples(UNIT, UNIT)
-    ) | st.builds(lambda text: {"kind": "type", "text": text}, TEXT)
+    typed = st.builds(lambda text: {"kind": "type", "text": text}, TEXT)
     turn = st.just(loss.turn) if loss.turn is not None else TURNS
     return st.builds(lambda s, a, t: ActionSpan(*s, a, t), span, FREE_JSON | typed, turn)
 
@@ -205,7 +203,6 @@ VIDEO_GRIDS = st.tuples(st.integers(1, 3), st.sampled_from([2, 4]), st.sampled_f
 NAMES = st.sampled_from(["a", "b", "c"])
 TURNS = _optional(st.integers(0, 3))
 NUMBERS = st.floats(-1e6, 1e6)
-UNIT = st.floats(0, 1)
 
 
 @st.composite

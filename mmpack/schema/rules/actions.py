@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from mmpack.errors import TraceError
 from mmpack.families import Family
 from mmpack.schema.actions import Action, read_action
 from mmpack.schema.columns.table import Table
-from mmpack.schema.rules.places import is_outside, limits_of
+from mmpack.schema.rules.places import NORMALIZED, is_outside, limits_of
 from mmpack.schema.rules.topic import Found, Topic
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import ActionSpan, covered
@@ -83,13 +84,14 @@ def _is_past(sample: Sample, span: ActionSpan) -> bool:
 
 
 def valid(table: Table) -> np.ndarray:
-    """Rows with typed actions, and actions that cross loss spans, are left to `problems`."""
+    """Actions that cross loss spans, and points in pixels, are left to `problems`."""
     spans, loss = table.items("action_spans"), table.items("loss_spans")
     ok = spans.good & loss.good
     if not len(spans.row):
         return ok
-    typed = [not isinstance(a, dict) or "kind" in a for a in spans.values("action")]
-    ok[spans.row[np.array(typed, bool)]] = False
+    systems = table.values("coordinate_system")
+    for row, action in zip(spans.row.tolist(), spans.values("action"), strict=True):
+        ok[row] &= _is_fine(action, systems[row])
     # one loss span around each action: of its row, the last that starts at or before it
     shift = np.int64(2) ** 32
     begins = loss.row * shift + loss.numbers("start").astype(np.int64)
@@ -102,6 +104,18 @@ def valid(table: Table) -> np.ndarray:
     turn, own = spans.numbers("turn"), loss.numbers("turn")[k]
     ok[spans.row[~within | ((turn >= 0) & (own >= 0) & (turn != own))]] = False
     return ok
+
+
+def _is_fine(action: Any, system: Any) -> bool:
+    if not isinstance(action, dict) or "kind" not in action:
+        return isinstance(action, dict)
+    try:
+        points = read_action(action).points()
+    except TraceError:
+        return False
+    most = NORMALIZED.get(system) if isinstance(system, str) else None
+    inside = most is not None and all(0 <= v <= most for point in points.values() for v in point)
+    return not points or system is None or inside
 
 
 ACTIONS = Topic(

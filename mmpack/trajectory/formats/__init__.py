@@ -44,7 +44,7 @@ def read_action(value: Any, format: str | Format = "json") -> Action:
     if not isinstance(value, str):
         return form.read(value, "action")
     call = form.next_call(value, 0)
-    if call is None:
+    if call is None or value.lstrip().startswith("{"):  # its JSON, whatever its strings hold
         return form.read(read_json(value, "action"), "action")
     if call.fault:
         raise trace_error("action", call.fault, "MM211")
