@@ -47,6 +47,9 @@ samples = list(mp.read_trace(sys.argv[1]))
 assert mp.validate(samples) == [] and mp.plan(samples, max_tokens=99).total_samples == 1
 assert mp.compare(samples, samples).compared == 1
 mp.mrope_positions, mp.wrap_processor
+for name in mp.trajectory.__all__:
+    getattr(mp.trajectory, name)
+assert mp.trajectory.find_actions(samples[0], lambda i: b"x").spans == []
 """
     assert loaded(code, str(path)) == []
 

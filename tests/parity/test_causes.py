@@ -523,7 +523,7 @@ def test_text_behind_the_last_token_of_the_other_side():
     left = episode(system=(START, 8, 11, END, START, 7, 13), asked=(21, END, START, 9))
     left.attention_mask = left.position_ids = None
     right = copy.deepcopy(left)
-    right.input_ids = np.append(right.input_ids, 198)  # a template's line break, which no engine writes
+    right.input_ids = np.append(right.input_ids, 198)  # a line break that no engine writes
     for report in (compare([left], [right]), compare([right], [left])):
         assert report.first.field == "input_ids" and report.first.cause == "unknown"
 

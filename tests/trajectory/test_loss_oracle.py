@@ -19,6 +19,7 @@ import mmpack as mp
 from mmpack.trajectory import find_actions, loss_kinds
 
 pytest.importorskip("trl")
+pytestmark = pytest.mark.adapter
 KINDS = {"w": "response", "r": "reasoning", "a": "action", ".": ""}
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 END = "<|im_end|>"
