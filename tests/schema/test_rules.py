@@ -458,6 +458,12 @@ def test_what_may_be_recorded_of_actions(change):
     assert validate(sample) == []
 
 
+def test_an_action_behind_the_loss_is_of_no_turn():
+    sample = base()
+    _act({"a": 1}, 15, 16, 1)(sample)  # where the loss of turn 0 ends
+    assert [p.code for p in validate(sample)] == ["MM207"]
+
+
 def test_a_tiled_image_has_no_known_width():
     sample = make_sample([("text", [1]), ("image", (4, 32, 32)), ("text", [2])], family="internvl")
     _box((0.0, 0.0, 900.0, 900.0), "absolute_pixels")(sample)

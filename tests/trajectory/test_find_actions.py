@@ -215,6 +215,19 @@ def test_turns_annotated_one_by_one():
     assert [r.metadata["action"] for r in then.region_spans] == [0, 1]
 
 
+def test_turns_that_touch_are_read_apart():
+    """A call that one turn begins and another ends is none; loss spans of one turn that touch are one text."""
+    sample, tok = turns(CLICK, coordinate_system="absolute_pixels")
+    (span,) = sample.loss_spans
+    half = span.start + 30
+    first, second = mp.LossSpan(span.start, half, turn=0), mp.LossSpan(half, span.stop, turn=0)
+    sample.loss_spans = [first, second]
+    assert len(find_actions(sample, tok).spans) == 1
+    second.turn = 1
+    found = find_actions(sample, tok)
+    assert found.spans == [] and [p.span for p in found.problems] == [(span.start, half)]
+
+
 def test_which_screenshot():
     tok = Bytes()
     parts = [("text", [10**5]), ("response", tok.ids(CLICK), 0), ("image", (1, 4, 6), "a")]
