@@ -41,6 +41,7 @@ FIXES: dict[str, str] = {
     "padding_positions": "Compute position_ids from the attention mask, so that padding adds none.",
     "loss_mask_shift": "Take loss_spans from the engine's turns: each turn's ids, its end included.",
     "empty_response": "Drop samples without a response token before rewards are scattered.",
+    "coordinate_system": "Convert targets once, to what the family writes (mmpack.grounding.to_system), for both.",
     "logprob_kind": "Record logprobs of one kind: both raw, or both under the same sampling settings.",
     UNKNOWN: "Compare what each side was handed; record processor settings and content hashes on both.",
 }

@@ -11,7 +11,7 @@ from mmpack.schema.actions import read_action
 from mmpack.schema.plain_json import canonical_json
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import COORDINATE_SYSTEMS, Sample, as_samples
-from mmpack.trajectory.find import calls_within, found_in, read_call
+from mmpack.trajectory.find import calls_within, found_in, read_call, system_of
 from mmpack.trajectory.formats import Format, get_format
 from mmpack.trajectory.kinds import with_kinds
 from mmpack.trajectory.parts import THINK, written_turns
@@ -33,7 +33,8 @@ def annotate_actions(
 ) -> Sample:
     """The sample with `action_spans`, `region_spans`, scores `action_format`, and loss spans by kind.
 
-    Args: as `find_actions`. `coordinate_system`: in which the policy writes its points, where the sample does not say.
+    Args: as `find_actions`. `coordinate_system`: in which the policy writes its points, where the sample does not say;
+    by default what models of its family write (Qwen2.5-VL absolute pixels, Qwen3-VL 0 to 1000).
     `scores`: where the scores go: `rewards` (the policy is paid), `verifiers` (it is not), None (nowhere).
     What the sample has already stays: a sample of which each new turn is annotated, and one that is annotated twice,
     has everything once.
@@ -53,13 +54,15 @@ def annotate_actions(
                 f"annotate_actions: coordinate_system is {coordinate_system!r}, the sample's is "
                 f"{sample.coordinate_system!r}. Fix: pass the one in which the policy writes, and no boxes of another"
             )
-        out.coordinate_system = coordinate_system
+    out.coordinate_system = coordinate_system or system_of(sample)
     found = found_in(out, turns, form, (float(malformed), float(well_formed)), bool(required))
     if found.regions and out.coordinate_system is None:
         raise ArgumentError(
-            "annotate_actions: the actions have points, and no coordinate system is known (MM308). Fix: pass "
-            "coordinate_system='absolute_pixels' (Qwen2.5-VL) or 'normalized_1000' (Qwen2-VL, Qwen3-VL)"
+            f"annotate_actions: the actions have points, and what {sample.family} writes them in is not known (MM308). "
+            "Fix: pass coordinate_system='absolute_pixels', 'normalized_1000' or 'normalized_1'"
         )
+    if not found.regions:
+        out.coordinate_system = coordinate_system or sample.coordinate_system
     actions = list(sample.action_spans or ())
     index = {(span.start, span.stop): i for i, span in enumerate(actions)}
     for span in found.spans:

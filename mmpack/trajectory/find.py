@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,9 +48,9 @@ def find_actions(
 
     Args: `tokenizer`, `format`, `think`: see `loss_kinds`. `malformed`, `well_formed`: values of the score
     `action_format`, whose scope is the tokens of the call. `required`: a turn without a call is malformed too.
-    An action is what its format says, with points on the screen, where the sample's coordinate system is known: else it
-    is a problem (MM208, MM209, MM211) and a score, and no span. Each point of an action is a RegionSpan on the last
-    image before it, over the tokens of its numbers, where the sample has such an image.
+    An action is what its format says, with points on the screen, in the sample's coordinate system or else what models
+    of its family write: else it is a problem (MM208, MM209, MM211) and a score, and no span. Each point of an action is
+    a RegionSpan on the last image before it, over the tokens of its numbers, where the sample has such an image.
     Never fails on what a policy wrote, and takes time in proportion to it. Raises: ArgumentError for the arguments.
 
     Example:
@@ -65,7 +66,14 @@ def find_actions(
     check_number("find_actions", "well_formed", well_formed)
     check_flag("find_actions", "required", required)
     turns = list(written_turns("find_actions", sample, tokenizer, form, think))
-    return found_in(sample, turns, form, (float(malformed), float(well_formed)), bool(required))
+    shown = copy.copy(sample)
+    shown.coordinate_system = system_of(sample)
+    return found_in(shown, turns, form, (float(malformed), float(well_formed)), bool(required))
+
+
+def system_of(sample: Sample) -> str | None:
+    """In which coordinate system the policy writes, by the sample, or by its family."""
+    return sample.coordinate_system or FAMILIES[sample.family].coordinates
 
 
 def found_in(

@@ -358,6 +358,8 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
             _box((0.0, 0.0, 641.0, 56.0), "absolute_pixels", None, screen_size=(640, 480)),
         ],
     ),
+    "MM314": ("bbox_targets[0]", [_box((9.0, 0.0, 9.0, 5.0)), _box((0.0, 5.0, 9.0, 5.0))]),
+    "MM315": ("screen_size", [_set("screen_size", (0, 480)), _set("screen_size", (640, 0))]),
     "MM312": ("input_ids[1]", [_vocabulary(151652), _vocabulary(100)]),
     "MM309": ("prefix_cached_tokens", [_set("prefix_cached_tokens", 20)]),
 }
@@ -424,7 +426,7 @@ def _codes(topic, sample, family):
     "change",
     [
         _box((0.0, 0.0, 1000.0, 1000.0)),
-        _box((5.0, 5.0, 5.0, 5.0)),
+        _box((5.0, 5.0, 5.5, 5.5)),
         _box((0.0, 0.0, float(np.float32(1.0) * np.float32(1.0000001)), 1.0), "normalized_1"),
         _box((0.0, 0.0, 84.0, 56.0), "absolute_pixels"),
         _box((0.0, 0.0, 1e6, 56.0), "absolute_pixels", None),  # of what is not known

@@ -215,6 +215,16 @@ def test_turns_annotated_one_by_one():
     assert [r.metadata["action"] for r in then.region_spans] == [0, 1]
 
 
+def test_by_default_points_are_as_the_family_writes_them():
+    for family, system in (("qwen2_5_vl", "absolute_pixels"), ("qwen3_vl", "normalized_1000")):
+        sample, tok = turns(CLICK, family=family)
+        assert annotate_actions(sample, tok).coordinate_system == system
+        sample, tok = turns(CLICK.replace("12", "99"), family=family)
+        assert len(find_actions(sample, tok).problems) == (system == "absolute_pixels")
+    words, tok = turns(WAIT)
+    assert annotate_actions(words, tok).coordinate_system is None
+
+
 def test_turns_that_touch_are_read_apart():
     """A call that one turn begins and another ends is none; loss spans of one turn that touch are one text."""
     sample, tok = turns(CLICK, coordinate_system="absolute_pixels")
@@ -369,7 +379,6 @@ def test_arguments():
         lambda: find_actions(sample, tok, think=("", "x")),
         lambda: find_actions(sample, tok, malformed=float("nan")),
         lambda: find_actions(sample, tok, required="yes"),
-        lambda: annotate_actions(sample, tok),  # points in no known system
         lambda: annotate_actions(sample, tok, coordinate_system="pixels"),
         lambda: annotate_actions(sample, tok, scores="costs"),
         lambda: annotate_actions(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mmpack.parity.causes.coordinates import coordinate_hits
 from mmpack.parity.causes.cut import common_part, cut_hits, moved, truncation
 from mmpack.parity.causes.loss import loss_hits
 from mmpack.parity.causes.media import media_hits
@@ -26,10 +27,11 @@ def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
     What was cut off says nothing more: what both sides have is compared by itself.
     """
     cut = truncation(pair)
+    always = setting_hits(pair) + coordinate_hits(pair)
     if cut is None:
-        return _hits(pair, decode) + setting_hits(pair)
+        return _hits(pair, decode) + always
     rest = _hits(common_part(pair, cut), decode, recounted=cut.at_left)
-    return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest] + setting_hits(pair)
+    return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest] + always
 
 
 def _hits(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:

@@ -40,6 +40,7 @@ _FOLLOW = {  # what a cause breaks besides
     "not_expanded": _RUN_CODES,
     "sampled_placeholder": _RUN_CODES,
     "dropped_image": _RUN_CODES,
+    "coordinate_system": ("MM311",),
     "truncated": _CUT_CODES,
     "truncated_medium": _CUT_CODES,
 }

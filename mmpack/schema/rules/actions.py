@@ -11,7 +11,7 @@ from mmpack.errors import TraceError
 from mmpack.families import Family
 from mmpack.schema.actions import Action, read_action
 from mmpack.schema.columns.table import Table
-from mmpack.schema.rules.places import NORMALIZED, is_outside, limits_of
+from mmpack.schema.rules.places import NORMALIZED, limits_of, place_faults
 from mmpack.schema.rules.topic import Found, Topic
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import ActionSpan, covered
@@ -63,15 +63,13 @@ class Screens:
 
     def outside(self, action: Action, token: int) -> str:
         """Which point of an action at this token is outside of the screen, in words; nothing if none is."""
-        if self.sample.coordinate_system is None:
+        system = self.sample.coordinate_system
+        if system is None:
             return ""
-        limits = limits_of(self.sample, self.family, self.before(token))
+        limits = limits_of(self.sample, self.family, system, self.before(token))
         for name, point in action.points().items():
-            if any(map(is_outside, point, limits)):
-                screen = " × ".join(f"[0, {limit:g}]" for limit in limits)
-                numbers = ", ".join(f"{v:g}" for v in point)
-                system = self.sample.coordinate_system
-                return f"has the {name} [{numbers}], outside {screen} of {system}"
+            for _, why in place_faults(point, system, limits):
+                return f"{name} {why}"
         return ""
 
 
