@@ -235,7 +235,8 @@ def samples(
     system = draw(st.sampled_from(COORDINATE_SYSTEMS))
     place = st.floats(0, {"normalized_1": 1, "normalized_1000": 1000}.get(system, 28))
     points = st.tuples(place, place)
-    boxes = st.tuples(points, points).map(
+    corners = st.tuples(points, points).filter(lambda p: p[0][0] != p[1][0] and p[0][1] != p[1][1])
+    boxes = corners.map(
         lambda p: tuple(float(of(a, b)) for of in (min, max) for a, b in zip(*p, strict=True))
     )
 
