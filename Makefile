@@ -109,6 +109,7 @@ types: $(STAMP)  ## mypy
 .PHONY: generated
 generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures, the pages and the table of rooms what their generators make?
 	$(BIN)/mmpack schema --check schemas/sample.schema.json
+	$(BIN)/mmpack schema --action --check schemas/action.schema.json
 	$(BIN)/mmpack schema --rules --check docs/rules.md
 	$(BIN)/python fixtures/regenerate.py --check
 	.venv-upstream/bin/python fixtures/causes/regenerate.py --check

@@ -243,3 +243,8 @@ def test_install_and_commands(capsys):
     run("docs/install.md", {})
     run("docs/cli.md", {})
     assert capsys.readouterr().out == ""
+
+
+def test_the_page_of_actions():
+    sample = run("docs/actions.md", {})["sample"]
+    assert mp.validate(sample) == [] and sample.rewards is None

@@ -1,13 +1,14 @@
-"""`mmpack schema`: the JSON schema of a record, and the table of rules."""
+"""`mmpack schema`: the JSON schemas of a record and of an action, and the table of rules."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from mmpack.errors import ArgumentError
 
 
 def command(
@@ -23,17 +24,24 @@ def command(
     rules: Annotated[
         bool, typer.Option("--rules", help="The page of the rules instead of the JSON schema.")
     ] = False,
+    action: Annotated[
+        bool, typer.Option("--action", help="The JSON schema of an action instead.")
+    ] = False,
 ) -> int:
     """Print the JSON schema of one record of a trace."""
-    from mmpack.schema.generated import rules_markdown
-    from mmpack.schema.json_schema import sample_schema
+    from mmpack.schema.generated import rules_markdown, schema_text
+    from mmpack.schema.json_schema import action_schema, sample_schema
 
-    text = rules_markdown() if rules else json.dumps(sample_schema(), indent=2) + "\n"
+    if rules and action:
+        raise ArgumentError("schema: --rules and --action are two pages. Fix: pass one of them")
+    text = (
+        rules_markdown() if rules else schema_text(action_schema() if action else sample_schema())
+    )
     if check is None:
         print(text, end="")
         return 0
     if check.read_bytes() == text.encode("utf-8"):
         return 0
-    command_line = "mmpack schema --rules" if rules else "mmpack schema"
+    command_line = "mmpack schema" + " --rules" * rules + " --action" * action
     print(f"mmpack: {check} is stale. Fix: {command_line} > {check}", file=sys.stderr)
     return 1

@@ -84,6 +84,30 @@ RULES: dict[str, Rule] = {
         Rule("MM205", "span out of range", "count tokens of input_ids, unpadded and expanded"),
         Rule("MM206", "observation spans unsorted or overlapping", "sort and cut them"),
         Rule(
+            "MM207",
+            "an action outside the loss",
+            "let loss spans cover what the policy wrote; of an earlier sample's action, say its turn",
+        ),
+        Rule("MM208", "an action that its schema refuses", "write what action.schema.json says"),
+        Rule(
+            "MM209",
+            "an action outside the screen",
+            "name the coordinate system that the policy writes, or score it as malformed",
+        ),
+        Rule(
+            "MM210",
+            "tokens that decode to another action than their span says",
+            "let find_actions make the spans, of the ids as sampled",
+        ),
+        Rule(
+            "MM211",
+            "text that begins an action and is none",
+            "score it; let the prompt show the format, with an example",
+        ),
+        Rule(
+            "MM212", "an action of another turn than its loss span", "give both spans the one turn"
+        ),
+        Rule(
             "MM301", "rollout_logprobs and loss tokens differ in number", "one value per loss token"
         ),
         Rule("MM302", "log-probability above 0", "pass natural logs, not probabilities or losses"),
@@ -148,3 +172,5 @@ RULES: dict[str, Rule] = {
         ),
     )
 }
+# a tokenizer finds them broken: those who read tokens as text report them, `validate` does not
+OF_TEXT = ("MM210", "MM211", "MM313")

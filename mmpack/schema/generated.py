@@ -1,12 +1,13 @@
-"""Files that are generated from the schema: `schemas/sample.schema.json` and `docs/rules.md`."""
+"""Files that are generated from the schema: those of `schemas/`, and `docs/rules.md`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from mmpack.schema.codes import RULES
-from mmpack.schema.json_schema import sample_schema
+from mmpack.schema.json_schema import action_schema, sample_schema
 
 
 def write_generated(root: Path) -> list[Path]:
@@ -24,6 +25,11 @@ def check_generated(root: Path) -> list[Path]:
         for path, text in _generated(root).items()
         if not path.is_file() or path.read_bytes() != text.encode("utf-8")
     ]
+
+
+def schema_text(schema: dict[str, Any]) -> str:
+    """A schema as its file holds it."""
+    return json.dumps(schema, indent=2) + "\n"
 
 
 def rules_markdown() -> str:
@@ -52,8 +58,8 @@ def rules_markdown() -> str:
 
 
 def _generated(root: Path) -> dict[Path, str]:
-    schema = json.dumps(sample_schema(), indent=2, sort_keys=False) + "\n"
     return {
-        root / "schemas" / "sample.schema.json": schema,
+        root / "schemas" / "sample.schema.json": schema_text(sample_schema()),
+        root / "schemas" / "action.schema.json": schema_text(action_schema()),
         root / "docs" / "rules.md": rules_markdown(),
     }

@@ -1,9 +1,10 @@
-"""The JSON schema of one record of a trace, from the dataclasses' declarations."""
+"""The JSON schemas of a record of a trace and of an action, from the dataclasses' declarations."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from mmpack.schema.actions import ACTIONS, Action, Scroll
 from mmpack.schema.codes import RULES
 from mmpack.schema.fields import Record, Records
 from mmpack.schema.sample import Sample
@@ -22,6 +23,25 @@ def sample_schema() -> dict[str, Any]:
         "$defs": {name: _object(cls) for name, cls in records.items()},
         "x-rules": {r.code: {"says": r.says, "fix": r.fix} for r in RULES.values()},
     }
+
+
+def action_schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of an action with a `kind`; that its points are on the screen, it can't express."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mmpack action",
+        "oneOf": [{"$ref": f"#/$defs/{cls.__name__}"} for cls in ACTIONS.values()],
+        "$defs": {cls.__name__: _action(cls) for cls in ACTIONS.values()},
+    }
+
+
+def _action(cls: type[Action]) -> dict[str, Any]:
+    plain = _object(cls)
+    required = {"required": ["kind", *plain["required"]]}
+    if cls is Scroll:
+        required["anyOf"] = [{"required": ["dx"]}, {"required": ["dy"]}]  # type: ignore[list-item]
+    properties = {"kind": {"const": cls.kind}} | plain["properties"]
+    return plain | {"properties": properties} | required
 
 
 def _collect(cls: type[Record], into: dict[str, type[Record]]) -> None:

@@ -292,8 +292,20 @@ def test_schema():
     assert call_mmpack("schema", "--rules").stdout == (ROOT / "docs" / "rules.md").read_text()
 
 
+def test_schema_of_actions_or_the_rules():
+    file = ROOT / "schemas" / "action.schema.json"
+    assert call_mmpack("schema", "--action").stdout == file.read_text()
+    result = call_mmpack("schema", "--action", "--rules")
+    assert result.returncode == 2 and "two pages" in result.stderr
+
+
 def test_schema_check(tmp_path):
-    for options, name in (((), "schemas/sample.schema.json"), (("--rules",), "docs/rules.md")):
+    pages = {
+        (): "schemas/sample.schema.json",
+        ("--action",): "schemas/action.schema.json",
+        ("--rules",): "docs/rules.md",
+    }
+    for options, name in pages.items():
         assert call_mmpack("schema", *options, "--check", ROOT / name).returncode == 0
         stale = tmp_path / "stale"
         stale.write_text((ROOT / name).read_text() + "\n")

@@ -47,6 +47,9 @@ samples = list(mp.read_trace(sys.argv[1]))
 assert mp.validate(samples) == [] and mp.plan(samples, max_tokens=99).total_samples == 1
 assert mp.compare(samples, samples).compared == 1
 mp.mrope_positions, mp.wrap_processor
+for name in mp.trajectory.__all__:
+    getattr(mp.trajectory, name)
+assert mp.trajectory.find_actions(samples[0], lambda i: b"x").spans == []
 """
     assert loaded(code, str(path)) == []
 
@@ -54,13 +57,18 @@ mp.mrope_positions, mp.wrap_processor
 @pytest.mark.parametrize("name", mp.__all__)
 def test_every_public_name_resolves(name):
     value = getattr(mp, name)
-    assert name in ("__version__", "cache", "video", "view") or callable(value)
+    assert name in ("__version__", "cache", "grounding", "trajectory", "video", "view") or callable(
+        value
+    )
 
 
 def test_no_room_bears_the_name_of_a_function():
     """Importing it would put a module in the function's place."""
     rooms = {module.name for module in pkgutil.iter_modules(mp.__path__)}
-    assert rooms & set(mp.__all__) == {"cache", "video", "view"} and "planning" in rooms
+    assert (
+        rooms & set(mp.__all__) == {"cache", "grounding", "trajectory", "video", "view"}
+        and "planning" in rooms
+    )
 
 
 def test_unknown_names_are_attribute_errors():

@@ -519,6 +519,15 @@ def test_chat_template_by_its_hash():
     assert (report.first.field, report.first.index, report.first.span) == ("input_ids", 1, (1, 2))
 
 
+def test_text_behind_the_last_token_of_the_other_side():
+    left = episode(system=(START, 8, 11, END, START, 7, 13), asked=(21, END, START, 9))
+    left.attention_mask = left.position_ids = None
+    right = copy.deepcopy(left)
+    right.input_ids = np.append(right.input_ids, 198)  # a line break that no engine writes
+    for report in (compare([left], [right]), compare([right], [left])):
+        assert report.first.field == "input_ids" and report.first.cause == "unknown"
+
+
 def test_system_prompt_under_one_template():
     """The first turn, if its role comes once, or its lack; no words of the user's."""
     system, user, assistant = 8, 7, 9  # roles

@@ -14,12 +14,13 @@ from support.samples import full_sample, make_medium, make_sample
 from mmpack.errors import SchemaError, TraceError
 from mmpack.families import FAMILIES
 from mmpack.schema.codec import CodecIds
-from mmpack.schema.codes import RULES
+from mmpack.schema.codes import OF_TEXT, RULES
 from mmpack.schema.columns.table import Table, parsed_lists
 from mmpack.schema.rules import check, validate
 from mmpack.schema.rules.problems import TOPICS
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import (
+    ActionSpan,
     BboxTarget,
     Cost,
     LossSpan,
@@ -196,6 +197,17 @@ def _codec(codes, rate=12.5):
     return _set("codec_ids", [CodecIds("codec", np.array(codes, np.int32), (8, 8), rate)])
 
 
+def _act(
+    action: dict[str, Any], start: int = 11, stop: int = 15, of: int | None = 0, **fields: Any
+) -> Callable[[Sample], None]:
+    def change(s: Sample) -> None:
+        s.action_spans = [ActionSpan(start, stop, action, of)]
+        for name, value in fields.items():
+            setattr(s, name, value)
+
+    return change
+
+
 def _vocabulary(size: int) -> Callable[[Sample], None]:
     return _set("processor", {"tokenizer": {"vocab_size": size}})
 
@@ -253,6 +265,55 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     "MM206": (
         "observation_spans[1]",
         [lambda s: s.observation_spans.append(ObservationSpan(9, 10, "user"))],
+    ),
+    "MM207": (
+        "action_spans[0]",
+        [
+            _act({"a": 1}, 9, 11),
+            _act({"a": 1}, 14, 16),  # an observation's token too
+            _act({"a": 1}, 9, 12, 0, turn=2),  # partly of the past
+            _act({"a": 1}, 15, 17, 2, turn=2),
+        ],
+    ),
+    "MM208": (
+        "action_spans[0]",
+        [
+            _act({"kind": "fly"}),
+            _act({"kind": None}),
+            _act({"kind": 3}),
+            _act({"kind": "scroll"}),
+            _act({"kind": "drag", "point": [1, 2]}),
+            _act({"kind": "click", "point": [1, 2, 3]}),
+            _act({"kind": "click", "point": [1, "2"]}),
+            _act({"kind": "click", "point": [True, 2]}),
+            _act({"kind": "click", "button": "side"}),
+            _act({"kind": "click", "modifiers": ["ctrl", "x"]}),
+            _act({"kind": "key", "keys": []}),
+            _act({"kind": "key", "keys": [""]}),
+            _act({"kind": "key", "keys": "a"}),
+            _act({"kind": "wait", "seconds": -1}),
+            _act({"kind": "type", "text": "\ud800"}),
+            _act({"kind": "terminate", "status": "maybe"}),
+            _act({"kind": "tool_call", "name": "f", "arguments": "{}"}),
+        ],
+    ),
+    "MM209": (
+        "action_spans[0]",
+        [
+            _act({"kind": "click", "point": [1001, 2]}, coordinate_system="normalized_1000"),
+            _act({"kind": "click", "point": [1, 1.1]}, coordinate_system="normalized_1"),
+            # of a grid of 4 × 6 patches of 14 pixels
+            _act({"kind": "move", "point": [85, 2]}, coordinate_system="absolute_pixels"),
+            _act({"kind": "move", "point": [-1, 2]}, coordinate_system="absolute_pixels"),
+            _act(
+                {"kind": "swipe", "point": [1, 2], "to": [3, 57]},
+                coordinate_system="absolute_pixels",
+            ),
+        ],
+    ),
+    "MM212": (
+        "action_spans[0]",
+        [_act({"a": 1}, of=1), _act({"kind": "wait", "seconds": 1}, of=3)],
     ),
     "MM301": ("rollout_logprobs", [_set("rollout_logprobs", -np.ones(5, np.float32))]),
     "MM302": ("rollout_logprobs[0]", [_set("rollout_logprobs", np.full(6, 0.5, np.float32))]),
@@ -312,9 +373,6 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     "MM322": ("codec_ids[0]", [_codec([[1, 2, 3]]), _codec(np.zeros((2, 0)))]),
     "MM323": ("codec_ids[0].frame_rate", [_codec([[1], [2]], rate=0.0)]),
 }
-
-
-OF_TEXT = ("MM313",)  # of what tokens say, which only a tokenizer knows: mmpack.grounding
 
 
 @pytest.mark.parametrize("code", [c for c in RULES if c < "MM4" and c not in OF_TEXT])
@@ -392,6 +450,30 @@ def test_what_may_be_recorded_of_places_and_vocabularies(change):
     sample = base()
     change(sample)
     assert validate(sample) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _act({"kind": "click", "point": [84, 56]}, coordinate_system="absolute_pixels"),
+        _act({"kind": "click", "point": [1e6, -5]}),  # in no known system
+        _act({"kind": "click"}, of=None),
+        _act({"kind": "wait", "seconds": 0, "why": {"deep": [1]}}),
+        _act({"click": [float(9999), -1]}, coordinate_system="normalized_1"),  # another vocabulary
+        _act({"a": 1}, 9, 10, 0, turn=2),  # of a turn that an earlier sample holds
+        _act({"a": 1}, 12, 12),
+    ],
+)
+def test_what_may_be_recorded_of_actions(change):
+    sample = base()
+    change(sample)
+    assert validate(sample) == []
+
+
+def test_an_action_behind_the_loss_is_of_no_turn():
+    sample = base()
+    _act({"a": 1}, 15, 16, 1)(sample)  # where the loss of turn 0 ends
+    assert [p.code for p in validate(sample)] == ["MM207"]
 
 
 def test_a_tiled_image_has_no_known_width():

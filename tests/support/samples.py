@@ -171,6 +171,15 @@ def full_sample(sample_id: str = "s0", seed: int = 0) -> Sample:
     return sample
 
 
+def _actions_of(loss: LossSpan) -> st.SearchStrategy[ActionSpan]:
+    """Actions within a loss span, of its turn: of another vocabulary, or typed."""
+    place = st.integers(loss.start, loss.stop)
+    span = st.tuples(place, place).map(sorted)
+    typed = st.builds(lambda text: {"kind": "type", "text": text}, TEXT)
+    turn = st.just(loss.turn) if loss.turn is not None else TURNS
+    return st.builds(lambda s, a, t: ActionSpan(*s, a, t), span, FREE_JSON | typed, turn)
+
+
 def _optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.none() | strategy
 
@@ -227,7 +236,8 @@ def samples(
     system = draw(st.sampled_from(COORDINATE_SYSTEMS))
     place = st.floats(0, {"normalized_1": 1, "normalized_1000": 1000}.get(system, 28))
     points = st.tuples(place, place)
-    boxes = st.tuples(points, points).map(
+    corners = st.tuples(points, points).filter(lambda p: p[0][0] != p[1][0] and p[0][1] != p[1][1])
+    boxes = corners.map(
         lambda p: tuple(float(of(a, b)) for of in (min, max) for a, b in zip(*p, strict=True))
     )
     boxes = boxes.filter(lambda b: b[0] < b[2] and b[1] < b[3])  # MM314
@@ -254,9 +264,8 @@ def samples(
     if draw(st.booleans()):
         sample.processor = draw(FREE_JSON)
         sample.processor_fingerprint = fingerprint(sample.processor)
-    sample.action_spans = records(
-        st.builds(lambda s, a, t: ActionSpan(*s, a, t), span, FREE_JSON, TURNS)
-    )
+    if sample.loss_spans:
+        sample.action_spans = records(st.sampled_from(sample.loss_spans).flatmap(_actions_of))
     sample.region_spans = records(
         st.builds(
             lambda s, m, b, p: RegionSpan(*s, m, b, p),

@@ -164,7 +164,8 @@ def _system_turn(pair: Pair, left: TextCut, right: TextCut) -> bool:
         # a turn's opening looks like the next one's, so that the difference may end with that
         if first is not None and start < stop and int(tokens[stop - 1]) > first.stop:
             return False
-        if first is not None and start == stop and start > 1 and int(tokens[start]) > first.stop:
+        behind = start == len(tokens) or int(tokens[start]) > first.stop if first else False
+        if behind and start == stop and start > 1:
             return False
     return True
 

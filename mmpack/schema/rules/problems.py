@@ -14,6 +14,7 @@ from mmpack.schema.codes import RULES
 from mmpack.schema.columns.readable import readable
 from mmpack.schema.columns.table import Table
 from mmpack.schema.error_text import escaped, shown
+from mmpack.schema.rules.actions import ACTIONS
 from mmpack.schema.rules.arrays import ARRAYS
 from mmpack.schema.rules.codecs import CODECS
 from mmpack.schema.rules.context import CONTEXT
@@ -24,7 +25,7 @@ from mmpack.schema.rules.places import PLACES
 from mmpack.schema.rules.scores import SCORES
 from mmpack.schema.sample import Sample, shape_faults
 
-TOPICS = (MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ARRAYS, SCORES, CODECS)
+TOPICS = (MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ACTIONS, ARRAYS, SCORES, CODECS)
 
 
 @dataclass(frozen=True)

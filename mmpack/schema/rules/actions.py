@@ -1,0 +1,127 @@
+"""MM207 to MM209, MM212: actions, which the policy wrote, on the screen. Those without a `kind` are free objects."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import TraceError
+from mmpack.families import Family
+from mmpack.schema.actions import Action, read_action
+from mmpack.schema.columns.table import Table
+from mmpack.schema.rules.places import NORMALIZED, limits_of, place_faults
+from mmpack.schema.rules.topic import Found, Topic
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import ActionSpan, covered
+
+
+def problems(sample: Sample, family: Family) -> Found:
+    if not sample.action_spans:
+        return
+    loss = np.concatenate([[0], np.cumsum(covered(sample.loss_spans, len(sample)))])
+    turns: list[tuple[int, int, int]] = sorted(
+        (s.start, s.stop, s.turn) for s in sample.loss_spans if s.turn is not None
+    )
+    screens = Screens(sample, family)
+    starts = np.array([start for start, _, _ in turns], np.int64)
+    for i, span in enumerate(sample.action_spans):
+        field, at = f"action_spans[{i}]", (span.start, span.stop)
+        if span.start <= span.stop <= len(sample):
+            outside = span.stop - span.start - int(loss[span.stop] - loss[span.start])
+            if outside and (outside < span.stop - span.start or not _is_past(sample, span)):
+                message = f"has {outside} of {span.stop - span.start} tokens in no loss span"
+                yield "MM207", field, message, at
+            k = int(np.searchsorted(starts, span.start, "right")) - 1
+            if k >= 0 and turns[k][1] > span.start and span.turn not in (None, turns[k][2]):
+                message = f"is of turn {span.turn}, its loss span of turn {turns[k][2]}"
+                yield "MM212", field, message, at
+        if "kind" in span.action:
+            try:
+                action = read_action(span.action, "action")
+            except TraceError as error:
+                yield "MM208", field, f"{error.where} {error.why}", at
+                continue
+            message = screens.outside(action, span.start)
+            if message:
+                yield "MM209", field, message, at
+
+
+class Screens:
+    """What a sample shows before each of its tokens."""
+
+    def __init__(self, sample: Sample, family: Family):
+        self.sample, self.family = sample, family
+        images = [s for s in sample.modality_spans if s.modality == "image"]
+        self._images = sorted((s.stop, s.media_index) for s in images)
+
+    def before(self, token: int) -> int | None:
+        """`media_index` of the last image that ends at or before a token; None where there is none."""
+        k = bisect_right(self._images, (token, len(self.sample.media)))
+        return self._images[k - 1][1] if k else None
+
+    def outside(self, action: Action, token: int) -> str:
+        """Which point of an action at this token is outside of the screen, in words; nothing if none is."""
+        system = self.sample.coordinate_system
+        if system is None:
+            return ""
+        limits = limits_of(self.sample, self.family, system, self.before(token))
+        for name, point in action.points().items():
+            for _, why in place_faults(point, system, limits):
+                return f"{name} {why}"
+        return ""
+
+
+def _is_past(sample: Sample, span: ActionSpan) -> bool:
+    """Whether the action is of a turn before the sample's own, which another sample holds."""
+    return sample.turn is not None and span.turn is not None and span.turn < sample.turn
+
+
+# ---- by columns ----------------------------------------------------------------------------------
+
+
+def valid(table: Table) -> np.ndarray:
+    """Actions that cross loss spans, and points in pixels, are left to `problems`."""
+    spans, loss = table.items("action_spans"), table.items("loss_spans")
+    ok = spans.good & loss.good
+    if not len(spans.row):
+        return ok
+    systems = table.values("coordinate_system")
+    for row, action in zip(spans.row.tolist(), spans.values("action"), strict=True):
+        ok[row] &= _is_fine(action, systems[row])
+    # one loss span around each action: of its row, the last that starts at or before it
+    shift = np.int64(2) ** 32
+    begins = loss.row * shift + loss.numbers("start").astype(np.int64)
+    if not (len(begins) and (begins[1:] >= begins[:-1]).all()):
+        ok[spans.row] = False
+        return ok
+    start, stop = spans.numbers("start"), spans.numbers("stop")
+    k = np.searchsorted(begins, spans.row * shift + start.astype(np.int64), "right") - 1
+    within = (k >= 0) & (loss.row[k] == spans.row) & (loss.numbers("stop")[k] >= stop)
+    turn, own = spans.numbers("turn"), loss.numbers("turn")[k]
+    ok[spans.row[~within | ((turn >= 0) & (own >= 0) & (turn != own))]] = False
+    return ok
+
+
+def _is_fine(action: Any, system: Any) -> bool:
+    if not isinstance(action, dict) or "kind" not in action:
+        return isinstance(action, dict)
+    try:
+        points = read_action(action).points()
+    except TraceError:
+        return False
+    most = NORMALIZED.get(system) if isinstance(system, str) else None
+    inside = most is not None and all(0 <= v <= most for point in points.values() for v in point)
+    return not points or system is None or inside
+
+
+ACTIONS = Topic(
+    codes=("MM207", "MM208", "MM209", "MM212"),
+    fields=(
+        *("input_ids", "media", "modality_spans", "loss_spans", "action_spans", "turn"),
+        *("coordinate_system", "screen_size"),
+    ),
+    problems=problems,
+    valid=valid,
+)

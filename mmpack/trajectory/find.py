@@ -1,0 +1,154 @@
+"""Actions in what the policy wrote, from its token ids: spans, the places that they point at, scores, problems."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmpack.errors import TraceError, check_flag, check_number
+from mmpack.families import FAMILIES
+from mmpack.schema.actions import Action
+from mmpack.schema.rules import Problem
+from mmpack.schema.rules.actions import Screens
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import ActionSpan, RegionSpan, Score
+from mmpack.trajectory.formats import Call, Format, get_format
+from mmpack.trajectory.parts import THINK, Written, written_turns
+from mmpack.trajectory.strict_json import places, read_json
+
+ACTION_FORMAT = "action_format"  # the score's name
+
+
+@dataclass(frozen=True)
+class FoundActions:
+    """What `find_actions` returns, in the order of tokens.
+
+    `regions[k].metadata["action"]` is an index into `spans`. `scores` has one score per call, malformed ones included.
+    """
+
+    spans: list[ActionSpan] = field(default_factory=list)
+    regions: list[RegionSpan] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def find_actions(
+    sample: Sample,
+    tokenizer: Any,
+    format: str | Format = "computer_use",
+    *,
+    think: tuple[str, str] | None = THINK,
+    malformed: float = 0.0,
+    well_formed: float = 1.0,
+    required: bool = False,
+) -> FoundActions:
+    """The actions that the policy wrote, with their tokens: only loss spans are read, and no thoughts.
+
+    Args: `tokenizer`, `format`, `think`: see `loss_kinds`. `malformed`, `well_formed`: values of the score
+    `action_format`, whose scope is the tokens of the call. `required`: a turn without a call is malformed too.
+    An action is what its format says, with points on the screen, in the sample's coordinate system or else what models
+    of its family write: else it is a problem (MM208, MM209, MM211) and a score, and no span. Each point of an action is
+    a RegionSpan on the last image before it, over the tokens of its numbers, where the sample has such an image.
+    Never fails on what a policy wrote, and takes time in proportion to it. Raises: ArgumentError for the arguments.
+
+    Example:
+        >>> import numpy as np, mmpack as mp
+        >>> from mmpack.trajectory import find_actions
+        >>> words = [b"Go on.", b'{"kind": "wait",', b' "seconds": 2}', b" Done."]
+        >>> sample = mp.Sample("a", "p", "qwen2_5_vl", np.arange(4), [], [], [mp.LossSpan(1, 4, turn=0)])
+        >>> find_actions(sample, words.__getitem__, "json").spans[0].to_dict()
+        {'start': 1, 'stop': 3, 'action': {'kind': 'wait', 'seconds': 2.0}, 'turn': 0}
+    """
+    form = get_format("find_actions", format)
+    check_number("find_actions", "malformed", malformed)
+    check_number("find_actions", "well_formed", well_formed)
+    check_flag("find_actions", "required", required)
+    turns = list(written_turns("find_actions", sample, tokenizer, form, think))
+    shown = copy.copy(sample)
+    shown.coordinate_system = system_of(sample)
+    return found_in(shown, turns, form, (float(malformed), float(well_formed)), bool(required))
+
+
+def system_of(sample: Sample) -> str | None:
+    """In which coordinate system the policy writes, by the sample, or by its family."""
+    return sample.coordinate_system or FAMILIES[sample.family].coordinates
+
+
+def found_in(
+    sample: Sample, turns: list[Written], form: Format, values: tuple[float, float], required: bool
+) -> FoundActions:
+    """See `find_actions`. `values`: of malformed and well-formed calls."""
+    out = FoundActions()
+    screens = Screens(sample, FAMILIES[sample.family])
+    for turn in turns:
+        for call in turn.calls:
+            start, stop = turn.text.span(call.start, call.stop)
+            scope: dict[str, Any] = {"span": [start, stop]}
+            try:
+                value, action = read_call(turn.text.text, call, form)
+                message = screens.outside(action, start)
+                fault = ("MM209", message) if message else None
+            except TraceError as error:
+                code = "MM211" if error.code == "MM211" else "MM208"
+                fault = (code, f"{error.where} {error.why}")
+            if fault is None:
+                regions = _regions(turn, call, form, value, action, screens.before(start))
+                for region in regions:
+                    region.metadata["action"] = len(out.spans)
+                out.regions.extend(regions)
+                out.spans.append(ActionSpan(start, stop, action.to_dict(), turn.turn))
+                out.scores.append(Score(ACTION_FORMAT, values[1], scope))
+            else:
+                _refuse(out, sample, scope, values[0], *fault, (start, stop))
+        if required and not turn.calls:
+            where = (turn.start, turn.stop)
+            scope = {"span": list(where)} if turn.turn is None else {"turn": turn.turn}
+            _refuse(out, sample, scope, values[0], "MM211", "action is missing", where)
+    return out
+
+
+def read_call(text: str, call: Call, form: Format) -> tuple[Any, Action]:
+    """The JSON of a call, and the action that it means. Raises TraceError."""
+    if call.fault:
+        raise TraceError(call.fault, "MM211", "action", call.fault)
+    value = read_json(text[call.json_start : call.json_stop], "action")
+    return value, form.read(value, "action")
+
+
+def _refuse(
+    out: FoundActions,
+    sample: Sample,
+    scope: dict[str, Any],
+    value: float,
+    code: str,
+    why: str,
+    span: tuple[int, int],
+) -> None:
+    problem = Problem(code, sample.sample_id, "action_spans", why, span)
+    out.problems.append(problem)
+    out.scores.append(Score(ACTION_FORMAT, value, scope, {"code": code, "why": why}))
+
+
+def _regions(
+    turn: Written, call: Call, form: Format, value: Any, action: Action, media_index: int | None
+) -> list[RegionSpan]:
+    points = action.points()
+    if media_index is None or not points:
+        return []
+    found = places(turn.text.text[call.json_start : call.json_stop])
+    out = []
+    for name, point in points.items():
+        first, last = found[form.place(value, name)]
+        span = turn.text.span(call.json_start + first, call.json_start + last)
+        out.append(RegionSpan(*span, media_index, point=point, metadata={"field": name}))
+    return sorted(out, key=lambda region: region.start)
+
+
+def calls_within(text: str, form: Format) -> Iterator[Call]:
+    """All calls of a text, thoughts aside."""
+    call = form.next_call(text, 0)
+    while call is not None:
+        yield call
+        call = form.next_call(text, call.stop)

@@ -1,0 +1,117 @@
+"""What the policy wrote in a turn, as text in parts: thoughts, calls of actions, and the rest.
+
+A turn is a run of loss spans that touch and are of one turn. Characters count from the start of its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mmpack.errors import ArgumentError, kind_of
+from mmpack.layout.token_text import TokenText, token_text
+from mmpack.schema.sample import Sample
+from mmpack.trajectory.formats import Call, Format
+
+THINK = ("<think>", "</think>")
+_BEFORE = 16  # tokens before a turn in which a prompt may have opened a thought
+
+
+@dataclass(frozen=True)
+class Written:
+    """A turn: tokens [start, stop) of the sample, its text, and its parts."""
+
+    start: int
+    stop: int
+    turn: int | None
+    text: TokenText
+    thoughts: list[tuple[int, int]]  # characters, the marks included
+    calls: list[Call]
+
+
+def written_turns(
+    what: str, sample: Sample, tokenizer: Any, form: Format, think: tuple[str, str] | None
+) -> Iterator[Written]:
+    """The turns of a sample. Raises ArgumentError, in the name of the function `what`."""
+    if not isinstance(sample, Sample):
+        raise ArgumentError(
+            f"{what}: sample is {kind_of(sample)}, expected a Sample. Fix: pass one sample"
+        )
+    check_think(what, think)
+    for start, stop, turn in _runs(what, sample):
+        text = token_text(sample.input_ids, tokenizer, start, stop)
+        opened = False
+        if think is not None:
+            before = token_text(sample.input_ids, tokenizer, max(0, start - _BEFORE), start)
+            opened = before.text.rstrip().endswith(think[0])
+        thoughts, calls = parts(text.text, form, think, opened)
+        yield Written(start, stop, turn, text, thoughts, calls)
+
+
+def parts(
+    text: str, form: Format, think: tuple[str, str] | None, opened: bool = False
+) -> tuple[list[tuple[int, int]], list[Call]]:
+    """The thoughts of a text, [start, stop) of characters, and the calls outside of them. Linear in the text.
+
+    `opened`: the text begins within a thought. A thought without an end goes to the end. An end without a beginning,
+    before any other mark, ends a thought that began with the text. What opens first has what is within: a mark of
+    thinking in the JSON of a call is text, and a call in a thought is not made.
+    """
+    thoughts: list[tuple[int, int]] = []
+    calls: list[Call] = []
+    at = 0
+    call = form.next_call(text, 0)
+    begin = text.find(think[0]) if think else -1
+    if think:
+        end = text.find(think[1])
+        marks = [begin] * (begin >= 0) + ([] if call is None else [call.start])
+        if opened or (end >= 0 and all(end < mark for mark in marks)):
+            at = len(text) if end < 0 else end + len(think[1])
+            thoughts.append((0, at))
+    while at < len(text):
+        if call is not None and call.start < at:
+            call = form.next_call(text, at)
+        if think and 0 <= begin < at:
+            begin = text.find(think[0], at)
+        if think and begin >= 0 and (call is None or begin < call.start):
+            end = text.find(think[1], begin + len(think[0]))
+            at = len(text) if end < 0 else end + len(think[1])
+            thoughts.append((begin, at))
+        elif call is not None:
+            calls.append(call)
+            at = call.stop
+        else:
+            break
+    return thoughts, calls
+
+
+def check_think(what: str, think: Any) -> None:
+    """Raise ArgumentError unless `think` is two marks, or None."""
+    marks = isinstance(think, (tuple, list)) and len(think) == 2
+    if think is None or (marks and all(isinstance(mark, str) and mark for mark in think)):
+        return
+    raise ArgumentError(
+        f"{what}: think is {kind_of(think)}, expected two marks. "
+        "Fix: pass ('<think>', '</think>'), or None where the policy marks no thoughts"
+    )
+
+
+def _runs(what: str, sample: Sample) -> list[tuple[int, int, int | None]]:
+    """[start, stop) and turn of each run of loss spans that touch and are of one turn; empty ones are left out."""
+    runs: list[tuple[int, int, int | None]] = []
+    end = 0
+    for i, span in enumerate(sample.loss_spans):
+        if not end <= span.start <= span.stop <= len(sample):
+            raise ArgumentError(
+                f"{what}: loss_spans[{i}] is [{span.start}, {span.stop}) after {end}, of {len(sample)} tokens "
+                "(MM201). Fix: sort and cut them"
+            )
+        if span.start == span.stop:
+            continue
+        if runs and runs[-1][1] == span.start and runs[-1][2] == span.turn:
+            runs[-1] = (runs[-1][0], span.stop, span.turn)
+        else:
+            runs.append((span.start, span.stop, span.turn))
+        end = span.stop
+    return runs

@@ -1,0 +1,405 @@
+"""Actions from token ids: their tokens, the tokens of their numbers, what is malformed, hostile texts."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.samples import make_medium, make_sample
+
+import mmpack as mp
+from mmpack.errors import ArgumentError
+from mmpack.schema.actions import read_action
+from mmpack.trajectory import (
+    Click,
+    Swipe,
+    ToolCall,
+    Type,
+    action_text,
+    annotate_actions,
+    check_actions,
+    find_actions,
+    loss_kinds,
+)
+
+CLICK = '<tool_call>{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [12, 34]}}</tool_call>'
+WAIT = '<tool_call>{"name": "computer_use", "arguments": {"action": "wait", "time": 1}}</tool_call>'
+BROKEN = '<tool_call>{"name": "computer_use", "arguments": {"action": "fly"}}</tool_call>'
+OUTSIDE = CLICK.replace("[12, 34]", "[85, 1]")
+
+
+class Bytes:
+    """A tokenizer of pieces of text: ids count the pieces that it has cut."""
+
+    def __init__(self):
+        self.pieces = []
+
+    def ids(self, text, size=1):
+        raw = text.encode("utf-8", "replace")
+        cut = [raw[k : k + size] for k in range(0, len(raw), size)]
+        self.pieces += cut
+        return list(range(len(self.pieces) - len(cut), len(self.pieces)))
+
+    def __call__(self, token):
+        return self.pieces[token]
+
+
+def turns(*texts, size=1, picture=True, think_before="", **fields):
+    """A sample of a picture of 84 × 56 and turns of these texts, observations between them; and its tokenizer."""
+    tok = Bytes()
+    parts = [("text", tok.ids("go"))]
+    parts += [("image", (1, 4, 6), "shot")] if picture else []
+    for k, text in enumerate(texts):
+        parts.append(("observation", tok.ids("seen" + think_before), k, "environment"))
+        parts.append(("response", tok.ids(text, size), k))
+    sample = make_sample(parts, **fields)
+    table = tok.pieces
+    return sample, lambda i: table[i] if i < len(table) else b"?"
+
+
+def text_of(sample, tok, span):
+    return b"".join(tok(int(i)) for i in sample.input_ids[span.start : span.stop]).decode(
+        "utf-8", "replace"
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
+def test_spans_hold_the_call_and_its_numbers(size):
+    sample, tok = turns("深" + CLICK + " ok", WAIT, size=size, coordinate_system="absolute_pixels")
+    found = find_actions(sample, tok)
+    first, second = found.spans
+    assert read_action(first.action) == Click((12, 34)) and (first.turn, second.turn) == (0, 1)
+    assert CLICK in text_of(sample, tok, first) and WAIT in text_of(sample, tok, second)
+    for span, text in ((first, CLICK), (second, WAIT)):  # no token less would do
+        assert text not in text_of(sample, tok, mp.ActionSpan(span.start + 1, span.stop, {}))
+        assert text not in text_of(sample, tok, mp.ActionSpan(span.start, span.stop - 1, {}))
+    (region,) = found.regions
+    assert (region.point, region.media_index) == ((12.0, 34.0), 0)
+    assert region.metadata == {"field": "point", "action": 0}
+    assert "[12, 34]" in text_of(sample, tok, region)
+    assert region.stop - region.start <= -(-len("[12, 34]") // size) + 1
+    assert [s.value for s in found.scores] == [1.0, 1.0] and found.problems == []
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "why"),
+    [
+        ("<tool_call>", "MM211", "not closed"),
+        ("<tool_call>{}", "MM211", "not closed"),
+        ("<tool_call></tool_call>", "MM211", "no JSON"),
+        ("<tool_call>{'a': 1}</tool_call>", "MM211", "no JSON"),
+        ("<tool_call>{}</tool_call>", "MM208", "name is missing"),
+        ("<tool_call>[]</tool_call>", "MM208", "expected an object"),
+        (BROKEN, "MM208", "'fly'"),
+        (CLICK.replace("12", "NaN"), "MM211", "NaN"),
+        (CLICK.replace("12", "1e999"), "MM208", "not a finite number"),
+        (CLICK.replace("12", '"12"'), "MM208", "expected a number"),
+        (CLICK.replace("12, 34", "12"), "MM208", "expected 2 values"),
+        (CLICK.replace('"action"', '"action": "wait", "action"'), "MM211", "twice"),
+        (
+            CLICK.replace("left_click", "type").replace("coordinate", "text"),
+            "MM208",
+            "expected a string",
+        ),
+        (
+            WAIT.replace('"time": 1', '"time": 1, "x": "\\ud800"').replace("wait", "type"),
+            "MM208",
+            "text is missing",
+        ),
+        (
+            '<tool_call>{"name": "computer_use", "arguments": {"action": "type", "text": "\\ud83d"}}</tool_call>',
+        )
+        + ("MM208", "lone surrogate"),
+        (OUTSIDE, "MM209", "outside [0, 84] × [0, 56] of absolute_pixels"),
+        (CLICK.replace("12", "-1"), "MM209", "outside"),
+    ],
+)
+def test_malformed_actions_are_a_score_and_a_problem(text, code, why):
+    sample, tok = turns("ok " + text, coordinate_system="absolute_pixels")
+    found = find_actions(sample, tok, malformed=-1)
+    (problem,), (score,) = found.problems, found.scores
+    assert found.spans == found.regions == [] and problem.code == code
+    assert why in problem.message and "Fix: " in str(problem) and "\n" not in str(problem)
+    span = score.scope["span"]
+    assert (score.name, score.value) == ("action_format", -1.0) and list(problem.span) == span
+    assert text_of(sample, tok, mp.ActionSpan(*span, {})) == text
+    kinds = loss_kinds(sample, tok).loss_spans
+    assert [(s.kind, s.start) for s in kinds] == [("response", span[0] - 3), ("action", span[0])]
+    sample.rewards = found.scores
+    assert mp.validate(sample) == []
+
+
+def test_required_actions():
+    sample, tok = turns("nothing", WAIT)
+    assert find_actions(sample, tok).scores[0].value == 1.0
+    found = find_actions(sample, tok, required=True)
+    assert (found.scores[0].value, found.scores[0].scope) == (0.0, {"turn": 0})
+    assert [p.code for p in found.problems] == ["MM211"]
+    for span in sample.loss_spans:
+        span.turn = None
+    scope = find_actions(sample, tok, required=True).scores[0].scope
+    assert scope == {"span": [sample.loss_spans[0].start, sample.loss_spans[0].stop]}
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "expected"),
+    [
+        (f"<think>a {WAIT}</think>b{WAIT}", "", "rba"),
+        (f"a {WAIT}</think>b{WAIT}", "<think>\n", "rba"),  # opened by the prompt
+        (f"hm</think>{WAIT}", "", "ra"),  # an end without a beginning
+        ("<think>cut off", "", "r"),
+        ("cut off", "<think>", "r"),
+        (action_text(Type("<think> </think>"), "computer_use") + "b", "", "ab"),
+        (f"{WAIT}<think>a</think>{WAIT}{WAIT}", "", "araa"),
+        (f"<think>a</think><think>b</think>{WAIT}", "", "ra"),
+        (f"{WAIT}</think>", "", "ab"),
+        ("", "<think>", ""),
+    ],
+)
+def test_thoughts_and_calls(text, before, expected):
+    sample, tok = turns(text, think_before=before)
+    names = {"reasoning": "r", "action": "a", "response": "b"}
+    spans = [s for s in loss_kinds(sample, tok).loss_spans if s.start < s.stop]
+    merged = expected.replace("aa", "a")
+    assert "".join(names[s.kind] for s in spans) == merged
+    assert len(find_actions(sample, tok).spans) == expected.count("a")
+    if before == "" and "think" in text:
+        assert all(s.kind != "reasoning" for s in loss_kinds(sample, tok, think=None).loss_spans)
+
+
+def test_logprobs_still_fit_and_nothing_else_changes():
+    sample, tok = turns(f"<think>a</think>{WAIT}", "b", size=3)
+    sample.rollout_logprobs = -np.arange(sample.num_loss_tokens, dtype=np.float32)
+    sample.loss_spans[0].metadata = {"engine": 1}
+    before = sample.to_dict()
+    cut = loss_kinds(sample, tok)
+    assert sample.to_dict() == before and mp.validate(cut) == []
+    assert np.array_equal(cut.loss_indices, sample.loss_indices)
+    assert [s.metadata for s in cut.loss_spans][:2] == [{"engine": 1}] * 2
+    assert cut.to_dict() | {"loss_spans": 0} == before | {"loss_spans": 0}
+
+
+def test_annotated_samples_keep_what_they_have():
+    sample, tok = turns("a" + CLICK, BROKEN + WAIT)
+    sample.verifiers = [mp.Score("mine", 1.0)]
+    done = annotate_actions(sample, tok, coordinate_system="normalized_1000")
+    assert [s.action["kind"] for s in done.action_spans] == ["click", "wait"]
+    assert [s.value for s in done.verifiers] == [1.0, 1.0, 0.0, 1.0]
+    assert done.verifiers[2].metadata["code"] == "MM208"
+    assert (
+        done.region_spans[0].point == (12.0, 34.0) and done.coordinate_system == "normalized_1000"
+    )
+    assert sample.action_spans is sample.region_spans is sample.coordinate_system is None
+    again = annotate_actions(done, tok)
+    assert again == done and mp.validate(done) == [] and check_actions(done, tok) == []
+    first = annotate_actions(sample, tok, coordinate_system="normalized_1000", scores=None)
+    assert len(first.verifiers) == 1
+    paid = annotate_actions(
+        sample, tok, coordinate_system="absolute_pixels", scores="rewards", malformed=-1
+    )
+    assert [s.value for s in paid.rewards] == [1.0, -1.0, 1.0] and mp.validate(paid) == []
+    back = mp.Sample.from_dict(json.loads(json.dumps(done.to_dict())))
+    assert back == done
+
+
+def test_turns_annotated_one_by_one():
+    whole, tok = turns(CLICK, CLICK, coordinate_system="absolute_pixels")
+    first = mp.Sample.from_dict(whole.to_dict())
+    first.loss_spans = whole.loss_spans[:1]
+    first = annotate_actions(first, tok)
+    first.loss_spans += whole.loss_spans[1:]
+    then = annotate_actions(first, tok)
+    assert then == annotate_actions(whole, tok)
+    assert [r.metadata["action"] for r in then.region_spans] == [0, 1]
+
+
+def test_by_default_points_are_as_the_family_writes_them():
+    for family, system in (("qwen2_5_vl", "absolute_pixels"), ("qwen3_vl", "normalized_1000")):
+        sample, tok = turns(CLICK, family=family)
+        assert annotate_actions(sample, tok).coordinate_system == system
+        sample, tok = turns(CLICK.replace("12", "99"), family=family)
+        assert len(find_actions(sample, tok).problems) == (system == "absolute_pixels")
+    words, tok = turns(WAIT)
+    assert annotate_actions(words, tok).coordinate_system is None
+
+
+def test_turns_that_touch_are_read_apart():
+    """A call that one turn begins and another ends is none; loss spans of one turn that touch are one text."""
+    sample, tok = turns(CLICK, coordinate_system="absolute_pixels")
+    (span,) = sample.loss_spans
+    half = span.start + 30
+    first, second = mp.LossSpan(span.start, half, turn=0), mp.LossSpan(half, span.stop, turn=0)
+    sample.loss_spans = [first, second]
+    assert len(find_actions(sample, tok).spans) == 1
+    second.turn = 1
+    found = find_actions(sample, tok)
+    assert found.spans == [] and [p.span for p in found.problems] == [(span.start, half)]
+
+
+def test_which_screenshot():
+    tok = Bytes()
+    parts = [("text", [10**5]), ("response", tok.ids(CLICK), 0), ("image", (1, 4, 6), "a")]
+    parts += [
+        ("response", tok.ids(CLICK), 1),
+        ("image", (1, 8, 8), "b"),
+        ("response", tok.ids(CLICK), 2),
+    ]
+    sample = make_sample(parts, coordinate_system="normalized_1000")
+    found = find_actions(sample, lambda i: tok(i) if i < len(tok.pieces) else b"?")
+    assert [r.media_index for r in found.regions] == [0, 1] and len(found.spans) == 3
+    assert [r.metadata["action"] for r in found.regions] == [1, 2]
+
+
+def test_swipes_have_two_places():
+    text = action_text(Swipe((1, 2), (30, 40)), "mobile_use")
+    sample, tok = turns(text, coordinate_system="absolute_pixels")
+    regions = find_actions(sample, tok, "mobile_use").regions
+    assert [text_of(sample, tok, r) for r in regions] == ["[1, 2]", "[30, 40]"]
+    assert [r.metadata["field"] for r in regions] == ["point", "to"]
+    sample, tok = turns(
+        'x {"kind": "drag", "to": [3, 4], "point": [1, 2]} y', coordinate_system="absolute_pixels"
+    )
+    regions = find_actions(sample, tok, "json").regions
+    assert [text_of(sample, tok, r) for r in regions] == ["[3, 4]", "[1, 2]"]
+
+
+def test_the_place_is_the_arguments_and_not_its_copy_in_a_string():
+    call = {"x": '"coordinate": [9, 9]', "action": "left_click", "coordinate": [1, 2], "y": [9, 9]}
+    text = f"<tool_call>{json.dumps({'name': 'computer_use', 'arguments': call})}</tool_call>"
+    sample, tok = turns(text, coordinate_system="absolute_pixels")
+    (region,) = find_actions(sample, tok).regions
+    assert (
+        text_of(sample, tok, region) == "[1, 2]" and region.start > sample.loss_spans[0].start + 90
+    )
+
+
+def test_actions_that_do_not_decode_to_what_they_say():
+    sample, tok = turns(CLICK + WAIT, "words")
+    sample = annotate_actions(sample, tok, coordinate_system="absolute_pixels")
+    click, wait = sample.action_spans
+    for change, why in (
+        (
+            {"action": {"kind": "click", "point": [12, 35]}},
+            "decodes to click, says click, with other",
+        ),
+        ({"action": {"kind": "wait", "seconds": 1}}, "decodes to click, says wait"),
+        ({"stop": wait.stop}, "decodes to 2 actions"),
+        ({"start": click.start + 11}, "decodes to 0 actions"),
+        ({"stop": click.stop - 1}, "decodes to no action: action is not closed"),
+        ({"action": {"kind": "fly"}}, "decodes to no action: action.kind 'fly'"),
+    ):
+        span = mp.ActionSpan.from_dict(click.to_dict() | change)
+        sample.action_spans = [span, wait]
+        (problem,) = check_actions([sample], tok)
+        assert (
+            problem.code == "MM210"
+            and why in problem.message
+            and problem.field == "action_spans[0]"
+        )
+    sample.action_spans = [mp.ActionSpan(click.start, click.stop, {"mine": 1}), wait]
+    assert check_actions(sample, tok) == []
+
+
+CLOSED = "<tool_call>{}</tool_call>"
+HOSTILE = {
+    "deep": "<tool_call>" + "[" * 100_000 + "</tool_call>",
+    "deep and closed": "<tool_call>" + "[" * 100_000 + "]" * 100_000 + "</tool_call>",
+    "deep objects": "<tool_call>" + '{"a":' * 100_000 + "</tool_call>",
+    "a long string": '<tool_call>{"name": "' + "x" * 10**6 + '", "arguments": {}}</tool_call>',
+    "openings": "<tool_call>" * 50_000,
+    "closings": "</tool_call>" * 50_000,
+    "thoughts": "<think>" * 50_000 + "</think>" * 50_000,
+    "thoughts and calls": "<think></think><tool_call>" * 20_000,
+    "quotes": '<tool_call>"' * 20_000 + "</tool_call>",
+    "kinds": '{"kind":' * 50_000,
+    "kinds in strings": '{"kind":"' * 50_000,
+    "backslashes": "<tool_call>{" + "\\" * 200_000 + "}</tool_call>",
+    "digits": "<tool_call>" + "9" * 200_000 + "</tool_call>",
+    "nulls": "<tool_call>\0\0</tool_call>" * 100,
+    "many": CLOSED * 2_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("form", ["computer_use", "json"])
+def test_hostile_texts(name, form):
+    sample, tok = turns(HOSTILE[name], size=100, picture=False)
+    began = time.perf_counter()
+    found = find_actions(sample, tok, form, required=True)
+    done = annotate_actions(sample, tok, form)
+    assert time.perf_counter() - began < 10
+    assert len(found.problems) == sum(s.value == 0 for s in found.scores)
+    if name == "a long string" and form == "computer_use":
+        assert len(found.spans) == 1  # a call of a tool with a long name
+    else:
+        assert found.problems and found.spans == []
+    assert mp.validate(done) == []
+
+
+@given(raw=st.binary(max_size=60), form=st.sampled_from(["computer_use", "mobile_use", "json"]))
+def test_bytes_that_are_no_text(raw, form):
+    pieces = [raw[k : k + 1] for k in range(len(raw))]
+    words = [
+        b"go",
+        b"<tool_call>",
+        *pieces,
+        b"</tool_call>",
+        b'{"kind": "',
+        *pieces,
+        b'"}',
+        *pieces,
+    ]
+    sample = mp.Sample(
+        "a", "p", "qwen2_5_vl", np.arange(len(words)), [], [], [mp.LossSpan(1, len(words), turn=0)]
+    )
+    found = find_actions(sample, words.__getitem__, form)
+    assert len(found.scores) == len(found.spans) + len(found.problems) >= 1
+    assert mp.validate(annotate_actions(sample, words.__getitem__, form)) == []
+
+
+def test_another_tool_is_an_action():
+    text = action_text(ToolCall("search", {"q": "深圳"}), "computer_use")
+    sample, tok = turns(text, size=2)
+    assert find_actions(sample, tok).spans[0].action == {
+        "kind": "tool_call",
+        "name": "search",
+        "arguments": {"q": "深圳"},
+    }
+
+
+def test_arguments():
+    sample, tok = turns(CLICK)
+    for call in (
+        lambda: find_actions(sample, tok, "openai"),
+        lambda: find_actions("x", tok),
+        lambda: find_actions(sample, 3),
+        lambda: find_actions(sample, tok, think="<think>"),
+        lambda: find_actions(sample, tok, think=("", "x")),
+        lambda: find_actions(sample, tok, malformed=float("nan")),
+        lambda: find_actions(sample, tok, required="yes"),
+        lambda: annotate_actions(sample, tok, coordinate_system="pixels"),
+        lambda: annotate_actions(sample, tok, scores="costs"),
+        lambda: annotate_actions(
+            turns(CLICK, coordinate_system="normalized_1")[0],
+            tok,
+            coordinate_system="normalized_1000",
+        ),
+        lambda: loss_kinds(sample, None),
+        lambda: check_actions([1], tok),
+        lambda: check_actions(sample, tok, None),
+    ):
+        with pytest.raises(ArgumentError, match="Fix: ") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    broken = mp.Sample.from_dict(sample.to_dict())
+    broken.loss_spans[0].stop = 10**6
+    with pytest.raises(ArgumentError, match="MM201"):
+        find_actions(broken, tok)
+
+
+def test_a_screen_of_a_known_size():
+    sample, tok = turns(OUTSIDE, coordinate_system="absolute_pixels", screen_size=(100, 100))
+    assert find_actions(sample, tok).problems == []  # the larger of both, as rules have it
+    assert make_medium("shot", (1, 4, 6)).size == (84, 56)
