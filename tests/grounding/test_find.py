@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.process import run_python
 from support.samples import make_sample
 
 import mmpack as mp
@@ -178,3 +179,8 @@ def test_wrong_samples_and_tokenizers(answered):
         find([answered("x")], None)
     with pytest.raises(mp.ArgumentError, match=r"tokenizer is .* Fix: "):
         find(answered("x"), None)
+
+
+def test_no_torch_in_data_loader_workers():
+    code = "import sys, mmpack as mp; mp.grounding.find; print({'torch', 'transformers', 'scipy'} & set(sys.modules))"
+    assert run_python(code).stdout.strip() == "set()"

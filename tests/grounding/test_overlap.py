@@ -43,6 +43,7 @@ def test_against_rational_numbers(a, b, scale):
             assert abs(value - true) < 1e-12
 
 
+@pytest.mark.upstream
 def test_against_torchvision():
     ops = pytest.importorskip("torchvision.ops")
     torch = pytest.importorskip("torch")
