@@ -54,13 +54,13 @@ mp.mrope_positions, mp.wrap_processor
 @pytest.mark.parametrize("name", mp.__all__)
 def test_every_public_name_resolves(name):
     value = getattr(mp, name)
-    assert name in ("__version__", "cache", "video", "view") or callable(value)
+    assert name in ("__version__", "cache", "trajectory", "video", "view") or callable(value)
 
 
 def test_no_room_bears_the_name_of_a_function():
     """Importing it would put a module in the function's place."""
     rooms = {module.name for module in pkgutil.iter_modules(mp.__path__)}
-    assert rooms & set(mp.__all__) == {"cache", "video", "view"} and "planning" in rooms
+    assert rooms & set(mp.__all__) == {"cache", "trajectory", "video", "view"} and "planning" in rooms
 
 
 def test_unknown_names_are_attribute_errors():

@@ -1,0 +1,41 @@
+"""Trajectories of agents: turns as the policy saw them, their samples, windows, records of others (numpy)
+
+Public names are loaded when first used: `import mmpack.trajectory` loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "mmpack.trajectory.trajectory": ("Trajectory", "Turn"),
+    "mmpack.trajectory.samples": ("to_samples",),
+    "mmpack.trajectory.sample_turns": ("from_samples",),
+    "mmpack.trajectory.piece": ("Piece", "pieces"),
+    "mmpack.trajectory.windows": ("Context", "window"),
+    "mmpack.trajectory.truncation": ("Truncated", "truncate"),
+    "mmpack.trajectory.groups": (
+        "TrajectoryGroups",
+        "group_index",
+        "trajectory_groups",
+        "trajectory_index",
+    ),
+    "mmpack.trajectory.masked": ("from_masked",),
+    "mmpack.trajectory.chat": ("from_calls", "from_chat"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'mmpack.trajectory' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
