@@ -79,6 +79,12 @@ RULES: dict[str, Rule] = {
         Rule("MM205", "span out of range", "count tokens of input_ids, unpadded and expanded"),
         Rule("MM206", "observation spans unsorted or overlapping", "sort and cut them"),
         Rule(
+            "MM213",
+            "a loss token counted twice over a trajectory",
+            "keep a turn's loss in one sample: context elsewhere, as to_samples makes it",
+        ),
+        Rule("MM214", "a trajectory in two groups", "give each episode a trajectory_id of its own"),
+        Rule(
             "MM301", "rollout_logprobs and loss tokens differ in number", "one value per loss token"
         ),
         Rule("MM302", "log-probability above 0", "pass natural logs, not probabilities or losses"),

@@ -13,11 +13,12 @@ from support.trajectories import episode, grown, joined, screen, shot
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.contracts import TOLERANCES
-from mmpack.families import get_family
 from mmpack.trajectory import Turn, to_samples, trajectory_index
 
 pytestmark = pytest.mark.adapter
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+LAYOUTS = TOLERANCES["layouts"].value
+GRADIENTS = TOLERANCES["parameter_gradient_fp32"].value
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -73,11 +74,10 @@ def test_per_turn_samples_and_one_long_sample_are_the_same_step(model):
         assert other[0].loss_turn.tolist() == one[0].loss_turn.tolist()
         columns = [b.loss_columns["rollout_logprobs"] for b in (other[0], one[0])]
         assert torch.equal(*columns)
-        # one model, two layouts
-        assert torch.allclose(other[1], one[1], atol=1e-5, rtol=0)
+        assert torch.allclose(other[1], one[1], atol=LAYOUTS, rtol=0)
         assert torch.allclose(other[2], one[2], atol=1e-6, rtol=1e-5)
-        assert relative_difference(other[3], one[3]) < 1e-5
-    assert "qwen" in one[0].family and TOLERANCES
+        # each is within the tolerance of float64
+        assert relative_difference(other[3], one[3]) < 2 * GRADIENTS
 
 
 def test_shared_per_turn_samples_have_the_rows_and_patches_of_the_long_one(model):
@@ -118,7 +118,7 @@ def test_a_branch_and_a_retry_cost_only_what_is_new(model):
         assert batch.stats["patches"] == sum(known.values()) + picture
         alone = [step(model, [s], False, [1.0])[1] for s in samples]
         together = step(model, samples, True, [1.0])[1]
-        assert torch.allclose(together, torch.cat(alone), atol=1e-5, rtol=0)
+        assert torch.allclose(together, torch.cat(alone), atol=LAYOUTS, rtol=0)
 
 
 def windows(family, last=2, count=5):
@@ -149,5 +149,4 @@ def test_a_sliding_window_shares_its_beginning_and_encodes_each_screenshot_once(
     assert sum(len(s.media) for s in samples) == 9
     alone = [step(model, [s], False, [1.0])[1] for s in samples]
     together = step(model, samples, True, [1.0])[1]
-    assert torch.allclose(together, torch.cat(alone), atol=1e-5, rtol=0)
-    assert get_family(family).sharing == "tree"
+    assert torch.allclose(together, torch.cat(alone), atol=LAYOUTS, rtol=0)
