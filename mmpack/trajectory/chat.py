@@ -14,7 +14,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.occurrences import occurring_media
-from mmpack.processors.arguments import as_ids, items_of, template_options
+from mmpack.processors.arguments import as_ids, template_options
 from mmpack.processors.conversation import source_of
 from mmpack.processors.messages import kind_of_part, parts_of
 from mmpack.processors.wrap import Processor
@@ -146,8 +146,11 @@ def from_calls(
     A context that is there only as messages is rendered anew; `to_samples` merges turns only where the ids agree.
     Raises: ArgumentError, LayoutError.
     """
+    if isinstance(calls, Mapping | str | bytes) or not isinstance(calls, Sequence) or not calls:
+        what = "no call" if isinstance(calls, Sequence) and not calls else kind_of(calls)
+        raise ArgumentError(f"from_calls: calls is {what}. Fix: pass the calls of one episode")
     turns: list[Turn] = []
-    for i, call in enumerate(items_of(calls, "calls")):
+    for i, call in enumerate(calls):
         where = f"from_calls: calls[{i}]"
         request, response = _call(call, where)
         given = _messages(request.get("messages"), f"{where}.messages")
