@@ -28,6 +28,12 @@ class Context:
     media: list[Medium]
     dropped: list[tuple[int, int]]  # tokens of the history that are not in it
 
+    @classmethod
+    def of(cls, sample: Sample) -> Context:
+        """All of a sample: what the processor rendered, or appended to. Raises: ArgumentError."""
+        (sample,) = as_samples([sample], "Context.of")
+        return cls(sample.input_ids, occurring_media(sample), [])
+
     def turn(self, response_ids: Any, **fields: Any) -> Turn:
         """The Turn of what the policy answered to this context; `fields` are Turn's."""
         return Turn(self.input_ids, response_ids, list(self.media), **fields)
@@ -96,7 +102,7 @@ def _of_turns(
     later = [start for start, _ in places if start >= head]
     starts = [p.start for p in parts if p.kind == "observation"]
     if len(later) <= last or not starts:
-        return Context(history.input_ids, occurring_media(history), [])
+        return Context.of(history)
     first = later[-last] if last else starts[-1]
     stop = max((s for s in starts if s <= first), default=None)
     if stop is None:
@@ -105,7 +111,7 @@ def _of_turns(
             "Fix: record observation_spans, or what='pictures'"
         )
     if stop <= head:
-        return Context(history.input_ids, occurring_media(history), [])
+        return Context.of(history)
     if not last and later and later[-1] >= stop:
         raise ArgumentError(
             "window: the newest observation holds a picture, last is 0. Fix: last=1, or what='pictures'"
