@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class Piece:
 def pieces(sample: Sample) -> list[Piece]:
     """The pieces of a sample, in order, without gaps. A picture includes the markers around its placeholders.
 
+    A video that is laid out frame by frame takes the text before it along: its first seconds are written there.
+
     Example:
         >>> import numpy as np, mmpack as mp
         >>> ids = np.array([9, 8, 7, 6, 5])
@@ -36,6 +38,7 @@ def pieces(sample: Sample) -> list[Piece]:
         [(0, 1, 'text', None), (1, 3, 'response', 0), (3, 4, 'observation', 1), (4, 5, 'response', 1)]
     """
     found = sorted(_atoms(sample), key=lambda p: (p.start, -p.stop))
+    timed = timed_media(sample)
     out: list[Piece] = []
     end = 0
     for piece in found:
@@ -44,7 +47,9 @@ def pieces(sample: Sample) -> list[Piece]:
         if out and _together(out[-1], piece):
             out[-1] = _union(out[-1], piece)
         else:
-            if end < piece.start:
+            if end < piece.start and piece.start in timed:
+                piece = replace(piece, start=end)
+            elif end < piece.start:
                 out.append(Piece(end, piece.start, "text"))
             out.append(piece)
         end = out[-1].stop
@@ -68,6 +73,12 @@ def media_pieces(sample: Sample) -> list[tuple[int, int]]:
         after = stop < len(ids) and ids[stop] == family.vision_end_id
         out.append((start - int(before and after), stop + int(before and after)))
     return out
+
+
+def timed_media(sample: Sample) -> set[int]:
+    """Where media of `media_pieces` begin that have their seconds as text before each frame."""
+    starts = [s.start for s in sample.modality_spans if s.frame == 0]
+    return {a for a, b in media_pieces(sample) if any(a <= start < b for start in starts)}
 
 
 def _atoms(sample: Sample) -> list[Piece]:

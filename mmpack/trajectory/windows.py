@@ -14,7 +14,7 @@ from mmpack.layout.occurrences import occurring_media
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample, as_samples
 from mmpack.trajectory.cut import media_after
-from mmpack.trajectory.piece import media_pieces, pieces, prompt_stop
+from mmpack.trajectory.piece import media_pieces, pieces, prompt_stop, timed_media
 from mmpack.trajectory.trajectory import Turn, _ids
 
 WHAT = ("pictures", "turns")
@@ -83,6 +83,12 @@ def window(
             )
         return _of_turns(history, places, last, instead)
     gone = places[pinned : max(pinned, len(places) - last)]
+    timed = timed_media(history) & {start for start, _ in gone}
+    if timed:
+        raise ArgumentError(
+            f"window: the video at token {min(timed)} of {history.sample_id!r:.60} has its seconds as text around "
+            "it, which would stay. Fix: what='turns', or pin it"
+        )
     out, end = [], 0
     for start, stop in gone:
         out += [history.input_ids[end:start], instead]

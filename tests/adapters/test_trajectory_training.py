@@ -9,11 +9,12 @@ import pytest
 import torch
 from support.models import relative_difference, small_model, with_pixels
 from support.trajectories import episode, grown, joined, screen, shot
+from support.trajectory_step import step
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.contracts import TOLERANCES
-from mmpack.trajectory import Turn, to_samples, trajectory_index
+from mmpack.trajectory import Turn, to_samples
 
 pytestmark = pytest.mark.adapter
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
@@ -38,28 +39,6 @@ def trajectories(model, turns=3):
 
 def made(trajectories, merge):
     return with_pixels([s for t in trajectories for s in to_samples(t, merge=merge)])
-
-
-def step(model, samples, share_prefix, per_trajectory=(0.7, -1.3)):
-    """Loss tokens by turn, their logprobs, the loss and its gradients, and the batch."""
-    batch = mp.pack(samples, share_prefix=share_prefix)
-    advantages = torch.tensor(per_trajectory)[trajectory_index(samples)]
-    model.zero_grad(set_to_none=True)
-    with attach(model):
-        logprobs = packed_logprobs(model, batch)
-        out = mp.policy_loss(
-            logprobs,
-            advantages,
-            batch.cu_loss,
-            rollout_logprobs=batch.loss_columns["rollout_logprobs"],
-            correction="tis",
-            total_tokens=batch.num_loss_tokens,
-            total_samples=len(samples),
-        )
-        out.loss.backward()
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return batch, logprobs.detach(), out.loss.detach(), gradients
 
 
 def test_per_turn_samples_and_one_long_sample_are_the_same_step(model):

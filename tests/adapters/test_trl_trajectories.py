@@ -135,3 +135,81 @@ def test_masks_and_fields():
             to_trajectories(given, small_processor())
     odd = to_trajectories(small(env=[object()]), small_processor())
     assert odd[0].metadata["trl"] == {"left_out": ["env"]}
+
+
+@pytest.fixture
+def looped(checkpoint, tmp_path, monkeypatch):
+    """TRL's own tool loop over two prompts with scripted answers; the tool replies with a picture."""
+    from trl.trainer import grpo_trainer
+
+    shot = drawn(7)
+
+    def look(box: str) -> list:
+        """Look closer.
+
+        Args:
+            box: where.
+        """
+        return [{"type": "image", "image": shot}, {"type": "text", "text": "closer"}]
+
+    rows = rows_of([0, 1])
+    trainer = make_trainer(trl.GRPOTrainer, checkpoint, tmp_path, rows, small_processor())
+    trainer.tools, trainer.chat_template = [look], TOOLS_TEMPLATE
+    trainer._sync_tool_dicts, trainer._async_tool_dicts = [{"look": look}] * 2, [{}] * 2
+    trainer.max_tool_calling_iterations, trainer.max_completion_length = 3, 500
+    later = [[[11, 12, EOS]], [[-0.5, -0.25, -0.125]]]
+    monkeypatch.setattr(
+        trainer, "_generate_single_turn", lambda ids, *args, **kwargs: (*later,), raising=True
+    )
+    answer = {"role": "assistant", "content": "done"}
+    monkeypatch.setattr(grpo_trainer, "parse_response", lambda *args, **kwargs: answer)
+    processor = mp.wrap_processor(small_processor())
+    prompts = [
+        [{"role": "user", "content": [{"type": "image", "image": i} for i in r["images"]]}]
+        for r in rows
+    ]
+    prompt_ids = [processor(p, sample_id="p").input_ids.tolist() for p in prompts]
+    call = {"type": "function", "function": {"name": "look", "arguments": {"box": "a"}}}
+    asked = [[{"role": "assistant", "content": "", "tool_calls": [call]}], [dict(answer)]]
+    sampled = [[5, 6, EOS], [9, EOS]]
+    images = [list(r["images"]) for r in rows]
+    out = trainer._tool_call_loop(
+        prompts, prompt_ids, sampled, asked, [[-1.0] * 3, [-2.0] * 2], images, {}
+    )
+    tool_mask, _, completion_ids, logprobs, *_, tool_images = out
+    rollouts = {
+        "prompt_ids": prompt_ids,
+        "completion_ids": completion_ids,
+        "logprobs": logprobs,
+        "tool_mask": tool_mask,
+        "images": [a + b for a, b in zip(images, tool_images, strict=True)],
+    }
+    return rollouts
+
+
+def drawn(seed):
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (56, 84, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+TOOLS_TEMPLATE = small_processor().chat_template
+
+
+def test_the_tool_loop_s_ids_masks_and_pictures(looped):
+    called, plain = to_trajectories(looped, small_processor())
+    assert [t.response_ids.tolist() for t in called.turns] == [[5, 6, EOS], [11, 12, EOS]]
+    assert [t.response_ids.tolist() for t in plain.turns] == [[9, EOS]]
+    assert called.turns[1].logprobs.tolist() == [-0.5, -0.25, -0.125]
+    (sample,) = samples_of(called)
+    assert sample.input_ids.tolist() == looped["prompt_ids"][0] + looped["completion_ids"][0]
+    mask = np.zeros(len(sample), int)
+    mask[sample.loss_indices] = 1
+    assert mask.tolist() == [0] * len(looped["prompt_ids"][0]) + looped["tool_mask"][0]
+    # the tool's picture stands in the observation
+    (seen,) = sample.observation_spans
+    own = mp.wrap_processor(small_processor()).medium(drawn(7))
+    assert sample.media[-1].cache_key == own.cache_key
+    assert seen.start < sample.modality_spans[-1].start < seen.stop
+    assert mp.validate(sample) == []

@@ -269,3 +269,20 @@ def test_wrong_arguments_are_refused():
     for call, message in calls:
         with pytest.raises(ArgumentError, match=message):
             call()
+
+
+def test_a_video_in_frames_keeps_its_seconds():
+    """Qwen3-VL writes them as text before each frame."""
+    parts = [("text", [1]), ("video", (2, 2, 4), "film"), ("text", [2]), ("image", (1, 2, 4), "a")]
+    sample = make_sample([*parts, ("response", [3])], family="qwen3_vl")
+    film, words, picture, answer = pieces(sample)
+    assert (film.start, film.kind) == (0, "medium")  # the word, the seconds, the frames
+    assert film.stop == sample.modality_spans[1].stop + 1
+    assert (words.kind, picture.kind, answer.kind) == ("text", "medium", "response")
+    with pytest.raises(
+        ArgumentError, match=r"has its seconds as text.*would stay.*what='turns', or pin it"
+    ):
+        window(sample, 1)
+    assert len(window(sample, 0, pinned=1).media) == 1
+    same = make_sample([*parts, ("response", [3])], family="qwen2_5_vl")
+    assert [m.modality for m in window(same, 1).media] == ["image"]
