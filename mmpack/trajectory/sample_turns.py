@@ -11,6 +11,7 @@ import numpy as np
 from mmpack.errors import ArgumentError
 from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import medium_key, occurring_media
+from mmpack.schema.fields import same
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample, as_samples
 from mmpack.schema.spans import LossSpan
 from mmpack.trajectory.samples import OF_EPISODE
@@ -23,7 +24,8 @@ def from_samples(samples: Sequence[Sample]) -> list[Trajectory]:
     """One trajectory per `trajectory_id`, in order of first appearance; samples without one are one each.
 
     A sample's turns are its runs of loss spans of one `turn`. Turns are ordered by the sample's `turn`, then as they
-    stand. A score of a whole sample is the trajectory's if the trajectory has one sample, else that of its only turn.
+    stand. Metadata that all samples of a trajectory have is the trajectory's, the rest is that of their last turns. A
+    score of a whole sample is the trajectory's if the trajectory has one sample, else that of its only turn.
     Raises: ArgumentError for samples without loss spans, scores that belong to no single turn, positions that are not
     by the family's rule, and samples of one trajectory that differ in task, family or settings.
 
@@ -52,17 +54,26 @@ def _trajectory(name: str, members: list[Sample]) -> Trajectory:
                 f"from_samples: samples of trajectory {name!r:.60} differ in {differs[0]}. "
                 "Fix: give each episode a trajectory_id of its own"
             )
+    noted = [
+        {k: v for k, v in s.metadata.items() if k not in ("turns", RESPONSE_TEXT_KEY)}
+        for s in members
+    ]
+    metadata = {
+        k: v
+        for k, v in noted[0].items()
+        if all(k in other and same(v, other[k]) for other in noted)
+    }
     turns: list[Turn] = []
     episode: dict[str, list[Any]] = {field: [] for field in SCORES}
-    for sample in members:
+    for sample, own in zip(members, noted, strict=True):
         made = _turns(sample)
+        made[-1].metadata = {k: v for k, v in own.items() if k not in metadata} | made[-1].metadata
         for field in SCORES:
             episode[field] += _share_out(sample, made, field, alone=len(members) == 1)
         turns += made
-    metadata = {k: v for k, v in first.metadata.items() if k not in ("turns", RESPONSE_TEXT_KEY)}
-    same: dict[str, Any] = {field: getattr(first, field) for field in _SAME}
+    common: dict[str, Any] = {field: getattr(first, field) for field in _SAME}
     scores: dict[str, Any] = {field: given or None for field, given in episode.items()}
-    return Trajectory(name, turns=turns, metadata=metadata, **scores, **same)
+    return Trajectory(name, turns=turns, metadata=metadata, **scores, **common)
 
 
 def _turns(sample: Sample) -> list[Turn]:

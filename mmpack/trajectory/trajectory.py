@@ -185,7 +185,7 @@ def _ids(given: Any, name: str) -> np.ndarray:
         if whole:
             shown = f"below 0 at {int(np.argmax(array < 0))}"
         raise ArgumentError(f"Turn: {name} is {shown}, expected ids [n]. Fix: pass token ids")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 def _logprobs(given: Any, count: int) -> np.ndarray | None:

@@ -27,6 +27,7 @@ def made(counts, merge=False):
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.randoms(use_true_random=False))
 @settings(max_examples=30, deadline=None)
+@pytest.mark.filterwarnings("ignore:group_advantages")  # a task of one episode
 def test_a_trajectory_counts_once_whatever_its_samples(counts, random):
     """Oracle: mean and deviation over a dict of episodes, in numpy, with ddof 1 as GRPO has it."""
     many, one = made(counts), made(counts, merge=True)

@@ -262,3 +262,46 @@ def test_samples_that_are_no_turns_are_refused():
     two = [dataclasses.replace(sample, sample_id=str(k), rewards=[Score("a", 1.0)]) for k in "ab"]
     with pytest.raises(ArgumentError, match="belongs to no single turn"):
         from_samples(two)
+
+
+def test_thought_and_action_are_kinds_of_loss():
+    """Loss spans of a turn say what its tokens are, and which carry none."""
+    start = 2
+    spans = [mp.LossSpan(2, 4, "reasoning"), mp.LossSpan(5, 7, "action")]
+    one = Turn([1, 2], [3, 4, 5, 6, 7], logprobs=[-1, -2, -3, -4, -5], loss_spans=spans)
+    two = Turn([1, 2, 3, 4, 5, 6, 7, 8], [9], logprobs=[-6])
+    (sample,) = to_samples(episode([one, two]))
+    assert [(s.start, s.stop, s.kind, s.turn) for s in sample.loss_spans] == [
+        (start, 4, "reasoning", 0),
+        (5, 7, "action", 0),
+        (8, 9, "response", 1),
+    ]
+    assert sample.rollout_logprobs.tolist() == [-1, -2, -4, -5, -6]
+    assert mp.validate(sample) == []
+    (again,) = from_samples([sample])
+    assert again.turns[0].response_ids.tolist() == [3, 4, 5, 6, 7]
+    assert [s.kind for s in again.turns[0].loss_spans] == ["reasoning", "action"]
+    assert to_samples(again) == [sample]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_through_a_trace_file(tmp_path, suffix):
+    turns = grown(3)
+    turns[1].metadata = {"seen": "menu"}
+    window = Turn([1, 2, 9], [8], logprobs=[-1])
+    trajectory = episode([*turns, window], rewards=[Score("task", 1.0)], metadata={"app": "mail"})
+    for merge in (True, False):
+        samples = to_samples(trajectory, merge=merge)
+        path = tmp_path / f"{merge}{suffix}"
+        mp.write_trace(path, samples)
+        (again,) = from_samples(list(mp.read_trace(path)))
+        assert to_samples(again, merge=merge) == samples
+        assert again.metadata == {"app": "mail"} and again.turns[1].metadata == {"seen": "menu"}
+
+
+def test_metadata_of_each_sample_is_kept():
+    samples = to_samples(episode([Turn([1], [2]), Turn([3], [4])], metadata={"app": "mail"}))
+    samples[1].metadata["engine"] = "b"
+    (again,) = from_samples(samples)
+    assert again.metadata == {"app": "mail"}
+    assert [t.metadata for t in again.turns] == [{}, {"engine": "b"}]
