@@ -145,6 +145,15 @@ def test_trace(yours, samples, tmp_path, monkeypatch):
     assert len(ran["sample"].loss_spans) == 2
 
 
+def test_trajectories(yours):
+    processor = mp.wrap_processor(yours["hf_processor"])
+    rng = np.random.default_rng(1)
+    screens = [rng.integers(0, 256, (56, 84, 3), dtype=np.uint8) for _ in range(2)]
+    ran = run("docs/trajectories.md", {"processor": processor, "screens": screens})
+    assert len(ran["context"].media) == 1 and ran["context"].dropped
+    assert mp.validate(ran["samples"]) == []
+
+
 def test_parity(samples, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("rollout", "train"):

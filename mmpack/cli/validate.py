@@ -12,17 +12,18 @@ KEPT = 100  # problems, on the screen and in the JSON document; all are counted
 
 def command(trace: TraceArgument, as_json: JsonOption = False, out: OutOption = None) -> int:
     """Check every sample of a trace against the rules. Exits 1 if one is broken, or there is none."""
-    from mmpack.schema.rules import Problem, problems_of
+    from mmpack.schema.rules import Problem, Trajectories, problems_of
     from mmpack.schema.trace import read_trace
 
     samples = 0
     codes: Counter[str] = Counter()
     kept: list[Problem] = []
+    seen = Trajectories()
     reader = read_trace(trace)
     whole = trace.stat().st_size > 0  # else there is nothing to decompress either
     for sample in watched(reader if whole else (), "validating"):
         samples += 1
-        for problem in problems_of(sample):
+        for problem in problems_of(sample, seen=seen):
             codes[problem.code] += 1
             if len(kept) < KEPT:
                 kept.append(problem)

@@ -108,6 +108,12 @@ RULES: dict[str, Rule] = {
             "MM212", "an action of another turn than its loss span", "give both spans the one turn"
         ),
         Rule(
+            "MM213",
+            "a loss token counted twice over a trajectory",
+            "keep a turn's loss in one sample: context elsewhere, as to_samples makes it",
+        ),
+        Rule("MM214", "a trajectory in two groups", "give each episode a trajectory_id of its own"),
+        Rule(
             "MM301", "rollout_logprobs and loss tokens differ in number", "one value per loss token"
         ),
         Rule("MM302", "log-probability above 0", "pass natural logs, not probabilities or losses"),

@@ -147,7 +147,7 @@ class Record:
         """Equal in every declared field, arrays in dtype and shape too; pixels are not compared."""
         if type(other) is not type(self):
             return NotImplemented
-        return all(_same(getattr(self, name), getattr(other, name)) for name in self.columns())
+        return all(same(getattr(self, name), getattr(other, name)) for name in self.columns())
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -177,7 +177,8 @@ def keep_unknown(metadata: dict[str, Any], unknown: dict[str, Any]) -> dict[str,
     return out
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Whether two values of a field are equal: of one type; arrays in dtype and shape too."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
     return type(a) is type(b) and bool(a == b)

@@ -1,4 +1,7 @@
-"""Trajectories of agents that see: what a policy saw, thought, did and got back; typed actions (numpy)."""
+"""Trajectories of agents: turns as the policy saw them, their samples, typed actions, records of others (numpy)
+
+Public names are loaded when first used: `import mmpack.trajectory` loads neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,20 @@ _HOME = {
     "mmpack.trajectory.formats": ("action_text", "read_action", "write_action"),
     "mmpack.trajectory.formats.openai": ("read_tool_call", "write_tool_call"),
     "mmpack.trajectory.kinds": ("loss_kinds",),
+    "mmpack.trajectory.trajectory": ("Trajectory", "Turn"),
+    "mmpack.trajectory.samples": ("to_samples",),
+    "mmpack.trajectory.sample_turns": ("from_samples",),
+    "mmpack.trajectory.piece": ("Piece", "pieces"),
+    "mmpack.trajectory.windows": ("Context", "window"),
+    "mmpack.trajectory.truncation": ("Truncated", "truncate"),
+    "mmpack.trajectory.groups": (
+        "TrajectoryGroups",
+        "group_index",
+        "trajectory_groups",
+        "trajectory_index",
+    ),
+    "mmpack.trajectory.masked": ("from_masked",),
+    "mmpack.trajectory.chat": ("from_calls", "from_chat"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -166,7 +166,7 @@ def full_sample(sample_id: str = "s0", seed: int = 0) -> Sample:
         PolicyVersion(0, first.stop, "w7"),
         PolicyVersion(first.stop, length, "w8"),
     ]
-    sample.trajectory_id, sample.turn, sample.prefix_cached_tokens = "episode", 1, 4
+    sample.trajectory_id, sample.turn, sample.prefix_cached_tokens = f"of {sample_id}", 1, 4
     sample.metadata = {"dataset": "geo", "nested": {"a": [1, 2.5, None, True, "é\ud800\n"]}}
     return sample
 
@@ -292,7 +292,9 @@ def samples(
     cut = draw(st.integers(0, length))
     versions = [PolicyVersion(0, cut, "w1"), PolicyVersion(cut, length, "w2")]
     sample.policy_versions = draw(_optional(st.just(versions)))
-    sample.trajectory_id, sample.turn = draw(_optional(TEXT)), draw(TURNS)
+    # its own: a trajectory has one group
+    sample.trajectory_id = draw(_optional(TEXT.map(lambda text: sample.sample_id + text)))
+    sample.turn = draw(TURNS)
     sample.prefix_cached_tokens = draw(_optional(st.integers(0, length)))
     sample.metadata = draw(FREE_JSON)
     return sample

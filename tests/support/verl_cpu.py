@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 
+@cache
 def start() -> None:
-    """Once a process, before anything else asks verl for its platform."""
+    """Once per process, before anything else asks verl for its platform."""
     os.environ |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}
     from verl.plugin.platform.platform_cuda import PlatformCUDA
     from verl.plugin.platform.platform_manager import PlatformRegistry

@@ -9,5 +9,13 @@ with needs("trl", __name__):
 from mmpack.adapters.trl.convert import from_batch, loss_columns, to_samples
 from mmpack.adapters.trl.grpo import MmpackGRPO
 from mmpack.adapters.trl.pass_stats import PassStats
+from mmpack.adapters.trl.rollouts import to_trajectories
 
-__all__ = ["MmpackGRPO", "PassStats", "from_batch", "loss_columns", "to_samples"]
+__all__ = [
+    "MmpackGRPO",
+    "PassStats",
+    "from_batch",
+    "loss_columns",
+    "to_samples",
+    "to_trajectories",
+]

@@ -11,9 +11,10 @@ from mmpack.errors import needs
 with needs("verl", __name__):
     import torch  # noqa: F401
 
+from mmpack.adapters.verl.agent_loop import to_trajectories
 from mmpack.adapters.verl.data import from_batch, from_samples, loss_columns, to_samples
 
-__all__ = ["from_batch", "from_samples", "loss_columns", "to_samples", "use"]
+__all__ = ["from_batch", "from_samples", "loss_columns", "to_samples", "to_trajectories", "use"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,11 +11,13 @@ from mmpack.schema.rules.problems import (
     surely_valid,
     validate,
 )
+from mmpack.schema.rules.trajectories import Trajectories
 
 __all__ = [
     "RULES",
     "Problem",
     "Rule",
+    "Trajectories",
     "check",
     "packing_problems",
     "problems_of",

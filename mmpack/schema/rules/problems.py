@@ -23,6 +23,7 @@ from mmpack.schema.rules.media import MEDIA
 from mmpack.schema.rules.placeholders import PLACEHOLDERS
 from mmpack.schema.rules.places import PLACES
 from mmpack.schema.rules.scores import SCORES
+from mmpack.schema.rules.trajectories import Trajectories
 from mmpack.schema.sample import Sample, shape_faults
 
 TOPICS = (MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ACTIONS, ARRAYS, SCORES, CODECS)
@@ -63,9 +64,10 @@ def validate(samples: Sample | Iterable[Sample]) -> list[Problem]:
         samples = [samples]
     found: list[Problem] = []
     at = 0
+    seen = Trajectories()
     try:
         for sample in samples:
-            found += problems_of(sample, f"samples[{at}]")
+            found += problems_of(sample, f"samples[{at}]", seen)
             at += 1
     except Exception as error:  # of the iteration: `problems_of` raises none
         found.append(_unreadable(samples, error, f"samples[{at}]"))
@@ -90,11 +92,14 @@ def check(samples: Sample | Iterable[Sample], what: str = "check") -> None:
         raise SchemaError(problems, what)
 
 
-def problems_of(sample: Sample, place: str = "sample") -> Iterator[Problem]:
+def problems_of(
+    sample: Sample, place: str = "sample", seen: Trajectories | None = None
+) -> Iterator[Problem]:
     """The broken rules of one sample. Never raises, and never allocates by what a record claims.
 
     Fields that are not what `read_trace` returns (possible only in samples built by hand) are the only problems
-    then: the rules need right fields. `place` names what has no `sample_id`.
+    then: the rules need right fields. `place` names what has no `sample_id`. `seen`: of the trace so far; with it, the
+    rules over the samples of a trajectory are checked too.
     """
     if not isinstance(sample, Sample):
         yield Problem("MM003", place, "", f"is {shown(sample)}, expected a Sample")
@@ -104,8 +109,12 @@ def problems_of(sample: Sample, place: str = "sample") -> Iterator[Problem]:
     sample_id = known if isinstance(known, str) else place
     for fault in faults:
         yield Problem(fault.code or "MM003", sample_id, fault.where, fault.why)
-    if not faults:
-        yield from rule_problems(sample)
+    if faults:
+        return
+    yield from rule_problems(sample)
+    if seen is not None:
+        for code, field, message, span in seen.problems(sample):
+            yield Problem(code, sample.sample_id, field, message, span)
 
 
 def rule_problems(sample: Sample) -> Iterator[Problem]:

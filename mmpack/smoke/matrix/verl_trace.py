@@ -22,18 +22,36 @@ def matrix_trace(fixture: Fixture) -> list[Sample]:
 
 def data_proto(fixture: Fixture) -> Any:
     """The DataProto that verl's AgentLoopWorker makes of the fixture's rows, without its servers."""
-    from verl.experimental.agent_loop.agent_loop import (
-        AgentLoopMetrics,
-        AgentLoopOutput,
-        AgentLoopWorker,
-    )
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
     prompts = [p["input_ids"][0].tolist() for p in processed(fixture)]
+    outputs = [
+        AgentLoopOutput(
+            prompt_ids=prompts[number],
+            response_ids=response,
+            response_mask=[1] * len(response),
+            response_logprobs=logprobs,
+            multi_modal_data={"images": fixture.pictures[number]},
+            num_turns=2,
+            metrics=AgentLoopMetrics(),
+        )
+        for number, response, logprobs in fixture.rows
+    ]
+    texts = [fixture.texts[number] for number, _, _ in fixture.rows]
+    return padded_outputs(fixture, outputs, texts, RESPONSE_LENGTH)
+
+
+def padded_outputs(
+    fixture: Fixture, outputs: list[Any], texts: list[str], response_length: int
+) -> Any:
+    """The DataProto that verl's worker makes of `AgentLoopOutput`s; `texts`: the prompt of each."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+
     worker: Any = AgentLoopWorker.__new__(AgentLoopWorker)
     worker.tokenizer = fixture.hf_processor.tokenizer
     worker.processor = _with_rope_index(fixture.hf_processor)
     worker.rollout_config = SimpleNamespace(
-        prompt_length=max(map(len, prompts)), response_length=RESPONSE_LENGTH
+        prompt_length=max(len(o.prompt_ids) for o in outputs), response_length=response_length
     )
     worker.reward_loop_worker_handles = None
     worker.distillation_enabled = False
@@ -41,20 +59,8 @@ def data_proto(fixture: Fixture) -> Any:
 
     async def rows() -> list[Any]:
         return [
-            await worker._agent_loop_postprocess(
-                AgentLoopOutput(
-                    prompt_ids=prompts[number],
-                    response_ids=response,
-                    response_mask=[1] * len(response),
-                    response_logprobs=logprobs,
-                    multi_modal_data={"images": fixture.pictures[number]},
-                    num_turns=2,
-                    metrics=AgentLoopMetrics(),
-                ),
-                validate=False,
-                raw_prompt=fixture.texts[number],
-            )
-            for number, response, logprobs in fixture.rows
+            await worker._agent_loop_postprocess(output, validate=False, raw_prompt=text)
+            for output, text in zip(outputs, texts, strict=True)
         ]
 
     return worker._postprocess(asyncio.run(rows()))

@@ -1,0 +1,132 @@
+"""TRL's multi-turn rollouts, before padding, as trajectories: what a `rollout_func` returns, or its tool loop holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mmpack.adapters.checks import check_each
+from mmpack.adapters.row_sample import prompt_group
+from mmpack.errors import ArgumentError, kind_of
+from mmpack.layout.names import numbered_in_groups
+from mmpack.processors.wrap import Processor, wrap_processor
+from mmpack.trajectory.masked import from_masked
+from mmpack.trajectory.samples import to_samples
+from mmpack.trajectory.trajectory import Trajectory
+
+KEY = "trl"  # in Trajectory.metadata
+MASKS = ("env_mask", "tool_mask")
+_READ = ("prompt_ids", "completion_ids", "logprobs", "logprob_token_ids", "images", *MASKS)
+
+
+def to_trajectories(
+    rollouts: Mapping[str, Any],
+    processing_class: Any,
+    *,
+    images: Sequence[Sequence[Any] | None] | None = None,
+    group_ids: Sequence[str] | None = None,
+    sampling: dict[str, Any] | None = None,
+    expanded: bool = True,
+) -> list[Trajectory]:
+    """One trajectory per completion, called `<group_id>/<k>`: runs of 1 in the mask are turns.
+
+    Args:
+        rollouts: `prompt_ids` [n][P], `completion_ids` [n][C], `logprobs` [n][C] ([n][C][k] with `logprob_token_ids`),
+            and `env_mask` or `tool_mask` [n][C], 1 where the policy sampled; without one, all of it is sampled.
+        processing_class: the trainer's processor, or `mp.wrap_processor` of it.
+        images: of each completion, the data set's and then the tools', in order; None: `rollouts["images"]`, if there.
+        group_ids: one per completion; None: completions of one prompt are a group.
+        sampling: `temperature`, …, and `logprobs`: what the logprobs mean.
+        expanded: whether ids hold a picture once per vision token, as TRL's do.
+
+    Fields for reward functions, one value per completion, are in `metadata["trl"]` where JSON can hold them; `left_out`
+    names the others. What came after the last sampled id is cut. Raises: ArgumentError; LayoutError.
+    """
+    if not isinstance(rollouts, Mapping):
+        raise ArgumentError(
+            f"to_trajectories: rollouts is {kind_of(rollouts)}. Fix: the dict of a rollout_func"
+        )
+    missing = [name for name in _READ[:2] if rollouts.get(name) is None]
+    if missing:
+        raise ArgumentError(f"to_trajectories: rollouts has no {missing[0]}. Fix: pass it whole")
+    count = len(rollouts["completion_ids"])
+    images = rollouts.get("images") if images is None else images
+    masks = [name for name in MASKS if rollouts.get(name) is not None]
+    if len(masks) > 1:
+        raise ArgumentError("to_trajectories: rollouts has env_mask and tool_mask. Fix: pass one")
+    lists = {name: rollouts.get(name) for name in ("prompt_ids", "logprobs", *masks)}
+    lists |= {"images": images, "group_ids": group_ids}
+    check_each("to_trajectories", count, "completions", lists)
+    processor = (
+        processing_class
+        if isinstance(processing_class, Processor)
+        else wrap_processor(processing_class)
+    )
+    made = []
+    for i in range(count):
+        ids = rollouts["completion_ids"][i]
+        made.append(
+            from_masked(
+                rollouts["prompt_ids"][i],
+                ids,
+                rollouts[masks[0]][i] if masks else [1] * len(ids),
+                processor,
+                trajectory_id=f"to_trajectories: completion {i}",
+                group_id=str(i),
+                media=() if images is None else images[i] or (),
+                logprobs=_logprobs(rollouts, i),
+                expanded=expanded,
+                sampling=sampling,
+                metadata=_rest(rollouts, i, count),
+            )
+        )
+    if group_ids is None:
+        group_ids = [_group(t) for t in made]
+    names = numbered_in_groups(group_ids)
+    return [
+        dataclasses.replace(t, trajectory_id=name, group_id=group)
+        for t, name, group in zip(made, names, group_ids, strict=True)
+    ]
+
+
+def _logprobs(rollouts: Mapping[str, Any], i: int) -> Any:
+    """[C] of the sampled ids: vLLM gives several per token, the sampled one among them."""
+    given = rollouts.get("logprobs")
+    if given is None or given[i] is None:
+        return None
+    row, ids = list(given[i]), rollouts["completion_ids"][i]
+    if not any(isinstance(value, Sequence) for value in row):
+        return row
+    names = rollouts.get("logprob_token_ids")
+    out = []
+    for c, values in enumerate(row):
+        among = [ids[c]] if names is None and len(values) == 1 else (names or {i: {c: ()}})[i][c]
+        if len(among) != len(values) or ids[c] not in among:
+            raise ArgumentError(
+                f"to_trajectories: logprobs of completion {i} have {len(values)} values at token {c}, none known as "
+                "the sampled one's. Fix: pass logprob_token_ids, or one value per token"
+            )
+        out.append(values[list(among).index(ids[c])])
+    return out
+
+
+def _group(trajectory: Trajectory) -> str:
+    (sample,) = to_samples(dataclasses.replace(trajectory, turns=trajectory.turns[:1]))
+    return prompt_group(sample, len(trajectory.turns[0].context_ids))
+
+
+def _rest(rollouts: Mapping[str, Any], i: int, count: int) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    left_out = []
+    for name, values in rollouts.items():
+        if name in _READ or values is None:
+            continue
+        try:
+            own = values[i] if isinstance(values, Sequence) and len(values) == count else values
+            kept[name] = json.loads(json.dumps(own, allow_nan=False))
+        except (TypeError, ValueError, RecursionError):
+            left_out.append(name)
+    kept |= {"left_out": left_out} if left_out else {}
+    return {KEY: kept} if kept else {}

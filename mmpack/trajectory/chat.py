@@ -1,0 +1,348 @@
+"""Chat logs in OpenAI's form, with pictures: conversations (`from_chat`) and calls (`from_calls`), as trajectories.
+
+Token ids in a log are used as they are. What a log has only as text is rendered and encoded by the processor, as a new
+prompt would be, and marked: `Turn.metadata["reencoded"]` lists "context", "response" or both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, kind_of
+from mmpack.layout.occurrences import occurring_media
+from mmpack.processors.arguments import as_ids, template_options
+from mmpack.processors.conversation import source_of
+from mmpack.processors.messages import kind_of_part, parts_of
+from mmpack.processors.wrap import Processor
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
+from mmpack.trajectory.trajectory import Trajectory, Turn
+
+# OpenAI's reasons and vLLM's -> those of Sample
+FINISH = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool",
+    "function_call": "tool",
+    "abort": "abort",
+    "content_filter": "abort",
+}
+_RECORDED = ("token_ids", "logprobs", "finish_reason")  # of an assistant's message
+_TOKEN_ID = "token_id:"  # how vLLM writes a token with return_tokens_as_token_ids
+
+
+class Answer(NamedTuple):
+    """What the policy wrote: ids, logprobs [n] or None, and whether the ids are the log's own."""
+
+    ids: np.ndarray
+    logprobs: Any
+    recorded: bool
+
+
+def from_chat(
+    messages: Sequence[Any],
+    processor: Processor,
+    *,
+    trajectory_id: str,
+    group_id: str,
+    media: Sequence[Any] = (),
+    template_kwargs: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Trajectory:
+    """One conversation: each assistant message is a turn and carries loss; all else is context.
+
+    Args:
+        messages: role, content (text, or parts of type text, image, image_url with a data: URL, video), tool_calls. An
+            assistant's message may have `token_ids` as sampled, `logprobs` of them (numbers, or OpenAI's object) and
+            `finish_reason`. Messages after the last answer are left out: no loss token reads them.
+        processor: `mp.wrap_processor` of the model's processor: the chat template writes the context.
+        media: for parts that hold none, in order, as `processor.__call__` takes them.
+        template_kwargs: of the chat template, such as `tools`.
+        fields: rewards, costs, verifiers, sampling, metadata of Trajectory.
+
+    Contexts grow from answer to answer by `processor.append`, so the ids of an answer stay as they are in all later
+    contexts. Logprobs of an answer without ids are dropped: they are of tokens that the log does not name.
+    Raises: ArgumentError, LayoutError.
+    """
+    given = _messages(messages, "from_chat: messages")
+    answers = [k for k, m in enumerate(given) if m["role"] == "assistant"]
+    if not answers:
+        raise ArgumentError(
+            "from_chat: no message is an assistant's. Fix: pass a finished conversation"
+        )
+    shown, items = _media_of(given, media, processor)
+    turns: list[Turn] = []
+    sample: Sample | None = None
+    begin = 0
+    for k in answers:
+        if k == begin:
+            raise ArgumentError(
+                f"from_chat: messages[{k}] is an assistant's and answers nothing. Fix: put what it answers before it"
+            )
+        answer = _answer(given[k], given[k], processor, f"from_chat: messages[{k}]")
+        if answer is None:
+            text = _answer_text(processor, shown[:k], shown[k], template_kwargs, k)
+            answer = Answer(processor.encoded(text, ()), None, False)
+        asked, own = shown[begin:k], [m for i in range(begin, k) for m in items[i]]
+        source = source_of([m["role"] for m in asked])
+        if sample is None:
+            sample = processor(
+                asked,
+                answer.ids,
+                sample_id=trajectory_id,
+                group_id=group_id,
+                media=own,
+                template_kwargs=template_kwargs,
+            )
+        else:
+            sample = processor.append(
+                sample,
+                messages=asked,
+                media=own,
+                source=source,
+                response_ids=answer.ids,
+                template_kwargs=template_kwargs,
+            )
+        marks = ["context"] if answer.recorded else ["context", "response"]
+        start = len(sample) - len(answer.ids)
+        turns.append(
+            Turn(
+                sample.input_ids[:start],
+                answer.ids,
+                occurring_media(sample, start),
+                answer.logprobs,
+                source=source,
+                finish_reason=_finish(given[k].get("finish_reason"), f"messages[{k}]"),
+                metadata={"reencoded": marks},
+            )
+        )
+        begin = k + 1
+    return _trajectory(trajectory_id, group_id, turns, processor, fields)
+
+
+def from_calls(
+    calls: Sequence[Any],
+    processor: Processor,
+    *,
+    trajectory_id: str,
+    group_id: str,
+    expanded: bool = True,
+    template_kwargs: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Trajectory:
+    """The calls of one episode to a chat endpoint, in order: each choice is a turn, with the context of its own call.
+
+    Args:
+        calls: objects or dicts with `messages` (or `request` with them) and `choices` (or `response` with them). Ids
+            are read where an engine returns them: `prompt_token_ids` of the response or choice, `token_ids` of the
+            choice, or `logprobs.content` with tokens written as "token_id:5".
+        processor, template_kwargs, fields: as of `from_chat`.
+        expanded: whether a picture has one id per vision token in `prompt_token_ids`, or one in all.
+
+    A context that is there only as messages is rendered anew; `to_samples` merges turns only where the ids agree.
+    Raises: ArgumentError, LayoutError.
+    """
+    if isinstance(calls, Mapping | str | bytes) or not isinstance(calls, Sequence) or not calls:
+        what = "no call" if isinstance(calls, Sequence) and not calls else kind_of(calls)
+        raise ArgumentError(f"from_calls: calls is {what}. Fix: pass the calls of one episode")
+    turns: list[Turn] = []
+    for i, call in enumerate(calls):
+        where = f"from_calls: calls[{i}]"
+        request, response = _call(call, where)
+        given = _messages(request.get("messages"), f"{where}.messages")
+        shown, items = _media_of(given, (), processor)
+        own = [m for of_message in items for m in of_message]
+        options = {**template_options(template_kwargs)}
+        if request.get("tools") is not None:
+            options.setdefault("tools", request["tools"])
+        contexts: dict[bytes, Sample] = {}
+        for c, choice in enumerate(response["choices"]):
+            at = f"{where}.choices[{c}]"
+            choice = _plain(choice, at)
+            known = choice.get("prompt_token_ids", response.get("prompt_token_ids"))
+            named: dict[str, Any] = {"sample_id": f"{trajectory_id}/{i}", "group_id": group_id}
+            ids = b"" if known is None else as_ids(known, processor.vocab_size).tobytes()
+            if ids not in contexts:
+                contexts[ids] = (
+                    processor(shown, media=own, template_kwargs=options, **named)
+                    if known is None
+                    else processor.from_ids(known, own, expanded, **named)
+                )
+            context = contexts[ids]
+            message = _message(choice.get("message"), f"{at}.message")
+            answer = _answer(choice, message, processor, at)
+            if answer is None:
+                text = _answer_text(processor, shown, message, options, i)
+                answer = Answer(processor.encoded(text, ()), None, False)
+            marks = ["context"] * (known is None) + ["response"] * (not answer.recorded)
+            turns.append(
+                Turn(
+                    context.input_ids,
+                    answer.ids,
+                    occurring_media(context),
+                    answer.logprobs,
+                    source=source_of([given[-1]["role"]]),
+                    finish_reason=_finish(choice.get("finish_reason"), at),
+                    metadata={"reencoded": marks} if marks else {},
+                )
+            )
+    return _trajectory(trajectory_id, group_id, turns, processor, fields)
+
+
+def _trajectory(
+    trajectory_id: str,
+    group_id: str,
+    turns: list[Turn],
+    processor: Processor,
+    fields: dict[str, Any],
+) -> Trajectory:
+    return Trajectory(
+        trajectory_id,
+        group_id,
+        processor.family.name,
+        turns,
+        processor=processor.settings,
+        **fields,
+    )
+
+
+def _messages(given: Any, where: str) -> list[dict[str, Any]]:
+    if isinstance(given, Mapping | str | bytes) or not isinstance(given, Sequence):
+        raise ArgumentError(f"{where} is {kind_of(given)}, expected a list. Fix: pass the messages")
+    return [_message(m, f"{where}[{i}]") for i, m in enumerate(given)]
+
+
+def _message(given: Any, where: str) -> dict[str, Any]:
+    """A message as templates read it: content is a text or parts, a tool call's arguments an object."""
+    message = _plain(given, where)
+    if not isinstance(message.get("role"), str):
+        raise ArgumentError(f"{where} has no role. Fix: pass chat messages")
+    if message.get("content") is None:
+        message["content"] = ""
+    calls = message.get("tool_calls")
+    if calls is None:
+        message.pop("tool_calls", None)
+    else:
+        message["tool_calls"] = [
+            _tool_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)
+        ]
+    return message
+
+
+def _tool_call(given: Any, where: str) -> dict[str, Any]:
+    """OpenAI writes arguments as JSON text; templates write them as JSON themselves."""
+    call = _plain(given, where)
+    function = call.get("function")
+    if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+        try:
+            arguments = json.loads(function["arguments"])
+        except (ValueError, RecursionError):
+            return call  # as the model wrote it
+        if isinstance(arguments, dict):
+            call["function"] = {**function, "arguments": arguments}
+    return call
+
+
+def _plain(given: Any, where: str) -> dict[str, Any]:
+    """A dict of a mapping or of a client's object."""
+    dump = getattr(given, "model_dump", None)
+    value = dump() if callable(dump) else given
+    if not isinstance(value, Mapping):
+        raise ArgumentError(f"{where} is {kind_of(given)}, expected an object. Fix: pass it whole")
+    return dict(value)
+
+
+def _call(given: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    call = _plain(given, where)
+    request = _plain(call.get("request", call), f"{where}.request")
+    response = _plain(call.get("response", call), f"{where}.response")
+    choices = response.get("choices")
+    if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
+        raise ArgumentError(f"{where} has no choices. Fix: pass request and response of each call")
+    return request, response
+
+
+def _media_of(
+    messages: list[dict[str, Any]], media: Sequence[Any], processor: Processor
+) -> tuple[list[dict[str, Any]], list[list[Medium]]]:
+    """Messages with bare parts and without what was recorded, and the media of each."""
+    plain = [{k: v for k, v in m.items() if k not in _RECORDED} for m in messages]
+    found = iter(
+        [
+            processor.medium(item, f"processor: media[{i}]", kind)
+            for i, (kind, item) in enumerate(parts_of(plain, media))
+        ]
+    )
+    shown, items = [], []
+    for m, message in enumerate(plain):
+        own: list[Medium] = []
+        content = message["content"]
+        if not isinstance(content, str):
+            parts: list[Any] = []
+            for p, part in enumerate(content):
+                kind = kind_of_part(part, f"processor: messages[{m}].content[{p}]")
+                parts.append(part if kind is None else {"type": kind})
+                own += [next(found)] if kind is not None else []
+            message = {**message, "content": parts}
+        shown.append(message)
+        items.append(own)
+    return shown, items
+
+
+def _answer(
+    holder: Mapping[str, Any], message: Mapping[str, Any], processor: Processor, where: str
+) -> Answer | None:
+    """What was sampled, if the log has its ids."""
+    recorded = holder.get("logprobs")
+    content = recorded.get("content") if isinstance(recorded, Mapping) else None
+    ids = holder.get("token_ids", message.get("token_ids"))
+    if ids is None and content:
+        written = [t.get("token") for t in content]
+        if all(isinstance(t, str) and t.startswith(_TOKEN_ID) for t in written):
+            numbers = [t.removeprefix(_TOKEN_ID) for t in written]
+            if all(n.isdecimal() for n in numbers):
+                ids = [int(n) for n in numbers]
+    if ids is None:
+        return None
+    values = [t.get("logprob") for t in content] if content else recorded
+    if isinstance(values, Mapping):
+        values = None
+    sampled = as_ids(ids, processor.vocab_size, "token_ids")
+    if values is not None and len(values) != len(sampled):
+        raise ArgumentError(
+            f"{where} has {len(sampled)} token_ids and {len(values)} logprobs. Fix: one value per sampled id"
+        )
+    return Answer(sampled, values, True)
+
+
+def _answer_text(
+    processor: Processor,
+    before: list[dict[str, Any]],
+    message: dict[str, Any],
+    template_kwargs: dict[str, Any] | None,
+    k: int,
+) -> str:
+    """What the template writes for an answer behind its generation prompt, with the end of turn."""
+    options = template_options(template_kwargs)
+    asked = processor.render(before, **{**options, "add_generation_prompt": True})
+    whole = processor.render([*before, message], **{**options, "add_generation_prompt": False})
+    if not whole.startswith(asked):
+        raise ArgumentError(
+            f"processor: the chat template does not go on from its generation prompt with message {k}, so the answer's "
+            "text can't be known. Fix: pass token_ids, or another chat_template"
+        )
+    return whole[len(asked) :].rstrip()
+
+
+def _finish(reason: Any, where: str) -> str | None:
+    if reason is None:
+        return None
+    if not isinstance(reason, str) or reason not in FINISH:
+        raise ArgumentError(
+            f"{where} has finish_reason {reason!r:.40}. Fix: one of {', '.join(FINISH)}"
+        )
+    return FINISH[reason]

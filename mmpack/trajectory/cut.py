@@ -1,0 +1,151 @@
+"""Take tokens [start, stop) out of a sample: ids, media, spans, scores and columns follow."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mmpack.layout.mrope import sample_positions
+from mmpack.layout.occurrences import medium_key, occurrences
+from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
+from mmpack.schema.spans import covered
+
+_SPANS = ("loss_spans", "observation_spans", "action_spans")
+_SCORES = ("rewards", "costs", "verifiers")
+
+
+def without(sample: Sample, start: int, stop: int, instead: np.ndarray) -> Sample:
+    """`sample` with the ids `instead` (text) in place of [start, stop), which cuts through no span.
+
+    Spans, regions and targets within go, and so do scores of turns, regions and spans that are gone. Positions are
+    counted anew where they were recorded.
+    """
+    shift = len(instead) - (stop - start)
+    out = copy.copy(sample)
+    out.input_ids = np.concatenate([sample.input_ids[:start], instead, sample.input_ids[stop:]])
+    out.modality_spans = _moved(sample.modality_spans, start, stop, shift)
+    kept = list(dict.fromkeys(s.media_index for s in out.modality_spans))
+    index = {old: new for new, old in enumerate(kept)}
+    out.media = [sample.media[old] for old in kept]
+    out.modality_spans = [
+        dataclasses.replace(s, media_index=index[s.media_index]) for s in out.modality_spans
+    ]
+    for name in _SPANS:
+        spans = getattr(sample, name)
+        setattr(out, name, None if spans is None else _moved(spans, start, stop, shift))
+    regions = _regions(sample, out, start, stop, shift, index)
+    for name in ("bbox_targets", "point_targets"):
+        targets = getattr(sample, name)
+        setattr(out, name, None if targets is None else _reindexed(targets, index))
+    if sample.policy_versions is not None:
+        out.policy_versions = _clipped(sample.policy_versions, start, stop, shift)
+    _cut_columns(sample, out, start, stop)
+    turns = {s.turn for s in out.loss_spans}
+    for name in _SCORES:
+        scores = getattr(sample, name)
+        if scores is not None:
+            moved = [_score(s, start, stop, shift, turns, regions) for s in scores]
+            setattr(out, name, [s for s in moved if s is not None])
+    if out.num_loss_tokens != sample.num_loss_tokens:
+        out.metadata = {k: v for k, v in sample.metadata.items() if k != RESPONSE_TEXT_KEY}
+    return out
+
+
+def media_after(sample: Sample, start: int, stop: int) -> list[Any]:
+    """The medium of each occurrence outside [start, stop), in order."""
+    return [
+        sample.media[o.media_index]
+        for o in occurrences(sample)
+        if o.stop <= start or o.start >= stop
+    ]
+
+
+def gone_keys(sample: Sample, kept: list[Any]) -> list[str]:
+    """Cache keys of the sample's media that are none of `kept`."""
+    left = {medium_key(m) for m in kept}
+    return [m.cache_key for m in sample.media if medium_key(m) not in left]
+
+
+def _moved(spans: list[Any], start: int, stop: int, shift: int) -> list[Any]:
+    """Spans outside [start, stop); those behind it moved. An empty one at its edge stays."""
+    out = []
+    for s in spans:
+        if s.stop <= start:
+            out.append(s)
+        elif s.start >= stop:
+            out.append(dataclasses.replace(s, start=s.start + shift, stop=s.stop + shift))
+    return out
+
+
+def _clipped(spans: list[Any], start: int, stop: int, shift: int) -> list[Any]:
+    """Spans less [start, stop), which may cut through them."""
+    out = []
+    for s in spans:
+        before, after = (s.start, min(s.stop, start)), (max(s.start, stop) + shift, s.stop + shift)
+        out += [dataclasses.replace(s, start=a, stop=b) for a, b in (before, after) if a < b]
+    return out
+
+
+def _regions(
+    sample: Sample, out: Sample, start: int, stop: int, shift: int, index: dict[int, int]
+) -> dict[int, int]:
+    """Set the regions that stay; return their new numbers by their old ones."""
+    numbers: dict[int, int] = {}
+    kept: list[Any] = []
+    for i, region in enumerate(sample.region_spans or ()):
+        for moved in _reindexed(_moved([region], start, stop, shift), index):
+            numbers[i] = len(kept)
+            kept.append(moved)
+    out.region_spans = None if sample.region_spans is None else kept
+    return numbers
+
+
+def _reindexed(items: list[Any], index: dict[int, int]) -> list[Any]:
+    """Items in media that stay, or in none."""
+    return [
+        i if i.media_index is None else dataclasses.replace(i, media_index=index[i.media_index])
+        for i in items
+        if i.media_index is None or i.media_index in index
+    ]
+
+
+def _cut_columns(sample: Sample, out: Sample, start: int, stop: int) -> None:
+    if sample.rollout_logprobs is not None:
+        scored = sample.loss_indices
+        out.rollout_logprobs = sample.rollout_logprobs[(scored < start) | (scored >= stop)]
+    if sample.attention_mask is not None:
+        out.attention_mask = np.ones(len(out), dtype=np.int8)
+    if sample.position_ids is not None:
+        if stop == len(sample) and len(out) == start:
+            out.position_ids = np.ascontiguousarray(sample.position_ids[:, :start])
+        else:
+            out.position_ids = sample_positions(out)[0]
+    if sample.prefix_cached_tokens is not None:
+        out.prefix_cached_tokens = min(sample.prefix_cached_tokens, start)
+
+
+def _score(
+    score: Any, start: int, stop: int, shift: int, turns: set[int | None], regions: dict[int, int]
+) -> Any:
+    scope = score.scope
+    if scope == "sequence":
+        return score
+    if "turn" in scope:
+        return score if scope["turn"] in turns else None
+    if "region" in scope:
+        at = regions.get(scope["region"])
+        return None if at is None else dataclasses.replace(score, scope={"region": at})
+    a, b = scope["span"]
+    if b <= start:
+        return score
+    if a >= stop:
+        return dataclasses.replace(score, scope={"span": [a + shift, b + shift]})
+    return None
+
+
+def loss_within(sample: Sample, start: int, stop: int) -> int:
+    """Loss tokens in [start, stop)."""
+    return int(covered(sample.loss_spans, len(sample))[start:stop].sum())

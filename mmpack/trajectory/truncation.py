@@ -1,0 +1,155 @@
+"""`truncate`: a sample within a budget of tokens, cut between pictures and actions, never through one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, check_flag, check_name, check_whole
+from mmpack.schema.sample import Sample, as_samples
+from mmpack.trajectory.cut import gone_keys, loss_within, without
+from mmpack.trajectory.piece import Piece, pieces, prompt_stop
+from mmpack.trajectory.trajectory import SCORES
+from mmpack.trajectory.windows import text_ids
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """A sample that fits, and what was cut out of the one given."""
+
+    sample: Sample
+    start: int  # tokens [start, stop) of the sample given are gone
+    stop: int
+    loss_tokens: int  # of them
+    turns: tuple[int, ...]  # without a loss token left
+    media: tuple[str, ...]  # cache keys of media that are gone
+    scores: tuple[str, ...]  # "rewards: name" of each score that is gone
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are gone."""
+        return self.stop - self.start
+
+
+def truncate(
+    sample: Sample,
+    max_tokens: int,
+    side: str = "right",
+    *,
+    keep: int | None = None,
+    instead_ids: Sequence[int] | np.ndarray = (),
+    changed_context: bool = False,
+) -> Truncated:
+    """Cut `sample` to at most `max_tokens`, between pieces: pictures, responses and observations stay whole.
+
+    Args:
+        side: "right" drops the last turns: the sample ends with the last response that fits. "left" drops the oldest
+            turns, from `keep` on, up to the start of an observation.
+        keep: tokens of the beginning that stay; None: the prompt, up to the first response or observation. With another
+            number, cuts to the left may also end at a picture or a text of the prompt.
+        instead_ids: text ids that stand in for what was cut on the left, such as "[earlier steps left out]".
+        changed_context: cut on the left though loss tokens remain. The policy sampled them with the history that is cut
+            away, so `rollout_logprobs` are of another context; `metadata["changed_context"]` says so.
+
+    Returns: Truncated; with `tokens` 0 where the sample fits. Raises: ArgumentError where no such cut fits.
+
+    Example:
+        >>> import numpy as np, mmpack as mp
+        >>> spans = [mp.LossSpan(1, 3, turn=0), mp.LossSpan(4, 6, turn=1)]
+        >>> sample = mp.Sample("a", "p", "qwen2_5_vl", np.arange(6), [], [], spans)
+        >>> cut = mp.trajectory.truncate(sample, 5)
+        >>> cut.sample.input_ids.tolist(), cut.tokens, cut.turns
+        ([0, 1, 2], 3, (1,))
+    """
+    (sample,) = as_samples([sample], "truncate")
+    check_whole("truncate", "max_tokens", max_tokens)
+    check_name("truncate", "side", side, ("left", "right"))
+    check_flag("truncate", "changed_context", changed_context)
+    instead = text_ids("truncate", "instead_ids", instead_ids, sample)
+    if len(sample) <= max_tokens:
+        return Truncated(sample, 0, 0, 0, (), (), ())
+    parts = pieces(sample)
+    head = prompt_stop(parts)
+    if keep is not None:
+        check_whole("truncate", "keep", keep, least=0)
+        head = _kept_head(keep, parts, sample)
+    if side == "right":
+        ends = [p.stop for p in parts if p.kind == "response" and head <= p.stop <= max_tokens]
+        if not ends:
+            _refuse(sample, max_tokens, "no response ends within it", head)
+        start, stop, instead = ends[-1], len(sample), instead[:0]
+    else:
+        start, stop = head, _left_stop(sample, parts, head, max_tokens - len(instead), keep)
+        rest = loss_within(sample, stop, len(sample))
+        if rest and not changed_context:
+            raise ArgumentError(
+                f"truncate: {sample.sample_id!r:.60} has {rest} loss tokens behind the cut, which the policy sampled "
+                "with what is cut away. Fix: side='right', or changed_context=True"
+            )
+    out = without(sample, start, stop, instead)
+    if side == "left":
+        out.metadata = {**out.metadata, "changed_context": {"cut": [start, stop]}}
+    else:
+        out.finish_reason = None
+    left = {s.turn for s in out.loss_spans}
+    gone = sorted({s.turn for s in sample.loss_spans if s.turn is not None} - left)
+    return Truncated(
+        out,
+        start,
+        stop,
+        sample.num_loss_tokens - out.num_loss_tokens,
+        tuple(gone),
+        tuple(gone_keys(sample, out.media)),
+        tuple(_gone_scores(sample, out)),
+    )
+
+
+def _kept_head(keep: int, parts: list[Piece], sample: Sample) -> int:
+    inside = next((p for p in parts if p.start < keep < p.stop and p.kind != "text"), None)
+    if inside is not None or keep > len(sample):
+        where = (
+            "beyond the sample"
+            if inside is None
+            else f"in a {inside.kind}, [{inside.start}, {inside.stop})"
+        )
+        raise ArgumentError(
+            f"truncate: keep is {keep}, which lies {where}. Fix: keep whole pieces; see mp.trajectory.pieces"
+        )
+    return keep
+
+
+def _left_stop(sample: Sample, parts: list[Piece], head: int, budget: int, keep: int | None) -> int:
+    """The first place behind `head` that the rest may begin at and fits."""
+    kinds = ("observation",) if keep is None else ("observation", "medium", "text")
+    starts = [p.start for p in parts if p.kind in kinds and p.start > head]
+    stop = next((p for p in starts if head + len(sample) - p <= budget), None)
+    if stop is None:
+        last = (
+            f"the newest part that can't be cut begins at token {starts[-1]}"
+            if starts
+            else ("there is no observation to begin the rest with")
+        )
+        _refuse(sample, budget, last, head)
+    assert stop is not None
+    return stop
+
+
+def _refuse(sample: Sample, budget: int, why: str, head: int) -> None:
+    raise ArgumentError(
+        f"truncate: {sample.sample_id!r:.60} has {len(sample)} tokens, {head} of them kept at its beginning, and "
+        f"can't be cut to {budget} between pictures and actions: {why}. Fix: raise max_tokens, or drop it"
+    )
+
+
+def _gone_scores(sample: Sample, out: Sample) -> list[str]:
+    gone = []
+    for name in SCORES:
+        left = [s.name for s in getattr(out, name) or ()]
+        for score in getattr(sample, name) or ():
+            if score.name in left:
+                left.remove(score.name)
+            else:
+                gone.append(f"{name}: {score.name}")
+    return gone

@@ -1,0 +1,155 @@
+"""verl's real AgentLoopOutput as trajectories, beside what verl's own worker makes of the same outputs."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mmpack as mp
+from mmpack.errors import ArgumentError
+from mmpack.layout.mrope import sample_positions
+from mmpack.schema.spans import Score
+from mmpack.trajectory import to_samples as samples_of
+
+pytestmark = pytest.mark.verl
+EOS = 151645
+
+
+@pytest.fixture(scope="session", autouse=True)
+def verl_on_cpu():
+    from support.verl_cpu import start
+
+    start()
+
+
+def drawn(seed, size=(84, 56)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def output(fixture, number, seed, **fields):
+    """An episode of three answers; a tool replies with words, then with a picture."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    rng = np.random.default_rng(seed)
+    prompt = fixture.processor(fixture.messages[number], sample_id="p").input_ids.tolist()
+    shot = drawn(seed)
+    pads = [151655] * fixture.processor.medium(shot).num_tokens
+    parts = []
+    for k, seen in enumerate(([7, 8], [9, 151652, *pads, 151653, 10], None)):
+        answer = [*rng.integers(0, 1000, 2 + k).tolist(), EOS]
+        parts += [(answer, 1)] + ([] if seen is None else [(seen, 0)])
+    response = [i for ids, _ in parts for i in ids]
+    mask = [m for ids, m in parts for _ in ids]
+    return AgentLoopOutput(
+        prompt_ids=prompt,
+        response_ids=response,
+        response_mask=mask,
+        response_logprobs=[float(-rng.exponential()) * m for m in mask],
+        multi_modal_data={"images": [*fixture.pictures[number], shot]},
+        num_turns=6,
+        metrics=AgentLoopMetrics(),
+        **fields,
+    )
+
+
+@pytest.fixture(scope="module")
+def outputs(fixture):
+    return [
+        output(fixture, number, seed, reward_score=0.5 * seed)
+        for seed, number in enumerate((0, 0, 1, 2))
+    ]
+
+
+def test_samples_are_what_verl_trains_on(fixture, outputs):
+    """Oracle: the padded DataProto of verl's own worker: ids, mask, logprobs, pictures, positions."""
+    from mmpack.adapters.verl import to_samples, to_trajectories
+    from mmpack.smoke.matrix.verl_trace import padded_outputs
+
+    trajectories = to_trajectories(outputs, fixture.processor)
+    width = max(len(o.response_ids) for o in outputs)
+    texts = [fixture.texts[n] for n in (0, 0, 1, 2)]
+    data = padded_outputs(fixture, outputs, texts, width)
+    images = [o.multi_modal_data["images"] for o in outputs]
+    expected = to_samples(data, fixture.processor, images=images)
+    for trajectory, other, given in zip(trajectories, expected, outputs, strict=True):
+        (sample,) = samples_of(trajectory)
+        assert sample.input_ids.tolist() == given.prompt_ids + given.response_ids
+        assert np.array_equal(sample.input_ids, other.input_ids)
+        assert np.array_equal(sample.loss_indices, other.loss_indices)
+        assert np.array_equal(sample.rollout_logprobs, other.rollout_logprobs)
+        assert sample.media_cache_keys == other.media_cache_keys
+        assert np.array_equal(sample_positions(sample)[0], other.position_ids)
+        assert [(s.start, s.stop) for s in sample.observation_spans] == [
+            (s.start, s.stop) for s in other.observation_spans
+        ]
+        assert sample.rewards == [Score("reward_score", given.reward_score)]
+        assert trajectory.metadata["verl"][0]["num_turns"] == 6
+    groups = [t.group_id for t in trajectories]
+    assert groups[0] == groups[1] and len(set(groups)) == 3
+    assert trajectories[1].trajectory_id == f"{groups[0]}/1"
+    assert mp.validate([s for t in trajectories for s in samples_of(t, merge=False)]) == []
+
+
+def test_an_episode_of_several_outputs_is_one_trajectory(fixture, outputs):
+    """Where a loop began a new context: verl scores the last output."""
+    from mmpack.adapters.verl import to_trajectories
+
+    first, second = outputs[0].model_copy(update={"reward_score": None}), outputs[1]
+    (trajectory,) = to_trajectories([[first, second]], fixture.processor, group_ids=["task"])
+    samples = samples_of(trajectory)
+    assert [len(s.loss_spans) for s in samples] == [3, 3] and len(trajectory) == 6
+    assert [len(s.rewards or ()) for s in samples] == [0, 1]
+    assert {s.trajectory_id for s in samples} == {"task/0"} and mp.validate(samples) == []
+
+
+def test_a_row_that_ends_in_a_cut_picture(fixture, outputs):
+    from mmpack.adapters.verl import to_trajectories
+
+    full = outputs[0]
+    stop = full.response_mask.index(0, 6) + 4  # within the picture's placeholders
+    assert full.response_ids[stop - 1] == full.response_ids[stop] == 151655
+    short = full.model_copy(
+        update={
+            n: getattr(full, n)[:stop]
+            for n in ("response_ids", "response_mask", "response_logprobs")
+        }
+    )
+    (sample,) = samples_of(to_trajectories([short], fixture.processor)[0])
+    assert len(sample.loss_spans) == 2 and len(sample.media) == len(fixture.pictures[0])
+    assert mp.validate(sample) == []
+
+
+def test_fields(fixture, outputs):
+    from mmpack.adapters.verl import to_trajectories
+
+    extra = {"turn_scores": [0.0, 0.5, 1.0], "tool_rewards": [1.0], "raw_prompt": [drawn(0)]}
+    given = outputs[0].model_copy(update={"extra_fields": extra, "reward_score": None})
+    for form in (given, {n: getattr(given, n) for n in type(given).model_fields}):
+        (trajectory,) = to_trajectories([form], fixture.processor)
+        assert [t.rewards[0].value for t in trajectory.turns] == [0.0, 0.5, 1.0]
+        kept = trajectory.metadata["verl"][0]
+        assert kept["extra_fields.tool_rewards"] == [1.0]
+        assert kept["left_out"] == ["extra_fields.raw_prompt"] and trajectory.rewards is None
+
+
+def test_what_can_t_be_read_is_refused(fixture, outputs):
+    from mmpack.adapters.verl import to_trajectories
+
+    def change(**fields):
+        return outputs[0].model_copy(update=fields)
+
+    images = outputs[0].multi_modal_data["images"]
+    calls = [
+        ([change(multi_modal_data={"images": images, "videos": [1]})], {}, "has videos"),
+        ([change(multi_modal_data={"images": images, "audios": [1]})], {}, "has audios"),
+        ([change(response_mask=[1])], {}, "mask has shape"),
+        ([{"prompt_ids": [1]}], {}, "has no response_ids"),
+        ([None], {}, "is None"),
+        ([[]], {}, "is empty"),
+        (outputs[0], {}, "expected a list"),
+        (outputs, {"group_ids": ["a"]}, "group_ids has 1 entries"),
+        ([outputs[:2]], {"media": [images]}, "has 2 outputs"),
+    ]
+    for given, options, message in calls:
+        with pytest.raises(ArgumentError, match=message):
+            to_trajectories(given, fixture.processor, **options)

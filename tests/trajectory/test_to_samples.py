@@ -1,0 +1,307 @@
+"""Turns to samples: each token that was sampled is loss once, after exactly what the policy saw; and back."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support.trajectories import (
+    episode,
+    grown,
+    joined,
+    scored_of_samples,
+    scored_of_turns,
+    screen,
+    shot,
+    trajectories,
+)
+
+import mmpack as mp
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.schema.spans import ActionSpan, ObservationSpan, PolicyVersion, RegionSpan, Score
+from mmpack.trajectory import Trajectory, Turn, from_samples, to_samples
+
+
+def of_turns(samples):
+    """The turns whose loss each sample holds."""
+    return [sorted({s.turn for s in sample.loss_spans}) for sample in samples]
+
+
+@given(trajectories())
+@settings(max_examples=150, deadline=None)
+def test_each_sampled_token_is_loss_once_after_what_the_policy_saw(trajectory):
+    expected = scored_of_turns(trajectory.turns)
+    for merge in (True, False):
+        samples = to_samples(trajectory, merge=merge)
+        assert mp.validate(samples) == []
+        assert scored_of_samples(samples) == expected
+        assert sorted(t for turns in of_turns(samples) for t in turns) == list(
+            range(len(trajectory))
+        )
+    merged, per_turn = to_samples(trajectory), to_samples(trajectory, merge=False)
+    assert len(merged) <= len(per_turn) == len(trajectory)
+    assert {s.sample_id for s in merged} <= {s.sample_id for s in per_turn}
+
+
+@given(trajectories())
+@settings(max_examples=100, deadline=None)
+def test_samples_are_read_back_as_the_turns_they_came_of(trajectory):
+    expected = scored_of_turns(trajectory.turns)
+    for merge in (True, False):
+        (again,) = from_samples(to_samples(trajectory, merge=merge))
+        # branches come behind the turns that they left; the turns are the same
+        assert scored_of_turns(again.turns) == expected
+        assert scored_of_samples(to_samples(again)) == expected
+        sizes = [sorted(map(len, to_samples(t))) for t in (again, trajectory)]
+        assert sizes[0] == sizes[1]
+
+
+def test_a_context_that_grows_is_one_sample():
+    turns = grown(4)
+    (sample,) = to_samples(episode(turns))
+    assert sample.input_ids.tolist() == turns[-1].input_ids.tolist()
+    assert of_turns([sample]) == [[0, 1, 2, 3]]
+    assert [(s.source, s.turn) for s in sample.observation_spans] == [
+        ("screenshot", k) for k in (1, 2, 3)
+    ]
+    # between two responses all is an observation, to the token
+    edges = [
+        (a.stop, b.start) for a, b in zip(sample.loss_spans, sample.loss_spans[1:], strict=False)
+    ]
+    assert [(s.start, s.stop) for s in sample.observation_spans] == edges
+    assert len(sample.media) == 3 and len(sample.modality_spans) == 4  # a0 comes twice
+
+
+def test_what_does_not_go_on_begins_a_sample():
+    """A window, a summary, a branch and a retry, beside the context that grew."""
+    one, two, three = grown(3)
+    ids, media = joined(([1, 2], []), screen([9], three.media[-1]))
+    window = Turn(ids, [8], media)
+    summary = Turn([1, 2, 60, 61], [7])
+    retry = dataclasses.replace(two, response_ids=np.array([5, 5]), logprobs=None)
+    ids, media = joined((one.input_ids.tolist(), one.media), screen([55], shot("d9")))
+    branch = Turn(ids, [6], media)
+    turns = [one, two, three, window, summary, retry, branch]
+    samples = to_samples(episode(turns))
+    assert of_turns(samples) == [[0, 1, 2], [3], [4], [5], [6]]
+    assert [s.sample_id for s in samples] == ["e/0", "e/3", "e/4", "e/5", "e/6"]
+    assert [s.turn for s in samples] == [0, 3, 4, 5, 6]
+    retried = samples[3]
+    # the first response is context there, and what came between an observation
+    assert retried.input_ids.tolist() == retry.input_ids.tolist()
+    assert retried.loss_indices.tolist() == [len(two.context_ids), len(two.context_ids) + 1]
+    assert [(s.start, s.stop) for s in retried.observation_spans] == [
+        (len(one), len(two.context_ids))
+    ]
+
+
+def test_one_other_picture_is_another_context():
+    """Equal ids do not make a context equal: the key of a screenshot differs."""
+    one, two, _ = grown(3)
+    other = dataclasses.replace(two.media[0], cache_key="f" * 64)
+    changed = dataclasses.replace(two, media=[other, *two.media[1:]])
+    assert of_turns(to_samples(episode([one, two]))) == [[0, 1]]
+    assert of_turns(to_samples(episode([one, changed]))) == [[0], [1]]
+
+
+def test_a_branch_goes_on_from_the_longest_turn_and_only_one_may_join():
+    root, left, right = Turn([1], [2]), Turn([1, 2, 3], [4]), Turn([1, 2, 3], [5])
+    leaf = Turn([1, 2, 3, 5, 6], [7])
+    samples = to_samples(episode([root, left, right, leaf]))
+    assert of_turns(samples) == [[0, 1], [2, 3]]
+    assert samples[1].input_ids.tolist() == [1, 2, 3, 5, 6, 7]
+
+
+def test_scores_are_counted_once_and_by_turn():
+    one, two, three = grown(3)
+    start = len(two.context_ids)
+    two = dataclasses.replace(
+        two,
+        rewards=[Score("step", 0.5), Score("box", 1.0, {"region": 0})],
+        costs=[Score("slow", 0.25, {"span": [start, start + 1]})],
+        region_spans=[RegionSpan(start, start + 2, 1, point=(1.0, 2.0))],
+        action_spans=[ActionSpan(start, start + 2, {"action": "click"})],
+        policy_versions=[PolicyVersion(start, len(two), "w1")],
+    )
+    window = Turn([1, 2, 9], [8], rewards=[Score("step", 0.25)])
+    fields = {
+        "rewards": [Score("task", 1.0), Score("shaped", 2.0, {"turn": 0})],
+        "coordinate_system": "absolute_pixels",
+    }
+    trajectory = episode([one, two, three, window], **fields)
+    for merge in (True, False):
+        samples = to_samples(trajectory, merge=merge)
+        assert mp.validate(samples) == []
+        held = [(s.name, s.value) for sample in samples for s in sample.rewards or ()]
+        assert sorted(held) == [
+            ("box", 1.0),
+            ("shaped", 2.0),
+            ("step", 0.25),
+            ("step", 0.5),
+            ("task", 1.0),
+        ]
+        # the second turn is in the first sample, or its own
+        own = samples[0 if merge else 1]
+        assert Score("step", 0.5, {"turn": 1}) in own.rewards
+        assert own.action_spans[0].turn == 1 and own.costs[0].scope["span"] == [start, start + 1]
+        assert own.region_spans[0].media_index == 1
+        assert [s.scope for s in samples[-1].rewards] == [{"turn": 3}, "sequence"]
+        (again,) = from_samples(samples)
+        assert again.rewards == [Score("task", 1.0)]
+        assert [s.value for t in again.turns for s in t.rewards or ()] == [2.0, 0.5, 1.0, 0.25]
+        assert to_samples(again, merge=merge)[0].rewards[0].scope == {"turn": 0}
+
+
+def test_media_come_once_with_the_pixels_that_any_turn_has():
+    one, two, _ = grown(3)
+    pixels = np.ones((8, 1176), np.float32)
+    two.media[0] = dataclasses.replace(two.media[0], pixel_values=pixels)
+    for merge in (True, False):
+        samples = to_samples(episode([one, two]), merge=merge)
+        assert all(s.media[0].pixel_values is pixels for s in samples)
+
+
+def test_what_came_back_last_is_kept_where_asked():
+    ids, media = screen([9, 9], shot("b7"))
+    turn = Turn([1, 2], [3], observation_ids=ids, observation_media=media, source="tool")
+    (bare,), (whole,) = (
+        to_samples(episode([turn])),
+        to_samples(episode([turn]), keep_last_observation=True),
+    )
+    assert bare.input_ids.tolist() == [1, 2, 3] and bare.media == []
+    assert whole.input_ids.tolist() == [1, 2, 3, *ids] and len(whole.media) == 1
+    assert whole.observation_spans == [ObservationSpan(3, 3 + len(ids), "tool", 1)]
+    assert mp.validate(whole) == [] and whole.num_loss_tokens == 1
+    (again,) = from_samples([whole])
+    assert (
+        again.turns[0].observation_ids.tolist() == ids
+        and len(again.turns[0].observation_media) == 1
+    )
+
+
+def test_a_turn_without_an_answer_and_one_without_logprobs():
+    one, two, three = grown(3)
+    aborted = Turn([1, 2, 3], [], finish_reason="abort")
+    (sample,) = to_samples(episode([aborted]))
+    assert sample.num_loss_tokens == 0 and sample.loss_spans[0].turn == 0
+    assert sample.finish_reason == "abort" and mp.validate(sample) == []
+    (merged,) = to_samples(episode([one, dataclasses.replace(two, logprobs=None), three]))
+    assert merged.rollout_logprobs is None
+    assert to_samples(episode([one, two]), merge=False)[1].rollout_logprobs is not None
+
+
+def test_a_placeholder_that_the_policy_sampled_stands_for_no_medium():
+    """It is text in the contexts that follow; the rule names it where it is loss."""
+    pad = 151655
+    one = Turn([1, 2], [pad, 3])
+    ids, media = joined(([1, 2, pad, 3], []), screen([4], shot("a1")))
+    samples = to_samples(episode([one, Turn(ids, [5], media)]))
+    assert len(samples) == 1 and [s.start for s in samples[0].modality_spans] == [6]
+    assert {p.code for p in mp.validate(samples)} == {"MM104", "MM203"}
+
+
+def test_wrong_turns_are_refused():
+    ids, media = screen([1], shot("a0"))
+    with pytest.raises(LayoutError, match=r"'e' turn 1: .*media are \[\]"):
+        to_samples(episode([Turn([1], [2]), Turn(ids, [2])]))
+    bad = [
+        ({"context_ids": [], "response_ids": [1]}, "context_ids is empty"),
+        ({"context_ids": [1.5], "response_ids": [1]}, "context_ids is of shape"),
+        ({"context_ids": [-1], "response_ids": [1]}, "below 0 at 0"),
+        ({"context_ids": "text", "response_ids": [1]}, "context_ids is of type str"),
+        ({"context_ids": [[1], [1, 2]], "response_ids": [1]}, "no array"),
+        ({"context_ids": [True], "response_ids": [1]}, "dtype bool"),
+        ({"context_ids": [1], "response_ids": None}, "response_ids is None"),
+        ({"context_ids": [1], "response_ids": [1], "logprobs": [float("nan")]}, "is nan"),
+        (
+            {"context_ids": [1], "response_ids": [1], "logprobs": [-1, -2]},
+            r"expected numbers \[1\]",
+        ),
+        ({"context_ids": [1], "response_ids": [1], "media": ids}, r"media\[0\] is"),
+        ({"context_ids": [1], "response_ids": [1], "source": "moon"}, "source is 'moon'"),
+        ({"context_ids": [1], "response_ids": [1], "finish_reason": "tired"}, "finish_reason"),
+        ({"context_ids": [1], "response_ids": [1], "observation_media": media}, "without"),
+        ({"context_ids": [1], "response_ids": [1], "loss_spans": [mp.LossSpan(0, 1)]}, "within"),
+        (
+            {"context_ids": [1], "response_ids": [1], "rewards": [Score("a", 1.0, {"turn": 0})]},
+            "scope",
+        ),
+        ({"context_ids": [1], "response_ids": [1], "rewards": [1.0]}, r"rewards\[0\]"),
+    ]
+    for fields, message in bad:
+        with pytest.raises(ArgumentError, match=message) as caught:
+            Turn(**fields)
+        assert "Fix: " in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(ArgumentError, match="family is 'llama'"):
+        Trajectory("e", "g", "llama", [])
+    with pytest.raises(ArgumentError, match=r"turns\[0\] is None"):
+        Trajectory("e", "g", "qwen2_vl", [None])
+    with pytest.raises(ArgumentError, match="trajectory_id is of type int"):
+        Trajectory(3, "g", "qwen2_vl", [])
+    with pytest.raises(ArgumentError, match="is of turn 0, there are 0"):
+        to_samples(Trajectory("e", "g", "qwen2_vl", [], rewards=[Score("a", 1.0)]))
+    with pytest.raises(ArgumentError, match="is of turn 5"):
+        to_samples(episode([Turn([1], [2])], rewards=[Score("a", 1.0, {"turn": 5})]))
+    with pytest.raises(ArgumentError, match="expected Trajectory"):
+        to_samples([])
+    with pytest.raises(ArgumentError, match="merge is of type str"):
+        to_samples(episode([]), merge="yes")
+    assert to_samples(episode([])) == []
+
+
+def test_samples_that_are_no_turns_are_refused():
+    (sample,) = to_samples(episode(grown(2)))
+    with pytest.raises(ArgumentError, match="no loss spans"):
+        from_samples([dataclasses.replace(sample, loss_spans=[], rollout_logprobs=None)])
+    other = dataclasses.replace(sample, sample_id="x", group_id="another")
+    with pytest.raises(ArgumentError, match="differ in group_id"):
+        from_samples([sample, other])
+    odd = dataclasses.replace(sample, position_ids=np.zeros((3, len(sample)), np.int64))
+    with pytest.raises(ArgumentError, match=r"position_ids .*token 1"):
+        from_samples([odd])
+    two = [dataclasses.replace(sample, sample_id=str(k), rewards=[Score("a", 1.0)]) for k in "ab"]
+    with pytest.raises(ArgumentError, match="belongs to no single turn"):
+        from_samples(two)
+
+
+def test_thought_and_action_are_kinds_of_loss():
+    """Loss spans of a turn say what its tokens are, and which carry none."""
+    start = 2
+    spans = [mp.LossSpan(2, 4, "reasoning"), mp.LossSpan(5, 7, "action")]
+    one = Turn([1, 2], [3, 4, 5, 6, 7], logprobs=[-1, -2, -3, -4, -5], loss_spans=spans)
+    two = Turn([1, 2, 3, 4, 5, 6, 7, 8], [9], logprobs=[-6])
+    (sample,) = to_samples(episode([one, two]))
+    assert [(s.start, s.stop, s.kind, s.turn) for s in sample.loss_spans] == [
+        (start, 4, "reasoning", 0),
+        (5, 7, "action", 0),
+        (8, 9, "response", 1),
+    ]
+    assert sample.rollout_logprobs.tolist() == [-1, -2, -4, -5, -6]
+    assert mp.validate(sample) == []
+    (again,) = from_samples([sample])
+    assert again.turns[0].response_ids.tolist() == [3, 4, 5, 6, 7]
+    assert [s.kind for s in again.turns[0].loss_spans] == ["reasoning", "action"]
+    assert to_samples(again) == [sample]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_through_a_trace_file(tmp_path, suffix):
+    turns = grown(3)
+    turns[1].metadata = {"seen": "menu"}
+    window = Turn([1, 2, 9], [8], logprobs=[-1])
+    trajectory = episode([*turns, window], rewards=[Score("task", 1.0)], metadata={"app": "mail"})
+    for merge in (True, False):
+        samples = to_samples(trajectory, merge=merge)
+        path = tmp_path / f"{merge}{suffix}"
+        mp.write_trace(path, samples)
+        (again,) = from_samples(list(mp.read_trace(path)))
+        assert to_samples(again, merge=merge) == samples
+        assert again.metadata == {"app": "mail"} and again.turns[1].metadata == {"seen": "menu"}
+
+
+def test_metadata_of_each_sample_is_kept():
+    samples = to_samples(episode([Turn([1], [2]), Turn([3], [4])], metadata={"app": "mail"}))
+    samples[1].metadata["engine"] = "b"
+    (again,) = from_samples(samples)
+    assert again.metadata == {"app": "mail"}
+    assert [t.metadata for t in again.turns] == [{}, {"engine": "b"}]
