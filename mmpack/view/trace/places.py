@@ -1,0 +1,158 @@
+"""Boxes, points and actions of a sample as marks on its media.
+
+A mark's points are fractions of the picture: x, y in [0, 1] from the upper left corner; those outside stay outside.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mmpack.families import FAMILIES
+from mmpack.schema.sample import Sample
+from mmpack.view.trace.actions import Point, read_action
+
+NORMALIZED = {"normalized_1": 1.0, "normalized_1000": 1000.0}
+Scales = list[tuple[float, float] | None]  # of each medium
+REACH = 0.18  # of the picture: the length of a scroll's arrow
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something drawn on a medium."""
+
+    media_index: int
+    shape: str  # "box", "point", "click", "path"
+    points: tuple[Point, ...]  # a box: its upper left and lower right corner
+    letter: str  # drawn beside it: "r0" a region, "t0" a target, "1" an action
+    text: str
+    role: str  # "region", "target", "action"
+    token: int | None = None  # the first that it comes from
+
+    @property
+    def outside(self) -> bool:
+        """Whether a point lies beyond the picture (a pixel's rounding aside)."""
+        return any(not (-2e-3 <= v <= 1 + 2e-3) for point in self.points for v in point)
+
+
+def marks_of(sample: Sample) -> list[Mark]:
+    """Regions, targets, then actions, of media that are there. Numbers that are not finite are not drawn."""
+    scales = [scale_of(sample, i) for i in range(len(sample.media))]
+    marks: list[Mark | None] = []
+    for i, region in enumerate(sample.region_spans or ()):
+        text = region.label or "region"
+        about = (region.media_index, f"r{i}", text, "region", region.start)
+        marks += _placed(scales, region, *about)
+    kinds = (("bbox", sample.bbox_targets), ("point", sample.point_targets))
+    targets = [target for _, listed in kinds for target in listed or ()]
+    for i, target in enumerate(targets):
+        index = target.media_index
+        index = _last_medium(sample, len(sample)) if index is None else index
+        about = (index, f"t{i}", target.label or "target", "target", None)
+        marks += _placed(scales, target, *about)
+    for i, span in enumerate(sample.action_spans or ()):
+        marks.append(_action_mark(sample, scales, span, i))
+    return [mark for mark in marks if mark is not None]
+
+
+def scale_of(sample: Sample, media_index: int) -> tuple[float, float] | None:
+    """What x and y are divided by to be fractions; None where the sample does not say.
+
+    Absolute pixels are of the image as the model saw it, its grid times the patch. Where a number lies beyond that
+    and the screen is larger, they are of the screen.
+    """
+    system = sample.coordinate_system
+    if system in NORMALIZED:
+        return NORMALIZED[system], NORMALIZED[system]
+    family, medium = FAMILIES[sample.family], sample.media[media_index]
+    t, h, w = medium.grid_thw
+    seen: tuple[float, float] | None = (w * family.patch_size, h * family.patch_size)
+    if family.pixel_layout == "tiles" and t > 1:  # how tiles lie is not recorded
+        seen = medium.size
+    screen = sample.screen_size
+    if seen is None or min(seen) <= 0:
+        return screen
+    if screen is not None and min(screen) > 0:
+        most = [max(values, default=0.0) for values in _numbers(sample)]
+        if most[0] > seen[0] or most[1] > seen[1]:
+            return float(screen[0]), float(screen[1])
+    return float(seen[0]), float(seen[1])
+
+
+def _placed(
+    scales: Scales,
+    place: Any,
+    index: int | None,
+    letter: str,
+    text: str,
+    role: str,
+    token: int | None,
+) -> list[Mark | None]:
+    """The box and the point of a region or a target."""
+    bbox, point = getattr(place, "bbox", None), getattr(place, "point", None)
+    found: list[Mark | None] = []
+    if bbox is not None:
+        corners = ((bbox[0], bbox[1]), (bbox[2], bbox[3]))
+        found.append(_mark(scales, index, "box", corners, letter, text, role, token))
+    if point is not None:
+        found.append(_mark(scales, index, "point", (point,), letter, text, role, token))
+    return found
+
+
+def _action_mark(sample: Sample, scales: Scales, span: Any, number: int) -> Mark | None:
+    action = read_action(span.action)
+    index = _last_medium(sample, span.start)
+    shape = "path" if len(action.points) > 1 else "click"
+    about = (str(number + 1), action.words, "action", span.start)
+    mark = _mark(scales, index, shape, action.points, *about)
+    if mark is None or action.direction is None or shape == "path":
+        return mark
+    (x, y), (dx, dy) = mark.points[0], action.direction
+    return Mark(mark.media_index, "path", ((x, y), (x + dx * REACH, y + dy * REACH)), *about)
+
+
+def _mark(
+    scales: Scales,
+    index: int | None,
+    shape: str,
+    points: tuple[Any, ...],
+    letter: str,
+    text: str,
+    role: str,
+    token: int | None,
+) -> Mark | None:
+    if index is None or not 0 <= index < len(scales) or not points:
+        return None
+    scale = scales[index]
+    if scale is None or not all(math.isfinite(v) for point in points for v in point):
+        return None
+    fractions = tuple((x / scale[0], y / scale[1]) for x, y in points)
+    if shape == "box":  # corners in order, as far as a picture goes
+        (x0, y0), (x1, y1) = fractions
+        fractions = ((min(x0, x1), min(y0, y1)), (max(x0, x1), max(y0, y1)))
+    return Mark(index, shape, fractions, letter, text, role, token)
+
+
+def _last_medium(sample: Sample, before: int) -> int | None:
+    """The medium whose placeholders were the last to begin before a token; the first medium where none did."""
+    begun = [(s.start, s.media_index) for s in sample.modality_spans if s.start < before]
+    if begun:
+        return max(begun)[1]
+    return 0 if sample.media else None
+
+
+def _numbers(sample: Sample) -> tuple[list[float], list[float]]:
+    """Every x and every y that the sample writes of places."""
+    xs: list[float] = []
+    ys: list[float] = []
+    regions, boxes = sample.region_spans or [], sample.bbox_targets or []
+    for box in [r.bbox for r in regions if r.bbox] + [t.bbox for t in boxes]:
+        xs += [box[0], box[2]]
+        ys += [box[1], box[3]]
+    points = [r.point for r in regions if r.point] + [t.point for t in sample.point_targets or ()]
+    points += [p for span in sample.action_spans or () for p in read_action(span.action).points]  # type: ignore[misc]
+    for x, y in points:
+        xs.append(x)
+        ys.append(y)
+    return xs, ys

@@ -1,0 +1,213 @@
+"""The tokens of a sample as rows of HTML: what they are, their text, and the scores that end at them.
+
+Tokens of a piece are separated by a zero-width space, and their ids follow in one attribute: a token costs about ten bytes,
+and the page's script makes elements of them when a row is entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from mmpack.schema.sample import Sample
+from mmpack.view.tags import Markup, escape, joined, tag
+from mmpack.view.trace.episodes import Node
+from mmpack.view.trace.roles import LETTERS, NO_TURN, PICTURE, ROLES, VIDEO, Row, edges_of, repeats
+from mmpack.view.trace.roles import rows_of
+from mmpack.view.trace.scores import Placed
+from mmpack.view.trace.texts import visible
+
+SEPARATOR = "\u200b"
+FOLDED = 8  # equal tokens in a row that become one
+HEAD = 96  # tokens of a row outside the loss that are seen before it is opened
+ROW_HEAD, ROW_TAIL = 1536, 512  # tokens that are drawn of such a row
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What the rows of a sample are written from."""
+
+    node: Node
+    texts: list[str] | None
+    scores: Sequence[Placed]
+    logprobs: np.ndarray | None  # float [L], NaN where there is none
+
+
+def rows(written: Written) -> Markup:
+    """Rows from the first token that no other sample drew."""
+    node = written.node
+    sample = node.sample
+    near = [s for s in written.scores if s.level in ("region", "span")]
+    edges = edges_of([*(sample.region_spans or ()), *(sample.action_spans or ()), *near])
+    found = rows_of(node.roles, node.shared, edges)
+    ends: dict[int, list[Placed]] = {}
+    for score in written.scores:
+        if score.level != "sequence" and score.stop > node.shared:
+            ends.setdefault(score.stop, []).append(score)
+    return tag("div", *(_row(written, row, ends) for row in found), class_="rows")
+
+
+def logprobs_of(sample: Sample) -> np.ndarray | None:
+    """float32 [L]; None where they are not recorded, or not one per loss token."""
+    recorded = sample.rollout_logprobs
+    indices = sample.loss_indices
+    if recorded is None or len(recorded) != len(indices):
+        return None
+    out = np.full(len(sample), np.nan, np.float32)
+    inside = indices >= 0
+    out[indices[inside]] = recorded[inside]
+    return out
+
+
+def score_chip(score: Placed) -> Markup:
+    """A score as a word, its name and its value."""
+    name = tag("span", f"{score.kind} ", class_="what")
+    note = f", {score.note}" if score.note else ""
+    return tag(
+        "span",
+        name,
+        tag("b", f"{score.name} {score.number}"),
+        f" {score.scope}{note}" if score.level != "region" or note else "",
+        class_=f"sc {score.kind}",
+    )
+
+
+def _row(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
+    turn = "" if row.turn == NO_TURN else f"turn {row.turn}"
+    loss = "loss" if row.loss else ""
+    about = ", ".join(part for part in (ROLES[row.role], turn, loss) if part)
+    label = f"{about}, tokens {row.start} to {row.stop}"
+    gutter = tag(
+        "div",
+        tag("b", LETTERS[row.role], class_="letter"),
+        tag("span", tag("b", ROLES[row.role]), tag("span", " loss", class_="inloss") if loss else ""),
+        tag("small", f"{turn}{' · ' if turn else ''}{row.start}–{row.stop}"),
+        class_="gut",
+    )
+    body = _placeholders(written, row, ends) if row.role in (PICTURE, VIDEO) else None
+    return tag(
+        "div",
+        gutter,
+        tag("div", _pieces(written, row, ends) if body is None else body, class_="txt"),
+        class_=f"row {ROLES[row.role]}{' loss' if loss else ''}",
+        tabindex="0",
+        role="group",
+        aria_label=label,
+        data_k=about,
+    )
+
+
+def _placeholders(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
+    """One chip for the tokens of a medium."""
+    name = f"media[{row.medium}]"
+    known = 0 <= row.medium < len(written.node.sample.media)
+    if known:
+        name += f" {written.node.sample.media[row.medium].media_id}"
+    count = row.stop - row.start
+    chip = tag(
+        "span",
+        f"{name} × {count:,}",
+        class_="p f",
+        data_s=row.start,
+        data_n=count,
+        data_i=_base36(int(written.node.sample.input_ids[row.start])),
+    )
+    return joined([chip, *_chips(ends, row.start, row.stop)])
+
+
+def _pieces(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
+    """All of a row in the loss; of another its head, the rest to be opened."""
+    if row.loss or row.stop - row.start <= HEAD + HEAD // 4:
+        return joined(_between(written, row, ends, row.start, row.stop))
+    split = row.start + HEAD
+    head = joined(_between(written, row, ends, row.start, split))
+    rest: list[Markup]
+    if row.stop - row.start > ROW_HEAD + ROW_TAIL:
+        gap = (row.start + ROW_HEAD, row.stop - ROW_TAIL)
+        rest = _between(written, row, ends, split, gap[0])
+        rest.append(tag("span", f" {gap[1] - gap[0]:,} tokens are not drawn ", class_="gap"))
+        rest += [chip for chip in _chips(ends, gap[0], gap[1])]
+        rest += _between(written, row, ends, gap[1], row.stop)
+    else:
+        rest = _between(written, row, ends, split, row.stop)
+    more = tag("summary", f"{row.stop - split:,} more tokens")
+    return joined([head, tag("details", more, *rest, class_="more")])
+
+
+def _between(
+    written: Written, row: Row, ends: dict[int, list[Placed]], start: int, stop: int
+) -> list[Markup]:
+    """The pieces of tokens [start, stop) of a row, each followed by the scores that end at it."""
+    out: list[Markup] = []
+    cuts = [start, *(c for c in row.cuts if start < c < stop), stop]
+    for a, b in zip(cuts, cuts[1:], strict=False):
+        out += [_piece(written, c, d, same) for c, d, same in repeats(_ids(written), a, b, FOLDED)]
+        out += _chips(ends, a, b)
+    return out
+
+
+def _piece(written: Written, start: int, stop: int, same: bool) -> Markup:
+    sample, texts = written.node.sample, written.texts
+    ids = _ids(written)[start:stop].tolist()
+    regions = [
+        i for i, r in enumerate(sample.region_spans or ()) if r.start <= start and stop <= r.stop
+    ]
+    here = [
+        s
+        for s in written.scores
+        if s.level in ("region", "span") and s.start <= start and stop <= s.stop
+    ]
+    about = [f"r{i} {(sample.region_spans or [])[i].label or ''}".strip() for i in regions]
+    about += [str(score) for score in here]
+    kinds = [score.kind for score in here if score.kind != "verdict"][:1]
+    names = ["p", *(["g"] if regions else []), *kinds, *(["f"] if same else [])]
+    given = f' data-m="{escape(visible("; ".join(about)))}"' if about else ""
+    shown = list(map(str, ids)) if texts is None else [visible(t) for t in texts[start:stop]]
+    if same:
+        given += f" data-n={stop - start} data-i={_base36(ids[0])}"
+        shown = [f"{shown[0]} × {stop - start:,}"]
+    elif texts is not None:
+        given += f' data-i="{" ".join(map(_base36, ids))}"'
+    if written.logprobs is not None and not same:
+        given += _logprobs(written.logprobs[start:stop])
+    # ids need a space between them, texts bring their own
+    between = SEPARATOR if texts is not None else f"{SEPARATOR} "
+    body = escape(between.join(shown))
+    opened = Markup(f'<span class="{" ".join(names)}" data-s={start}{given}>')
+    mark = tag("sup", " ".join(f"r{i}" for i in regions)) if regions else ""
+    space = "" if texts is not None else " "
+    return joined([opened + body + Markup("</span>"), mark, space])
+
+
+def _logprobs(values: np.ndarray) -> str:
+    """An attribute: hundredths, `-` for none."""
+    if np.isnan(values).all():
+        return ""
+    cents = ["-" if not np.isfinite(v) else f"{round(float(v) * 100)}" for v in values]
+    return f' data-p="{" ".join(cents)}"'
+
+
+def _chips(ends: dict[int, list[Placed]], start: int, stop: int) -> list[Markup]:
+    """The scores whose last token is in [start, stop)."""
+    if not ends:
+        return []
+    found = [end for end in ends if start < end <= stop]
+    return [score_chip(score) for end in sorted(found) for score in ends[end]]
+
+
+def _ids(written: Written) -> np.ndarray:
+    return written.node.sample.input_ids
+
+
+@lru_cache(maxsize=1 << 16)
+def _base36(number: int) -> str:
+    out, sign, number = "", "-" * (number < 0), abs(number)
+    while True:
+        number, digit = divmod(number, 36)
+        out = DIGITS[digit] + out
+        if not number:
+            return sign + out
