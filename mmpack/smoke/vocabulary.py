@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmpack.errors import ArgumentError, MissingExtraError, require
+from mmpack.layout.token_text import byte_letters
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
@@ -126,17 +127,6 @@ def _parts_before(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
         if at > 0:
             joins[at - 1] = ranks.get(parts[at - 1] + parts[at], never)
     return parts[0], parts[1]
-
-
-def byte_letters() -> dict[int, str]:
-    """For str.translate: the printable letter that stands for each byte in a byte-level vocabulary (GPT-2's alphabet).
-
-    Printable Latin-1 stands for itself; the other bytes take the letters from U+0100 on, in order.
-    """
-    hidden = [
-        byte for byte in range(256) if not (33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174)
-    ]
-    return {byte: chr(256 + i) for i, byte in enumerate(hidden)}
 
 
 def _ranks_file() -> Path:
