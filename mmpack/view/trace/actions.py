@@ -1,6 +1,6 @@
 """What an action's JSON says, whatever format it is in: its name, its points, its direction, its text.
 
-Formats disagree about keys; here every spelling is tried, since a picture must show what is there. Points are as written.
+Formats disagree about keys: every spelling is tried, since a picture must show what is there. Points are as written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 NAMES = ("action", "action_type", "type", "kind", "name", "function")
-FIRST = ("coordinate", "start_coordinate", "coordinates", "point", "position", "start", "from", "start_point")
+FIRST = (
+    "coordinate",
+    "start_coordinate",
+    "coordinates",
+    "point",
+    "position",
+    "start",
+    "from",
+    "start_point",
+)
 SECOND = ("coordinate2", "end_coordinate", "end", "to", "end_point")  # fmt: skip
 PAIRS = (("x", "y"), ("start_x", "start_y"), ("x1", "y1"))
 SECOND_PAIRS = (("end_x", "end_y"), ("x2", "y2"))
@@ -30,7 +39,9 @@ class Action:
     name: str
     points: tuple[Point, ...]  # one: a click; two or more: a path
     text: str
-    direction: tuple[int, int] | None = None  # of a scroll without a second point: x, y on the screen
+    direction: tuple[int, int] | None = (
+        None  # of a scroll without a second point: x, y on the screen
+    )
 
     @property
     def words(self) -> str:
@@ -90,7 +101,11 @@ def _point(value: Any) -> Point | None:
     if len(numbers) != len(value) or not all(map(math.isfinite, numbers)):
         return None
     half = len(numbers) // 4  # 1 of a box
-    x, y = (numbers[0], numbers[1]) if not half else ((numbers[0] + numbers[2]) / 2, (numbers[1] + numbers[3]) / 2)
+    x, y = (
+        (numbers[0], numbers[1])
+        if not half
+        else ((numbers[0] + numbers[2]) / 2, (numbers[1] + numbers[3]) / 2)
+    )
     return x, y
 
 

@@ -1,7 +1,7 @@
 """Samples as episodes: those of one trajectory in order of turn, each under the sample whose context it goes on from.
 
-A sample goes on from another of its episode where they share leading tokens, with the same media at them. Samples without a
-trajectory are an episode by their group, and share its prompt.
+A sample goes on from another of its episode where they share leading tokens, with the same media at them. Samples
+without a trajectory are an episode by their group, and share its prompt.
 """
 
 from __future__ import annotations

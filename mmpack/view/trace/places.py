@@ -42,15 +42,14 @@ def marks_of(sample: Sample) -> list[Mark]:
     marks: list[Mark | None] = []
     for i, region in enumerate(sample.region_spans or ()):
         text = region.label or "region"
-        about = (region.media_index, f"r{i}", text, "region", region.start)
-        marks += _placed(scales, region, *about)
+        marks += _placed(scales, region, region.media_index, f"r{i}", text, "region", region.start)
     kinds = (("bbox", sample.bbox_targets), ("point", sample.point_targets))
     targets = [target for _, listed in kinds for target in listed or ()]
     for i, target in enumerate(targets):
         index = target.media_index
         index = _last_medium(sample, len(sample)) if index is None else index
-        about = (index, f"t{i}", target.label or "target", "target", None)
-        marks += _placed(scales, target, *about)
+        text = target.label or "target"
+        marks += _placed(scales, target, index, f"t{i}", text, "target", None)
     for i, span in enumerate(sample.action_spans or ()):
         marks.append(_action_mark(sample, scales, span, i))
     return [mark for mark in marks if mark is not None]

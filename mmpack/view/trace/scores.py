@@ -37,7 +37,9 @@ class Placed:
         return f"{self.value:+.4g}" if self.kind == "reward" else f"{self.value:.4g}"
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name} {self.number} ({self.scope}{self.note and ': '}{self.note})"
+        return (
+            f"{self.kind} {self.name} {self.number} ({self.scope}{self.note and ': '}{self.note})"
+        )
 
 
 def placed_scores(sample: Sample, roles: Roles) -> list[Placed]:

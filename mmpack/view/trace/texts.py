@@ -6,6 +6,7 @@ Tokens have texts by a tokenizer, or by `metadata["token_texts"]`, a list of L s
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from mmpack.layout.token_text import token_text
@@ -20,7 +21,7 @@ def texts_of(sample: Sample, tokenizer: Any) -> list[str] | None:
     if tokenizer is not None:
         found = token_text(sample.input_ids, tokenizer)
         bounds = found.starts.tolist()
-        return [found.text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [found.text[a:b] for a, b in pairwise(bounds)]
     recorded = sample.metadata.get(KEY)
     if isinstance(recorded, list) and len(recorded) == len(sample):
         return [text if isinstance(text, str) else str(text) for text in recorded]

@@ -1,6 +1,6 @@
 """The tokens of a sample as rows of HTML: what they are, their text, and the scores that end at them.
 
-Tokens of a piece are separated by a zero-width space, and their ids follow in one attribute: a token costs about ten bytes,
+Tokens of a piece are separated by a zero-width space, and their ids are one attribute: a token costs about ten bytes,
 and the page's script makes elements of them when a row is entered.
 """
 
@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from mmpack.schema.sample import Sample
 from mmpack.view.tags import Markup, escape, joined, tag
 from mmpack.view.trace.episodes import Node
-from mmpack.view.trace.roles import LETTERS, NO_TURN, PICTURE, ROLES, VIDEO, Row, edges_of, repeats
-from mmpack.view.trace.roles import rows_of
+from mmpack.view.trace.roles import (
+    LETTERS,
+    NO_TURN,
+    PICTURE,
+    ROLES,
+    VIDEO,
+    Row,
+    edges_of,
+    repeats,
+    rows_of,
+)
 from mmpack.view.trace.scores import Placed
 from mmpack.view.trace.texts import visible
 
@@ -84,7 +94,9 @@ def _row(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
     gutter = tag(
         "div",
         tag("b", LETTERS[row.role], class_="letter"),
-        tag("span", tag("b", ROLES[row.role]), tag("span", " loss", class_="inloss") if loss else ""),
+        tag(
+            "span", tag("b", ROLES[row.role]), tag("span", " loss", class_="inloss") if loss else ""
+        ),
         tag("small", f"{turn}{' · ' if turn else ''}{row.start}–{row.stop}"),
         class_="gut",
     )
@@ -130,7 +142,7 @@ def _pieces(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup
         gap = (row.start + ROW_HEAD, row.stop - ROW_TAIL)
         rest = _between(written, row, ends, split, gap[0])
         rest.append(tag("span", f" {gap[1] - gap[0]:,} tokens are not drawn ", class_="gap"))
-        rest += [chip for chip in _chips(ends, gap[0], gap[1])]
+        rest += _chips(ends, gap[0], gap[1])
         rest += _between(written, row, ends, gap[1], row.stop)
     else:
         rest = _between(written, row, ends, split, row.stop)
@@ -144,7 +156,7 @@ def _between(
     """The pieces of tokens [start, stop) of a row, each followed by the scores that end at it."""
     out: list[Markup] = []
     cuts = [start, *(c for c in row.cuts if start < c < stop), stop]
-    for a, b in zip(cuts, cuts[1:], strict=False):
+    for a, b in pairwise(cuts):
         out += [_piece(written, c, d, same) for c, d, same in repeats(_ids(written), a, b, FOLDED)]
         out += _chips(ends, a, b)
     return out
