@@ -174,7 +174,7 @@ def _caption(sample: Sample, index: int, marks: Sequence[Mark], note: str) -> li
     grid = f"{t} × " if t > 1 else ""
     lines = [
         tag("b", f"media[{index}] "),
-        medium.media_id,
+        medium.source or medium.media_id,
         tag("small", f"{size}{grid}{rows} × {columns} = {medium.num_tokens:,} tokens"),
     ]
     if marks:

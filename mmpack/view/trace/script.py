@@ -5,27 +5,45 @@ A row's pieces become one element per token when the row is entered, so that a p
 
 SCRIPT = r"""
 (() => {
-const SPLIT = "\u200b", all = (s, e = document) => [...e.querySelectorAll(s)];
+const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", LONGEST = 63;
+const all = (s, e = document) => [...e.querySelectorAll(s)];
 const now = document.getElementById("now");
 let unit = null;
+const number = text => [...text].reduce((sum, c) => sum * 64 + DIGITS.indexOf(c), 0);
+const numbers = (text, width) => text.match(RegExp(`.{${width}}`, "g")) || [];
+const ids = p => {
+  const packed = p.dataset.i || "";
+  return packed ? numbers(packed.slice(1), +packed[0]).map(number) : [];
+};
+const parts = p => {
+  const text = p.textContent;
+  if (p.dataset.l === undefined) return text.split(/(?<= )/);
+  const out = [];
+  let from = 0, length = 0;
+  for (const c of p.dataset.l) {
+    const digit = DIGITS.indexOf(c);
+    length += digit;
+    if (digit === LONGEST) continue;
+    out.push(text.slice(from, from += length));
+    length = 0;
+  }
+  return out;
+};
 const open = row => {
   if (row.units) return row.units;
   row.units = [];
   for (const p of all(".p", row)) {
-    const start = +p.dataset.s, ids = (p.dataset.i || "").split(" ").filter(Boolean);
-    const about = {row, more: p.dataset.m || ""};
+    const at = +p.dataset.s, more = p.dataset.m || "", known = ids(p);
     if (p.dataset.n) {
-      row.units.push({...about, el: p, at: start, n: +p.dataset.n, id: parseInt(ids[0], 36), text: ""});
+      row.units.push({row, more, el: p, at, n: +p.dataset.n, id: known[0]});
       continue;
     }
-    const logprobs = (p.dataset.p || "").split(" ");
-    const parts = p.textContent.split(SPLIT);
-    p.replaceChildren(...parts.map((part, k) => {
+    const logprobs = numbers(p.dataset.p || "", 2).map(number);
+    p.replaceChildren(...parts(p).map((part, k) => {
       const el = document.createElement("i");
       el.textContent = part;
-      const id = ids.length ? parseInt(ids[k], 36) : +part;
-      row.units.push({...about, el, at: start + k, n: 1, id, text: ids.length ? part : "", p: logprobs[k]});
-      el.unit = row.units.at(-1);
+      const text = p.dataset.l === undefined ? null : part;
+      row.units.push({row, more, el, at: at + k, n: 1, id: known[k], text, logprob: logprobs[k]});
       return el;
     }));
   }
@@ -45,11 +63,11 @@ const select = u => {
     cells.push(cell);
   };
   put(u.n > 1 ? `tokens ${u.at}–${last}` : `token ${u.at}`, "b");
-  put(`id ${u.id}`);
-  if (u.text !== "") put(`“${u.text}”`, "q");
-  else if (u.n === 1 && u.row.querySelector("[data-i]") && u.el.tagName === "I") put("continues the character before");
+  if (u.id !== undefined) put(`id ${u.id}`);
+  if (u.text) put(`“${u.text}”`, "q");
+  if (u.text === "") put("goes on with the character before");
   put(u.row.dataset.k);
-  if (u.p && u.p !== "-") put(`logprob ${(u.p / 100).toFixed(2)}`);
+  if (u.logprob !== undefined && u.logprob < 4095) put(`logprob ${(-u.logprob / 100).toFixed(2)}`);
   if (u.more) put(u.more);
   now.replaceChildren(...cells);
   now.hidden = false;
@@ -82,10 +100,6 @@ document.addEventListener("click", e => {
   if (row && el && el.unit) { row.last = el.unit; if (!getSelection().toString()) row.focus({preventScroll: true}); }
   const figure = e.target.closest("figure");
   if (figure && e.target.closest("svg")) figure.classList.toggle("big");
-});
-document.addEventListener("copy", e => {
-  const text = String(getSelection());
-  if (text.includes(SPLIT)) { e.clipboardData.setData("text/plain", text.replaceAll(SPLIT, "")); e.preventDefault(); }
 });
 document.addEventListener("keydown", e => {
   if (e.ctrlKey || e.metaKey || e.altKey) return;

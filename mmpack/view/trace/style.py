@@ -86,7 +86,7 @@ font:700 13px ui-monospace,monospace}
 .film{display:flex;gap:.7rem;overflow-x:auto;padding:.2rem 2px .6rem;margin:0 0 .6rem}
 .film a{flex:none;text-decoration:none;font-size:.8rem;border-radius:5px}
 .film svg{display:block;border:1px solid var(--line);border-radius:5px;background:var(--bg)}
-.film .halo{stroke-width:2.8}.film .line{stroke-width:1.3}.film .mark text{font-size:11px;stroke-width:3}
+.film .halo{stroke-width:2.8}.film .line{stroke-width:1.3}.film .region text,.film .target text{display:none}
 .film span{display:block;contain:inline-size;color:var(--soft)}.film b{color:var(--fg)}
 .prefix{margin:.5rem 0;padding:.3rem .7rem;border:1px dashed var(--line);border-radius:6px;color:var(--soft);
 font-size:.88rem}

@@ -1,7 +1,7 @@
 """The tokens of a sample as rows of HTML: what they are, their text, and the scores that end at them.
 
-Tokens of a piece are separated by a zero-width space, and their ids are one attribute: a token costs about ten bytes,
-and the page's script makes elements of them when a row is entered.
+A piece is one element. How long its tokens are, their ids and their logprobs are packed into its attributes, so that a
+token costs some four bytes beside its text; the page's script makes elements of tokens when a row is entered.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from mmpack.view.trace.roles import (
 from mmpack.view.trace.scores import Placed
 from mmpack.view.trace.texts import visible
 
-SEPARATOR = "\u200b"
 FOLDED = 8  # equal tokens in a row that become one
 HEAD = 96  # tokens of a row outside the loss that are seen before it is opened
 ROW_HEAD, ROW_TAIL = 1536, 512  # tokens that are drawn of such a row
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+LONGEST = len(DIGITS) - 1  # of a length in one digit: this digit says that the next one goes on
+NO_LOGPROB = len(DIGITS) ** 2 - 1  # in hundredths, as two digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +127,7 @@ def _placeholders(written: Written, row: Row, ends: dict[int, list[Placed]]) -> 
         class_="p f",
         data_s=row.start,
         data_n=count,
-        data_i=_base36(int(written.node.sample.input_ids[row.start])),
+        data_i=packed_ids([int(written.node.sample.input_ids[row.start])]),
     )
     return joined([chip, *_chips(ends, row.start, row.stop)])
 
@@ -179,28 +180,47 @@ def _piece(written: Written, start: int, stop: int, same: bool) -> Markup:
     names = ["p", *(["g"] if regions else []), *kinds, *(["f"] if same else [])]
     given = f' data-m="{escape(visible("; ".join(about)))}"' if about else ""
     shown = list(map(str, ids)) if texts is None else [visible(t) for t in texts[start:stop]]
+    given += f' data-i="{packed_ids(ids[:1] if same else ids)}"'
     if same:
-        given += f" data-n={stop - start} data-i={_base36(ids[0])}"
+        given += f" data-n={stop - start}"
         shown = [f"{shown[0]} × {stop - start:,}"]
     elif texts is not None:
-        given += f' data-i="{" ".join(map(_base36, ids))}"'
+        given += f' data-l="{packed_lengths(shown)}"'
     if written.logprobs is not None and not same:
         given += _logprobs(written.logprobs[start:stop])
-    # ids need a space between them, texts bring their own
-    between = SEPARATOR if texts is not None else f"{SEPARATOR} "
-    body = escape(between.join(shown))
+    body = escape(("" if texts is not None else " ").join(shown))
     opened = Markup(f'<span class="{" ".join(names)}" data-s={start}{given}>')
     mark = tag("sup", " ".join(f"r{i}" for i in regions)) if regions else ""
     space = "" if texts is not None else " "
     return joined([opened + body + Markup("</span>"), mark, space])
 
 
-def _logprobs(values: np.ndarray) -> str:
-    """An attribute: hundredths, `-` for none."""
-    if np.isnan(values).all():
+def packed_ids(ids: Sequence[int]) -> str:
+    """How many digits an id has, then these digits of each; nothing for ids below 0, which only broken samples have."""
+    if min(ids) < 0:
         return ""
-    cents = ["-" if not np.isfinite(v) else f"{round(float(v) * 100)}" for v in values]
-    return f' data-p="{" ".join(cents)}"'
+    width = 1
+    while len(DIGITS) ** width <= max(ids):
+        width += 1
+    return str(width) + "".join(_digits(i, width) for i in ids)
+
+
+def packed_lengths(texts: Sequence[str]) -> str:
+    """The length of each text in UTF-16, as scripts count."""
+    out = []
+    for text in texts:
+        length = len(text) + sum(c > "\uffff" for c in text)
+        out.append(DIGITS[-1] * (length // LONGEST) + DIGITS[length % LONGEST])
+    return "".join(out)
+
+
+def _logprobs(values: np.ndarray) -> str:
+    """An attribute: hundredths below 0 in two digits; those that two digits don't hold are left out."""
+    cents = [round(-100 * float(v)) if np.isfinite(v) else NO_LOGPROB for v in values]
+    if all(c == NO_LOGPROB for c in cents):
+        return ""
+    digits = [_digits(c if 0 <= c < NO_LOGPROB else NO_LOGPROB, 2) for c in cents]
+    return f' data-p="{"".join(digits)}"'
 
 
 def _chips(ends: dict[int, list[Placed]], start: int, stop: int) -> list[Markup]:
@@ -216,10 +236,9 @@ def _ids(written: Written) -> np.ndarray:
 
 
 @lru_cache(maxsize=1 << 16)
-def _base36(number: int) -> str:
-    out, sign, number = "", "-" * (number < 0), abs(number)
-    while True:
-        number, digit = divmod(number, 36)
+def _digits(number: int, width: int) -> str:
+    out = ""
+    for _ in range(width):
+        number, digit = divmod(number, len(DIGITS))
         out = DIGITS[digit] + out
-        if not number:
-            return sign + out
+    return out
