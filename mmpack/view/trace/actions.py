@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NAMES = ("action", "action_type", "type", "kind", "name", "function")
+CALLS = ("", "function", "tool_call", "tool_use")  # not what is done
 FIRST = (
     "coordinate",
     "start_coordinate",
@@ -25,7 +26,19 @@ FIRST = (
 SECOND = ("coordinate2", "end_coordinate", "end", "to", "end_point")  # fmt: skip
 PAIRS = (("x", "y"), ("start_x", "start_y"), ("x1", "y1"))
 SECOND_PAIRS = (("end_x", "end_y"), ("x2", "y2"))
-TEXTS = ("text", "content", "key", "keys", "app", "status", "button", "direction", "time", "url")
+TEXTS = (
+    "text",
+    "content",
+    "key",
+    "keys",
+    "app",
+    "status",
+    "button",
+    "direction",
+    "seconds",
+    "time",
+    "url",
+)
 TEXT_MOST = 60  # characters
 DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 
@@ -53,7 +66,9 @@ class Action:
 def read_action(action: Any) -> Action:
     """Whatever can be read; never raises for JSON."""
     fields = _arguments(action)
-    name = next((v for k in NAMES if isinstance(v := fields.get(k), str) and v), "action")
+    name = next(
+        (v for k in NAMES if isinstance(v := fields.get(k), str) and v not in CALLS), "action"
+    )
     first, second = _point_of(fields, FIRST, PAIRS), _point_of(fields, SECOND, SECOND_PAIRS)
     path = fields.get("path")
     if isinstance(path, list):

@@ -64,7 +64,10 @@ class Sheet:
             rest = part
             while rest:
                 if len(lines) == most:
-                    lines[-1] = f"{lines[-1][: max(len(lines[-1]) - 2, 0)]}…"
+                    last = lines[-1].rstrip()
+                    while last and self.width(f"{last}…", size) > width:
+                        last = last[:-1]
+                    lines[-1] = f"{last}…"
                     return lines
                 count = self._fitting(rest, size, width)
                 cut = count if count == len(rest) else rest.rfind(" ", 1, count) + 1 or count

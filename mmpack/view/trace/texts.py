@@ -9,6 +9,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from mmpack.layout.token_text import token_text
 from mmpack.schema.sample import Sample
 
@@ -20,7 +22,8 @@ def texts_of(sample: Sample, tokenizer: Any) -> list[str] | None:
     """One text per token; "" where a token only continues a character. None where nothing gives a text."""
     if tokenizer is not None:
         found = token_text(sample.input_ids, tokenizer)
-        bounds = found.starts.tolist()
+        # a character belongs to the token of its first byte
+        bounds = np.searchsorted(found.token_of, np.arange(len(sample) + 1)).tolist()
         return [found.text[a:b] for a, b in pairwise(bounds)]
     recorded = sample.metadata.get(KEY)
     if isinstance(recorded, list) and len(recorded) == len(sample):
