@@ -257,3 +257,17 @@ def test_a_limit_says_that_there_are_more():
     text = "".join(Page(mp.view.html(mp.read_trace(TRACE), limit=2)).text)
     assert "The first 2 samples; there are more." in text and "shop/1-retry" not in text
     assert "there are more" not in "".join(Page(mp.view.html(gui_samples(), limit=6)).text)
+
+
+def test_fields_of_the_wrong_type_are_named_and_what_is_not_finite_is_drawn():
+    sample = make_sample([("text", [1]), ("response", [2, 3], 0)])
+    sample.input_ids = [1, 2, 3]
+    assert len(Page(mp.view.html([sample])).rows()) == 2
+    sample.rewards = [mp.Score(name="r", value=float("nan"))]
+    sample.input_ids = np.array([1, 2, 3])
+    assert "r nan" in "".join(Page(mp.view.html([sample])).text)
+    for field, value in (("input_ids", "abc"), ("loss_spans", 3), ("media", None), ("turn", "x")):
+        wrong = make_sample([("text", [1]), ("response", [2, 3], 0)])
+        setattr(wrong, field, value)
+        with pytest.raises(mp.MmpackError, match=field):
+            mp.view.html([wrong])

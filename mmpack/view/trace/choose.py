@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.errors import ArgumentError, TraceError, check_whole, kind_of
 from mmpack.schema.sample import Sample
 
 
@@ -35,7 +35,7 @@ def choose(
     """At most `limit` samples; where ids are given only those, of samples and trajectories together.
 
     Reads no further than it must. Raises: ArgumentError for a limit below 1, for what is no sample, for an id that is
-    not there.
+    not there; TraceError for fields of the wrong type.
     """
     check_whole(what, "limit", limit)
     if not isinstance(samples, Iterable) or isinstance(samples, (str, bytes, Mapping)):
@@ -57,7 +57,7 @@ def choose(
             return Chosen(found, True)
         left_samples.discard(sample.sample_id)
         left_trajectories.discard(str(sample.trajectory_id))
-        found.append(sample)
+        found.append(_checked(sample, f"{what}: samples[{i}]"))
         if not (every or asked or left_samples):
             break
     for kind, left in (("sample", left_samples), ("trajectory", left_trajectories)):
@@ -66,6 +66,16 @@ def choose(
                 f"{what}: there is no {kind} {sorted(left)[0]!r:.80}. Fix: a {kind}_id of the trace"
             )
     return Chosen(found, False)
+
+
+def _checked(sample: Sample, where: str) -> Sample:
+    """The sample with fields of the right types; numbers that are not finite stay, to be seen. Raises: TraceError."""
+    try:
+        return Sample.from_dict(sample.to_dict(numpy=True), where)
+    except TraceError as error:
+        if error.code == "MM009":
+            return sample
+        raise
 
 
 def checked_options(

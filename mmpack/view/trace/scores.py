@@ -6,6 +6,7 @@ them; the tokens themselves for a region or span outside the loss, which then is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,8 @@ class Placed:
     @property
     def number(self) -> str:
         """The value: rewards bear their sign."""
-        return f"{self.value:+.4g}" if self.kind == "reward" else f"{self.value:.4g}"
+        signed = self.kind == "reward" and not math.isnan(self.value)
+        return f"{self.value:+.4g}" if signed else f"{self.value:.4g}"
 
     def __str__(self) -> str:
         return (
