@@ -35,6 +35,8 @@ class Family:
     # vision start and end of an image are set by expanding it, not by the chat template
     writes_markers: bool = False
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
+    # what released models write boxes and points in: a `coordinate_system`; None: not known
+    coordinates: str | None = None
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
 

@@ -23,4 +23,5 @@ INTERNVL = Family(
     tokens_per_second=None,
     pixel_layout="tiles",
     writes_markers=True,
+    coordinates="normalized_1000",
 )

@@ -14,4 +14,5 @@ QWEN2_5_VL = replace(
     processors=("Qwen2_5_VLProcessor",),
     position_rules=("grid", "max", "grid_int"),
     tokens_per_second=2.0,
+    coordinates="absolute_pixels",
 )

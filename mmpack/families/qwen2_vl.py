@@ -18,4 +18,5 @@ QWEN2_VL = Family(
     position_rules=("grid", "max"),
     position_rows=3,
     tokens_per_second=None,
+    coordinates="normalized_1000",
 )

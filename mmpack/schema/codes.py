@@ -104,6 +104,19 @@ RULES: dict[str, Rule] = {
             "an id beyond the vocabulary",
             "use the tokenizer that made the ids, or drop the sample",
         ),
+        Rule(
+            "MM313",
+            "coordinates in the text that can't be read",
+            "write one of the forms of mmpack.grounding.FORMS, whole, with finite numbers",
+        ),
+        Rule(
+            "MM314",
+            "a box without area",
+            "let x0 < x1 and y0 < y1; a place without area is a point",
+        ),
+        Rule(
+            "MM315", "a screen without size", "record width and height in pixels, or leave it out"
+        ),
         Rule("MM401", "family can't be packed", "train it unpacked; layout and parity still work"),
         Rule(
             "MM402", "shared rows with unlike token columns", "pass equal columns, or don't share"

@@ -297,12 +297,17 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
             _box((0.0, 0.0, 641.0, 56.0), "absolute_pixels", None, screen_size=(640, 480)),
         ],
     ),
+    "MM314": ("bbox_targets[0]", [_box((9.0, 0.0, 9.0, 5.0)), _box((0.0, 5.0, 9.0, 5.0))]),
+    "MM315": ("screen_size", [_set("screen_size", (0, 480)), _set("screen_size", (640, 0))]),
     "MM312": ("input_ids[1]", [_vocabulary(151652), _vocabulary(100)]),
     "MM309": ("prefix_cached_tokens", [_set("prefix_cached_tokens", 20)]),
 }
 
 
-@pytest.mark.parametrize("code", [c for c in RULES if c < "MM4"])
+OF_TEXT = ("MM313",)  # of what tokens say, which only a tokenizer knows: mmpack.grounding
+
+
+@pytest.mark.parametrize("code", [c for c in RULES if c < "MM4" and c not in OF_TEXT])
 def test_every_rule_has_a_trigger(code):
     assert (code in STRUCTURE) != (code in RULE_BREAKS)
 
@@ -352,7 +357,7 @@ def test_a_topic_checks_the_rule_of_a_sample_and_of_columns(tmp_path, code):
 
 def test_each_rule_of_samples_has_a_topic():
     declared = {code for topic in TOPICS for code in topic.codes}
-    assert declared == {code for code in RULES if "MM1" <= code < "MM4"}
+    assert declared == {code for code in RULES if "MM1" <= code < "MM4"} - {*OF_TEXT}
 
 
 def _codes(topic, sample, family):
@@ -363,7 +368,7 @@ def _codes(topic, sample, family):
     "change",
     [
         _box((0.0, 0.0, 1000.0, 1000.0)),
-        _box((5.0, 5.0, 5.0, 5.0)),
+        _box((5.0, 5.0, 5.5, 5.5)),
         _box((0.0, 0.0, float(np.float32(1.0) * np.float32(1.0000001)), 1.0), "normalized_1"),
         _box((0.0, 0.0, 84.0, 56.0), "absolute_pixels"),
         _box((0.0, 0.0, 1e6, 56.0), "absolute_pixels", None),  # of what is not known

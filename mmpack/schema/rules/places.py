@@ -1,9 +1,11 @@
-"""Boxes and points against their coordinate system (MM310, MM311).
+"""Boxes and points against their coordinate system (MM310, MM311, MM314), and the screen (MM315).
 
 Absolute pixels are those of the image as the model saw it: its grid times the patch size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,22 +22,34 @@ FIELDS = ("region_spans", "bbox_targets", "point_targets")
 
 def problems(sample: Sample, family: Family) -> Found:
     """Numbers without a coordinate system (MM308) have no limits."""
+    if sample.screen_size is not None and min(sample.screen_size) < 1:
+        width, height = sample.screen_size
+        yield "MM315", "screen_size", f"is {width} × {height}", None
     for name in FIELDS:
         for i, item in enumerate(getattr(sample, name) or ()):
             for kind in ("bbox", "point"):
                 values = getattr(item, kind, None)
-                if values is None:
-                    continue
-                said = f"has the {'box' if kind == 'bbox' else kind} {_numbers(values)}"
-                if kind == "bbox" and (values[0] > values[2] or values[1] > values[3]):
-                    yield "MM310", f"{name}[{i}]", said, None
-                limits = _limits_of(sample, family, item.media_index)
-                if sample.coordinate_system and any(
-                    _is_outside(v, limits[k % 2]) for k, v in enumerate(values)
-                ):
-                    within = " × ".join(f"[0, {limit:g}]" for limit in limits)
-                    message = f"{said}, outside {within} of {sample.coordinate_system}"
-                    yield "MM311", f"{name}[{i}]", message, None
+                if values is not None:
+                    limits = limits_of(sample, family, sample.coordinate_system, item.media_index)
+                    for code, why in place_faults(values, sample.coordinate_system, limits):
+                        yield code, f"{name}[{i}]", why, None
+
+
+def place_faults(
+    values: tuple[float, ...], system: str | None, limits: tuple[float, float]
+) -> Iterator[tuple[str, str]]:
+    """(code, what is wrong) of a box's four numbers, or a point's two. `limits`: the largest x and y; None of `system`:
+    there are none."""
+    said = f"has the {'box' if len(values) == 4 else 'point'} {_numbers(values)}"
+    if len(values) == 4:
+        x0, y0, x1, y1 = values
+        if x0 > x1 or y0 > y1:
+            yield "MM310", said
+        elif x0 == x1 or y0 == y1:
+            yield "MM314", f"{said}, without area"
+    if system and any(_is_outside(v, limits[k % 2]) for k, v in enumerate(values)):
+        within = " × ".join(f"[0, {limit:g}]" for limit in limits)
+        yield "MM311", f"{said}, outside {within} of {system}"
 
 
 def _is_outside(value: float, limit: float) -> bool:
@@ -43,9 +57,10 @@ def _is_outside(value: float, limit: float) -> bool:
     return not -slack <= value <= limit + slack
 
 
-def _limits_of(sample: Sample, family: Family, media_index: int | None) -> tuple[float, float]:
+def limits_of(
+    sample: Sample, family: Family, system: str | None, media_index: int | None
+) -> tuple[float, float]:
     """The largest x and y: in pixels, the larger of the medium's and the screen's; infinite if neither is known."""
-    system = sample.coordinate_system
     if system in NORMALIZED:
         return NORMALIZED[system], NORMALIZED[system]
     known = [] if sample.screen_size is None else [sample.screen_size]
@@ -76,6 +91,7 @@ def valid(table: Table) -> np.ndarray:
     fits = Sample.columns()["screen_size"].spec.reads
     screens = [s if fits(s) else (-1, -1) for s in table.values("screen_size")]
     screen = np.array(screens, np.float64).reshape(-1, 2)
+    ok[(screen == 0).any(axis=1)] = False
     systems = table.values("coordinate_system")
     normalized = np.array([NORMALIZED.get(s, 0.0) if isinstance(s, str) else 0.0 for s in systems])
     for name in FIELDS:
@@ -94,13 +110,13 @@ def valid(table: Table) -> np.ndarray:
             most, least = (limits + slack)[has][:, None], -slack[has][:, None]
             wrong = ((numbers < least) | (numbers > most)).any(axis=(1, 2))
             if width == 4:
-                wrong |= (numbers[:, 0] > numbers[:, 1]).any(axis=1)
+                wrong |= (numbers[:, 0] >= numbers[:, 1]).any(axis=1)
             ok[row[has][wrong]] = False
     return ok
 
 
 PLACES = Topic(
-    codes=("MM310", "MM311"),
+    codes=("MM310", "MM311", "MM314", "MM315"),
     fields=("media", *FIELDS, "coordinate_system", "screen_size"),
     problems=problems,
     valid=valid,

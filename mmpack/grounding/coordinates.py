@@ -1,0 +1,273 @@
+"""The coordinate systems of boxes and points, and the way from one to another.
+
+A number counts pixels of the picture as the model saw it (`absolute_pixels`: after the processor's resize), thousandths
+or the whole of its side (`normalized_1000`, `normalized_1`), or pixels of the picture before resize
+(`original_pixels`). All four begin at the top left corner, so each way is one factor per axis: a rational number.
+Values are x, y, x, y, …; sizes are (width, height).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from numbers import Integral, Rational, Real
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, check_name, kind_of
+from mmpack.families import get_family
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import COORDINATE_SYSTEMS, Sample
+
+SYSTEMS = (*COORDINATE_SYSTEMS, "original_pixels")
+TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+_SIDES = {"normalized_1": 1, "normalized_1000": 1000}
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one picture: (width, height) in pixels; None where it is not known.
+
+    Example:
+        >>> from mmpack.grounding import Sizes, convert
+        >>> sizes = Sizes(model=(644, 476), original=(640, 480))
+        >>> convert((322, 119), "absolute_pixels", "normalized_1000", sizes)
+        (Fraction(500, 1), Fraction(250, 1))
+    """
+
+    model: Size | None = None  # as the model saw it, after resize
+    original: Size | None = None  # before resize
+
+    def __post_init__(self) -> None:
+        for name in ("model", "original"):
+            size = getattr(self, name)
+            if size is not None and not _is_size(size):
+                raise ArgumentError(
+                    f"Sizes: {name} is {size!r:.60}, expected (width, height) of 1 or more. Fix: pass both in pixels"
+                )
+
+
+def sizes_of(sample: Sample, media_index: int | None = None) -> Sizes:
+    """The sizes of a medium of a sample; without `media_index`, those of its only one.
+
+    `model` follows from the grid: patches times the family's patch size. It is None for a picture in several tiles
+    (InternVL), whose arrangement no grid records. `original` is the decoded file's size, upright where EXIF turned the
+    picture; else what the processor was handed; else the sample's `screen_size`. A sample with several media, or none,
+    and no `media_index` has only its screen.
+    Raises: ArgumentError for a medium that isn't there; LayoutError for an unknown family.
+    """
+    if not isinstance(sample, Sample):
+        raise ArgumentError(f"sizes_of: sample is {kind_of(sample)}. Fix: pass a Sample")
+    screen = _size(sample.screen_size)
+    if media_index is None:
+        if len(sample.media) != 1:
+            return Sizes(original=screen)
+        media_index = 0
+    if not isinstance(media_index, Integral) or not 0 <= int(media_index) < len(sample.media):
+        raise ArgumentError(
+            f"sizes_of: media_index is {media_index!r:.40}, there are {len(sample.media)} media. "
+            "Fix: an index into sample.media"
+        )
+    medium, family = sample.media[int(media_index)], get_family(sample.family)
+    t, h, w = medium.grid_thw
+    tiled = family.pixel_layout == "tiles" and t > 1
+    model = (w * family.patch_size, h * family.patch_size)
+    return Sizes(
+        model=None if tiled else _size(model),
+        original=_upright_size(medium) or screen,
+    )
+
+
+def convert(
+    values: Iterable[Any], source: str, target: str, sizes: Sizes | None = None
+) -> tuple[Fraction, ...]:
+    """`values` of system `source` in system `target`, exactly.
+
+    Args: `values`: x, y, x, y, … as int, float or Fraction; a float is taken as the binary number that it is. `source`,
+    `target`: of `SYSTEMS`. `sizes`: of the picture, where pixels are read or written.
+    Returns: Fractions; the way back gives `values` again, exactly. `as_floats` rounds each once.
+    Raises: ArgumentError for values that are no finite numbers or odd in number, an unknown system, or a size that is
+    needed and not known.
+    """
+    numbers = _fractions(values)
+    factors = _factors(source, target, sizes, len(numbers))
+    return tuple(v * factor for v, factor in zip(numbers, factors, strict=True))
+
+
+def convert_array(values: Any, source: str, target: str, sizes: Sizes | None = None) -> np.ndarray:
+    """As `convert`, for an array of floats [..., 2k]: float64, each value rounded once by the factor and once by the
+    product (a relative error of at most 2**-52).
+
+    Raises: ArgumentError, as `convert`; NaN and infinity are refused.
+    """
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf":
+        raise ArgumentError(
+            f"convert_array: values is {kind_of(values)}, expected a numpy array of numbers. Fix: np.asarray(values)"
+        )
+    if values.ndim == 0 or values.shape[-1] % 2:
+        raise ArgumentError(
+            f"convert_array: values has shape {list(values.shape)}, expected [..., 2k]. Fix: pass x, y, x, y, …"
+        )
+    if not np.isfinite(values).all():
+        raise ArgumentError(
+            "convert_array: values holds NaN or infinity. Fix: find where it is produced"
+        )
+    factors = _factors(source, target, sizes, values.shape[-1])
+    return values.astype(np.float64) * np.array([float(f) for f in factors])
+
+
+def as_written(values: Iterable[Any], system: str) -> tuple[int, ...] | tuple[float, ...]:
+    """`values` of `system` as models write them: the nearest integers (a tie goes to the even one); floats in
+    `normalized_1`, as they are.
+
+    `rounding_error` says how far they are off.
+    """
+    check_name("as_written", "system", system, SYSTEMS)
+    numbers = _fractions(values)
+    if system == "normalized_1":
+        return as_floats(numbers)
+    return tuple(round(v) for v in numbers)
+
+
+def rounding_error(
+    written: str, measured: str, sizes: Sizes | None = None
+) -> tuple[Fraction, Fraction]:
+    """By how much writing integers in system `written` moves x and y, at most, in units of system `measured`.
+
+    Half a unit of `written`, converted: a box written in thousandths of a picture 1920 pixels wide is off by up to
+    0.96 pixels. `normalized_1` is written as floats: (0, 0).
+    Raises: ArgumentError, as `convert`.
+
+    Example:
+        >>> from mmpack.grounding import Sizes, rounding_error
+        >>> rounding_error("normalized_1000", "original_pixels", Sizes(original=(1920, 1080)))
+        (Fraction(24, 25), Fraction(27, 50))
+    """
+    check_name("rounding_error", "written", written, SYSTEMS)
+    half = Fraction(0 if written == "normalized_1" else 1, 2)
+    x, y = convert((half, half), written, measured, sizes)
+    return x, y
+
+
+def as_floats(values: Iterable[Any]) -> tuple[float, ...]:
+    """The nearest floats. Raises: ArgumentError for what no float can hold."""
+    try:
+        return tuple(float(v) for v in values)
+    except (OverflowError, TypeError, ValueError):
+        raise ArgumentError(
+            "as_floats: a value is no number that a float holds. Fix: pass numbers"
+        ) from None
+
+
+def system_of(family: str) -> str | None:
+    """What released models of `family` write boxes and points in; None where that is not known.
+
+    Raises: LayoutError (MM006) for an unknown family.
+    """
+    return get_family(family).coordinates
+
+
+def to_system(sample: Sample, target: str) -> Sample:
+    """A copy of the sample whose regions and targets are in `target`, of `coordinate_system`s.
+
+    Each number is converted exactly and rounded to a float once. Of what names no medium, sizes are those of the only
+    one, or of the screen.
+    Raises: ArgumentError where the sample has no `coordinate_system` but boxes or points, or a size is not known.
+    """
+    check_name("to_system", "target", target, COORDINATE_SYSTEMS)
+    if not isinstance(sample, Sample):
+        raise ArgumentError(f"to_system: sample is {kind_of(sample)}. Fix: pass a Sample")
+    source = sample.coordinate_system
+    changed: dict[str, Any] = {}
+    for name in ("region_spans", "bbox_targets", "point_targets"):
+        items = getattr(sample, name)
+        if items:
+            changed[name] = [_moved(sample, item, source, target) for item in items]
+    return replace(sample, coordinate_system=target, **changed)
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+def _moved(sample: Sample, item: Any, source: str | None, target: str) -> Any:
+    changed = {}
+    for name in ("bbox", "point"):
+        values = getattr(item, name, None)
+        if values is None:
+            continue
+        if source is None:
+            raise ArgumentError(
+                "to_system: the sample has boxes or points and no coordinate_system. Fix: set the one they are in"
+            )
+        if source != target:
+            sizes = sizes_of(sample, item.media_index)
+            changed[name] = as_floats(convert(values, source, target, sizes))
+    return replace(item, **changed)
+
+
+def _factors(source: str, target: str, sizes: Sizes | None, count: int) -> list[Fraction]:
+    """Of each of `count` values, x and y in turn, what it is multiplied by."""
+    check_name("convert", "source", source, SYSTEMS)
+    check_name("convert", "target", target, SYSTEMS)
+    if source == target:
+        return [Fraction(1)] * count
+    one, two = _side(source, sizes), _side(target, sizes)
+    return [Fraction(two[k % 2], one[k % 2]) for k in range(count)]
+
+
+def _side(system: str, sizes: Sizes | None) -> Size:
+    if system in _SIDES:
+        return _SIDES[system], _SIDES[system]
+    name = "model" if system == "absolute_pixels" else "original"
+    if sizes is not None and not isinstance(sizes, Sizes):
+        raise ArgumentError(f"convert: sizes is {kind_of(sizes)}. Fix: Sizes(model=…, original=…)")
+    size: Size | None = getattr(sizes, name, None)
+    if size is None:
+        raise ArgumentError(
+            f"convert: {system} needs the picture's {name} size, which is not known. "
+            f"Fix: pass sizes=Sizes({name}=(width, height))"
+        )
+    return size
+
+
+def _fractions(values: Iterable[Any]) -> list[Fraction]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ArgumentError(f"convert: values is {kind_of(values)}. Fix: pass x, y, x, y, …")
+    given = list(values)
+    if len(given) % 2:
+        raise ArgumentError(f"convert: {len(given)} values. Fix: pass pairs x, y")
+    out = []
+    for value in given:
+        if isinstance(value, Rational | Integral):
+            out.append(Fraction(int(value)) if isinstance(value, Integral) else Fraction(value))
+        elif isinstance(value, Real) and np.isfinite(float(value)):
+            out.append(Fraction(float(value)))
+        else:
+            shown = repr(value) if isinstance(value, Real) else kind_of(value)
+            raise ArgumentError(f"convert: a value is {shown}. Fix: pass finite numbers")
+    return out
+
+
+def _upright_size(medium: Medium) -> Size | None:
+    """The decoded file's size, turned if the picture was handed on turned."""
+    decoded, handed = _size(medium.decoded_size), _size(medium.size)
+    if decoded is None or handed is None or medium.exif_orientation not in TURNED:
+        return decoded or handed
+    width, height = decoded
+    turned = width != height and (width > height) != (handed[0] > handed[1])
+    return (height, width) if turned else decoded
+
+
+def _size(size: Any) -> Size | None:
+    return (int(size[0]), int(size[1])) if _is_size(size) else None
+
+
+def _is_size(size: Any) -> bool:
+    return (
+        isinstance(size, Sequence)
+        and len(size) == 2
+        and all(isinstance(v, Integral) and not isinstance(v, bool) and int(v) > 0 for v in size)
+    )

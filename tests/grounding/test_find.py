@@ -1,0 +1,180 @@
+"""Places from token ids: each number's tokens, only what the policy wrote, and samples that stay valid."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.samples import make_sample
+
+import mmpack as mp
+from mmpack.grounding import annotate, find
+
+BOX = "<|box_start|>({},{}),({},{})<|box_end|>"
+ANSWER = f"The <|object_ref_start|>cat<|object_ref_end|>{BOX.format(12, 34, 560, 78)} 深."
+
+
+def test_each_number_is_found_in_qwens_tokens(answered, qwen):
+    sample = answered(ANSWER)
+    (region,) = find(sample, qwen).regions
+    assert (region.bbox, region.label, region.media_index) == ((12, 34, 560, 78), "cat", 0)
+    ids = sample.input_ids
+    assert qwen.decode(ids[region.start : region.stop]) == BOX.format(12, 34, 560, 78)
+    for (start, stop), number in zip(region.metadata["numbers"], (12, 34, 560, 78), strict=True):
+        assert qwen.decode(ids[start:stop]) == str(number)  # Qwen has one token per digit
+    assert region.metadata["form"] == "markers"
+
+
+def in_pieces(text, cuts):
+    """A sample whose response is cut into tokens at byte `cuts`, and the function from its ids to bytes."""
+    raw = text.encode()
+    edges = [0, *sorted(set(cuts) & set(range(1, len(raw)))), len(raw)]
+    pieces = [raw[a:b] for a, b in pairwise(edges)]
+    sample = make_sample([("image", (1, 34, 46), "a"), ("response", np.arange(len(pieces)))])
+    return sample, pieces.__getitem__
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_number_has_every_token_that_holds_a_digit_of_it(data):
+    numbers = data.draw(st.lists(st.integers(0, 400), min_size=2, max_size=2))
+    numbers += [v + data.draw(st.integers(1, 60)) for v in numbers]
+    form = data.draw(
+        st.sampled_from([BOX, '深{{"bbox_2d": [{}, {}, {}, {}]}}', "is [{},{},{},{}]🙂"])
+    )
+    text = form.format(*numbers)
+    cuts = data.draw(st.lists(st.integers(0, 90), max_size=30))
+    sample, bytes_of = in_pieces(text, cuts)
+    (region,) = find(sample, bytes_of).regions
+    assert region.bbox == tuple(numbers)
+    # the oracle: bytes of each token, one by one
+    first = sample.loss_spans[0].start
+    pieces = [bytes_of(int(i)) for i in sample.input_ids[first:]]
+    owner = [first + k for k, piece in enumerate(pieces) for _ in piece]
+    raw, at = text.encode(), 0
+    for number, span in zip(numbers, region.metadata["numbers"], strict=True):
+        at = raw.index(str(number).encode(), at)
+        holders = owner[at : at + len(str(number))]
+        assert span == [holders[0], holders[-1] + 1]
+        at += len(str(number))
+
+
+def test_only_what_the_policy_wrote(answered, qwen):
+    sample = answered("It is at (30, 40).")
+    assert [r.point for r in find(sample, qwen).regions] == [(30.0, 40.0)]
+    everything = find(sample, qwen, where="all").regions
+    assert [r.point for r in everything] == [(1.0, 2.0), (30.0, 40.0)]
+
+
+def test_a_box_goes_on_where_spans_touch_and_not_over_an_observation(qwen):
+    one, two = qwen.encode("at (30"), qwen.encode(", 40).")
+    parts = [("image", (1, 34, 46), "a"), ("response", one, 0, "reasoning"), ("response", two, 0)]
+    assert [r.point for r in find(make_sample(parts), qwen).regions] == [(30.0, 40.0)]
+    parts.insert(2, ("observation", qwen.encode("!"), 0))
+    assert find(make_sample(parts), qwen).regions == []
+
+
+def test_the_medium_is_the_last_one_before(qwen):
+    said = qwen.encode("(3, 4)")
+    parts = [
+        ("image", (1, 4, 4), "a"),
+        ("response", said),
+        ("image", (1, 8, 8), "b"),
+        ("response", said),
+    ]
+    sample = make_sample(parts)
+    assert [r.media_index for r in find(sample, qwen).regions] == [0, 1]
+    assert [r.media_index for r in find(sample, qwen, media_index=0).regions] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        (BOX.format(12, 34, 5, 78), "MM310"),
+        (BOX.format(12, 34, 12, 78), "MM314"),
+        (BOX.format(12, 34, 645, 78), "MM311"),
+        ("(12, -3)", "MM311"),
+        ('{"bbox_2d": [1, 2, 3', "MM313"),
+        ("<|box_start|>(1,2),(3,nan)<|box_end|>", "MM313"),
+    ],
+)
+def test_what_can_t_be_used_is_a_problem_and_the_sample_stays_valid(answered, qwen, text, code):
+    sample = answered(f"So {text}")
+    found = find(sample, qwen)
+    (region,), (problem,) = found.regions, found.problems
+    assert problem.code == region.metadata["problem"] == code
+    assert problem.span == (region.start, region.stop) and problem.fix
+    assert qwen.decode(sample.input_ids[slice(*problem.span)]).strip() == text
+    assert region.bbox is region.point is None
+    assert mp.validate(annotate(sample, qwen)) == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(ids=st.lists(st.integers(0, 151_700), min_size=1, max_size=80))
+def test_any_ids_leave_a_valid_sample(qwen, ids):
+    ids = [i for i in ids if i not in (151655, 151656)] or [5]
+    sample = make_sample([("image", (1, 34, 46), "a"), ("response", ids)])
+    assert mp.validate(annotate(sample, qwen)) == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [*"()[]{},:1234567890-.e ", "nan", "<|box_start|>", "<|box_end|>", '"bbox_2d"']
+        )
+    )
+)
+def test_any_numbers_leave_a_valid_sample(pieces):
+    sample = make_sample([("image", (1, 34, 46), "a"), ("response", list(range(len(pieces))))])
+    marked = annotate(sample, [piece.encode() for piece in pieces].__getitem__)
+    assert mp.validate(marked) == []
+    assert mp.Sample.from_dict(marked.to_dict()) == marked
+
+
+def test_without_a_picture_a_place_is_only_a_problem(qwen):
+    sample = make_sample([("text", [5]), ("response", qwen.encode("(3, 4)"))])
+    found = find(sample, qwen)
+    assert found.regions == [] and [p.code for p in found.problems] == ["MM106"]
+
+
+def test_annotate_sets_the_familys_system_and_moves_targets_there(answered, qwen):
+    """Qwen3-VL writes thousandths; the targets were in pixels as the model saw them."""
+    sample = answered(ANSWER, family="qwen3_vl", grid=(1, 30, 40))  # 640 × 480
+    sample.coordinate_system = "absolute_pixels"
+    sample.bbox_targets = [mp.BboxTarget((64.0, 48.0, 320.0, 240.0), 0, "cat")]
+    marked = annotate(sample, qwen)
+    assert marked.coordinate_system == "normalized_1000"
+    assert marked.bbox_targets[0].bbox == (100.0, 100.0, 500.0, 500.0)
+    assert marked.region_spans[0].bbox == (12.0, 34.0, 560.0, 78.0)
+    assert sample.region_spans is None and sample.coordinate_system == "absolute_pixels"
+    assert annotate(marked, qwen) == marked  # nothing twice
+    assert annotate(sample, qwen, system="absolute_pixels").bbox_targets == sample.bbox_targets
+
+
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        ({"where": "prompt"}, "where"),
+        ({"forms": "json"}, "forms"),
+        ({"forms": ["xml"]}, "forms"),
+        ({"forms": None}, "forms"),
+        ({"system": "pixels"}, "system"),
+        ({"system": 1000}, "system"),
+        ({"media_index": 1}, "media_index"),
+        ({"media_index": -1}, "media_index"),
+        ({"media_index": "a"}, "media_index"),
+    ],
+)
+@pytest.mark.parametrize("call", [find, annotate])
+def test_wrong_arguments(answered, qwen, call, options, named):
+    with pytest.raises(mp.ArgumentError, match=rf": {named} is .* Fix: "):
+        call(answered("(1, 2)"), qwen, **options)
+
+
+def test_wrong_samples_and_tokenizers(answered):
+    with pytest.raises(mp.ArgumentError, match=r"sample is .* Fix: "):
+        find([answered("x")], None)
+    with pytest.raises(mp.ArgumentError, match=r"tokenizer is .* Fix: "):
+        find(answered("x"), None)
