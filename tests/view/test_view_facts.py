@@ -188,6 +188,21 @@ def test_pixels_of_a_screen_that_is_larger_than_what_the_model_saw():
     assert mark.points[0] == pytest.approx((0.5, 0.25))
 
 
+def test_without_a_coordinate_system_the_family_s_is_read():
+    click = {"action": "click", "coordinate": [500, 250]}
+    at = {}
+    for family in ("qwen3_vl", "qwen2_5_vl", "internvl"):
+        sample = make_sample(
+            [("text", [1]), ("image", (1, 32, 32)), ("response", [2])], family=family
+        )
+        sample.action_spans = [mp.ActionSpan(len(sample) - 1, len(sample), click)]
+        at[family] = [mark.points[0] for mark in marks_of(sample)]
+    assert at["qwen3_vl"] == [(0.5, 0.25)]
+    assert at["qwen2_5_vl"] == [pytest.approx((500 / 448, 250 / 448))]
+    known = mp.grounding.system_of("internvl")
+    assert len(at["internvl"]) == (known is not None)
+
+
 def test_a_place_without_numbers_or_medium_is_not_drawn():
     sample = make_sample([("text", [1]), ("image", (1, 6, 8)), ("response", [2])])
     sample.coordinate_system = "normalized_1"

@@ -99,6 +99,12 @@ def test_wrong_arguments():
             mp.view.png(**{"samples": gui_samples()[4:5], **options})
 
 
+def test_a_figure_that_is_too_high_is_refused():
+    parts = [part for k in range(500) for part in (("text", [k]), ("response", [k], k))]
+    with pytest.raises(mp.ArgumentError, match="higher than 32,000 pixels"):
+        mp.view.png([make_sample(parts)])
+
+
 def test_a_hundred_samples_make_a_figure_of_eight():
     samples = [
         make_sample([("text", [k]), ("response", [k, 5], 0)], f"s{k}", f"g{k}") for k in range(20)

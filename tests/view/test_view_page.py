@@ -271,3 +271,10 @@ def test_fields_of_the_wrong_type_are_named_and_what_is_not_finite_is_drawn():
         setattr(wrong, field, value)
         with pytest.raises(mp.MmpackError, match=field):
             mp.view.html([wrong])
+
+
+def test_the_caption_says_in_what_system_places_were_read():
+    sample = gui_samples()[3]
+    assert "no coordinate_system" not in mp.view.html([sample])
+    sample.coordinate_system = None
+    assert "read as normalized_1000, as qwen3_vl writes" in mp.view.html([sample])

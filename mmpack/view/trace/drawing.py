@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from mmpack.errors import require
+from mmpack.errors import ArgumentError, require
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -134,11 +134,14 @@ class Sheet:
         return low
 
     def _reach(self, height: float) -> None:
-        """Make the sheet as high, up to a limit; what lies below it is cut off."""
-        need = min(height, TALLEST)
-        if _px(need) <= self._whole.height:
+        """Make the sheet as high. Raises: ArgumentError beyond TALLEST."""
+        if _px(height) <= self._whole.height:
             return
-        high = _px(min((int(need) // STEP + 2) * STEP, TALLEST + STEP))
+        if height > TALLEST:
+            raise ArgumentError(
+                f"view.png: the figure is higher than {TALLEST * SCALE:,} pixels. Fix: fewer samples, by limit"
+            )
+        high = _px((int(height) // STEP + 2) * STEP)
         taller: Image = self._pillow.new("RGB", (self._wide * SCALE, high), self._paper)
         taller.paste(self._whole, (0, 0))
         self._whole, self._pen = taller, self._draw.Draw(taller)

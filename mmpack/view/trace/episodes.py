@@ -24,6 +24,7 @@ class Node:
     number: int  # in the order of drawing, over all episodes
     sample: Sample
     roles: Roles
+    keys: np.ndarray  # int64 [L]: equal where placeholders stand for equal media, or for none
     parent: Node | None
     shared: int  # leading tokens that are the parent's too
     unread: int  # of these, loss tokens of the parent that are none here
@@ -69,24 +70,25 @@ def episodes_of(samples: Sequence[Sample]) -> list[Episode]:
     return out
 
 
-def shared_tokens(one: Node, sample: Sample, roles: Roles) -> int:
+def shared_tokens(one: Node, sample: Sample, roles: Roles, keys: np.ndarray) -> int:
     """Leading tokens of equal ids and media, up to the first that only this sample's loss reads."""
     length = min(len(one.sample), len(sample))
     unlike = one.sample.input_ids[:length] != sample.input_ids[:length]
-    unlike |= _media(one.sample, one.roles)[:length] != _media(sample, roles)[:length]
+    unlike |= one.keys[:length] != keys[:length]
     unlike |= roles.loss[:length] & ~one.roles.loss[:length]
     return int(np.argmax(unlike)) if unlike.any() else length
 
 
 def _node(number: int, sample: Sample, before: list[Node]) -> Node:
     roles = roles_of(sample)
-    lengths = [shared_tokens(node, sample, roles) for node in before]
+    keys = _keys(sample, roles)
+    lengths = [shared_tokens(node, sample, roles, keys) for node in before]
     if not lengths or max(lengths) < LEAST:
-        return Node(number, sample, roles, None, 0, 0, 0)
+        return Node(number, sample, roles, keys, None, 0, 0, 0)
     parent = before[int(np.argmax(lengths))]  # the first of equals: nearest to the root
     shared = max(lengths)
     unread = int((parent.roles.loss & ~_head(roles.loss, len(parent.sample)))[:shared].sum())
-    return Node(number, sample, roles, parent, shared, unread, parent.depth + 1)
+    return Node(number, sample, roles, keys, parent, shared, unread, parent.depth + 1)
 
 
 def _head(values: np.ndarray, length: int) -> np.ndarray:
@@ -96,8 +98,7 @@ def _head(values: np.ndarray, length: int) -> np.ndarray:
     return out
 
 
-def _media(sample: Sample, roles: Roles) -> np.ndarray:
-    """int64 [L]: equal exactly where placeholders stand for equal media, or for none."""
+def _keys(sample: Sample, roles: Roles) -> np.ndarray:
     keys = np.array(
         [hash(medium.cache_key) for medium in sample.media] + [0], np.int64
     )  # the last: text, and media that are not there

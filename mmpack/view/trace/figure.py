@@ -56,7 +56,9 @@ def figure(
     tokenizer: Any,
     title: str,
 ) -> tuple[bytes, dict[str, str]]:
-    """The PNG, and for each medium that is drawn without its picture why. Raises: MissingExtraError without Pillow."""
+    """The PNG, and for each medium that is drawn without its picture why. Raises: ArgumentError for a
+    figure that is too high, MissingExtraError without Pillow.
+    """
     find, frames = finder(media_root, pictures), FrameViewer(media_root, pictures)
     missing: dict[str, str] = {}
 

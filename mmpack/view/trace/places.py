@@ -9,12 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mmpack.families import FAMILIES
+from mmpack.grounding import Sizes, as_floats, convert, sizes_of, system_of
 from mmpack.schema.sample import Sample
 from mmpack.view.trace.actions import Point, read_action
 
-NORMALIZED = {"normalized_1": 1.0, "normalized_1000": 1000.0}
-Scales = list[tuple[float, float] | None]  # of each medium
+Scales = list[tuple[str, Sizes] | None]  # of each medium: the system of its places, and the sizes
 REACH = 0.18  # of the picture: the length of a scroll's arrow
 
 
@@ -38,7 +37,7 @@ class Mark:
 
 def marks_of(sample: Sample) -> list[Mark]:
     """Regions, targets, then actions, of media that are there. Numbers that are not finite are not drawn."""
-    scales = [scale_of(sample, i) for i in range(len(sample.media))]
+    scales = [_read(sample, i) for i in range(len(sample.media))]
     marks: list[Mark | None] = []
     for i, region in enumerate(sample.region_spans or ()):
         text = region.label or "region"
@@ -55,28 +54,27 @@ def marks_of(sample: Sample) -> list[Mark]:
     return [mark for mark in marks if mark is not None]
 
 
-def scale_of(sample: Sample, media_index: int) -> tuple[float, float] | None:
-    """What x and y are divided by to be fractions; None where the sample does not say.
+def system_read(sample: Sample) -> str | None:
+    """The coordinate system that places are read in: the sample's, else what its family writes, if that is known."""
+    return sample.coordinate_system or system_of(sample.family)
 
-    Absolute pixels are of the image as the model saw it, its grid times the patch. Where a number lies beyond that
-    and the screen is larger, they are of the screen.
+
+def sizes_read(sample: Sample, media_index: int) -> Sizes | None:
+    """What places on a medium are pixels of; None where nothing says it.
+
+    Absolute pixels are of the picture as the model saw it. Where a number of the sample lies beyond that and the screen
+    is larger, they are of the screen.
     """
-    system = sample.coordinate_system
-    if system in NORMALIZED:
-        return NORMALIZED[system], NORMALIZED[system]
-    family, medium = FAMILIES[sample.family], sample.media[media_index]
-    t, h, w = medium.grid_thw
-    seen: tuple[float, float] | None = (w * family.patch_size, h * family.patch_size)
-    if family.pixel_layout == "tiles" and t > 1:  # how tiles lie is not recorded
-        seen = medium.size
+    found = sizes_of(sample, media_index)
+    if system_read(sample) != "absolute_pixels":
+        return found
+    seen = found.model or found.original  # tiles: how they lie is not recorded
     screen = sample.screen_size
-    if seen is None or min(seen) <= 0:
-        return screen
-    if screen is not None and min(screen) > 0:
+    if screen is not None and min(screen) > 0 and seen is not None:
         most = [max(values, default=0.0) for values in _numbers(sample)]
         if most[0] > seen[0] or most[1] > seen[1]:
-            return float(screen[0]), float(screen[1])
-    return float(seen[0]), float(seen[1])
+            seen = screen
+    return None if seen is None else Sizes(model=seen)
 
 
 def _placed(
@@ -123,14 +121,24 @@ def _mark(
 ) -> Mark | None:
     if index is None or not 0 <= index < len(scales) or not points:
         return None
-    scale = scales[index]
-    if scale is None or not all(math.isfinite(v) for point in points for v in point):
+    read = scales[index]
+    if read is None or not all(math.isfinite(v) for point in points for v in point):
         return None
-    fractions = tuple((x / scale[0], y / scale[1]) for x, y in points)
+    fractions = tuple(_fraction(point, *read) for point in points)
     if shape == "box":  # corners in order, as far as a picture goes
         (x0, y0), (x1, y1) = fractions
         fractions = ((min(x0, x1), min(y0, y1)), (max(x0, x1), max(y0, y1)))
     return Mark(index, shape, fractions, letter, text, role, token)
+
+
+def _read(sample: Sample, media_index: int) -> tuple[str, Sizes] | None:
+    system, sizes = system_read(sample), sizes_read(sample, media_index)
+    return None if system is None or sizes is None else (system, sizes)
+
+
+def _fraction(point: Point, system: str, sizes: Sizes) -> Point:
+    x, y = as_floats(convert(point, system, "normalized_1", sizes))
+    return x, y
 
 
 def _last_medium(sample: Sample, before: int) -> int | None:

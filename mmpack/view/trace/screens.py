@@ -21,7 +21,7 @@ from mmpack.view.media import Find
 from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.tags import Markup, joined, tag
 from mmpack.view.trace.episodes import Node
-from mmpack.view.trace.places import Mark, marks_of
+from mmpack.view.trace.places import Mark, marks_of, system_read
 
 HEIGHT, WIDEST = 270.0, 500.0  # of a figure, in CSS pixels
 FILM = 118.0  # height of a picture in the strip of a trajectory
@@ -177,8 +177,15 @@ def _caption(sample: Sample, index: int, marks: Sequence[Mark], note: str) -> li
         medium.source or medium.media_id,
         tag("small", f"{size}{grid}{rows} × {columns} = {medium.num_tokens:,} tokens"),
     ]
+    if medium.modality == "video" and medium.frame_indices is not None:
+        count = len(medium.frame_indices)
+        lines.append(
+            tag("small", f"{count} frames, one from the middle is drawn where there are pixels")
+        )
     if marks:
         lines.append(tag("ul", *(_legend(mark) for mark in marks), class_="marks"))
+        if sample.coordinate_system is None:
+            note = f"no coordinate_system: read as {system_read(sample)}, as {sample.family} writes. {note}"
     if note:
         lines.append(tag("small", note, class_="note"))
     return lines
