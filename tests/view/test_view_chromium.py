@@ -119,6 +119,8 @@ def test_the_arrow_keys_walk_through_rows_and_tokens(tmp_path, html):
     (region,) = sample.region_spans
     scored = sum("reward iou +0.86 (region 0)" in part for rest in walked for part in rest)
     assert scored == region.stop - region.start
+    of_turn = sum("reward format +1 (turn 0)" in part for rest in walked for part in rest)
+    assert of_turn == sample.num_loss_tokens
 
 
 def test_keys_for_samples_and_screens(tmp_path, html):

@@ -178,10 +178,7 @@ def _caption(sample: Sample, index: int, marks: Sequence[Mark], note: str) -> li
         tag("small", f"{size}{grid}{rows} × {columns} = {medium.num_tokens:,} tokens"),
     ]
     if medium.modality == "video" and medium.frame_indices is not None:
-        count = len(medium.frame_indices)
-        lines.append(
-            tag("small", f"{count} frames, one from the middle is drawn where there are pixels")
-        )
+        lines.append(tag("small", f"the middle of {len(medium.frame_indices)} frames"))
     if marks:
         lines.append(tag("ul", *(_legend(mark) for mark in marks), class_="marks"))
         if sample.coordinate_system is None:

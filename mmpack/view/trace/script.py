@@ -69,6 +69,7 @@ const select = u => {
   put(u.row.dataset.k);
   if (u.logprob !== undefined && u.logprob < 4095) put(`logprob ${(-u.logprob / 100).toFixed(2)}`);
   if (u.more) put(u.more);
+  if (u.row.dataset.m) put(u.row.dataset.m);
   now.replaceChildren(...cells);
   now.hidden = false;
   return fold;

@@ -77,7 +77,7 @@ figure.big{width:100%}figure.big svg{width:100%;max-height:92vh;cursor:zoom-out}
 figcaption{font-size:.84rem;margin-top:.3rem;contain:inline-size}figcaption small{display:block;color:var(--soft)}
 .marks li{margin:.1rem 0}
 .blank{fill:color-mix(in srgb,var(--c) 12%,var(--bg));--c:var(--picture)}.blank.video{--c:var(--video)}
-.blank.image{--c:var(--picture)}.grid{stroke:var(--line);stroke-width:.6;fill:none}
+.blank.image{--c:var(--picture)}.grid{stroke:var(--soft);stroke-width:.6;stroke-opacity:.35;fill:none}
 .mark{fill:none}.mark .halo{stroke:#10151b;stroke-width:3.8;stroke-linejoin:round;stroke-opacity:.8}
 .mark .line{stroke:var(--m);stroke-width:1.8;stroke-linejoin:round}
 .mark.target .line{stroke-dasharray:6 4}

@@ -92,6 +92,7 @@ def _row(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
     loss = "loss" if row.loss else ""
     about = ", ".join(part for part in (ROLES[row.role], turn, loss) if part)
     label = f"{about}, tokens {row.start} to {row.stop}"
+    over = [s for s in written.scores if row.loss and _is_over(s, row)]
     gutter = tag(
         "div",
         tag("b", LETTERS[row.role], class_="letter"),
@@ -111,7 +112,13 @@ def _row(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
         role="group",
         aria_label=label,
         data_k=about,
+        data_m="; ".join(map(str, over)) or None,
     )
+
+
+def _is_over(score: Placed, row: Row) -> bool:
+    """Whether the score is of a whole turn or sequence that holds the row, which is in the loss."""
+    return score.level == "sequence" or (score.level == "turn" and score.turn == row.turn)
 
 
 def _placeholders(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
