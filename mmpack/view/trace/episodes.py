@@ -28,7 +28,7 @@ class Node:
     parent: Node | None
     shared: int  # leading tokens that are the parent's too
     unread: int  # of these, loss tokens of the parent that are none here
-    depth: int
+    depth: int  # how many times its line branched off
 
     @property
     def relation(self) -> str:
@@ -88,7 +88,8 @@ def _node(number: int, sample: Sample, before: list[Node]) -> Node:
     parent = before[int(np.argmax(lengths))]  # the first of equals: nearest to the root
     shared = max(lengths)
     unread = int((parent.roles.loss & ~_head(roles.loss, len(parent.sample)))[:shared].sum())
-    return Node(number, sample, roles, keys, parent, shared, unread, parent.depth + 1)
+    depth = parent.depth + (shared < len(parent.sample))
+    return Node(number, sample, roles, keys, parent, shared, unread, depth)
 
 
 def _head(values: np.ndarray, length: int) -> np.ndarray:

@@ -161,7 +161,7 @@ def _tree(episodes: Sequence[Episode]) -> Markup:
                 "li",
                 tag(
                     "a",
-                    "└ " if node.depth else "",
+                    "└ " if node.relation.startswith("branches") else "",
                     _name(node, short=True),
                     href=f"#s{node.number}",
                 ),
@@ -177,8 +177,8 @@ def _tree(episodes: Sequence[Episode]) -> Markup:
 def _branch(node: Node) -> str:
     if node.parent is None:
         return f"{len(node.sample):,} tokens"
-    verb = "from" if node.relation.startswith("goes") else "branches at"
-    return f"{verb} {node.shared:,}, {len(node.sample):,} tokens"
+    new = f"{len(node.sample):,} tokens, {len(node.sample) - node.shared:,} new"
+    return new if node.shared == len(node.parent.sample) else f"branches at {node.shared:,}; {new}"
 
 
 def _name(node: Node, short: bool = False) -> str:

@@ -28,6 +28,7 @@ FILM = 118.0  # height of a picture in the strip of a trajectory
 SHOWN = 12  # media of a sample
 TOTAL, LEAST = 1_800_000, 9_000  # bytes of all pictures of a page, and of one
 SIZES = (1280, 960, 640, 448, 320, 200)  # longest side in pixels that are tried
+DENSE = 0.06  # bytes per pixel of a square that a screen takes at least
 CELLS = 48  # grid lines along one side
 
 
@@ -80,19 +81,19 @@ def pixels_of(medium: Medium, find: Find, frames: FrameViewer) -> tuple[np.ndarr
 
 
 def encoded(pixels: np.ndarray, most: int) -> str:
-    """A `data:` address of at most so many bytes, if the smallest size has as few: PNG, else JPEG."""
-    whole = require("PIL.Image", "view", "a picture").fromarray(pixels)
-    data, kind = b"", "png"
-    for longest in SIZES:
-        image = whole.copy()
+    """A `data:` address of at most so many bytes, unless the smallest size has more: PNG if that fits, else JPEG."""
+    image = require("PIL.Image", "view", "a picture").fromarray(pixels)
+    data, room = b"", most * 3 // 4  # base64
+    first = next((side for side in SIZES if side**2 <= room / DENSE), SIZES[-1])
+    for longest in [side for side in SIZES if side <= first]:
         image.thumbnail((longest, longest))
-        for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):
+        for kind in ("png", "jpeg") if longest == first else ("jpeg",):
             out = io.BytesIO()
-            image.save(out, kind.upper(), **options)
+            image.save(out, kind.upper(), quality=82)
             data = out.getvalue()
-            if len(data) * 4 <= most * 3:  # base64
+            if len(data) <= room:
                 return _uri(kind, data)
-    return _uri(kind, data)
+    return _uri("jpeg", data)
 
 
 def _uri(kind: str, data: bytes) -> str:
