@@ -19,7 +19,16 @@ from mmpack.view.trace.tokens import DIGITS, packed_ids, packed_lengths
 
 
 def every_sample():
-    return [*gui_samples(), full_sample("full")]
+    return [*gui_samples(), full_sample("full"), three_turns()]
+
+
+def three_turns():
+    """A score of each turn and of the sequence."""
+    parts = [part for k in range(3) for part in (("text", [k]), ("response", [5, 6 + k], k))]
+    sample = make_sample(parts, "three turns")
+    sample.rewards = [mp.Score(name=f"r{k}", value=1.0, scope={"turn": k}) for k in range(3)]
+    sample.rewards.append(mp.Score(name="done", value=1.0))
+    return sample
 
 
 @pytest.mark.parametrize("sample", every_sample(), ids=lambda s: s.sample_id)

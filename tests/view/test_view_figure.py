@@ -16,7 +16,7 @@ from support.samples import samples as any_samples
 
 import mmpack as mp
 from mmpack.view.trace.drawing import SCALE, Sheet, written
-from mmpack.view.trace.figure import COLOURS, MARKS
+from mmpack.view.trace.figure import COLOURS, MARGIN, MARKS, WIDTH
 from mmpack.view.trace.roles import ROLES
 
 
@@ -40,6 +40,9 @@ def test_the_bar_is_to_scale():
         for name in ("picture", "action")
     }
     assert widths["picture"] / widths["action"] == pytest.approx(20 / 40, rel=0.02)
+    ys, xs = np.nonzero(of_colour(picture, COLOURS[ROLES.index("prompt")]))
+    left, right = xs[ys == np.bincount(ys).argmax()].min(), (WIDTH - MARGIN) * SCALE
+    assert widths["action"] / (right - left) == pytest.approx(40 / len(sample), rel=0.02)
 
 
 def test_a_click_is_drawn_at_its_place():
