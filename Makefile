@@ -112,6 +112,7 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures,
 	$(BIN)/mmpack schema --action --check schemas/action.schema.json
 	$(BIN)/mmpack schema --rules --check docs/rules.md
 	$(BIN)/python fixtures/regenerate.py --check
+	$(BIN)/python fixtures/gui/regenerate.py --check
 	.venv-upstream/bin/python fixtures/causes/regenerate.py --check
 	.venv-upstream/bin/python fixtures/patches/regenerate.py --check
 	.venv-upstream/bin/python fixtures/video/regenerate.py --check

@@ -257,3 +257,12 @@ def test_install_and_commands(capsys):
 def test_the_page_of_actions():
     sample = run("docs/actions.md", {})["sample"]
     assert mp.validate(sample) == [] and sample.rewards is None
+
+
+def test_view(samples, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mp.write_trace("rollout.jsonl", samples)
+    (tmp_path / "screens").mkdir()
+    ran = run("docs/view.md", {"tokenizer": lambda token_id: f"{token_id} ".encode()})
+    assert all(f'aria-label="sample s{i}"' in ran["page"] for i in range(6))
+    assert ran["figure"].startswith(b"\x89PNG")

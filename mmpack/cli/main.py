@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from mmpack._version import __version__
 from mmpack.errors import MmpackError, one_line, require
 
-COMMANDS = ("smoke", "parity", "validate", "inspect", "plan", "frames", "bench", "doctor", "schema")
+COMMANDS = (
+    "smoke", "parity", "validate", "inspect", "view", "plan", "frames", "bench", "doctor", "schema",
+)  # fmt: skip
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count
 
 

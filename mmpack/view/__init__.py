@@ -7,9 +7,9 @@ What draws is loaded on first use: it needs optional packages.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmpack.errors import ArgumentError, MissingExtraError, kind_of
 from mmpack.parity.report import ParityReport
@@ -17,46 +17,114 @@ from mmpack.parity.report import ParityReport
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["html"]
+    from mmpack.schema.sample import Sample
+
+__all__ = ["html", "png"]
+
+LIMIT = 100  # samples of a page
+FIGURE_LIMIT = 8  # samples of a figure
 
 
 def html(
-    report: ParityReport,
+    what: ParityReport | Iterable[Sample],
     media_root: str | os.PathLike[str] | None = None,
     pictures: Mapping[str, np.ndarray] | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
     train_logprobs: Mapping[str, np.ndarray] | None = None,
+    *,
+    tokenizer: Any = None,
+    title: str | None = None,
+    limit: int | None = None,
 ) -> str:
-    """A parity report as one self-contained page; everything that came from a trace is escaped.
+    """A parity report, or samples, as one self-contained page; everything that came from a trace is escaped.
+
+    Samples are drawn by trajectory, in order of turn: their screens with boxes, clicks and paths, their tokens by what
+    they are, rewards and costs on their tokens. A sample that goes on from another draws only what is new.
 
     Args:
+        what: a ParityReport, or samples (a list, `mp.read_trace(path)`).
         media_root: folder below which the pictures and videos that `Medium.source` names are opened.
         pictures: content_hash -> uint8 [h, w, 3] of pictures in memory, [n, h, w, 3] of the sampled frames of videos.
-        decode: ids -> text, for the tokens around a difference.
-        train_logprobs: sample_id -> the trainer's logprobs [n] (natural log), where its trace doesn't hold them.
+        decode: of a report: ids -> text, for the tokens around a difference.
+        train_logprobs: of a report: sample_id -> the trainer's logprobs [n] (natural log), where its trace doesn't hold
+            them.
+        tokenizer: of samples: of transformers, or a function from an id to its bytes. Without one, texts are those of
+            `Sample.metadata["token_texts"]` (L strings) if there are any, else ids.
+        title: of samples: the heading, "samples" if not given.
+        limit: of samples: how many are drawn, 100 if not given; the page says that there are more.
 
-    Raises: ArgumentError for what is no report; MissingExtraError without MarkupSafe, and without Pillow where pictures
-    are drawn.
+    Raises: ArgumentError for another `what`, and for an option that is not of it; MissingExtraError without MarkupSafe,
+    and without Pillow where pictures are drawn.
 
     Example:
         >>> import mmpack as mp
         >>> report = mp.compare([], [])
         >>> mp.view.html(report)[:15], "Not compared" in mp.view.html(report)
         ('<!doctype html>', True)
+        >>> ids, loss = [5, 6, 7], [mp.LossSpan(1, 3, "action", turn=0)]
+        >>> sample = mp.Sample("s", "g", "qwen2_vl", ids, media=[], modality_spans=[], loss_spans=loss)
+        >>> "action, turn 0, loss, tokens 1 to 3" in mp.view.html([sample])
+        True
     """
-    if not isinstance(report, ParityReport):
-        raise ArgumentError(
-            f"view.html: the report is {kind_of(report)}, expected a ParityReport. Fix: pass what mp.compare returns"
-        )
-    from mmpack.view.parity.page import page
+    if isinstance(what, ParityReport):
+        _refuse("a report", tokenizer=tokenizer, title=title, limit=limit)
+        from mmpack.view.parity.page import page
 
-    return page(
-        report,
-        media_root=media_root,
-        known=pictures,
-        decode=decode,
-        train_logprobs=train_logprobs,
-    )
+        return page(
+            what,
+            media_root=media_root,
+            known=pictures,
+            decode=decode,
+            train_logprobs=train_logprobs,
+        )
+    if not isinstance(what, Iterable) or isinstance(what, (str, bytes, Mapping)):
+        raise ArgumentError(
+            f"view.html: it is handed {kind_of(what)}, expected samples or a ParityReport. "
+            "Fix: pass what mp.read_trace or mp.compare returns, of one sample [sample]"
+        )
+    _refuse("samples", decode=decode, train_logprobs=train_logprobs)
+    from mmpack.view.trace.choose import checked_options, choose
+    from mmpack.view.trace.page import page as trace_page
+
+    options = checked_options("view.html", media_root, pictures, tokenizer, title)
+    chosen = choose(what, "view.html", LIMIT if limit is None else limit)
+    return trace_page(chosen.samples, chosen.note, **options)[0]
+
+
+def png(
+    samples: Iterable[Sample],
+    media_root: str | os.PathLike[str] | None = None,
+    pictures: Mapping[str, np.ndarray] | None = None,
+    *,
+    tokenizer: Any = None,
+    title: str | None = None,
+    limit: int | None = None,
+) -> bytes:
+    """Samples as a figure for a paper, a PNG of 2,880 pixels width: screens, a bar of all tokens, what was written.
+
+    Args: as of `html`; `limit` is 8 if not given. Characters that Pillow's own font lacks are drawn as their escapes.
+    Raises: ArgumentError; MissingExtraError without Pillow.
+
+    Example:
+        >>> import mmpack as mp
+        >>> loss = [mp.LossSpan(1, 2)]
+        >>> sample = mp.Sample("s", "g", "qwen2_vl", [5, 6], media=[], modality_spans=[], loss_spans=loss)
+        >>> mp.view.png([sample])[:8]
+        b'\\x89PNG\\r\\n\\x1a\\n'
+    """
+    from mmpack.view.trace.choose import checked_options, choose
+    from mmpack.view.trace.figure import figure
+
+    options = checked_options("view.png", media_root, pictures, tokenizer, title)
+    chosen = choose(samples, "view.png", FIGURE_LIMIT if limit is None else limit)
+    return figure(chosen.samples, chosen.note, **options)[0]
+
+
+def _refuse(what: str, **options: Any) -> None:
+    """Options that are not of what is drawn."""
+    for name, value in options.items():
+        if value is not None:
+            raise ArgumentError(f"view.html: {name} is no option for {what}. Fix: leave it out")
 
 
 def _notebook(report: ParityReport) -> str:

@@ -1,58 +1,26 @@
 """The page in a real browser: its style applies, nothing runs, nothing sticks out, wide and narrow, light and dark."""
 
-import json
 import re
-import shutil
-import subprocess
 
 import pytest
+from support import browser
+from support.browser import BROWSER, MISSING
 from support.planting.episodes import decode
 from test_html import PICTURES, evil_pair, pair
 
 from mmpack import compare
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is found"
-)
-# a page around the page, which measures it
-OUTER = """<!doctype html><body><iframe id=f src="page.html" style="width:{width}px;height:900px"></iframe>
-<pre id=out></pre><script>
-f.onload = () => {{ const w = f.contentWindow, d = f.contentDocument, root = d.documentElement;
-  out.textContent = JSON.stringify({{
-    evil: String(w.evil), sheets: d.styleSheets.length, overflow: root.scrollWidth - root.clientWidth,
-    background: w.getComputedStyle(d.body).backgroundColor, strips: d.querySelectorAll(".mm-strip").length,
-    pictures: d.querySelectorAll("svg image").length, rules: d.styleSheets[0]?.cssRules.length,
-    high: Math.min(...[...d.querySelectorAll(".mm-strip")].map(e => e.getBoundingClientRect().height)) }}); }}
-</script></body>"""
+pytestmark = pytest.mark.skipif(BROWSER is None, reason=MISSING)
+SCRIPT = """
+return { evil: String(w.evil), sheets: d.styleSheets.length, overflow: root.scrollWidth - root.clientWidth,
+  background: w.getComputedStyle(d.body).backgroundColor, strips: all(".mm-strip").length,
+  pictures: all("svg image").length, rules: d.styleSheets[0]?.cssRules.length,
+  high: Math.min(...all(".mm-strip").map(e => e.getBoundingClientRect().height)) };
+"""
 
 
 def measured(tmp_path, html, width=1100, dark=False):
-    (tmp_path / "page.html").write_text(html, encoding="utf-8")
-    (tmp_path / "outer.html").write_text(OUTER.format(width=width), encoding="utf-8")
-    done = subprocess.run(
-        [
-            BROWSER,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--allow-file-access-from-files",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            (tmp_path / "outer.html").as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    found = re.search(r'<pre id="out">(.+?)</pre>', done.stdout)
-    assert found, done.stderr[-2000:]
-    return json.loads(found.group(1))
+    return browser.measured(tmp_path, html, SCRIPT, width, dark)
 
 
 def report():

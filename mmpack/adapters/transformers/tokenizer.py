@@ -1,13 +1,20 @@
-"""A tokenizer by name or path, as a function from ids to text."""
+"""A tokenizer by name or path, itself or as a function from ids to text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 from transformers import AutoTokenizer
 
 from mmpack.adapters.transformers.load import loading
+
+
+def load_tokenizer(name: str) -> Any:
+    """transformers' tokenizer. Raises: ArgumentError if `name` can't be loaded."""
+    with loading("--tokenizer", name, "a folder with a tokenizer"):
+        return AutoTokenizer.from_pretrained(name)
 
 
 def load_decoder(name: str) -> Callable[[Sequence[int]], str]:
@@ -15,8 +22,7 @@ def load_decoder(name: str) -> Callable[[Sequence[int]], str]:
 
     Raises: ArgumentError if `name` can't be loaded.
     """
-    with loading("--tokenizer", name, "a folder with a tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = load_tokenizer(name)
     known = len(tokenizer)
 
     def decode(ids: Sequence[int]) -> str:

@@ -22,8 +22,8 @@ from mmpack.schema.media import Medium
 from mmpack.video.decoding import decode
 from mmpack.video.files.container import content_key
 from mmpack.video.limits import Limits
-from mmpack.view.parity.pictures import data_uri
-from mmpack.view.parity.tags import Markup, joined, tag
+from mmpack.view.media import data_uri
+from mmpack.view.tags import Markup, joined, tag
 
 MOST = 8  # thumbnails per report
 SEARCHED = 64  # frames per side that are decoded to find the first with other pixels
@@ -88,7 +88,7 @@ class FrameViewer:
     def _thumbnail(self, medium: Medium, frame: Frame, place: int) -> Found:
         if frame.frames is not None and place >= frame.frames:
             return None, f"no such frame: {frame.frames} in all"
-        found, note = self._frames(medium, range(place, place + 1))
+        found, note = self.frames(medium, range(place, place + 1))
         return None if found is None else found[0], note
 
     def _search(self, pair: Pair, difference: FrameDifference) -> tuple[FrameDifference, str]:
@@ -103,7 +103,7 @@ class FrameViewer:
             return difference, "frames have other pixels, and no frame_indices to find them by"
         for start in range(0, stop, AT_ONCE):
             places = range(start, min(start + AT_ONCE, stop))
-            found = [self._frames(medium, places) for medium in media]
+            found = [self.frames(medium, places) for medium in media]
             one, two = (pixels for pixels, _ in found)
             if one is None or two is None:
                 why = "; ".join(dict.fromkeys(note for pixels, note in found if pixels is None))
@@ -120,7 +120,7 @@ class FrameViewer:
             "resize elsewhere"
         )
 
-    def _frames(self, medium: Medium, places: range) -> Found:
+    def frames(self, medium: Medium, places: range) -> Found:
         """uint8 [n, h, w, 3] at these places of the chosen frames."""
         held = self.known.get(medium.content_hash or "")
         if held is not None and held.ndim == 4 and places.stop <= len(held):

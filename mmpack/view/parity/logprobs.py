@@ -6,7 +6,7 @@ import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side
 from mmpack.parity.sampling import unlike_sampling
-from mmpack.view.parity.tags import Markup, table, tag
+from mmpack.view.tags import Markup, table, tag
 
 WIDTH, HEIGHT = 1000, 90  # of the drawing, in its own units
 BARS = 500

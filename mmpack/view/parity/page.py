@@ -12,13 +12,14 @@ import numpy as np
 
 from mmpack.parity.causes.pair import Pair
 from mmpack.parity.report import by_cause, counted, evidence_of
+from mmpack.view.media import Find, finder
 from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.parity.layout import KINDS, first_difference
 from mmpack.view.parity.logprobs import Drift, by_modality, by_token, drift_of
-from mmpack.view.parity.pictures import Find, finder, pictures
+from mmpack.view.parity.pictures import pictures
 from mmpack.view.parity.strips import around, overview, zoom
 from mmpack.view.parity.style import STYLE
-from mmpack.view.parity.tags import Markup, joined, table, tag
+from mmpack.view.tags import Markup, joined, table, tag
 
 if TYPE_CHECKING:
     from mmpack.parity.report import Finding, ParityReport

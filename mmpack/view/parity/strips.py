@@ -11,7 +11,7 @@ import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side
 from mmpack.view.parity.layout import KINDS, decoded, kinds, pieces
-from mmpack.view.parity.tags import Markup, joined, tag
+from mmpack.view.tags import Markup, joined, tag
 
 WIDTH, HEIGHT, GAP = 1000, 22, 6  # of the drawing, in its own units
 BEFORE, AFTER = 4, 14  # tokens shown around the first difference

@@ -9,7 +9,7 @@ from mmpack.errors import needs, one_line
 with needs("view", "an HTML report"):
     from markupsafe import Markup, escape
 
-__all__ = ["Markup", "joined", "table", "tag", "text"]
+__all__ = ["Markup", "escape", "joined", "table", "tag", "text"]
 
 VOID = ("br",)
 

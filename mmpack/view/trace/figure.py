@@ -1,0 +1,266 @@
+"""The figure for a paper: per sample its new screens with marks, a bar of all its tokens, what the policy wrote.
+
+Sizes are in units of a page of 1,440; a pixel is half a unit. The font is Pillow's own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmpack.errors import require
+from mmpack.schema.sample import Sample
+from mmpack.view.media import finder
+from mmpack.view.parity.frame_viewer import FrameViewer
+from mmpack.view.trace.drawing import Sheet
+from mmpack.view.trace.episodes import Node, episodes_of
+from mmpack.view.trace.places import Mark
+from mmpack.view.trace.roles import LETTERS, PICTURE, ROLES, VIDEO, Row, rows_of
+from mmpack.view.trace.scores import Placed, placed_scores
+from mmpack.view.trace.screens import (
+    arrow_head,
+    at_edge,
+    cells,
+    label_place,
+    new_marks,
+    new_media,
+    pixels_of,
+    shape_of,
+)
+from mmpack.view.trace.texts import texts_of, visible
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+WIDTH, MARGIN, GAP = 1440, 36, 18
+SCREEN_HIGH, SCREEN_WIDE, SCREENS = 210.0, 320.0, 3  # of a screen; how many of a sample
+BAR, LINE = 22, 22  # heights of the bar of tokens and of a line of text
+LINES = 4  # of text of a row
+PAPER, INK, SOFT, RULE = "#ffffff", "#1b2129", "#56616d", "#d8dee5"
+COLOURS = ("#5b6572", "#1d5fc9", "#7a3bc4", "#8a5600", "#086d85", "#a82a6c", "#157038")
+MARKS = {"region": "#ff7aa2", "target": "#35d6ff", "action": "#ffd633"}
+SCORES = {"reward": "#0b6b33", "cost": "#a5221b", "verdict": INK}
+
+
+def figure(
+    samples: Sequence[Sample],
+    note: str,
+    *,
+    media_root: str | os.PathLike[str] | None,
+    pictures: Mapping[str, np.ndarray] | None,
+    tokenizer: Any,
+    title: str,
+) -> tuple[bytes, dict[str, str]]:
+    """The PNG, and for each medium that is drawn without its picture why. Raises: ArgumentError for a
+    figure that is too high, MissingExtraError without Pillow.
+    """
+    find, frames = finder(media_root, pictures), FrameViewer(media_root, pictures)
+    missing: dict[str, str] = {}
+
+    def pixels(medium: Any) -> np.ndarray | None:
+        found, why = pixels_of(medium, find, frames)
+        if found is None:
+            missing[medium.media_id] = why or "no file"
+        return found
+
+    sheet = Sheet(WIDTH, PAPER)
+    _top(sheet, title, note)
+    for episode in episodes_of(samples):
+        sheet.y += GAP
+        x = sheet.text(MARGIN, sheet.y, f"{episode.kind} ", 18, SOFT)
+        sheet.text(x, sheet.y, episode.name, 18, INK)
+        sheet.y += 34
+        for node in episode.nodes:
+            _band(sheet, node, texts_of(node.sample, tokenizer), pixels)
+    out = io.BytesIO()
+    sheet.image(sheet.y + MARGIN // 2).save(out, "PNG", optimize=True)
+    return out.getvalue(), missing
+
+
+def _top(sheet: Sheet, title: str, note: str) -> None:
+    """Title and key."""
+    sheet.text(MARGIN, 28, title, 26, INK)
+    if note:
+        sheet.text(MARGIN, 62, note, 15, SOFT)
+    x, y = float(MARGIN), 62 + 26 * bool(note)
+    for i, name in enumerate(ROLES):
+        x = _letter(sheet, x, y, i)
+        x = sheet.text(x + 6, y, name, 15, INK) + 18
+    for name, colour in MARKS.items():
+        sheet.box((x, y + 1, x + 17, y + 18), INK, None, 4)
+        sheet.box((x + 3, y + 4, x + 14, y + 15), None, colour, 2, 2)
+        words = "clicked" if name == "action" else name
+        x = sheet.text(x + 23, y, words, 15, INK) + 18
+    sheet.text(x, y, "high bar: in the loss", 15, SOFT)
+    sheet.y = y + 30
+
+
+def _letter(sheet: Sheet, x: float, y: float, role: int) -> float:
+    sheet.box((x, y, x + 18, y + 18), COLOURS[role], None, 4)
+    width = sheet.width(LETTERS[role], 13)
+    sheet.text(x + 9 - width / 2, y + 2, LETTERS[role], 13, PAPER)
+    return x + 18
+
+
+def _band(sheet: Sheet, node: Node, texts: list[str] | None, pixels: Any) -> None:
+    """One sample: screens to the left, tokens to the right."""
+    sample, top = node.sample, sheet.y
+    sheet.rule(MARGIN, WIDTH - MARGIN, top, RULE)
+    marks = new_marks(node)
+    shown = new_media(node, marks)
+    x, bottom = float(MARGIN), top
+    for index in shown[:SCREENS]:
+        own = [m for m in marks if m.media_index == index]
+        size = _screen(sheet, (x, top + 14), sample, index, own, pixels(sample.media[index]))
+        x, bottom = x + size[0] + GAP, max(bottom, top + 14 + size[1])
+        if x > WIDTH / 2:
+            break
+    left = x if shown else MARGIN
+    y = top + 12
+    facts = [sample.sample_id, "" if sample.turn is None else f"turn {sample.turn}"]
+    facts.append(f"{len(sample):,} tokens, {sample.num_loss_tokens:,} in the loss")
+    at = sheet.text(left, y, facts[0], 18, INK)
+    sheet.text(at + 12, y + 2, "  ·  ".join(f for f in facts[1:] if f), 15, SOFT)
+    y += 30
+    scores = placed_scores(sample, node.roles)
+    y = _chips(
+        sheet, left, y, [s for s in scores if s.level == "sequence" or s.stop <= node.shared]
+    )
+    if node.parent is not None:
+        words = f"{node.relation} {node.parent.sample.sample_id} after {node.shared:,} tokens"
+        sheet.text(left, y, words, 15, SOFT)
+        y += 24
+    y = _bar(sheet, left, y, node) + 12
+    for row in rows_of(node.roles, node.shared, ()):
+        if row.loss:
+            y = _row(sheet, left, y, sample, row, texts, scores)
+    sheet.y = max(y, bottom) + GAP
+
+
+def _bar(sheet: Sheet, left: float, y: float, node: Node) -> float:
+    """All tokens from left to right, to scale; those outside the loss at half height, those shared paler."""
+    scale = (WIDTH - MARGIN - left) / max(len(node.sample), 1)
+    for row in rows_of(node.roles, 0, (node.shared,)):
+        for start, stop in pairwise(row.cuts):
+            a, b = left + start * scale, left + stop * scale
+            colour = COLOURS[row.role]
+            if stop <= node.shared:
+                colour = sheet.mixed(colour, PAPER, 0.35)
+            top = y if row.loss else y + BAR / 2
+            sheet.box((a, top, max(b, a + 1), y + BAR), colour, None)
+    return y + BAR
+
+
+def _row(
+    sheet: Sheet,
+    left: float,
+    y: float,
+    sample: Sample,
+    row: Row,
+    texts: list[str] | None,
+    scores: Sequence[Placed],
+) -> float:
+    """What the policy wrote, on its ground, and the scores that end there."""
+    if row.role in (PICTURE, VIDEO):  # a broken sample: placeholders in the loss
+        words = f"media[{row.medium}]"
+    elif texts is None:
+        words = " ".join(map(str, sample.input_ids[row.start : row.stop].tolist()))
+    else:
+        words = visible("".join(texts[row.start : row.stop])).replace("↵", "")
+    wide = WIDTH - MARGIN - left - 44
+    lines = sheet.wrapped(words, 15, wide, LINES)
+    high = LINE * len(lines) + 8
+    ground = sheet.mixed(COLOURS[row.role], PAPER, 0.12)
+    sheet.box((left, y, WIDTH - MARGIN, y + high), ground, None, 4)
+    sheet.box((left, y, left + 5, y + high), COLOURS[row.role], None)
+    _letter(sheet, left + 14, y + 5, row.role)
+    for k, line in enumerate(lines):
+        sheet.text(left + 40, y + 5 + LINE * k, line, 15, INK)
+    ending = [s for s in scores if s.level != "sequence" and row.start < s.stop <= row.stop]
+    return _chips(sheet, left + 40, y + high + 4, ending) + (0 if ending else 2)
+
+
+def _chips(sheet: Sheet, left: float, y: float, scores: Sequence[Placed]) -> float:
+    """Scores as words, as many lines as they need; the next y."""
+    x, high = left, 22
+    for score in scores:
+        words, about = f"{score.kind} {score.name} {score.number}", f" {score.scope}"
+        wide = sheet.width(words + about, 14) + 16
+        if x > left and x + wide > WIDTH - MARGIN:
+            x, y = left, y + high + 4
+        sheet.box((x, y, x + wide, y + high), PAPER, SCORES[score.kind], 5)
+        end = sheet.text(x + 8, y + 3, words, 14, SCORES[score.kind])
+        sheet.text(end, y + 3, about, 14, SOFT)
+        x += wide + 8
+    return y + high + 6 if scores else y
+
+
+# ---- screens -------------------------------------------------------------------------------------
+
+
+def _screen(
+    sheet: Sheet,
+    at: tuple[float, float],
+    sample: Sample,
+    index: int,
+    marks: Sequence[Mark],
+    pixels: np.ndarray | None,
+) -> tuple[float, float]:
+    """A screen with its marks; its size."""
+    medium = sample.media[index]
+    columns, rows = cells(sample, medium)
+    ratio = shape_of(medium, columns, rows)
+    if pixels is not None:
+        ratio = pixels.shape[1] / pixels.shape[0]
+    ratio = min(max(ratio, 0.2), 5.0)
+    width, height = min(SCREEN_HIGH * ratio, SCREEN_WIDE), min(SCREEN_HIGH, SCREEN_WIDE / ratio)
+    if pixels is None:
+        colour = COLOURS[VIDEO if medium.modality == "video" else PICTURE]
+        sheet.box(
+            (at[0], at[1], at[0] + width, at[1] + height), sheet.mixed(colour, PAPER, 0.12), None
+        )
+        _lines(sheet, at, width, height, columns, rows)
+    else:
+        picture: Image = require("PIL.Image", "view", "a figure").fromarray(pixels)
+        sheet.picture(picture, at, (width, height))
+    sheet.box((at[0], at[1], at[0] + width, at[1] + height), None, RULE)
+    for mark in marks:
+        _draw_mark(sheet, at, width, height, mark)
+    return width, height
+
+
+def _lines(
+    sheet: Sheet, at: tuple[float, float], width: float, height: float, columns: int, rows: int
+) -> None:
+    for k in range(1, columns, max(1, columns // 40)):
+        x = at[0] + k * width / columns
+        sheet.line([(x, at[1]), (x, at[1] + height)], RULE, 0.5)
+    for k in range(1, rows, max(1, rows // 40)):
+        y = at[1] + k * height / rows
+        sheet.line([(at[0], y), (at[0] + width, y)], RULE, 0.5)
+
+
+def _draw_mark(
+    sheet: Sheet, at: tuple[float, float], width: float, height: float, mark: Mark
+) -> None:
+    points = [at_edge(point, width, height) for point in mark.points]
+    shifted = [(x + at[0], y + at[1]) for x, y in points]
+    for colour, wide in ((INK, 4.0), (MARKS[mark.role], 1.8)):
+        dashed = mark.role == "target" and colour != INK
+        if mark.shape == "box":
+            (x0, y0), (x1, y1) = shifted
+            corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]
+            sheet.line(corners, colour, wide, dashed)
+            continue
+        sheet.ring(shifted[0], 7, colour, wide)
+        if mark.shape == "path":
+            sheet.line(shifted, colour, wide)
+            for stroke in arrow_head(shifted):
+                sheet.line(list(stroke), colour, wide)
+    x, y = label_place(mark, points, width, height)
+    sheet.outlined(at[0] + x, at[1] + y - 12, mark.letter, 13, MARKS[mark.role], INK)

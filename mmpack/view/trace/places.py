@@ -1,0 +1,165 @@
+"""Boxes, points and actions of a sample as marks on its media.
+
+A mark's points are fractions of the picture: x, y in [0, 1] from the upper left corner; those outside stay outside.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mmpack.grounding import Sizes, as_floats, convert, sizes_of, system_of
+from mmpack.schema.sample import Sample
+from mmpack.view.trace.actions import Point, read_action
+
+Scales = list[tuple[str, Sizes] | None]  # of each medium: the system of its places, and the sizes
+REACH = 0.18  # of the picture: the length of a scroll's arrow
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something drawn on a medium."""
+
+    media_index: int
+    shape: str  # "box", "point", "click", "path"
+    points: tuple[Point, ...]  # a box: its upper left and lower right corner
+    letter: str  # drawn beside it: "r0" a region, "t0" a target, "1" an action
+    text: str
+    role: str  # "region", "target", "action"
+    token: int | None = None  # the first that it comes from
+
+    @property
+    def outside(self) -> bool:
+        """Whether a point lies beyond the picture (a pixel's rounding aside)."""
+        return any(not (-2e-3 <= v <= 1 + 2e-3) for point in self.points for v in point)
+
+
+def marks_of(sample: Sample) -> list[Mark]:
+    """Regions, targets, then actions, of media that are there. Numbers that are not finite are not drawn."""
+    scales = [_read(sample, i) for i in range(len(sample.media))]
+    marks: list[Mark | None] = []
+    for i, region in enumerate(sample.region_spans or ()):
+        text = region.label or "region"
+        marks += _placed(scales, region, region.media_index, f"r{i}", text, "region", region.start)
+    kinds = (("bbox", sample.bbox_targets), ("point", sample.point_targets))
+    targets = [target for _, listed in kinds for target in listed or ()]
+    for i, target in enumerate(targets):
+        index = target.media_index
+        index = _last_medium(sample, len(sample)) if index is None else index
+        text = target.label or "target"
+        marks += _placed(scales, target, index, f"t{i}", text, "target", None)
+    for i, span in enumerate(sample.action_spans or ()):
+        marks.append(_action_mark(sample, scales, span, i))
+    return [mark for mark in marks if mark is not None]
+
+
+def system_read(sample: Sample) -> str | None:
+    """The coordinate system that places are read in: the sample's, else what its family writes, if that is known."""
+    return sample.coordinate_system or system_of(sample.family)
+
+
+def sizes_read(sample: Sample, media_index: int) -> Sizes | None:
+    """What places on a medium are pixels of; None where nothing says it.
+
+    Absolute pixels are of the picture as the model saw it. Where a number of the sample lies beyond that and the screen
+    is larger, they are of the screen.
+    """
+    found = sizes_of(sample, media_index)
+    if system_read(sample) != "absolute_pixels":
+        return found
+    seen = found.model or found.original  # tiles: how they lie is not recorded
+    screen = sample.screen_size
+    if screen is not None and min(screen) > 0 and seen is not None:
+        most = [max(values, default=0.0) for values in _numbers(sample)]
+        if most[0] > seen[0] or most[1] > seen[1]:
+            seen = screen
+    return None if seen is None else Sizes(model=seen)
+
+
+def _placed(
+    scales: Scales,
+    place: Any,
+    index: int | None,
+    letter: str,
+    text: str,
+    role: str,
+    token: int | None,
+) -> list[Mark | None]:
+    """The box and the point of a region or a target."""
+    bbox, point = getattr(place, "bbox", None), getattr(place, "point", None)
+    found: list[Mark | None] = []
+    if bbox is not None:
+        corners = ((bbox[0], bbox[1]), (bbox[2], bbox[3]))
+        found.append(_mark(scales, index, "box", corners, letter, text, role, token))
+    if point is not None:
+        found.append(_mark(scales, index, "point", (point,), letter, text, role, token))
+    return found
+
+
+def _action_mark(sample: Sample, scales: Scales, span: Any, number: int) -> Mark | None:
+    action = read_action(span.action)
+    index = _last_medium(sample, span.start)
+    shape = "path" if len(action.points) > 1 else "click"
+    about = (str(number + 1), action.words, "action", span.start)
+    mark = _mark(scales, index, shape, action.points, *about)
+    if mark is None or action.direction is None or shape == "path":
+        return mark
+    (x, y), (dx, dy) = mark.points[0], action.direction
+    return Mark(mark.media_index, "path", ((x, y), (x + dx * REACH, y + dy * REACH)), *about)
+
+
+def _mark(
+    scales: Scales,
+    index: int | None,
+    shape: str,
+    points: tuple[Any, ...],
+    letter: str,
+    text: str,
+    role: str,
+    token: int | None,
+) -> Mark | None:
+    if index is None or not 0 <= index < len(scales) or not points:
+        return None
+    read = scales[index]
+    if read is None or not all(math.isfinite(v) for point in points for v in point):
+        return None
+    fractions = tuple(_fraction(point, *read) for point in points)
+    if shape == "box":  # corners in order, as far as a picture goes
+        (x0, y0), (x1, y1) = fractions
+        fractions = ((min(x0, x1), min(y0, y1)), (max(x0, x1), max(y0, y1)))
+    return Mark(index, shape, fractions, letter, text, role, token)
+
+
+def _read(sample: Sample, media_index: int) -> tuple[str, Sizes] | None:
+    system, sizes = system_read(sample), sizes_read(sample, media_index)
+    return None if system is None or sizes is None else (system, sizes)
+
+
+def _fraction(point: Point, system: str, sizes: Sizes) -> Point:
+    x, y = as_floats(convert(point, system, "normalized_1", sizes))
+    return x, y
+
+
+def _last_medium(sample: Sample, before: int) -> int | None:
+    """The medium whose placeholders were the last to begin before a token; the first medium where none did."""
+    begun = [(s.start, s.media_index) for s in sample.modality_spans if s.start < before]
+    if begun:
+        return max(begun)[1]
+    return 0 if sample.media else None
+
+
+def _numbers(sample: Sample) -> tuple[list[float], list[float]]:
+    """Every x and every y that the sample writes of places."""
+    xs: list[float] = []
+    ys: list[float] = []
+    regions, boxes = sample.region_spans or [], sample.bbox_targets or []
+    for box in [r.bbox for r in regions if r.bbox] + [t.bbox for t in boxes]:
+        xs += [box[0], box[2]]
+        ys += [box[1], box[3]]
+    points = [r.point for r in regions if r.point] + [t.point for t in sample.point_targets or ()]
+    points += [p for span in sample.action_spans or () for p in read_action(span.action).points]  # type: ignore[misc]
+    for x, y in points:
+        xs.append(x)
+        ys.append(y)
+    return xs, ys
