@@ -38,6 +38,13 @@ _HOME = {
     "mmpack.packing.pad": ("PaddedBatch", "pad"),
     "mmpack.losses.rewards.scatter": ("scatter_rewards",),
     "mmpack.losses.advantages.group": ("group_advantages",),
+    "mmpack.losses.rewards.length": (
+        "cosine_length_scores",
+        "group_length_scores",
+        "linear_length_scores",
+        "soft_overlong_scores",
+    ),
+    "mmpack.losses.returns.returns": ("discounted_returns",),
     "mmpack.losses.gae": ("gae",),
     "mmpack.losses.policy.loss": ("PolicyLoss", "policy_loss"),
     "mmpack.losses.value": ("value_loss",),

@@ -15,6 +15,11 @@ from mmpack.losses.advantages.group import group_advantages as group_advantages
 from mmpack.losses.gae import gae as gae
 from mmpack.losses.policy.loss import PolicyLoss as PolicyLoss
 from mmpack.losses.policy.loss import policy_loss as policy_loss
+from mmpack.losses.returns.returns import discounted_returns as discounted_returns
+from mmpack.losses.rewards.length import cosine_length_scores as cosine_length_scores
+from mmpack.losses.rewards.length import group_length_scores as group_length_scores
+from mmpack.losses.rewards.length import linear_length_scores as linear_length_scores
+from mmpack.losses.rewards.length import soft_overlong_scores as soft_overlong_scores
 from mmpack.losses.rewards.scatter import scatter_rewards as scatter_rewards
 from mmpack.losses.value import value_loss as value_loss
 from mmpack.ops.embeddings.merge import merge_embeddings as merge_embeddings

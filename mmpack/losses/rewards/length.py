@@ -46,18 +46,18 @@ def group_length_scores(
     ArgumentError.
     """
     what = "group_length_scores"
-    counts, right = _lengths(what, lengths), _flags(what, correct, len(lengths))
-    groups = np.asarray(group_index)
-    if groups.shape != (len(counts),) or groups.dtype.kind not in "iu":
-        raise ArgumentError(
-            f"{what}: group_index has shape {list(groups.shape)} and dtype {groups.dtype}, expected "
-            f"[{len(counts)}] integers. Fix: pass the number of each sample's group"
-        )
+    counts = _lengths(what, lengths)
+    right = _flags(what, correct, len(counts))
+    fix = "pass the number of each sample's group"
+    groups = _column(what, "group_index", group_index, "iu", "integers", fix, len(counts))
+    members: dict[int, list[int]] = {}
+    for n, group in zip(counts, groups, strict=True):
+        members.setdefault(group, []).append(n)
     values = []
-    for n, group, good in zip(counts, groups.tolist(), right, strict=True):
-        members = [m for m, other in zip(counts, groups.tolist(), strict=True) if other == group]
-        span = max(members) - min(members)
-        value = 0.5 - (n - min(members)) / span if span else 0.0
+    for n, group, good in zip(counts, groups, right, strict=True):
+        shortest, longest = min(members[group]), max(members[group])
+        span = longest - shortest
+        value = 0.5 - (n - shortest) / span if span else 0.0
         values.append(value if good else min(0.0, value))
     return _scores(counts, values, name)
 
@@ -82,7 +82,8 @@ def cosine_length_scores(
     Args: lengths: [B] loss tokens. correct: [B] bool. max_length: 1 or more. Raises ArgumentError.
     """
     what = "cosine_length_scores"
-    counts, right = _lengths(what, lengths), _flags(what, correct, len(lengths))
+    counts = _lengths(what, lengths)
+    right = _flags(what, correct, len(counts))
     check_whole(what, "max_length", max_length)
     bounds = {"correct_from": correct_from, "correct_to": correct_to, "exceeded": exceeded}
     for option, number in (bounds | {"wrong_from": wrong_from, "wrong_to": wrong_to}).items():
@@ -132,25 +133,33 @@ def _scores(counts: list[int], values: Sequence[float], name: str) -> list[list[
 
 def _lengths(what: str, lengths: Any) -> list[int]:
     """[B] whole numbers, 0 or more, as a list."""
-    found = np.asarray(lengths) if hasattr(lengths, "__len__") else None
-    empty = found is not None and found.shape == (0,)
-    if found is None or found.ndim != 1 or (found.dtype.kind not in "iu" and not empty):
-        shown = kind_of(lengths) if found is None else f"{found.dtype} of shape {list(found.shape)}"
-        raise ArgumentError(
-            f"{what}: lengths is {shown}, expected [B] integers. Fix: pass the loss tokens of each sample"
-        )
-    if (found < 0).any():
-        raise ArgumentError(f"{what}: lengths holds {found.min()}. Fix: pass 0 or more of each")
-    counts: list[int] = found.tolist()
+    fix = "pass the loss tokens of each sample"
+    counts: list[int] = _column(what, "lengths", lengths, "iu", "integers", fix)
+    if min(counts, default=0) < 0:
+        raise ArgumentError(f"{what}: lengths holds {min(counts)}. Fix: pass 0 or more of each")
     return counts
 
 
 def _flags(what: str, correct: Any, count: int) -> list[bool]:
-    found = np.asarray(correct) if hasattr(correct, "__len__") else None
-    if found is None or found.shape != (count,) or (found.dtype.kind != "b" and count):
-        shown = kind_of(correct) if found is None else f"{found.dtype} of shape {list(found.shape)}"
-        raise ArgumentError(
-            f"{what}: correct is {shown}, expected [{count}] bools. Fix: pass whether each answer is right"
-        )
-    flags: list[bool] = found.tolist()
+    fix = "pass whether each answer is right"
+    flags: list[bool] = _column(what, "correct", correct, "b", "bools", fix, count)
     return flags
+
+
+def _column(
+    what: str, name: str, given: Any, kinds: str, word: str, fix: str, count: int | None = None
+) -> list[Any]:
+    """[B] values whose numpy dtype is of `kinds`, as a list. A tensor on a GPU is read."""
+    try:
+        found = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
+    except (TypeError, ValueError):  # lists of unequal lengths
+        found = np.asarray(None)
+    size = "B" if count is None else str(count)
+    fits = found.ndim == 1 and (count is None or len(found) == count)
+    if not fits or (len(found) and found.dtype.kind not in kinds):
+        shape = f", {found.dtype} of shape {list(found.shape)}" if found.ndim else ""
+        raise ArgumentError(
+            f"{what}: {name} is {kind_of(given)}{shape}, expected [{size}] {word}. Fix: {fix}"
+        )
+    values: list[Any] = found.tolist()
+    return values

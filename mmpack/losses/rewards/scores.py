@@ -259,7 +259,9 @@ def _moved(
     joined = torch.from_numpy(np.concatenate(list(columns.values())))
     parts = joined.to(device, non_blocking=True).split([len(x) for x in columns.values()])
     moved = dict(zip(columns, parts, strict=True))
-    floats = {name: moved[name].view(torch.float64) for name in {"values", "factors"} & moved.keys()}
+    floats = {
+        name: moved[name].view(torch.float64) for name in {"values", "factors"} & moved.keys()
+    }
     return moved | floats
 
 
