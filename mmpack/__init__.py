@@ -37,7 +37,12 @@ _HOME = {
     "mmpack.packing.pack": ("pack",),
     "mmpack.packing.pad": ("PaddedBatch", "pad"),
     "mmpack.losses.rewards.scatter": ("scatter_rewards",),
+    "mmpack.losses.rewards.columns": ("score_columns",),
     "mmpack.losses.advantages.group": ("group_advantages",),
+    "mmpack.losses.advantages.ranks": ("gather_rewards", "group_numbers"),
+    "mmpack.losses.advantages.scopes": ("score_advantages",),
+    "mmpack.losses.turns.advantages": ("turn_advantages",),
+    "mmpack.losses.turns.turns": ("Turns", "turns_of"),
     "mmpack.losses.rewards.length": (
         "cosine_length_scores",
         "group_length_scores",

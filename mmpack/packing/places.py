@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+WIDE = 1 << 32  # more than turns and tokens: both fit into one key with a number before them
+
 
 @dataclass(frozen=True, eq=False)
 class LossPlaces:

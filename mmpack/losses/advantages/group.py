@@ -153,9 +153,10 @@ def _check_options(rewards: Any, kind: str, weights: Any, k: Any) -> None:
         )
     if weights is not None:
         if not isinstance(weights, Mapping) or kind != "gdpo" or weights.keys() != rewards.keys():
-            shown = sorted(weights, key=repr) if isinstance(weights, Mapping) else kind_of(weights)
+            found = list(weights) if isinstance(weights, Mapping) else kind_of(weights)
             raise ArgumentError(
-                f"group_advantages: weights is {shown} for kind {kind!r}. Fix: with kind='gdpo' name each of the rewards"
+                f"group_advantages: weights is {found} for kind {kind!r}. "
+                "Fix: name each of the rewards, with kind='gdpo'"
             )
         for name, weight in weights.items():
             check_number("group_advantages", f"weights[{name!r}]", weight)

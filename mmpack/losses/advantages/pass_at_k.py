@@ -1,4 +1,4 @@
-"""Advantages for the best of k answers: exact means over all groups of k, in plain PyTorch on any device, float64 inside.
+"""Advantages for the best of k answers, exactly, over all groups of k: plain PyTorch on any device, float64 inside.
 
 Of n rewards in ascending order the j-th (from 1) is the best of C(j-1, k-1) of the C(n, k) groups of k.
 """

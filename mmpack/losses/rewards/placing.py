@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmpack.packing.places import LossPlaces
+from mmpack.packing.places import WIDE, LossPlaces
 
 SEQUENCE, TURN, REGION, SPAN = range(4)
 LAST, ALL, MEAN = range(3)
-WIDE = 1 << 32  # more than turns and tokens: both fit into one key
 
 
 @dataclass
