@@ -1,6 +1,7 @@
 """Discounted returns of 1,000,000 loss tokens in 10,000 turns: one launch, plain torch, and a loop over padded columns."""
 
 import os
+from functools import partial
 
 import gpu
 import torch
@@ -40,17 +41,15 @@ def main():
         looped = by_columns(padded.double())
         want = torch.cat([row[:n] for row, n in zip(looped, lengths, strict=True)]).float()
         on_gpu, offsets, rectangle = rewards.cuda(), cu.cuda(), padded.cuda()
-        calls = {
-            name: lambda: mp.discounted_returns(on_gpu, offsets, GAMMA) for name in args.backends
-        }
-        for backend, call in calls.items():
+        call = partial(mp.discounted_returns, on_gpu, offsets, GAMMA)
+        for backend in args.backends:
             os.environ["MMPACK_BACKEND"] = backend
             gpu.require(float((call().cpu() - want).abs().max()) <= 1e-4, shape)
             rows.append(
                 {"backend": backend, "us": of_graph(call), "host_us": gpu.host_microseconds(call)}
             )
             rows[-1] |= {"what": "discounted_returns", "shape": shape}
-        taken = gpu.milliseconds(lambda: by_columns(rectangle), repeats=3) * 1e3
+        taken = gpu.milliseconds(partial(by_columns, rectangle), repeats=3) * 1e3
         rows.append(
             {"what": "loop over columns", "backend": "framework", "shape": shape, "us": taken}
         )
