@@ -1,4 +1,4 @@
-"""Discounted returns of 1,000,000 loss tokens in 10,000 turns: one launch, plain torch, and a loop over padded columns."""
+"""Discounted returns of a million loss tokens in turns: one launch, plain torch, and a loop over padded columns."""
 
 import os
 from functools import partial
