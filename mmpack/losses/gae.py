@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number
+from mmpack.errors import check_number
+from mmpack.losses.returns.returns import check_bootstrap
+from mmpack.losses.returns.scan_op import scan_op
 from mmpack.losses.samples import check_columns
-from mmpack.ops.inputs import check_are_tensors
-from mmpack.ops.segments import segment_ids, suffix_scan
 
 
 def gae(
@@ -26,8 +25,8 @@ def gae(
     between them.
 
     Args: rewards, values: [N] float. bootstrap: [B], the value after each sample's last loss token, for samples that
-    were cut off; None: 0, they ended. gamma, lam: from 0 to 1. Raises ArgumentError for shapes that don't fit and
-    numbers out of their range.
+    were cut off; None: 0, they ended. gamma, lam: from 0 to 1. One launch on a GPU. Raises ArgumentError for shapes
+    that don't fit and numbers out of their range.
 
     Example: two samples of two loss tokens and one.
         >>> import torch
@@ -38,24 +37,9 @@ def gae(
         (tensor([0.2500, 0.5000, 1.0000]), tensor([0.7500, 1.0000, 2.0000]))
     """
     check_columns("gae", cu_loss, {"rewards": rewards, "values": values})
-    check_are_tensors("gae", ("bootstrap",), bootstrap=bootstrap)
     for name, number in (("gamma", gamma), ("lam", lam)):
         check_number("gae", name, number, least=0, most=1)
-    if bootstrap is not None and (
-        bootstrap.shape != (len(cu_loss) - 1,)
-        or bootstrap.device != cu_loss.device
-        or not bootstrap.is_floating_point()
-    ):
-        raise ArgumentError(
-            f"gae: bootstrap has shape {list(bootstrap.shape)} and dtype {bootstrap.dtype} on {bootstrap.device}, "
-            f"expected [{len(cu_loss) - 1}] floats on {cu_loss.device}. Fix: one value per sample"
-        )
-    reward, value = rewards.detach().double(), values.detach().double()
-    segment = segment_ids(cu_loss, len(value))
-    stop = cu_loss.long()[1:][segment]
-    last = torch.arange(len(value), device=value.device) + 1 == stop
-
-    after = torch.zeros_like(value) if bootstrap is None else bootstrap.detach().double()[segment]
-    following = torch.where(last, after, value.roll(-1))
-    advantages = suffix_scan(reward + gamma * following - value, stop, decay=gamma * lam)
-    return advantages.float(), (advantages + value).float()
+    check_bootstrap("gae", bootstrap, cu_loss)
+    after = None if bootstrap is None else bootstrap.detach()
+    scanned: Tensor = scan_op(rewards.detach(), values.detach(), after, cu_loss, gamma, gamma * lam)
+    return scanned[0], scanned[1]

@@ -13,16 +13,21 @@ from mmpack.ops.segments import segment_ids, segment_sum
 
 
 def check_columns(
-    what: str, cu_loss: Tensor, columns: Mapping[str, Tensor | None], optional: Collection[str] = ()
+    what: str,
+    cu_loss: Tensor,
+    columns: Mapping[str, Tensor | None],
+    optional: Collection[str] = (),
+    offsets: str = "cu_loss",
 ) -> None:
     """Raise ArgumentError unless every column is a float [N] and cu_loss cuts N; columns named `optional` may be None.
 
-    The values of cu_loss are read on the CPU only, on a GPU that would wait for it, and not while torch.compile traces.
+    Args: offsets: the name of cu_loss in errors. Its values are read on the CPU only, on a GPU that would wait for it,
+    and not while torch.compile traces.
     """
-    check_are_tensors(what, optional, cu_loss=cu_loss, **columns)
+    check_are_tensors(what, optional, **{offsets: cu_loss}, **columns)
     if cu_loss.ndim != 1 or len(cu_loss) == 0 or cu_loss.dtype not in (torch.int32, torch.int64):
         raise ArgumentError(
-            f"{what}: cu_loss has shape {list(cu_loss.shape)} and dtype {cu_loss.dtype}, expected [B+1] int32. "
+            f"{what}: {offsets} has shape {list(cu_loss.shape)} and dtype {cu_loss.dtype}, expected [B+1] int32. "
             f"Fix: pass batch.cu_loss"
         )
     shape: torch.Size | None = None
@@ -38,14 +43,14 @@ def check_columns(
             )
         if column.device != cu_loss.device:
             raise ArgumentError(
-                f"{what}: {name} is on {column.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
+                f"{what}: {name} is on {column.device}, {offsets} on {cu_loss.device}. Fix: move both to one device"
             )
     if can_look_at(cu_loss) and shape is not None:
         first, last = int(cu_loss[0]), int(cu_loss[-1])
         if first != 0 or last != shape[0] or not bool((cu_loss[1:] >= cu_loss[:-1]).all()):
             raise ArgumentError(
-                f"{what}: cu_loss runs from {first} to {last} for {shape[0]} loss tokens, expected "
-                f"offsets that rise from 0 to {shape[0]}. Fix: pass the cu_loss of the batch that the columns are of"
+                f"{what}: {offsets} runs from {first} to {last} for {shape[0]} loss tokens, expected "
+                f"offsets that rise from 0 to {shape[0]}. Fix: pass the {offsets} of the batch that the columns are of"
             )
 
 

@@ -2,7 +2,14 @@
 
 from mmpack.losses.advantages import GROUP_ADVANTAGES
 from mmpack.losses.policy import POLICY_LOSS
-from mmpack.losses.rewards import SCATTER_REWARDS
+from mmpack.losses.returns import SEGMENT_RETURNS
+from mmpack.losses.rewards import SCATTER_REWARDS, SCATTER_SCORES
 from mmpack.ops.backend import Op
 
-OPS: tuple[Op, ...] = (POLICY_LOSS, GROUP_ADVANTAGES, SCATTER_REWARDS)
+OPS: tuple[Op, ...] = (
+    POLICY_LOSS,
+    GROUP_ADVANTAGES,
+    SCATTER_REWARDS,
+    SCATTER_SCORES,
+    SEGMENT_RETURNS,
+)

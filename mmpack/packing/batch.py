@@ -20,6 +20,7 @@ from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.media import patch_offsets
+from mmpack.packing.places import LossPlaces
 from mmpack.packing.tensors import to_int32
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.media import Medium
@@ -39,6 +40,7 @@ class LossIndex:
     loss_turn: torch.Tensor  # [N] int32, -1 where the span has no turn
     loss_token_index: torch.Tensor  # [N] int32, token of the sample
     region_rows: torch.Tensor  # [regions, 3] int32: sample, start, stop on the loss axis
+    loss_places: LossPlaces  # the last three and cu_loss on the host, where scores are placed
 
 
 @dataclass(kw_only=True, repr=False)
@@ -51,6 +53,7 @@ class Batch(LossIndex):
     group_index: torch.Tensor  # [B] int64, numbered in order of first appearance
     rewards: list[list[Score]]  # of each sample
     costs: list[list[Cost]]
+    verifiers: list[list[Score]]
     media: list[Medium]  # [M]
     vision_token_offsets: torch.Tensor  # [M+1] int64
     patch_offsets: torch.Tensor  # [M+1] int64 into pixel_values
@@ -259,15 +262,18 @@ def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossI
         counts.append(len(indices))
     all_rows = _joined(rows)
     unique, inverse = np.unique(all_rows, return_inverse=True)
+    offsets, turn, token = np.cumsum([0, *counts]), _joined(turns), _joined(tokens)
+    places = LossPlaces.of(offsets, turn, token, np.asarray(regions, dtype=np.int64))
     index = LossIndex(
         loss_rows=to_int32(all_rows),
         loss_targets=torch.from_numpy(_joined(targets)),
-        cu_loss=to_int32(np.cumsum([0, *counts])),
+        cu_loss=to_int32(offsets),
         loss_rows_unique=to_int32(unique),
         loss_row_inverse=to_int32(inverse),
-        loss_turn=to_int32(_joined(turns)),
-        loss_token_index=to_int32(_joined(tokens)),
-        region_rows=to_int32(np.asarray(regions, dtype=np.int64).reshape(-1, 3)),
+        loss_turn=to_int32(turn),
+        loss_token_index=to_int32(token),
+        region_rows=to_int32(places.regions),
+        loss_places=places,
     )
     return index, counts
 

@@ -90,6 +90,7 @@ def common_fields(
         "group_index": torch.tensor(_numbered(s.group_id for s in samples), dtype=torch.int64),
         "rewards": [s.rewards or [] for s in samples],
         "costs": [s.costs or [] for s in samples],
+        "verifiers": [s.verifiers or [] for s in samples],
         "media": table.media,
         "vision_token_offsets": torch.from_numpy(vision),
         "patch_offsets": torch.tensor(offsets, dtype=torch.int64),

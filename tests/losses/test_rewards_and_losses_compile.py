@@ -1,4 +1,4 @@
-"""The kernels of policy_loss, group_advantages and scatter_rewards, compiled for each target; csrc/ for HIP too."""
+"""The kernels of losses, advantages, rewards and returns, compiled for each target; csrc/ for HIP too."""
 
 import math
 import shutil
@@ -113,6 +113,35 @@ def test_scatter_rewards(target, at):
     constants = {"AT": at, "BLOCK": m.BLOCK}
     signature["weight"] = "fp64"
     assert compiled_size(m.scatter_kernel, signature, constants, target, num_warps=4) > 0
+
+
+@each_target
+@pytest.mark.parametrize("weighed", [False, True])
+def test_scatter_scores(target, weighed):
+    from mmpack.losses.rewards import triton as m
+
+    columns = {"values": "*fp64", "offsets": "*i64", "edges": "*i64", "index": "*i64"}
+    signature = columns | {"out": "*fp32", **dict.fromkeys(("pieces", "steps", "count"), "i32")}
+    constants = {"BLOCK": m.BLOCK}
+    if weighed:
+        signature["factors"] = "*fp64"
+    else:
+        constants["factors"] = None
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+    assert compiled_size(m.table_kernel, signature, constants, target, **options) > 0
+
+
+@each_target
+@pytest.mark.parametrize("absent", [(), ("values",), ("bootstrap",), ("values", "bootstrap")])
+@pytest.mark.parametrize("dtype", ["*fp32", "*fp64", "*bf16"])
+def test_segment_returns(target, dtype, absent):
+    from mmpack.losses.returns import triton as m
+
+    signature = {"rewards": dtype, "values": dtype, "bootstrap": dtype, "cu": "*i32"}
+    signature |= {"out": "*fp32", "count": "i32", "gamma": "fp64", "decay": "fp64"}
+    signature = {name: kind for name, kind in signature.items() if name not in absent}
+    constants = {"BLOCK": m.BLOCK} | dict.fromkeys(absent)
+    assert compiled_size(m.returns_kernel, signature, constants, target, num_warps=4) > 0
 
 
 HIP = "hipcc -std=c++17 -O3 -Wno-pass-failed -c -x hip"  # loops it leaves rolled

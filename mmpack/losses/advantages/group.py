@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_name, check_number
+from mmpack.errors import ArgumentError, check_name, check_number, check_whole, kind_of
 from mmpack.losses.advantages import GROUP_ADVANTAGES
+from mmpack.losses.advantages.leave_one_out import leave_one_out
+from mmpack.losses.advantages.pass_at_k import pass_at_k
+from mmpack.losses.advantages.torch import scaled, spread, standardised
+from mmpack.losses.advantages.units import check_alike, first_and_inverse
 from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import define_op
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 
-AdvantageKind = Literal["grpo", "rloo", "dr_grpo", "lite_ppo", "reinforce_pp"]
+AdvantageKind = Literal[
+    "grpo", "rloo", "loo_std", "dr_grpo", "lite_ppo", "reinforce_pp", "gdpo", "pass_at_k"
+]
+OVER_THE_BATCH = ("reinforce_pp", "gdpo")  # centred and scaled over the batch at last
 
 
 def group_advantages(
-    rewards: Tensor,
+    rewards: Tensor | Mapping[str, Tensor],
     group_index: Tensor,
     kind: AdvantageKind = "grpo",
     eps: float = 1e-6,
     *,
     num_tokens: Tensor | None = None,
+    unit_index: Tensor | None = None,
+    weights: Mapping[str, float] | None = None,
+    k: int | None = None,
     check: bool = True,
 ) -> Tensor:
     """Advantages [B] float32 over the whole batch, before it is planned into micro-batches and ranks.
@@ -33,22 +44,34 @@ def group_advantages(
     - `grpo`: (r - mean) / (std + eps) (arXiv 2402.03300 section 4.1.2)
     - `dr_grpo`: r - mean (arXiv 2503.20783)
     - `rloo`: r - the mean of the others, = (r - mean) · n / (n - 1) (arXiv 2402.14740)
+    - `loo_std`: (r - the mean of the others) / (their std + eps), as NeMo-RL's leave-one-out baseline: neither depends
+      on the sample. Where the others are equal, or there is only one, the difference stays as it is.
     - `lite_ppo`: (r - mean) / (std of the batch's rewards + eps) (arXiv 2508.08221)
     - `reinforce_pp`: a = r - mean, then (a - batch mean of a) / (batch std of a + eps) (REINFORCE++ with baseline,
       arXiv 2501.03262 section 3.3). In a group of one a = r, as in its form for one sample per prompt. The batch's mean
       and std are over samples, as in the paper; with `num_tokens` over loss tokens, as in verl, so that long samples
       count for more.
+    - `gdpo`: rewards are a dict of name to [B]; a = the sum over names of weight · (r - mean) / (std + eps), then
+      centred and scaled over the batch as in `reinforce_pp` (GDPO, arXiv 2601.05242).
+    - `pass_at_k`: what a sample adds to the best of k: (mean of the best over the groups of k that hold it - mean over
+      all groups of k) / (std over all + eps), exactly (arXiv 2508.10751); 0 in a group of k or fewer. Rewards of 0
+      and 1 make it pass@k, others max@k.
 
     A std of 0, or of a single value, gives the advantage 0. A group of one gives 0 for every kind but
     `reinforce_pp`: it has nothing to be compared with (TRL does so too; verl's rloo passes the bare reward on).
 
     Args: rewards: [B] float. group_index: [B] int, any numbers in any order. eps: TRL takes 1e-4, verl 1e-6.
-    num_tokens: [B] int, the loss tokens of each sample (`Sample.num_loss_tokens`), for `reinforce_pp` only.
+    num_tokens: [B] int, the loss tokens of each sample (`Sample.num_loss_tokens`), for `reinforce_pp` and `gdpo`.
+    unit_index: [B] int; samples with one number count once, as one member of their group: the per-turn samples of a
+    trajectory (`mp.turns_of(samples).sample_trajectory`), which have one reward. None: every sample counts. weights:
+    name of a reward to its factor, for `gdpo`; None: 1 each. k: for `pass_at_k`.
     check: read the values, which waits for a GPU once per batch. A NaN or infinite reward is an error. If all groups
     have one sample (no `group_id`) and every advantage is 0 for that, it is a UserWarning. False reads nothing and
-    does not wait, as a CUDA graph needs it; while torch.compile traces, nothing is read either.
+    does not wait, as a CUDA graph needs it; while torch.compile traces, nothing is read either. With `unit_index` on
+    a GPU the number of units is read all the same.
     Sums are float64 and in the order of the batch, so all of a group get the same mean and std. Of float64 rewards the
-    first 32 bits count, so that equal ones have a std of 0. One launch on a GPU.
+    first 32 bits count, so that equal ones have a std of 0. One launch on a GPU, but for `loo_std`, `gdpo` and
+    `pass_at_k`. For groups that are split over ranks: `mp.gather_rewards`.
     Raises ArgumentError for shapes, dtypes and devices that don't fit, an eps below 0, an unknown kind, and rewards as
     said.
 
@@ -60,32 +83,120 @@ def group_advantages(
         tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
     """
     check_name("group_advantages", "kind", kind, get_args(AdvantageKind))
+    check_number("group_advantages", "eps", eps, least=0)
+    _check_options(rewards, kind, weights, k)
+    columns = dict(rewards) if isinstance(rewards, Mapping) else {"": rewards}
+    for name, column in columns.items():
+        _check_column(f"rewards[{name!r}]" if name else "rewards", column, group_index, num_tokens)
+    reading = check and not torch.compiler.is_compiling()
+    if reading:
+        for name, column in columns.items():
+            _check_finite(f"rewards[{name!r}]" if name else "rewards", column)
+    if num_tokens is not None:
+        _check_num_tokens(num_tokens, group_index, kind)
+    inverse = None
+    if unit_index is not None:
+        _check_units(unit_index, group_index)
+        first, inverse = (x.to(group_index.device) for x in first_and_inverse(unit_index))
+        if reading:
+            check_alike(
+                first,
+                inverse,
+                group_index=group_index,
+                **{n or "rewards": c for n, c in columns.items()},
+            )
+        columns = {name: column[first] for name, column in columns.items()}
+        group_index = group_index[first]
+        if num_tokens is not None:
+            num_tokens = num_tokens.new_zeros(len(first)).index_add(0, inverse, num_tokens)
+    if reading:
+        _warn_alone(group_index, kind)
+    numbers = {name: _summable(column.detach()) for name, column in columns.items()}
+    advantages = _computed(numbers, group_index, num_tokens, kind, eps, weights, k)
+    return advantages if inverse is None else advantages[inverse]
+
+
+def _computed(
+    rewards: dict[str, Tensor],
+    group_index: Tensor,
+    num_tokens: Tensor | None,
+    kind: str,
+    eps: float,
+    weights: Mapping[str, float] | None,
+    k: int | None,
+) -> Tensor:
+    if kind == "gdpo":
+        total = torch.zeros(len(group_index), dtype=torch.float64, device=group_index.device)
+        for name, column in rewards.items():
+            weight = 1.0 if weights is None else weights[name]
+            total = total + weight * standardised(column.double(), group_index, eps)
+        counts = torch.ones_like(total) if num_tokens is None else num_tokens.double()
+        return scaled(*spread(total, counts), eps).float()
+    (column,) = rewards.values()
+    if kind == "loo_std":
+        return leave_one_out(column, group_index, eps)
+    if k is not None:
+        return pass_at_k(column, group_index, k, eps)
+    advantages: Tensor = _op(column, group_index, num_tokens, kind, eps)
+    return advantages
+
+
+def _check_options(rewards: Any, kind: str, weights: Any, k: Any) -> None:
+    """Raise ArgumentError for what only `gdpo` or `pass_at_k` takes, or lacks."""
+    if isinstance(rewards, Mapping) != (kind == "gdpo") or (kind == "gdpo" and not rewards):
+        shown = (
+            "an empty dict" if isinstance(rewards, Mapping) and not rewards else kind_of(rewards)
+        )
+        raise ArgumentError(
+            f"group_advantages: rewards is {shown} and kind is {kind!r}. Fix: a dict of name to [B] rewards for "
+            "kind='gdpo', one tensor [B] for the others"
+        )
+    if weights is not None:
+        if not isinstance(weights, Mapping) or kind != "gdpo" or weights.keys() != rewards.keys():
+            found = list(weights) if isinstance(weights, Mapping) else kind_of(weights)
+            raise ArgumentError(
+                f"group_advantages: weights is {found} for kind {kind!r}. "
+                "Fix: name each of the rewards, with kind='gdpo'"
+            )
+        for name, weight in weights.items():
+            check_number("group_advantages", f"weights[{name!r}]", weight)
+    if kind == "pass_at_k":
+        check_whole("group_advantages", "k", k, fix="pass how many answers may be tried")
+    elif k is not None:
+        raise ArgumentError(
+            f"group_advantages: k is given and kind is {kind!r}. Fix: leave it out, or kind='pass_at_k'"
+        )
+
+
+def _check_column(name: str, rewards: Any, group_index: Any, num_tokens: Any) -> None:
     check_are_tensors(
         "group_advantages",
         ("num_tokens",),
-        rewards=rewards,
+        **{name: rewards},
         group_index=group_index,
         num_tokens=num_tokens,
     )
-    check_number("group_advantages", "eps", eps, least=0)
     fits = rewards.ndim == 1 and rewards.shape == group_index.shape
     if not (fits and rewards.is_floating_point() and _are_integers(group_index)):
         raise ArgumentError(
-            f"group_advantages: rewards has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index "
+            f"group_advantages: {name} has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index "
             f"{list(group_index.shape)} and {group_index.dtype}, expected [B] floats and [B] integers. "
             "Fix: pass one reward per sample, and the number of its group"
         )
     if rewards.device != group_index.device:
         raise ArgumentError(
-            f"group_advantages: rewards are on {rewards.device}, group_index on {group_index.device}. "
+            f"group_advantages: {name} are on {rewards.device}, group_index on {group_index.device}. "
             "Fix: move both to one device"
         )
-    if check and not torch.compiler.is_compiling():
-        _check_values(rewards, group_index, kind)
-    if num_tokens is not None:
-        _check_num_tokens(num_tokens, rewards, kind)
-    advantages: Tensor = _op(_summable(rewards.detach()), group_index, num_tokens, kind, eps)
-    return advantages
+
+
+def _check_units(unit_index: Any, group_index: Tensor) -> None:
+    check_are_tensors("group_advantages", unit_index=unit_index)
+    if unit_index.shape != group_index.shape or not _are_integers(unit_index):
+        raise ArgumentError(
+            f"group_advantages: unit_index has shape {list(unit_index.shape)} and dtype {unit_index.dtype}, expected "
+            f"{list(group_index.shape)} integers. Fix: pass the number of each sample's trajectory"
+        )
 
 
 def _summable(rewards: Tensor) -> Tensor:
@@ -96,17 +207,17 @@ def _summable(rewards: Tensor) -> Tensor:
     return shifted - (shifted - rewards)
 
 
-def _check_num_tokens(num_tokens: Tensor, rewards: Tensor, kind: str) -> None:
-    if kind != "reinforce_pp":
+def _check_num_tokens(num_tokens: Tensor, group_index: Tensor, kind: str) -> None:
+    if kind not in OVER_THE_BATCH:
         raise ArgumentError(
             f"group_advantages: num_tokens is given and kind is {kind!r}, which looks at no token. "
             "Fix: leave it out, or kind='reinforce_pp'"
         )
-    fits = num_tokens.shape == rewards.shape and num_tokens.device == rewards.device
+    fits = num_tokens.shape == group_index.shape and num_tokens.device == group_index.device
     if not (fits and _are_integers(num_tokens)):
         raise ArgumentError(
             f"group_advantages: num_tokens has shape {list(num_tokens.shape)} and dtype {num_tokens.dtype} on "
-            f"{num_tokens.device}, expected {list(rewards.shape)} integers on {rewards.device}. "
+            f"{num_tokens.device}, expected {list(group_index.shape)} integers on {group_index.device}. "
             "Fix: pass the loss tokens of each sample"
         )
     if can_look_at(num_tokens) and bool((num_tokens < 0).any()):
@@ -119,8 +230,8 @@ def _are_integers(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
-def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
-    """Raise for rewards that are not finite; warn where each sample is the only one of its group, and gets 0 for it."""
+def _check_finite(name: str, rewards: Tensor) -> None:
+    """Raise for rewards that are not finite."""
     if rewards.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ArgumentError(
             "group_advantages: a CUDA graph is being captured, and the rewards can't be read. Fix: check=False"
@@ -128,15 +239,19 @@ def _check_values(rewards: Tensor, group_index: Tensor, kind: str) -> None:
     values = rewards.detach().cpu()
     bad = (~values.float().isfinite()).nonzero()[:, 0].tolist()
     if bad:
-        named = ", ".join(f"rewards[{i}] is {float(values[i])}" for i in bad[:3])
+        named = ", ".join(f"{name}[{i}] is {float(values[i])}" for i in bad[:3])
         raise ArgumentError(
             f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite in float32), which makes NaN "
             "or 0 of the group's advantages. Fix: leave those samples out, or score them again"
         )
-    no_pairs = len(values) > 0 and len(group_index.unique()) == len(values)
-    if no_pairs and kind != "reinforce_pp":
+
+
+def _warn_alone(group_index: Tensor, kind: str) -> None:
+    """Warn where each sample is the only one of its group, and gets 0 for it."""
+    count = len(group_index)
+    if count > 0 and kind != "reinforce_pp" and len(group_index.unique()) == count:
         warnings.warn(
-            f"group_advantages: each of {len(values)} samples is alone in its group, so every advantage is 0 and "
+            f"group_advantages: each of {count} samples is alone in its group, so every advantage is 0 and "
             "nothing is learned. Fix: give samples of one prompt one group_id, or use kind='reinforce_pp'",
             UserWarning,
             stacklevel=3,

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.losses.constrained.named import Costs
-from mmpack.losses.rewards.scatter import At, LossBatch, scatter_rewards
-from mmpack.schema.spans import Cost, Score
+from mmpack.losses.rewards.scatter import At, LossBatch
+from mmpack.losses.rewards.scores import scatter_scores
+from mmpack.schema.spans import Cost
 
 
 class CostBatch(LossBatch, Protocol):
@@ -69,19 +70,13 @@ def scatter_costs(
             "scatter_costs: no sample of the batch has a cost. Fix: record costs, or pass names=, which are 0 then"
         )
     by_name = {
-        name: [[Score(c.name, c.value, c.scope) for c in row if c.name == name] for row in lists]
-        for name in names
+        name: [[cost for cost in row if cost.name == name] for row in lists] for name in names
     }
     return Costs({n: _scattered(batch, rows, at) for n, rows in by_name.items()}, per="token")
 
 
-def _scattered(batch: LossBatch, scores: Tensor | list[list[Score]], at: At) -> Tensor:
-    """Where scores land is decided in one place: only here costs go through it, one name at a time."""
-    try:
-        return scatter_rewards(batch, scores, at=at)
-    except ArgumentError as error:
-        message = str(error).removeprefix("scatter_rewards: ")
-        raise ArgumentError(f"scatter_costs: {message}") from None
+def _scattered(batch: LossBatch, costs: Tensor | list[list[Cost]], at: At) -> Tensor:
+    return scatter_scores("scatter_costs", batch, costs, of=Cost, name="cost", at=at)
 
 
 def _lists(costs: Sequence[Sequence[Cost]], num_samples: int) -> list[list[Cost]]:

@@ -3,3 +3,4 @@
 from mmpack.ops.backend import Kernel, Op
 
 SCATTER_REWARDS = Op("scatter_rewards", __name__, (Kernel("cuda"), Kernel("triton")))
+SCATTER_SCORES = Op("scatter_scores", __name__, (Kernel("triton"),))

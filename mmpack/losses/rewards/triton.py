@@ -1,4 +1,8 @@
-"""mmpack::scatter_rewards in one launch: a program writes the tokens of one sample, or a part of them."""
+"""mmpack::scatter_rewards and mmpack::scatter_scores in one launch each, without atomics: a token has one writer.
+
+scatter_rewards: a program writes the tokens of one sample, or a part of them. scatter_scores: it writes BLOCK tokens,
+finds the piece of each by bisection, and adds up the piece's scores in their order.
+"""
 
 from __future__ import annotations
 
@@ -46,5 +50,63 @@ def scatter_rewards(rewards: Tensor, cu_loss: Tensor, count: int, weight: float,
             AT=at,
             BLOCK=BLOCK,
             num_warps=4,
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["pieces", "steps", "count"])
+def table_kernel(
+    values, index, factors, offsets, edges, out, pieces, steps, count, BLOCK: tl.constexpr
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = at < count
+    low = tl.zeros((BLOCK,), tl.int32)  # edges[low] <= at < edges[high]
+    high = low + pieces
+    for _ in range(steps):
+        middle = (low + high) // 2
+        before = tl.load(edges + middle, mask=live, other=0) <= at
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle)
+    first = tl.load(offsets + low, mask=live, other=0).to(tl.int32)
+    length = tl.load(offsets + low + 1, mask=live, other=0).to(tl.int32) - first
+    total = tl.zeros((BLOCK,), tl.float64)
+    for k in range(tl.max(length)):
+        more = k < length
+        term = tl.load(index + first + k, mask=more, other=0)
+        value = tl.load(values + term, mask=more, other=0.0)
+        if factors is not None:
+            value = value * tl.load(factors + first + k, mask=more, other=0.0)
+        total = tl.where(more, total + value, total)
+    tl.store(out + at, total, mask=live)
+
+
+def scatter_scores(
+    values: Tensor,
+    index: Tensor,
+    factors: Tensor | None,
+    offsets: Tensor,
+    edges: Tensor,
+    count: int,
+    most: int,
+) -> Tensor:
+    """Arguments and results of mmpack::scatter_scores."""
+    out = values.new_empty(count, dtype=torch.float32)
+    if count == 0:
+        return out
+    pieces = len(edges) - 1
+    with torch.cuda.device_of(out):
+        table_kernel[(triton.cdiv(count, BLOCK),)](
+            values.contiguous(),
+            index.contiguous(),
+            None if factors is None else factors.contiguous(),
+            offsets.contiguous(),
+            edges.contiguous(),
+            out,
+            pieces,
+            (pieces - 1).bit_length(),
+            count,
+            BLOCK=BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,  # value · factor is rounded before it is added, as on every device
         )
     return out

@@ -1,0 +1,35 @@
+"""The op mmpack::segment_returns: the suffix scan that returns and GAE share, float64 inside.
+
+On each segment of cu, with d = rewards (values absent) or rewards + gamma · the next value − value:
+out[0, t] = sum over k of decay^k · d[t + k]; with values out[1] = out[0] + values. The next value of a segment's last
+element is its bootstrap (0 without one); without values gamma · bootstrap is added to the last reward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmpack.losses.returns import SEGMENT_RETURNS
+from mmpack.ops.backend import implementation
+from mmpack.ops.custom_op import define_op
+
+
+def _run(rewards: Tensor, *rest: Any) -> Tensor:
+    module = implementation(SEGMENT_RETURNS, rewards.device)
+    scanned: Tensor = module.segment_returns(rewards, *rest)
+    return scanned
+
+
+def _fake(rewards: Tensor, values: Tensor | None, *_: Any) -> Tensor:
+    return rewards.new_empty((1 if values is None else 2, len(rewards)), dtype=torch.float32)
+
+
+# rewards, values [N] and bootstrap [B]: floats; cu [B+1]. Result: [1, N] float32, [2, N] with values.
+scan_op = define_op(
+    "segment_returns(Tensor rewards, Tensor? values, Tensor? bootstrap, Tensor cu, float gamma, float decay) -> Tensor",
+    _run,
+    _fake,
+)

@@ -1,0 +1,29 @@
+"""segment_returns in plain PyTorch and float64, on anything: what the kernel is to compute."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmpack.ops.segments import segment_ids, suffix_scan
+
+
+def segment_returns(
+    rewards: Tensor,
+    values: Tensor | None,
+    bootstrap: Tensor | None,
+    cu: Tensor,
+    gamma: float,
+    decay: float,
+) -> Tensor:
+    """Arguments and results of mmpack::segment_returns."""
+    count = len(rewards)
+    reward, value = rewards.double(), None if values is None else values.double()
+    segment = segment_ids(cu, count)
+    stop = cu.long()[1:][segment]
+    last = torch.arange(count, device=cu.device) + 1 == stop
+    after = torch.zeros_like(reward) if bootstrap is None else bootstrap.double()[segment]
+    following = torch.where(last, after, 0.0 if value is None else value.roll(-1))
+    terms = reward + gamma * following
+    scanned = suffix_scan(terms if value is None else terms - value, stop, decay)
+    return torch.stack([scanned] if value is None else [scanned, scanned + value]).float()

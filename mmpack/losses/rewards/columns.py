@@ -1,0 +1,59 @@
+"""Scores by name: one column [B] for each, as GDPO and `group_advantages` take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError, check_number, kind_of
+from mmpack.schema.spans import Score
+
+
+def score_columns(
+    scores: Sequence[Sequence[Score]],
+    names: Iterable[str] | None = None,
+    missing: float | None = None,
+) -> dict[str, Tensor]:
+    """Name to [B] float64: the sum of each sample's scores of that name, whatever they score.
+
+    Args: scores: B lists, as `batch.rewards`. names: those to take, in this order; None: all, as they first appear.
+    missing: the value of a sample without such a score; None: that is an error. Raises ArgumentError for that, for
+    values that are not finite, and for what is no Score.
+
+    Example:
+        >>> import mmpack as mp
+        >>> exact, form = mp.Score("exact", 1.0), mp.Score("form", 0.5)
+        >>> mp.score_columns([[exact, form], [form]], missing=0.0)["exact"]
+        tensor([1., 0.], dtype=torch.float64)
+    """
+    what = "score_columns"
+    if missing is not None:
+        check_number(what, "missing", missing)
+    if isinstance(scores, (str, bytes)) or not isinstance(scores, Sequence):
+        raise ArgumentError(f"{what}: scores is {kind_of(scores)}. Fix: pass B lists of Score")
+    found: dict[str, dict[int, float]] = {} if names is None else {name: {} for name in names}
+    for b, of_sample in enumerate(scores):
+        for k, score in enumerate(of_sample if isinstance(of_sample, Sequence) else [of_sample]):
+            if not isinstance(score, Score):
+                raise ArgumentError(
+                    f"{what}: scores[{b}][{k}] is {kind_of(score)}, expected a Score. Fix: pass B lists of Score"
+                )
+            if names is not None and score.name not in found:
+                continue
+            check_number(what, f"scores[{b}][{k}].value", score.value, fix="leave the score out")
+            column = found.setdefault(score.name, {})
+            column[b] = column.get(b, 0.0) + float(score.value)
+    for name, column in found.items():
+        absent = next((b for b in range(len(scores)) if b not in column), None)
+        if missing is None and absent is not None:
+            raise ArgumentError(
+                f"{what}: sample {absent} has no score {name!r}. Fix: score it, or say what is missing=…"
+            )
+    return {
+        name: torch.tensor(
+            [column.get(b, missing) for b in range(len(scores))], dtype=torch.float64
+        )
+        for name, column in found.items()
+    }

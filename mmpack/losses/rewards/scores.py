@@ -1,0 +1,353 @@
+"""`scatter_scores`: named scores of samples, turns, regions and spans to loss tokens, [N] float32, in one launch.
+
+Where a score lands is decided on the host. So is its amount, but for numbers [B] that lie on a GPU: those are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError, check_name, check_number, kind_of
+from mmpack.losses.rewards.placing import (
+    ALL,
+    LAST,
+    MEAN,
+    REGION,
+    SEQUENCE,
+    SPAN,
+    TURN,
+    Flat,
+    Table,
+    cut_to_last,
+    scoped,
+    table_of,
+)
+from mmpack.losses.rewards.scatter_op import scatter_op, table_op
+from mmpack.ops.inputs import check_are_tensors
+from mmpack.packing.places import LossPlaces
+from mmpack.schema.spans import Score
+
+At = Literal["last", "all", "mean"]
+AT = {"last": LAST, "all": ALL, "mean": MEAN}
+KINDS = {"turn": TURN, "region": REGION}
+FARTHEST = 2**31 - 1  # no turn, region or token is that far
+
+
+def scatter_scores(
+    what: str,
+    batch: Any,
+    *scores: Any,
+    of: type = Score,
+    name: str = "reward",
+    weights: Mapping[str, float] | None = None,
+    at: str | Mapping[str, str] = "last",
+) -> Tensor:
+    """The sum of all scores on each loss token, [N] float32 on the batch's device; see `scatter_rewards`.
+
+    Args: what: the function that errors name. scores: each B lists of `of`, [B] numbers, or a dict of name to [B]
+    numbers. of: the type of a score, with `name`, `scope` and `value`. name: what bare numbers are called.
+    """
+    if not hasattr(batch, "cu_loss"):
+        raise ArgumentError(
+            f"{what}: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
+            "Fix: pass what mp.pack or mp.pad returned"
+        )
+    _check_places(what, at)
+    _check_weights(what, weights)
+    given = _collect(what, batch, scores, of, name, weights)
+    _check_named(what, "weights", weights, given.names)
+    if isinstance(at, Mapping):
+        _check_named(what, "at", at, given.names)
+    if len(given.on_device) == 1 and not given.count:
+        ((own, numbers),) = given.on_device
+        weight = 1.0 if weights is None else weights[own]
+        count = len(batch.loss_turn)
+        alone: Tensor = scatter_op(numbers, batch.cu_loss, count, weight, _place(at, own))
+        return alone
+    return _scatter(what, batch, given, weights, at)
+
+
+@dataclass
+class _Given:
+    """All scores, in the order in which they add up: those of the host, then numbers on a GPU."""
+
+    sample: list[int] = field(default_factory=list)
+    name: list[str] = field(default_factory=list)
+    scope: list[Any] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+    on_device: list[tuple[str, Tensor]] = field(default_factory=list)  # (name, [B])
+    weights: Mapping[str, float] | None = None
+    names: set[str] = field(default_factory=set)  # of all, those that `weights` leave out too
+
+    @property
+    def count(self) -> int:
+        return len(self.value)
+
+    def takes(self, name: str) -> bool:
+        self.names.add(name)
+        return self.weights is None or name in self.weights
+
+    def add(self, what: str, batch: Any, sample: int, name: str, value: Any, scope: Any) -> None:
+        if not self.takes(name):
+            return
+        fix = "pass a finite number, or leave the score out"
+        check_number(what, f"{name!r} of sample {batch.sample_ids[sample]!r}", value, fix=fix)
+        self.sample.append(sample)
+        self.name.append(name)
+        self.value.append(float(value))
+        self.scope.append(scope)
+
+
+def _collect(
+    what: str,
+    batch: Any,
+    scores: tuple[Any, ...],
+    of: type,
+    name: str,
+    weights: Mapping[str, float] | None,
+) -> _Given:
+    given = _Given(weights=weights)
+    size = len(batch.sample_ids)
+    for source in scores:
+        named = source if isinstance(source, Mapping) else {name: source}
+        for own, column in named.items():
+            word = "rewards" if own == name else f"rewards[{own!r}]"
+            _check_column(what, word, column, size)
+            if isinstance(column, Tensor):
+                if batch.cu_loss.is_cuda:
+                    if size and given.takes(own):
+                        numbers = column.detach().to(batch.cu_loss.device, non_blocking=True)
+                        given.on_device.append((own, numbers))
+                    continue
+                column = column.detach().cpu().double().numpy()
+            for b, item in enumerate(column):
+                if isinstance(item, Real) or (isinstance(item, Tensor) and item.ndim == 0):
+                    given.add(what, batch, b, own, float(item), "sequence")
+                    continue
+                for score in _scores(what, b, item, of):
+                    given.add(what, batch, b, score.name, score.value, score.scope)
+    return given
+
+
+def _scores(what: str, sample: int, item: Any, of: type) -> list[Any]:
+    scores = list(item) if isinstance(item, Iterable) else [item]
+    if isinstance(item, str) or not all(isinstance(score, of) for score in scores):
+        raise ArgumentError(
+            f"{what}: rewards[{sample}] is {item!r}, expected a number or a list of {of.__name__}. "
+            f"Fix: pass one number per sample, or {of.__name__}(name, value)"
+        )
+    return scores
+
+
+def _scatter(
+    what: str,
+    batch: Any,
+    given: _Given,
+    weights: Mapping[str, float] | None,
+    at: str | Mapping[str, str],
+) -> Tensor:
+    """One launch for all scores."""
+    places, count = _places_of(batch), len(batch.loss_turn)
+    size, device = len(batch.sample_ids), batch.cu_loss.device
+    flat, factor = _flattened(what, batch, given, weights, at)
+    owner, start, stop = scoped(places, flat)
+    tokens = np.bincount(owner, stop - start, len(factor))
+    amount = factor.copy()
+    with np.errstate(over="ignore"):  # found below
+        amount[: given.count] *= given.value
+    _check_have_tokens(what, batch, given, amount, tokens)
+    shared = np.maximum(np.where(flat.at == MEAN, tokens, 1), 1)
+    table = table_of(*cut_to_last(owner, start, stop, flat.at), count)
+    if not given.on_device:
+        _check_sums(what, table, amount / shared)
+        values, factors = amount / shared, None
+    else:
+        values = amount[: given.count] / shared[: given.count]
+        factors = np.concatenate([np.ones(given.count), (factor / shared)[given.count :]])[
+            table.index
+        ]
+    moved = _moved(device, table, values, factors)
+    numbers = moved["values"]
+    if given.on_device:
+        columns = [x.double() for _, x in given.on_device]
+        numbers = torch.cat([numbers, *columns])
+        assert len(numbers) == given.count + size * len(columns)
+    scattered: Tensor = table_op(
+        numbers,
+        moved["index"],
+        moved.get("factors"),
+        moved["offsets"],
+        moved["edges"],
+        count,
+        table.most,
+    )
+    return scattered
+
+
+def _flattened(
+    what: str,
+    batch: Any,
+    given: _Given,
+    weights: Mapping[str, float] | None,
+    at: str | Mapping[str, str],
+) -> tuple[Flat, np.ndarray]:
+    """The scores as columns, and the factor of each."""
+    size = len(batch.sample_ids)
+    names = given.name + [name for name, _ in given.on_device for _ in range(size)]
+    scope = [_scope(what, batch, b, s) for b, s in zip(given.sample, given.scope, strict=True)]
+    scope += [(SEQUENCE, 0, 0)] * (len(names) - given.count)
+    kind, first, second = np.array(scope, dtype=np.int64).reshape(-1, 3).T
+    flat = Flat(
+        sample=np.array(given.sample + list(range(size)) * len(given.on_device), dtype=np.int64),
+        kind=kind,
+        first=first,
+        second=second,
+        at=np.array([AT[_place(at, name)] for name in names], dtype=np.int64),
+    )
+    factor = [1.0 if weights is None else float(weights[name]) for name in names]
+    return flat, np.array(factor, dtype=np.float64)
+
+
+def _scope(what: str, batch: Any, sample: int, scope: Any) -> tuple[int, int, int]:
+    """Kind and numbers of a scope."""
+    if isinstance(scope, str) and scope == "sequence":
+        return SEQUENCE, 0, 0
+    if isinstance(scope, dict) and len(scope) == 1:
+        ((kind, value),) = scope.items()
+        if kind == "span" and np.shape(value) == (2,) and _are_integers(*value):
+            return SPAN, _near(value[0]), _near(value[1])
+        if kind in KINDS and _are_integers(value):
+            return KINDS[kind], _near(value), 0
+    raise ArgumentError(
+        f"{what}: scope {scope!r} of sample {batch.sample_ids[sample]!r} is unknown. "
+        f'Fix: "sequence", {{"turn": k}}, {{"region": k}} or {{"span": [start, stop]}}'
+    )
+
+
+def _near(number: Any) -> int:
+    """A whole number of any size, cut to what turns, regions and tokens can be."""
+    return min(max(int(number), -1), FARTHEST)
+
+
+def _are_integers(*values: Any) -> bool:
+    return all(isinstance(value, Integral) for value in values)
+
+
+def _places_of(batch: Any) -> LossPlaces:
+    """Where the turns, regions and spans are: made with the batch, or of its tensors."""
+    places = getattr(batch, "loss_places", None)
+    if isinstance(places, LossPlaces):
+        return places
+    columns = (batch.cu_loss, batch.loss_turn, batch.loss_token_index, batch.region_rows)
+    return LossPlaces.of(*(column.cpu().numpy() for column in columns))
+
+
+def _moved(
+    device: torch.device, table: Table, values: np.ndarray, factors: np.ndarray | None
+) -> dict[str, Tensor]:
+    """All columns of a launch on `device`, by one copy that nobody waits for."""
+    columns = {"edges": table.edges, "offsets": table.offsets, "index": table.index}
+    columns |= {"values": values.view(np.int64)}
+    columns |= {} if factors is None else {"factors": factors.view(np.int64)}
+    joined = torch.from_numpy(np.concatenate(list(columns.values())))
+    parts = joined.to(device, non_blocking=True).split([len(x) for x in columns.values()])
+    moved = dict(zip(columns, parts, strict=True))
+    floats = {
+        name: moved[name].view(torch.float64) for name in {"values", "factors"} & moved.keys()
+    }
+    return moved | floats
+
+
+def _check_have_tokens(
+    what: str, batch: Any, given: _Given, amount: np.ndarray, tokens: np.ndarray
+) -> None:
+    lost = np.flatnonzero((tokens[: given.count] == 0) & (amount[: given.count] != 0))
+    if len(lost):
+        k = int(lost[0])
+        raise ArgumentError(
+            f"{what}: {given.name[k]!r} of sample {batch.sample_ids[given.sample[k]]!r} is {given.value[k]} for "
+            f"{given.scope[k]!r}, which has no loss token. "
+            "Fix: leave the sample out of the batch, or give the score 0"
+        )
+
+
+def _check_sums(what: str, table: Table, amount: np.ndarray) -> None:
+    piece = np.repeat(np.arange(len(table.offsets) - 1), np.diff(table.offsets))
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.bincount(piece, amount[table.index])
+    too_large = ~(np.abs(sums) <= np.finfo(np.float32).max)
+    if too_large.any():
+        raise ArgumentError(
+            f"{what}: scores add up to {sums[too_large][0]:g} on a token, which float32 can't hold. "
+            "Fix: weigh them less"
+        )
+
+
+def _place(at: str | Mapping[str, str], name: str) -> str:
+    return at if isinstance(at, str) else at.get(name, "last")
+
+
+def _check_places(what: str, at: Any) -> None:
+    if not isinstance(at, Mapping):
+        check_name(what, "at", at, get_args(At))
+        return
+    for name, place in at.items():
+        check_name(what, f"at[{name!r}]", place, get_args(At))
+
+
+def _check_weights(what: str, weights: Any) -> None:
+    if weights is None:
+        return
+    if not isinstance(weights, Mapping):
+        raise ArgumentError(
+            f"{what}: weights is {kind_of(weights)}, expected a dict. "
+            "Fix: pass the names of scores and their factors"
+        )
+    for name, weight in weights.items():
+        check_number(what, f"weights[{name!r}]", weight)
+
+
+def _check_named(what: str, option: str, named: Mapping[str, Any] | None, there: set[str]) -> None:
+    """A name that no score bears may be misspelt, where there are scores without a name in `named`."""
+    if named is None:
+        return
+    missing = sorted(named.keys() - there, key=repr)
+    left_out = sorted(there - named.keys(), key=repr)
+    if option == "weights" and left_out and not named:
+        raise ArgumentError(
+            f"{what}: weights name no score, and leave out {', '.join(map(repr, left_out))}. "
+            "Fix: name those to take, or pass None to take all"
+        )
+    if missing and left_out:
+        zero = ", with the factor 0 for those to leave out" if option == "weights" else ""
+        verb = "name" if option == "weights" else "names"
+        leave = "leave" if option == "weights" else "leaves"
+        raise ArgumentError(
+            f"{what}: {option} {verb} {missing[0]!r}, which no score of the batch bears, and {leave} out "
+            f"{', '.join(map(repr, left_out))}. Fix: name scores as they are{zero}"
+        )
+
+
+def _check_column(what: str, word: str, column: Any, num_samples: int) -> None:
+    shape = None
+    if isinstance(column, Tensor):
+        check_are_tensors(what, rewards=column)
+        if column.is_complex():
+            raise ArgumentError(f"{what}: {word} are {column.dtype}. Fix: pass real numbers")
+    if isinstance(column, (Tensor, np.ndarray)):
+        shape = column.shape
+    elif isinstance(column, Sequence) and not isinstance(column, (str, bytes)):
+        shape = (len(column),)
+    if shape is None or tuple(shape) != (num_samples,):
+        found = kind_of(column) if shape is None else f"of shape {list(shape)}"
+        raise ArgumentError(
+            f"{what}: {word} is {found} for {num_samples} samples, expected one per sample. "
+            f"Fix: pass [B] numbers or B lists of Score"
+        )

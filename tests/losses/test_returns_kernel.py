@@ -1,0 +1,111 @@
+"""The kernel of mmpack::segment_returns against loops in Python floats, segment by segment."""
+
+import numpy as np
+import pytest
+import torch
+from support.native import poison_outputs
+
+import mmpack as mp
+from mmpack.losses.returns import SEGMENT_RETURNS
+from mmpack.losses.returns.scan_op import scan_op
+from mmpack.ops.backend import choose
+
+pytestmark = pytest.mark.kernel
+
+LENGTHS = {
+    "short": [3, 0, 7, 1] * 3,
+    "blocks": [511, 512, 513, 0, 1025],
+    "one": [1],
+    "none": [0, 0],
+}
+
+
+@pytest.fixture
+def device(monkeypatch):
+    found = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    monkeypatch.setenv("MMPACK_BACKEND", "triton")
+    assert choose(SEGMENT_RETURNS, found) == "triton"
+    return found
+
+
+def loop(rewards, values, after, gamma, decay):
+    """Of one segment: the scan of its terms, from the end."""
+    out, running, following = [], 0.0, after
+    for k in range(len(rewards) - 1, -1, -1):
+        if values is None:
+            term = rewards[k] + (gamma * after if k == len(rewards) - 1 else 0.0)
+        else:
+            term, following = rewards[k] + gamma * following - values[k], values[k]
+        running = term + decay * running
+        out.append(running)
+    return out[::-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("has_bootstrap", [False, True])
+@pytest.mark.parametrize("has_values", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_scan(device, lengths, has_values, has_bootstrap, dtype, monkeypatch):
+    poison_outputs(monkeypatch, device)
+    g = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn(2, sum(lengths), generator=g).to(dtype).unbind()
+    after = torch.randn(len(lengths), generator=g)
+    cu = torch.tensor([0, *lengths]).cumsum(0).int()
+    given = [rewards, values if has_values else None, after if has_bootstrap else None, cu]
+    got = scan_op(*(None if x is None else x.to(device) for x in given), 0.99, 0.9).cpu()
+    want = []
+    for b, (r, v) in enumerate(zip(rewards.split(lengths), values.split(lengths), strict=True)):
+        end = float(after[b]) if has_bootstrap else 0.0
+        want += loop(r.tolist(), v.tolist() if has_values else None, end, 0.99, 0.9)
+    want = torch.tensor(want, dtype=torch.float64)
+    assert got.dtype == torch.float32 and got.shape == (1 + has_values, sum(lengths))
+    torch.testing.assert_close(got[0].double(), want, rtol=1e-6, atol=1e-6)
+    if has_values:
+        torch.testing.assert_close(got[1].double(), want + values.double(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_segment_in_any_company(device):
+    part = torch.randn(700, device=device)
+    alone = mp.discounted_returns(part, torch.tensor([0, 700], device=device), 0.97)
+    others = torch.cat([torch.full((7,), torch.nan, device=device), part])
+    among = mp.discounted_returns(others, torch.tensor([0, 7, 707], device=device), 0.97)
+    assert torch.equal(among[7:], alone) and among[:7].isnan().all()
+
+
+def test_opcheck(device):
+    cu = torch.tensor([0, 2, 2, 9], device=device)
+    x, end = torch.randn(9, device=device), torch.randn(3, device=device)
+    torch.library.opcheck(scan_op, (x, None, None, cu, 0.9, 0.9))
+    torch.library.opcheck(scan_op, (x, x + 1, end, cu, 0.9, 0.8))
+
+
+@pytest.mark.gpu
+def test_a_million_tokens_in_ten_thousand_turns(device):
+    rng = np.random.default_rng(0)
+    cuts = np.sort(rng.choice(999_999, 9_999, replace=False)) + 1
+    cu = torch.from_numpy(np.concatenate([[0], cuts, [1_000_000]])).cuda()
+    rewards = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0))
+    on_gpu = rewards.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = mp.discounted_returns(on_gpu, cu, 0.99)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    want = [loop(r.tolist(), None, 0.0, 0.99, 0.99) for r in rewards.split(cu.diff().tolist())]
+    want = torch.tensor([x for one in want for x in one], dtype=torch.float64)
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_captured(device):
+    rewards, cu = (
+        torch.randn(5000, device="cuda"),
+        torch.tensor([0, 100, 4000, 5000], device="cuda"),
+    )
+    mp.discounted_returns(rewards, cu, 0.9)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = mp.discounted_returns(rewards, cu, 0.9)
+    rewards.normal_()
+    graph.replay()
+    assert torch.equal(captured, mp.discounted_returns(rewards, cu, 0.9))

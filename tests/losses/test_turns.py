@@ -1,0 +1,113 @@
+"""Turns, their returns and advantages against loops over trajectories in Python floats."""
+
+import numpy as np
+import pytest
+import torch
+
+import mmpack as mp
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def normal(values, kind):
+    mean = np.mean(values)
+    std = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    if kind == "dr_grpo":
+        return [v - mean for v in values]
+    return [(v - mean) / (std + 1e-6) if std > 1e-12 else 0.0 for v in values]
+
+
+def by_key(values, keys, kind):
+    out = [0.0] * len(values)
+    for key in set(keys):
+        mine = [i for i, other in enumerate(keys) if other == key]
+        for i, v in zip(mine, normal([values[i] for i in mine], kind), strict=True):
+            out[i] = v
+    return np.array(out)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo"])
+@pytest.mark.parametrize("seed", range(4))
+def test_methods_against_loops(seed, kind):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 6, 9)
+    groups = rng.integers(0, 3, 9)
+    rewards = rng.normal(size=lengths.sum())
+    anchor = rng.integers(0, 3, lengths.sum())
+    whose = np.repeat(np.arange(9), lengths)
+    group = groups[whose].tolist()
+    returns, to_end = np.zeros(len(rewards)), np.zeros(len(rewards))
+    process = by_key(rewards, group, kind)
+    for i in reversed(range(len(rewards))):
+        more = i + 1 < len(rewards) and whose[i + 1] == whose[i]
+        returns[i] = rewards[i] + 0.9 * (returns[i + 1] if more else 0)
+        to_end[i] = process[i] + 0.9 * (to_end[i + 1] if more else 0)
+    totals = [rewards[whose == j].sum() for j in range(9)]
+    episode = by_key(totals, groups.tolist(), kind)[whose]
+    step = by_key(returns, list(zip(group, anchor.tolist(), strict=True)), kind)
+    want = {
+        "trajectory": episode,
+        "returns": by_key(returns, group, kind),
+        "process": to_end,
+        "gigpo": episode + 0.5 * step,
+    }
+    cu = torch.tensor([0, *lengths.tolist()]).cumsum(0)
+    for method, expected in want.items():
+        given = {"anchor": torch.from_numpy(anchor), "omega": 0.5} if method == "gigpo" else {}
+        got = mp.turn_advantages(
+            torch.from_numpy(rewards),
+            cu,
+            torch.from_numpy(groups),
+            method,
+            kind,
+            gamma=0.9,
+            **given,
+        )
+        np.testing.assert_allclose(got.numpy(), expected, **CLOSE)
+
+
+def sample(name, spans, turn=None, trajectory="t", rewards=()):
+    stop = max(s.stop for s in spans)
+    return mp.Sample(
+        name, "g", "qwen2_vl", np.arange(5, 6 + stop), media=[], modality_spans=[],
+        loss_spans=list(spans), trajectory_id=trajectory, turn=turn, rewards=list(rewards),
+    )  # fmt: skip
+
+
+def test_one_long_sample_and_a_sample_per_turn_are_the_same_turns():
+    rewards = [
+        mp.Score("a", 1.0, {"turn": 0}),
+        mp.Score("b", 3.0),
+        mp.Score("c", 0.5, {"span": [2, 3]}),
+    ]
+    long = mp.turns_of(
+        [sample("s", [mp.LossSpan(2, 4, turn=0), mp.LossSpan(6, 9, turn=1)], rewards=rewards)]
+    )
+    parts = mp.turns_of(
+        [
+            sample("p0", [mp.LossSpan(2, 4)], 0, rewards=[rewards[0], rewards[2]]),
+            sample("p1", [mp.LossSpan(6, 9)], 1, rewards=[rewards[1]]),
+        ]
+    )
+    for turns in (long, parts):
+        assert turns.cu_turns.tolist() == [0, 2] and turns.turn.tolist() == [0, 1]
+        assert turns.rewards().tolist() == [1.5, 3.0]
+        assert turns.token_turn.tolist() == [0, 0, 1, 1, 1]
+    assert [x.tolist() for x in parts.columns(torch.tensor([7.0, 8.0]))] == [[7, 7], [8, 8, 8]]
+    assert parts.sample_trajectory.tolist() == [0, 0]
+    with pytest.raises(mp.ArgumentError, match="have no turn, and trajectory 't' has several"):
+        mp.turns_of([sample("a", [mp.LossSpan(2, 3)]), sample("b", [mp.LossSpan(2, 3)])])
+
+
+def test_regions_beside_regions():
+    near, far, alone = (
+        mp.Score("iou", v, {"region": k}) for v, k in ((0.75, 0), (0.25, 3), (0.5, 0))
+    )
+    got = mp.score_advantages([[near], [far], [alone]], [0, 0, 1], "dr_grpo")
+    assert [s.value for (s,) in got] == [0.25, -0.25, 0.0]
+    apart = mp.score_advantages([[near], [far]], [0, 0], "dr_grpo", within="scope")
+    assert [s.value for (s,) in apart] == [0.0, 0.0]
+    with pytest.raises(mp.ArgumentError, match="value is nan"):
+        mp.score_advantages([[mp.Score("x", float("nan"))]], [0])
+    with pytest.raises(mp.ArgumentError, match="sample 1 has no score 'iou'"):
+        mp.score_columns([[near], []])
