@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.losses.constrained.named import Costs
-from mmpack.losses.rewards.scatter import At, LossBatch
-from mmpack.losses.rewards.scores import scatter_scores
+from mmpack.losses.rewards.scatter import LossBatch
+from mmpack.losses.rewards.scores import At, scatter_scores
 from mmpack.schema.spans import Cost
 
 
