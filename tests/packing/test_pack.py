@@ -356,6 +356,11 @@ def break_mm406(monkeypatch):
     mp.pack(two)
 
 
+def break_mm407(monkeypatch):
+    audio = mp.CodecIds("codec", np.zeros((1, 1), np.int32), codebook_sizes=(8,), frame_rate=12.5)
+    mp.pack([replace(make_sample([("text", [1, 2])], "s"), codec_ids=[audio])])
+
+
 BREAKS = {name[-5:].upper(): f for name, f in list(globals().items()) if name.startswith("break_")}
 
 

@@ -9,7 +9,7 @@ from support.trajectories import episode, grown
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
-from mmpack.schema.spans import Score
+from mmpack.schema.spans import Cost, Score
 from mmpack.trajectory import Turn, group_index, to_samples, trajectory_groups, trajectory_index
 
 
@@ -84,7 +84,7 @@ def test_samples_without_a_trajectory_are_one_each():
 
 
 def test_costs_and_verifiers_never_enter():
-    turns = [Turn([1], [2], costs=[Score("c", 9.0)], verifiers=[Score("v", 9.0)])]
+    turns = [Turn([1], [2], costs=[Cost("c", 9.0)], verifiers=[Score("v", 9.0)])]
     assert trajectory_groups(to_samples(episode(turns))).rewards.tolist() == [0.0]
 
 

@@ -118,7 +118,7 @@ def test_scores_are_counted_once_and_by_turn():
     two = dataclasses.replace(
         two,
         rewards=[Score("step", 0.5), Score("box", 1.0, {"region": 0})],
-        costs=[Score("slow", 0.25, {"span": [start, start + 1]})],
+        costs=[mp.Cost("slow", 0.25, {"span": [start, start + 1]})],
         region_spans=[RegionSpan(start, start + 2, 1, point=(1.0, 2.0))],
         action_spans=[ActionSpan(start, start + 2, {"action": "click"})],
         policy_versions=[PolicyVersion(start, len(two), "w1")],
