@@ -292,8 +292,9 @@ def samples(
     cut = draw(st.integers(0, length))
     versions = [PolicyVersion(0, cut, "w1"), PolicyVersion(cut, length, "w2")]
     sample.policy_versions = draw(_optional(st.just(versions)))
-    # its own: a trajectory has one group
-    sample.trajectory_id = draw(_optional(TEXT.map(lambda text: sample.sample_id + text)))
+    # its own, for a trajectory has one group: no other id and text join to the same
+    own = f"{len(sample.sample_id)}:{sample.sample_id}"
+    sample.trajectory_id = draw(_optional(TEXT.map(lambda text: own + text)))
     sample.turn = draw(TURNS)
     sample.prefix_cached_tokens = draw(_optional(st.integers(0, length)))
     sample.metadata = draw(FREE_JSON)
