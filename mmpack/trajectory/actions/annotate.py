@@ -11,10 +11,10 @@ from mmpack.schema.actions import read_action
 from mmpack.schema.plain_json import canonical_json
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import COORDINATE_SYSTEMS, Sample, as_samples
-from mmpack.trajectory.find import calls_within, found_in, read_call, system_of
-from mmpack.trajectory.formats import Format, get_format
-from mmpack.trajectory.kinds import with_kinds
-from mmpack.trajectory.parts import THINK, written_turns
+from mmpack.trajectory.actions.find import calls_within, found_in, read_call, system_of
+from mmpack.trajectory.actions.formats import Format, get_format
+from mmpack.trajectory.actions.kinds import with_kinds
+from mmpack.trajectory.actions.parts import THINK, written_turns
 
 SCORE_FIELDS = ("rewards", "verifiers")
 

@@ -14,9 +14,9 @@ from mmpack.schema.rules import Problem
 from mmpack.schema.rules.actions import Screens
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import ActionSpan, RegionSpan, Score
-from mmpack.trajectory.formats import Call, Format, get_format
-from mmpack.trajectory.parts import THINK, Written, written_turns
-from mmpack.trajectory.strict_json import places, read_json
+from mmpack.trajectory.actions.formats import Call, Format, get_format
+from mmpack.trajectory.actions.parts import THINK, Written, written_turns
+from mmpack.trajectory.actions.strict_json import places, read_json
 
 ACTION_FORMAT = "action_format"  # the score's name
 
