@@ -140,18 +140,21 @@ def test_without_a_picture_a_place_is_only_a_problem(qwen):
     assert found.regions == [] and [p.code for p in found.problems] == ["MM106"]
 
 
-def test_annotate_sets_the_familys_system_and_moves_targets_there(answered, qwen):
-    """Qwen3-VL writes thousandths; the targets were in pixels as the model saw them."""
+def test_what_a_family_writes_is_converted_to_the_sample_s_system(answered, qwen):
+    """Qwen3-VL writes thousandths; the targets are in pixels as the model saw them."""
     sample = answered(ANSWER, family="qwen3_vl", grid=(1, 30, 40))  # 640 × 480
     sample.coordinate_system = "absolute_pixels"
     sample.bbox_targets = [mp.BboxTarget((64.0, 48.0, 320.0, 240.0), 0, "cat")]
     marked = annotate(sample, qwen)
-    assert marked.coordinate_system == "normalized_1000"
-    assert marked.bbox_targets[0].bbox == (100.0, 100.0, 500.0, 500.0)
-    assert marked.region_spans[0].bbox == (12.0, 34.0, 560.0, 78.0)
+    assert marked.coordinate_system == "absolute_pixels"
+    assert marked.bbox_targets == sample.bbox_targets
+    assert marked.region_spans[0].bbox == (7.68, 16.32, 358.4, 37.44)
     assert sample.region_spans is None and sample.coordinate_system == "absolute_pixels"
     assert annotate(marked, qwen) == marked  # nothing twice
-    assert annotate(sample, qwen, system="absolute_pixels").bbox_targets == sample.bbox_targets
+    said = annotate(sample, qwen, system="absolute_pixels")
+    assert said.region_spans[0].bbox == (12.0, 34.0, 560.0, 78.0)
+    sample.coordinate_system = sample.bbox_targets = None
+    assert annotate(sample, qwen).coordinate_system == "normalized_1000"
 
 
 @pytest.mark.parametrize(
