@@ -167,8 +167,8 @@ def _region(
         region.metadata["form"] = found.form
         region.metadata["numbers"] = [list(text.span(*number)) for number in found.numbers]
         if fault is None:
-            places = {"bbox": found.bbox, "point": found.point, "quad": found.quad}
-            places = moved(sample, places, index, system, sample.coordinate_system)
+            written = {"bbox": found.bbox, "point": found.point, "quad": found.quad}
+            places = moved(sample, written, index, system, sample.coordinate_system)
             region.bbox, region.point = places.get("bbox"), places.get("point")
             if "quad" in places:
                 region.metadata["quad"] = list(places["quad"])

@@ -67,7 +67,7 @@ def moved(
     target: str | None,
 ) -> dict[str, tuple[float, ...]]:
     """Those of `places` (x, y, x, y, …, by name) that are there, on a medium of the sample, in system `target`."""
-    known = {name: values for name, values in places.items() if values is not None}
+    known: dict[str, tuple[float, ...]] = {n: v for n, v in places.items() if v is not None}
     if source is None or target is None or source == target or not known:
         return known
     sizes = sizes_of(sample, media_index)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmpack.errors import ArgumentError, TraceError, check_flag, check_number
 from mmpack.families import FAMILIES
 from mmpack.grounding.samples import moved, system_written
-from mmpack.schema.actions import Action
+from mmpack.schema.actions import Action, read_action
 from mmpack.schema.error_text import trace_error
 from mmpack.schema.rules import Problem
 from mmpack.schema.rules.actions import Screens
@@ -144,7 +144,8 @@ def action_in_sample(
     if system == target or not points:
         return action
     try:
-        return replace(action, **moved(sample, points, media_index, system, target))
+        to = moved(sample, points, media_index, system, target)
+        return read_action(action.to_dict() | {name: list(point) for name, point in to.items()})
     except ArgumentError:
         if media_index is not None:
             raise

@@ -11,7 +11,7 @@ from typing import Any
 
 from mmpack.grounding import Sizes, as_floats, convert, sizes_of, system_of
 from mmpack.schema.sample import Sample
-from mmpack.view.trace.actions import Point, read_action
+from mmpack.view.trace.actions import Point, drawn_action
 
 Scales = list[tuple[str, Sizes] | None]  # of each medium: the system of its places, and the sizes
 REACH = 0.18  # of the picture: the length of a scroll's arrow
@@ -98,7 +98,7 @@ def _placed(
 
 
 def _action_mark(sample: Sample, scales: Scales, span: Any, number: int) -> Mark | None:
-    action = read_action(span.action)
+    action = drawn_action(span.action)
     index = _last_medium(sample, span.start)
     shape = "path" if len(action.points) > 1 else "click"
     about = (str(number + 1), action.words, "action", span.start)
@@ -158,7 +158,7 @@ def _numbers(sample: Sample) -> tuple[list[float], list[float]]:
         xs += [box[0], box[2]]
         ys += [box[1], box[3]]
     points = [r.point for r in regions if r.point] + [t.point for t in sample.point_targets or ()]
-    points += [p for span in sample.action_spans or () for p in read_action(span.action).points]  # type: ignore[misc]
+    points += [p for span in sample.action_spans or () for p in drawn_action(span.action).points]  # type: ignore[misc]
     for x, y in points:
         xs.append(x)
         ys.append(y)

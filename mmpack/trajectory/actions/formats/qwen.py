@@ -2,8 +2,8 @@
 
 A call is JSON between marks: `{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [x, y]}}`
 between `<tool_call>` and `</tool_call>`.
-Coordinates are pixels of the picture as the model saw it (Qwen2.5-VL) or of a screen of 1000 × 1000 (Qwen3-VL). A call of
-any other tool is a ToolCall.
+Coordinates are pixels of the picture as the model saw it (Qwen2.5-VL) or of a screen of 1000 × 1000 (Qwen3-VL). A call
+of any other tool is a ToolCall.
 
 What differs: Qwen3-VL's `computer_use` adds `triple_click`, `hscroll` and `answer`, and clicks may have a `coordinate`,
 which Qwen2.5-VL's lack (they click where `mouse_move` left the cursor); both are read. `mobile_use` has no `answer` in
