@@ -12,9 +12,9 @@ from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import medium_key, occurrences
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import covered
+from mmpack.trajectory.trajectory import SCORES
 
 _SPANS = ("loss_spans", "observation_spans", "action_spans")
-_SCORES = ("rewards", "costs", "verifiers")
 
 
 def without(sample: Sample, start: int, stop: int, instead: np.ndarray) -> Sample:
@@ -44,7 +44,7 @@ def without(sample: Sample, start: int, stop: int, instead: np.ndarray) -> Sampl
         out.policy_versions = _clipped(sample.policy_versions, start, stop, shift)
     _cut_columns(sample, out, start, stop)
     turns = {s.turn for s in out.loss_spans}
-    for name in _SCORES:
+    for name in SCORES:
         scores = getattr(sample, name)
         if scores is not None:
             moved = [_score(s, start, stop, shift, turns, regions) for s in scores]

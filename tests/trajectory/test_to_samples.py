@@ -227,6 +227,11 @@ def test_wrong_turns_are_refused():
             "scope",
         ),
         ({"context_ids": [1], "response_ids": [1], "rewards": [1.0]}, r"rewards\[0\]"),
+        (
+            {"context_ids": [1], "response_ids": [1], "rewards": [mp.Cost("c", 1.0)]},
+            "expected Score",
+        ),
+        ({"context_ids": [1], "response_ids": [1], "costs": [Score("c", 1.0)]}, "expected Cost"),
     ]
     for fields, message in bad:
         with pytest.raises(ArgumentError, match=message) as caught:

@@ -22,6 +22,8 @@ from mmpack.ops.inputs import can_look_at, check_are_tensors
 AdvantageKind = Literal[
     "grpo", "rloo", "loo_std", "dr_grpo", "lite_ppo", "reinforce_pp", "gdpo", "pass_at_k"
 ]
+# those of them that see a group's rewards only, and so take turns or single scores as well
+WithinGroup = Literal["grpo", "dr_grpo", "rloo", "loo_std"]
 OVER_THE_BATCH = ("reinforce_pp", "gdpo")  # centred and scaled over the batch at last
 
 

@@ -10,17 +10,16 @@ from typing import Any, Literal, get_args
 import torch
 
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
-from mmpack.losses.advantages.group import group_advantages
+from mmpack.losses.advantages.group import WithinGroup, group_advantages
 from mmpack.schema.spans import Score
 
-Normalise = Literal["grpo", "dr_grpo", "rloo", "loo_std"]
 Within = Literal["kind", "scope"]
 
 
 def score_advantages(
     scores: Sequence[Sequence[Score]],
     group_index: Any,
-    kind: Normalise = "grpo",
+    kind: WithinGroup = "grpo",
     eps: float = 1e-6,
     *,
     within: Within = "kind",
@@ -41,7 +40,7 @@ def score_advantages(
         [[0.25], [-0.25]]
     """
     what = "score_advantages"
-    check_name(what, "kind", kind, get_args(Normalise))
+    check_name(what, "kind", kind, get_args(WithinGroup))
     check_name(what, "within", within, get_args(Within))
     check_number(what, "eps", eps, least=0)
     groups = _groups(what, group_index)

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number
-from mmpack.losses.advantages.group import group_advantages
+from mmpack.losses.advantages.group import WithinGroup, group_advantages
 from mmpack.losses.returns.returns import discounted_returns
 from mmpack.losses.samples import check_columns
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.segments import segment_ids, segment_sum
 
 Method = Literal["trajectory", "returns", "process", "gigpo"]
-Normalise = Literal["grpo", "dr_grpo", "rloo", "loo_std"]
 
 
 def turn_advantages(
@@ -23,7 +22,7 @@ def turn_advantages(
     cu_turns: Tensor,
     group_index: Tensor,
     method: Method = "returns",
-    kind: Normalise = "grpo",
+    kind: WithinGroup = "grpo",
     *,
     gamma: float = 1.0,
     anchor: Tensor | None = None,
@@ -59,7 +58,7 @@ def turn_advantages(
     """
     what = "turn_advantages"
     check_name(what, "method", method, get_args(Method))
-    check_name(what, "kind", kind, get_args(Normalise))
+    check_name(what, "kind", kind, get_args(WithinGroup))
     for name, number in (("gamma", gamma), ("omega", omega)):
         check_number(what, name, number, least=0, most=1 if name == "gamma" else None)
     check_columns(what, cu_turns, {"rewards": rewards}, offsets="cu_turns")

@@ -68,14 +68,8 @@ def annotate_actions(
         if sample.coordinate_system is None:
             out = to_system(out, system)
     actions = list(sample.action_spans or ())
-    index = {(span.start, span.stop): i for i, span in enumerate(actions)}
-    for span in found.spans:
-        if (span.start, span.stop) not in index:
-            index[span.start, span.stop] = len(actions)
-            actions.append(span)
-    for region in found.regions:
-        span = found.spans[region.metadata["action"]]
-        region.metadata["action"] = index[span.start, span.stop]
+    known = {(span.start, span.stop) for span in actions}
+    actions += [span for span in found.spans if (span.start, span.stop) not in known]
     out.action_spans = actions or None
     out.region_spans = _with_regions(sample.region_spans, found.regions) or None
     if scores is not None:

@@ -27,7 +27,8 @@ ACTION_FORMAT = "action_format"  # the score's name
 class FoundActions:
     """What `find_actions` returns, in the order of tokens.
 
-    `regions[k].metadata["action"]` is an index into `spans`. `scores` has one score per call, malformed ones included.
+    A region is of the action whose tokens hold its own; `metadata["field"]` says which of its points it is. `scores`
+    has one score per call, malformed ones included.
     """
 
     spans: list[ActionSpan] = field(default_factory=list)
@@ -103,10 +104,7 @@ def found_in(
                 code = error.code if error.code in ("MM209", "MM211") else "MM208"
                 fault = (code, f"{error.where} {error.why}")
             if fault is None:
-                regions = _regions(turn, call, form, value, action, media_index)
-                for region in regions:
-                    region.metadata["action"] = len(out.spans)
-                out.regions.extend(regions)
+                out.regions.extend(_regions(turn, call, form, value, action, media_index))
                 out.spans.append(ActionSpan(start, stop, action.to_dict(), turn.turn))
                 out.scores.append(Score(ACTION_FORMAT, values[1], scope))
             else:

@@ -9,7 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from mmpack.families import FAMILIES
 from mmpack.grounding import Sizes, as_floats, convert, sizes_of, system_of
+from mmpack.schema.rules.actions import Screens
 from mmpack.schema.sample import Sample
 from mmpack.view.trace.actions import Point, drawn_action
 
@@ -49,8 +51,9 @@ def marks_of(sample: Sample) -> list[Mark]:
         index = _last_medium(sample, len(sample)) if index is None else index
         text = target.label or "target"
         marks += _placed(scales, target, index, f"t{i}", text, "target", None)
+    screens = Screens(sample, FAMILIES[sample.family])
     for i, span in enumerate(sample.action_spans or ()):
-        marks.append(_action_mark(sample, scales, span, i))
+        marks.append(_action_mark(sample, scales, screens, span, i))
     return [mark for mark in marks if mark is not None]
 
 
@@ -97,9 +100,12 @@ def _placed(
     return found
 
 
-def _action_mark(sample: Sample, scales: Scales, span: Any, number: int) -> Mark | None:
+def _action_mark(
+    sample: Sample, scales: Scales, screens: Screens, span: Any, number: int
+) -> Mark | None:
     action = drawn_action(span.action)
-    index = _last_medium(sample, span.start)
+    index = screens.before(span.start)
+    index = _last_medium(sample, span.start) if index is None else index
     shape = "path" if len(action.points) > 1 else "click"
     about = (str(number + 1), action.words, "action", span.start)
     mark = _mark(scales, index, shape, action.points, *about)

@@ -21,7 +21,10 @@ from mmpack.trajectory import (
     annotate_actions,
     check_actions,
     find_actions,
+    from_samples,
     loss_kinds,
+    to_samples,
+    truncate,
 )
 
 CLICK = '<tool_call>{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [12, 34]}}</tool_call>'
@@ -59,6 +62,15 @@ def turns(*texts, size=1, picture=True, think_before="", **fields):
     return sample, lambda i: table[i] if i < len(table) else b"?"
 
 
+def pointing(sample):
+    """The action that each region is of: the one whose tokens hold it."""
+    spans = sample.action_spans
+    return [
+        next(i for i, s in enumerate(spans) if s.start <= r.start and r.stop <= s.stop)
+        for r in sample.region_spans
+    ]
+
+
 def text_of(sample, tok, span):
     return b"".join(tok(int(i)) for i in sample.input_ids[span.start : span.stop]).decode(
         "utf-8", "replace"
@@ -77,7 +89,7 @@ def test_spans_hold_the_call_and_its_numbers(size):
         assert text not in text_of(sample, tok, mp.ActionSpan(span.start, span.stop - 1, {}))
     (region,) = found.regions
     assert (region.point, region.media_index) == ((12.0, 34.0), 0)
-    assert region.metadata == {"field": "point", "action": 0}
+    assert region.metadata == {"field": "point"}
     assert "[12, 34]" in text_of(sample, tok, region)
     assert region.stop - region.start <= -(-len("[12, 34]") // size) + 1
     assert [s.value for s in found.scores] == [1.0, 1.0] and found.problems == []
@@ -211,7 +223,19 @@ def test_turns_annotated_one_by_one():
     first.loss_spans += whole.loss_spans[1:]
     then = annotate_actions(first, tok)
     assert then == annotate_actions(whole, tok)
-    assert [r.metadata["action"] for r in then.region_spans] == [0, 1]
+    assert pointing(then) == [0, 1]
+
+
+def test_regions_stay_with_their_actions_where_turns_are_merged_and_cut():
+    whole, tok = turns(CLICK, CLICK, CLICK)
+    whole = annotate_actions(whole, tok)
+    (trajectory,) = from_samples([whole])
+    per_turn = to_samples(trajectory, merge=False)
+    assert [pointing(sample) for sample in per_turn] == [[0], [0], [0]]
+    (merged,) = to_samples(trajectory)
+    assert pointing(merged) == [0, 1, 2] and check_actions(merged, tok) == []
+    cut = truncate(whole, len(whole) - 1).sample
+    assert pointing(cut) == [0, 1] and check_actions(cut, tok) == []
 
 
 def test_by_default_points_are_as_the_family_writes_them():
@@ -276,7 +300,7 @@ def test_which_screenshot():
     bytes_of = lambda i: tok(i) if i < len(tok.pieces) else b"?"  # noqa: E731
     found = find_actions(sample, bytes_of)
     assert [r.media_index for r in found.regions] == [0, 1] and len(found.spans) == 3
-    assert [r.metadata["action"] for r in found.regions] == [1, 2]
+    assert pointing(annotate_actions(sample, bytes_of)) == [1, 2]
     sample.coordinate_system = "normalized_1"  # the first click is on no picture
     found = find_actions(sample, bytes_of)
     assert [(p.code, p.span[0]) for p in found.problems] == [("MM209", sample.loss_spans[0].start)]
