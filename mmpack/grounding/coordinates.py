@@ -19,11 +19,11 @@ import numpy as np
 from mmpack.errors import ArgumentError, check_name, kind_of
 from mmpack.families import get_family
 from mmpack.schema.media import Medium
+from mmpack.schema.rules.places import NORMALIZED
 from mmpack.schema.sample import COORDINATE_SYSTEMS, Sample
 
 SYSTEMS = (*COORDINATE_SYSTEMS, "original_pixels")
 TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-_SIDES = {"normalized_1": 1, "normalized_1000": 1000}
 Size = tuple[int, int]
 
 
@@ -48,6 +48,12 @@ class Sizes:
                 raise ArgumentError(
                     f"Sizes: {name} is {size!r:.60}, expected (width, height) of 1 or more. Fix: pass both in pixels"
                 )
+
+    def side(self, system: str) -> Size | None:
+        """What the picture's whole width and height are in `system`; None where that is not known."""
+        if system in NORMALIZED:
+            return int(NORMALIZED[system]), int(NORMALIZED[system])
+        return self.model if system == "absolute_pixels" else self.original
 
 
 def sizes_of(sample: Sample, media_index: int | None = None) -> Sizes:
@@ -176,13 +182,11 @@ def _factors(source: str, target: str, sizes: Sizes | None, count: int) -> list[
 
 
 def _side(system: str, sizes: Sizes | None) -> Size:
-    if system in _SIDES:
-        return _SIDES[system], _SIDES[system]
-    name = "model" if system == "absolute_pixels" else "original"
     if sizes is not None and not isinstance(sizes, Sizes):
         raise ArgumentError(f"convert: sizes is {kind_of(sizes)}. Fix: Sizes(model=…, original=…)")
-    size: Size | None = getattr(sizes, name, None)
+    size = (sizes or Sizes()).side(system)
     if size is None:
+        name = "model" if system == "absolute_pixels" else "original"
         raise ArgumentError(
             f"convert: {system} needs the picture's {name} size, which is not known. "
             f"Fix: pass sizes=Sizes({name}=(width, height))"
