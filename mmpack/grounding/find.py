@@ -10,7 +10,7 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, check_name, kind_of
 from mmpack.families import get_family
-from mmpack.grounding.samples import moved, system_written, to_system
+from mmpack.grounding.samples import QUAD, moved, system_written, to_system
 from mmpack.grounding.text import FORMS, Malformed, Place, read_places
 from mmpack.layout.token_text import TokenText, token_text
 from mmpack.schema.rules import Problem
@@ -167,11 +167,11 @@ def _region(
         region.metadata["form"] = found.form
         region.metadata["numbers"] = [list(text.span(*number)) for number in found.numbers]
         if fault is None:
-            written = {"bbox": found.bbox, "point": found.point, "quad": found.quad}
+            written = {"bbox": found.bbox, "point": found.point, QUAD: found.quad}
             places = moved(sample, written, index, system, sample.coordinate_system)
             region.bbox, region.point = places.get("bbox"), places.get("point")
-            if "quad" in places:
-                region.metadata["quad"] = list(places["quad"])
+            if QUAD in places:
+                region.metadata[QUAD] = list(places[QUAD])
     if fault is not None:
         region.metadata["problem"] = fault[0]
     return region, problem

@@ -14,6 +14,8 @@ from mmpack.schema.rules.actions import Screens
 from mmpack.schema.sample import COORDINATE_SYSTEMS, Sample
 from mmpack.schema.spans import ActionSpan
 
+QUAD = "quad"  # in `RegionSpan.metadata`: four corners as written
+
 
 def system_of(family: str) -> str | None:
     """What released models of `family` write boxes and points in; None where that is not known.
@@ -78,9 +80,14 @@ def moved(
 
 
 def _moved(sample: Sample, item: Any, target: str) -> Any:
-    """A region or a target."""
-    places = {name: getattr(item, name, None) for name in ("bbox", "point")}
-    return replace(item, **moved(sample, places, item.media_index, _source(sample, places), target))
+    """A region, whose metadata may hold four corners, or a target."""
+    corners = item.metadata.get(QUAD) if "form" in item.metadata else None
+    places = {"bbox": getattr(item, "bbox", None), "point": getattr(item, "point", None)}
+    places[QUAD] = None if corners is None else tuple(corners)
+    to: dict[str, Any] = moved(sample, places, item.media_index, _source(sample, places), target)
+    if QUAD in to:
+        to["metadata"] = {**item.metadata, QUAD: list(to.pop(QUAD))}
+    return replace(item, **to)
 
 
 def _moved_action(

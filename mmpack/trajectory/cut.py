@@ -98,9 +98,17 @@ def _regions(
     for i, region in enumerate(sample.region_spans or ()):
         for moved in _reindexed(_moved([region], start, stop, shift), index):
             numbers[i] = len(kept)
-            kept.append(moved)
+            kept.append(_with_numbers(moved, moved.start - region.start))
     out.region_spans = None if sample.region_spans is None else kept
     return numbers
+
+
+def _with_numbers(region: Any, shift: int) -> Any:
+    """The region with the tokens of its numbers moved, which `mmpack.grounding` keeps in its metadata."""
+    if not shift or not {"form", "numbers"} <= region.metadata.keys():
+        return region
+    moved = [[a + shift, b + shift] for a, b in region.metadata["numbers"]]
+    return dataclasses.replace(region, metadata={**region.metadata, "numbers": moved})
 
 
 def _reindexed(items: list[Any], index: dict[int, int]) -> list[Any]:

@@ -157,6 +157,18 @@ def test_what_a_family_writes_is_converted_to_the_sample_s_system(answered, qwen
     assert annotate(sample, qwen).coordinate_system == "normalized_1000"
 
 
+def test_four_corners_are_converted_like_their_box(answered, qwen):
+    quad = "<|quad_start|>(10,20),(500,20),(500,60),(10,60)<|quad_end|>"
+    sample = answered(quad, family="qwen3_vl", grid=(1, 30, 40))  # 640 × 480
+    sample.coordinate_system = "normalized_1"
+    (region,) = annotate(sample, qwen).region_spans
+    corners = [0.01, 0.02, 0.5, 0.02, 0.5, 0.06, 0.01, 0.06]
+    assert region.metadata["quad"] == corners and region.bbox == (0.01, 0.02, 0.5, 0.06)
+    sample.coordinate_system = None
+    moved = mp.grounding.to_system(annotate(sample, qwen), "normalized_1")
+    assert moved.region_spans == [region]
+
+
 @pytest.mark.parametrize(
     "options, named",
     [
