@@ -43,6 +43,12 @@ def group_length_scores(
 
     Args: lengths: [B] loss tokens. group_index: [B] int, as `batch.group_index`. correct: [B] bool. Raises
     ArgumentError.
+
+    Example: a right answer that is long, and two wrong ones.
+        >>> import mmpack as mp
+        >>> scores = mp.group_length_scores([30, 10, 20], [0, 0, 0], [True, False, False])
+        >>> [s.value for (s,) in scores]
+        [-0.5, 0.0, 0.0]
     """
     what = "group_length_scores"
     counts = _lengths(what, lengths)
@@ -79,6 +85,12 @@ def cosine_length_scores(
     published with it: a correct answer is worth more when short, a wrong one costs less when long.
 
     Args: lengths: [B] loss tokens. correct: [B] bool. max_length: 1 or more. Raises ArgumentError.
+
+    Example: two of half the length, right and wrong, and one that was cut off.
+        >>> import mmpack as mp
+        >>> scores = mp.cosine_length_scores([50, 50, 100], [True, False, False], max_length=100)
+        >>> [s.value for (s,) in scores]
+        [1.5, -5.0, -10.0]
     """
     what = "cosine_length_scores"
     counts = _lengths(what, lengths)
