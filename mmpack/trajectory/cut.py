@@ -12,6 +12,7 @@ from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import medium_key, occurrences
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import covered
+from mmpack.schema.turns import span_turns
 from mmpack.trajectory.trajectory import SCORES
 
 _SPANS = ("loss_spans", "observation_spans", "action_spans")
@@ -43,7 +44,7 @@ def without(sample: Sample, start: int, stop: int, instead: np.ndarray) -> Sampl
     if sample.policy_versions is not None:
         out.policy_versions = _clipped(sample.policy_versions, start, stop, shift)
     _cut_columns(sample, out, start, stop)
-    turns = {s.turn for s in out.loss_spans}
+    turns = set(span_turns(out))
     for name in SCORES:
         scores = getattr(sample, name)
         if scores is not None:

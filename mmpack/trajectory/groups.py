@@ -9,6 +9,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
 from mmpack.schema.sample import Sample, as_samples
+from mmpack.schema.turns import span_turns
 
 BY = ("trajectory", "step")
 
@@ -117,15 +118,13 @@ def _unit(sample: Sample, place: int) -> Hashable:
 
 
 def _step(sample: Sample) -> int:
-    turns = {s.turn for s in sample.loss_spans}
+    turns = set(span_turns(sample)) or {sample.turn}
     if len(turns) > 1:
         raise ArgumentError(
             f"group_index: {sample.sample_id!r:.60} holds {len(turns)} turns, a step is one. "
             "Fix: to_samples(…, merge=False)"
         )
-    if sample.turn is not None:
-        return sample.turn
-    turn = next(iter(turns), None)
+    (turn,) = turns
     if turn is None:
         raise ArgumentError(
             f"group_index: {sample.sample_id!r:.60} has no turn. Fix: set Sample.turn"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number
-from mmpack.losses.advantages.group import WithinGroup, group_advantages
+from mmpack.losses.advantages.group import WithinGroup, check_finite, group_advantages
 from mmpack.losses.returns.returns import discounted_returns
 from mmpack.losses.samples import check_columns
 from mmpack.ops.inputs import check_are_tensors
@@ -37,7 +37,7 @@ def turn_advantages(
     - `process`: each turn's reward, normalised among all turns of the group, then summed from the turn to the
       trajectory's end (process supervision, arXiv 2402.03300 section 4.1.3; gamma discounts the sum, 1 there).
     - `gigpo`: `trajectory` + omega · (the discounted return's advantage among the turns of the group that began in the
-      same state) (GiGPO, arXiv 2505.10978 eq. 3, 7 and 8). A state that is met once adds 0.
+      same state) (GiGPO, arXiv 2505.10978 eq. 3 and 7). A state that is met once adds 0.
 
     Args: rewards: [K] float, as `turns.rewards()`. cu_turns: [J+1] int, the turns of each trajectory. group_index: [J]
     int, the task of each trajectory. kind: how a group is compared, as in `mp.group_advantages`; GiGPO's F_norm is the
@@ -72,6 +72,8 @@ def turn_advantages(
     if anchor is not None:
         _check_index(what, "anchor", anchor, len(rewards), "turn", cu_turns)
     rewards = rewards.detach()
+    if check and not torch.compiler.is_compiling():
+        check_finite(what, "rewards", rewards)
     trajectory = segment_ids(cu_turns, len(rewards))
     group = group_index[trajectory]
 
