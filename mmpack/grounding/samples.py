@@ -68,11 +68,20 @@ def moved(
     source: str | None,
     target: str | None,
 ) -> dict[str, tuple[float, ...]]:
-    """Those of `places` (x, y, x, y, …, by name) that are there, on a medium of the sample, in system `target`."""
+    """Those of `places` (x, y, x, y, …, by name) that are there, on a medium of the sample, in system `target`.
+
+    Raises: ArgumentError where a size is needed and not known.
+    """
     known: dict[str, tuple[float, ...]] = {n: v for n, v in places.items() if v is not None}
     if source is None or target is None or source == target or not known:
         return known
     sizes = sizes_of(sample, media_index)
+    if sizes.side(source) is None or sizes.side(target) is None:
+        where = "no medium" if media_index is None else f"media[{media_index}]"
+        raise ArgumentError(
+            f"grounding: {next(iter(known))} in {where} of {sample.sample_id!r:.60} can't go from {source} to "
+            f"{target}: the picture's size is not known. Fix: coordinate_system={source!r}, or name a medium of known size"
+        )
     return {name: as_floats(convert(v, source, target, sizes)) for name, v in known.items()}
 
 

@@ -157,6 +157,16 @@ def test_what_a_family_writes_is_converted_to_the_sample_s_system(answered, qwen
     assert annotate(sample, qwen).coordinate_system == "normalized_1000"
 
 
+def test_a_size_that_is_not_known_is_named_with_its_sample(answered, qwen):
+    """InternVL writes thousandths; how its tiles lie is not recorded."""
+    sample = answered("(1, 2)", family="internvl", grid=(2, 32, 32))
+    sample.coordinate_system = "absolute_pixels"
+    with pytest.raises(mp.ArgumentError, match=r"point in media\[0\] of 's0'.* Fix: coordinate_sy"):
+        find(sample, qwen)
+    sample.coordinate_system = None
+    assert find(sample, qwen).regions[0].point == (1.0, 2.0)
+
+
 def test_four_corners_are_converted_like_their_box(answered, qwen):
     quad = "<|quad_start|>(10,20),(500,20),(500,60),(10,60)<|quad_end|>"
     sample = answered(quad, family="qwen3_vl", grid=(1, 30, 40))  # 640 × 480
