@@ -64,7 +64,11 @@ def test_a_page_of_the_fixture(page):
         assert part in text
     assert "The first 333 tokens are those of shop/0, which this goes on from." in text
     assert "47 of them are in the loss there and not here." in text
-    assert "click (300, 104)" in text and "left_click (" not in text and "swipe (500, 800) → (500, 250)" in text
+    assert (
+        "click (300, 104)" in text
+        and "left_click (" not in text
+        and "swipe (500, 800) → (500, 250)" in text
+    )
 
 
 def test_rows_cover_every_token_that_no_other_sample_drew(page):
