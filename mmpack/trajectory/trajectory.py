@@ -13,13 +13,13 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, check_name, check_whole, kind_of
 from mmpack.families import FAMILIES
-from mmpack.schema.fields import Record
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import COORDINATE_SYSTEMS, FINISH_REASONS
 from mmpack.schema.spans import (
     OBSERVATION_SOURCES,
     ActionSpan,
     BboxTarget,
+    Cost,
     LossSpan,
     ObservationSpan,
     PointTarget,
@@ -65,7 +65,7 @@ class Turn:
     prefix_cached_tokens: int | None = None
     # of this turn: scope "sequence" is the turn, {"span": …} and {"region": …} are its own
     rewards: list[Score] | None = None
-    costs: list[Any] | None = None
+    costs: list[Cost] | None = None
     verifiers: list[Score] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -142,7 +142,7 @@ class Trajectory:
     family: str
     turns: list[Turn]
     rewards: list[Score] | None = None
-    costs: list[Any] | None = None
+    costs: list[Cost] | None = None
     verifiers: list[Score] | None = None
     processor: dict[str, Any] | None = None  # as Sample.processor
     sampling: dict[str, Any] | None = None
@@ -236,7 +236,7 @@ def _list_of(kind: type, given: Any, name: str, what: str = "Turn") -> list[Any]
 
 def _scores(given: Any, name: str, what: str = "Turn") -> list[Any] | None:
     """Records with a scope that the owner has."""
-    scores = _list_of(Record, given, name, what)
+    scores = _list_of(Cost if name == "costs" else Score, given, name, what)
     allowed = ("turn",) if what == "Trajectory" else ("span", "region")
     for i, score in enumerate(scores or ()):
         scope = getattr(score, "scope", None)

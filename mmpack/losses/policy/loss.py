@@ -228,12 +228,12 @@ def _check_advantages(advantages: Tensor, cu_loss: Tensor, count: int, per: Per 
         raise ArgumentError(
             f"{WHAT}: advantages are on {advantages.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
         )
-    if per is None and count == num_samples and can_look_at(cu_loss):
-        if bool((cu_loss[1:] == cu_loss[:-1]).any()):
-            raise ArgumentError(
-                f"{WHAT}: advantages [{count}] are one per sample or one per loss token, here both are {count} and a "
-                "sample has no loss token. Fix: say which with per='sample' or per='token'"
-            )
+    alike = per is None and count == num_samples and can_look_at(cu_loss)
+    if alike and bool((cu_loss[1:] == cu_loss[:-1]).any()):
+        raise ArgumentError(
+            f"{WHAT}: advantages [{count}] are one per sample or one per loss token, here both are {count} and a "
+            "sample has no loss token. Fix: say which with per='sample' or per='token'"
+        )
 
 
 def _clip(
