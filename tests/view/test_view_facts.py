@@ -11,9 +11,10 @@ from support.samples import full_sample, make_sample
 import mmpack as mp
 from mmpack.view.trace.actions import drawn_action
 from mmpack.view.trace.episodes import episodes_of
-from mmpack.view.trace.places import marks_of
+from mmpack.view.trace.places import Mark, marks_of
 from mmpack.view.trace.roles import ROLES, repeats, roles_of, rows_of
 from mmpack.view.trace.scores import placed_scores
+from mmpack.view.trace.screens import label_place
 from mmpack.view.trace.texts import texts_of
 from mmpack.view.trace.tokens import DIGITS, packed_ids, packed_lengths
 
@@ -327,3 +328,14 @@ def test_every_role_has_a_name_a_letter_and_a_meaning():
     from mmpack.view.trace.roles import LETTERS, MEANING
 
     assert len(ROLES) == len(LETTERS) == len(MEANING) == len(set(LETTERS))
+
+
+def test_letters_of_a_click_and_of_the_region_of_its_point_do_not_meet():
+    """`annotate_actions` makes both: side by side "1" and "r0" read "10"."""
+    for x in (0.02, 0.5, 0.99):
+        click = Mark(0, "click", ((x, 0.5),), "1", "click", "action")
+        region = Mark(0, "point", ((x, 0.5),), "r0", "region", "region")
+        at = [(x * 200, 100.0)]
+        _, high = label_place(click, at, 200, 200)
+        _, low = label_place(region, at, 200, 200)
+        assert low - high >= 13 and high < 100 < low  # a letter is 13 high, and the click between

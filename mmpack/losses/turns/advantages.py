@@ -45,6 +45,7 @@ def turn_advantages(
     began (`mp.group_numbers` of its hash), for `gigpo`. omega: weight of the second part. eps, check: as in
     `mp.group_advantages`.
 
+    Turns follow each other by number: a return also counts later branches and retries of its trajectory.
     A trajectory without turns counts as one with the reward 0. Raises ArgumentError for shapes, dtypes and devices
     that don't fit, numbers out of their range, and rewards that are not finite.
 
