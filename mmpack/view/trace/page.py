@@ -212,8 +212,8 @@ def _seen(node: Node, index: int) -> str:
     """The sample, and the turn in which the medium came back; of its prompt, the sample's own turn."""
     sample = node.sample
     at = next((s.start for s in sample.modality_spans if s.media_index == index), -1)
-    spans = sample.observation_spans or []
-    turns = [s.turn for s in spans if s.turn is not None and s.start <= at < s.stop]
+    spans = [s for s in sample.observation_spans or () if s.start <= at < s.stop]
+    turns = [s.turn for s in spans if s.turn is not None]
     return f"{sample.sample_id} · turn {turns[0]}" if turns else _name(node, short=True)
 
 
