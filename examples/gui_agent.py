@@ -86,10 +86,9 @@ def answer(state, goal):
 #    `annotate_actions` says what the ids mean: actions, their points on the screenshot, and -1 for a malformed call.
 hf_processor = qwen_vl_processor("qwen2_5_vl")
 processor, tokenizer = mp.wrap_processor(hf_processor), hf_processor.tokenizer
-# Qwen2.5-VL points in pixels of the picture that it saw
-known = {"format": "computer_use", "coordinate_system": "absolute_pixels"}
-paid = {"scores": "rewards", "well_formed": 0.0, "malformed": -1.0}
-annotate = functools.partial(annotate_actions, tokenizer=tokenizer, **known, **paid)
+#    Qwen2.5-VL points in pixels of the picture that it saw: `annotate_actions` knows it by the family.
+paid = {"format": "computer_use", "scores": "rewards", "well_formed": 0.0, "malformed": -1.0}
+annotate = functools.partial(annotate_actions, tokenizer=tokenizer, **paid)
 
 
 def seen(state, text):

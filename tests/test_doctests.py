@@ -25,6 +25,9 @@ CENTRAL = (
     *("pack", "pad", "collate", "selected_logprobs", "linear_selected_logprobs"),
     *("merge_embeddings", "scatter_rewards", "group_advantages", "gae"),
     *("policy_loss", "value_loss"),
+    *("discounted_returns", "turns_of", "turn_advantages", "score_advantages", "score_columns"),
+    *("gather_rewards", "group_numbers", "linear_length_scores", "group_length_scores"),
+    *("cosine_length_scores", "soft_overlong_scores"),
 )
 
 

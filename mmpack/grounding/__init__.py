@@ -11,12 +11,11 @@ from mmpack.grounding.coordinates import (
     convert_array,
     rounding_error,
     sizes_of,
-    system_of,
-    to_system,
 )
 from mmpack.grounding.find import Found, annotate, find
 from mmpack.grounding.match import match
 from mmpack.grounding.overlap import centre_distance, giou, iou, point_in_box
+from mmpack.grounding.samples import system_of, to_system
 from mmpack.grounding.scores import KINDS, scores, set_score
 from mmpack.grounding.text import FORMS
 

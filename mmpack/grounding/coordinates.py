@@ -9,7 +9,7 @@ Values are x, y, x, y, …; sizes are (width, height).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Rational, Real
 from typing import Any
@@ -19,11 +19,11 @@ import numpy as np
 from mmpack.errors import ArgumentError, check_name, kind_of
 from mmpack.families import get_family
 from mmpack.schema.media import Medium
+from mmpack.schema.rules.places import NORMALIZED
 from mmpack.schema.sample import COORDINATE_SYSTEMS, Sample
 
 SYSTEMS = (*COORDINATE_SYSTEMS, "original_pixels")
 TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-_SIDES = {"normalized_1": 1, "normalized_1000": 1000}
 Size = tuple[int, int]
 
 
@@ -48,6 +48,12 @@ class Sizes:
                 raise ArgumentError(
                     f"Sizes: {name} is {size!r:.60}, expected (width, height) of 1 or more. Fix: pass both in pixels"
                 )
+
+    def side(self, system: str) -> Size | None:
+        """What the picture's whole width and height are in `system`; None where that is not known."""
+        if system in NORMALIZED:
+            return int(NORMALIZED[system]), int(NORMALIZED[system])
+        return self.model if system == "absolute_pixels" else self.original
 
 
 def sizes_of(sample: Sample, media_index: int | None = None) -> Sizes:
@@ -162,50 +168,7 @@ def as_floats(values: Iterable[Any]) -> tuple[float, ...]:
         ) from None
 
 
-def system_of(family: str) -> str | None:
-    """What released models of `family` write boxes and points in; None where that is not known.
-
-    Raises: LayoutError (MM006) for an unknown family.
-    """
-    return get_family(family).coordinates
-
-
-def to_system(sample: Sample, target: str) -> Sample:
-    """A copy of the sample whose regions and targets are in `target`, of `coordinate_system`s.
-
-    Each number is converted exactly and rounded to a float once. Of what names no medium, sizes are those of the only
-    one, or of the screen.
-    Raises: ArgumentError where the sample has no `coordinate_system` but boxes or points, or a size is not known.
-    """
-    check_name("to_system", "target", target, COORDINATE_SYSTEMS)
-    if not isinstance(sample, Sample):
-        raise ArgumentError(f"to_system: sample is {kind_of(sample)}. Fix: pass a Sample")
-    source = sample.coordinate_system
-    changed: dict[str, Any] = {}
-    for name in ("region_spans", "bbox_targets", "point_targets"):
-        items = getattr(sample, name)
-        if items:
-            changed[name] = [_moved(sample, item, source, target) for item in items]
-    return replace(sample, coordinate_system=target, **changed)
-
-
 # ---- parts ---------------------------------------------------------------------------------------
-
-
-def _moved(sample: Sample, item: Any, source: str | None, target: str) -> Any:
-    changed = {}
-    for name in ("bbox", "point"):
-        values = getattr(item, name, None)
-        if values is None:
-            continue
-        if source is None:
-            raise ArgumentError(
-                "to_system: the sample has boxes or points and no coordinate_system. Fix: set the one they are in"
-            )
-        if source != target:
-            sizes = sizes_of(sample, item.media_index)
-            changed[name] = as_floats(convert(values, source, target, sizes))
-    return replace(item, **changed)
 
 
 def _factors(source: str, target: str, sizes: Sizes | None, count: int) -> list[Fraction]:
@@ -219,13 +182,11 @@ def _factors(source: str, target: str, sizes: Sizes | None, count: int) -> list[
 
 
 def _side(system: str, sizes: Sizes | None) -> Size:
-    if system in _SIDES:
-        return _SIDES[system], _SIDES[system]
-    name = "model" if system == "absolute_pixels" else "original"
     if sizes is not None and not isinstance(sizes, Sizes):
         raise ArgumentError(f"convert: sizes is {kind_of(sizes)}. Fix: Sizes(model=…, original=…)")
-    size: Size | None = getattr(sizes, name, None)
+    size = (sizes or Sizes()).side(system)
     if size is None:
+        name = "model" if system == "absolute_pixels" else "original"
         raise ArgumentError(
             f"convert: {system} needs the picture's {name} size, which is not known. "
             f"Fix: pass sizes=Sizes({name}=(width, height))"

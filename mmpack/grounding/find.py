@@ -10,7 +10,7 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, check_name, kind_of
 from mmpack.families import get_family
-from mmpack.grounding.coordinates import to_system
+from mmpack.grounding.samples import QUAD, moved, system_written, to_system
 from mmpack.grounding.text import FORMS, Malformed, Place, read_places
 from mmpack.layout.token_text import TokenText, token_text
 from mmpack.schema.rules import Problem
@@ -43,14 +43,16 @@ def find(
     Args: `tokenizer`: as for `mmpack.layout.token_text`. `where`: `loss`, only what the policy wrote (loss spans that
     touch are read as one text); `all`, every token. `forms`: of `FORMS`: `markers` (`<|box_start|>`, `<box>`,
     `<point>`, …), `json` (`bbox_2d`, `point_2d`), `plain` ((x, y), [x, y], [x0, y0, x1, y1]). `system`: what the
-    numbers are written in, by default the family's convention, else the sample's `coordinate_system`; bounds are not
+    policy writes in, by default what models of its family do, else the sample's `coordinate_system`; bounds are not
     checked where neither is known. `media_index`: the medium that is spoken of, by default the last one before.
-    Returns: Found. A region covers its whole text, markers or JSON object included; its numbers are as written.
+    Returns: Found. A region covers its whole text, markers or JSON object included; its numbers are in
+    the sample's `coordinate_system`, or as written where it has none.
     `metadata` holds `form` and `numbers`, [start, stop) of the tokens of each number (a token that straddles two
     belongs to both), and `quad` where four corners are written. A place that can't be used (not closed, NaN, corners
     swapped, no area, out of bounds, no medium) has neither box nor point, but `problem`, its code: MM313, MM310, MM314,
     MM311 or MM106. Such a sample is still valid, so that a policy is trained on what it got wrong.
-    Raises: ArgumentError. Nothing that a policy writes raises.
+    Raises: ArgumentError for the arguments, and where numbers need a size to be converted that is not known. Nothing
+    that a policy writes raises by itself.
 
     Example:
         >>> import numpy as np, mmpack as mp
@@ -85,11 +87,11 @@ def annotate(
 ) -> Sample:
     """A copy of the sample with what `find` gives in `region_spans`, and `coordinate_system` set.
 
-    Targets, and regions that were there before, are converted to `system` if the sample's is another one. Regions that
-    were there stay first, and are not added twice.
-    Raises: ArgumentError as `find`, and where no system is known or a conversion lacks a size.
+    A sample that has no `coordinate_system` gets the one that is written. Regions that were there stay first,
+    and are not added twice.
+    Raises: ArgumentError as `find`, where no system is known, and for boxes or points in none.
     """
-    system = _checked(sample, where, forms, system, media_index)
+    system = _checked(sample, where, forms, system, media_index, "annotate")
     if system is None:
         raise ArgumentError(
             f"annotate: what {sample.family} writes coordinates in is not known. "
@@ -97,7 +99,8 @@ def annotate(
         )
     options: dict[str, Any] = {"where": where, "forms": forms, "media_index": media_index}
     found = find(sample, tokenizer, system=system, **options)
-    sample = to_system(sample, system)
+    if sample.coordinate_system is None:
+        sample = to_system(sample, system)
     known = {(r.start, r.stop) for r in sample.region_spans or ()}
     new = [region for region in found.regions if (region.start, region.stop) not in known]
     return replace(sample, region_spans=[*(sample.region_spans or []), *new])
@@ -124,9 +127,7 @@ def _checked(
             f"{what}: media_index is {media_index!r:.40}, there are {len(sample.media)} media. "
             "Fix: an index into sample.media"
         )
-    if system is not None:
-        check_name(what, "system", system, COORDINATE_SYSTEMS)
-    return system or get_family(sample.family).coordinates or sample.coordinate_system
+    return system_written(what, sample, system)
 
 
 def _texts(sample: Sample, where: str) -> Iterator[tuple[int, int]]:
@@ -165,10 +166,12 @@ def _region(
         region.label = found.label
         region.metadata["form"] = found.form
         region.metadata["numbers"] = [list(text.span(*number)) for number in found.numbers]
-        if found.quad is not None:
-            region.metadata["quad"] = list(found.quad)
         if fault is None:
-            region.bbox, region.point = found.bbox, found.point
+            written = {"bbox": found.bbox, "point": found.point, QUAD: found.quad}
+            places = moved(sample, written, index, system, sample.coordinate_system)
+            region.bbox, region.point = places.get("bbox"), places.get("point")
+            if QUAD in places:
+                region.metadata[QUAD] = list(places[QUAD])
     if fault is not None:
         region.metadata["problem"] = fault[0]
     return region, problem

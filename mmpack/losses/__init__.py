@@ -1,4 +1,4 @@
-"""Policy and value losses, advantages, GAE and rewards, over loss tokens [N] cut into samples by `cu_loss` [B+1]."""
+"""Policy and value losses; rewards, costs, returns and advantages of samples, turns and loss tokens [N]"""
 
 from mmpack.errors import require
 

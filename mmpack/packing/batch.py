@@ -26,6 +26,7 @@ from mmpack.schema.error_text import safe_repr
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.spans import Cost, LossSpan, ModalitySpan, Score
+from mmpack.schema.turns import span_turns
 
 
 @dataclass(kw_only=True)
@@ -37,7 +38,7 @@ class LossIndex:
     cu_loss: torch.Tensor  # [B+1] int32, in the caller's order of samples
     loss_rows_unique: torch.Tensor  # [R] int32
     loss_row_inverse: torch.Tensor  # [N] int32 into loss_rows_unique
-    loss_turn: torch.Tensor  # [N] int32, -1 where the span has no turn
+    loss_turn: torch.Tensor  # [N] int32 by span_turns; -1 where neither span nor sample has a turn
     loss_token_index: torch.Tensor  # [N] int32, token of the sample
     region_rows: torch.Tensor  # [regions, 3] int32: sample, start, stop on the loss axis
     loss_places: LossPlaces  # the last three and cu_loss on the host, where scores are placed
@@ -253,8 +254,8 @@ def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossI
         targets.append(sample.input_ids[indices])
         tokens.append(indices)
         turns += [
-            np.full(s.stop - s.start, -1 if s.turn is None else s.turn, dtype=np.int64)
-            for s in sample.loss_spans
+            np.full(s.stop - s.start, -1 if turn is None else turn, dtype=np.int64)
+            for s, turn in zip(sample.loss_spans, span_turns(sample), strict=True)
         ]
         for region in sample.region_spans or ():
             first, stop = np.searchsorted(indices, (region.start, region.stop)).tolist()

@@ -12,9 +12,10 @@ from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import medium_key, occurrences
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import covered
+from mmpack.schema.turns import span_turns
+from mmpack.trajectory.trajectory import SCORES
 
 _SPANS = ("loss_spans", "observation_spans", "action_spans")
-_SCORES = ("rewards", "costs", "verifiers")
 
 
 def without(sample: Sample, start: int, stop: int, instead: np.ndarray) -> Sample:
@@ -43,8 +44,8 @@ def without(sample: Sample, start: int, stop: int, instead: np.ndarray) -> Sampl
     if sample.policy_versions is not None:
         out.policy_versions = _clipped(sample.policy_versions, start, stop, shift)
     _cut_columns(sample, out, start, stop)
-    turns = {s.turn for s in out.loss_spans}
-    for name in _SCORES:
+    turns = set(span_turns(out))
+    for name in SCORES:
         scores = getattr(sample, name)
         if scores is not None:
             moved = [_score(s, start, stop, shift, turns, regions) for s in scores]
@@ -98,9 +99,17 @@ def _regions(
     for i, region in enumerate(sample.region_spans or ()):
         for moved in _reindexed(_moved([region], start, stop, shift), index):
             numbers[i] = len(kept)
-            kept.append(moved)
+            kept.append(_with_numbers(moved, moved.start - region.start))
     out.region_spans = None if sample.region_spans is None else kept
     return numbers
+
+
+def _with_numbers(region: Any, shift: int) -> Any:
+    """The region with the tokens of its numbers moved, which `mmpack.grounding` keeps in its metadata."""
+    if not shift or not {"form", "numbers"} <= region.metadata.keys():
+        return region
+    moved = [[a + shift, b + shift] for a, b in region.metadata["numbers"]]
+    return dataclasses.replace(region, metadata={**region.metadata, "numbers": moved})
 
 
 def _reindexed(items: list[Any], index: dict[int, int]) -> list[Any]:

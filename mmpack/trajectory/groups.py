@@ -9,6 +9,8 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
 from mmpack.schema.sample import Sample, as_samples
+from mmpack.schema.spans import Score
+from mmpack.schema.turns import span_turns
 
 BY = ("trajectory", "step")
 
@@ -74,8 +76,9 @@ def trajectory_groups(
     """What statistics per trajectory need: one reward and one group per trajectory, and the way back to the samples.
 
     Args:
-        weights: name of a score -> its weight; a name that is not in it counts 0. None: 1 each. Rewards only, of every
-            scope; costs and verifiers never enter.
+        weights: name of a score -> its weight; a name that is not in it counts 0. None: 1 each. A name that no reward
+            bears is an error where rewards are left out: it may be misspelt. Rewards only, of every scope; costs and
+            verifiers never enter.
 
     Raises: ArgumentError.
 
@@ -101,6 +104,7 @@ def trajectory_groups(
     index = trajectory_index(samples)
     names: list[str] = []
     groups: list[str] = []
+    _check_rewards(samples, weights)
     rewards = np.zeros(int(index.max()) + 1 if len(index) else 0)
     for sample, j in zip(samples, index.tolist(), strict=True):
         if j == len(names):
@@ -117,15 +121,13 @@ def _unit(sample: Sample, place: int) -> Hashable:
 
 
 def _step(sample: Sample) -> int:
-    turns = {s.turn for s in sample.loss_spans}
+    turns = set(span_turns(sample)) or {sample.turn}
     if len(turns) > 1:
         raise ArgumentError(
             f"group_index: {sample.sample_id!r:.60} holds {len(turns)} turns, a step is one. "
             "Fix: to_samples(…, merge=False)"
         )
-    if sample.turn is not None:
-        return sample.turn
-    turn = next(iter(turns), None)
+    (turn,) = turns
     if turn is None:
         raise ArgumentError(
             f"group_index: {sample.sample_id!r:.60} has no turn. Fix: set Sample.turn"
@@ -142,6 +144,28 @@ def _check_weights(weights: Mapping[str, float] | None) -> None:
         )
     for name, weight in weights.items():
         check_number("trajectory_groups", f"weights[{name!r:.40}]", weight, least=float("-inf"))
+
+
+def _check_rewards(samples: Sequence[Sample], weights: Mapping[str, float] | None) -> None:
+    there: set[str] = set()
+    for sample in samples:
+        for i, score in enumerate(sample.rewards or ()):
+            where = f"trajectory_groups: rewards[{i}] of {sample.sample_id!r:.60}"
+            if not isinstance(score, Score):
+                raise ArgumentError(
+                    f"{where} is {kind_of(score)}, expected Score. Fix: keep costs in Sample.costs"
+                )
+            check_number(where, "value", score.value, least=float("-inf"))
+            there.add(score.name)
+    if weights is None:
+        return
+    missing = sorted(weights.keys() - there, key=repr)
+    left_out = ", ".join(sorted(map(repr, there - weights.keys())))
+    if left_out and (missing or not weights):
+        raise ArgumentError(
+            f"trajectory_groups: weights name {', '.join(map(repr, missing)) or 'nothing'}, which no reward bears, and "
+            f"leave out {left_out}. Fix: name rewards as they are, with the weight 0 for those to leave out"
+        )
 
 
 def _numbered(keys: Sequence[Hashable]) -> np.ndarray:

@@ -14,6 +14,7 @@ from mmpack.layout.occurrences import medium_key, occurring_media
 from mmpack.schema.fields import same
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample, as_samples
 from mmpack.schema.spans import LossSpan
+from mmpack.schema.turns import span_turns
 from mmpack.trajectory.samples import OF_EPISODE
 from mmpack.trajectory.trajectory import SCORES, Trajectory, Turn
 
@@ -172,7 +173,8 @@ def _of_turn(
 
 def _share_out(sample: Sample, turns: list[Turn], field: str, alone: bool) -> list[Any]:
     """Give each turn of a sample its scores; return those of the whole trajectory."""
-    numbers = [run[0].turn for run in _runs(sample.loss_spans)]
+    of_span = {s.start: turn for s, turn in zip(sample.loss_spans, span_turns(sample), strict=True)}
+    numbers = [of_span[run[0].start] for run in _runs(sample.loss_spans)]
     out: list[Any] = []
     for i, score in enumerate(getattr(sample, field) or ()):
         scope, at = score.scope, None

@@ -42,9 +42,9 @@ def to_samples(
     Either way each turn's response is loss in exactly one sample, and context everywhere else.
 
     Scores of a turn get the scope {"turn": k}, k counting the trajectory's turns; those of the whole trajectory are in
-    the sample that holds its last turn, once. `rollout_logprobs` are kept if each turn of the sample has them.
-    Positions are the family's rule: pack computes them. `keep_last_observation`: keep what came back after a turn that
-    nothing goes on from; no loss token reads it.
+    the sample that holds its last turn with a loss token, once. `rollout_logprobs` are kept if each turn of the sample
+    has them. Positions are the family's rule: pack computes them. `keep_last_observation`: keep what came back after a
+    turn that nothing goes on from; no loss token reads it.
 
     Raises: ArgumentError; LayoutError (MM106) where a context's placeholders and its media contradict each other.
 
@@ -277,13 +277,16 @@ def _scored(score: Any, turn: int, first_region: int) -> Any:
 def _give_episode_scores(
     trajectory: Trajectory, samples: list[Sample], owners: list[list[int]]
 ) -> None:
-    """Put the trajectory's scores where their turn is: the whole's where the last turn is."""
+    """Put the trajectory's scores where their turn is: the whole's where the last turn is that has a loss token."""
     count = len(trajectory.turns)
+    spans = [_loss(turn, k) for k, turn in enumerate(trajectory.turns)]
+    wrote = [k for k, own in enumerate(spans) if any(span.start < span.stop for span in own)]
+    last = wrote[-1] if wrote else count - 1
     holder = {k: sample for sample, owned in zip(samples, owners, strict=True) for k in owned}
     for name in SCORES:
         for i, score in enumerate(getattr(trajectory, name) or ()):
             whole = score.scope == "sequence"
-            turn = count - 1 if whole else score.scope["turn"]
+            turn = last if whole else score.scope["turn"]
             if turn not in holder:
                 raise ArgumentError(
                     f"to_samples: {name}[{i}] of {trajectory.trajectory_id!r:.60} is of turn {max(turn, 0)}, there are "

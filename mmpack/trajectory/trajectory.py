@@ -13,13 +13,13 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, check_name, check_whole, kind_of
 from mmpack.families import FAMILIES
-from mmpack.schema.fields import Record
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import COORDINATE_SYSTEMS, FINISH_REASONS
 from mmpack.schema.spans import (
     OBSERVATION_SOURCES,
     ActionSpan,
     BboxTarget,
+    Cost,
     LossSpan,
     ObservationSpan,
     PointTarget,
@@ -65,19 +65,19 @@ class Turn:
     prefix_cached_tokens: int | None = None
     # of this turn: scope "sequence" is the turn, {"span": …} and {"region": …} are its own
     rewards: list[Score] | None = None
-    costs: list[Any] | None = None
+    costs: list[Cost] | None = None
     verifiers: list[Score] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.context_ids = _ids(self.context_ids, "context_ids")
-        self.response_ids = _ids(self.response_ids, "response_ids")
+        self.context_ids = ids_of("Turn", "context_ids", self.context_ids)
+        self.response_ids = ids_of("Turn", "response_ids", self.response_ids)
         if not len(self.context_ids):
             raise ArgumentError("Turn: context_ids is empty. Fix: pass the prompt's ids")
         self.media = _list_of(Medium, self.media, "media") or []
         self.observation_media = _list_of(Medium, self.observation_media, "observation_media") or []
         if self.observation_ids is not None:
-            self.observation_ids = _ids(self.observation_ids, "observation_ids")
+            self.observation_ids = ids_of("Turn", "observation_ids", self.observation_ids)
         elif self.observation_media:
             raise ArgumentError(
                 "Turn: observation_media without observation_ids. Fix: pass the ids with their placeholders"
@@ -142,7 +142,7 @@ class Trajectory:
     family: str
     turns: list[Turn]
     rewards: list[Score] | None = None
-    costs: list[Any] | None = None
+    costs: list[Cost] | None = None
     verifiers: list[Score] | None = None
     processor: dict[str, Any] | None = None  # as Sample.processor
     sampling: dict[str, Any] | None = None
@@ -177,21 +177,22 @@ class Trajectory:
         )
 
 
-def _ids(given: Any, name: str) -> np.ndarray:
-    array = _array(given, name)
+def ids_of(what: str, name: str, given: Any) -> np.ndarray:
+    """int64 [n], 0 or more. Raises ArgumentError, in the name of `what`."""
+    array = _array(what, name, given)
     whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
     if not whole or (array.size and int(array.min()) < 0):
         shown = f"of shape {list(array.shape)} and dtype {array.dtype}"
         if whole:
             shown = f"below 0 at {int(np.argmax(array < 0))}"
-        raise ArgumentError(f"Turn: {name} is {shown}, expected ids [n]. Fix: pass token ids")
+        raise ArgumentError(f"{what}: {name} is {shown}, expected ids [n]. Fix: pass token ids")
     return array.astype(np.int64, copy=False)
 
 
 def _logprobs(given: Any, count: int) -> np.ndarray | None:
     if given is None:
         return None
-    array = _array(given, "logprobs")
+    array = _array("Turn", "logprobs", given)
     numbers = not array.size or array.dtype.kind in "fiu"
     if array.shape != (count,) or not numbers:
         raise ArgumentError(
@@ -205,17 +206,17 @@ def _logprobs(given: Any, count: int) -> np.ndarray | None:
     return values
 
 
-def _array(given: Any, name: str) -> np.ndarray:
+def _array(what: str, name: str, given: Any) -> np.ndarray:
     if isinstance(given, str | bytes | dict | set) or given is None:
         raise ArgumentError(
-            f"Turn: {name} is {kind_of(given)}, expected numbers [n]. Fix: pass a list or an array"
+            f"{what}: {name} is {kind_of(given)}, expected numbers [n]. Fix: pass a list or an array"
         )
     try:
         return np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
         why = " ".join(str(error).split())[:80]
         raise ArgumentError(
-            f"Turn: {name} is no array ({why}). Fix: pass a list or an array [n]"
+            f"{what}: {name} is no array ({why}). Fix: pass a list or an array [n]"
         ) from None
 
 
@@ -235,11 +236,11 @@ def _list_of(kind: type, given: Any, name: str, what: str = "Turn") -> list[Any]
 
 
 def _scores(given: Any, name: str, what: str = "Turn") -> list[Any] | None:
-    """Records with a scope that the owner has."""
-    scores = _list_of(Record, given, name, what)
+    """Scores, or costs, with a scope that the owner has."""
+    scores = _list_of(Cost if name == "costs" else Score, given, name, what)
     allowed = ("turn",) if what == "Trajectory" else ("span", "region")
     for i, score in enumerate(scores or ()):
-        scope = getattr(score, "scope", None)
+        scope = score.scope
         own = isinstance(scope, dict) and len(scope) == 1 and next(iter(scope)) in allowed
         if scope != "sequence" and not own:
             raise ArgumentError(

@@ -15,7 +15,7 @@ from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample, as_samples
 from mmpack.trajectory.cut import media_after
 from mmpack.trajectory.piece import media_pieces, pieces, prompt_stop, timed_media
-from mmpack.trajectory.trajectory import Turn, _ids
+from mmpack.trajectory.trajectory import Turn, ids_of
 
 WHAT = ("pictures", "turns")
 
@@ -128,10 +128,7 @@ def _of_turns(
 
 def text_ids(what: str, name: str, given: Any, sample: Sample) -> np.ndarray:
     """int64 [n] without placeholders. Raises: ArgumentError."""
-    try:
-        ids = _ids(given, name)
-    except ArgumentError as error:
-        raise ArgumentError(str(error).replace("Turn:", f"{what}:", 1)) from None
+    ids = ids_of(what, name, given)
     if np.isin(ids, list(FAMILIES[sample.family].placeholder_ids.values())).any():
         raise ArgumentError(
             f"{what}: {name} holds a placeholder, it stands in for pictures as text. Fix: pass text ids"

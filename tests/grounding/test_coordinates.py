@@ -154,7 +154,12 @@ def test_a_sample_is_moved_as_a_whole():
         mp.RegionSpan(start, start + 1, 0, (0.0, 0.0, 161.0, 119.0)),
         mp.RegionSpan(start, start + 2, 0),
     ]
+    swipe = {"kind": "swipe", "point": [161.0, 119.0], "to": [644.0, 0.0], "why": "x"}
+    own, wait = {"tap": [161.0, 119.0]}, {"kind": "wait", "seconds": 1.0}
+    sample.action_spans = [mp.ActionSpan(start, start + 1, a, 0) for a in (swipe, own, wait)]
     moved = to_system(sample, "normalized_1000")
+    there = {**swipe, "point": [250.0, 250.0], "to": [1000.0, 0.0]}
+    assert [span.action for span in moved.action_spans] == [there, own, wait]
     assert moved.bbox_targets[0].bbox == (500.0, 250.0, 1000.0, 1000.0)
     assert moved.bbox_targets[0].label == "cat"
     assert moved.point_targets[0].point == (250.0, 500.0)

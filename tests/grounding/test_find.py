@@ -140,18 +140,43 @@ def test_without_a_picture_a_place_is_only_a_problem(qwen):
     assert found.regions == [] and [p.code for p in found.problems] == ["MM106"]
 
 
-def test_annotate_sets_the_familys_system_and_moves_targets_there(answered, qwen):
-    """Qwen3-VL writes thousandths; the targets were in pixels as the model saw them."""
+def test_what_a_family_writes_is_converted_to_the_sample_s_system(answered, qwen):
+    """Qwen3-VL writes thousandths; the targets are in pixels as the model saw them."""
     sample = answered(ANSWER, family="qwen3_vl", grid=(1, 30, 40))  # 640 × 480
     sample.coordinate_system = "absolute_pixels"
     sample.bbox_targets = [mp.BboxTarget((64.0, 48.0, 320.0, 240.0), 0, "cat")]
     marked = annotate(sample, qwen)
-    assert marked.coordinate_system == "normalized_1000"
-    assert marked.bbox_targets[0].bbox == (100.0, 100.0, 500.0, 500.0)
-    assert marked.region_spans[0].bbox == (12.0, 34.0, 560.0, 78.0)
+    assert marked.coordinate_system == "absolute_pixels"
+    assert marked.bbox_targets == sample.bbox_targets
+    assert marked.region_spans[0].bbox == (7.68, 16.32, 358.4, 37.44)
     assert sample.region_spans is None and sample.coordinate_system == "absolute_pixels"
     assert annotate(marked, qwen) == marked  # nothing twice
-    assert annotate(sample, qwen, system="absolute_pixels").bbox_targets == sample.bbox_targets
+    said = annotate(sample, qwen, system="absolute_pixels")
+    assert said.region_spans[0].bbox == (12.0, 34.0, 560.0, 78.0)
+    sample.coordinate_system = sample.bbox_targets = None
+    assert annotate(sample, qwen).coordinate_system == "normalized_1000"
+
+
+def test_a_size_that_is_not_known_is_named_with_its_sample(answered, qwen):
+    """InternVL writes thousandths; how its tiles lie is not recorded."""
+    sample = answered("(1, 2)", family="internvl", grid=(2, 32, 32))
+    sample.coordinate_system = "absolute_pixels"
+    with pytest.raises(mp.ArgumentError, match=r"point in media\[0\] of 's0'.* Fix: coordinate_sy"):
+        find(sample, qwen)
+    sample.coordinate_system = None
+    assert find(sample, qwen).regions[0].point == (1.0, 2.0)
+
+
+def test_four_corners_are_converted_like_their_box(answered, qwen):
+    quad = "<|quad_start|>(10,20),(500,20),(500,60),(10,60)<|quad_end|>"
+    sample = answered(quad, family="qwen3_vl", grid=(1, 30, 40))  # 640 × 480
+    sample.coordinate_system = "normalized_1"
+    (region,) = annotate(sample, qwen).region_spans
+    corners = [0.01, 0.02, 0.5, 0.02, 0.5, 0.06, 0.01, 0.06]
+    assert region.metadata["quad"] == corners and region.bbox == (0.01, 0.02, 0.5, 0.06)
+    sample.coordinate_system = None
+    moved = mp.grounding.to_system(annotate(sample, qwen), "normalized_1")
+    assert moved.region_spans == [region]
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,33 @@ def run(rank, ranks, rendezvous):
     mine = slice(bounds[rank], bounds[rank + 1])
     whole, index, own = mp.gather_rewards(rewards[mine], groups[mine])
     assert torch.equal(whole, rewards) and torch.equal(index, groups) and own == mine
-    for kind in ("grpo", "loo_std", "lite_ppo", "reinforce_pp"):
-        want = mp.group_advantages(rewards, groups, kind)[mine]
-        assert torch.equal(mp.group_advantages(whole, index, kind)[own], want)
-    with pytest.raises(mp.ArgumentError, match="of another dtype on another rank"):
+    for kind in ("grpo", "rloo", "dr_grpo", "loo_std", "lite_ppo", "reinforce_pp", "pass_at_k"):
+        k = {"k": 2} if kind == "pass_at_k" else {}
+        want = mp.group_advantages(rewards, groups, kind, **k)[mine]
+        assert torch.equal(mp.group_advantages(whole, index, kind, **k)[own], want)
+    by_name(rewards, groups, mine)
+    with pytest.raises(mp.ArgumentError, match="those of another rank are more, fewer or of"):
         mp.gather_rewards(rewards[mine].double() if rank else rewards[mine])
+    with pytest.raises(mp.ArgumentError, match="those of another rank are more, fewer or of"):
+        mp.gather_rewards(*[rewards[mine]] * (1 if rank else 2))
     distributed.destroy_process_group()
+
+
+def by_name(rewards, groups, mine):
+    """GDPO over loss tokens and units, whose samples lie on several ranks."""
+    unit = (
+        torch.arange(13) // 2
+    )  # samples 2k and 2k + 1 are one trajectory, cut by the ranks' bounds
+    first, groups, tokens = rewards[unit * 2], groups[unit * 2], torch.arange(13) + 1
+    second = first.square().double()
+    columns = (first, second, groups, tokens, unit)
+    *whole, own = mp.gather_rewards(*(column[mine] for column in columns))
+
+    def advantages(first, second, groups, tokens, unit):
+        options = {"weights": {"a": 1.0, "b": 0.5}, "num_tokens": tokens, "unit_index": unit}
+        return mp.group_advantages({"a": first, "b": second}, groups, "gdpo", **options)
+
+    assert torch.equal(advantages(*whole)[own], advantages(*columns)[mine])
 
 
 def test_wrong_columns_are_named():

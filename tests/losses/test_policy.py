@@ -297,6 +297,23 @@ def test_advantages_of_tokens():
     assert torch.equal(per_token[1], per_sample[1])
 
 
+def test_advantages_per_token_where_as_many_samples_as_tokens():
+    # two samples, one without a loss token: [2] may be either
+    cu_loss, advantages = torch.tensor([0, 0, 2], dtype=torch.int32), torch.tensor([1.0, -2.0])
+    with pytest.raises(
+        ArgumentError, match=r"both are 2 and a sample has no loss token\. Fix: .*per='token'"
+    ):
+        policy_loss(torch.tensor([-1.0, -2.0]), advantages, cu_loss)
+    gradients = {}
+    for per in ("token", "sample"):
+        leaf = torch.tensor([-1.0, -2.0], requires_grad=True)
+        policy_loss(leaf, advantages, cu_loss, per=per).loss.backward()
+        gradients[per] = leaf.grad.tolist()
+    assert gradients == {"token": [-0.5, 1.0], "sample": [1.0, 1.0]}
+    # one token each: both are the same, and nothing has to be said
+    policy_loss(torch.tensor([-1.0, -2.0]), advantages, torch.tensor([0, 1, 2], dtype=torch.int32))
+
+
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=7),
     st.sampled_from(["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]),
@@ -326,6 +343,7 @@ def test_micro_batches_add_up(lengths, kind, aggregation, seed):
         "correction": "tis",
         "correction_level": "sequence",
         "scale": 2.0,
+        "per": "sample",
     }
 
     def part(first, last):
@@ -478,6 +496,11 @@ def test_gpu_agrees_and_never_waits(kind):
         ({"logprobs": np.zeros(N)}, "logprobs is a numpy array, expected a tensor"),
         ({"logprobs": None}, "logprobs is None, expected a tensor"),
         ({"advantages": [0.0] * B}, "advantages is of type list, expected a tensor"),
+        (
+            {"per": "token"},
+            f"advantages has shape [{B}], expected [{N}] (one per loss token)",
+        ),
+        ({"per": "turn"}, "per is 'turn'. Fix: one of sample, token"),
         ({"cu_loss": tuple(CU.tolist())}, "cu_loss is of type tuple, expected a tensor"),
         ({"old_logprobs": [0.0] * N}, "old_logprobs is of type list, expected a tensor"),
     ],

@@ -111,3 +111,42 @@ def test_regions_beside_regions():
         mp.score_advantages([[mp.Score("x", float("nan"))]], [0])
     with pytest.raises(mp.ArgumentError, match="sample 1 has no score 'iou'"):
         mp.score_columns([[near], []])
+
+
+def per_turn(name, number, own, rewards=()):
+    """A sample of one turn, its two spans with `own` turn."""
+    spans = [mp.LossSpan(2, 4, turn=own), mp.LossSpan(6, 9, turn=own)]
+    return sample(name, spans, number, rewards=rewards)
+
+
+@pytest.mark.parametrize("own", [None, 0, "same"])
+def test_a_sample_per_turn_bears_its_turn_in_every_place(own):
+    """Spans without a turn, counted from 0 by a processor, or numbered in the trajectory: all say one turn."""
+    samples = [
+        per_turn(f"p{k}", k, k if own == "same" else own, [mp.Score("r", k + 1.0, {"turn": k})])
+        for k in range(3)
+    ]
+    for one in samples:
+        assert mp.validate(one) == []
+    batch = mp.pack(samples)
+    assert batch.loss_turn.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    assert mp.pad(samples).loss_turn.tolist() == batch.loss_turn.tolist()
+    want = [0, 0, 0, 0, 1.0, 0, 0, 0, 0, 2.0, 0, 0, 0, 0, 3.0]
+    assert mp.scatter_rewards(batch).tolist() == want
+    turns = mp.turns_of(samples)
+    assert turns.turn.tolist() == [0, 1, 2] and turns.rewards().tolist() == [1.0, 2.0, 3.0]
+    assert mp.trajectory.group_index(samples, by="step").tolist() == [0, 1, 2]
+
+
+def test_a_turn_that_the_sample_lacks_is_named():
+    (problem,) = mp.validate(per_turn("p", 2, None, [mp.Score("r", 1.0, {"turn": 1})]))
+    assert problem.code == "MM304" and "is of turn 1" in problem.message
+    silent = per_turn("p", 2, None, [mp.Score("r", 1.0, {"turn": 2})])
+    silent.loss_spans = [mp.LossSpan(4, 4)]
+    assert [p.code for p in mp.validate(silent) if p.code == "MM305"] == ["MM305"]
+
+
+def test_what_is_left_of_a_long_sample_keeps_its_turn():
+    """Spans above Sample.turn, its first turn, are numbered in the trajectory."""
+    left = sample("s", [mp.LossSpan(2, 4, turn=3)], turn=0)
+    assert mp.turns_of([left]).turn.tolist() == mp.pack([left]).loss_turn[:1].tolist() == [3]

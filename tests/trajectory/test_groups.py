@@ -100,6 +100,21 @@ def test_what_is_wrong_is_refused():
         trajectory_groups(made([1]), ["task"])
     with pytest.raises(ArgumentError, match=r"weights\['task'\] is nan"):
         trajectory_groups(made([1]), {"task": float("nan")})
+    with pytest.raises(
+        ArgumentError,
+        match="weights name 'tsk', which no reward bears, and leave out 'format', 'task'",
+    ):
+        trajectory_groups(made([1]), {"tsk": 1.0})
+    with pytest.raises(ArgumentError, match="weights name nothing"):
+        trajectory_groups(made([1]), {})
+    for wrong, says in (
+        (Cost("c", 1.0), "expected Score"),
+        (Score("s", float("nan")), "value is nan"),
+    ):
+        (broken,) = made([1])
+        broken.rewards = [wrong]
+        with pytest.raises(ArgumentError, match=says):
+            trajectory_groups([broken])
     with pytest.raises(ArgumentError, match="expected a list of Samples"):
         trajectory_index(samples[0])
     bare = made([1])[0]

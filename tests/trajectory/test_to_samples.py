@@ -18,7 +18,7 @@ from support.trajectories import (
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError
-from mmpack.schema.spans import ActionSpan, ObservationSpan, PolicyVersion, RegionSpan, Score
+from mmpack.schema.spans import ActionSpan, Cost, ObservationSpan, PolicyVersion, RegionSpan, Score
 from mmpack.trajectory import Trajectory, Turn, from_samples, to_samples
 
 
@@ -227,6 +227,11 @@ def test_wrong_turns_are_refused():
             "scope",
         ),
         ({"context_ids": [1], "response_ids": [1], "rewards": [1.0]}, r"rewards\[0\]"),
+        (
+            {"context_ids": [1], "response_ids": [1], "rewards": [mp.Cost("c", 1.0)]},
+            "expected Score",
+        ),
+        ({"context_ids": [1], "response_ids": [1], "costs": [Score("c", 1.0)]}, "expected Cost"),
     ]
     for fields, message in bad:
         with pytest.raises(ArgumentError, match=message) as caught:
@@ -305,3 +310,30 @@ def test_metadata_of_each_sample_is_kept():
     (again,) = from_samples(samples)
     assert again.metadata == {"app": "mail"}
     assert [t.metadata for t in again.turns] == [{}, {"engine": "b"}]
+
+
+def test_the_score_of_an_episode_is_where_its_last_loss_token_is():
+    """The engine's last answer was empty, and its context rewritten: no token there takes a score."""
+    turns = [Turn([1, 2], [3]), Turn([1, 9], [])]
+    first, empty = to_samples(episode(turns, rewards=[Score("task", 1.0)], costs=[Cost("c", 2.0)]))
+    assert first.rewards[0].value == 1.0 and first.costs[0].value == 2.0
+    assert empty.rewards is None and empty.costs is None
+    assert mp.validate([first, empty]) == []
+    back = from_samples([first, empty])[0]
+    assert [s.value for s in back.rewards] == [1.0] and back.turns[0].rewards is None
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "says"),
+    [
+        ("rewards", Cost("c", 1.0), "Score"),
+        ("verifiers", Cost("c", 1.0), "Score"),
+        ("costs", Score("s", 1.0), "Cost"),
+        ("rewards", 1.0, "Score"),
+    ],
+)
+def test_scores_are_of_their_type_from_the_first(field, wrong, says):
+    with pytest.raises(ArgumentError, match=rf"Turn: {field}\[0\] is .*expected {says}\."):
+        Turn([1], [2], **{field: [wrong]})
+    with pytest.raises(ArgumentError, match=rf"Trajectory: {field}\[0\] is .*expected {says}\."):
+        episode([], **{field: [wrong]})

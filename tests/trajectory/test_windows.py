@@ -183,6 +183,16 @@ def test_loss_behind_a_cut_on_the_left_was_sampled_with_another_context():
     assert truncate(only, len(sample) - 1, "left").sample.num_loss_tokens == 0
 
 
+def test_the_tokens_of_numbers_follow_a_cut():
+    pieces = [b"is ", b"(1", b"2,", b"34)"]
+    parts = [("image", (1, 4, 6), "a"), ("observation", [0], 1), ("response", [0], 1)]
+    parts += [("observation", [0], 2), ("response", [0, 1, 2, 3], 2)]
+    sample = mp.grounding.annotate(make_sample(parts), pieces.__getitem__)
+    cut = truncate(sample, len(sample) - 1, "left", changed_context=True).sample
+    assert len(cut) == len(sample) - 2
+    assert cut.region_spans == mp.grounding.find(cut, pieces.__getitem__).regions
+
+
 def test_actions_scores_and_positions_follow_a_cut():
     parts = [
         ("text", [1, 2]),

@@ -9,11 +9,12 @@ from support.gui import samples as gui_samples
 from support.samples import full_sample, make_sample
 
 import mmpack as mp
-from mmpack.view.trace.actions import read_action
+from mmpack.view.trace.actions import drawn_action
 from mmpack.view.trace.episodes import episodes_of
-from mmpack.view.trace.places import marks_of
+from mmpack.view.trace.places import Mark, marks_of
 from mmpack.view.trace.roles import ROLES, repeats, roles_of, rows_of
 from mmpack.view.trace.scores import placed_scores
+from mmpack.view.trace.screens import label_place
 from mmpack.view.trace.texts import texts_of
 from mmpack.view.trace.tokens import DIGITS, packed_ids, packed_lengths
 
@@ -230,16 +231,26 @@ def test_a_place_without_numbers_or_medium_is_not_drawn():
 
 
 QWEN = {
-    "name": "computer_use",
-    "arguments": {"action": "left_click_drag", "coordinate": [3, 4], "coordinate2": [5, 6]},
+    "name": "mobile_use",
+    "arguments": {"action": "swipe", "coordinate": [3, 4], "coordinate2": [5, 6]},
 }
+SCROLL = {"action": "scroll", "coordinate": [0.5, 0.5], "pixels": 120}
+TOOL = {"name": "computer_use", "arguments": SCROLL}
 OPENAI = {"type": "function", "function": {"name": "tap", "arguments": '{"x": 3, "y": 4}'}}
 
 
 @pytest.mark.parametrize(
     ("action", "words"),
     [
-        (QWEN, "left_click_drag (3, 4) → (5, 6)"),
+        (QWEN, "swipe (3, 4) → (5, 6)"),
+        ({"kind": "click", "point": [3, 4], "button": "right"}, "click (3, 4) right"),
+        ({"kind": "drag", "point": [3, 4], "to": [5, 6]}, "drag (3, 4) → (5, 6)"),
+        ({"kind": "key", "keys": ["ctrl", "c"]}, 'key ["ctrl", "c"]'),
+        ({"kind": "click", "point": [3, 4], "y": 1, "x": 0}, "click (3, 4)"),
+        ({"kind": "tool_call", "name": "tap", "arguments": {"x": 3, "y": 4}}, "tap (3, 4)"),
+        ({"kind": "fly", "x": 3, "y": 4}, "fly (3, 4)"),
+        ({"type": "function", "function": TOOL}, "scroll (0.5, 0.5)"),
+        ({"name": "computer_use", "arguments": {"action": "fly"}}, "fly"),
         ({"action": "click", "coordinate": [3, 4]}, "click (3, 4)"),
         ({"type": "drag", "start": {"x": 3, "y": 4}, "end": {"x": 5, "y": 6}}, "drag (3, 4) → (5, 6)"),
         ({"type": "click", "start_box": [0, 0, 6, 8], "point": [0, 0, 6, 8]}, "click (3, 4)"),
@@ -253,16 +264,17 @@ OPENAI = {"type": "function", "function": {"name": "tap", "arguments": '{"x": 3,
     ],
 )  # fmt: skip
 def test_actions_of_any_format(action, words):
-    assert read_action(action).words == words
+    assert drawn_action(action).words == words
 
 
 @pytest.mark.parametrize(
     ("action", "to"),
     [
         ({"action": "scroll", "coordinate": [0.5, 0.5], "direction": "down"}, (0, 1)),
-        ({"action": "scroll", "coordinate": [0.5, 0.5], "pixels": 120}, (0, -1)),
-        ({"action": "hscroll", "coordinate": [0.5, 0.5], "pixels": -5}, (1, 0)),
-        ({"action": "scroll", "coordinate": [0.5, 0.5], "dx": -5}, (-1, 0)),
+        (TOOL, (0, -1)),
+        ({"name": "computer_use", "arguments": {**SCROLL, "action": "hscroll"}}, (1, 0)),
+        ({"kind": "scroll", "point": [0.5, 0.5], "dx": -5, "dy": 1}, (-1, 0)),
+        ({"kind": "scroll", "point": [0.5, 0.5], "dy": 5}, (0, 1)),
     ],
 )
 def test_a_scroll_has_an_arrow(action, to):
@@ -316,3 +328,14 @@ def test_every_role_has_a_name_a_letter_and_a_meaning():
     from mmpack.view.trace.roles import LETTERS, MEANING
 
     assert len(ROLES) == len(LETTERS) == len(MEANING) == len(set(LETTERS))
+
+
+def test_letters_of_a_click_and_of_the_region_of_its_point_do_not_meet():
+    """`annotate_actions` makes both: side by side "1" and "r0" read "10"."""
+    for x in (0.02, 0.5, 0.99):
+        click = Mark(0, "click", ((x, 0.5),), "1", "click", "action")
+        region = Mark(0, "point", ((x, 0.5),), "r0", "region", "region")
+        at = [(x * 200, 100.0)]
+        _, high = label_place(click, at, 200, 200)
+        _, low = label_place(region, at, 200, 200)
+        assert low - high >= 13 and high < 100 < low  # a letter is 13 high, and the click between

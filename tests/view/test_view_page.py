@@ -12,8 +12,10 @@ from support.gui import FOLDER, TRACE, words
 from support.gui import samples as gui_samples
 from support.samples import full_sample, make_sample
 from support.samples import samples as any_samples
+from support.trajectories import episode, grown
 
 import mmpack as mp
+from mmpack.trajectory import to_samples
 
 EVIL = '</script></style></title>"><script>evil=1</script><img src=x onerror=evil=1>javascript:\x1b[31m\u202e'
 VOID = {"meta"}
@@ -64,7 +66,11 @@ def test_a_page_of_the_fixture(page):
         assert part in text
     assert "The first 333 tokens are those of shop/0, which this goes on from." in text
     assert "47 of them are in the loss there and not here." in text
-    assert "left_click (300, 104)" in text and "swipe (500, 800) → (500, 250)" in text
+    assert (
+        "click (300, 104)" in text
+        and "left_click (" not in text
+        and "swipe (500, 800) → (500, 250)" in text
+    )
 
 
 def test_rows_cover_every_token_that_no_other_sample_drew(page):
@@ -278,3 +284,13 @@ def test_the_caption_says_in_what_system_places_were_read():
     assert "no coordinate_system" not in mp.view.html([sample])
     sample.coordinate_system = None
     assert "read as normalized_1000, as qwen3_vl writes" in mp.view.html([sample])
+
+
+def test_the_film_names_the_turn_in_which_a_screen_came_back():
+    turns = [
+        *grown(3),
+        *grown(2, seed=1),
+    ]  # a growing context, whose third screen is the first; then a branch of it
+    page = mp.view.html(to_samples(episode(turns)))
+    words = re.findall(r"<b>(e/\d · turn \d)</b>", page)
+    assert words[:3] == ["e/0 · turn 0", "e/0 · turn 1", "e/3 · turn 3"]

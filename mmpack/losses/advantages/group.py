@@ -22,6 +22,9 @@ from mmpack.ops.inputs import can_look_at, check_are_tensors
 AdvantageKind = Literal[
     "grpo", "rloo", "loo_std", "dr_grpo", "lite_ppo", "reinforce_pp", "gdpo", "pass_at_k"
 ]
+# those of them that see a group's rewards only, and so take turns or single scores as well
+WithinGroup = Literal["grpo", "dr_grpo", "rloo", "loo_std"]
+WHAT = "group_advantages"
 OVER_THE_BATCH = ("reinforce_pp", "gdpo")  # centred and scaled over the batch at last
 
 
@@ -91,7 +94,7 @@ def group_advantages(
     reading = check and not torch.compiler.is_compiling()
     if reading:
         for name, column in columns.items():
-            _check_finite(f"rewards[{name!r}]" if name else "rewards", column)
+            check_finite(WHAT, f"rewards[{name!r}]" if name else "rewards", column)
     if num_tokens is not None:
         _check_num_tokens(num_tokens, group_index, kind)
     inverse = None
@@ -197,6 +200,11 @@ def _check_units(unit_index: Any, group_index: Tensor) -> None:
             f"group_advantages: unit_index has shape {list(unit_index.shape)} and dtype {unit_index.dtype}, expected "
             f"{list(group_index.shape)} integers. Fix: pass the number of each sample's trajectory"
         )
+    if unit_index.device not in (group_index.device, torch.device("cpu")):
+        raise ArgumentError(
+            f"group_advantages: unit_index is on {unit_index.device}, group_index on {group_index.device}. "
+            "Fix: move both to one device"
+        )
 
 
 def _summable(rewards: Tensor) -> Tensor:
@@ -230,18 +238,18 @@ def _are_integers(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
-def _check_finite(name: str, rewards: Tensor) -> None:
-    """Raise for rewards that are not finite."""
+def check_finite(what: str, name: str, rewards: Tensor) -> None:
+    """Raise ArgumentError for rewards that are not finite in float32. Waits for a GPU."""
     if rewards.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ArgumentError(
-            "group_advantages: a CUDA graph is being captured, and the rewards can't be read. Fix: check=False"
+            f"{what}: a CUDA graph is being captured, and the rewards can't be read. Fix: check=False"
         )
     values = rewards.detach().cpu()
     bad = (~values.float().isfinite()).nonzero()[:, 0].tolist()
     if bad:
         named = ", ".join(f"{name}[{i}] is {float(values[i])}" for i in bad[:3])
         raise ArgumentError(
-            f"group_advantages: {named} ({len(bad)} of {len(values)} are not finite in float32), which makes NaN "
+            f"{what}: {named} ({len(bad)} of {len(values)} are not finite in float32), which makes NaN "
             "or 0 of the group's advantages. Fix: leave those samples out, or score them again"
         )
 

@@ -21,6 +21,7 @@ def pass_at_k(rewards: Tensor, group_index: Tensor, k: int, eps: float) -> Tenso
     With rewards of 0 and 1 this is the analytic advantage of pass@k training (arXiv 2508.10751). 0 where a group has
     no more than k samples.
     """
+    k = min(k, len(rewards) + 1)  # no group has more
     r, order = torch.sort(rewards.double(), stable=True)
     keys, by_group = torch.sort(group_index[order], stable=True)
     r, order = r[by_group], order[by_group]

@@ -26,7 +26,8 @@ def gather_rewards(*columns: Tensor, process_group: Any = None) -> tuple[Any, ..
     Args: columns: [b] each, one value per sample of this rank: rewards, group_index, num_tokens, unit_index. Numbers
     of groups must mean the same on every rank: `mp.group_numbers`. process_group: of torch.distributed; None: all.
 
-    Waits once per call. Raises ArgumentError for columns of unequal length, and on every rank where dtypes differ.
+    Waits once per call. Raises ArgumentError for columns of unequal length, and on every rank where
+    their number or dtypes differ between ranks.
 
     Example: one process.
         >>> import torch
@@ -46,19 +47,19 @@ def gather_rewards(*columns: Tensor, process_group: Any = None) -> tuple[Any, ..
                 f"{list(own.shape)} on {own.device}. Fix: pass one value per sample in each, on one device"
             )
     if not (distributed.is_available() and distributed.is_initialized()):
-        return (*columns, slice(0, len(own)))
+        return (*(column.detach() for column in columns), slice(0, len(own)))
     ranks = distributed.get_world_size(process_group)
-    mine = [len(own), *(zlib.crc32(str(x.dtype).encode()) for x in columns)]
+    dtypes = [str(column.dtype).removeprefix("torch.") for column in columns]
+    mine = [len(own), len(columns), zlib.crc32(" ".join(dtypes).encode())]
     about = torch.tensor(mine, dtype=torch.int64, device=own.device)
     abouts = [torch.empty_like(about) for _ in range(ranks)]
     distributed.all_gather(abouts, about, group=process_group)
-    counts, *kinds = torch.stack(abouts).t().tolist()
-    for k, of_ranks in enumerate(kinds):
-        if len(set(of_ranks)) > 1:
-            raise ArgumentError(
-                f"gather_rewards: columns[{k}] is {columns[k].dtype} here and of another dtype on another rank. "
-                "Fix: pass one dtype on all ranks"
-            )
+    counts, *alike = torch.stack(abouts).t().tolist()
+    if any(len(set(of_ranks)) > 1 for of_ranks in alike):
+        raise ArgumentError(
+            f"gather_rewards: the columns here are {', '.join(dtypes)}; those of another rank are more, fewer or of "
+            "another dtype. Fix: pass the same columns on all ranks"
+        )
     before = sum(counts[: distributed.get_rank(process_group)])
     whole = (_gathered(column.detach(), counts, process_group) for column in columns)
     return (*whole, slice(before, before + len(own)))
@@ -88,7 +89,8 @@ def group_numbers(names: Iterable[str]) -> Tensor:
         >>> a == c, a == b
         (True, False)
     """
-    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+    scalar = isinstance(names, Tensor) and names.ndim == 0
+    if scalar or isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
         raise ArgumentError(f"group_numbers: names is {kind_of(names)}. Fix: pass a list of str")
     numbers = []
     for k, name in enumerate(names):

@@ -10,17 +10,17 @@ from typing import Any, Literal, get_args
 import torch
 
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
-from mmpack.losses.advantages.group import group_advantages
+from mmpack.losses.advantages.group import WithinGroup, group_advantages
+from mmpack.losses.listed import listed
 from mmpack.schema.spans import Score
 
-Normalise = Literal["grpo", "dr_grpo", "rloo", "loo_std"]
 Within = Literal["kind", "scope"]
 
 
 def score_advantages(
     scores: Sequence[Sequence[Score]],
     group_index: Any,
-    kind: Normalise = "grpo",
+    kind: WithinGroup = "grpo",
     eps: float = 1e-6,
     *,
     within: Within = "kind",
@@ -41,31 +41,37 @@ def score_advantages(
         [[0.25], [-0.25]]
     """
     what = "score_advantages"
-    check_name(what, "kind", kind, get_args(Normalise))
+    check_name(what, "kind", kind, get_args(WithinGroup))
     check_name(what, "within", within, get_args(Within))
     check_number(what, "eps", eps, least=0)
-    groups = _groups(what, group_index)
-    if not isinstance(scores, Sequence) or len(scores) != len(groups):
-        found = f"{len(scores)} lists" if isinstance(scores, Sequence) else kind_of(scores)
+    groups = listed(what, "group_index", group_index, "iu", "integers", "pass batch.group_index")
+    sequence = isinstance(scores, Sequence) and not isinstance(scores, (str, bytes))
+    if not sequence or len(scores) != len(groups):
+        found = f"{len(scores)} lists" if sequence else kind_of(scores)
         raise ArgumentError(
             f"{what}: scores is {found} for a group_index of {len(groups)}. Fix: pass one list of Score per sample"
         )
     numbers: dict[tuple[int, str, str], int] = {}
     values, keys = [], []
-    for b, (of_sample, group) in enumerate(zip(scores, groups, strict=True)):
-        for k, score in enumerate(of_sample if isinstance(of_sample, Sequence) else [of_sample]):
+    lists = [one if isinstance(one, Sequence) else [one] for one in scores]
+    for b, (of_sample, group) in enumerate(zip(lists, groups, strict=True)):
+        for k, score in enumerate(of_sample):
             if not isinstance(score, Score):
                 raise ArgumentError(
                     f"{what}: scores[{b}][{k}] is {kind_of(score)}, expected a Score. Fix: pass B lists of Score"
                 )
             check_number(what, f"scores[{b}][{k}].value", score.value, fix="leave the score out")
+            if abs(score.value) > torch.finfo(torch.float32).max:
+                raise ArgumentError(
+                    f"{what}: scores[{b}][{k}].value is {score.value:g}, which float32 can't hold. Fix: scale it down"
+                )
             like = _like(score.scope, within)
             keys.append(numbers.setdefault((group, score.name, like), len(numbers)))
             values.append(float(score.value))
     found_keys = torch.tensor(keys, dtype=torch.int64)
     rewards = torch.tensor(values, dtype=torch.float64)
     made = iter(group_advantages(rewards, found_keys, kind, eps, check=False).tolist())
-    return [[dataclasses.replace(s, value=next(made)) for s in of_sample] for of_sample in scores]
+    return [[dataclasses.replace(s, value=next(made)) for s in of_sample] for of_sample in lists]
 
 
 def _like(scope: Any, within: str) -> str:
@@ -73,15 +79,3 @@ def _like(scope: Any, within: str) -> str:
     if isinstance(scope, dict) and within == "kind":
         return json.dumps(sorted(scope))
     return json.dumps(scope, sort_keys=True, default=repr)
-
-
-def _groups(what: str, group_index: Any) -> list[int]:
-    index = torch.as_tensor(group_index) if hasattr(group_index, "__len__") else None
-    whole = index is not None and not (index.is_floating_point() or index.dtype == torch.bool)
-    if index is None or index.ndim != 1 or (len(index) and not whole):
-        raise ArgumentError(
-            f"{what}: group_index is {kind_of(group_index)}, expected [B] integers. "
-            "Fix: pass batch.group_index"
-        )
-    groups: list[int] = index.tolist()
-    return groups

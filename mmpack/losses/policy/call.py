@@ -33,7 +33,7 @@ class Columns(NamedTuple):
 
     logprobs: Tensor
     entropy: Tensor | None
-    advantages: Tensor  # [B] or [N]; [B] where both are the same
+    advantages: Tensor  # [B], one per sample, else one per token and at least N of them
     cu_loss: Tensor  # [B+1] int32 or int64
     old_logprobs: Tensor | None
     ref_logprobs: Tensor | None

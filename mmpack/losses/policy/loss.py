@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
+import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number
@@ -24,9 +25,11 @@ from mmpack.losses.kl import KLKind, check_kl_kind
 from mmpack.losses.policy.autograd import PolicyLossFunction
 from mmpack.losses.policy.call import METRICS, Columns, Kind, Options
 from mmpack.losses.samples import check_columns
-from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.inputs import can_look_at, check_are_tensors
 
 WHAT = "policy_loss"
+Per = Literal["sample", "token"]
+_UNITS = {"sample": "sample", "token": "loss token"}
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 CLIPS: dict[str, tuple[float, float]] = {
     "grpo": (0.2, 0.2),
@@ -61,6 +64,7 @@ def policy_loss(
     total_samples: Total | None = None,
     scale: float = 1.0,
     *,
+    per: Per | None = None,
     max_tokens: int | None = None,
     clip_low: float | None = None,
     clip_high: float | None = None,
@@ -92,7 +96,9 @@ def policy_loss(
 
     Args:
         logprobs: [N] float, of the policy in training, natural log.
-        advantages: [B], one per sample, or [N], one per loss token; where N = B it is read as one per sample.
+        advantages: [B], one per sample, or [N], one per loss token.
+        per: `sample` or `token`, what advantages are; None: by their shape. Where N = B and a sample has no loss token
+            the shape does not say it: an error, but on a GPU, where nothing is read, they are one per sample.
         cu_loss: [B+1] int32, `PackedBatch.cu_loss`.
         old_logprobs: [N], of the policy that the ratio starts from; None: logprobs.detach(), a ratio of 1.
         ref_logprobs: [N], needed by kl_coef; without it only logged.
@@ -141,7 +147,9 @@ def policy_loss(
     }
     check_columns(WHAT, cu_loss, given, optional=[name for name in given if name != "logprobs"])
     count, num_samples = len(logprobs), len(cu_loss) - 1
-    _check_advantages(advantages, cu_loss, count)
+    _check_advantages(advantages, cu_loss, count, per)
+    if per == "token" and count == num_samples:
+        advantages = torch.cat([advantages, advantages[:1]])  # longer than B: read by token
     low, high = _clip(kind, clip_low, clip_high, dual_clip)
     for option, number in (("scale", scale), ("kl_coef", kl_coef)):
         check_number(WHAT, option, number, least=0)
@@ -198,19 +206,33 @@ def policy_loss(
     return PolicyLoss(loss, {name: value for name, value in metrics if not absent.get(name)})
 
 
-def _check_advantages(advantages: Tensor, cu_loss: Tensor, count: int) -> None:
+def _check_advantages(advantages: Tensor, cu_loss: Tensor, count: int, per: Per | None) -> None:
     check_are_tensors(WHAT, advantages=advantages)
     if advantages.is_complex():
         raise ArgumentError(f"{WHAT}: advantages are {advantages.dtype}. Fix: pass real numbers")
+    if per is not None:
+        check_name(WHAT, "per", per, get_args(Per))
     num_samples = len(cu_loss) - 1
-    if tuple(advantages.shape) not in {(num_samples,), (count,)}:
+    sizes = {"sample": num_samples, "token": count}
+    if tuple(advantages.shape) not in {(sizes[name],) for name in ([per] if per else sizes)}:
+        expected = [
+            f"[{size}] (one per {_UNITS[name]})"
+            for name, size in sizes.items()
+            if per in (None, name)
+        ]
         raise ArgumentError(
-            f"{WHAT}: advantages has shape {list(advantages.shape)}, expected [{num_samples}] (one per sample) or "
-            f"[{count}] (one per loss token). Fix: pass the advantages of this batch's samples, in its order"
+            f"{WHAT}: advantages has shape {list(advantages.shape)}, expected {' or '.join(expected)}. "
+            "Fix: pass the advantages of this batch's samples, in its order"
         )
     if advantages.device != cu_loss.device:
         raise ArgumentError(
             f"{WHAT}: advantages are on {advantages.device}, cu_loss on {cu_loss.device}. Fix: move both to one device"
+        )
+    alike = per is None and count == num_samples and can_look_at(cu_loss)
+    if alike and bool((cu_loss[1:] == cu_loss[:-1]).any()):
+        raise ArgumentError(
+            f"{WHAT}: advantages [{count}] are one per sample or one per loss token, here both are {count} and a "
+            "sample has no loss token. Fix: say which with per='sample' or per='token'"
         )
 
 

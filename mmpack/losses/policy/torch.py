@@ -65,6 +65,7 @@ def _surrogate(
     adv = columns.advantages.double()
     if len(adv) == len(cu_loss) - 1:
         adv = per_token(adv, cu_loss, count)
+    adv = adv[:count]
 
     log_ratio = lp - old
     exponent = log_ratio

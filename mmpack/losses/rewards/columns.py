@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,9 @@ def score_columns(
         check_number(what, "missing", missing)
     if isinstance(scores, (str, bytes)) or not isinstance(scores, Sequence):
         raise ArgumentError(f"{what}: scores is {kind_of(scores)}. Fix: pass B lists of Score")
-    found: dict[str, dict[int, float]] = {} if names is None else {name: {} for name in names}
+    found: dict[str, dict[int, float]] = (
+        {} if names is None else {n: {} for n in _names(what, names)}
+    )
     for b, of_sample in enumerate(scores):
         for k, score in enumerate(of_sample if isinstance(of_sample, Sequence) else [of_sample]):
             if not isinstance(score, Score):
@@ -57,3 +60,13 @@ def score_columns(
         )
         for name, column in found.items()
     }
+
+
+def _names(what: str, names: Any) -> list[str]:
+    many = isinstance(names, Iterable) and not isinstance(names, (str, bytes, torch.Tensor))
+    found = list(names) if many else [None]
+    if not all(isinstance(name, str) for name in found):
+        raise ArgumentError(
+            f"{what}: names is {kind_of(names)}, expected names of scores. Fix: pass a list of str"
+        )
+    return found

@@ -9,16 +9,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from mmpack.errors import ArgumentError, check_number, check_whole, kind_of
+from mmpack.losses.listed import listed
 from mmpack.schema.spans import Score
 
 
 def linear_length_scores(
     lengths: Any, target: int, alpha: float = 0.0003, name: str = "length"
 ) -> list[list[Score]]:
-    """−alpha · |target − length| (L1's exact form, arXiv 2503.04697 eq. 1): B lists of one Score.
+    """−alpha · |target − length| (L1's exact form, arXiv 2503.04697): B lists of one Score.
 
     Args: lengths: [B] loss tokens of each sample, as `batch.loss_counts`. target: the length that is asked for, in
     tokens. alpha: 0 or more. name: of the scores. Raises ArgumentError.
@@ -32,7 +31,7 @@ def linear_length_scores(
     counts = _lengths(what, lengths)
     check_whole(what, "target", target, least=0)
     check_number(what, "alpha", alpha, least=0)
-    return _scores(counts, [-alpha * abs(target - n) for n in counts], name)
+    return _scores(what, counts, [-alpha * abs(target - n) for n in counts], name)
 
 
 def group_length_scores(
@@ -40,16 +39,22 @@ def group_length_scores(
 ) -> list[list[Score]]:
     """Linear within a group: λ = 0.5 − (length − shortest) / (longest − shortest) where correct, else min(0, λ).
 
-    Kimi k1.5's length reward (arXiv 2501.12599 section 2.3.3); 0 where all of a group are equally long.
+    Kimi k1.5's length reward (arXiv 2501.12599); 0 where all of a group are equally long.
 
     Args: lengths: [B] loss tokens. group_index: [B] int, as `batch.group_index`. correct: [B] bool. Raises
     ArgumentError.
+
+    Example: a right answer that is long, and two wrong ones.
+        >>> import mmpack as mp
+        >>> scores = mp.group_length_scores([30, 10, 20], [0, 0, 0], [True, False, False])
+        >>> [s.value for (s,) in scores]
+        [-0.5, 0.0, 0.0]
     """
     what = "group_length_scores"
     counts = _lengths(what, lengths)
     right = _flags(what, correct, len(counts))
     fix = "pass the number of each sample's group"
-    groups = _column(what, "group_index", group_index, "iu", "integers", fix, len(counts))
+    groups = listed(what, "group_index", group_index, "iu", "integers", fix, len(counts))
     members: dict[int, list[int]] = {}
     for n, group in zip(counts, groups, strict=True):
         members.setdefault(group, []).append(n)
@@ -59,7 +64,7 @@ def group_length_scores(
         span = longest - shortest
         value = 0.5 - (n - shortest) / span if span else 0.0
         values.append(value if good else min(0.0, value))
-    return _scores(counts, values, name)
+    return _scores(what, counts, values, name)
 
 
 def cosine_length_scores(
@@ -74,12 +79,18 @@ def cosine_length_scores(
     exceeded: float = -10.0,
     name: str = "length",
 ) -> list[list[Score]]:
-    """Along half a cosine from `…_from` at length 0 to `…_to` at `max_length` (arXiv 2502.03373 section 3.2).
+    """Along half a cosine from `…_from` at length 0 to `…_to` at `max_length` (arXiv 2502.03373).
 
-    to + (from − to) · (1 + cos(π · length / max_length)) / 2; `exceeded` from max_length on. Defaults as in the paper:
-    a correct answer is worth more when short, a wrong one costs less when long.
+    to + (from − to) · (1 + cos(π · length / max_length)) / 2; `exceeded` from max_length on. Defaults as in the runs
+    published with it: a correct answer is worth more when short, a wrong one costs less when long.
 
     Args: lengths: [B] loss tokens. correct: [B] bool. max_length: 1 or more. Raises ArgumentError.
+
+    Example: two of half the length, right and wrong, and one that was cut off.
+        >>> import mmpack as mp
+        >>> scores = mp.cosine_length_scores([50, 50, 100], [True, False, False], max_length=100)
+        >>> [s.value for (s,) in scores]
+        [1.5, -5.0, -10.0]
     """
     what = "cosine_length_scores"
     counts = _lengths(what, lengths)
@@ -93,7 +104,7 @@ def cosine_length_scores(
         begin, end = (correct_from, correct_to) if good else (wrong_from, wrong_to)
         along = end + (begin - end) * (1 + math.cos(math.pi * n / max_length)) / 2
         values.append(along if n < max_length else exceeded)
-    return _scores(counts, values, name)
+    return _scores(what, counts, values, name)
 
 
 def soft_overlong_scores(
@@ -121,10 +132,14 @@ def soft_overlong_scores(
             f"{what}: buffer is {buffer}, max_length is {max_length}. Fix: a buffer within max_length"
         )
     begin = max_length - buffer
-    return _scores(counts, [-penalty * min(max(n - begin, 0) / buffer, 1) for n in counts], name)
+    return _scores(
+        what, counts, [-penalty * min(max(n - begin, 0) / buffer, 1) for n in counts], name
+    )
 
 
-def _scores(counts: list[int], values: Sequence[float], name: str) -> list[list[Score]]:
+def _scores(what: str, counts: list[int], values: Sequence[float], name: str) -> list[list[Score]]:
+    if not isinstance(name, str):
+        raise ArgumentError(f"{what}: name is {kind_of(name)}, expected a str. Fix: pass its name")
     return [
         [Score(name=name, value=float(v) + 0.0)] if n else []  # + 0.0: no -0.0
         for n, v in zip(counts, values, strict=True)
@@ -134,7 +149,7 @@ def _scores(counts: list[int], values: Sequence[float], name: str) -> list[list[
 def _lengths(what: str, lengths: Any) -> list[int]:
     """[B] whole numbers, 0 or more, as a list."""
     fix = "pass the loss tokens of each sample"
-    counts: list[int] = _column(what, "lengths", lengths, "iu", "integers", fix)
+    counts: list[int] = listed(what, "lengths", lengths, "iu", "integers", fix)
     if min(counts, default=0) < 0:
         raise ArgumentError(f"{what}: lengths holds {min(counts)}. Fix: pass 0 or more of each")
     return counts
@@ -142,24 +157,5 @@ def _lengths(what: str, lengths: Any) -> list[int]:
 
 def _flags(what: str, correct: Any, count: int) -> list[bool]:
     fix = "pass whether each answer is right"
-    flags: list[bool] = _column(what, "correct", correct, "b", "bools", fix, count)
+    flags: list[bool] = listed(what, "correct", correct, "b", "bools", fix, count)
     return flags
-
-
-def _column(
-    what: str, name: str, given: Any, kinds: str, word: str, fix: str, count: int | None = None
-) -> list[Any]:
-    """[B] values whose numpy dtype is of `kinds`, as a list. A tensor on a GPU is read."""
-    try:
-        found = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
-    except (TypeError, ValueError):  # lists of unequal lengths
-        found = np.asarray(None)
-    size = "B" if count is None else str(count)
-    fits = found.ndim == 1 and (count is None or len(found) == count)
-    if not fits or (len(found) and found.dtype.kind not in kinds):
-        shape = f", {found.dtype} of shape {list(found.shape)}" if found.ndim else ""
-        raise ArgumentError(
-            f"{what}: {name} is {kind_of(given)}{shape}, expected [{size}] {word}. Fix: {fix}"
-        )
-    values: list[Any] = found.tolist()
-    return values

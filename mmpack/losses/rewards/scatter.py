@@ -12,7 +12,7 @@ from mmpack.errors import ArgumentError, kind_of
 from mmpack.losses.rewards.scores import At, scatter_scores
 from mmpack.schema.spans import Score
 
-Rewards = (
+GivenRewards = (
     Tensor | np.ndarray | Sequence[float] | Sequence[Sequence[Score]] | Mapping[str, Any] | None
 )
 
@@ -30,8 +30,8 @@ class LossBatch(Protocol):
 
 def scatter_rewards(
     batch: LossBatch,
-    rewards: Rewards = None,
-    *more: Rewards,
+    rewards: GivenRewards = None,
+    *more: GivenRewards,
     weights: Mapping[str, float] | None = None,
     at: At | Mapping[str, At] = "last",
 ) -> Tensor:

@@ -65,6 +65,9 @@ def scatter_scores(
     _check_named(what, "weights", weights, given.names)
     if isinstance(at, Mapping):
         _check_named(what, "at", at, given.names)
+    given.on_device = [
+        (own, x.to(batch.cu_loss.device, non_blocking=True)) for own, x in given.on_device
+    ]
     if len(given.on_device) == 1 and not given.count:
         ((own, numbers),) = given.on_device
         weight = 1.0 if weights is None else weights[own]
@@ -81,28 +84,46 @@ class _Given:
     sample: list[int] = field(default_factory=list)
     name: list[str] = field(default_factory=list)
     scope: list[Any] = field(default_factory=list)
-    value: list[float] = field(default_factory=list)
+    value: list[Any] = field(default_factory=list)
     on_device: list[tuple[str, Tensor]] = field(default_factory=list)  # (name, [B])
-    weights: Mapping[str, float] | None = None
     names: set[str] = field(default_factory=set)  # of all, those that `weights` leave out too
 
     @property
     def count(self) -> int:
         return len(self.value)
 
-    def takes(self, name: str) -> bool:
-        self.names.add(name)
-        return self.weights is None or name in self.weights
+    def add(self, sample: int, scores: Sequence[Any]) -> None:
+        """Scores of a sample, by column: nothing is looked at one by one where thousands are given."""
+        self.sample += [sample] * len(scores)
+        self.name += [score.name for score in scores]
+        self.scope += [score.scope for score in scores]
+        self.value += [score.value for score in scores]
 
-    def add(self, what: str, batch: Any, sample: int, name: str, value: Any, scope: Any) -> None:
-        if not self.takes(name):
+    def add_numbers(self, name: str, numbers: Sequence[Any], first: int = 0) -> None:
+        self.sample += range(first, first + len(numbers))
+        self.name += [name] * len(numbers)
+        self.scope += ["sequence"] * len(numbers)
+        self.value += numbers
+
+    def leave_out(self, weights: Mapping[str, float] | None) -> None:
+        """Keep names of all; of the scores those that `weights` name."""
+        self.names = {*self.name, *(name for name, _ in self.on_device)}
+        if weights is None or self.names <= weights.keys():
+            return
+        kept = [k for k, name in enumerate(self.name) if name in weights]
+        for column in ("sample", "name", "scope", "value"):
+            values = getattr(self, column)
+            setattr(self, column, [values[k] for k in kept])
+        self.on_device = [(name, x) for name, x in self.on_device if name in weights]
+
+    def check_values(self, what: str, batch: Any) -> None:
+        """Raise ArgumentError for a value that is no finite number; then they are floats."""
+        if set(map(type, self.value)) <= {float} and np.isfinite(self.value).all():
             return
         fix = "pass a finite number, or leave the score out"
-        check_number(what, f"{name!r} of sample {batch.sample_ids[sample]!r}", value, fix=fix)
-        self.sample.append(sample)
-        self.name.append(name)
-        self.value.append(float(value))
-        self.scope.append(scope)
+        for sample, name, value in zip(self.sample, self.name, self.value, strict=True):
+            check_number(what, f"{name!r} of sample {batch.sample_ids[sample]!r}", value, fix=fix)
+        self.value = [float(value) for value in self.value]
 
 
 def _collect(
@@ -113,7 +134,7 @@ def _collect(
     name: str,
     weights: Mapping[str, float] | None,
 ) -> _Given:
-    given = _Given(weights=weights)
+    given = _Given()
     size = len(batch.sample_ids)
     for source in scores:
         named = source if isinstance(source, Mapping) else {name: source}
@@ -122,17 +143,22 @@ def _collect(
             _check_column(what, word, column, size)
             if isinstance(column, Tensor):
                 if batch.cu_loss.is_cuda:
-                    if size and given.takes(own):
-                        numbers = column.detach().to(batch.cu_loss.device, non_blocking=True)
-                        given.on_device.append((own, numbers))
+                    if size:
+                        given.on_device.append((own, column.detach()))
                     continue
                 column = column.detach().cpu().double().numpy()
+            if isinstance(column, np.ndarray) and column.dtype.kind in "iuf":
+                given.add_numbers(own, column.tolist())
+                continue
             for b, item in enumerate(column):
-                if isinstance(item, Real) or (isinstance(item, Tensor) and item.ndim == 0):
-                    given.add(what, batch, b, own, float(item), "sequence")
-                    continue
-                for score in _scores(what, b, item, of):
-                    given.add(what, batch, b, score.name, score.value, score.scope)
+                if type(item) is list and all(type(score) is of for score in item):
+                    given.add(b, item)
+                elif isinstance(item, Real) or (isinstance(item, Tensor) and item.ndim == 0):
+                    given.add_numbers(own, [float(item)], first=b)
+                else:
+                    given.add(b, _scores(what, b, item, of))
+    given.leave_out(weights)
+    given.check_values(what, batch)
     return given
 
 
@@ -204,12 +230,13 @@ def _flattened(
     scope = [_scope(what, batch, b, s) for b, s in zip(given.sample, given.scope, strict=True)]
     scope += [(SEQUENCE, 0, 0)] * (len(names) - given.count)
     kind, first, second = np.array(scope, dtype=np.int64).reshape(-1, 3).T
+    place = {name: AT[_place(at, name)] for name in set(names)}
     flat = Flat(
         sample=np.array(given.sample + list(range(size)) * len(given.on_device), dtype=np.int64),
         kind=kind,
         first=first,
         second=second,
-        at=np.array([AT[_place(at, name)] for name in names], dtype=np.int64),
+        at=np.array([place[name] for name in names], dtype=np.int64),
     )
     factor = [1.0 if weights is None else float(weights[name]) for name in names]
     return flat, np.array(factor, dtype=np.float64)
@@ -221,10 +248,10 @@ def _scope(what: str, batch: Any, sample: int, scope: Any) -> tuple[int, int, in
         return SEQUENCE, 0, 0
     if isinstance(scope, dict) and len(scope) == 1:
         ((kind, value),) = scope.items()
+        if kind in KINDS and (type(value) is int or _are_integers(value)):
+            return KINDS[kind], _near(value), 0
         if kind == "span" and np.shape(value) == (2,) and _are_integers(*value):
             return SPAN, _near(value[0]), _near(value[1])
-        if kind in KINDS and _are_integers(value):
-            return KINDS[kind], _near(value), 0
     raise ArgumentError(
         f"{what}: scope {scope!r} of sample {batch.sample_ids[sample]!r} is unknown. "
         f'Fix: "sequence", {{"turn": k}}, {{"region": k}} or {{"span": [start, stop]}}'

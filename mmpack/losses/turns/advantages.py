@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number
-from mmpack.losses.advantages.group import group_advantages
+from mmpack.losses.advantages.group import WithinGroup, check_finite, group_advantages
 from mmpack.losses.returns.returns import discounted_returns
 from mmpack.losses.samples import check_columns
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.segments import segment_ids, segment_sum
 
 Method = Literal["trajectory", "returns", "process", "gigpo"]
-Normalise = Literal["grpo", "dr_grpo", "rloo", "loo_std"]
 
 
 def turn_advantages(
@@ -23,7 +22,7 @@ def turn_advantages(
     cu_turns: Tensor,
     group_index: Tensor,
     method: Method = "returns",
-    kind: Normalise = "grpo",
+    kind: WithinGroup = "grpo",
     *,
     gamma: float = 1.0,
     anchor: Tensor | None = None,
@@ -38,7 +37,7 @@ def turn_advantages(
     - `process`: each turn's reward, normalised among all turns of the group, then summed from the turn to the
       trajectory's end (process supervision, arXiv 2402.03300 section 4.1.3; gamma discounts the sum, 1 there).
     - `gigpo`: `trajectory` + omega · (the discounted return's advantage among the turns of the group that began in the
-      same state) (GiGPO, arXiv 2505.10978 eq. 3, 7 and 8). A state that is met once adds 0.
+      same state) (GiGPO, arXiv 2505.10978 eq. 3 and 7). A state that is met once adds 0.
 
     Args: rewards: [K] float, as `turns.rewards()`. cu_turns: [J+1] int, the turns of each trajectory. group_index: [J]
     int, the task of each trajectory. kind: how a group is compared, as in `mp.group_advantages`; GiGPO's F_norm is the
@@ -46,6 +45,7 @@ def turn_advantages(
     began (`mp.group_numbers` of its hash), for `gigpo`. omega: weight of the second part. eps, check: as in
     `mp.group_advantages`.
 
+    Turns follow each other by number: a return also counts later branches and retries of its trajectory.
     A trajectory without turns counts as one with the reward 0. Raises ArgumentError for shapes, dtypes and devices
     that don't fit, numbers out of their range, and rewards that are not finite.
 
@@ -59,7 +59,7 @@ def turn_advantages(
     """
     what = "turn_advantages"
     check_name(what, "method", method, get_args(Method))
-    check_name(what, "kind", kind, get_args(Normalise))
+    check_name(what, "kind", kind, get_args(WithinGroup))
     for name, number in (("gamma", gamma), ("omega", omega)):
         check_number(what, name, number, least=0, most=1 if name == "gamma" else None)
     check_columns(what, cu_turns, {"rewards": rewards}, offsets="cu_turns")
@@ -73,6 +73,8 @@ def turn_advantages(
     if anchor is not None:
         _check_index(what, "anchor", anchor, len(rewards), "turn", cu_turns)
     rewards = rewards.detach()
+    if check and not torch.compiler.is_compiling():
+        check_finite(what, "rewards", rewards)
     trajectory = segment_ids(cu_turns, len(rewards))
     group = group_index[trajectory]
 

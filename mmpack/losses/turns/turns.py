@@ -16,6 +16,7 @@ from mmpack.losses.rewards.scores import scatter_scores
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.packing.places import WIDE, LossPlaces
 from mmpack.schema.sample import Sample, as_samples
+from mmpack.schema.turns import span_turns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,9 +69,9 @@ class Turns:
 def turns_of(samples: Sequence[Sample]) -> Turns:
     """The turns of `samples`, which are whole trajectories: the global batch, before it is planned and packed.
 
-    A loss token is of its span's `turn`; of its sample's where the span has none; and of turn 0 where neither has one
-    and the sample is all of its trajectory. A trajectory in one long sample has the turns that it has in samples of
-    one turn each.
+    A loss token is of its span's `turn`; of its sample's where the span has none, or where all spans bear one number
+    below it (a processor counts each sample's turns from 0); and of turn 0 where neither has one and the sample is
+    all of its trajectory. A trajectory in one long sample has the turns that it has in samples of one turn each.
 
     Raises ArgumentError where a sample that shares its trajectory with others has no turn, and for what is no Sample.
 
@@ -127,8 +128,7 @@ def turns_of(samples: Sequence[Sample]) -> Turns:
 def _turns(sample: Sample, shares: bool) -> np.ndarray:
     """The turn of each loss token of a sample, int64 [n]."""
     numbers, lengths = [], []
-    for span in sample.loss_spans:
-        number = sample.turn if span.turn is None else span.turn
+    for span, number in zip(sample.loss_spans, span_turns(sample), strict=True):
         if number is None and shares:
             raise ArgumentError(
                 f"turns_of: loss tokens [{span.start}, {span.stop}) of sample {sample.sample_id!r} have no turn, and "

@@ -98,7 +98,7 @@ def _fits(entries: list[Entry], source: str, target: str) -> bool:
     """Whether the right numbers are the left ones, from `source` to `target`, and numbers show that they moved."""
     telling = 0
     for _, a, b, sizes in entries:
-        sides = _side(source, sizes[0]), _side(target, sizes[1])
+        sides = sizes[0].side(source), sizes[1].side(target)
         if sides[0] is None or sides[1] is None:
             return False
         factor = np.tile(np.array(sides[1]) / np.array(sides[0]), len(a) // 2)
@@ -108,16 +108,6 @@ def _fits(entries: list[Entry], source: str, target: str) -> bool:
             return False
         telling += int((np.abs(b - a) > _TELLING * np.minimum(unit, 1.0)).sum())
     return telling >= _ENOUGH
-
-
-def _side(system: str, sizes: Sizes) -> tuple[int, int] | None:
-    known = {
-        "normalized_1": (1, 1),
-        "normalized_1000": (1000, 1000),
-        "absolute_pixels": sizes.model,
-        "original_pixels": sizes.original,
-    }
-    return known[system]
 
 
 def _close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:

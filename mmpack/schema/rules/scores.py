@@ -9,6 +9,7 @@ from mmpack.schema.columns.table import Table
 from mmpack.schema.rules.topic import Found, Topic
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import covered
+from mmpack.schema.turns import span_turns
 
 SCORES_PAID = ("rewards", "costs")
 
@@ -17,8 +18,8 @@ def problems(sample: Sample, family: Family) -> Found:
     # loss tokens before each token: a scope reaches some if the count rises within it
     before = np.concatenate([[0], np.cumsum(covered(sample.loss_spans, len(sample)))])
     written: dict[int | None, bool] = {}  # turn: whether it has a loss token
-    for span in sample.loss_spans:
-        written[span.turn] = written.get(span.turn, False) or span.start < span.stop
+    for span, turn in zip(sample.loss_spans, span_turns(sample), strict=True):
+        written[turn] = written.get(turn, False) or span.start < span.stop
     for name in SCORES_PAID:
         for i, score in enumerate(getattr(sample, name) or ()):
             field, scope = f"{name}[{i}]", score.scope
@@ -68,7 +69,7 @@ def valid(table: Table) -> np.ndarray:
 
 SCORES = Topic(
     codes=("MM304", "MM305"),
-    fields=("loss_spans", *SCORES_PAID),
+    fields=("loss_spans", "turn", *SCORES_PAID),
     problems=problems,
     valid=valid,
 )

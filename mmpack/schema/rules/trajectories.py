@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from mmpack.schema.rules.topic import Found
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan
+from mmpack.schema.turns import span_turns
 
 CODES = ("MM213", "MM214")
 
@@ -29,8 +30,9 @@ class Trajectories:
             message = f"{name!r:.40} is of group {group!r:.40} in a sample before, here of {sample.group_id!r:.40}"
             yield "MM214", "trajectory_id", message, None
             return
+        turns = span_turns(sample)
         for i, span, digest in _beginnings(sample):
-            key = (name, _turn_of(sample, span), digest)
+            key = (name, turns[i], digest)
             other = self.scored.setdefault(key, sample.sample_id)
             if other != sample.sample_id:
                 message = f"begins with a token that is loss in {other!r:.60} too"
@@ -52,10 +54,3 @@ def _beginnings(sample: Sample) -> Iterator[tuple[int, LossSpan, bytes]]:
                 keys.update(sample.media[medium.media_index].cache_key.encode("utf-8", "replace"))
             medium = next(media, None)
         yield i, span, ids.digest() + keys.digest()
-
-
-def _turn_of(sample: Sample, span: LossSpan) -> int | None:
-    """Its turn in the trajectory. Producers of a sample per turn count the spans of each from 0."""
-    if sample.turn is not None and len({s.turn for s in sample.loss_spans}) == 1:
-        return sample.turn
-    return span.turn

@@ -1,6 +1,7 @@
-"""What an action's JSON says, whatever format it is in: its name, its points, its direction, its text.
+"""What can be drawn of an action: its name, its points, its direction, its text.
 
-Formats disagree about keys: every spelling is tried, since a picture must show what is there. Points are as written.
+Actions that mmpack knows, typed or as Qwen's tools write them, are read as such. Of others the common spellings are
+tried, since a picture must show what is there. Points are as written.
 """
 
 from __future__ import annotations
@@ -11,33 +12,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmpack.errors import ArgumentError, TraceError
+from mmpack.schema import actions as schema
+from mmpack.trajectory import read_action as read_in_format
+from mmpack.trajectory import read_tool_call
+
 NAMES = ("action", "action_type", "type", "kind", "name", "function")
 CALLS = ("", "function", "tool_call", "tool_use")  # not what is done
 FIRST = (
-    "coordinate",
-    "start_coordinate",
-    "coordinates",
-    "point",
-    "position",
-    "start",
-    "from",
-    "start_point",
+    *("coordinate", "start_coordinate", "coordinates", "point"),
+    *("position", "start", "from", "start_point"),
 )
-SECOND = ("coordinate2", "end_coordinate", "end", "to", "end_point")  # fmt: skip
+SECOND = ("coordinate2", "end_coordinate", "end", "to", "end_point")
 PAIRS = (("x", "y"), ("start_x", "start_y"), ("x1", "y1"))
 SECOND_PAIRS = (("end_x", "end_y"), ("x2", "y2"))
 TEXTS = (
-    "text",
-    "content",
-    "key",
-    "keys",
-    "app",
-    "status",
-    "button",
-    "direction",
-    "seconds",
-    "time",
-    "url",
+    *("text", "content", "key", "keys", "app", "status", "button"),
+    *("direction", "seconds", "time", "url"),
 )
 TEXT_MOST = 60  # characters
 DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
@@ -46,15 +37,14 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Action:
+class DrawnAction:
     """What can be drawn of an action."""
 
     name: str
     points: tuple[Point, ...]  # one: a click; two or more: a path
     text: str
-    direction: tuple[int, int] | None = (
-        None  # of a scroll without a second point: x, y on the screen
-    )
+    # of a scroll or a swipe without a second point: x, y on the screen
+    direction: tuple[int, int] | None = None
 
     @property
     def words(self) -> str:
@@ -63,20 +53,66 @@ class Action:
         return " ".join(part for part in (self.name, where, self.text) if part)
 
 
-def read_action(action: Any) -> Action:
+def drawn_action(action: Any) -> DrawnAction:
     """Whatever can be read; never raises for JSON."""
-    fields = _arguments(action)
+    known = _known(action)
+    return _spelt(_arguments(action)) if known is None else _typed(known)
+
+
+# ---- actions that mmpack knows -------------------------------------------------------------------
+
+
+def _known(action: Any) -> schema.Action | None:
+    """The typed action; None for one of a vocabulary that mmpack doesn't know, and for a tool that is no screen."""
+    if not isinstance(action, Mapping):
+        return None
+    value = dict(action)
+    try:
+        if "kind" in value:
+            found = schema.read_action(value)
+        elif "function" in value:
+            found = read_tool_call(value)
+        else:
+            found = read_in_format(value, str(value.get("name")))
+    except (TraceError, ArgumentError):
+        return None
+    return None if isinstance(found, schema.ToolCall) else found
+
+
+def _typed(action: schema.Action) -> DrawnAction:
+    fields = action.to_dict()
+    points = tuple((point[0], point[1]) for point in action.points().values())
+    usual = {"button": "left"}
+    words = [_text(fields[k]) for k in TEXTS if k in fields and fields[k] != usual.get(k)]
+    direction = None
+    if isinstance(action, schema.Scroll):
+        dx, dy = action.dx or 0.0, action.dy or 0.0
+        direction = _signs(dx, dy) if dx or dy else None
+    return DrawnAction(action.kind, points, ", ".join(words), direction)
+
+
+def _signs(dx: float, dy: float) -> tuple[int, int]:
+    """Along the longer way."""
+    return (0, 1 if dy > 0 else -1) if abs(dy) >= abs(dx) else (1 if dx > 0 else -1, 0)
+
+
+# ---- actions in any spelling ---------------------------------------------------------------------
+
+
+def _spelt(fields: dict[str, Any]) -> DrawnAction:
     name = next(
         (v for k in NAMES if isinstance(v := fields.get(k), str) and v not in CALLS), "action"
     )
     first, second = _point_of(fields, FIRST, PAIRS), _point_of(fields, SECOND, SECOND_PAIRS)
     path = fields.get("path")
-    if isinstance(path, list):
-        points = [p for p in map(_point, path) if p is not None]
-    else:
-        points = [p for p in (first, second) if p is not None]
-    words = [f"{_text(fields[k])}" for k in TEXTS if fields.get(k) not in (None, "", [])]
-    return Action(name, tuple(points), ", ".join(words), _direction(name, fields))
+    tried = map(_point, path) if isinstance(path, list) else (first, second)
+    points = tuple(point for point in tried if point is not None)
+    words = [_text(fields[k]) for k in TEXTS if fields.get(k) not in (None, "", [])]
+    word = fields.get("direction")
+    direction = None
+    if ("scroll" in name or name == "swipe") and isinstance(word, str):
+        direction = DIRECTIONS.get(word)
+    return DrawnAction(name, points, ", ".join(words), direction)
 
 
 def _arguments(action: Any) -> dict[str, Any]:
@@ -122,23 +158,6 @@ def _point(value: Any) -> Point | None:
         else ((numbers[0] + numbers[2]) / 2, (numbers[1] + numbers[3]) / 2)
     )
     return x, y
-
-
-def _direction(name: str, fields: dict[str, Any]) -> tuple[int, int] | None:
-    """Where the view moves: a word, or the sign of `pixels` (Qwen's computer_use: positive is up)."""
-    if "scroll" not in name and name != "swipe":
-        return None
-    word = fields.get("direction")
-    if isinstance(word, str) and word in DIRECTIONS:
-        return DIRECTIONS[word]
-    steps = {k: fields.get(k) for k in ("pixels", "dx", "dy")}
-    known = {k: v for k, v in steps.items() if type(v) in (int, float) and v}
-    if "pixels" in known:
-        sign = -1 if known["pixels"] > 0 else 1
-        return (sign, 0) if name == "hscroll" else (0, sign)
-    if "dy" in known:
-        return (0, 1 if known["dy"] > 0 else -1)
-    return (1 if known["dx"] > 0 else -1, 0) if "dx" in known else None
 
 
 def _text(value: Any) -> str:

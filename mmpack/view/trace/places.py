@@ -9,9 +9,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from mmpack.families import FAMILIES
 from mmpack.grounding import Sizes, as_floats, convert, sizes_of, system_of
+from mmpack.schema.rules.actions import Screens
 from mmpack.schema.sample import Sample
-from mmpack.view.trace.actions import Point, read_action
+from mmpack.view.trace.actions import Point, drawn_action
 
 Scales = list[tuple[str, Sizes] | None]  # of each medium: the system of its places, and the sizes
 REACH = 0.18  # of the picture: the length of a scroll's arrow
@@ -49,8 +51,9 @@ def marks_of(sample: Sample) -> list[Mark]:
         index = _last_medium(sample, len(sample)) if index is None else index
         text = target.label or "target"
         marks += _placed(scales, target, index, f"t{i}", text, "target", None)
+    screens = Screens(sample, FAMILIES[sample.family])
     for i, span in enumerate(sample.action_spans or ()):
-        marks.append(_action_mark(sample, scales, span, i))
+        marks.append(_action_mark(sample, scales, screens, span, i))
     return [mark for mark in marks if mark is not None]
 
 
@@ -97,9 +100,12 @@ def _placed(
     return found
 
 
-def _action_mark(sample: Sample, scales: Scales, span: Any, number: int) -> Mark | None:
-    action = read_action(span.action)
-    index = _last_medium(sample, span.start)
+def _action_mark(
+    sample: Sample, scales: Scales, screens: Screens, span: Any, number: int
+) -> Mark | None:
+    action = drawn_action(span.action)
+    index = screens.before(span.start)
+    index = _last_medium(sample, span.start) if index is None else index
     shape = "path" if len(action.points) > 1 else "click"
     about = (str(number + 1), action.words, "action", span.start)
     mark = _mark(scales, index, shape, action.points, *about)
@@ -158,7 +164,7 @@ def _numbers(sample: Sample) -> tuple[list[float], list[float]]:
         xs += [box[0], box[2]]
         ys += [box[1], box[3]]
     points = [r.point for r in regions if r.point] + [t.point for t in sample.point_targets or ()]
-    points += [p for span in sample.action_spans or () for p in read_action(span.action).points]  # type: ignore[misc]
+    points += [p for span in sample.action_spans or () for p in drawn_action(span.action).points]  # type: ignore[misc]
     for x, y in points:
         xs.append(x)
         ys.append(y)

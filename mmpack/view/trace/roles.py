@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.schema.sample import Sample
+from mmpack.schema.turns import span_turns
 
 ROLES = ("prompt", "picture", "video", "observation", "response", "thought", "action")
 PROMPT, PICTURE, VIDEO, OBSERVATION, RESPONSE, THOUGHT, ACTION = range(7)
@@ -63,16 +64,16 @@ def roles_of(sample: Sample) -> Roles:
     for span in sample.observation_spans or ():
         role[within(span, length)] = OBSERVATION
         turn[within(span, length)] = _turn(span)
-    for loss_span in sample.loss_spans:
+    for loss_span, number in zip(sample.loss_spans, span_turns(sample), strict=True):
         inside = within(loss_span, length)
         loss[inside] = True
         role[inside] = _OF_KIND.get(loss_span.kind, RESPONSE)
-        turn[inside] = _turn(loss_span)
+        turn[inside] = NO_TURN if number is None else number
     for action in sample.action_spans or ():
         inside = within(action, length)
         role[inside] = ACTION
         if action.turn is not None:
-            turn[inside] = action.turn
+            turn[inside] = np.where(turn[inside] == NO_TURN, action.turn, turn[inside])
     for placeholder in sample.modality_spans:
         inside = within(placeholder, length)
         role[inside] = VIDEO if placeholder.modality == "video" else PICTURE

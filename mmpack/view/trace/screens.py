@@ -262,13 +262,17 @@ def at_edge(point: tuple[float, float], width: float, height: float) -> tuple[fl
 def label_place(
     mark: Mark, points: Sequence[tuple[float, float]], width: float, height: float
 ) -> tuple[float, float]:
-    """Where the letter of a mark begins: above a box, to the right of a click; within the drawing."""
+    """Where the letter of a mark begins: above a box, to the right of a click; within the drawing.
+
+    A point of a region is mostly that of a click: its letter stands lower, so that "1" and "r0" don't read "10".
+    """
     (x, y), room = points[0], 7.0 * len(mark.letter) + 5
     if mark.shape == "box":
         x = points[1][0] - room + 4 if mark.role == "target" else x + 1
         y = y - 4 if y > 16 else points[1][1] + 13
     else:
-        x, y = (x + 11, y - 8) if x + 11 + room < width else (x - 11 - room, y - 8)
+        x = x + 11 if x + 11 + room < width else x - 11 - room
+        y = y - 8 if mark.role == "action" else y + 16
     return min(max(x, 2.0), max(width - room, 2.0)), min(max(y, 12.0), height - 3)
 
 

@@ -68,7 +68,7 @@ def places(text: str) -> dict[Path, tuple[int, int]]:
     """[start, stop) in `text`, which `read_json` reads, of each value: by the names and indices that lead to it.
 
     Example:
-        >>> from mmpack.trajectory.strict_json import places
+        >>> from mmpack.trajectory.actions.strict_json import places
         >>> places('{"at": [10, 2]}')[("at",)], places('{"at": [10, 2]}')[("at", 1)]
         ((7, 14), (12, 13))
     """

@@ -20,8 +20,8 @@ from mmpack.trajectory import (
     write_action,
     write_tool_call,
 )
-from mmpack.trajectory.formats import FORMATS
-from mmpack.trajectory.formats.qwen import TOOLS
+from mmpack.trajectory.actions.formats import FORMATS
+from mmpack.trajectory.actions.formats.qwen import TOOLS
 
 SCHEMA = jsonschema.Draft202012Validator(action_schema())
 NUMBERS = st.integers(-5000, 5000).map(float) | st.floats(allow_nan=False, allow_infinity=False)

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from mmpack.schema.actions import Action, read_action
-from mmpack.trajectory.formats.base import Call, Format
-from mmpack.trajectory.formats.writing import json_text, plain_numbers
-from mmpack.trajectory.strict_json import end_of_json
+from mmpack.trajectory.actions.formats.base import Call, Format
+from mmpack.trajectory.actions.formats.writing import json_text, plain_numbers
+from mmpack.trajectory.actions.strict_json import end_of_json
 
 _BEGIN = re.compile(r'\{\s*"kind"\s*:')
 

@@ -7,10 +7,10 @@ from typing import Any
 from mmpack.errors import ArgumentError, check_name, kind_of
 from mmpack.schema.actions import Action
 from mmpack.schema.error_text import trace_error
-from mmpack.trajectory.formats.base import Call, Format
-from mmpack.trajectory.formats.plain import PLAIN
-from mmpack.trajectory.formats.qwen import COMPUTER_USE, MOBILE_USE
-from mmpack.trajectory.strict_json import read_json
+from mmpack.trajectory.actions.formats.base import Call, Format
+from mmpack.trajectory.actions.formats.plain import PLAIN
+from mmpack.trajectory.actions.formats.qwen import COMPUTER_USE, MOBILE_USE
+from mmpack.trajectory.actions.strict_json import read_json
 
 FORMATS: dict[str, Format] = {f.name: f for f in (PLAIN, COMPUTER_USE, MOBILE_USE)}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmpack.errors import TraceError
-from mmpack.trajectory.strict_json import end_of_json, places, read_json
+from mmpack.trajectory.actions.strict_json import end_of_json, places, read_json
 
 LEAVES = st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9) | st.text(max_size=4)
 VALUES = st.recursive(

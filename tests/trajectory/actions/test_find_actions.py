@@ -21,7 +21,10 @@ from mmpack.trajectory import (
     annotate_actions,
     check_actions,
     find_actions,
+    from_samples,
     loss_kinds,
+    to_samples,
+    truncate,
 )
 
 CLICK = '<tool_call>{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [12, 34]}}</tool_call>'
@@ -59,6 +62,15 @@ def turns(*texts, size=1, picture=True, think_before="", **fields):
     return sample, lambda i: table[i] if i < len(table) else b"?"
 
 
+def pointing(sample):
+    """The action that each region is of: the one whose tokens hold it."""
+    spans = sample.action_spans
+    return [
+        next(i for i, s in enumerate(spans) if s.start <= r.start and r.stop <= s.stop)
+        for r in sample.region_spans
+    ]
+
+
 def text_of(sample, tok, span):
     return b"".join(tok(int(i)) for i in sample.input_ids[span.start : span.stop]).decode(
         "utf-8", "replace"
@@ -77,7 +89,7 @@ def test_spans_hold_the_call_and_its_numbers(size):
         assert text not in text_of(sample, tok, mp.ActionSpan(span.start, span.stop - 1, {}))
     (region,) = found.regions
     assert (region.point, region.media_index) == ((12.0, 34.0), 0)
-    assert region.metadata == {"field": "point", "action": 0}
+    assert region.metadata == {"field": "point"}
     assert "[12, 34]" in text_of(sample, tok, region)
     assert region.stop - region.start <= -(-len("[12, 34]") // size) + 1
     assert [s.value for s in found.scores] == [1.0, 1.0] and found.problems == []
@@ -184,7 +196,7 @@ def test_logprobs_still_fit_and_nothing_else_changes():
 def test_annotated_samples_keep_what_they_have():
     sample, tok = turns("a" + CLICK, BROKEN + WAIT)
     sample.verifiers = [mp.Score("mine", 1.0)]
-    done = annotate_actions(sample, tok, coordinate_system="normalized_1000")
+    done = annotate_actions(sample, tok, system="normalized_1000")
     assert [s.action["kind"] for s in done.action_spans] == ["click", "wait"]
     assert [s.value for s in done.verifiers] == [1.0, 1.0, 0.0, 1.0]
     assert done.verifiers[2].metadata["code"] == "MM208"
@@ -192,13 +204,12 @@ def test_annotated_samples_keep_what_they_have():
         done.region_spans[0].point == (12.0, 34.0) and done.coordinate_system == "normalized_1000"
     )
     assert sample.action_spans is sample.region_spans is sample.coordinate_system is None
-    again = annotate_actions(done, tok)
-    assert again == done and mp.validate(done) == [] and check_actions(done, tok) == []
-    first = annotate_actions(sample, tok, coordinate_system="normalized_1000", scores=None)
+    again = annotate_actions(done, tok, system="normalized_1000")
+    assert again == done and mp.validate(done) == []
+    assert check_actions(done, tok, system="normalized_1000") == []
+    first = annotate_actions(sample, tok, system="normalized_1000", scores=None)
     assert len(first.verifiers) == 1
-    paid = annotate_actions(
-        sample, tok, coordinate_system="absolute_pixels", scores="rewards", malformed=-1
-    )
+    paid = annotate_actions(sample, tok, system="absolute_pixels", scores="rewards", malformed=-1)
     assert [s.value for s in paid.rewards] == [1.0, -1.0, 1.0] and mp.validate(paid) == []
     back = mp.Sample.from_dict(json.loads(json.dumps(done.to_dict())))
     assert back == done
@@ -212,7 +223,19 @@ def test_turns_annotated_one_by_one():
     first.loss_spans += whole.loss_spans[1:]
     then = annotate_actions(first, tok)
     assert then == annotate_actions(whole, tok)
-    assert [r.metadata["action"] for r in then.region_spans] == [0, 1]
+    assert pointing(then) == [0, 1]
+
+
+def test_regions_stay_with_their_actions_where_turns_are_merged_and_cut():
+    whole, tok = turns(CLICK, CLICK, CLICK)
+    whole = annotate_actions(whole, tok)
+    (trajectory,) = from_samples([whole])
+    per_turn = to_samples(trajectory, merge=False)
+    assert [pointing(sample) for sample in per_turn] == [[0], [0], [0]]
+    (merged,) = to_samples(trajectory)
+    assert pointing(merged) == [0, 1, 2] and check_actions(merged, tok) == []
+    cut = truncate(whole, len(whole) - 1).sample
+    assert pointing(cut) == [0, 1] and check_actions(cut, tok) == []
 
 
 def test_by_default_points_are_as_the_family_writes_them():
@@ -223,6 +246,33 @@ def test_by_default_points_are_as_the_family_writes_them():
         assert len(find_actions(sample, tok).problems) == (system == "absolute_pixels")
     words, tok = turns(WAIT)
     assert annotate_actions(words, tok).coordinate_system is None
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("system", ["absolute_pixels", "normalized_1000", "normalized_1"])
+def test_points_are_converted_to_the_systems_of_the_sample(family, system):
+    """What the family writes, by default, whatever the sample's targets are in."""
+    sample, tok = turns(CLICK, family=family, coordinate_system=system)
+    done = annotate_actions(sample, tok)
+    patch = {"qwen2_5_vl": 14, "qwen3_vl": 16}[family]
+    width, height = 6 * patch, 4 * patch
+    x, y = (12 / width, 34 / height) if family == "qwen2_5_vl" else (12 / 1000, 34 / 1000)
+    sides = {"absolute_pixels": (width, height), "normalized_1000": (1000, 1000)}.get(
+        system, (1, 1)
+    )
+    expected = pytest.approx((x * sides[0], y * sides[1]), rel=1e-14)
+    assert done.coordinate_system == system and mp.validate(done) == []
+    assert done.region_spans[0].point == expected
+    assert tuple(done.action_spans[0].action["point"]) == expected
+    assert annotate_actions(done, tok) == done and check_actions(done, tok) == []
+    for there in ("absolute_pixels", "normalized_1", "normalized_1000"):
+        moved = mp.grounding.to_system(done, there)
+        assert moved.action_spans[0].action["point"] == list(moved.region_spans[0].point)
+        assert check_actions(moved, tok) == [] == mp.validate(moved)
+        moved.action_spans[0].action["point"][0] += 1e-3
+        assert [p.code for p in check_actions(moved, tok)] == ["MM210"]
+    said = annotate_actions(sample, tok, system=system)
+    assert said.region_spans[0].point == (12.0, 34.0) if system != "normalized_1" else True
 
 
 def test_turns_that_touch_are_read_apart():
@@ -246,10 +296,15 @@ def test_which_screenshot():
         ("image", (1, 8, 8), "b"),
         ("response", tok.ids(CLICK), 2),
     ]
-    sample = make_sample(parts, coordinate_system="normalized_1000")
-    found = find_actions(sample, lambda i: tok(i) if i < len(tok.pieces) else b"?")
+    sample = make_sample(parts)
+    bytes_of = lambda i: tok(i) if i < len(tok.pieces) else b"?"  # noqa: E731
+    found = find_actions(sample, bytes_of)
     assert [r.media_index for r in found.regions] == [0, 1] and len(found.spans) == 3
-    assert [r.metadata["action"] for r in found.regions] == [1, 2]
+    assert pointing(annotate_actions(sample, bytes_of)) == [1, 2]
+    sample.coordinate_system = "normalized_1"  # the first click is on no picture
+    found = find_actions(sample, bytes_of)
+    assert [(p.code, p.span[0]) for p in found.problems] == [("MM209", sample.loss_spans[0].start)]
+    assert [r.point for r in found.regions] == [(12 / 84, 34 / 56), (12 / 112, 34 / 112)]
 
 
 def test_swipes_have_two_places():
@@ -277,7 +332,7 @@ def test_the_place_is_the_arguments_and_not_its_copy_in_a_string():
 
 def test_actions_that_do_not_decode_to_what_they_say():
     sample, tok = turns(CLICK + WAIT, "words")
-    sample = annotate_actions(sample, tok, coordinate_system="absolute_pixels")
+    sample = annotate_actions(sample, tok, system="absolute_pixels")
     click, wait = sample.action_spans
     for change, why in (
         (
@@ -371,6 +426,8 @@ def test_another_tool_is_an_action():
 
 def test_arguments():
     sample, tok = turns(CLICK)
+    aimed = mp.Sample.from_dict(sample.to_dict())
+    aimed.bbox_targets = [mp.BboxTarget((0.0, 0.0, 8.0, 8.0))]
     for call in (
         lambda: find_actions(sample, tok, "openai"),
         lambda: find_actions("x", tok),
@@ -379,13 +436,11 @@ def test_arguments():
         lambda: find_actions(sample, tok, think=("", "x")),
         lambda: find_actions(sample, tok, malformed=float("nan")),
         lambda: find_actions(sample, tok, required="yes"),
-        lambda: annotate_actions(sample, tok, coordinate_system="pixels"),
+        lambda: annotate_actions(sample, tok, system="pixels"),
         lambda: annotate_actions(sample, tok, scores="costs"),
-        lambda: annotate_actions(
-            turns(CLICK, coordinate_system="normalized_1")[0],
-            tok,
-            coordinate_system="normalized_1000",
-        ),
+        lambda: find_actions(sample, tok, system="pixels"),
+        lambda: check_actions(sample, tok, system="original_pixels"),
+        lambda: annotate_actions(aimed, tok),  # boxes, in which system?
         lambda: loss_kinds(sample, None),
         lambda: check_actions([1], tok),
         lambda: check_actions(sample, tok, None),

@@ -12,7 +12,7 @@ from typing import Any
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.token_text import TokenText, token_text
 from mmpack.schema.sample import Sample
-from mmpack.trajectory.formats import Call, Format
+from mmpack.trajectory.actions.formats import Call, Format
 
 THINK = ("<think>", "</think>")
 _BEFORE = 16  # tokens before a turn in which a prompt may have opened a thought

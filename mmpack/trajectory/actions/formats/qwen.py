@@ -2,8 +2,8 @@
 
 A call is JSON between marks: `{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [x, y]}}`
 between `<tool_call>` and `</tool_call>`.
-Coordinates are pixels of the picture as the model saw it (Qwen2.5-VL) or of a screen of 1000 × 1000 (Qwen3-VL):
-`Sample.coordinate_system` says which. A call of any other tool is a ToolCall.
+Coordinates are pixels of the picture as the model saw it (Qwen2.5-VL) or of a screen of 1000 × 1000 (Qwen3-VL). A call
+of any other tool is a ToolCall.
 
 What differs: Qwen3-VL's `computer_use` adds `triple_click`, `hscroll` and `answer`, and clicks may have a `coordinate`,
 which Qwen2.5-VL's lack (they click where `mouse_move` left the cursor); both are read. `mobile_use` has no `answer` in
@@ -45,8 +45,8 @@ from mmpack.schema.actions import (
 from mmpack.schema.error_text import shown, trace_error
 from mmpack.schema.fields import keep_unknown
 from mmpack.schema.specs import Float, Floats, Json, Spec, Str
-from mmpack.trajectory.formats.base import Call, Format
-from mmpack.trajectory.formats.writing import json_text, plain_numbers
+from mmpack.trajectory.actions.formats.base import Call, Format
+from mmpack.trajectory.actions.formats.writing import json_text, plain_numbers
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL = "call"  # in `metadata`: what stands in the call beside its name and arguments

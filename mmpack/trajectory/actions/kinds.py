@@ -10,8 +10,8 @@ import numpy as np
 
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LOSS_KINDS, LossSpan
-from mmpack.trajectory.formats import Format, get_format
-from mmpack.trajectory.parts import THINK, Written, written_turns
+from mmpack.trajectory.actions.formats import Format, get_format
+from mmpack.trajectory.actions.parts import THINK, Written, written_turns
 
 
 def loss_kinds(

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from mmpack.errors import ArgumentError, TraceError, check_name, check_number
+from mmpack.grounding.samples import system_written, to_system
 from mmpack.layout.token_text import token_text
-from mmpack.schema.actions import read_action
+from mmpack.schema.actions import Action, read_action
 from mmpack.schema.plain_json import canonical_json
 from mmpack.schema.rules import Problem
-from mmpack.schema.sample import COORDINATE_SYSTEMS, Sample, as_samples
-from mmpack.trajectory.find import calls_within, found_in, read_call, system_of
-from mmpack.trajectory.formats import Format, get_format
-from mmpack.trajectory.kinds import with_kinds
-from mmpack.trajectory.parts import THINK, written_turns
+from mmpack.schema.sample import Sample, as_samples
+from mmpack.schema.spans import RegionSpan
+from mmpack.trajectory.actions.find import (
+    action_in_sample,
+    calls_within,
+    found_in,
+    read_call,
+    screens_as_written,
+)
+from mmpack.trajectory.actions.formats import Format, get_format
+from mmpack.trajectory.actions.kinds import with_kinds
+from mmpack.trajectory.actions.parts import THINK, written_turns
 
 SCORE_FIELDS = ("rewards", "verifiers")
 
@@ -25,7 +35,7 @@ def annotate_actions(
     format: str | Format = "computer_use",
     *,
     think: tuple[str, str] | None = THINK,
-    coordinate_system: str | None = None,
+    system: str | None = None,
     scores: str | None = "verifiers",
     malformed: float = 0.0,
     well_formed: float = 1.0,
@@ -33,12 +43,11 @@ def annotate_actions(
 ) -> Sample:
     """The sample with `action_spans`, `region_spans`, scores `action_format`, and loss spans by kind.
 
-    Args: as `find_actions`. `coordinate_system`: in which the policy writes its points, where the sample does not say;
-    by default what models of its family write (Qwen2.5-VL absolute pixels, Qwen3-VL 0 to 1000).
+    Args: as `find_actions`. A sample that has no `coordinate_system` gets the one that points are written in.
     `scores`: where the scores go: `rewards` (the policy is paid), `verifiers` (it is not), None (nowhere).
     What the sample has already stays: a sample of which each new turn is annotated, and one that is annotated twice,
     has everything once.
-    Returns: a copy. Raises: ArgumentError, also where points are on a screenshot in no known coordinate system.
+    Returns: a copy. Raises: ArgumentError, also for points in no known system, and boxes in none.
     """
     form = get_format("annotate_actions", format)
     if scores is not None:
@@ -47,33 +56,22 @@ def annotate_actions(
     check_number("annotate_actions", "well_formed", well_formed)
     turns = list(written_turns("annotate_actions", sample, tokenizer, form, think))
     out = with_kinds(sample, turns)
-    if coordinate_system is not None:
-        check_name("annotate_actions", "coordinate_system", coordinate_system, COORDINATE_SYSTEMS)
-        if sample.coordinate_system not in (None, coordinate_system):
+    system = system_written("annotate_actions", sample, system)
+    values = (float(malformed), float(well_formed))
+    found = found_in(sample, turns, form, system, values, bool(required))
+    if any(name in span.action for span in found.spans for name in ("point", "to")):
+        if system is None:
             raise ArgumentError(
-                f"annotate_actions: coordinate_system is {coordinate_system!r}, the sample's is "
-                f"{sample.coordinate_system!r}. Fix: pass the one in which the policy writes, and no boxes of another"
+                f"annotate_actions: what {sample.family} writes points in is not known (MM308). "
+                "Fix: pass system='absolute_pixels', 'normalized_1000' or 'normalized_1'"
             )
-    out.coordinate_system = coordinate_system or system_of(sample)
-    found = found_in(out, turns, form, (float(malformed), float(well_formed)), bool(required))
-    if found.regions and out.coordinate_system is None:
-        raise ArgumentError(
-            f"annotate_actions: the actions have points, and what {sample.family} writes them in is not known (MM308). "
-            "Fix: pass coordinate_system='absolute_pixels', 'normalized_1000' or 'normalized_1'"
-        )
-    if not found.regions:
-        out.coordinate_system = coordinate_system or sample.coordinate_system
+        if sample.coordinate_system is None:
+            out = to_system(out, system)
     actions = list(sample.action_spans or ())
-    index = {(span.start, span.stop): i for i, span in enumerate(actions)}
-    for span in found.spans:
-        if (span.start, span.stop) not in index:
-            index[span.start, span.stop] = len(actions)
-            actions.append(span)
-    for region in found.regions:
-        span = found.spans[region.metadata["action"]]
-        region.metadata["action"] = index[span.start, span.stop]
+    known = {(span.start, span.stop) for span in actions}
+    actions += [span for span in found.spans if (span.start, span.stop) not in known]
     out.action_spans = actions or None
-    out.region_spans = _with(sample.region_spans, found.regions) or None
+    out.region_spans = _with_regions(sample.region_spans, found.regions) or None
     if scores is not None:
         setattr(out, scores, _with(getattr(sample, scores), found.scores) or None)
     return out
@@ -83,18 +81,22 @@ def check_actions(
     samples: Sample | Iterable[Sample],
     tokenizer: Any,
     format: str | Format = "computer_use",
+    *,
+    system: str | None = None,
 ) -> list[Problem]:
     """The action spans whose tokens decode to no action, to several, or to another one than they say (MM210).
 
-    Spans whose action has no `kind` are of another vocabulary: they are left out.
+    Args: as `find_actions`. Spans whose action has no `kind` are of another vocabulary: they are left out.
     Raises: ArgumentError for arguments of a wrong type.
     """
     form = get_format("check_actions", format)
     samples = [samples] if isinstance(samples, Sample) else as_samples(samples, "check_actions")
-    return [p for sample in samples for p in _misread(sample, tokenizer, form)]
+    return [p for sample in samples for p in _misread(sample, tokenizer, form, system)]
 
 
-def _misread(sample: Sample, tokenizer: Any, form: Format) -> Iterable[Problem]:
+def _misread(sample: Sample, tokenizer: Any, form: Format, system: str | None) -> Iterable[Problem]:
+    system = system_written("check_actions", sample, system)
+    screens = screens_as_written(sample, system)
     for i, span in enumerate(sample.action_spans or ()):
         if "kind" not in span.action or not 0 <= span.start <= span.stop <= len(sample):
             continue  # rules of `validate`
@@ -107,7 +109,8 @@ def _misread(sample: Sample, tokenizer: Any, form: Format) -> Iterable[Problem]:
                 why = f"decodes to {len(calls)} actions"
             else:
                 _, action = read_call(text, calls[0], form)
-                if action != said:
+                action = action_in_sample(sample, action, screens.before(span.start), system)
+                if not _alike(action, said):
                     why = f"decodes to {action.kind}, says {said.kind}"
                     why += ", with other fields" if action.kind == said.kind else ""
         except TraceError as error:
@@ -117,7 +120,24 @@ def _misread(sample: Sample, tokenizer: Any, form: Format) -> Iterable[Problem]:
             yield Problem("MM210", sample.sample_id, field, why, at)
 
 
+def _alike(one: Action, two: Action) -> bool:
+    """Equal, but for what conversions round of points."""
+    a, b = ({**action.to_dict(), "point": 0, "to": 0} for action in (one, two))
+    points, others = one.points(), two.points()
+    return (
+        a == b
+        and points.keys() == others.keys()
+        and all(np.allclose(points[name], others[name], rtol=1e-9, atol=0) for name in points)
+    )
+
+
 def _with(old: list[Any] | None, new: list[Any]) -> list[Any]:
     """`old`, then what of `new` is not among it."""
     known = {canonical_json(item.to_dict()) for item in old or ()}
     return [*(old or ()), *(item for item in new if canonical_json(item.to_dict()) not in known)]
+
+
+def _with_regions(old: list[RegionSpan] | None, new: list[RegionSpan]) -> list[RegionSpan]:
+    """`old`, then those of `new` whose tokens and field are not among it."""
+    known = {(r.start, r.stop, r.metadata.get("field")) for r in old or ()}
+    return [*(old or ()), *(r for r in new if (r.start, r.stop, r.metadata["field"]) not in known)]

@@ -11,9 +11,9 @@ from mmpack.errors import check_name
 from mmpack.schema.actions import Action, Text
 from mmpack.schema.error_text import shown, trace_error
 from mmpack.schema.specs import Json, Str
-from mmpack.trajectory.formats.qwen import TOOLS, read_call, write_call
-from mmpack.trajectory.formats.writing import json_text
-from mmpack.trajectory.strict_json import read_json
+from mmpack.trajectory.actions.formats.qwen import TOOLS, read_call, write_call
+from mmpack.trajectory.actions.formats.writing import json_text
+from mmpack.trajectory.actions.strict_json import read_json
 
 
 def read_tool_call(record: Any, where: str = "tool_call") -> Action:

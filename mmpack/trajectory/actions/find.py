@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmpack.errors import TraceError, check_flag, check_number
+from mmpack.errors import ArgumentError, TraceError, check_flag, check_number
 from mmpack.families import FAMILIES
-from mmpack.schema.actions import Action
+from mmpack.grounding.samples import moved, system_written
+from mmpack.schema.actions import Action, read_action
+from mmpack.schema.error_text import trace_error
 from mmpack.schema.rules import Problem
 from mmpack.schema.rules.actions import Screens
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import ActionSpan, RegionSpan, Score
-from mmpack.trajectory.formats import Call, Format, get_format
-from mmpack.trajectory.parts import THINK, Written, written_turns
-from mmpack.trajectory.strict_json import places, read_json
+from mmpack.trajectory.actions.formats import Call, Format, get_format
+from mmpack.trajectory.actions.parts import THINK, Written, written_turns
+from mmpack.trajectory.actions.strict_json import places, read_json
 
 ACTION_FORMAT = "action_format"  # the score's name
 
@@ -25,7 +27,8 @@ ACTION_FORMAT = "action_format"  # the score's name
 class FoundActions:
     """What `find_actions` returns, in the order of tokens.
 
-    `regions[k].metadata["action"]` is an index into `spans`. `scores` has one score per call, malformed ones included.
+    A region is of the action whose tokens hold its own; `metadata["field"]` says which of its points it is. `scores`
+    has one score per call, malformed ones included.
     """
 
     spans: list[ActionSpan] = field(default_factory=list)
@@ -40,6 +43,7 @@ def find_actions(
     format: str | Format = "computer_use",
     *,
     think: tuple[str, str] | None = THINK,
+    system: str | None = None,
     malformed: float = 0.0,
     well_formed: float = 1.0,
     required: bool = False,
@@ -48,10 +52,13 @@ def find_actions(
 
     Args: `tokenizer`, `format`, `think`: see `loss_kinds`. `malformed`, `well_formed`: values of the score
     `action_format`, whose scope is the tokens of the call. `required`: a turn without a call is malformed too.
-    An action is what its format says, with points on the screen, in the sample's coordinate system or else what models
-    of its family write: else it is a problem (MM208, MM209, MM211) and a score, and no span. Each point of an action is
-    a RegionSpan on the last image before it, over the tokens of its numbers, where the sample has such an image.
-    Never fails on what a policy wrote, and takes time in proportion to it. Raises: ArgumentError for the arguments.
+    `system`: what the policy writes points in, by default what models of its family do (Qwen2.5-VL absolute pixels,
+    Qwen3-VL 0 to 1000). Points are returned in the sample's `coordinate_system`, or as written where it has none.
+    An action is what its format says, with points on the screen: else it is a problem (MM208, MM209, MM211) and a
+    score, and no span. Each point of an action is a RegionSpan on the last image before it, over the tokens of its
+    numbers, where the sample has such an image.
+    Never fails on what a policy wrote, and takes time in proportion to it. Raises: ArgumentError for the arguments, and
+    where points need a size to be converted that is not known.
 
     Example:
         >>> import numpy as np, mmpack as mp
@@ -66,22 +73,22 @@ def find_actions(
     check_number("find_actions", "well_formed", well_formed)
     check_flag("find_actions", "required", required)
     turns = list(written_turns("find_actions", sample, tokenizer, form, think))
-    shown = copy.copy(sample)
-    shown.coordinate_system = system_of(sample)
-    return found_in(shown, turns, form, (float(malformed), float(well_formed)), bool(required))
-
-
-def system_of(sample: Sample) -> str | None:
-    """In which coordinate system the policy writes, by the sample, or by its family."""
-    return sample.coordinate_system or FAMILIES[sample.family].coordinates
+    written = system_written("find_actions", sample, system)
+    values = (float(malformed), float(well_formed))
+    return found_in(sample, turns, form, written, values, bool(required))
 
 
 def found_in(
-    sample: Sample, turns: list[Written], form: Format, values: tuple[float, float], required: bool
+    sample: Sample,
+    turns: list[Written],
+    form: Format,
+    system: str | None,
+    values: tuple[float, float],
+    required: bool,
 ) -> FoundActions:
-    """See `find_actions`. `values`: of malformed and well-formed calls."""
+    """See `find_actions`. `system`: what is written. `values`: of malformed and well-formed calls."""
     out = FoundActions()
-    screens = Screens(sample, FAMILIES[sample.family])
+    screens = screens_as_written(sample, system)
     for turn in turns:
         for call in turn.calls:
             start, stop = turn.text.span(call.start, call.stop)
@@ -90,14 +97,14 @@ def found_in(
                 value, action = read_call(turn.text.text, call, form)
                 message = screens.outside(action, start)
                 fault = ("MM209", message) if message else None
+                if fault is None:
+                    media_index = screens.before(start)
+                    action = action_in_sample(sample, action, media_index, system)
             except TraceError as error:
-                code = "MM211" if error.code == "MM211" else "MM208"
+                code = error.code if error.code in ("MM209", "MM211") else "MM208"
                 fault = (code, f"{error.where} {error.why}")
             if fault is None:
-                regions = _regions(turn, call, form, value, action, screens.before(start))
-                for region in regions:
-                    region.metadata["action"] = len(out.spans)
-                out.regions.extend(regions)
+                out.regions.extend(_regions(turn, call, form, value, action, media_index))
                 out.spans.append(ActionSpan(start, stop, action.to_dict(), turn.turn))
                 out.scores.append(Score(ACTION_FORMAT, values[1], scope))
             else:
@@ -115,6 +122,34 @@ def read_call(text: str, call: Call, form: Format) -> tuple[Any, Action]:
         raise TraceError(call.fault, "MM211", "action", call.fault)
     value = read_json(text[call.json_start : call.json_stop], "action")
     return value, form.read(value, "action")
+
+
+def screens_as_written(sample: Sample, system: str | None) -> Screens:
+    """What the sample shows, to one who points at it in `system`."""
+    shown = copy.copy(sample)
+    shown.coordinate_system = system
+    return Screens(shown, FAMILIES[sample.family])
+
+
+def action_in_sample(
+    sample: Sample, action: Action, media_index: int | None, system: str | None
+) -> Action:
+    """An action written in `system`, its points in the sample's coordinate system.
+
+    Raises: TraceError (MM209) for a point on no picture whose size is needed; ArgumentError where a size is not known.
+    """
+    target, points = sample.coordinate_system, action.points()
+    if system == target or not points:
+        return action
+    try:
+        to = moved(sample, points, media_index, system, target)
+        return read_action(action.to_dict() | {name: list(point) for name, point in to.items()})
+    except ArgumentError:
+        if media_index is not None:
+            raise
+    name = next(iter(points))
+    why = f"is before the first picture, so that it can't be converted from {system} to {target}"
+    raise trace_error(name, why, "MM209")
 
 
 def _refuse(
