@@ -137,8 +137,8 @@ def _turns(sample: Sample, shares: bool) -> np.ndarray:
             )
         if shares and sample.turn is not None and number is not None and number < sample.turn:
             raise ArgumentError(
-                f"turns_of: loss tokens [{span.start}, {span.stop}) of sample {sample.sample_id!r} are of turn {number}, "
-                f"before turn {sample.turn} of the sample. Fix: number the turns of its spans in the trajectory"
+                f"turns_of: loss tokens [{span.start}, {span.stop}) of sample {sample.sample_id!r} are of turn "
+                f"{number}, before turn {sample.turn} of the sample. Fix: number the turns of its spans in the trajectory"
             )
         numbers.append(number or 0)
         lengths.append(min(span.stop, len(sample)) - span.start)
