@@ -150,3 +150,10 @@ def test_what_is_left_of_a_long_sample_keeps_its_turn():
     """Spans above Sample.turn, its first turn, are numbered in the trajectory."""
     left = sample("s", [mp.LossSpan(2, 4, turn=3)], turn=0)
     assert mp.turns_of([left]).turn.tolist() == mp.pack([left]).loss_turn[:1].tolist() == [3]
+
+
+def test_turns_counted_from_0_in_each_sample_are_not_taken_for_others():
+    """A tool's answer within a turn: two runs of tokens, which a processor calls 0 and 1."""
+    runs = [mp.LossSpan(2, 4, turn=0), mp.LossSpan(6, 9, turn=1)]
+    with pytest.raises(mp.ArgumentError, match=r"are of turn 0, before turn 2 of the sample\. Fix: "):
+        mp.turns_of([sample("a", runs, 0), sample("b", runs, 2)])

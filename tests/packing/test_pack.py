@@ -24,6 +24,16 @@ def row_lists(batch, given_samples):
     return [r.tolist() for r in batch.unpack_tokens(torch.arange(len(batch.input_ids)))]
 
 
+def turn_of(sample, span):
+    """The span's; the sample's where it has none, or where all spans bear one number below it; -1: nobody has one."""
+    if sample.turn is None:
+        return -1 if span.turn is None else span.turn
+    from_0 = span.turn is not None and {s.turn for s in sample.loss_spans} == {span.turn}
+    if span.turn is None or (from_0 and span.turn < sample.turn):
+        return sample.turn
+    return span.turn
+
+
 def check_loss_index(batch, given_samples, rows):
     """Every loss field from a loop over tokens."""
     expected, regions, cu = [], [], [0]
@@ -31,7 +41,7 @@ def check_loss_index(batch, given_samples, rows):
         axis = []
         for span in sample.loss_spans:
             for t in range(span.start, span.stop):
-                turn = -1 if span.turn is None else span.turn
+                turn = turn_of(sample, span)
                 expected.append((where[t - 1], int(sample.input_ids[t]), turn, t))
                 axis.append(t)
         for region in sample.region_spans or ():

@@ -64,7 +64,7 @@ def score_columns(
 
 def _names(what: str, names: Any) -> list[str]:
     many = isinstance(names, Iterable) and not isinstance(names, (str, bytes, torch.Tensor))
-    found = list(names) if many else [None]
+    found: list[Any] = list(names) if many else [None]
     if not all(isinstance(name, str) for name in found):
         raise ArgumentError(
             f"{what}: names is {kind_of(names)}, expected names of scores. Fix: pass a list of str"

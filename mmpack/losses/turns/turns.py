@@ -73,7 +73,8 @@ def turns_of(samples: Sequence[Sample]) -> Turns:
     below it (a processor counts each sample's turns from 0); and of turn 0 where neither has one and the sample is
     all of its trajectory. A trajectory in one long sample has the turns that it has in samples of one turn each.
 
-    Raises ArgumentError where a sample that shares its trajectory with others has no turn, and for what is no Sample.
+    Raises ArgumentError where a sample that shares its trajectory with others has no turn, or several of which one is
+    before `Sample.turn`, and for what is no Sample.
 
     Example: a trajectory of two samples, with a turn each.
         >>> import numpy as np
@@ -133,6 +134,11 @@ def _turns(sample: Sample, shares: bool) -> np.ndarray:
             raise ArgumentError(
                 f"turns_of: loss tokens [{span.start}, {span.stop}) of sample {sample.sample_id!r} have no turn, and "
                 f"trajectory {sample.trajectory_id!r} has several samples. Fix: set turn of the sample or of its spans"
+            )
+        if shares and number is not None and number < (sample.turn or 0):
+            raise ArgumentError(
+                f"turns_of: loss tokens [{span.start}, {span.stop}) of sample {sample.sample_id!r} are of turn "
+                f"{number}, before turn {sample.turn} of the sample. Fix: number its spans' turns in the trajectory"
             )
         numbers.append(number or 0)
         lengths.append(min(span.stop, len(sample)) - span.start)
