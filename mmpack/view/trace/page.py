@@ -211,9 +211,9 @@ def _film(episode: Episode, album: Album) -> Markup:
 def _seen(node: Node, index: int) -> str:
     """The sample, and the turn in which the medium came back; of its prompt, the sample's own turn."""
     sample = node.sample
-    at = next((s.start for s in sample.modality_spans if s.media_index == index), None)
-    spans = [] if at is None else sample.observation_spans or []
-    turns = [s.turn for s in spans if s.turn is not None and s.start <= at < s.stop]
+    at = next((s.start for s in sample.modality_spans if s.media_index == index), -1)
+    spans = [s for s in sample.observation_spans or () if s.start <= at < s.stop]
+    turns = [s.turn for s in spans if s.turn is not None]
     return f"{sample.sample_id} · turn {turns[0]}" if turns else _name(node, short=True)
 
 
