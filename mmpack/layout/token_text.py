@@ -114,6 +114,10 @@ def token_text(
 
 def token_bytes(tokenizer: Any) -> Callable[[int], bytes | None]:
     """The function from an id to its bytes, None where it has no token. Raises: ArgumentError, see `token_text`."""
+    if hasattr(tokenizer, "tokenizer"):
+        raise ArgumentError(
+            f"token_text: tokenizer is {kind_of(tokenizer)}, which has one. Fix: pass its .tokenizer"
+        )
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "id_to_token"):
         if callable(tokenizer) and not hasattr(tokenizer, "convert_ids_to_tokens"):

@@ -180,3 +180,18 @@ def test_ranges_beyond_the_text():
     for call in (lambda: found.span(0, 5), lambda: found.span(3, 2), lambda: found.chars(0, 3)):
         with pytest.raises(mp.ArgumentError, match="is not within"):
             call()
+
+
+def test_a_processor_is_no_tokenizer():
+    """Hugging Face's is callable, and would fail at the first id."""
+
+    class Processor:
+        tokenizer = None
+
+        def __call__(self, text):
+            raise TypeError
+
+    with pytest.raises(
+        mp.ArgumentError, match=r"Processor, which has one\. Fix: pass its \.tokenizer"
+    ):
+        token_text([1], Processor())
