@@ -34,7 +34,8 @@ def problems(sample: Sample, family: Family) -> Found:
                 message = f"has {outside} of {span.stop - span.start} tokens in no loss span"
                 yield "MM207", field, message, at
             k = int(np.searchsorted(starts, span.start, "right")) - 1
-            if k >= 0 and turns[k][1] > span.start and span.turn not in (None, turns[k][2]):
+            inside = k >= 0 and span.start < min(span.stop, turns[k][1])
+            if inside and span.turn not in (None, turns[k][2]):
                 message = f"is of turn {span.turn}, its loss span of turn {turns[k][2]}"
                 yield "MM212", field, message, at
         if "kind" in span.action:
