@@ -213,6 +213,16 @@ def test_near_ties_of_neighbours_are_flips(right):
     assert list(mp.compare([sample(left)], [sample(right)]).causes) == ["codec_flip"]
 
 
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (2, 0)])
+def test_ids_without_levels_or_frames_are_a_broken_rule_and_no_error(shape):
+    sides = [sample(np.zeros(shape, np.int32)) for _ in range(2)]
+    for side in sides:
+        side.codec_ids[0].codes = np.zeros(shape, np.int32)
+    report = mp.compare(sides[:1], sides[1:])
+    assert any("MM322" in finding.evidence for finding in report.findings)
+    assert codec_flips(*[side.codec_ids[0].codes for side in sides]).place is None
+
+
 def test_random_near_ties_are_flips():
     rng = np.random.default_rng(4)
     for share in (0.01, 0.1, 0.3, 0.45):
