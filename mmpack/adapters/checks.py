@@ -33,8 +33,8 @@ def check_each(where: str, count: int, of: str, lists: Mapping[str, Any]) -> Non
 
 def is_list(given: Any) -> bool:
     """Whether it has entries by number: a list, an array or a tensor, and no text or dict."""
-    sized = hasattr(given, "__len__") and getattr(given, "ndim", 1)
-    return bool(sized) and not isinstance(given, Mapping | str | bytes)
+    sized = hasattr(given, "__len__") and getattr(given, "ndim", 1) != 0
+    return sized and not isinstance(given, Mapping | str | bytes)
 
 
 def check_groups(where: str, group_ids: Sequence[Any]) -> None:

@@ -109,7 +109,8 @@ def _logprobs(rollouts: Mapping[str, Any], i: int) -> Any:
     ids, nested = rollouts["completion_ids"][i], list | tuple
     if not isinstance(given[i], nested) or not any(isinstance(v, nested) for v in given[i]):
         return given[i]
-    row, names = given[i], rollouts.get("logprob_token_ids")
+    row = given[i]
+    names: Any = rollouts.get("logprob_token_ids")
     out = []
     for c, values in enumerate(row):
         among: Any = [ids[c]] if c < len(ids) else []
