@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError, SchemaError
+from mmpack.errors import ArgumentError, LayoutError, SchemaError, kind_of
 from mmpack.packing.batch import Batch
 from mmpack.schema.rules import packing_problems
 from mmpack.schema.sample import Sample
@@ -19,10 +19,52 @@ def check_each(where: str, count: int, of: str, lists: Mapping[str, Any]) -> Non
     Args: `count`, `of`: how many things there are, and what they are called.
     """
     for name, values in lists.items():
-        if values is not None and len(values) != count:
+        if values is None:
+            continue
+        if not is_list(values):
+            raise ArgumentError(
+                f"{where}: {name} is {kind_of(values)}, expected a list. Fix: one entry for each of the {of}"
+            )
+        if len(values) != count:
             raise ArgumentError(
                 f"{where}: {name} has {len(values)} entries for {count} {of}. Fix: one each, in their order"
             )
+
+
+def is_list(given: Any) -> bool:
+    """Whether it has entries by number: a list, an array or a tensor, and no text or dict."""
+    sized = hasattr(given, "__len__") and getattr(given, "ndim", 1) != 0
+    return sized and not isinstance(given, Mapping | str | bytes)
+
+
+def check_groups(where: str, group_ids: Sequence[Any]) -> None:
+    """Raise ArgumentError unless each group's id is a text."""
+    for i, group in enumerate(group_ids):
+        if not isinstance(group, str):
+            raise ArgumentError(
+                f"{where}: group_ids[{i}] is {kind_of(group)}, expected a text. Fix: pass the group's name"
+            )
+
+
+def as_list(given: Any, where: str) -> list[Any]:
+    """The entries of a list or a tuple; none of None. Raises: ArgumentError."""
+    if given is None:
+        return []
+    if not isinstance(given, list | tuple):
+        raise ArgumentError(f"{where} is {kind_of(given)}, expected a list. Fix: pass a list")
+    return list(given)
+
+
+def as_number(given: Any, where: str) -> float:
+    """A number of the host, or of an array or a tensor that holds one. Raises: ArgumentError; a text is none."""
+    try:
+        if isinstance(given, str | bytes):
+            raise TypeError
+        return float(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise ArgumentError(
+            f"{where} is {kind_of(given)}, expected a number. Fix: pass the score as a float"
+        ) from None
 
 
 def check_same(batch: Batch, samples: Sequence[Sample]) -> None:

@@ -71,6 +71,7 @@ def command(
         html = writable(Path(f"{trace.name.removesuffix(kind) or 'trace'}.html"))
     for target in (html, png, out):
         _refuse_the_trace(target, trace)
+    _refuse_one_file_for_two(html, png, out)
     if png is not None and png.suffix.lower() != ".png":
         raise ArgumentError(f"view: --png {png.name!r:.60} is no .png. Fix: a name ending in .png")
     reader = read_trace(trace)
@@ -107,6 +108,16 @@ def _refuse_the_trace(target: Path | None, trace: Path) -> None:
     """A file that is to be written must not be the one that is read."""
     if target is not None and target.exists() and trace.exists() and target.samefile(trace):
         raise ArgumentError(f"view: {target.name!r:.60} is the trace itself. Fix: another file")
+
+
+def _refuse_one_file_for_two(*targets: Path | None) -> None:
+    """Of two documents in one file only the last would be left. Devices take both."""
+    named = [t.resolve() for t in targets if t is not None and (t.is_file() or not t.exists())]
+    for k, path in enumerate(named):
+        if path in named[:k]:
+            raise ArgumentError(
+                f"view: {path.name!r:.60} is named for two documents. Fix: a file for each"
+            )
 
 
 def _counts(trace: Path, chosen: Chosen) -> dict[str, Any]:

@@ -62,6 +62,8 @@ def codec_flips(left: Any, right: Any) -> CodecFlips:
             "Fix: compare encodings of the same samples by one codec; another length is no flip"
         )
     unlike = a != b
+    if not len(a):  # which MM322 refuses in a trace
+        return CodecFlips(a.shape[1], np.zeros(0, np.int64), np.zeros(0, np.int64), None)
     flipped = unlike.sum(axis=1)
     any_flip = unlike.any(axis=0)
     level = unlike.argmax(axis=0)

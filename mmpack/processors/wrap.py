@@ -373,6 +373,11 @@ class Processor:
 
     def encoded(self, text: str, items: Sequence[Medium]) -> np.ndarray:
         """int64 [L]: a rendered text, each placeholder as many times as its medium has vision tokens."""
+        if any("\ud800" <= c <= "\udfff" for c in text):
+            raise ArgumentError(
+                "processor: the text holds a lone surrogate, which no encoding has. "
+                "Fix: text.encode('utf-8', 'replace').decode()"
+            )
         text = with_runs(text, items, self.family, self.tokenizer, self.video_markers)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return repeated(np.asarray(ids, dtype=np.int64), items, self.family)
@@ -418,7 +423,7 @@ class Processor:
             text: str = self.tokenizer.apply_chat_template(
                 plain_parts(messages), chat_template=self.chat_template, tokenize=False, **options
             )
-        except (template_error, TypeError) as error:
+        except (template_error, TypeError, RecursionError) as error:
             why = " ".join(str(error).split())[:200]
             raise ArgumentError(
                 f"processor: the chat template can't write these messages ({why}). "

@@ -371,7 +371,8 @@ class Json(Spec):
 
 
 def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple, np.ndarray)):
+    array = isinstance(value, np.ndarray) and value.ndim > 0
+    if not array and not isinstance(value, (list, tuple)):
         raise trace_error(where, f"expected an array, found {shown(value)}")
     if length is not None and len(value) != length:
         raise trace_error(where, f"expected {length} values, found {len(value)}", "MM008")

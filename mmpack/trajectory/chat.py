@@ -7,6 +7,7 @@ prompt would be, and marked: `Turn.metadata["reencoded"]` lists "context", "resp
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ FINISH = {
     "content_filter": "abort",
 }
 _RECORDED = ("token_ids", "logprobs", "finish_reason")  # of an assistant's message
-_TOKEN_ID = "token_id:"  # how vLLM writes a token with return_tokens_as_token_ids
+# how vLLM writes a token with return_tokens_as_token_ids
+_TOKEN = re.compile("token_id:([0-9]{1,18})")
 
 
 class Answer(NamedTuple):
@@ -227,6 +229,10 @@ def _message(given: Any, where: str) -> dict[str, Any]:
     if calls is None:
         message.pop("tool_calls", None)
     else:
+        if not isinstance(calls, list | tuple):
+            raise ArgumentError(
+                f"{where}.tool_calls is {kind_of(calls)}, expected a list. Fix: pass it whole"
+            )
         message["tool_calls"] = [
             _tool_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)
         ]
@@ -299,19 +305,32 @@ def _answer(
     """What was sampled, if the log has its ids."""
     recorded = holder.get("logprobs")
     content = recorded.get("content") if isinstance(recorded, Mapping) else None
+    if content is not None and not (
+        isinstance(content, list | tuple) and all(isinstance(t, Mapping) for t in content)
+    ):
+        raise ArgumentError(
+            f"{where}: logprobs.content is no list of objects. Fix: pass what the engine returned"
+        )
     ids = holder.get("token_ids", message.get("token_ids"))
     if ids is None and content:
-        written = [t.get("token") for t in content]
-        if all(isinstance(t, str) and t.startswith(_TOKEN_ID) for t in written):
-            numbers = [t.removeprefix(_TOKEN_ID) for t in written]
-            if all(n.isdecimal() for n in numbers):
-                ids = [int(n) for n in numbers]
+        numbers = [
+            _TOKEN.fullmatch(t["token"]) if isinstance(t.get("token"), str) else None
+            for t in content
+        ]
+        if all(numbers):
+            ids = [int(n[1]) for n in numbers if n]
     if ids is None:
         return None
     values = [t.get("logprob") for t in content] if content else recorded
     if isinstance(values, Mapping):
         values = None
     sampled = as_ids(ids, processor.vocab_size, "token_ids")
+    if values is not None and not (
+        isinstance(values, list | tuple) or (isinstance(values, np.ndarray) and values.ndim)
+    ):
+        raise ArgumentError(
+            f"{where}: logprobs is {kind_of(values)}. Fix: one value per sampled id, or OpenAI's object"
+        )
     if values is not None and len(values) != len(sampled):
         raise ArgumentError(
             f"{where} has {len(sampled)} token_ids and {len(values)} logprobs. Fix: one value per sampled id"
@@ -342,7 +361,6 @@ def _finish(reason: Any, where: str) -> str | None:
     if reason is None:
         return None
     if not isinstance(reason, str) or reason not in FINISH:
-        raise ArgumentError(
-            f"{where} has finish_reason {reason!r:.40}. Fix: one of {', '.join(FINISH)}"
-        )
+        shown = f"{reason!r:.40}" if isinstance(reason, str) else kind_of(reason)
+        raise ArgumentError(f"{where} has finish_reason {shown}. Fix: one of {', '.join(FINISH)}")
     return FINISH[reason]

@@ -163,6 +163,12 @@ class Trajectory:
             check_name(
                 "Trajectory", "coordinate_system", self.coordinate_system, COORDINATE_SYSTEMS
             )
+        for name in ("metadata", "sampling", "processor"):
+            value = getattr(self, name)
+            if not isinstance(value, dict) and (value is not None or name == "metadata"):
+                raise ArgumentError(
+                    f"Trajectory: {name} is {kind_of(value)}, expected a dict. Fix: pass name -> value"
+                )
         for name in SCORES:
             setattr(self, name, _scores(getattr(self, name), name, "Trajectory"))
 

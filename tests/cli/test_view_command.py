@@ -101,3 +101,13 @@ def test_the_trace_is_not_overwritten_and_an_empty_one_is_refused(tmp_path):
     done = call_mmpack("view", trace, "-o", tmp_path / "page.html")
     assert done.returncode == 2 and "MM0" in done.stderr
     assert not (tmp_path / "page.html").exists()
+
+
+def test_one_file_for_two_documents(tmp_path):
+    """The figure would take the page's place without a word."""
+    same = tmp_path / "same.png"
+    for options in (("-o", same, "--png", same), ("-o", same, "--json", "--out", same)):
+        done = call_mmpack("view", TRACE, *options)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "'same.png' is named for two documents. Fix: " in done.stderr
+        assert list(tmp_path.iterdir()) == []

@@ -163,3 +163,70 @@ def test_what_only_one_side_recorded_is_listed():
     two = sample()
     two.codec_ids = two.codec_ids * 2
     assert not mp.compare([sample()], [two]).ok
+
+
+# ---- what is no flip -----------------------------------------------------------------------------
+
+LONG = np.random.default_rng(3).integers(0, 16, (4, 200)).astype(np.int32)
+STEADY = np.repeat(LONG[:, :40], 5, axis=1)  # ids that stay, as of vowels and of silence
+
+
+def changed(level=slice(None), frame=slice(None), by=1, codes=LONG):
+    out = codes.copy()
+    out[level, frame] = (out[level, frame] + by) % 16
+    return out
+
+
+def delayed(codes):
+    return np.stack([np.roll(ids, level) for level, ids in enumerate(codes)])
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "evidence"),
+    [
+        (LONG, changed(level=3), "near ties at level 3"),  # another codebook there
+        (LONG, LONG[[0, 2, 1, 3]], "near ties at level 1"),
+        (LONG, changed(frame=slice(150, None)), "one stretch, frames 150 to 199"),
+        (LONG, changed(frame=slice(20)), "one stretch, frames 0 to 19"),
+        (STEADY, np.roll(STEADY, 1, axis=1), "level 0 is 1 frame later"),
+        (STEADY, np.roll(STEADY, -2, axis=1), "level 0 is 2 frames earlier"),
+        (STEADY, delayed(STEADY), "level 1 is 1 frame later"),
+    ],
+)
+def test_what_near_ties_do_not_make_is_unknown(left, right, evidence):
+    report = mp.compare([sample(left)], [sample(right)])
+    assert list(report.causes) == ["unknown"]
+    assert any(evidence in finding.evidence for finding in report.findings)
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        changed(frame=[3, 4, 5, 90], level=slice(1, None)),  # neighbours may flip, and
+        changed(frame=slice(40, 60), codes=np.repeat(LONG[:, :10], 20, axis=1)),  # equal frames do
+        changed(frame=np.arange(0, 200, 3)),
+        changed(frame=-1),
+    ],
+)
+def test_near_ties_of_neighbours_are_flips(right):
+    left = np.repeat(LONG[:, :10], 20, axis=1) if (right[:, :20] == right[:, :1]).all() else LONG
+    assert list(mp.compare([sample(left)], [sample(right)]).causes) == ["codec_flip"]
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (2, 0)])
+def test_ids_without_levels_or_frames_are_a_broken_rule_and_no_error(shape):
+    sides = [sample(np.zeros(shape, np.int32)) for _ in range(2)]
+    for side in sides:
+        side.codec_ids[0].codes = np.zeros(shape, np.int32)
+    report = mp.compare(sides[:1], sides[1:])
+    assert any("MM322" in finding.evidence for finding in report.findings)
+    assert codec_flips(*[side.codec_ids[0].codes for side in sides]).place is None
+
+
+def test_random_near_ties_are_flips():
+    rng = np.random.default_rng(4)
+    for share in (0.01, 0.1, 0.3, 0.45):
+        for codes in (LONG, STEADY):
+            frames = np.flatnonzero(rng.random(200) < share)
+            report = mp.compare([sample(codes)], [sample(changed(frame=frames, codes=codes))])
+            assert list(report.causes) == ["codec_flip"], share

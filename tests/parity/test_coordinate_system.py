@@ -155,3 +155,34 @@ def test_names_of_the_two_sides_are_told():
     assert "the same places in both" in str(mp.compare([left], [right]).findings)
     other = made("normalized_1000", boxes=[(5.0, 500.0, 90.0, 900.0), BOXES[0]])
     assert "not the same places" in str(mp.compare([left], [other]).findings)
+
+
+def test_one_picture_of_three_in_another_system():
+    """The first two are handed on as they were."""
+
+    def of_three(last):
+        sample = make_sample(
+            [
+                ("text", [5]),
+                *(("image", GRID, f"screen{k}") for k in range(3)),
+                ("response", [6, 7]),
+            ]
+        )
+        for medium in sample.media:
+            medium.size = medium.decoded_size = ORIGINAL
+        systems = ("absolute_pixels", "absolute_pixels", last)
+        for k, system in enumerate(systems):
+            box = convert(BOXES[k % 2], "original_pixels", system, sizes_of(sample, k))
+            sample.bbox_targets = [
+                *(sample.bbox_targets or []), mp.BboxTarget(as_floats(as_written(box, system)), k)
+            ]  # fmt: skip
+        sample.coordinate_system = "absolute_pixels"
+        return sample
+
+    left, right = of_three("absolute_pixels"), of_three("normalized_1000")
+    assert causes(left, right) == {"coordinate_system"}
+    (finding,) = mp.compare([left], [right]).findings
+    assert finding.index == 2 and "bbox_targets (1 of 3) of train are" in finding.evidence
+    # and one that no conversion explains is no cause
+    right.bbox_targets[1].bbox = (1.0, 2.0, 3.0, 4.0)
+    assert causes(left, right) == {"unknown"}

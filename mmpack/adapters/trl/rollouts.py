@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmpack.adapters.checks import check_each
+from mmpack.adapters.checks import as_list, check_each, check_groups, is_list
 from mmpack.adapters.row_sample import prompt_group
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.names import numbered_in_groups
@@ -51,7 +51,12 @@ def to_trajectories(
     missing = [name for name in _READ[:2] if rollouts.get(name) is None]
     if missing:
         raise ArgumentError(f"to_trajectories: rollouts has no {missing[0]}. Fix: pass it whole")
-    count = len(rollouts["completion_ids"])
+    completions = rollouts["completion_ids"]
+    if not is_list(completions):
+        raise ArgumentError(
+            f"to_trajectories: completion_ids is {kind_of(completions)}. Fix: a list of ids per completion"
+        )
+    count = len(completions)
     images = rollouts.get("images") if images is None else images
     masks = [name for name in MASKS if rollouts.get(name) is not None]
     if len(masks) > 1:
@@ -66,7 +71,11 @@ def to_trajectories(
     )
     made = []
     for i in range(count):
-        ids = rollouts["completion_ids"][i]
+        ids = completions[i]
+        if not is_list(ids):
+            raise ArgumentError(
+                f"to_trajectories: completion_ids[{i}] is {kind_of(ids)}. Fix: the ids of one completion"
+            )
         made.append(
             from_masked(
                 rollouts["prompt_ids"][i],
@@ -75,7 +84,7 @@ def to_trajectories(
                 processor,
                 trajectory_id=f"to_trajectories: completion {i}",
                 group_id=str(i),
-                media=() if images is None else images[i] or (),
+                media=() if images is None else as_list(images[i], f"to_trajectories: images[{i}]"),
                 logprobs=_logprobs(rollouts, i),
                 expanded=expanded,
                 sampling=sampling,
@@ -84,6 +93,7 @@ def to_trajectories(
         )
     if group_ids is None:
         group_ids = [_group(t) for t in made]
+    check_groups("to_trajectories", group_ids)
     names = numbered_in_groups(group_ids)
     return [
         dataclasses.replace(t, trajectory_id=name, group_id=group)
@@ -96,14 +106,25 @@ def _logprobs(rollouts: Mapping[str, Any], i: int) -> Any:
     given = rollouts.get("logprobs")
     if given is None or given[i] is None:
         return None
-    row, ids = list(given[i]), rollouts["completion_ids"][i]
-    if not any(isinstance(value, Sequence) for value in row):
-        return row
-    names = rollouts.get("logprob_token_ids")
+    ids, nested = rollouts["completion_ids"][i], list | tuple
+    if not isinstance(given[i], nested) or not any(isinstance(v, nested) for v in given[i]):
+        return given[i]
+    row = given[i]
+    names: Any = rollouts.get("logprob_token_ids")
     out = []
     for c, values in enumerate(row):
-        among = [ids[c]] if names is None and len(values) == 1 else (names or {i: {c: ()}})[i][c]
-        if len(among) != len(values) or ids[c] not in among:
+        among: Any = [ids[c]] if c < len(ids) else []
+        if names is not None or not isinstance(values, nested) or len(values) != 1:
+            try:
+                among = list(names[i][c])
+            except (LookupError, TypeError):
+                among = []
+        if not isinstance(values, nested):
+            raise ArgumentError(
+                f"to_trajectories: logprobs of completion {i} are {kind_of(values)} at token {c}, and lists at others. "
+                "Fix: one value per token, or a list of each"
+            )
+        if len(among) != len(values) or c >= len(ids) or ids[c] not in among:
             raise ArgumentError(
                 f"to_trajectories: logprobs of completion {i} have {len(values)} values at token {c}, none known as "
                 "the sampled one's. Fix: pass logprob_token_ids, or one value per token"

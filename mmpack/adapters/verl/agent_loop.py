@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmpack.adapters.checks import check_each
+from mmpack.adapters.checks import as_list, as_number, check_each, check_groups
 from mmpack.adapters.row_sample import prompt_group
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.names import numbered_in_groups
@@ -61,12 +61,13 @@ def to_trajectories(
             _fields(row, f"to_trajectories: outputs[{i}]")
             for row in (given if several else [given])
         ]
-        own = None if media is None else list(media[i] or ())
+        own = None if media is None else as_list(media[i], f"to_trajectories: media[{i}]")
         made.append(
             _episode(rows, processor, own, sampling, expanded, f"to_trajectories: outputs[{i}]")
         )
     if group_ids is None:
         group_ids = [_group(t) for t in made]
+    check_groups("to_trajectories", group_ids)
     names = numbered_in_groups(group_ids)
     return [
         dataclasses.replace(t, trajectory_id=name, group_id=group)
@@ -104,10 +105,11 @@ def _episode(
         )
         scores = (row.get("extra_fields") or {}).get("turn_scores")
         if isinstance(scores, Sequence) and len(scores) == len(part.turns):
-            for turn, value in zip(part.turns, scores, strict=True):
-                turn.rewards = [Score("turn_score", float(value))]
+            for k, (turn, value) in enumerate(zip(part.turns, scores, strict=True)):
+                number = as_number(value, f"{where}: turn_scores[{k}]")
+                turn.rewards = [Score("turn_score", number)]
         parts.append(part)
-    rewards = [Score("reward_score", float(v)) for v in _scores(rows)]
+    rewards = [Score("reward_score", as_number(v, f"{where}: reward_score")) for v in _scores(rows)]
     return dataclasses.replace(
         parts[0],
         turns=[turn for part in parts for turn in part.turns],
@@ -134,13 +136,17 @@ def _fields(row: Any, where: str) -> dict[str, Any]:
     missing = [name for name in _IDS if fields.get(name) is None]
     if missing:
         raise ArgumentError(f"{where} has no {missing[0]}. Fix: pass AgentLoopOutputs, not padded")
+    for name in ("multi_modal_data", "extra_fields"):
+        if not isinstance(fields.get(name), Mapping | None):
+            what = kind_of(fields[name])
+            raise ArgumentError(f"{where}: {name} is {what}, expected a dict. Fix: leave it out")
     return fields
 
 
 def _images(row: dict[str, Any], where: str) -> list[Any]:
     data = row.get("multi_modal_data") or {}
     for kind, fix in (("audios", "leave it out: audio is not read"), ("videos", "pass media=")):
-        if data.get(kind) is not None and len(data[kind]):
+        if data.get(kind) is not None and as_list(data[kind], f"{where}: {kind}"):
             raise ArgumentError(f"{where} has {kind}. Fix: {fix}")
     images = data.get("images", data.get("image"))
     if images is None:

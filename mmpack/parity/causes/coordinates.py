@@ -36,7 +36,8 @@ def coordinate_hits(pair: Pair) -> list[Hit]:
 
 def _numbers_hit(pair: Pair, name: str, one: str | None, two: str | None) -> Hit | None:
     entries = list(_entries(pair, name))
-    if not entries or all(_close(a, b, 1e-6) for _, a, b, _ in entries):
+    unlike = [e for e in entries if not _close(e[1], e[2], 1e-6)]  # equal ones may be as they were
+    if not unlike:
         return None
     # where media are resized to other sizes, a size that is another one's original says nothing
     resized = any(sizes[0].model != sizes[1].model for *_, sizes in entries)
@@ -45,10 +46,13 @@ def _numbers_hit(pair: Pair, name: str, one: str | None, two: str | None) -> Hit
         # what is recorded of a side holds for the left, or for the right, or for neither if both name one system
         if None not in (one, two) and source != one and target != two:
             continue
-        if _fits(entries, source, target):
-            at, a, b, _ = next(e for e in entries if not _close(e[1], e[2], 1e-6))
+        if _fits(entries, source, target) or _fits(unlike, source, target):
+            at, a, b, _ = unlike[0]
             called = f"; rollout calls them {one or 'nothing'}, train {two or 'nothing'}"
-            evidence = f"{name} of train are those of rollout, from {source} to {target}{called}"
+            some = "" if len(unlike) == len(entries) else f" ({len(unlike)} of {len(entries)})"
+            evidence = (
+                f"{name}{some} of train are those of rollout, from {source} to {target}{called}"
+            )
             left, right = (f"{name}[{at}] {tuple(x.tolist())}" for x in (a, b))
             span = None
             if name == "region_spans":
