@@ -77,7 +77,8 @@ def trajectory_groups(
         weights: name of a score -> its weight; a name that is not in it counts 0. None: 1 each. Rewards only, of every
             scope; costs and verifiers never enter.
 
-    Raises: ArgumentError.
+    Raises: ArgumentError, also for a reward that is no finite number, and for a weight whose name no score bears while
+    other scores are left out: it may be misspelt.
 
     Example: one advantage per trajectory, whatever number of samples it makes.
         >>> import mmpack as mp, torch
@@ -101,6 +102,7 @@ def trajectory_groups(
     index = trajectory_index(samples)
     names: list[str] = []
     groups: list[str] = []
+    there: dict[str, None] = {}
     rewards = np.zeros(int(index.max()) + 1 if len(index) else 0)
     for sample, j in zip(samples, index.tolist(), strict=True):
         if j == len(names):
@@ -108,7 +110,13 @@ def trajectory_groups(
             names.append(sample.sample_id if own is None else own)
             groups.append(sample.group_id)
         for score in sample.rewards or ():
-            rewards[j] += score.value * (1.0 if weights is None else weights.get(score.name, 0.0))
+            there[score.name] = None
+            weight = 1.0 if weights is None else weights.get(score.name, 0.0)
+            if weights is None or score.name in weights:
+                where = f"reward {score.name!r:.40} of {sample.sample_id!r:.60}"
+                check_number("trajectory_groups", where, score.value, fix="leave the score out")
+                rewards[j] += score.value * weight
+    _check_named(weights, there)
     return TrajectoryGroups(names, index, _numbered(groups), rewards)
 
 
@@ -141,7 +149,21 @@ def _check_weights(weights: Mapping[str, float] | None) -> None:
             f"trajectory_groups: weights is {kind_of(weights)}, expected names and weights. Fix: {{'task': 1.0}}"
         )
     for name, weight in weights.items():
-        check_number("trajectory_groups", f"weights[{name!r:.40}]", weight, least=float("-inf"))
+        check_number("trajectory_groups", f"weights[{name!r:.40}]", weight)
+
+
+def _check_named(weights: Mapping[str, float] | None, there: Mapping[str, None]) -> None:
+    """As `scatter_rewards`: a name that no score bears may be misspelt where scores are left out."""
+    if weights is None:
+        return
+    missing = [name for name in weights if name not in there]
+    left_out = ", ".join(repr(name) for name in there if name not in weights)
+    if left_out and (missing or not weights):
+        found = f"{missing[0]!r:.40}, which no score bears," if missing else "no score"
+        raise ArgumentError(
+            f"trajectory_groups: weights name {found} and leave out {left_out}. "
+            "Fix: name scores as they are, with the weight 0 for those to leave out"
+        )
 
 
 def _numbered(keys: Sequence[Hashable]) -> np.ndarray:

@@ -305,3 +305,9 @@ def test_metadata_of_each_sample_is_kept():
     (again,) = from_samples(samples)
     assert again.metadata == {"app": "mail"}
     assert [t.metadata for t in again.turns] == [{}, {"engine": "b"}]
+
+
+def test_a_branch_between_other_turns_keeps_its_place():
+    turns = [Turn([1], [2]), Turn([1, 2, 3], [4]), Turn([1, 2, 5], [6]), Turn([1, 2, 3, 4, 7], [8])]
+    (back,) = from_samples(to_samples(episode(turns)))
+    assert [t.response_ids.tolist() for t in back.turns] == [[2], [4], [6], [8]]

@@ -33,6 +33,7 @@ def score_columns(
         check_number(what, "missing", missing)
     if isinstance(scores, (str, bytes)) or not isinstance(scores, Sequence):
         raise ArgumentError(f"{what}: scores is {kind_of(scores)}. Fix: pass B lists of Score")
+    names = None if names is None else list(_checked_names(what, names))
     found: dict[str, dict[int, float]] = {} if names is None else {name: {} for name in names}
     for b, of_sample in enumerate(scores):
         for k, score in enumerate(of_sample if isinstance(of_sample, Sequence) else [of_sample]):
@@ -57,3 +58,12 @@ def score_columns(
         )
         for name, column in found.items()
     }
+
+
+def _checked_names(what: str, names: Iterable[str]) -> Iterable[str]:
+    fits = isinstance(names, Iterable) and not isinstance(names, (str, bytes))
+    given = list(names) if fits else [names]
+    odd = [n for n in given if not isinstance(n, str)] if fits else given
+    if odd:
+        raise ArgumentError(f"{what}: names are {kind_of(odd[0])}. Fix: pass a list of strings")
+    return given

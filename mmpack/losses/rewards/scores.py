@@ -5,9 +5,10 @@ Where a score lands is decided on the host. So is its amount, but for numbers [B
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -90,12 +91,16 @@ class _Given:
     def count(self) -> int:
         return len(self.value)
 
-    def takes(self, name: str) -> bool:
+    def takes(self, what: str, name: Any) -> bool:
+        if not isinstance(name, str):
+            raise ArgumentError(
+                f"{what}: the name of a score is {kind_of(name)}, expected a text. Fix: name it by a string"
+            )
         self.names.add(name)
         return self.weights is None or name in self.weights
 
     def add(self, what: str, batch: Any, sample: int, name: str, value: Any, scope: Any) -> None:
-        if not self.takes(name):
+        if not self.takes(what, name):
             return
         fix = "pass a finite number, or leave the score out"
         check_number(what, f"{name!r} of sample {batch.sample_ids[sample]!r}", value, fix=fix)
@@ -122,14 +127,18 @@ def _collect(
             _check_column(what, word, column, size)
             if isinstance(column, Tensor):
                 if batch.cu_loss.is_cuda:
-                    if size and given.takes(own):
+                    if size and given.takes(what, own):
                         numbers = column.detach().to(batch.cu_loss.device, non_blocking=True)
                         given.on_device.append((own, numbers))
                     continue
                 column = column.detach().cpu().double().numpy()
             for b, item in enumerate(column):
-                if isinstance(item, Real) or (isinstance(item, Tensor) and item.ndim == 0):
-                    given.add(what, batch, b, own, float(item), "sequence")
+                if isinstance(item, Tensor) and item.ndim == 0 and not item.is_complex():
+                    item = item.item()
+                if isinstance(item, Rational) and abs(item) <= sys.float_info.max:
+                    item = float(item)
+                if isinstance(item, Real):
+                    given.add(what, batch, b, own, item, "sequence")
                     continue
                 for score in _scores(what, b, item, of):
                     given.add(what, batch, b, score.name, score.value, score.scope)
@@ -137,7 +146,8 @@ def _collect(
 
 
 def _scores(what: str, sample: int, item: Any, of: type) -> list[Any]:
-    scores = list(item) if isinstance(item, Iterable) else [item]
+    listed = isinstance(item, Iterable) and not isinstance(item, Tensor)
+    scores = list(item) if listed else [item]
     if isinstance(item, str) or not all(isinstance(score, of) for score in scores):
         raise ArgumentError(
             f"{what}: rewards[{sample}] is {item!r}, expected a number or a list of {of.__name__}. "
@@ -221,7 +231,7 @@ def _scope(what: str, batch: Any, sample: int, scope: Any) -> tuple[int, int, in
         return SEQUENCE, 0, 0
     if isinstance(scope, dict) and len(scope) == 1:
         ((kind, value),) = scope.items()
-        if kind == "span" and np.shape(value) == (2,) and _are_integers(*value):
+        if kind == "span" and _is_pair(value):
             return SPAN, _near(value[0]), _near(value[1])
         if kind in KINDS and _are_integers(value):
             return KINDS[kind], _near(value), 0
@@ -229,6 +239,11 @@ def _scope(what: str, batch: Any, sample: int, scope: Any) -> tuple[int, int, in
         f"{what}: scope {scope!r} of sample {batch.sample_ids[sample]!r} is unknown. "
         f'Fix: "sequence", {{"turn": k}}, {{"region": k}} or {{"span": [start, stop]}}'
     )
+
+
+def _is_pair(value: Any) -> bool:
+    listed = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1)
+    return listed and len(value) == 2 and _are_integers(*value)
 
 
 def _near(number: Any) -> int:
@@ -339,6 +354,8 @@ def _check_column(what: str, word: str, column: Any, num_samples: int) -> None:
     shape = None
     if isinstance(column, Tensor):
         check_are_tensors(what, rewards=column)
+        if column.is_meta:
+            raise ArgumentError(f"{what}: {word} are on meta. Fix: pass a tensor that has values")
         if column.is_complex():
             raise ArgumentError(f"{what}: {word} are {column.dtype}. Fix: pass real numbers")
     if isinstance(column, (Tensor, np.ndarray)):
