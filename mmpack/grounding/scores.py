@@ -134,7 +134,8 @@ def _checked(sample: Sample, what: str) -> Sample:
         for fault in faults:
             if fault.code != "MM009":
                 raise ArgumentError(
-                    f"{what}: {fault.where} of sample {sample.sample_id!r:.40}: {fault.why}. Fix: see mp.validate"
+                    f"{what}: {place} of sample {sample.sample_id!r:.40} breaks a rule, {name} {fault.why}. "
+                    "Fix: see mp.validate"
                 )
     return replace(sample, **changed)
 

@@ -189,5 +189,5 @@ def test_a_box_in_numpy_is_a_box_and_other_types_are_refused():
     assert values(sample) == [1.0]
     for bad in ("x", 5, [10**400] * 4):
         sample.region_spans[0].bbox = bad
-        with pytest.raises(mp.ArgumentError, match=r"region_spans\[0\].bbox.* Fix: "):
+        with pytest.raises(mp.ArgumentError, match=r"region_spans\[0\] of .* bbox.* Fix: "):
             scores(sample)

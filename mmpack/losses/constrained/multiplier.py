@@ -134,7 +134,9 @@ class LagrangeMultiplier:
             self._step(state, float(means[name]) - self.limits[name], float(means[name]))
             for part in ("value", "integral"):
                 fix = "use smaller gains, or pass maximum="
-                check_number(f"{WHAT}.update", f"the {part} of {name!r}", getattr(state, part), fix=fix)
+                check_number(
+                    f"{WHAT}.update", f"the {part} of {name!r}", getattr(state, part), fix=fix
+                )
         self._states = moved
         self.steps += 1
         return self.values
