@@ -132,6 +132,7 @@ def _checked(sample: Sample, what: str) -> Sample:
         faults: list[TraceError] = []
         changed[field] = Sample.columns()[field].spec.checked(given, field, faults)
         for fault in faults:
+            place, _, name = fault.where.partition(".")
             if fault.code != "MM009":
                 raise ArgumentError(
                     f"{what}: {place} of sample {sample.sample_id!r:.40} breaks a rule, {name} {fault.why}. "

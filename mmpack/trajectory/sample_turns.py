@@ -24,8 +24,8 @@ def from_samples(samples: Sequence[Sample]) -> list[Trajectory]:
     """One trajectory per `trajectory_id`, in order of first appearance; samples without one are one each.
 
     A sample's turns are its runs of loss spans of one `turn`. They are in the order of these numbers where each has its
-    own, else by the sample's `turn`, then as they stand. Metadata that all samples of a trajectory have is the trajectory's, the rest is that of their last turns. A
-    score of a whole sample is the trajectory's if the trajectory has one sample, else that of its only turn.
+    own, else by the sample's `turn`, then as they stand. Metadata that all samples of a trajectory have is the
+    trajectory's, the rest is that of their last turns. A score of a whole sample is the trajectory's if the trajectory has one sample, else that of its only turn.
     Raises: ArgumentError for samples without loss spans, scores that belong to no single turn, positions that are not
     by the family's rule, and samples of one trajectory that differ in task, family or settings.
 
