@@ -61,8 +61,9 @@ def sizes_of(sample: Sample, media_index: int | None = None) -> Sizes:
 
     `model` follows from the grid: patches times the family's patch size. It is None for a picture in several tiles
     (InternVL), whose arrangement no grid records. `original` is the decoded file's size, upright where EXIF turned the
-    picture; else what the processor was handed; else the sample's `screen_size`. A sample with several media, or none,
-    and no `media_index` has only its screen.
+    picture; else what the processor was handed; else the sample's `screen_size`. It is None where nothing tells whether
+    the picture was turned: what was handed on is square, or not known. A sample with several media, or none, and no
+    `media_index` has only its screen.
     Raises: ArgumentError for a medium that isn't there; LayoutError for an unknown family.
     """
     if not isinstance(sample, Sample):
@@ -83,7 +84,7 @@ def sizes_of(sample: Sample, media_index: int | None = None) -> Sizes:
     model = (w * family.patch_size, h * family.patch_size)
     return Sizes(
         model=None if tiled else _size(model),
-        original=_upright_size(medium) or screen,
+        original=_upright_size(medium, screen),
     )
 
 
@@ -159,10 +160,13 @@ def rounding_error(
 
 
 def as_floats(values: Iterable[Any]) -> tuple[float, ...]:
-    """The nearest floats. Raises: ArgumentError for what no float can hold."""
+    """The nearest floats. Raises: ArgumentError for what no float can hold, and for text."""
     try:
-        return tuple(float(v) for v in values)
-    except (OverflowError, TypeError, ValueError):
+        given = list(values)
+        if any(isinstance(v, str | bytes) for v in [values, *given]):
+            raise TypeError
+        return tuple(float(v) for v in given)
+    except (OverflowError, RuntimeError, TypeError, ValueError):
         raise ArgumentError(
             "as_floats: a value is no number that a float holds. Fix: pass numbers"
         ) from None
@@ -212,14 +216,17 @@ def _fractions(values: Iterable[Any]) -> list[Fraction]:
     return out
 
 
-def _upright_size(medium: Medium) -> Size | None:
-    """The decoded file's size, turned if the picture was handed on turned."""
+def _upright_size(medium: Medium, screen: Size | None) -> Size | None:
+    """The decoded file's size, turned if the picture was handed on turned; None where nothing tells that."""
     decoded, handed = _size(medium.decoded_size), _size(medium.size)
-    if decoded is None or handed is None or medium.exif_orientation not in TURNED:
-        return decoded or handed
+    if decoded is None:
+        return handed or screen
     width, height = decoded
-    turned = width != height and (width > height) != (handed[0] > handed[1])
-    return (height, width) if turned else decoded
+    if medium.exif_orientation not in TURNED or width == height:
+        return decoded
+    if handed is None or handed[0] == handed[1]:
+        return None
+    return decoded if (width > height) == (handed[0] > handed[1]) else (height, width)
 
 
 def _size(size: Any) -> Size | None:

@@ -20,7 +20,10 @@ def match(values: Any, allowed: Any = None) -> list[tuple[int, int]]:
     array = _checked(values)
     if allowed is None:
         allowed = np.ones(array.shape, bool)
-    allowed = np.asarray(allowed)
+    try:
+        allowed = np.asarray(allowed)
+    except Exception:  # rows of several lengths; what else was given says so itself
+        allowed = np.asarray(None)
     if allowed.shape != array.shape or allowed.dtype != bool:
         raise ArgumentError(
             f"match: allowed has shape {list(allowed.shape)} and dtype {allowed.dtype}, "

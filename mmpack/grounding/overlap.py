@@ -36,7 +36,7 @@ def giou(boxes: Any, others: Any) -> np.ndarray:
     """
     a, b = _scaled(_boxes("giou", "boxes", boxes), _boxes("giou", "others", others))
     intersection, union = _areas(a, b)
-    around = np.maximum(a[:, None, 2:], b[None, :, 2:]) - np.minimum(a[:, None, :2], b[None, :, :2])
+    around = np.maximum(a[..., 2:], b[..., 2:]) - np.minimum(a[..., :2], b[..., :2])
     hull = around[..., 0] * around[..., 1]
     empty: np.ndarray = np.where(hull > 0, _divided(hull - union, hull), 1.0)
     return _divided(intersection, union) - empty
@@ -72,11 +72,11 @@ def centre_distance(places: Any, others: Any, diagonal: float) -> np.ndarray:
 
 def _areas(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Intersection and union [n, m]."""
-    size = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
+    size = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
     size = np.maximum(size, 0.0)
     intersection = size[..., 0] * size[..., 1]
-    areas = [(x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1]) for x in (a, b)]
-    return intersection, areas[0][:, None] + areas[1][None] - intersection
+    one, two = ((x[..., 2] - x[..., 0]) * (x[..., 3] - x[..., 1]) for x in (a, b))
+    return intersection, one + two - intersection
 
 
 def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -84,10 +84,10 @@ def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _scaled(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both over one power of two, so that no area overflows; ratios stay as they are."""
-    largest = max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0))
-    scale = np.exp2(np.floor(np.log2(largest))) if largest > 0 else 1.0
-    return a / scale, b / scale
+    """Each pair [n, m, 4] over a power of two of its own, so that no area overflows, whatever the other boxes are."""
+    largest = np.maximum(np.abs(a).max(axis=1)[:, None], np.abs(b).max(axis=1)[None])
+    _, exponent = np.frexp(largest)
+    return tuple(np.ldexp(x, -exponent[..., None]) for x in (a[:, None], b[None]))  # type: ignore[return-value]
 
 
 def _centres(what: str, name: str, value: Any) -> np.ndarray:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, check_name, kind_of
+from mmpack.errors import ArgumentError, TraceError, check_name, kind_of
 from mmpack.families import get_family
 from mmpack.grounding.coordinates import as_floats, convert, sizes_of
 from mmpack.grounding.match import match
@@ -67,8 +67,9 @@ def scores(
     its pair. A region with no partner, with a `problem`, or with a point where a box is asked for, gets the kind's
     worst value: 0, for `giou` -1. Regions without a loss token, and those without box, point or problem, get no score.
     A target with a `media_index` is matched only in that medium.
-    Raises: ArgumentError for broken targets, or for sizes that `centre_distance` needs and that are not known;
-    MissingExtraError without scipy, for several regions and several targets.
+    Raises: ArgumentError for broken targets, for fields of other types than a trace's, or for sizes that
+    `centre_distance` needs and that are not known; MissingExtraError without scipy, for several regions and several
+    targets.
     """
     pairs, regions, _ = _paired(sample, kind, labels, "scores")
     return [
@@ -103,7 +104,7 @@ def _paired(
     if not isinstance(sample, Sample):
         raise ArgumentError(f"{what}: sample is {kind_of(sample)}. Fix: pass a Sample")
     check_name(what, "kind", kind, KINDS)
-    rule = _KINDS[kind]
+    rule, sample = _KINDS[kind], _checked(sample, what)
     targets = _targets(sample, rule, what)
     regions, usable = _regions(sample, rule)
     if not usable or not targets:
@@ -116,6 +117,28 @@ def _paired(
     values = _values(sample, rule, usable, predicted, wanted, targets, allowed, what)
     pairs = match(values, allowed)
     return {usable[row]: float(values[row, column]) for row, column in pairs}, regions, len(targets)
+
+
+def _checked(sample: Sample, what: str) -> Sample:
+    """The sample with regions and targets as a trace holds them: numpy's boxes are tuples.
+
+    Raises: ArgumentError for what no trace holds. Numbers that are not finite stay: a policy may have written them.
+    """
+    changed: dict[str, Any] = {}
+    for field in ("region_spans", "bbox_targets", "point_targets"):
+        given = getattr(sample, field)
+        if given is None:
+            continue
+        faults: list[TraceError] = []
+        changed[field] = Sample.columns()[field].spec.checked(given, field, faults)
+        for fault in faults:
+            place, _, name = fault.where.partition(".")
+            if fault.code != "MM009":
+                raise ArgumentError(
+                    f"{what}: {place} of sample {sample.sample_id!r:.40} breaks a rule, {name} {fault.why}. "
+                    "Fix: see mp.validate"
+                )
+    return replace(sample, **changed)
 
 
 def _values(
@@ -175,7 +198,7 @@ def _regions(sample: Sample, rule: _Kind) -> tuple[list[int], list[int]]:
         if written[start] >= written[max(start, stop)]:
             continue
         values = _values_of(region, rule)
-        if values is not None or "problem" in region.metadata or region.bbox or region.point:
+        if "problem" in region.metadata or region.bbox is not None or region.point is not None:
             scored.append(k)
         if (
             values is not None

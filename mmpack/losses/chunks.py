@@ -68,7 +68,8 @@ def action_chunks(batch: TurnBatch, tokens: int | None = None) -> Chunks:
 
     Args: batch: a PackedBatch or PaddedBatch. Its turns are read on the host: call it before `batch.to` a GPU, then
     `chunks.to`.
-    Raises ArgumentError for loss tokens without a turn, and for a turn that is no multiple of `tokens`.
+    Raises ArgumentError for loss tokens without a turn, for a turn in several parts, and for one that is no multiple of
+    `tokens`.
 
     Example: a turn of two actions of two tokens.
         >>> import numpy as np
@@ -96,17 +97,25 @@ def action_chunks(batch: TurnBatch, tokens: int | None = None) -> Chunks:
     changes = (np.diff(turn) != 0) | (np.diff(sample) != 0)
     starts = np.concatenate([[0], np.flatnonzero(changes) + 1]) if len(turn) else np.zeros(0, int)
     lengths = np.diff(starts, append=len(turn))
+    _, first = np.unique(np.stack([sample[starts], turn[starts]]), axis=1, return_index=True)
+    if len(first) < len(starts):
+        at = starts[np.setdiff1d(np.arange(len(starts)), first)[0]]
+        raise ArgumentError(
+            f"{WHAT}: turn {turn[at]} of sample {batch.sample_ids[sample[at]]!r} is in several parts, another turn "
+            "lies between. Fix: number the turns of its loss spans as they follow each other"
+        )
     if tokens is not None:
-        odd = np.flatnonzero(lengths % tokens)
+        size = min(int(tokens), len(turn) + 1)  # no turn is longer
+        odd = np.flatnonzero(lengths % size)
         if len(odd):
             at = starts[odd[0]]
             raise ArgumentError(
                 f"{WHAT}: turn {turn[at]} of sample {batch.sample_ids[sample[at]]!r} has {lengths[odd[0]]} loss "
                 f"tokens, no multiple of {tokens}. Fix: drop the sample, or cut its action where it ends"
             )
-        pieces = lengths // tokens
+        pieces = lengths // size
         within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        starts = np.repeat(starts, pieces) + within * tokens
+        starts = np.repeat(starts, pieces) + within * size
     offsets = np.searchsorted(starts, cu)
     device = batch.cu_loss.device
     return Chunks(

@@ -80,7 +80,7 @@ def trajectory_groups(
             bears is an error where rewards are left out: it may be misspelt. Rewards only, of every scope; costs and
             verifiers never enter.
 
-    Raises: ArgumentError.
+    Raises: ArgumentError, also for a reward that is no finite number.
 
     Example: one advantage per trajectory, whatever number of samples it makes.
         >>> import mmpack as mp, torch
@@ -112,7 +112,8 @@ def trajectory_groups(
             names.append(sample.sample_id if own is None else own)
             groups.append(sample.group_id)
         for score in sample.rewards or ():
-            rewards[j] += score.value * (1.0 if weights is None else weights.get(score.name, 0.0))
+            weight = 1.0 if weights is None else weights.get(score.name, 0.0)
+            rewards[j] += score.value * weight
     return TrajectoryGroups(names, index, _numbered(groups), rewards)
 
 
@@ -143,7 +144,7 @@ def _check_weights(weights: Mapping[str, float] | None) -> None:
             f"trajectory_groups: weights is {kind_of(weights)}, expected names and weights. Fix: {{'task': 1.0}}"
         )
     for name, weight in weights.items():
-        check_number("trajectory_groups", f"weights[{name!r:.40}]", weight, least=float("-inf"))
+        check_number("trajectory_groups", f"weights[{name!r:.40}]", weight)
 
 
 def _check_rewards(samples: Sequence[Sample], weights: Mapping[str, float] | None) -> None:

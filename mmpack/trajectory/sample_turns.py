@@ -24,9 +24,11 @@ _SAME = ("group_id", "family", "processor", "sampling", "coordinate_system", "sc
 def from_samples(samples: Sequence[Sample]) -> list[Trajectory]:
     """One trajectory per `trajectory_id`, in order of first appearance; samples without one are one each.
 
-    A sample's turns are its runs of loss spans of one `turn`. Turns are ordered by the sample's `turn`, then as they
-    stand. Metadata that all samples of a trajectory have is the trajectory's, the rest is that of their last turns. A
-    score of a whole sample is the trajectory's if the trajectory has one sample, else that of its only turn.
+    A sample's turns are its runs of loss spans of one `turn`. They are in the order of these numbers where each has its
+    own, else by the sample's `turn`, then as they stand. Metadata that all samples of a trajectory have is the
+    trajectory's, the rest is that of their last turns. A score of a whole sample is the trajectory's if the trajectory
+    has one sample, else that of its only turn.
+
     Raises: ArgumentError for samples without loss spans, scores that belong to no single turn, positions that are not
     by the family's rule, and samples of one trajectory that differ in task, family or settings.
 
@@ -65,6 +67,7 @@ def _trajectory(name: str, members: list[Sample]) -> Trajectory:
         if all(k in other and same(v, other[k]) for other in noted)
     }
     turns: list[Turn] = []
+    numbers: list[int | None] = []
     episode: dict[str, list[Any]] = {field: [] for field in SCORES}
     for sample, own in zip(members, noted, strict=True):
         made = _turns(sample)
@@ -72,6 +75,10 @@ def _trajectory(name: str, members: list[Sample]) -> Trajectory:
         for field in SCORES:
             episode[field] += _share_out(sample, made, field, alone=len(members) == 1)
         turns += made
+        numbers += [run[0].turn for run in _runs(sample.loss_spans)]
+    known = [n for n in numbers if n is not None]
+    if len(set(known)) == len(turns):  # a branch lies between others
+        turns = [turns[k] for k in np.argsort(known)]
     common: dict[str, Any] = {field: getattr(first, field) for field in _SAME}
     scores: dict[str, Any] = {field: given or None for field, given in episode.items()}
     return Trajectory(name, turns=turns, metadata=metadata, **scores, **common)

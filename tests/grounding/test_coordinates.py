@@ -138,6 +138,8 @@ def test_sizes_follow_from_the_medium():
         (6, (640, 480), (640, 480)),  # handed on as it lies
         (3, (640, 480), (640, 480)),
         (6, (240, 320), (480, 640)),  # and made smaller
+        (6, (448, 448), None),  # nothing tells whether it was turned
+        (6, None, None),
     ],
 )
 def test_a_turned_picture_is_measured_upright(orientation, size, original):

@@ -159,3 +159,7 @@ NAN, GOOD = float("nan"), [[0, 0, 1, 1]]
 def test_wrong_arguments(call):
     with pytest.raises(mp.ArgumentError, match=r": .* Fix: "):
         call()
+
+
+def test_a_pair_does_not_depend_on_the_other_boxes():
+    assert iou([[0, 0, 1, 1], [0, 0, 1e200, 1e200]], GOOD).ravel().tolist() == [1.0, 0.0]

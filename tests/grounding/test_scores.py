@@ -181,3 +181,13 @@ def test_wrong_arguments(call):
     with pytest.raises(mp.ArgumentError, match=r"sample is .* Fix: "):
         call([a_sample([], [])])
     assert np.isfinite(set_score(a_sample([], [])).value)
+
+
+def test_a_box_in_numpy_is_a_box_and_other_types_are_refused():
+    sample = a_sample([(0.0, 0.0, 10.0, 10.0)], [(0.0, 0.0, 10.0, 10.0)])
+    sample.region_spans[0].bbox = np.array([0.0, 0.0, 10.0, 10.0])
+    assert values(sample) == [1.0]
+    for bad in ("x", 5, [10**400] * 4):
+        sample.region_spans[0].bbox = bad
+        with pytest.raises(mp.ArgumentError, match=r"region_spans\[0\] of .* bbox.* Fix: "):
+            scores(sample)

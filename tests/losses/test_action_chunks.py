@@ -165,3 +165,9 @@ def test_wrong_arguments_are_one_line(episodes):
         action_chunks(batch).spread(torch.ones(3))
     with pytest.raises(ArgumentError, match="cu_loss"):
         action_chunks(batch).sum(torch.ones(3))
+
+
+def test_a_turn_in_several_parts_is_no_chunk():
+    parts = [("text", [1]), ("response", [2], 0), ("response", [3], 1), ("response", [4], 0)]
+    with pytest.raises(ArgumentError, match="in several parts"):
+        action_chunks(mp.pack([make_sample(parts)]))

@@ -398,3 +398,19 @@ def test_scores_on_a_gpu_never_wait():
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(got.cpu(), host, rtol=0, atol=1e-7)
     assert torch.equal(only_host.cpu(), scatter_rewards(batch, batch.rewards, batch.verifiers))
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [10**400, 0, 0],
+        [torch.tensor(1j), 0, 0],
+        torch.zeros(3, device="meta"),
+        [[score(1.0, {"span": [[1], [2, 3]]})], [], []],
+        [[score(1.0, name=["r"])], [], []],
+    ],
+)
+def test_odd_values_are_one_line(rewards):
+    with pytest.raises(ArgumentError, match="Fix: ") as error:
+        scatter_rewards(HandBatch(), rewards)
+    assert "\n" not in str(error.value)

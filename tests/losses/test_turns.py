@@ -155,5 +155,7 @@ def test_what_is_left_of_a_long_sample_keeps_its_turn():
 def test_turns_counted_from_0_in_each_sample_are_not_taken_for_others():
     """A tool's answer within a turn: two runs of tokens, which a processor calls 0 and 1."""
     runs = [mp.LossSpan(2, 4, turn=0), mp.LossSpan(6, 9, turn=1)]
-    with pytest.raises(mp.ArgumentError, match=r"are of turn 0, before turn 2 of the sample\. Fix: "):
+    with pytest.raises(
+        mp.ArgumentError, match=r"are of turn 0, before turn 2 of the sample\. Fix: "
+    ):
         mp.turns_of([sample("a", runs, 0), sample("b", runs, 2)])

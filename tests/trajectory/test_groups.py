@@ -121,3 +121,13 @@ def test_what_is_wrong_is_refused():
     bare.turn = bare.loss_spans[0].turn = None
     with pytest.raises(ArgumentError, match="has no turn"):
         group_index([bare], by="step")
+
+
+def test_no_reward_is_lost_or_nan_in_silence():
+    samples = made([1])
+    samples[0].rewards = [Score("task", float("nan"))]
+    with pytest.raises(ArgumentError, match=r"reward 'task' .* is nan.* Fix: "):
+        trajectory_groups(samples)
+    samples[0].rewards = [Score("task", 1.0)]
+    with pytest.raises(ArgumentError, match=r"weights name 'tsak'.* Fix: "):
+        trajectory_groups(samples, {"tsak": 1.0})

@@ -337,3 +337,9 @@ def test_scores_are_of_their_type_from_the_first(field, wrong, says):
         Turn([1], [2], **{field: [wrong]})
     with pytest.raises(ArgumentError, match=rf"Trajectory: {field}\[0\] is .*expected {says}\."):
         episode([], **{field: [wrong]})
+
+
+def test_a_branch_between_other_turns_keeps_its_place():
+    turns = [Turn([1], [2]), Turn([1, 2, 3], [4]), Turn([1, 2, 5], [6]), Turn([1, 2, 3, 4, 7], [8])]
+    (back,) = from_samples(to_samples(episode(turns)))
+    assert [t.response_ids.tolist() for t in back.turns] == [[2], [4], [6], [8]]

@@ -6,7 +6,7 @@ Numbers of the host, float64: one per constraint, the same on all ranks, saved a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmpack.errors import ArgumentError, check_number, check_whole, kind_of
@@ -122,15 +122,22 @@ class LagrangeMultiplier:
             group: the ranks that share the batch. Sums and counts are gathered in the order of ranks, so each sample
                 counts once and all ranks move to the same bits. Every rank must call it, also one without samples.
 
-        Raises ArgumentError for other types, costs per token, a limit without a cost, and means that are not finite;
-        with a group on all ranks, and the state stays as it was.
+        Raises ArgumentError for other types, costs per token, a limit without a cost, and means or a λ that are not
+        finite; with a group on all ranks, and the state stays as it was.
         """
         means = self._gathered(costs, group) if group is not None else self._means(costs)
         _check_names("costs", means, set(self.limits), more=True)
         for name in self.limits:
             check_number(f"{WHAT}.update", f"the cost {name!r}", means[name])
-        for name, state in self._states.items():
+        moved = {name: replace(state) for name, state in self._states.items()}
+        for name, state in moved.items():
             self._step(state, float(means[name]) - self.limits[name], float(means[name]))
+            for part in ("value", "integral"):
+                fix = "use smaller gains, or pass maximum="
+                check_number(
+                    f"{WHAT}.update", f"the {part} of {name!r}", getattr(state, part), fix=fix
+                )
+        self._states = moved
         self.steps += 1
         return self.values
 

@@ -85,6 +85,7 @@ class Named:
 
     def map(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
         """`change` of each tensor, under the same name, type and unit: the result is still a cost if it was one."""
+        _check_callable(f"{type(self).__name__}.map", change)
         values = {name: change(value) for name, value in self._values.items()}
         return type(self)(values, self._units, self._per)
 
@@ -168,6 +169,7 @@ class _Scores(Named):
         scores = [getattr(sample, cls._field) or [] for sample in given]
         if names is None:
             names = list(dict.fromkeys(score.name for of_one in scores for score in of_one))
+        check_names(f"{cls.__name__}.of", names)
         if missing is not None:
             check_number(f"{cls.__name__}.of", "missing", missing)
         values: dict[str, Tensor] = {}
@@ -175,6 +177,9 @@ class _Scores(Named):
             numbers = []
             for sample, of_one in zip(given, scores, strict=True):
                 mine = [score.value for score in of_one if score.name == name]
+                for value in mine:
+                    where = f"{name!r} of sample {sample.sample_id!r}"
+                    check_number(f"{cls.__name__}.of", where, value, fix="leave it out")
                 if not mine and missing is None:
                     raise ArgumentError(
                         f"{cls.__name__}.of: sample {sample.sample_id!r} has none of {name!r} among its {cls._field}. "
@@ -191,8 +196,9 @@ class _Scores(Named):
         """
         _check_weights(f"{type(self).__name__}.scaled", by, self.names, least=None)
         values = {n: v * by[n] if n in by else v for n, v in self._values.items()}
-        given = dict.fromkeys(by, units) if isinstance(units, str) else dict(units)
-        return type(self)(values, self._units | given, self._per)
+        given = dict.fromkeys(by, units) if isinstance(units, str) else units
+        given = _checked_units(f"{type(self).__name__}.scaled", given, self._values, self._units)
+        return type(self)(values, given, self._per)
 
     def total(
         self: Self, weights: Mapping[str, float] | None = None, name: str = "total", unit: str = ""
@@ -201,8 +207,10 @@ class _Scores(Named):
 
         Sums are float64, in the order of the names.
         """
+        what = f"{type(self).__name__}.total"
+        check_names(what, [name])
         if weights is not None:
-            _check_weights(f"{type(self).__name__}.total", weights, self.names, least=0)
+            _check_weights(what, weights, self.names, least=0)
         first = next(iter(self._values.values()))
         summed = torch.zeros_like(first, dtype=torch.float64)
         for key, value in self._values.items():
@@ -319,6 +327,7 @@ def _grouped(
 
 def _estimated(scores: _Scores, estimate: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
     what = f"{type(scores).__name__}.advantages_by"
+    _check_callable(what, estimate)
     out = {}
     for name, value in scores._values.items():
         made = estimate(name, value)
@@ -362,7 +371,10 @@ def _check_values(what: str, values: Mapping[str, Tensor]) -> None:
 
 
 def _checked_units(
-    what: str, units: Mapping[str, str] | str, values: Mapping[str, Tensor]
+    what: str,
+    units: Mapping[str, str] | str,
+    values: Mapping[str, Tensor],
+    before: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     if isinstance(units, str):
         return dict.fromkeys(values, units)
@@ -371,7 +383,21 @@ def _checked_units(
         raise ArgumentError(
             f"{what}: units are {units!r:.80}. Fix: pass one string, or strings by the names {', '.join(values)}"
         )
-    return {name: units.get(name, "") for name in values}
+    before = {} if before is None else before
+    return {name: units.get(name, before.get(name, "")) for name in values}
+
+
+def check_names(what: str, names: Any) -> None:
+    """Raise ArgumentError unless `names` are strings in a list or tuple."""
+    listed = isinstance(names, (list, tuple))
+    odd = [n for n in names if not isinstance(n, str)] if listed else [names]
+    if odd:
+        raise ArgumentError(f"{what}: names are {kind_of(odd[0])}. Fix: pass a list of strings")
+
+
+def _check_callable(what: str, given: Any) -> None:
+    if not callable(given):
+        raise ArgumentError(f"{what}: the argument is {kind_of(given)}. Fix: pass a function")
 
 
 def _check_weights(

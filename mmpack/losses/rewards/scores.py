@@ -5,6 +5,7 @@ Where a score lands is decided on the host. So is its amount, but for numbers [B
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -105,6 +106,16 @@ class _Given:
         self.scope += ["sequence"] * len(numbers)
         self.value += numbers
 
+    def check_names(self, what: str) -> None:
+        names = [*self.name, *(name for name, _ in self.on_device)]
+        if set(map(type, names)) <= {str}:
+            return
+        odd = [name for name in names if not isinstance(name, str)]
+        if odd:
+            raise ArgumentError(
+                f"{what}: the name of a score is {kind_of(odd[0])}, expected a text. Fix: name it by a string"
+            )
+
     def leave_out(self, weights: Mapping[str, float] | None) -> None:
         """Keep names of all; of the scores those that `weights` name."""
         self.names = {*self.name, *(name for name, _ in self.on_device)}
@@ -153,17 +164,22 @@ def _collect(
             for b, item in enumerate(column):
                 if type(item) is list and all(type(score) is of for score in item):
                     given.add(b, item)
-                elif isinstance(item, Real) or (isinstance(item, Tensor) and item.ndim == 0):
-                    given.add_numbers(own, [float(item)], first=b)
+                    continue
+                if isinstance(item, Tensor) and item.ndim == 0 and not item.is_complex():
+                    item = item.item()
+                if isinstance(item, Real):
+                    given.add_numbers(own, [_float(item)], first=b)
                 else:
                     given.add(b, _scores(what, b, item, of))
+    given.check_names(what)
     given.leave_out(weights)
     given.check_values(what, batch)
     return given
 
 
 def _scores(what: str, sample: int, item: Any, of: type) -> list[Any]:
-    scores = list(item) if isinstance(item, Iterable) else [item]
+    listed = isinstance(item, Iterable) and not isinstance(item, Tensor)
+    scores = list(item) if listed else [item]
     if isinstance(item, str) or not all(isinstance(score, of) for score in scores):
         raise ArgumentError(
             f"{what}: rewards[{sample}] is {item!r}, expected a number or a list of {of.__name__}. "
@@ -250,12 +266,22 @@ def _scope(what: str, batch: Any, sample: int, scope: Any) -> tuple[int, int, in
         ((kind, value),) = scope.items()
         if kind in KINDS and (type(value) is int or _are_integers(value)):
             return KINDS[kind], _near(value), 0
-        if kind == "span" and np.shape(value) == (2,) and _are_integers(*value):
+        if kind == "span" and _is_pair(value):
             return SPAN, _near(value[0]), _near(value[1])
     raise ArgumentError(
         f"{what}: scope {scope!r} of sample {batch.sample_ids[sample]!r} is unknown. "
         f'Fix: "sequence", {{"turn": k}}, {{"region": k}} or {{"span": [start, stop]}}'
     )
+
+
+def _float(number: Any) -> Any:
+    """As a float where one holds it; `check_number` names the others."""
+    return float(number) if abs(number) <= sys.float_info.max else number
+
+
+def _is_pair(value: Any) -> bool:
+    listed = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1)
+    return listed and len(value) == 2 and _are_integers(*value)
 
 
 def _near(number: Any) -> int:
@@ -366,6 +392,8 @@ def _check_column(what: str, word: str, column: Any, num_samples: int) -> None:
     shape = None
     if isinstance(column, Tensor):
         check_are_tensors(what, rewards=column)
+        if column.is_meta:
+            raise ArgumentError(f"{what}: {word} are on meta. Fix: pass a tensor that has values")
         if column.is_complex():
             raise ArgumentError(f"{what}: {word} are {column.dtype}. Fix: pass real numbers")
     if isinstance(column, (Tensor, np.ndarray)):

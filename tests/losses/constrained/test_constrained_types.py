@@ -337,3 +337,11 @@ def test_a_cost_without_a_token_is_an_error_of_scatter_costs():
         mp.scatter_costs(mp.pack([empty]), [[], []])
     with pytest.raises(ArgumentError, match="batch is of type list"):
         mp.scatter_costs([empty])
+
+
+@pytest.mark.parametrize("value", [None, "1", 10**400])
+def test_a_cost_that_is_no_number_is_refused(value):
+    sample = full_sample("one")
+    sample.costs = [mp.Cost("harm", value)]
+    with pytest.raises(ArgumentError, match=r"'harm' of sample 'one'.* Fix: "):
+        Costs.of([sample])

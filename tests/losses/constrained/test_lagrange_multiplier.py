@@ -222,3 +222,10 @@ def run(rank, folder):
     with open(f"{folder}/{rank}.json", "w", encoding="utf-8") as file:
         json.dump(out, file)
     distributed.destroy_process_group()
+
+
+def test_a_multiplier_that_no_float_holds_changes_nothing():
+    multiplier = LagrangeMultiplier({"a": 0.0}, DualAscent(1e10))
+    with pytest.raises(ArgumentError, match=r"value of 'a' is inf.* Fix: "):
+        multiplier.update({"a": 1e308})
+    assert multiplier.values == {"a": 0.0} and multiplier.steps == 0
