@@ -151,12 +151,14 @@ def _check_rewards(samples: Sequence[Sample], weights: Mapping[str, float] | Non
     there: set[str] = set()
     for sample in samples:
         for i, score in enumerate(sample.rewards or ()):
-            where = f"trajectory_groups: rewards[{i}] of {sample.sample_id!r:.60}"
+            whose = f"of {sample.sample_id!r:.60}"
             if not isinstance(score, Score):
                 raise ArgumentError(
-                    f"{where} is {kind_of(score)}, expected Score. Fix: keep costs in Sample.costs"
+                    f"trajectory_groups: rewards[{i}] {whose} is {kind_of(score)}, expected Score. "
+                    "Fix: keep costs in Sample.costs"
                 )
-            check_number(where, "value", score.value, least=float("-inf"))
+            where = f"reward {score.name!r:.40} {whose}"
+            check_number("trajectory_groups", where, score.value, fix="leave the score out")
             there.add(score.name)
     if weights is None:
         return
