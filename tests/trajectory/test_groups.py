@@ -109,7 +109,7 @@ def test_what_is_wrong_is_refused():
         trajectory_groups(made([1]), {})
     for wrong, says in (
         (Cost("c", 1.0), "expected Score"),
-        (Score("s", float("nan")), "value is nan"),
+        (Score("s", float("nan")), "is nan, expected a finite number"),
     ):
         (broken,) = made([1])
         broken.rewards = [wrong]
