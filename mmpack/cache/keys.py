@@ -74,10 +74,10 @@ def prefix_keys(
     family = get_family(sample.family)
     rule = position_rule or (sample.processor or {}).get("position_rule") or family.position_rules[0]
     positions = np.asarray(positions_of(sample) if positions is None else positions)
-    if positions.ndim != 2 or positions.shape[1] != len(sample):
+    if positions.ndim != 2 or positions.shape[1] != len(sample) or positions.dtype.kind not in "iu":
         raise ArgumentError(
-            f"prefix_keys: positions have shape {list(positions.shape)}, the sample has {len(sample)} tokens. "
-            "Fix: pass positions [rows, L]"
+            f"prefix_keys: positions have shape {list(positions.shape)} and dtype {positions.dtype}, the sample has "
+            f"{len(sample)} tokens. Fix: pass whole numbers [rows, L]"
         )
     about = {
         "adapter": adapter,
