@@ -45,7 +45,7 @@ def found_and_predicted(engine, together, n=2, **more):
         {},
         {"media_cache_gb": 0},
         {"chunked_prefill": 256},
-        {"block_size": 16},
+        {"block_size": 64},
         {"prefix_caching": False},
         {"prefix_caching": False, "media_cache_gb": 0},
     ],

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mmpack.adapters.transformers.attention import is_attached
+from mmpack.adapters.transformers.attention import attach, is_attached
 from mmpack.adapters.transformers.heads import head_of, reader
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
-from mmpack.adapters.transformers.modules import attention_configs
 from mmpack.adapters.transformers.tower import (
     encode_media,
     media_names,
@@ -58,16 +57,15 @@ class PrefixLogprobs:
 def version_of(model: Any) -> str:
     """A name of what a model computes now: values of all weights and buffers, adapters' state, autocast, attention.
 
-    Two calls give one name exactly if nothing of it changed between them. Names are of this process. Reads all
-    weights, and waits for the device. Raises: ModelError for a model that is random (dropout), or sharded.
+    Nothing of it changed between two calls that give one name. Names are of this process. Reads all weights, and waits
+    for the device. Raises: ModelError for a model that is random (dropout), or sharded.
     """
     whole = unwrap(model, "version_of")
     if is_sharded(whole):
         raise ModelError(
             "version_of: the model is sharded, and this rank has a part. Fix: name the version yourself, weights=…"
         )
-    names = tuple(c._attn_implementation for c in attention_configs(whole))
-    tower = Tower((whole,), names)
+    tower = Tower((whole,), (whole.get_decoder().config._attn_implementation,))
     _refuse_random(tower, "version_of")
     known = (tower.digest(), tower.how())  # holds the hooks, so that no other one gets their place
     with _lock:
@@ -105,7 +103,7 @@ def prefix_logprobs(
     always computed. KV of the sample's whole blocks is in the store afterwards, as far as the budget goes.
 
     Args:
-        model: as transformers made it, detached.
+        model: as transformers made it, its text model detached.
         index, kv: of one another: `RowStore(index.num_rows)`. Media come from `index.features`, if it has a store.
         weights: the version's name; default `version_of(model)`, which reads all weights.
         adapter: a name beside it.
@@ -126,7 +124,8 @@ def prefix_logprobs(
         refuse_options(whole, index.features, max_patches, "prefix_logprobs")
     first = sample.loss_spans[0].start if sample.loss_spans else len(sample)
     device = whole.get_input_embeddings().weight.device
-    with torch.no_grad():
+    # the tower as packed passes run it, so that they and this share features
+    with torch.no_grad(), attach(model, text=False):
         with index.hold(keys, limit=first - 1) as hit:
             cache = _filled(kv, hit.rows)
             hidden, patches = _suffix(whole, batch, cache, hit.tokens, index, max_patches)
