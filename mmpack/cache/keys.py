@@ -72,7 +72,9 @@ def prefix_keys(
     """
     _check(sample, block_size, weights, adapter)
     family = get_family(sample.family)
-    rule = position_rule or (sample.processor or {}).get("position_rule") or family.position_rules[0]
+    rule = (
+        position_rule or (sample.processor or {}).get("position_rule") or family.position_rules[0]
+    )
     positions = np.asarray(positions_of(sample) if positions is None else positions)
     if positions.ndim != 2 or positions.shape[1] != len(sample) or positions.dtype.kind not in "iu":
         raise ArgumentError(

@@ -61,7 +61,8 @@ class RowStore:
         check_are_tensors("RowStore.write", **{f"tensors_{i}": t for i, t in enumerate(tensors)})
         if self.tensors and len(tensors) != len(self.tensors):
             raise ArgumentError(
-                f"RowStore.write: {len(tensors)} tensors, the store has {len(self.tensors)}. Fix: those of the same model"
+                f"RowStore.write: {len(tensors)} tensors, the store has {len(self.tensors)}. "
+                "Fix: those of the same model"
             )
         if not all(t.ndim for t in tensors):
             raise ArgumentError("RowStore.write: a tensor is a single number. Fix: pass [K, …]")

@@ -1,4 +1,4 @@
-"""prefix_logprobs: one sequence with and without its cached prefix, beside packed_logprobs and transformers' forward."""
+"""prefix_logprobs: a sequence with and without its cached prefix, beside packed_logprobs and transformers' forward."""
 
 import dataclasses
 
@@ -107,8 +107,15 @@ def test_beside_transformers_own_forward(model):
 
 
 def test_the_cut_goes_through_a_picture(qwen):
-    parts = [("text", [1, 2]), ("image", (1, 8, 8), "big"), ("text", [3, 4]), ("response", [5, 6, 7])]
-    a, b = with_pixels([make_sample(parts, "a"), make_sample([*parts[:-1], ("response", [9])], "b")])
+    parts = [
+        ("text", [1, 2]),
+        ("image", (1, 8, 8), "big"),
+        ("text", [3, 4]),
+        ("response", [5, 6, 7]),
+    ]
+    a, b = with_pixels(
+        [make_sample(parts, "a"), make_sample([*parts[:-1], ("response", [9])], "b")]
+    )
     start = a.modality_spans[0].start
     for limit in range(start, a.modality_spans[0].stop + 1):
         index, kv = caches(qwen, block_size=1)
@@ -141,7 +148,12 @@ def test_equal_ids_with_another_picture(model):
     def asked(name):
         family = model.config.model_type
         grid = (1, 4, 4)
-        parts = [("text", range(9)), ("image", grid, name), ("text", range(8)), ("response", [5, 6])]
+        parts = [
+            ("text", range(9)),
+            ("image", grid, name),
+            ("text", range(8)),
+            ("response", [5, 6]),
+        ]
         return with_pixels([make_sample(parts, name, family=family)])[0]
 
     index, kv = caches(model)
@@ -256,7 +268,10 @@ def test_media_are_those_of_the_steps_feature_store(model):
 def caches_of(index):
     """An empty index beside the same feature store."""
     other = PrefixIndex(
-        index.max_bytes, bytes_per_token=index.bytes_per_token, block_size=4, features=index.features
+        index.max_bytes,
+        bytes_per_token=index.bytes_per_token,
+        block_size=4,
+        features=index.features,
     )
     return other, RowStore(other.num_rows)
 

@@ -10,7 +10,10 @@ from mmpack.cache import PrefixIndex, predict_cached_tokens
 
 pytestmark = pytest.mark.engine
 
-LONG = "What is the size of the angle x in this figure? Explain each step in a sentence of its own. " * 3
+LONG = (
+    "What is the size of the angle x in this figure? Explain each step in a sentence of its own. "
+    * 3
+)
 BIG = {"width": 224, "height": 196}
 PROMPTS = [
     messages(image(1, **BIG), text=LONG),
@@ -61,7 +64,9 @@ def test_each_request_hits_what_is_predicted(settings):
         assert len(set(found)) > 2 or not caching
         # the same ids and another picture: only what comes before it
         a, b = samples[0], samples[4]
-        assert np.array_equal(a.input_ids[: a.loss_spans[0].start], b.input_ids[: b.loss_spans[0].start])
+        assert np.array_equal(
+            a.input_ids[: a.loss_spans[0].start], b.input_ids[: b.loss_spans[0].start]
+        )
         assert found[4] <= a.modality_spans[0].start < found[1] or not caching
 
 
@@ -90,7 +95,10 @@ def test_turns_that_go_on_hit_what_was_generated():
 def went_on(sample, output):
     ids = np.array([*output.prompt_token_ids, *output.outputs[0].token_ids])
     start = len(output.prompt_token_ids)
-    more = {"input_ids": ids.tolist(), "loss_spans": [{"start": start, "stop": len(ids), "kind": "response"}]}
+    more = {
+        "input_ids": ids.tolist(),
+        "loss_spans": [{"start": start, "stop": len(ids), "kind": "response"}],
+    }
     gone = ("rollout_logprobs", "position_ids", "policy_versions", "attention_mask")
     kept = {k: v for k, v in sample.to_dict().items() if k not in gone}
     out = mp.Sample.from_dict(kept | more)
@@ -122,5 +130,3 @@ def test_an_index_of_the_same_blocks_finds_what_the_engine_did():
         with index.reserve(keys, limit=len(s) - 1):
             pass
     assert hits == found
-
-

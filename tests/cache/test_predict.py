@@ -1,4 +1,4 @@
-"""predict_cached_tokens: vLLM's rules on samples that are easy to count. Beside a real engine: test_vllm_prefix_cache.py."""
+"""predict_cached_tokens on samples that are easy to count. Beside a real engine: test_vllm_prefix_cache.py."""
 
 import pytest
 from support.samples import make_sample
@@ -73,5 +73,5 @@ def test_wrong_arguments_are_named(about, said):
         predict_cached_tokens([asked(33)], **about)
     with pytest.raises(ArgumentError, match="expected a list of Sample"):
         predict_cached_tokens(asked(33))
-    with pytest.raises(ArgumentError, match="samples has of type int|samples has"):
+    with pytest.raises(ArgumentError, match="samples has of type int"):
         predict_cached_tokens([3])

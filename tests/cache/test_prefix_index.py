@@ -255,7 +255,9 @@ def test_ten_thousand_operations_beside_a_dictionary():
     Machine.operations = 0
     run_state_machine_as_test(
         Machine,
-        settings=settings(max_examples=260, stateful_step_count=60, deadline=None, derandomize=True),
+        settings=settings(
+            max_examples=260, stateful_step_count=60, deadline=None, derandomize=True
+        ),
     )
     assert Machine.operations >= 10_000
 
@@ -349,7 +351,10 @@ except mp.MissingExtraError as error:
 """
     lines = run_python(code).stdout.splitlines()
     assert lines[0] == "PrefixIndex(0 of 6 blocks of 16 tokens) []"
-    assert lines[1] == "mmpack.cache needs the package 'torch', which is not installed. Fix: pip install 'mmpack[torch]'"
+    assert (
+        lines[1]
+        == "mmpack.cache needs the package 'torch', which is not installed. Fix: pip install 'mmpack[torch]'"
+    )
 
 
 # -- wrong arguments ---------------------------------------------------------------------------------------------------

@@ -64,7 +64,9 @@ def test_the_picture_counts_only_from_its_place_on():
 
 def test_pictures_exchanged():
     def two(*names):
-        return make_sample([("text", [1, 2]), *[("image", (1, 4, 4), n) for n in names], ("text", range(8))])
+        return make_sample(
+            [("text", [1, 2]), *[("image", (1, 4, 4), n) for n in names], ("text", range(8))]
+        )
 
     a, b, c = two("x", "y"), two("y", "x"), two("x", "x")
     assert np.array_equal(a.input_ids, b.input_ids) and np.array_equal(a.input_ids, c.input_ids)
@@ -97,7 +99,10 @@ def test_another_version_shares_nothing(about):
 
 
 def test_versions_are_not_run_together():
-    assert shared(blocks(one(), weights="ab", adapter="c"), blocks(one(), weights="a", adapter="bc")) == 0
+    assert (
+        shared(blocks(one(), weights="ab", adapter="c"), blocks(one(), weights="a", adapter="bc"))
+        == 0
+    )
 
 
 def test_families_and_block_sizes_share_nothing():
@@ -140,7 +145,11 @@ def test_one_picture_under_other_max_pixels():
     for limit in (16, 32):
         processor = mp.wrap_processor(qwen_vl_processor(max_pixels=limit * 28 * 28))
         parts = [{"type": "image", "image": Image.fromarray(pixels)}, {"type": "text", "text": "?"}]
-        found.append(processor([{"role": "user", "content": parts}], response_ids=[5], sample_id="s", group_id="g"))
+        found.append(
+            processor(
+                [{"role": "user", "content": parts}], response_ids=[5], sample_id="s", group_id="g"
+            )
+        )
     a, b = found
     assert np.array_equal(a.input_ids, b.input_ids) and a.media[0].grid_thw == b.media[0].grid_thw
     assert a.media[0].content_hash == b.media[0].content_hash

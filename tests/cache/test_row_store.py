@@ -9,7 +9,15 @@ from mmpack.cache.keys import PrefixKeys
 from mmpack.errors import ArgumentError
 from mmpack.ops.rows.scatter import scatter_rows
 
-KINDS = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
+KINDS = [
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
 
 
 def bits(*shape, dtype):
@@ -53,7 +61,7 @@ def test_other_rows_stay():
 def test_the_rows_of_an_index_hold_what_was_written_for_them():
     index = PrefixIndex(6 * 4 * 8, bytes_per_token=8, block_size=4)
     store, rng = RowStore(index.num_rows), np.random.default_rng(0)
-    for turn in range(200):
+    for _ in range(200):
         path = tuple(rng.integers(0, 3, rng.integers(1, 5)).tolist())
         keys = PrefixKeys(
             tuple(repr(path[: k + 1]).encode() for k in range(len(path))), 4, 4 * len(path)
@@ -68,7 +76,7 @@ def test_the_rows_of_an_index_hold_what_was_written_for_them():
             if len(new.rows):
                 store.write(new.rows, [kv[new.start : new.stop]])
     assert store.bytes_per_row == index.bytes_per_token
-    assert index.stats.hit_tokens > 500 and index.stats.evicted > 50 and turn
+    assert index.stats.hit_tokens > 500 and index.stats.evicted > 50
 
 
 def test_scatter_is_torchs_index_copy():
@@ -85,12 +93,18 @@ def test_scatter_is_torchs_index_copy():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda s: s.write(torch.tensor([0, 8]), [torch.zeros(2, 3)]), "from 0 to 8, the store has 8"),
+        (
+            lambda s: s.write(torch.tensor([0, 8]), [torch.zeros(2, 3)]),
+            "from 0 to 8, the store has 8",
+        ),
         (lambda s: s.write(torch.tensor([-1]), [torch.zeros(1, 3)]), "from -1 to -1"),
         (lambda s: s.write(torch.tensor([1, 1]), [torch.zeros(2, 3)]), "rows repeat"),
         (lambda s: s.write(torch.tensor([1]), [torch.zeros(2, 3)]), "has shape"),
         (lambda s: s.write(torch.tensor([1]), [torch.zeros(1, 3).double()]), "torch.float64"),
-        (lambda s: s.write(torch.tensor([1]), [torch.zeros(1, 3)] * 2), "2 tensors, the store has 1"),
+        (
+            lambda s: s.write(torch.tensor([1]), [torch.zeros(1, 3)] * 2),
+            "2 tensors, the store has 1",
+        ),
         (lambda s: s.write(torch.tensor([1]), []), "tensors is empty"),
         (lambda s: s.write(torch.tensor([1]), [[1.0]]), "tensors_0 is of type list|tensors_0 is a"),
         (lambda s: s.write([1], [torch.zeros(1, 3)]), "rows is of type list|rows is a"),
@@ -100,11 +114,22 @@ def test_scatter_is_torchs_index_copy():
         (lambda s: RowStore(4).read(torch.tensor([0])), "nothing was written"),
         (lambda s: RowStore(4).write(torch.tensor([0]), [torch.tensor(1.0)]), "single number"),
         (lambda s: RowStore(0), "rows is 0"),
-        (lambda s: scatter_rows(torch.zeros(4, 4).T, torch.tensor([0]), torch.zeros(1, 4)), "not contiguous"),
-        (lambda s: scatter_rows(torch.zeros(4), torch.tensor([4]), torch.zeros(1)), "runs from 4 to 4"),
-        (lambda s: scatter_rows(torch.zeros(4), torch.tensor([0]), torch.zeros(2)), "values have shape"),
         (
-            lambda s: scatter_rows(torch.zeros(4), torch.tensor([0]), torch.zeros(1, requires_grad=True)),
+            lambda s: scatter_rows(torch.zeros(4, 4).T, torch.tensor([0]), torch.zeros(1, 4)),
+            "not contiguous",
+        ),
+        (
+            lambda s: scatter_rows(torch.zeros(4), torch.tensor([4]), torch.zeros(1)),
+            "runs from 4 to 4",
+        ),
+        (
+            lambda s: scatter_rows(torch.zeros(4), torch.tensor([0]), torch.zeros(2)),
+            "values have shape",
+        ),
+        (
+            lambda s: scatter_rows(
+                torch.zeros(4), torch.tensor([0]), torch.zeros(1, requires_grad=True)
+            ),
             "no gradient",
         ),
     ],

@@ -71,5 +71,7 @@ def test_more_than_2_31_values():
     index = torch.tensor([1_099_999, 0, 1_048_577], device="cuda")
     values = torch.randn(3, 2_048, device="cuda", dtype=torch.bfloat16)
     scatter_rows(out, index, values)
-    assert torch.equal(out[index], values) and int(out.count_nonzero()) == int(values.count_nonzero())
+    assert torch.equal(out[index], values) and int(out.count_nonzero()) == int(
+        values.count_nonzero()
+    )
     assert torch.equal(gather_rows(out, index), values)

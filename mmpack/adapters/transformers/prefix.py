@@ -197,7 +197,8 @@ def _filled(kv: RowStore, rows: np.ndarray) -> DynamicCache:
 
 def _rows_of(cache: DynamicCache, start: int, stop: int, index: PrefixIndex) -> list[Tensor]:
     """Keys and values [K, heads, head_dim] of each layer of the cache that has some."""
-    layers = [layer for layer in cache.layers if layer.keys is not None and layer.keys.numel()]
+    held: list[Any] = cache.layers
+    layers = [layer for layer in held if layer.keys is not None and layer.keys.numel()]
     both = [x for layer in layers for x in (layer.keys, layer.values)]
     rows = [x[0, :, start:stop].transpose(0, 1).contiguous() for x in both]
     found = sum(x.nbytes for x in rows) // (stop - start)

@@ -30,8 +30,8 @@ def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
     check_index("scatter_rows", "index", index, out.device)
     if out.ndim == 0 or values.shape != (len(index), *out.shape[1:]) or values.dtype != out.dtype:
         raise ArgumentError(
-            f"scatter_rows: values have shape {list(values.shape)} and dtype {values.dtype}, expected {len(index)} rows "
-            f"of out {list(out.shape)} {out.dtype}. Fix: pass a row per index, of out's dtype"
+            f"scatter_rows: values have shape {list(values.shape)} and dtype {values.dtype}, expected {len(index)} "
+            f"rows of out {list(out.shape)} {out.dtype}. Fix: pass a row per index, of out's dtype"
         )
     if not out.is_contiguous():
         raise ArgumentError("scatter_rows: out is not contiguous. Fix: pass the whole store")
