@@ -1,9 +1,9 @@
 """KV and features in and out of a cache's rows, against a copy of as many bytes and against torch's own.
 
 A store of 262,144 rows (tokens) of a Qwen2.5-VL-7B: 28 layers, keys and values [4, 128] bf16; 131,072 of them, in
-blocks of 16 in random order, are read and written. Features are [3,584] bf16. Bytes: each value read once and
-written once, and the index read. `of_floor` is against the bandwidth of a copy of gigabytes, `of_this_copy` against a copy of as many
-bytes, timed as the op is.
+blocks of 16 in random order, are read and written. Features are [3,584] bf16. Bytes: each value read once and written
+once, and the index read. `of_floor` is against the bandwidth of a copy of gigabytes, `of_this_copy` against a copy of
+as many bytes, timed as the op is.
 """
 
 from __future__ import annotations
