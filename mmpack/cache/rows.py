@@ -19,7 +19,8 @@ Rows = Tensor | np.ndarray
 class RowStore:
     """`rows` rows of as many tensors as the first write has: keys and values of each layer that has KV of its own.
 
-    Shapes, dtypes and device are those of the first write. Reads and writes copy bits.
+    Shapes, dtypes and device are those of the first write. Reads and writes copy bits. On a GPU they belong on one
+    stream, which keeps them in order.
 
     Args: `rows`: `PrefixIndex.num_rows`. Raises: ArgumentError for what is no such number.
 
