@@ -143,6 +143,15 @@ def test_of_two_that_write_the_same_the_first_counts():
     assert len({*index.lookup(keys_of("abc")).rows, *index.lookup(keys_of("uvw")).rows}) == 12
 
 
+def test_the_slower_writer_counts_as_a_use():
+    index = index_of(5)
+    with index.reserve(keys_of("ab")):
+        put(index, "ab")
+        put(index, "x")
+    assert put(index, "uvw").stop == 6
+    assert [cached(index, p) for p in ("ab", "x")] == [2, 0]
+
+
 # -- 10,000 operations beside a dictionary -----------------------------------------------------------------------------
 
 PATHS = st.text("abc", min_size=1, max_size=5)

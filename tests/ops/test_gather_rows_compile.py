@@ -1,4 +1,4 @@
-"""Kernels of the gather, the scatter and the merge, compiled for every target; where rows allow it, 16 bytes at a time."""
+"""Kernels of gather, scatter and merge, compiled for every target; where rows allow it, 16 bytes at a time."""
 
 import pytest
 from support.offline_compile import compiled_size, each_target
