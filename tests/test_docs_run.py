@@ -233,6 +233,15 @@ def test_features(yours, samples):
     assert next(model.model.visual.parameters()).grad is not None
 
 
+def test_cache(yours, samples):
+    model = copy.deepcopy(yours["model"])
+    if not takes_encoded_media(model):
+        pytest.skip("transformers before 5.19")
+    ran = run("docs/cache.md", {"model": model, "samples": samples})
+    assert ran["predicted"][0] == 0 < ran["predicted"][1]
+    assert ran["found"].cached_tokens > 0 and len(ran["layers"]) == 2
+
+
 def test_memory(samples, capsys):
     names = {"model": tiny_qwen2_5_vl().train(), "samples": samples}
     ran = run("docs/memory.md", names)

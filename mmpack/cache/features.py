@@ -100,6 +100,18 @@ class FeatureStore:
         with self._lock, torch.inference_mode(False), torch.no_grad():
             return self._fetched(tower, keys, patches, encode)
 
+    def find(self, tower: Tower, keys: Sequence[str]) -> list[Levels | None]:
+        """Features of each medium that is held, None of the others; nothing is encoded, and no count changes.
+
+        Raises: as `fetch` does, but for a tower that is trained.
+        """
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if self._digest is not None:
+                self._check(tower)
+            how = tower.how()
+            found = [self._found((key, how)) for key in keys]
+            return [None if f is None else f.unbind(0) for f in found]
+
     def _fetched(
         self,
         tower: Tower,

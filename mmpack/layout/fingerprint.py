@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.schema.media import Medium
 from mmpack.schema.plain_json import canonical_json
 
 
@@ -33,6 +34,12 @@ def cache_key(content: str, grid_thw: tuple[int, int, int], settings: dict[str, 
     part = hashlib.sha256(canonical_json(embedding_settings(settings)).encode()).digest()
     grid = np.asarray(grid_thw, dtype="<i8").tobytes()
     return hashlib.sha256(b"mmpack.media.1\0" + bytes.fromhex(content) + grid + part).hexdigest()
+
+
+def media_name(medium: Medium) -> str:
+    """What tells a medium's embeddings from others': its cache key, and what must not differ beside it."""
+    grid = tuple(int(n) for n in medium.grid_thw)
+    return f"{medium.cache_key} {medium.modality} {grid} {medium.content_hash}"
 
 
 def embedding_settings(settings: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -5,11 +5,12 @@ from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
 from mmpack.ops.patches import NORMALIZE_BYTES, PACK_VIDEO, UNPACK_VIDEO
-from mmpack.ops.rows import GATHER_ROWS, SUM_ROWS
+from mmpack.ops.rows import GATHER_ROWS, SCATTER_ROWS, SUM_ROWS
 
 OPS: tuple[Op, ...] = (
     GATHER_ROWS,
     SUM_ROWS,
+    SCATTER_ROWS,
     MERGE_EMBEDDINGS,
     SELECTED_LOGPROBS,
     LINEAR_SELECTED_LOGPROBS,

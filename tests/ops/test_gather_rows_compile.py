@@ -1,4 +1,4 @@
-"""Every kernel of the gather and the merge, compiled for every target; where rows allow it, 16 bytes at a time."""
+"""Kernels of gather, scatter and merge, compiled for every target; where rows allow it, 16 bytes at a time."""
 
 import pytest
 from support.offline_compile import compiled_size, each_target
@@ -18,6 +18,18 @@ def test_gather(target, word, unit, index):
     signature |= {"count": "i32", "units": "i32"}
     for shape in ({"BLOCK_ROWS": 1, "BLOCK_COLS": 1024}, {"BLOCK_ROWS": 512, "BLOCK_COLS": 2}):
         assert compiled_size(gather_kernel, signature, {"UNIT": unit} | shape, target)
+
+
+@each_target
+@pytest.mark.parametrize(("word", "unit"), [("i64", 2), ("i64", 1), ("i16", 1), ("i8", 1)])
+@pytest.mark.parametrize("index", ["i32", "i64"])
+def test_scatter(target, word, unit, index):
+    from mmpack.ops.rows.triton import scatter_kernel
+
+    signature = {"values": f"*{word}", "index": f"*{index}", "out": f"*{word}"}
+    signature |= {"count": "i32", "units": "i32"}
+    for shape in ({"BLOCK_ROWS": 1, "BLOCK_COLS": 1024}, {"BLOCK_ROWS": 512, "BLOCK_COLS": 2}):
+        assert compiled_size(scatter_kernel, signature, {"UNIT": unit} | shape, target)
 
 
 @each_target

@@ -15,9 +15,16 @@ from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.load import load_checkpoint
 from mmpack.adapters.transformers.logprobs import packed_logprobs
+from mmpack.adapters.transformers.prefix import (
+    PrefixLogprobs,
+    kv_bytes_per_token,
+    prefix_logprobs,
+    version_of,
+)
 from mmpack.adapters.transformers.router import router_loss
 
 __all__ = [
+    "PrefixLogprobs",
     "SampleCollator",
     "attach",
     "checkpoint_layers",
@@ -25,9 +32,12 @@ __all__ = [
     "detach",
     "encode_once",
     "is_attached",
+    "kv_bytes_per_token",
     "load_checkpoint",
     "model_inputs",
     "packed_logprobs",
+    "prefix_logprobs",
     "rollout",
     "router_loss",
+    "version_of",
 ]

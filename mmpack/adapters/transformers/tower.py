@@ -24,6 +24,7 @@ from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
 from mmpack.families import Family
+from mmpack.layout.fingerprint import media_name
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import tiles_of
@@ -59,8 +60,8 @@ def tower_and_projector(model: Any) -> Tower:
 
 
 def media_names(batch: PackedBatch) -> list[str]:
-    """What tells the batch's media from those of other batches: a cache key, and what must not differ beside it."""
-    return [f"{m.cache_key} {m.modality} {tuple(m.grid_thw)} {m.content_hash}" for m in batch.media]
+    """What tells the batch's media from those of other batches."""
+    return [media_name(m) for m in batch.media]
 
 
 def pixel_inputs(batch: Batch) -> dict[str, Any]:

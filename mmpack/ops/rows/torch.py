@@ -1,4 +1,4 @@
-"""gather_rows and sum_rows in plain PyTorch, on anything."""
+"""gather_rows, sum_rows and scatter_rows in plain PyTorch, on anything."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def sum_rows(values: Tensor, index: Tensor, inverse: Inverse | None, num_rows: i
             rows.index_select(0, order).to(total), "sum", offsets=offsets, unsafe=True, initial=0
         ).view(shape)
     return summed.to(values.dtype)
+
+
+def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
+    """out [R, …], index [K], values [K, …]: out[index] = values."""
+    out.index_copy_(0, index.long(), values)

@@ -102,6 +102,24 @@ def gather_kernel(
     copy_tile(x, read, out, rows, columns, width, live)
 
 
+@triton.jit(do_not_specialize=["count"])
+def scatter_kernel(
+    values,
+    index,
+    out,
+    count,
+    units,
+    UNIT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    width = units * UNIT
+    rows, columns = tile(tl.program_id(0), width, BLOCK_ROWS, BLOCK_COLS)
+    live = rows < count
+    write = tl.load(index + rows, mask=live, other=0)
+    copy_tile(values, rows, out, write, columns, width, live)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def sum_kernel(
     values,
@@ -156,6 +174,26 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
             num_warps=WARPS,
         )
     return out
+
+
+def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
+    """out [R, ...] contiguous, index [K], values [K, ...]: out[index] = values."""
+    if values.numel() == 0:
+        return
+    (out_words, words), units, unit = as_words(out, values)
+    rows, columns = blocks(units * unit, words.element_size())
+    with torch.cuda.device_of(out):
+        scatter_kernel[(programs(len(index), units * unit, rows, columns),)](
+            words,
+            index.contiguous(),
+            out_words,
+            len(index),
+            units,
+            UNIT=unit,
+            BLOCK_ROWS=rows,
+            BLOCK_COLS=columns,
+            num_warps=WARPS,
+        )
 
 
 def sum_rows(values: Tensor, index: Tensor, inverse: Inverse | None, num_rows: int) -> Tensor:

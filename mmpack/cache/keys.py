@@ -1,0 +1,146 @@
+"""What a cached prefix is of: one key per block of tokens, chained, so that equal keys mean equal prefixes (numpy).
+
+A block's key covers the key before it, its ids, its positions, and the media in it at their places. The first key
+covers what holds for the whole prefix: family, position rule, version of the weights, adapter, and the block size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.families import get_family
+from mmpack.layout.fingerprint import media_name
+from mmpack.layout.forest import positions_of
+from mmpack.layout.occurrences import occurrences
+from mmpack.schema.plain_json import canonical_json
+from mmpack.schema.sample import Sample
+
+KEY_BYTES = 32  # a collision among n keys has odds of n² / 2^257
+# token indices [start, stop) of an occurrence, and what names its medium
+Place = tuple[int, int, bytes]
+
+
+@dataclass(frozen=True)
+class PrefixKeys:
+    """One key of 32 bytes per whole block of a sample. `media`: each occurrence, as the feature store names it."""
+
+    blocks: tuple[bytes, ...]
+    block_size: int
+    num_tokens: int
+    media: tuple[tuple[int, int, str], ...] = ()  # start, stop, name
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+def prefix_keys(
+    sample: Sample,
+    block_size: int = 16,
+    *,
+    weights: str,
+    adapter: str = "",
+    position_rule: str | None = None,
+    positions: np.ndarray | None = None,
+) -> PrefixKeys:
+    """The keys of a sample's whole blocks; the tokens after the last one have none.
+
+    Args:
+        weights, adapter: versions of what computes the KV: other names, other keys. `version_of(model)` of
+            `mmpack.adapters.transformers` reads them from the values.
+        position_rule: by default what the sample's processor recorded, else the family's first.
+        positions: int64 [rows, L]; by default the sample's recorded ones, else computed by the family's rule.
+
+    Raises: ArgumentError for what is no sample, no names, or positions of another length.
+
+    Example:
+        >>> import mmpack as mp
+        >>> from mmpack.cache import prefix_keys
+        >>> text = {"schema_version": "1", "group_id": "q", "family": "qwen2_vl", "media": [], "modality_spans": []}
+        >>> a, b = [
+        ...     mp.Sample.from_dict(text | {"sample_id": str(k), "input_ids": [5, 6, 7, k], "loss_spans": []})
+        ...     for k in range(2)
+        ... ]
+        >>> a, b = [prefix_keys(s, 2, weights="step-1").blocks for s in (a, b)]
+        >>> a[0] == b[0], a[1] == b[1]
+        (True, False)
+    """
+    _check(sample, block_size, weights, adapter)
+    family = get_family(sample.family)
+    rule = (
+        position_rule or (sample.processor or {}).get("position_rule") or family.position_rules[0]
+    )
+    positions = np.asarray(positions_of(sample) if positions is None else positions)
+    if positions.ndim != 2 or positions.shape[1] != len(sample) or positions.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"prefix_keys: positions have shape {list(positions.shape)} and dtype {positions.dtype}, the sample has "
+            f"{len(sample)} tokens. Fix: pass whole numbers [rows, L]"
+        )
+    about = {
+        "adapter": adapter,
+        "block_size": int(block_size),
+        "family": family.name,
+        "position_rows": len(positions),
+        "position_rule": str(rule),
+        "weights": weights,
+    }
+    media, places = [], []
+    for start, stop, m in occurrences(sample):
+        medium = sample.media[m]
+        media.append((start, stop, media_name(medium)))
+        # seconds move positions: two videos of equal frames are two
+        named = canonical_json([media[-1][2], medium.second_per_grid_ts])
+        places.append((start, stop, hashlib.sha256(named.encode()).digest()))
+    first = hashlib.sha256(b"mmpack.prefix.1\0" + canonical_json(about).encode()).digest()
+    columns = np.column_stack([sample.input_ids, positions.T])
+    blocks = tuple(chained(first, columns, block_size, places))
+    return PrefixKeys(blocks, int(block_size), len(sample), tuple(media))
+
+
+def chained(
+    first: bytes, columns: np.ndarray, block_size: int, places: Sequence[Place] = ()
+) -> Iterator[bytes]:
+    """The key of each whole block of tokens, each of the key before it (`first` at the beginning).
+
+    Args: `columns`: int [L, C] of each token: its id, its positions. `places`: sorted, disjoint.
+    """
+    values = np.ascontiguousarray(columns, dtype="<i8")
+    key, at = first, 0
+    for start, stop in pairwise(range(0, len(values) + 1, block_size)):
+        digest = hashlib.blake2b(key, digest_size=KEY_BYTES)
+        digest.update(values[start:stop].data)
+        while at < len(places) and places[at][1] <= start:
+            at += 1
+        for begin, end, name in _until(places, at, stop):
+            # all parts are of fixed length, so no two lists of parts are the same bytes
+            digest.update(np.array([begin - start, end - start], dtype="<i8").tobytes() + name)
+        key = digest.digest()
+        yield key
+
+
+def _until(places: Sequence[Place], at: int, stop: int) -> Iterator[Place]:
+    while at < len(places) and places[at][0] < stop:
+        yield places[at]
+        at += 1
+
+
+def _check(sample: Sample, block_size: int, weights: str, adapter: str) -> None:
+    if not isinstance(sample, Sample):
+        raise ArgumentError(
+            f"prefix_keys: sample is {kind_of(sample)}, expected a Sample. Fix: pass one sample"
+        )
+    check_whole("prefix_keys", "block_size", block_size)
+    for name, value in (("weights", weights), ("adapter", adapter)):
+        if not isinstance(value, str):
+            raise ArgumentError(
+                f"prefix_keys: {name} is {kind_of(value)}, expected a str. Fix: pass the version's name"
+            )
+    if not weights:
+        raise ArgumentError(
+            "prefix_keys: weights is empty, and keys of other weights would be the same. Fix: name their version"
+        )

@@ -1,0 +1,178 @@
+"""How many tokens of each prompt an engine takes from its prefix cache: vLLM's rules, without an engine (numpy).
+
+Only whole blocks are cached, and never is the last token of a prompt taken, for its logits are needed. Blocks are the
+same if their ids are, the media in them, at their places, and all before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.cache.keys import chained
+from mmpack.errors import ArgumentError, check_flag, check_whole, kind_of
+from mmpack.layout.occurrences import occurrences
+from mmpack.schema.media import Medium
+from mmpack.schema.plain_json import canonical_json
+from mmpack.schema.sample import Sample
+
+
+def predict_cached_tokens(
+    samples: Sequence[Sample],
+    *,
+    block_size: int = 16,
+    prefix_caching: bool = True,
+    together: bool = False,
+    num_blocks: int | None = None,
+    adapters: Sequence[str] | None = None,
+    media_key: Callable[[Medium], str] | None = None,
+) -> list[int]:
+    """`num_cached_tokens` of each sample's request, from an empty cache: what `prefix_cached_tokens` records.
+
+    A request is the prompt of a sample, up to its first loss token (all of it, where there is none); what follows was
+    generated, and all but its last token is cached too. Full attention in every layer.
+
+    Args:
+        samples: in the order in which they were asked for.
+        block_size: the engine's.
+        prefix_caching: False, or prompt logprobs asked for: nothing is taken.
+        together: all requests in one batch, their prompts before any response; else one after the other.
+        num_blocks: that the engine's cache has for tokens (vLLM keeps one of `num_gpu_blocks` for itself): the blocks
+            that were freed first are given to others first. None: never full. Not for requests `together`.
+        adapters: name of the adapter of each request.
+        media_key: what the engine tells media apart by. Default: vLLM's own hash where `to_samples` recorded it, else
+            cache key and seconds.
+
+    Raises: ArgumentError for other arguments, and for a request that is larger than the cache.
+
+    Example:
+        >>> import mmpack as mp
+        >>> from mmpack.cache import predict_cached_tokens
+        >>> text = {"schema_version": "1", "group_id": "q", "family": "qwen2_vl", "media": [], "modality_spans": []}
+        >>> samples = [
+        ...     mp.Sample.from_dict(text | {"sample_id": str(k), "input_ids": [*range(33)], "loss_spans": []})
+        ...     for k in range(3)
+        ... ]
+        >>> predict_cached_tokens(samples, block_size=16)
+        [0, 32, 32]
+    """
+    check_whole("predict_cached_tokens", "block_size", block_size)
+    for name, flag in (("prefix_caching", prefix_caching), ("together", together)):
+        check_flag("predict_cached_tokens", name, flag)
+    samples = _samples(samples)
+    if adapters is not None and len(adapters) != len(samples):
+        raise ArgumentError(
+            f"predict_cached_tokens: {len(adapters)} adapters for {len(samples)} samples. Fix: one name per sample"
+        )
+    if num_blocks is not None:
+        check_whole("predict_cached_tokens", "num_blocks", num_blocks)
+        if together:
+            raise ArgumentError(
+                "predict_cached_tokens: num_blocks is of requests one after the other. Fix: together=False"
+            )
+    if not prefix_caching:
+        return [0] * len(samples)
+    cache = _Blocks(block_size, num_blocks)
+    out = []
+    for i, sample in enumerate(samples):
+        keys = _engine_keys(sample, block_size, adapters[i] if adapters else "", media_key)
+        prompt = sample.loss_spans[0].start if sample.loss_spans else len(sample)
+        out.append(cache.run(keys, prompt, prompt if together else len(sample)))
+    return out
+
+
+class _Blocks:
+    """An engine's blocks while one request after the other runs. Blocks are numbers; free ones in order of reuse."""
+
+    def __init__(self, block_size: int, num_blocks: int | None):
+        self.block_size, self.num_blocks = block_size, num_blocks
+        self.cached: dict[bytes, list[int]] = {}  # blocks of equal content, the first is found
+        self.key_of: dict[int, bytes] = {}
+        self.free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks or 0))
+        self.given = 0
+
+    def run(self, keys: list[bytes], prompt: int, length: int) -> int:
+        """Tokens of a prompt that are taken; the request then runs to `length` tokens and ends."""
+        size = self.block_size
+        own: list[int] = []
+        for key in keys[: max(prompt - 1, 0) // size]:
+            if key not in self.cached:
+                break
+            own.append(self.cached[key][0])
+        taken = len(own) * size
+        for block in own:
+            self.free.pop(block, None)
+        # the last token that was generated is never fed
+        computed = max(prompt, length - 1)
+        while len(own) * size < computed:
+            own.append(self._take())
+        whole = computed // size
+        for key, block in zip(keys[:whole], own[:whole], strict=True):
+            if block not in self.key_of:
+                self.cached.setdefault(key, []).append(block)
+                self.key_of[block] = key
+        self._give_back(own)
+        return taken
+
+    def _take(self) -> int:
+        if self.num_blocks is None:
+            self.given += 1
+            return self.given
+        if not self.free:
+            raise ArgumentError(
+                f"predict_cached_tokens: a request needs more than the {self.num_blocks} blocks of the cache. "
+                "Fix: num_blocks of the engine"
+            )
+        block, _ = self.free.popitem(last=False)
+        key = self.key_of.pop(block, None)
+        if key is not None:
+            self.cached[key].remove(block)
+            if not self.cached[key]:
+                del self.cached[key]
+        return block
+
+    def _give_back(self, own: list[int]) -> None:
+        """Those without a key are used again first; of the others the last of a request."""
+        if self.num_blocks is None:
+            return
+        bare = [b for b in reversed(own) if b not in self.key_of]
+        for block in reversed(bare):
+            self.free[block] = None
+            self.free.move_to_end(block, last=False)
+        for block in reversed(own):
+            if block in self.key_of:
+                self.free[block] = None
+
+
+def _samples(samples: Any) -> list[Sample]:
+    found = list(samples) if isinstance(samples, Sequence) else [samples]
+    wrong = next((s for s in found if not isinstance(s, Sample)), None)
+    if wrong is not None or not isinstance(samples, Sequence):
+        raise ArgumentError(
+            f"predict_cached_tokens: samples has {kind_of(wrong if wrong is not None else samples)}, "
+            "expected a list of Sample. Fix: pass the samples in order"
+        )
+    return found
+
+
+def _engine_keys(
+    sample: Sample, block_size: int, adapter: str, media_key: Callable[[Medium], str] | None
+) -> list[bytes]:
+    """As an engine's, without positions: they follow from ids and media."""
+    name_of = media_key or _media_key
+    places = [
+        (start, stop, hashlib.sha256(name_of(sample.media[m]).encode()).digest())
+        for start, stop, m in occurrences(sample)
+    ]
+    first = hashlib.sha256(b"mmpack.engine.1\0" + str(adapter).encode()).digest()
+    ids = np.asarray(sample.input_ids, dtype=np.int64)[:, None]
+    return list(chained(first, ids, block_size, places))
+
+
+def _media_key(medium: Medium) -> str:
+    known = medium.metadata.get("vllm_hash")
+    return known or canonical_json([medium.cache_key, medium.second_per_grid_ts])

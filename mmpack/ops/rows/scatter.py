@@ -1,0 +1,43 @@
+"""Rows of a tensor overwritten by an index, in place: what writes to a store that `gather_rows` reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError
+from mmpack.ops.backend import implementation
+from mmpack.ops.inputs import check_tensors
+from mmpack.ops.rows import SCATTER_ROWS
+from mmpack.ops.rows.gather import check_index, check_range
+
+
+def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
+    """out[index] = values, bit for bit: out [R, …] contiguous, index [K] (int32 or int64) without repeats, [K, …].
+
+    Without gradient. Raises ArgumentError for wrong shapes or dtypes, for a tensor that needs a gradient, and on the
+    CPU for an index out of range. On a GPU the index is not read, because that would wait for the GPU.
+
+    Example:
+        >>> import torch
+        >>> from mmpack.ops.rows.scatter import scatter_rows
+        >>> store = torch.zeros(3, 2)
+        >>> scatter_rows(store, torch.tensor([2, 0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> store.tolist()
+        [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
+    """
+    check_tensors("scatter_rows", (), out=out, index=index, values=values)
+    check_index("scatter_rows", "index", index, out.device)
+    if out.ndim == 0 or values.shape != (len(index), *out.shape[1:]) or values.dtype != out.dtype:
+        raise ArgumentError(
+            f"scatter_rows: values have shape {list(values.shape)} and dtype {values.dtype}, expected {len(index)} "
+            f"rows of out {list(out.shape)} {out.dtype}. Fix: pass a row per index, of out's dtype"
+        )
+    if not out.is_contiguous():
+        raise ArgumentError("scatter_rows: out is not contiguous. Fix: pass the whole store")
+    if torch.is_grad_enabled() and (out.requires_grad or values.requires_grad):
+        raise ArgumentError(
+            "scatter_rows: it has no gradient, and a tensor needs one. Fix: detach, or torch.no_grad()"
+        )
+    check_range("scatter_rows", "index", index, 0, len(out))
+    implementation(SCATTER_ROWS, out.device).scatter_rows(out, index, values)

@@ -1,0 +1,389 @@
+"""PrefixIndex against a plain dictionary; budgets, holds, threads and processes."""
+
+import copy
+import multiprocessing
+import pickle
+import random
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from support.process import run_python
+from support.samples import make_sample
+
+import mmpack as mp
+from mmpack.cache import PrefixIndex, PrefixKeys
+from mmpack.errors import ArgumentError
+
+SIZE, PER_TOKEN = 2, 8
+BLOCK = SIZE * PER_TOKEN
+
+
+def keys_of(path, size=SIZE):
+    """Keys of a made-up prefix: block k is named by path[:k + 1]."""
+    blocks = tuple(repr(path[: k + 1]).encode() for k in range(len(path)))
+    return PrefixKeys(blocks, size, len(path) * size)
+
+
+def index_of(blocks):
+    return PrefixIndex(blocks * BLOCK, bytes_per_token=PER_TOKEN, block_size=SIZE)
+
+
+def put(index, path):
+    with index.reserve(keys_of(path)) as new:
+        return new
+
+
+def cached(index, path):
+    return index.lookup(keys_of(path)).tokens // SIZE
+
+
+# -- what it finds -----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_found_with_its_rows():
+    index = index_of(8)
+    new = put(index, "abc")
+    assert (new.start, new.stop, new.rows.tolist()) == (0, 6, [0, 1, 2, 3, 4, 5])
+    more = put(index, "abxy")
+    assert (more.start, more.stop, more.rows.tolist()) == (4, 8, [6, 7, 8, 9])
+    hit = index.lookup(keys_of("abxz"))
+    assert hit.tokens == 6 and hit.rows.tolist() == [0, 1, 2, 3, 6, 7]
+    assert index.lookup(keys_of("abc"), limit=5).tokens == 4
+    assert index.lookup(keys_of("bc")).tokens == 0
+    assert (len(index), index.stats.held, index.stats.bytes) == (5, 5, 5 * BLOCK)
+    assert (index.stats.asked_tokens, index.stats.hit_tokens) == (8 + 6 + 4, 6 + 4)
+
+
+def test_packed_rows_are_told_as_ranges():
+    index = index_of(8)
+    rows = np.array([5, 6, 7, 8, 20, 21])
+    with index.reserve(keys_of("abc"), packed_rows=rows, pack="p"):
+        pass
+    assert index.lookup(keys_of("abc")).packed == (("p", 5, 9), ("p", 20, 22))
+    with index.reserve(keys_of("abcd"), packed_rows=np.array([0, 1, 2, 3, 4, 5, 22, 30]), pack="p"):
+        pass
+    packed = index.lookup(keys_of("abcd")).packed
+    assert packed == (("p", 5, 9), ("p", 20, 23), ("p", 30, 31))
+
+
+def test_ranges_of_a_shared_pack_lead_back_to_its_tokens():
+    text = [("text", range(7)), ("image", (1, 4, 6), "x"), ("text", [1])]
+    samples = [make_sample([*text, ("response", [9 + k] * 5)], f"s{k}") for k in range(3)]
+    batch = mp.pack(samples, share_prefix=True)
+    index = PrefixIndex(10**6, bytes_per_token=PER_TOKEN, block_size=4)
+    for s, rows in zip(samples, batch.token_rows.split(batch.token_counts), strict=True):
+        with index.reserve(index.keys(s, weights="w"), packed_rows=rows.numpy(), pack=0):
+            pass
+    for s in samples:
+        hit = index.lookup(index.keys(s, weights="w"))
+        ids = np.concatenate([batch.input_ids[a:b].numpy() for _, a, b in hit.packed])
+        assert np.array_equal(ids, s.input_ids[: hit.tokens]) and hit.tokens == len(s) // 4 * 4
+        assert len(hit.media) == 1 and hit.media[0].startswith(s.media[0].cache_key)
+        assert index.lookup(index.keys(s, weights="w"), s.modality_spans[0].start).media == ()
+        assert index.lookup(index.keys(s, weights="stale")).tokens == 0
+        assert index.lookup(index.keys(s, weights="w", adapter="a")).tokens == 0
+
+
+# -- budget ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_least_recent_leaves_first_and_leaves_before_roots():
+    index = index_of(4)
+    put(index, "abc")
+    put(index, "x")
+    assert cached(index, "a") == 1
+    put(index, "y")
+    assert [cached(index, p) for p in ("abc", "x", "y")] == [2, 1, 1]
+    put(index, "z")
+    assert cached(index, "abc") == 1 and index.stats.evicted == 2
+    assert len(index) == index.capacity == 4 and index.num_rows == 8
+
+
+def test_what_is_held_stays():
+    index = index_of(3)
+    put(index, "ab")
+    with index.hold(keys_of("ab")) as hit:
+        new = put(index, "xyz")
+        assert (new.start, new.stop) == (0, 2) and index.stats.left_out == 2
+        assert cached(index, "ab") == 2 and cached(index, "xyz") == 1
+        again = put(index, "q")
+        assert again.stop == 2 and cached(index, "x") == 0
+        with pytest.raises(ArgumentError, match="clear: 1 prefixes are held"):
+            index.clear()
+        assert hit.rows.tolist() == [0, 1, 2, 3]
+    put(index, "xyz")
+    assert cached(index, "xyz") == 3 and cached(index, "ab") == 0
+    index.clear()
+    assert len(index) == index.stats.bytes == 0 and put(index, "k").rows.tolist() == [0, 1]
+
+
+def test_what_was_not_written_is_never_found():
+    index = index_of(4)
+    with pytest.raises(RuntimeError), index.reserve(keys_of("abc")) as new:
+        assert cached(index, "abc") == 0
+        with pytest.raises(ArgumentError, match="held or being written"):
+            index.clear()
+        raise RuntimeError
+    assert new.stop == 6 and len(index) == 0
+    assert sorted(put(index, "wxyz").rows.tolist()) == list(range(8))
+
+
+def test_of_two_that_write_the_same_the_first_counts():
+    index = index_of(6)
+    with index.reserve(keys_of("ab")) as one, index.reserve(keys_of("abc")) as two:
+        assert not set(one.rows) & set(two.rows)
+    rows = index.lookup(keys_of("abc")).rows.tolist()
+    assert rows == [*two.rows.tolist()] and len(index) == 3
+    assert put(index, "uvw").stop == 6 and len(index) == 6
+    assert len({*index.lookup(keys_of("abc")).rows, *index.lookup(keys_of("uvw")).rows}) == 12
+
+
+def test_the_slower_writer_counts_as_a_use():
+    index = index_of(5)
+    with index.reserve(keys_of("ab")):
+        put(index, "ab")
+        put(index, "x")
+    assert put(index, "uvw").stop == 6
+    assert [cached(index, p) for p in ("ab", "x")] == [2, 0]
+
+
+# -- 10,000 operations beside a dictionary -----------------------------------------------------------------------------
+
+PATHS = st.text("abc", min_size=1, max_size=5)
+
+
+class Machine(RuleBasedStateMachine):
+    """The oracle: a list of prefixes in the order of their last use, and what is written in a store of rows."""
+
+    operations = 0
+
+    def __init__(self):
+        super().__init__()
+        self.index = index_of(7)
+        self.written = {}  # row -> content
+        self.known = {}  # prefix -> (time of last use, first row)
+        self.holds, self.time = [], 0
+
+    def found(self, path):
+        out = 0
+        while out < len(path) and path[: out + 1] in self.known:
+            out += 1
+        return out
+
+    def held(self):
+        return {path[: k + 1] for _, path, count, _ in self.holds for k in range(count)}
+
+    def touch(self, path, count):
+        for k in range(count, 0, -1):
+            self.time += 1
+            if path[:k] not in self.held():
+                self.known[path[:k]] = (self.time, self.known[path[:k]][1])
+
+    def check(self, hit, path, count):
+        assert hit.tokens == count * SIZE
+        for k in range(count):
+            first = self.known[path[: k + 1]][1]
+            rows = hit.rows[k * SIZE : (k + 1) * SIZE].tolist()
+            assert rows == [first, first + 1]
+            assert [self.written[r] for r in rows] == [(path[: k + 1], 0), (path[: k + 1], 1)]
+
+    @rule(path=PATHS, limit=st.none() | st.integers(0, 12))
+    def look(self, path, limit):
+        Machine.operations += 1
+        most = len(path) if limit is None else min(len(path), limit // SIZE)
+        count = self.found(path[:most])
+        self.check(self.index.lookup(keys_of(path), limit), path, count)
+        self.touch(path, count)
+
+    @rule(path=PATHS)
+    def hold(self, path):
+        Machine.operations += 1
+        if len(self.holds) < 3:
+            stack = ExitStack()
+            count = self.found(path)
+            hit = stack.enter_context(self.index.hold(keys_of(path)))
+            self.check(hit, path, count)
+            self.holds.append((stack, path, count, hit))
+
+    @rule(which=st.integers(0, 2))
+    def let_go(self, which):
+        Machine.operations += 1
+        if which < len(self.holds):
+            stack, path, count, hit = self.holds.pop(which)
+            self.check(hit, path, count)  # nobody has written over it
+            stack.close()
+            self.touch(path, count)
+
+    @rule(path=PATHS, fails=st.booleans())
+    def put(self, path, fails):
+        Machine.operations += 1
+        start = self.found(path)
+        own = {path[:k] for k in range(1, start + 1)}
+        idle = [p for p in self.known if p not in self.held() | own]
+        room = self.index.capacity - len(self.known) + len(idle)
+        count = min(len(path) - start, room)
+        leaving = max(0, count - (self.index.capacity - len(self.known)))
+        for p in sorted(idle, key=lambda p: self.known[p])[:leaving]:
+            assert not any(q.startswith(p) and q != p for q in self.known), "a root before its leaf"
+            del self.known[p]
+        try:
+            with self.index.reserve(keys_of(path)) as new:
+                assert (new.start, new.stop) == (start * SIZE, (start + count) * SIZE)
+                taken = {row for _, first in self.known.values() for row in (first, first + 1)}
+                assert not taken & set(new.rows.tolist())
+                for i, row in enumerate(new.rows.tolist()):
+                    self.written[row] = (path[: start + i // SIZE + 1], i % SIZE)
+                if fails:
+                    raise KeyError
+        except KeyError:
+            count = 0
+        for k in range(count):
+            self.known[path[: start + k + 1]] = (0, int(new.rows[k * SIZE]))
+        self.touch(path, start + count)
+
+    @rule()
+    def forget(self):
+        Machine.operations += 1
+        if not self.holds:
+            self.index.clear()
+            self.known.clear()
+
+    @invariant()
+    def same(self):
+        assert len(self.index) == len(self.known) <= self.index.capacity
+        assert self.index.stats.bytes == len(self.known) * BLOCK <= self.index.max_bytes
+        assert len({first for _, first in self.known.values()}) == len(self.known)
+
+
+def test_ten_thousand_operations_beside_a_dictionary():
+    Machine.operations = 0
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=260, stateful_step_count=60, deadline=None, derandomize=True
+        ),
+    )
+    assert Machine.operations >= 10_000
+
+
+# -- threads and processes ---------------------------------------------------------------------------------------------
+
+
+def test_threads_never_read_what_another_writes():
+    """Rows say which prefix they were written for; a reader checks while it holds, writers push each other out."""
+    index = index_of(24)
+    rows = np.full((index.num_rows,), "", dtype=object)
+    wrong, hits = [], [0] * 6
+
+    def work(seed):
+        rng = random.Random(seed)
+        for _ in range(700):
+            path = "".join(rng.choices("abcd", k=rng.randint(1, 5)))
+            with index.hold(keys_of(path)) as hit:
+                hits[seed] += hit.tokens
+                for k in range(hit.tokens // SIZE):
+                    if any(rows[r] != path[: k + 1] for r in hit.rows[k * SIZE : (k + 1) * SIZE]):
+                        wrong.append(path)
+            with index.reserve(keys_of(path)) as new:
+                for i, r in enumerate(new.rows):
+                    rows[r] = path[: new.start // SIZE + i // SIZE + 1]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and all(hits) and index.stats.evicted > 50
+    assert len(index) <= index.capacity
+    index.clear()  # nothing is held any more
+
+
+def _in_child(index, pipe):
+    before = len(index)
+    put(index, "xy")
+    pipe.send((before, index.capacity, cached(index, "ab"), cached(index, "xy")))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_has_an_index_of_its_own(method):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    context = multiprocessing.get_context(method)
+    index = index_of(4)
+    put(index, "ab")
+    mine, theirs = context.Pipe()
+    inside, done = threading.Event(), threading.Event()
+
+    def busy():  # another thread is inside, and holds the lock, while the child begins
+        with index._lock:
+            inside.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=busy)
+    with index.hold(keys_of("ab")) as hit:
+        thread.start()
+        inside.wait()
+        child = context.Process(target=_in_child, args=(index, theirs))
+        child.start()
+        assert mine.poll(60), "the child waits for a lock that nobody holds there"
+        assert mine.recv() == (0, 4, 0, 2)
+        child.join()
+        done.set()
+        thread.join()
+        assert hit.tokens == 4
+    assert child.exitcode == 0 and cached(index, "ab") == 2 and cached(index, "xy") == 0
+
+
+def test_copies_are_empty():
+    index = index_of(4)
+    put(index, "ab")
+    for other in (pickle.loads(pickle.dumps(index)), copy.deepcopy(index)):
+        assert len(other) == 0 and other.capacity == 4 and other.block_size == SIZE
+
+
+def test_it_needs_no_torch():
+    code = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "transformers")))  # None: as if they were not installed
+import mmpack as mp
+index = mp.cache.PrefixIndex(100, bytes_per_token=1)
+print(index, mp.cache.predict_cached_tokens([]))
+try:
+    mp.cache.FeatureStore
+except mp.MissingExtraError as error:
+    print(error)
+"""
+    lines = run_python(code).stdout.splitlines()
+    assert lines[0] == "PrefixIndex(0 of 6 blocks of 16 tokens) []"
+    assert (
+        lines[1]
+        == "mmpack.cache needs the package 'torch', which is not installed. Fix: pip install 'mmpack[torch]'"
+    )
+
+
+# -- wrong arguments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda i: PrefixIndex(10, bytes_per_token=0), "bytes_per_token is 0"),
+        (lambda i: PrefixIndex(float("nan"), bytes_per_token=1), "max_bytes is nan"),
+        (lambda i: PrefixIndex(15, bytes_per_token=1), "max_bytes is 15, one block takes 16"),
+        (lambda i: i.lookup([b"a"]), "keys is a list|keys is of type list"),
+        (lambda i: i.lookup(keys_of("a", 3)), "blocks of 3 tokens, the index has 2"),
+        (lambda i: i.lookup(keys_of("a"), limit=-1), "limit is -1"),
+        (lambda i: i.lookup(keys_of("a"), limit=1.5), "limit is 1.5"),
+        (lambda i: i.reserve(keys_of("a"), packed_rows=[1]).__enter__(), "packed_rows has shape"),
+        (lambda i: i.reserve(keys_of("a"), packed_rows=[0.0, 1]).__enter__(), "dtype float64"),
+        (lambda i: i.features_of(i.lookup(keys_of("a")), None), "no feature store"),
+    ],
+)
+def test_wrong_arguments_are_named(call, said):
+    with pytest.raises(ArgumentError, match=rf"({said}).*Fix: "):
+        call(index_of(2))

@@ -1,0 +1,142 @@
+"""RowStore and scatter_rows: bits go in and come out as they were; wrong rows are named."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmpack.cache import PrefixIndex, RowStore
+from mmpack.cache.keys import PrefixKeys
+from mmpack.errors import ArgumentError
+from mmpack.ops.rows.scatter import scatter_rows
+
+KINDS = [
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def bits(*shape, dtype):
+    """Random bits: NaNs with payloads, infinities and negative zeros among them."""
+    if dtype == torch.bool:
+        return torch.rand(shape) < 0.5
+    size = torch.empty(0, dtype=dtype).element_size()
+    raw = np.random.default_rng(0).integers(0, 256, (*shape[:-1], shape[-1] * size), dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype)
+
+
+def same(a, b):
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_bits_go_in_and_come_out(dtype):
+    store = RowStore(50)
+    rows = torch.randperm(50)[:33]
+    layers = [bits(33, 2, 4, dtype=dtype), bits(33, 3, dtype=dtype), bits(33, 1, 8, dtype=dtype)]
+    store.write(rows, layers)
+    assert store.bytes_per_row == sum(x[0].nbytes for x in layers)
+    order = torch.randperm(33)
+    for kind in (torch.int32, torch.int64):
+        for got, put in zip(store.read(rows[order].to(kind)), layers, strict=True):
+            assert same(got, put[order])
+    for got, put in zip(store.read(rows.numpy()), layers, strict=True):
+        assert same(got, put)
+
+
+def test_other_rows_stay():
+    store = RowStore(8)
+    first = torch.randn(8, 3)
+    store.write(torch.arange(8), [first])
+    store.write(torch.tensor([6, 1]), [torch.full((2, 3), -0.0)])
+    left = [0, 2, 3, 4, 5, 7]
+    assert same(store.read(torch.tensor(left))[0], first[left])
+    assert torch.signbit(store.read(torch.tensor([1, 6]))[0]).all()
+
+
+def test_the_rows_of_an_index_hold_what_was_written_for_them():
+    index = PrefixIndex(6 * 4 * 8, bytes_per_token=8, block_size=4)
+    store, rng = RowStore(index.num_rows), np.random.default_rng(0)
+    for _ in range(200):
+        path = tuple(rng.integers(0, 3, rng.integers(1, 5)).tolist())
+        keys = PrefixKeys(
+            tuple(repr(path[: k + 1]).encode() for k in range(len(path))), 4, 4 * len(path)
+        )
+        # what a token's KV is follows from all before it
+        tokens = [hash((path[: k // 4 + 1], k)) % 2**31 for k in range(4 * len(path))]
+        kv = torch.tensor(tokens, dtype=torch.int64)[:, None]
+        with index.hold(keys) as hit:
+            if hit.tokens:
+                assert torch.equal(store.read(hit.rows)[0], kv[: hit.tokens])
+        with index.reserve(keys) as new:
+            if len(new.rows):
+                store.write(new.rows, [kv[new.start : new.stop]])
+    assert store.bytes_per_row == index.bytes_per_token
+    assert index.stats.hit_tokens > 500 and index.stats.evicted > 50
+
+
+def test_scatter_is_torchs_index_copy():
+    out, values = torch.randn(9, 2, 5), torch.randn(4, 2, 5)
+    index = torch.tensor([8, 0, 3, 5])
+    expected = out.index_copy(0, index, values)
+    scatter_rows(out, index.int(), values)
+    assert torch.equal(out, expected)
+    empty = out.clone()
+    scatter_rows(out, torch.zeros(0, dtype=torch.int64), values[:0])
+    assert torch.equal(out, empty)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda s: s.write(torch.tensor([0, 8]), [torch.zeros(2, 3)]),
+            "from 0 to 8, the store has 8",
+        ),
+        (lambda s: s.write(torch.tensor([-1]), [torch.zeros(1, 3)]), "from -1 to -1"),
+        (lambda s: s.write(torch.tensor([1, 1]), [torch.zeros(2, 3)]), "rows repeat"),
+        (lambda s: s.write(torch.tensor([1]), [torch.zeros(2, 3)]), "has shape"),
+        (lambda s: s.write(torch.tensor([1]), [torch.zeros(1, 3).double()]), "torch.float64"),
+        (
+            lambda s: s.write(torch.tensor([1]), [torch.zeros(1, 3)] * 2),
+            "2 tensors, the store has 1",
+        ),
+        (lambda s: s.write(torch.tensor([1]), []), "tensors is empty"),
+        (lambda s: s.write(torch.tensor([1]), [[1.0]]), "tensors_0 is of type list|tensors_0 is a"),
+        (lambda s: s.write([1], [torch.zeros(1, 3)]), "rows is of type list|rows is a"),
+        (lambda s: s.write(np.array([1.0]), [torch.zeros(1, 3)]), "dtype float64"),
+        (lambda s: s.read(torch.tensor([1.0])), "dtype torch.float32"),
+        (lambda s: s.read(torch.tensor([8])), "from 8 to 8"),
+        (lambda s: RowStore(4).read(torch.tensor([0])), "nothing was written"),
+        (lambda s: RowStore(4).write(torch.tensor([0]), [torch.tensor(1.0)]), "single number"),
+        (lambda s: RowStore(0), "rows is 0"),
+        (
+            lambda s: scatter_rows(torch.zeros(4, 4).T, torch.tensor([0]), torch.zeros(1, 4)),
+            "not contiguous",
+        ),
+        (
+            lambda s: scatter_rows(torch.zeros(4), torch.tensor([4]), torch.zeros(1)),
+            "runs from 4 to 4",
+        ),
+        (
+            lambda s: scatter_rows(torch.zeros(4), torch.tensor([0]), torch.zeros(2)),
+            "values have shape",
+        ),
+        (
+            lambda s: scatter_rows(
+                torch.zeros(4), torch.tensor([0]), torch.zeros(1, requires_grad=True)
+            ),
+            "no gradient",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(call, said):
+    store = RowStore(8)
+    store.write(torch.tensor([2]), [torch.ones(1, 3)])
+    with pytest.raises(ArgumentError, match=rf"({said}).*Fix: "):
+        call(store)
+    assert torch.equal(store.read(torch.tensor([2]))[0], torch.ones(1, 3))
