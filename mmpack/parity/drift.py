@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from mmpack.contracts import TOLERANCES
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.parity.drift_axes import DriftAxis, EffectiveSize, split
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.relation import excluded, fits_temperatures, relation
-from mmpack.schema.sample import Sample
+from mmpack.parity.report import counted, wrapped
+from mmpack.schema.sample import Sample, as_samples
 
 DRIFT_FIXES = {
     "dtype": "Run both sides in one dtype, or correct for the difference by importance sampling.",
@@ -34,6 +36,11 @@ class LogprobDrift:
 
     `argmax_differs`: share of tokens whose likeliest id differs; None if it was not recorded. `ok`: inside the bound of
     two engines in fp32 (`contracts.TOLERANCES`). `causes`: cause to evidence; of drift without any, `unknown`.
+
+    `axes`: the same figures by `modality` (of the sample), `medium` (the last one before the token), `position` and
+    `response` (position in the sample and in the response), `length` of the sample, `turn` and policy `version`.
+    `weights`: effective sample sizes of importance weights, by token and by sample. `suggests`: what the axes point to,
+    the strongest first. Tokens whose logprob is not finite (`not_finite`) are in none of these.
     """
 
     tokens: int
@@ -43,16 +50,48 @@ class LogprobDrift:
     argmax_differs: float | None
     ok: bool
     causes: dict[str, str] = field(default_factory=dict)
+    not_finite: int = 0
+    axes: dict[str, DriftAxis] = field(default_factory=dict)
+    weights: tuple[EffectiveSize, ...] = ()
+    suggests: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, keys in a fixed order."""
         return asdict(self)
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
+        """What there is to say, in lines of at most 120 characters: figures, causes, suggestions, weights."""
+        out = wrapped(f"logprobs: {self.figures}")
+        if self.not_finite:
+            out += wrapped(
+                f"  {counted(self.not_finite, 'token')} without a finite logprob on both sides",
+                "    ",
+            )
+        for name, why in self.causes.items():
+            out += wrapped(f"  {name}: {why}", "    ") + wrapped(
+                f"    fix: {DRIFT_FIXES[name]}", "      "
+            )
+        for line in self.suggests:
+            out += wrapped(
+                f"  drift is {line}"
+                if not line.startswith(("grows", "falls"))
+                else f"  drift {line}",
+                "    ",
+            )
+        for size in self.weights:
+            out += wrapped(f"  {size.suggests}", "    ")
+        return out
+
+    @property
+    def figures(self) -> str:
+        """Tokens and figures in one line."""
         share = "" if self.argmax_differs is None else f", argmax differs {self.argmax_differs:.2%}"
         figures = f"max {self.max_abs:.1e}, mean {self.mean_abs:.1e}, k3 {self.k3:.1e}{share}"
+        return f"{counted(self.tokens, 'token')}: {figures}"
+
+    def __str__(self) -> str:
         named = [f"{name} ({why}). Fix: {DRIFT_FIXES[name]}" for name, why in self.causes.items()]
-        return "; ".join([f"{self.tokens} tokens: {figures}", *named])
+        return "; ".join([self.figures, *named])
 
 
 def logprob_drift(
@@ -65,6 +104,7 @@ def logprob_drift(
     version: str | None = None,
     temperature: float | None = None,
     checksums: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
+    near: int = 64,
 ) -> LogprobDrift:
     """Compare `rollout_logprobs` of samples with a trainer's, token by token.
 
@@ -80,9 +120,11 @@ def logprob_drift(
         dtype, version: the trainer's compute dtype and weights version.
         temperature: by which the trainer divides its logits, where it does.
         checksums: of the trainer's and of the engine's tensors, by name.
+        near: how many tokens after a medium count as close to it.
 
     Raises: ArgumentError for logprobs of unlike kinds, missing ones, other counts, or no token at all.
     """
+    samples = as_samples(samples, "logprob_drift")
     rolled = [_recorded(s, kind) for s in samples]
     theirs = [_column(x, i) for i, x in enumerate(_per_sample("logprobs", logprobs, len(rolled)))]
     if [len(a) for a in rolled] != [len(b) for b in theirs] or not sum(map(len, rolled)):
@@ -90,11 +132,24 @@ def logprob_drift(
             f"logprob_drift: the rollout has {sum(map(len, rolled))} logprobs, the trainer "
             f"{sum(map(len, theirs))}. Fix: pass one per loss token of each sample, and at least one"
         )
-    d = np.concatenate(theirs) - np.concatenate(rolled)
+    for sample, column in zip(samples, rolled, strict=True):
+        cut = any(span.stop > len(sample) for span in sample.loss_spans)
+        if cut or len(column) != sample.num_loss_tokens:
+            raise ArgumentError(
+                f"logprob_drift: {sample.sample_id!r:.60} has {len(sample)} tokens, {sample.num_loss_tokens} in its "
+                f"loss_spans and {len(column)} rollout_logprobs. Fix: one per loss token; mp.validate says what is wrong"
+            )
+    check_whole("logprob_drift", "near", near)
+    rollout = np.concatenate(rolled)
+    with np.errstate(
+        invalid="ignore", over="ignore"
+    ):  # infinities: their differences are NaN, and counted
+        d = np.concatenate(theirs) - rollout
+        k3 = float((np.expm1(d) - d).mean())
     figures = {
         "max_abs": float(np.abs(d).max()),
         "mean_abs": float(np.abs(d).mean()),
-        "k3": float((np.expm1(d) - d).mean()),
+        "k3": k3,
     }
     fine = all(  # NaN is not <=
         value <= TOLERANCES[f"engines_{name.removesuffix('_abs')}"].value
@@ -111,7 +166,18 @@ def logprob_drift(
     share = None
     if argmax_ids is not None:
         share = _argmax_differs(samples, _per_sample("argmax_ids", argmax_ids, len(samples)))
-    return LogprobDrift(tokens=len(d), **figures, argmax_differs=share, ok=fine, causes=causes)
+    parts = split(samples, rollout, d, near, version, same=not fine)
+    return LogprobDrift(
+        tokens=len(d),
+        **figures,
+        argmax_differs=share,
+        ok=fine,
+        causes=causes,
+        not_finite=parts.not_finite,
+        axes=parts.axes,
+        weights=parts.weights,
+        suggests=parts.suggests,
+    )
 
 
 def _per_sample(name: str, given: Any, count: int) -> Sequence[Any]:
