@@ -59,28 +59,25 @@ class LogprobDrift:
         """JSON values, keys in a fixed order."""
         return asdict(self)
 
-    def lines(self) -> list[str]:
-        """What there is to say, in lines of at most 120 characters: figures, causes, suggestions, weights."""
-        out = wrapped(f"logprobs: {self.figures}")
+    @property
+    def sentences(self) -> list[str]:
+        """Figures, causes with their fixes, suggestions and weights, one string each."""
+        out = [f"logprobs: {self.figures}"]
         if self.not_finite:
-            out += wrapped(
-                f"  {counted(self.not_finite, 'token')} without a finite logprob on both sides",
-                "    ",
-            )
-        for name, why in self.causes.items():
-            out += wrapped(f"  {name}: {why}", "    ") + wrapped(
-                f"    fix: {DRIFT_FIXES[name]}", "      "
-            )
-        for line in self.suggests:
-            out += wrapped(
-                f"  drift is {line}"
-                if not line.startswith(("grows", "falls"))
-                else f"  drift {line}",
-                "    ",
-            )
-        for size in self.weights:
-            out += wrapped(f"  {size.suggests}", "    ")
-        return out
+            tokens = counted(self.not_finite, "token")
+            out.append(f"{tokens} without a finite logprob on both sides, in none of the groups")
+        out += [f"{name}: {why}; fix: {DRIFT_FIXES[name]}" for name, why in self.causes.items()]
+        out += [
+            f"drift {line}" if line.startswith(("grows", "falls")) else f"drift is {line}"
+            for line in self.suggests
+        ]
+        return out + [size.suggests for size in self.weights]
+
+    def lines(self) -> list[str]:
+        """The sentences in lines of at most 120 characters."""
+        first, *others = self.sentences
+        rest = (wrapped(f"  {text}", "    ") for text in others)
+        return [*wrapped(first), *(line for lines in rest for line in lines)]
 
     @property
     def figures(self) -> str:
@@ -126,18 +123,20 @@ def logprob_drift(
     """
     samples = as_samples(samples, "logprob_drift")
     rolled = [_recorded(s, kind) for s in samples]
-    theirs = [_column(x, i) for i, x in enumerate(_per_sample("logprobs", logprobs, len(rolled)))]
+    theirs = [
+        logprob_column(x, i) for i, x in enumerate(_per_sample("logprobs", logprobs, len(rolled)))
+    ]
     if [len(a) for a in rolled] != [len(b) for b in theirs] or not sum(map(len, rolled)):
         raise ArgumentError(
             f"logprob_drift: the rollout has {sum(map(len, rolled))} logprobs, the trainer "
             f"{sum(map(len, theirs))}. Fix: pass one per loss token of each sample, and at least one"
         )
     for sample, column in zip(samples, rolled, strict=True):
-        cut = any(span.stop > len(sample) for span in sample.loss_spans)
+        cut = any(not 0 <= x.start <= x.stop <= len(sample) for x in sample.loss_spans)
         if cut or len(column) != sample.num_loss_tokens:
             raise ArgumentError(
                 f"logprob_drift: {sample.sample_id!r:.60} has {len(sample)} tokens, {sample.num_loss_tokens} in its "
-                f"loss_spans and {len(column)} rollout_logprobs. Fix: one per loss token; mp.validate says what is wrong"
+                f"loss_spans and {len(column)} rollout_logprobs. Fix: one per loss token; mp.validate says more"
             )
     check_whole("logprob_drift", "near", near)
     rollout = np.concatenate(rolled)
@@ -166,7 +165,7 @@ def logprob_drift(
     share = None
     if argmax_ids is not None:
         share = _argmax_differs(samples, _per_sample("argmax_ids", argmax_ids, len(samples)))
-    parts = split(samples, rollout, d, near, version, same=not fine)
+    parts = split(samples, rollout, d, near, version, same=set(causes) == {UNKNOWN})
     return LogprobDrift(
         tokens=len(d),
         **figures,
@@ -190,18 +189,18 @@ def _per_sample(name: str, given: Any, count: int) -> Sequence[Any]:
     return given
 
 
-def _column(values: Any, i: int) -> np.ndarray:
+def logprob_column(values: Any, i: int | str) -> np.ndarray:
     """float64 [n]. Raises: ArgumentError."""
     try:
         column = np.asarray(values, np.float64)
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(
-            f"logprob_drift: logprobs[{i}] are no numbers ({why}). Fix: float [n], of the loss tokens"
+            f"logprob_drift: logprobs[{i!r:.60}] are no numbers ({why}). Fix: float [n], of the loss tokens"
         ) from None
     if column.ndim != 1:
         raise ArgumentError(
-            f"logprob_drift: logprobs[{i}] have shape {list(column.shape)}, expected [n]. "
+            f"logprob_drift: logprobs[{i!r:.60}] have shape {list(column.shape)}, expected [n]. "
             "Fix: one value per loss token"
         )
     return column

@@ -18,6 +18,7 @@ from mmpack.schema.sample import Sample
 HIGH = 2.0  # where TIS cuts weights, as `policy_loss` does unless told otherwise
 BOUND = 20.0  # of log weights, as in `mmpack.losses`
 FLOOR = 1e-6  # of |d|: logprobs in float32 resolve no less
+COLUMNS = ("group", "tokens", "samples", "mean |Δ|", "max |Δ|", "k3", "ESS")
 SURE_BINS = -np.geomspace(10, 1e-4, 12)  # edges of the rollout's logprob, unlikely to sure
 
 
@@ -36,6 +37,12 @@ class DriftGroup:
     mean: float
     k3: float
     ess: float
+
+    @property
+    def row(self) -> tuple[str | int | float, ...]:
+        """What a table shows, by COLUMNS: three digits of each figure."""
+        figures = (float(f"{x:.3g}") for x in (self.mean_abs, self.max_abs, self.k3, self.ess))
+        return self.name, self.tokens, self.samples, *figures
 
 
 @dataclass(frozen=True)

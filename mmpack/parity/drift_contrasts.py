@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -153,13 +154,13 @@ def _fits(table: Table, usable: list[Contrast], moved: np.ndarray) -> list[Contr
     """The contrasts whose high side surely drifts more."""
     if not usable or len(table.count) < 2 * FEW_SAMPLES:
         return []
-    x = np.stack([c.x for c in usable], axis=1)
+    x: Any = np.stack([c.x for c in usable], axis=1)
     known = np.isfinite(x[:, 0])
     x, count, size = x[known], table.count[:, known], table.size[:, known]
     of_group, total = count.sum(axis=0), count.sum()
     if not total:
         return []
-    high, low = (x == 1), (x == 0)
+    high, low = x == 1, x == 0
     tokens = np.minimum(of_group @ high, of_group @ low)
     there = (count > 0).astype(np.float64)
     samples = np.minimum(*(((there @ side) > 0).sum(axis=0) for side in (high, low)))
@@ -171,8 +172,8 @@ def _fits(table: Table, usable: list[Contrast], moved: np.ndarray) -> list[Contr
     b = covered / np.where(spread > 0, spread, 1)
     scores = size @ x - mean * (count @ x) - b * (count @ x**2)
     drawn = (count.sum(axis=1) > 0).sum()
-    error = np.sqrt(np.square(scores).sum(axis=0) * drawn / max(drawn - 1, 1))
-    error /= np.where(spread > 0, spread, 1)
+    drawn_anew = np.square(scores).sum(axis=0) * drawn / max(drawn - 1, 1)
+    error = np.sqrt(drawn_anew) / np.where(spread > 0, spread, 1)
     sure = SIGMAS * (1 + FEW_SAMPLES / np.maximum(samples - 1, 1))  # few samples: errors are unsure
     stands = enough & (b >= np.log(TIMES)) & (b > sure * error)
     by_group = table.added(moved)[:, known].sum(axis=0)

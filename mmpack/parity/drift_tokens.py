@@ -61,7 +61,7 @@ def axes_of(samples: Sequence[Sample], near: int) -> tuple[np.ndarray, dict[str,
 
 def _modality(samples: Sequence[Sample], of: np.ndarray) -> Axis:
     bits = {"image": 1, "video": 2}
-    kinds = [sum({bits[span.modality] for span in s.modality_spans}) for s in samples]
+    kinds = [sum({bits.get(span.modality, 0) for span in s.modality_spans}) for s in samples]
     return Axis(KINDS, np.array(kinds, np.int64)[of])
 
 

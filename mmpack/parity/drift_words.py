@@ -47,6 +47,19 @@ _LOOK = {
 }
 
 
+# what to look at where drift is late, where it is early, where it begins at a limit
+_RANGES = {
+    "position": ("position", "early position", "position limit"),
+    "response": ("response", "early response", "response"),
+    "length": ("length", "short", "length"),
+}
+_GROWS = {
+    "position": "position",
+    "response": "position in the response",
+    "length": "the sample's length",
+}
+
+
 def suggestions(
     found: Sequence[Found], compared: Sequence[str], trainer: str | None, same: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -83,7 +96,7 @@ def line(c: Contrast, trainer: str | None) -> str:
 
 
 def _read(c: Contrast, trainer: str | None) -> tuple[str, str]:
-    """Where a contrast's high side is, and the key of what to look at."""
+    """Where a contrast's high side is, and what to look at."""
     names = [c.names[g] for g in c.groups]
     match c.axis:
         case "medium":
@@ -98,33 +111,22 @@ def _read(c: Contrast, trainer: str | None) -> tuple[str, str]:
             where = {"from": f"from turn {names[0]} on", "before": f"up to turn {names[-1]}"}
             look = {"from": "later turns", "before": "early turns"}.get(c.kind, "one turn")
             return where.get(c.kind, f"in turn {names[0]}"), _LOOK[look]
-    of = {"position": "token", "response": "response token", "length": "a length of"}[c.axis]
+    late, early, limit = _RANGES[c.axis]
+    look = {"grows": late, "falls": early, "from": limit, "before": early}.get(c.kind, "part")
+    return _of_range(c, names), _LOOK[look]
+
+
+def _of_range(c: Contrast, names: Sequence[str]) -> str:
+    """Bins are named `3` or `3 to 7`."""
     low, high = names[0].split(" ")[0], names[-1].split(" ")[-1]
-    prefix = "in samples of " if c.axis == "length" else "at "
-    match c.kind:
-        case "grows" | "falls":
-            what = {"position": "position", "response": "position in the response"}
-            verb = "grows" if c.kind == "grows" else "falls"
-            where = f"{verb} with {what.get(c.axis, 'the length of the sample')}"
-            up = {"position": "position", "response": "response", "length": "length"}
-            down = {"position": "early position", "response": "early response", "length": "short"}
-            return where, _LOOK[(up if c.kind == "grows" else down)[c.axis]]
-        case "from":
-            where = f"{prefix}{low} tokens or more" if c.axis == "length" else f"from {of} {low} on"
-            look = {"position": "position limit", "response": "response", "length": "length"}
-        case "before":
-            where = (
-                f"{prefix}{high} tokens or fewer" if c.axis == "length" else f"up to {of} {high}"
-            )
-            look = {"position": "early position", "response": "early response", "length": "short"}
-        case _:
-            where = (
-                f"{prefix}{low} to {high} tokens"
-                if c.axis == "length"
-                else f"at {of}s {low} to {high}"
-            )
-            look = dict.fromkeys(("position", "response", "length"), "part")
-    return where, _LOOK[look[c.axis]]
+    if c.kind in ("grows", "falls"):
+        return f"{c.kind} with {_GROWS[c.axis]}"
+    if c.axis == "length":
+        size = {"from": f"{low} tokens or more", "before": f"{high} tokens or fewer"}
+        return f"in samples of {size.get(c.kind, f'{low} to {high} tokens')}"
+    token = "token" if c.axis == "position" else "response token"
+    where = {"from": f"from {token} {low} on", "before": f"up to {token} {high}"}
+    return where.get(c.kind, f"at {token}s {low} to {high}")
 
 
 def _of_versions(c: Contrast, names: Sequence[str], trainer: str | None) -> tuple[str, str]:
