@@ -59,7 +59,7 @@ class Contrast:
     """`kind`: `alone` (one group), `from` (that group and later), `before` (earlier ones), `grows`, `falls`, or a name.
 
     `groups`: those on the high side. `times`: how much larger |d| is there (geometric
-    means). `low`, `high`: mean |d|.
+    means), `error` the standard error of its logarithm. `low`, `high`: mean |d|.
     """
 
     axis: str
@@ -68,6 +68,7 @@ class Contrast:
     x: np.ndarray
     names: tuple[str, ...]
     times: float = 0.0
+    error: float = 0.0
     explains: float = 0.0
     low: float = 0.0
     high: float = 0.0
@@ -105,7 +106,7 @@ def told_apart(tables: Mapping[str, Table], moved: np.ndarray) -> list[Found]:
             break
         top = max(c.explains for c in fits)
         as_good: dict[str, Contrast] = {}
-        for c in sorted(fits, key=lambda c: -c.explains):
+        for c in sorted(fits, key=lambda c: -round(c.explains / top, 9)):
             if c.explains >= LIKE * top:
                 as_good.setdefault(c.axis, c)
         best, *others = (as_good[name] for name in ORDER if name in as_good)
@@ -123,10 +124,12 @@ def contrasts(name: str, axis: Axis) -> list[Contrast]:
     known = [g for g in range(count) if g != axis.loose]
     sets: list[tuple[str, list[int]]] = []
     if name == "medium":
-        sets = [("after", [2, 3, 4, 5]), ("image", [2, 3]), ("video", [4, 5])]
-        sets += [("near", [2, 4]), ("near image", [2]), ("near video", [4]), ("before", [1])]
+        # of two that come to the same tokens, the first is said
+        sets = [("image", [2, 3]), ("video", [4, 5]), ("after", [2, 3, 4, 5])]
+        sets += [("near image", [2]), ("near video", [4]), ("near", [2, 4]), ("before", [1])]
     elif name == "modality":
-        sets = [("media", [1, 2, 3]), ("image", [1, 3]), ("video", [2, 3]), ("text", [0])]
+        sets = [("both", [3]), ("image", [1, 3]), ("video", [2, 3]), ("media", [1, 2, 3])]
+        sets += [("text", [0])]
     elif axis.ordered:
         sets = [("from", known[g:]) for g in range(1, len(known))]
         sets += [("before", known[:g]) for g in range(1, len(known))]
@@ -138,9 +141,9 @@ def contrasts(name: str, axis: Axis) -> list[Contrast]:
         x = np.isin(np.arange(count), groups).astype(np.float64)
         out.append(Contrast(name, kind, tuple(groups), _known(x, axis), axis.names))
     if axis.ordered and len(known) > 2 and name in ("position", "response", "length"):
-        x = np.linspace(0.0, 1.0, count)
-        out.append(Contrast(name, "grows", (count - 1,), x, axis.names))
-        out.append(Contrast(name, "falls", (0,), 1 - x, axis.names))
+        rising = np.linspace(0.0, 1.0, count)
+        out.append(Contrast(name, "grows", (count - 1,), rising, axis.names))
+        out.append(Contrast(name, "falls", (0,), 1 - rising, axis.names))
     return out
 
 
@@ -185,6 +188,7 @@ def _fits(table: Table, usable: list[Contrast], moved: np.ndarray) -> list[Contr
         told = replace(
             usable[k],
             times=float(np.exp(b[k])),
+            error=float(error[k]),
             explains=float(covered[k] ** 2 / spread[k]),
             low=means[0],
             high=means[1],

@@ -22,6 +22,7 @@ _SAMPLES = {
     "media": "in samples with pictures or video",
     "image": "in samples with pictures",
     "video": "in samples with video",
+    "both": "in samples with pictures and video",
     "text": "in samples of text only",
 }
 _LOOK = {

@@ -1,4 +1,4 @@
-"""Rollouts with logprobs, the noise of two healthy engines, and drifts planted in some of their tokens."""
+"""Rollouts with logprobs, what two healthy engines differ by, and drifts planted in some of their tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def rollout(rng: np.random.Generator, i: int) -> Sample:
             media.append(ModalitySpan(at, at + 64, "image", 0))
             at += 70
     n = sum(s.stop - s.start for s in loss)
-    sure = rng.random(n) < 0.5
+    since = np.concatenate([np.arange(s.stop - s.start) for s in loss])
+    sure = rng.random(n) < (0.7 if media else 0.4) - 0.3 * (
+        since < 20
+    )  # more so after a medium, less at first
     logprobs = -np.where(sure, rng.exponential(1e-3, n), rng.exponential(1.0, n))
     return Sample(
         sample_id=f"s{i}",
@@ -82,3 +85,36 @@ def facts(sample: Sample) -> dict[str, np.ndarray]:
                 }
             )
     return {name: np.array([row[name] for row in rows], object) for name in rows[0]}
+
+
+PLANTS = {
+    "after": ("medium", lambda f: f["after"] != ""),
+    "image": ("medium", lambda f: f["after"] == "image"),
+    "video": ("medium", lambda f: f["after"] == "video"),
+    "near": ("medium", lambda f: (f["since"] >= 0) & (f["since"] < 64)),
+    "media": ("modality", lambda f: f["kinds"] != ""),
+    "stale": ("version", lambda f: f["version"] == "6"),
+    "older": ("version", lambda f: np.isin(f["version"].astype(str), ["6", "7"])),
+    "newest": ("version", lambda f: f["version"] == "9"),
+    "turns": ("turn", lambda f: f["turn"] >= 1),
+    "last turn": ("turn", lambda f: f["turn"] >= 2),
+    "position": ("position", lambda f: f["position"].astype(float) / 500),
+    "limit": ("position", lambda f: f["position"] >= 600),
+    "decoding": ("response", lambda f: f["response"].astype(float) / 200),
+    "beginning": ("response", lambda f: f["response"] < 20),
+    "length": ("length", lambda f: f["length"] >= 700),
+}
+
+
+def planted(
+    rng: np.random.Generator, samples: list[Sample], name: str | None, times: float, size: float
+) -> list[np.ndarray]:
+    """The trainer's logprobs: healthy noise, `times` as large where the plant is."""
+    noise = healthy(rng, samples, size)
+    if name is not None:
+        where = PLANTS[name][1]
+        noise = [
+            x * (1 + (times - 1) * where(facts(s)).astype(float))
+            for s, x in zip(samples, noise, strict=True)
+        ]
+    return [s.rollout_logprobs.astype(np.float64) + x for s, x in zip(samples, noise, strict=True)]
