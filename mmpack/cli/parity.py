@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, watched
+from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, table, watched
 from mmpack.errors import require as require_extra
 from mmpack.files import write_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mmpack.parity.drift import LogprobDrift
 
 SHOWN = 20  # findings, on the screen
 KEPT = 1000  # in the report
@@ -69,7 +75,8 @@ def command(
     if rollout is None or train is None:
         missing = "A" if rollout is None else "B"
         raise typer.BadParameter(f"Missing argument '{missing}'.")
-    from mmpack.parity.compare import compare
+    from mmpack.parity.compare import NEVER, compare
+    from mmpack.parity.drift_traces import trace_drift
     from mmpack.schema.trace import read_trace
 
     decode = None
@@ -87,12 +94,46 @@ def command(
         decode=decode,
         max_findings=max_findings,
     )
+    drift, left_out = None, None
+    if NEVER in report.not_compared.get("rollout_logprobs", ""):  # both sides have logprobs
+        drift, left_out = trace_drift(left, right)
     if html is not None:
         from mmpack.view import html as page
 
-        write_text(html, page(report, media_root=media_root, decode=decode))
+        write_text(html, page(report, media_root=media_root, decode=decode, drift=drift))
     verdict = "OK" if report.ok else "DIFFERENT" if report.total_findings else "NOT COMPARED"
     summary, *lines = report.lines(min(SHOWN, max_findings))
     numbers = summary.partition(": ")[2]
-    emit(report.to_dict(), [f"{verdict}: {numbers}", *lines], as_json, out)
+    document = report.to_dict() | {"drift": _document(drift, left_out)}
+    human = [f"{verdict}: {numbers}", *lines, *_drift(drift, left_out or {})]
+    emit(document, human, as_json, out)
     return 0 if report.ok else 1
+
+
+def _document(drift: LogprobDrift | None, left_out: dict[str, int] | None) -> dict[str, Any] | None:
+    """None without logprobs on both sides."""
+    if left_out is None:
+        return None
+    return ({} if drift is None else drift.to_dict()) | {"left_out": left_out}
+
+
+def _drift(drift: LogprobDrift | None, left_out: dict[str, int]) -> Iterator[str | Table]:
+    from mmpack.parity.drift_axes import COLUMNS
+    from mmpack.parity.drift_traces import CARRIED
+    from mmpack.parity.report import counted
+
+    for why, count in left_out.items():
+        if why == CARRIED:
+            continue  # so do most traces of a trainer
+        yield f"logprobs: {counted(count, 'sample')} left out: {why}"
+    if drift is None:
+        return
+    yield from drift.lines()
+    rows = [
+        ("" if k else name, *group.row)
+        for name, axis in drift.axes.items()
+        if len(axis.groups) > 1
+        for k, group in enumerate(axis.groups)
+    ]
+    if rows:
+        yield table(("by", *COLUMNS), rows)

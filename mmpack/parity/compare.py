@@ -349,9 +349,10 @@ class _Tally:
         return {name: "; ".join(texts) for name, texts in why.items()}
 
 
+NEVER = "its values are not compared, only what they mean"
 _LACKS = {"both": "neither side"}
 _WHY = {
-    "never": "its values are not compared, only what they mean",
+    "never": NEVER,
     "unscored": "the logprobs that it describes are not on both sides",
     "no_effect": "differs; raw logprobs do not depend on it",
     "unread": "differs; its effect on logprobs is not known",

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from mmpack.contracts import TOLERANCES
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.parity.drift_axes import DriftAxis, EffectiveSize, split
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.relation import excluded, fits_temperatures, relation
-from mmpack.schema.sample import Sample
+from mmpack.parity.report import counted, wrapped
+from mmpack.schema.sample import Sample, as_samples
 
 DRIFT_FIXES = {
     "dtype": "Run both sides in one dtype, or correct for the difference by importance sampling.",
@@ -34,6 +36,11 @@ class LogprobDrift:
 
     `argmax_differs`: share of tokens whose likeliest id differs; None if it was not recorded. `ok`: inside the bound of
     two engines in fp32 (`contracts.TOLERANCES`). `causes`: cause to evidence; of drift without any, `unknown`.
+
+    `axes`: the same figures by `modality` (of the sample), `medium` (the last one before the token), `position` and
+    `response` (position in the sample and in the response), `length` of the sample, `turn` and policy `version`.
+    `weights`: effective sample sizes of importance weights, by token and by sample. `suggests`: what the axes point to,
+    the strongest first. Tokens whose logprob is not finite (`not_finite`) are in none of these.
     """
 
     tokens: int
@@ -43,16 +50,45 @@ class LogprobDrift:
     argmax_differs: float | None
     ok: bool
     causes: dict[str, str] = field(default_factory=dict)
+    not_finite: int = 0
+    axes: dict[str, DriftAxis] = field(default_factory=dict)
+    weights: tuple[EffectiveSize, ...] = ()
+    suggests: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, keys in a fixed order."""
         return asdict(self)
 
-    def __str__(self) -> str:
+    @property
+    def sentences(self) -> list[str]:
+        """Figures, causes with their fixes, suggestions and weights, one string each."""
+        out = [f"logprobs: {self.figures}"]
+        if self.not_finite:
+            tokens = counted(self.not_finite, "token")
+            out.append(f"{tokens} without a finite logprob on both sides, in none of the groups")
+        out += [f"{name}: {why}; fix: {DRIFT_FIXES[name]}" for name, why in self.causes.items()]
+        out += [
+            f"drift {line}" if line.startswith(("grows", "falls")) else f"drift is {line}"
+            for line in self.suggests
+        ]
+        return out + [size.suggests for size in self.weights]
+
+    def lines(self) -> list[str]:
+        """The sentences in lines of at most 120 characters."""
+        first, *others = self.sentences
+        rest = (wrapped(f"  {text}", "    ") for text in others)
+        return [*wrapped(first), *(line for lines in rest for line in lines)]
+
+    @property
+    def figures(self) -> str:
+        """Tokens and figures in one line."""
         share = "" if self.argmax_differs is None else f", argmax differs {self.argmax_differs:.2%}"
         figures = f"max {self.max_abs:.1e}, mean {self.mean_abs:.1e}, k3 {self.k3:.1e}{share}"
+        return f"{counted(self.tokens, 'token')}: {figures}"
+
+    def __str__(self) -> str:
         named = [f"{name} ({why}). Fix: {DRIFT_FIXES[name]}" for name, why in self.causes.items()]
-        return "; ".join([f"{self.tokens} tokens: {figures}", *named])
+        return "; ".join([self.figures, *named])
 
 
 def logprob_drift(
@@ -65,6 +101,7 @@ def logprob_drift(
     version: str | None = None,
     temperature: float | None = None,
     checksums: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
+    near: int = 64,
 ) -> LogprobDrift:
     """Compare `rollout_logprobs` of samples with a trainer's, token by token.
 
@@ -80,21 +117,38 @@ def logprob_drift(
         dtype, version: the trainer's compute dtype and weights version.
         temperature: by which the trainer divides its logits, where it does.
         checksums: of the trainer's and of the engine's tensors, by name.
+        near: how many tokens after a medium count as close to it.
 
     Raises: ArgumentError for logprobs of unlike kinds, missing ones, other counts, or no token at all.
     """
+    samples = as_samples(samples, "logprob_drift")
     rolled = [_recorded(s, kind) for s in samples]
-    theirs = [_column(x, i) for i, x in enumerate(_per_sample("logprobs", logprobs, len(rolled)))]
+    theirs = [
+        logprob_column(x, i) for i, x in enumerate(_per_sample("logprobs", logprobs, len(rolled)))
+    ]
     if [len(a) for a in rolled] != [len(b) for b in theirs] or not sum(map(len, rolled)):
         raise ArgumentError(
             f"logprob_drift: the rollout has {sum(map(len, rolled))} logprobs, the trainer "
             f"{sum(map(len, theirs))}. Fix: pass one per loss token of each sample, and at least one"
         )
-    d = np.concatenate(theirs) - np.concatenate(rolled)
+    for sample, column in zip(samples, rolled, strict=True):
+        cut = any(not 0 <= x.start <= x.stop <= len(sample) for x in sample.loss_spans)
+        if cut or len(column) != sample.num_loss_tokens:
+            raise ArgumentError(
+                f"logprob_drift: {sample.sample_id!r:.60} has {len(sample)} tokens, {sample.num_loss_tokens} in its "
+                f"loss_spans and {len(column)} rollout_logprobs. Fix: one per loss token; mp.validate says more"
+            )
+    check_whole("logprob_drift", "near", near)
+    rollout = np.concatenate(rolled)
+    with np.errstate(
+        invalid="ignore", over="ignore"
+    ):  # infinities: their differences are NaN, and counted
+        d = np.concatenate(theirs) - rollout
+        k3 = float((np.expm1(d) - d).mean())
     figures = {
         "max_abs": float(np.abs(d).max()),
         "mean_abs": float(np.abs(d).mean()),
-        "k3": float((np.expm1(d) - d).mean()),
+        "k3": k3,
     }
     fine = all(  # NaN is not <=
         value <= TOLERANCES[f"engines_{name.removesuffix('_abs')}"].value
@@ -111,7 +165,18 @@ def logprob_drift(
     share = None
     if argmax_ids is not None:
         share = _argmax_differs(samples, _per_sample("argmax_ids", argmax_ids, len(samples)))
-    return LogprobDrift(tokens=len(d), **figures, argmax_differs=share, ok=fine, causes=causes)
+    parts = split(samples, rollout, d, near, version, same=set(causes) == {UNKNOWN})
+    return LogprobDrift(
+        tokens=len(d),
+        **figures,
+        argmax_differs=share,
+        ok=fine,
+        causes=causes,
+        not_finite=parts.not_finite,
+        axes=parts.axes,
+        weights=parts.weights,
+        suggests=parts.suggests,
+    )
 
 
 def _per_sample(name: str, given: Any, count: int) -> Sequence[Any]:
@@ -124,18 +189,18 @@ def _per_sample(name: str, given: Any, count: int) -> Sequence[Any]:
     return given
 
 
-def _column(values: Any, i: int) -> np.ndarray:
+def logprob_column(values: Any, i: int | str) -> np.ndarray:
     """float64 [n]. Raises: ArgumentError."""
     try:
         column = np.asarray(values, np.float64)
     except (TypeError, ValueError) as error:
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(
-            f"logprob_drift: logprobs[{i}] are no numbers ({why}). Fix: float [n], of the loss tokens"
+            f"logprob_drift: logprobs[{i!r:.60}] are no numbers ({why}). Fix: float [n], of the loss tokens"
         ) from None
     if column.ndim != 1:
         raise ArgumentError(
-            f"logprob_drift: logprobs[{i}] have shape {list(column.shape)}, expected [n]. "
+            f"logprob_drift: logprobs[{i!r:.60}] have shape {list(column.shape)}, expected [n]. "
             "Fix: one value per loss token"
         )
     return column

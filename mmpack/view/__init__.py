@@ -17,9 +17,10 @@ from mmpack.parity.report import ParityReport
 if TYPE_CHECKING:
     import numpy as np
 
+    from mmpack.parity.drift import LogprobDrift
     from mmpack.schema.sample import Sample
 
-__all__ = ["html", "png"]
+__all__ = ["drift_png", "html", "png"]
 
 LIMIT = 100  # samples of a page
 FIGURE_LIMIT = 8  # samples of a figure
@@ -35,6 +36,7 @@ def html(
     tokenizer: Any = None,
     title: str | None = None,
     limit: int | None = None,
+    drift: LogprobDrift | None = None,
 ) -> str:
     """A parity report, or samples, as one self-contained page; everything that came from a trace is escaped.
 
@@ -52,6 +54,8 @@ def html(
             `Sample.metadata["token_texts"]` (L strings) if there are any, else ids.
         title: of samples: the heading, "samples" if not given.
         limit: of samples: how many are drawn, 100 if not given; the page says that there are more.
+        drift: of a report: the drift of all samples (`parity.drift_traces.trace_drift`); if not given, that of the
+            samples drawn is told apart.
 
     Raises: ArgumentError for another `what`, and for an option that is not of it; MissingExtraError without MarkupSafe,
     and without Pillow where pictures are drawn.
@@ -76,13 +80,14 @@ def html(
             known=pictures,
             decode=decode,
             train_logprobs=train_logprobs,
+            drift=_checked_drift(drift, "view.html"),
         )
     if not isinstance(what, Iterable) or isinstance(what, (str, bytes, Mapping)):
         raise ArgumentError(
             f"view.html: it is handed {kind_of(what)}, expected samples or a ParityReport. "
             "Fix: pass what mp.read_trace or mp.compare returns, of one sample [sample]"
         )
-    _refuse("samples", decode=decode, train_logprobs=train_logprobs)
+    _refuse("samples", decode=decode, train_logprobs=train_logprobs, drift=drift)
     from mmpack.view.trace.choose import checked_options, choose
     from mmpack.view.trace.page import page as trace_page
 
@@ -118,6 +123,39 @@ def png(
     options = checked_options("view.png", media_root, pictures, tokenizer, title)
     chosen = choose(samples, "view.png", FIGURE_LIMIT if limit is None else limit)
     return figure(chosen.samples, chosen.note, **options)[0]
+
+
+def drift_png(drift: LogprobDrift, title: str = "Drift of logprobs") -> bytes:
+    """A drift by axis as a figure for a paper, a PNG of 2,160 pixels width: bars of mean |train − rollout| by group.
+
+    Args: `drift`: of `parity.drift.logprob_drift` or `parity.drift_traces.trace_drift`. Raises: ArgumentError;
+    MissingExtraError without Pillow.
+
+    Example:
+        >>> import mmpack as mp, numpy as np
+        >>> from mmpack.parity.drift import logprob_drift
+        >>> rolled = np.float32([-1, -2])
+        >>> sample = mp.Sample("s", "g", "qwen2_vl", np.arange(4), [], [], [mp.LossSpan(2, 4)], rollout_logprobs=rolled)
+        >>> mp.view.drift_png(logprob_drift([sample], [rolled + 0.5]))[:8]
+        b'\\x89PNG\\r\\n\\x1a\\n'
+    """
+    from mmpack.view.parity.drift_figure import drift_figure
+
+    if _checked_drift(drift, "view.drift_png") is None:
+        raise ArgumentError("view.drift_png: drift is None. Fix: pass what logprob_drift returns")
+    if not isinstance(title, str):
+        raise ArgumentError(f"view.drift_png: title is {kind_of(title)}. Fix: pass a str")
+    return drift_figure(drift, title)
+
+
+def _checked_drift(drift: LogprobDrift | None, what: str) -> LogprobDrift | None:
+    from mmpack.parity.drift import LogprobDrift
+
+    if drift is not None and not isinstance(drift, LogprobDrift):
+        raise ArgumentError(
+            f"{what}: drift is {kind_of(drift)}, expected a LogprobDrift. Fix: pass what logprob_drift returns"
+        )
+    return drift
 
 
 def _refuse(what: str, **options: Any) -> None:

@@ -1,5 +1,6 @@
 """Every command: what it prints, its JSON document, its exit code."""
 
+import copy
 import json
 import os
 import pty
@@ -7,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.drifts import planted, rollouts
 from support.process import call_mmpack, run_mmpack, run_python
 from support.samples import full_sample, make_sample
 
@@ -73,6 +76,41 @@ def test_parity_of_unlike_traces(tmp_path, trace):
     assert "Layouts differ" in page.read_text()
     report = document(call_mmpack("parity", trace, other, "--json"), code=1)
     assert report["first"]["field"] == "input_ids" and report["first"]["index"] == 0
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_parity_tells_the_drift_of_logprobs_apart(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    left = rollouts(rng, 40)
+    for sample in left:
+        sample.modality_spans = []
+    right = copy.deepcopy(left)
+    for sample, x in zip(right, planted(rng, left, "turns", 30, 1e-4), strict=True):
+        sample.rollout_logprobs = np.minimum(x, 0).astype(np.float32)
+    right[0].sampling = {"logprobs": "processed"}
+    paths = [write(tmp_path / f"{n}.{kind}", side) for n, side in (("a", left), ("b", right))]
+    result = call_mmpack("parity", *paths, "--html", tmp_path / "page.html")
+    lines = result.stdout.splitlines()
+    assert "logprobs: 1 sample left out: logprobs of unlike kinds" in lines
+    (told,) = [line for line in lines if line.startswith("  drift is ")]
+    assert "times larger from turn 1 on" in told
+    rows = [line.split() for line in lines[lines.index(told) :]]
+    assert ["by", "group", "tokens", "samples"] in [row[:4] for row in rows]
+    drift = document(call_mmpack("parity", *paths, "--json"), code=1)["drift"]
+    assert drift["left_out"] == {"logprobs of unlike kinds": 1}
+    first = drift["axes"]["turn"]["groups"][0]
+    count = f"{first['tokens']:,}"
+    assert ["turn", "0", count, str(first["samples"])] in [row[:4] for row in rows]
+    assert "from turn 1 on" in (tmp_path / "page.html").read_text()
+    assert document(call_mmpack("parity", paths[0], paths[0], "--json"))["drift"] == {
+        "left_out": {"both traces carry the rollout's own logprobs": 40}
+    }
+    assert "drift" not in call_mmpack("parity", paths[0], paths[0]).stdout
+
+
+def test_parity_has_no_drift_without_logprobs(tmp_path):
+    path = write(tmp_path / "a.jsonl", [make_sample([("text", [1, 2]), ("response", [3])])])
+    assert document(call_mmpack("parity", path, path, "--json"))["drift"] is None
 
 
 def test_parity_requires_fields(tmp_path):

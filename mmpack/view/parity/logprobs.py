@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side
-from mmpack.parity.sampling import unlike_sampling
+from mmpack.parity.drift_traces import CARRIED, unlike_logprobs
 from mmpack.view.tags import Markup, table, tag
 
 WIDTH, HEIGHT = 1000, 90  # of the drawing, in its own units
@@ -28,18 +28,13 @@ def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> Drift | str | Non
     other = pair.right.sample.rollout_logprobs if train_logprobs is None else train_logprobs
     if mine is None or other is None:
         return None
-    rows = [side.sample.loss_indices for side in pair.sides]
-    if [len(r) for r in rows] != [len(mine), len(other)] or len(rows[0]) != len(rows[1]):
-        return "logprobs of other tokens: not compared"
-    if not np.array_equal(pair.left.ids[rows[0]], pair.right.ids[rows[1]]):
-        return "logprobs of other ids: not compared"
-    sampling = [side.sample.sampling for side in pair.sides]
-    if train_logprobs is None and unlike_sampling(*sampling):
-        return "logprobs of unlike kinds: not compared"
+    left, right = (side.sample for side in pair.sides)
+    if why := unlike_logprobs(left, right, train_logprobs):
+        return f"{why}: not compared"
     if train_logprobs is None and np.array_equal(mine, other):
-        return "both traces carry the rollout's own logprobs: not compared"
+        return f"{CARRIED}: not compared"
     values = np.asarray(other, dtype=np.float64) - np.asarray(mine, dtype=np.float64)
-    return Drift(values, _after(pair.left, rows[0]))
+    return Drift(values, _after(pair.left, left.loss_indices))
 
 
 def by_token(drift: Drift) -> Markup:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair
+from mmpack.parity.drift_traces import trace_drift
 from mmpack.parity.report import by_cause, counted, evidence_of
 from mmpack.view.media import Find, finder
+from mmpack.view.parity.drift_bars import drift_section
 from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.parity.layout import KINDS, first_difference
 from mmpack.view.parity.logprobs import Drift, by_modality, by_token, drift_of
@@ -22,7 +24,9 @@ from mmpack.view.parity.style import STYLE
 from mmpack.view.tags import Markup, joined, table, tag
 
 if TYPE_CHECKING:
+    from mmpack.parity.drift import LogprobDrift
     from mmpack.parity.report import Finding, ParityReport
+    from mmpack.schema.sample import Sample
 
 CARDS = 20  # samples drawn
 ROWS = 200  # findings listed of samples that are not drawn
@@ -54,7 +58,8 @@ def fragment(report: ParityReport, **options: Any) -> str:
     Options: `media_root`: folder below which media are opened. `known`: content_hash to pixels, uint8 [h, w, 3], of a
     video its sampled frames, [n, h, w, 3].
     `decode`: ids to text. `train_logprobs`: sample_id to the trainer's logprobs [n], where its trace doesn't hold them.
-    `samples`: how many samples to draw.
+    `drift`: of all samples, where it is known; else that of the samples drawn is told apart.
+    `samples`: how many to draw.
     """
     body = _body(report, **options)
     return str(tag("div", Markup(f"<style>{STYLE}</style>"), body, class_="mmpack"))
@@ -66,6 +71,7 @@ def _body(
     known: Mapping[str, np.ndarray] | None = None,
     decode: Decode | None = None,
     train_logprobs: Mapping[str, np.ndarray] | None = None,
+    drift: LogprobDrift | None = None,
     samples: int = CARDS,
 ) -> Markup:
     find, viewer = finder(media_root, known), FrameViewer(media_root, known)
@@ -77,8 +83,8 @@ def _body(
         drift_of(pair, (train_logprobs or {}).get(pair.left.sample.sample_id)) for pair in pairs
     ]
     cards = [
-        _card(pair, of.get(pair.left.sample.sample_id, []), drift, find, viewer, decode)
-        for pair, drift in zip(pairs, drifts, strict=True)
+        _card(pair, of.get(pair.left.sample.sample_id, []), own, find, viewer, decode)
+        for pair, own in zip(pairs, drifts, strict=True)
     ]
     drawn = {pair.left.sample.sample_id for pair in pairs}
     rest = [f for f in report.findings if f.sample_id not in drawn]
@@ -88,6 +94,7 @@ def _body(
             _causes(report),
             _lacking(report),
             _drift([d for d in drifts if isinstance(d, Drift)]),
+            _told_apart(drift, report.pairs[:samples], train_logprobs),
             tag("h2", "Samples") if cards else "",
             _key() if cards else "",
             *cards,
@@ -125,6 +132,19 @@ def _lacking(report: ParityReport) -> Markup:
     )
     unmet = set(report.require) & report.not_compared.keys()
     return tag("details", title, lacking, open="" if unmet else None)
+
+
+def _told_apart(
+    drift: LogprobDrift | None,
+    pairs: list[tuple[Sample, Sample]],
+    train_logprobs: Mapping[str, np.ndarray] | None,
+) -> Markup:
+    note = "all samples whose logprobs can be compared"
+    if drift is None and pairs:
+        rollout, train = zip(*pairs, strict=True)
+        drift, _ = trace_drift(rollout, train, train_logprobs)
+        note = "the samples drawn below"
+    return Markup("") if drift is None else drift_section(drift, note)
 
 
 def _drift(drifts: list[Drift]) -> Markup:

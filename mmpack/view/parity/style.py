@@ -44,6 +44,7 @@ white-space:nowrap}
 .mmpack rect.mm-placeholder{fill:var(--placeholder)}.mmpack rect.mm-empty{opacity:.35}
 .mmpack .mm-mark{stroke:var(--bad);stroke-width:2;vector-effect:non-scaling-stroke}
 .mmpack .mm-axis{stroke:var(--soft);stroke-width:1;vector-effect:non-scaling-stroke}
+.mmpack .mm-bar{width:160px;height:10px;display:block}.mmpack .mm-bar rect{fill:var(--image)}
 .mmpack .mm-up{fill:var(--image)}.mmpack .mm-down{fill:var(--observation)}
 .mmpack .mm-zoom td,.mmpack .mm-zoom th{text-align:center;white-space:pre;min-width:2.2em;padding:.2em .35em;
 font:.78rem/1.35 ui-monospace,monospace}

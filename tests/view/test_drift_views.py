@@ -1,0 +1,134 @@
+"""The drift by axis as it is drawn: bars of the page and of the figure are as long as the numbers say."""
+
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.drifts import planted, rollouts
+from test_html import Page, episode, other
+
+import mmpack as mp
+from mmpack.errors import ArgumentError
+from mmpack.parity.drift import logprob_drift
+from mmpack.parity.drift_traces import trace_drift
+from mmpack.view.parity.drift_bars import WIDE, Scale
+from mmpack.view.parity.drift_figure import FIGURES, FILL, MARGIN, MARKED, NAMES, WIDTH
+from mmpack.view.trace.drawing import SCALE
+
+
+@pytest.fixture(scope="module")
+def sides():
+    rng = np.random.default_rng(0)
+    left = rollouts(rng, 40)
+    for sample in left:
+        sample.modality_spans = []
+    train = planted(rng, left, "turns", 30, 1e-4)
+    right = [
+        replace(s, rollout_logprobs=np.minimum(x, 0).astype(np.float32))
+        for s, x in zip(left, train, strict=True)
+    ]
+    return left, right
+
+
+def drawn(drift):
+    return [g for axis in drift.axes.values() if len(axis.groups) > 1 for g in axis.groups]
+
+
+def test_the_page_draws_all_samples_where_it_is_handed_their_drift(sides):
+    drift, _ = trace_drift(*sides)
+    page = Page(mp.compare(*sides).to_html(drift=drift))
+    text = "\n".join(page.text)
+    assert "Drift of logprobs, told apart" in text and "from turn 1 on" in text
+    assert "all samples whose logprobs can be compared" in text
+    bars = [
+        float(a["width"])
+        for a in page.all("rect", height="10")
+        if "class" not in a and "x" not in a
+    ]
+    groups = drawn(drift)
+    assert len(bars) == len(groups)
+    top = math.ceil(math.log10(max(g.mean_abs for g in groups)))
+    low = math.floor(math.log10(min(g.mean_abs for g in groups)))
+    for bar, group in zip(bars, groups, strict=True):
+        share = (math.log10(group.mean_abs) - low) / (top - low)
+        assert bar == pytest.approx(WIDE * share, abs=0.02)
+    titles = [t for t in page.text if t.startswith("by ")]
+    assert titles == ["by position", "by response", "by length", "by turn", "by version"]
+
+
+def test_without_it_that_of_the_samples_drawn(sides):
+    report = mp.compare(*sides)
+    text = "\n".join(Page(report.to_html()).text)
+    drift, _ = trace_drift(*zip(*report.pairs[:20], strict=True))
+    assert drift.figures in text and "the samples drawn below" in text
+
+
+def test_names_of_versions_are_escaped(sides):
+    left, right = sides
+    evil = "<script>\x1b"
+    named = [
+        replace(s, policy_versions=[replace(v, version=evil) for v in s.policy_versions[:1]])
+        for s in left
+    ]
+    drift, _ = trace_drift(named, right)
+    html = mp.compare(left, right).to_html(drift=drift)
+    assert "<script" not in html and "\x1b" not in html and "&lt;script&gt;\\x1b" in html
+
+
+def test_the_figure_is_to_scale(sides):
+    drift, _ = trace_drift(*sides)
+    data = mp.view.drift_png(drift, title="Drift of a run")
+    picture = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    assert picture.shape[1] == WIDTH * SCALE
+    left, whole = MARGIN + NAMES, WIDTH - 2 * MARGIN - FIGURES - NAMES
+    scale, widths, colours = Scale(drift), [], []
+    before = 0
+    for row in picture[:, left * SCALE + 8 : (left + whole) * SCALE]:
+        for name in (FILL, MARKED):
+            rgb = [int(name[k : k + 2], 16) for k in (1, 3, 5)]
+            width = int((row == rgb).all(axis=1).sum())
+            if width:
+                break
+        if width and not before:
+            widths.append(width + 8)
+            colours.append(name)
+        before = width
+    groups = drawn(drift)
+    assert len(widths) == len(groups)
+    for width, group in zip(widths, groups, strict=True):
+        assert width == pytest.approx(scale.length(group.mean_abs) * whole * SCALE, abs=3)
+    turns = len(drift.axes["turn"].groups)
+    assert colours.count(MARKED) == turns  # the axis that stands out
+
+
+def test_what_is_not_drawn(sides):
+    left, right = sides
+    report = mp.compare(left[:2], [replace(s, rollout_logprobs=None) for s in right[:2]])
+    assert "told apart" not in report.to_html()
+    drift = logprob_drift(left[:1], [np.full(left[0].num_loss_tokens, np.nan)])
+    assert "told apart" not in report.to_html(drift=drift)
+    assert mp.view.drift_png(drift)[1:4] == b"PNG"
+
+
+def test_equal_logprobs_have_bars_of_no_length():
+    left = other(episode(), rollout_logprobs=np.full(episode().num_loss_tokens, -1, np.float32))
+    report = mp.compare([left], [left])
+    page = Page(report.to_html(train_logprobs={"s0": left.rollout_logprobs}))
+    bars = [a["width"] for a in page.all("rect", height="10") if "class" not in a and "x" not in a]
+    assert bars and set(bars) == {"0.00"}
+
+
+def test_wrong_arguments(sides):
+    for call in (
+        lambda: mp.view.html(mp.compare([], []), drift={"tokens": 3}),
+        lambda: mp.view.html(sides[0][:1], drift=trace_drift(*sides)[0]),
+        lambda: mp.view.drift_png(None),
+        lambda: mp.view.drift_png([1.0]),
+        lambda: mp.view.drift_png(trace_drift(*sides)[0], title=3),
+    ):
+        with pytest.raises(ArgumentError, match="drift") as error:
+            call()
+        assert "Fix: " in str(error.value)
