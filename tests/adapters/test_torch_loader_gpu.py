@@ -113,6 +113,7 @@ def test_a_batch_is_made_in_pinned_memory():
     assert again.pixel_values.data_ptr() == batch.pixel_values.data_ptr()
 
 
+@pytest.mark.alone
 def test_copies_have_a_stream_of_their_own():
     mover = Mover(torch.device("cuda", 0))
     pinned = mp.pack(SAMPLES[:4], share_prefix=True, pin_memory=True)
