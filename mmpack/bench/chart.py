@@ -95,7 +95,8 @@ def draw(rows: list[dict[str, Any]], title: str) -> Chart:
     models = list(dict.fromkeys(model for model, _ in found))
     workloads = [w for w in WORKLOADS if any(key[1] == w for key in found)]
     marks: list[Box | Text] = [Text(_MARGIN, 28, title, 16, bold=True)]
-    marks += _legend(_MARGIN, 52)
+    drawn = [any(bars[k] is not None for bars in found.values()) for k in range(len(BARS))]
+    marks += _legend(_MARGIN, 52, drawn)
     count = max(len(workloads), 1)
     panel = (WIDTH - 2 * _MARGIN - (count - 1) * _GAP) / count
     top = 74.0
@@ -111,9 +112,11 @@ def draw(rows: list[dict[str, Any]], title: str) -> Chart:
     return Chart(title, WIDTH, int(top), marks)
 
 
-def _legend(x: float, y: float) -> list[Box | Text]:
+def _legend(x: float, y: float, drawn: list[bool]) -> list[Box | Text]:
     out: list[Box | Text] = []
-    for label, fill in zip(BARS, _SHADES, strict=True):
+    for label, fill, shown in zip(BARS, _SHADES, drawn, strict=True):
+        if not shown:
+            continue
         out += [Box(x, y - 10, 11, 11, fill), Text(x + 16, y, label, 12, _QUIET)]
         x += 28 + 5.9 * len(label)
     return out

@@ -61,6 +61,12 @@ def test_only_what_has_something_beside_it(rows):
     assert chart.figures(rows + lonely) == chart.figures(rows)
 
 
+def test_the_legend_names_what_is_drawn(rows):
+    said = texts(chart.svg(chart.draw([r for r in rows if r["peer"] != "padded"], "Seconds")))
+    assert set(chart.BARS) - set(said) == {"padded, as TRL"}
+    assert set(chart.BARS) <= set(texts(chart.svg(chart.draw(rows, "Seconds"))))
+
+
 def test_the_svg_says_what_the_rows_say(rows):
     said = texts(chart.svg(chart.draw(rows, "Seconds of <a> step")))
     assert said[0] == "Seconds of <a> step" and said.count("out of memory") == 2
