@@ -52,7 +52,9 @@ def check(device, dtype, depth, width, levels, bias, sizes=SIZES, runs=RUNS, out
     embeddings.requires_grad_()
     layers = [layer(device, total, depth + 8 * i, width, dtype, bias) for i in range(1 + levels)]
     weights = [torch.randn_like(embeddings)]
-    weights += [torch.randn(len(vision.rows), width, device=device).to(embeddings) for _ in layers[1:]]
+    weights += [
+        torch.randn(len(vision.rows), width, device=device).to(embeddings) for _ in layers[1:]
+    ]
     found = outputs_and_gradients(mp.project_and_merge, embeddings, layers, vision, weights)
     wide = embeddings.detach().double().requires_grad_()
     wide_layers = [
@@ -126,7 +128,9 @@ def test_the_same_bits_twice(device):
     vision = some_vision(device, sizes, runs, gap=5)
     embeddings = torch.randn(len(vision.source), 896, device=device).bfloat16().requires_grad_()
     layers = [layer(device, sum(sizes), 1280, 896) for _ in range(2)]
-    weights = [torch.randn(n, 896, device=device).bfloat16() for n in (len(embeddings), len(vision.rows))]
+    weights = [
+        torch.randn(n, 896, device=device).bfloat16() for n in (len(embeddings), len(vision.rows))
+    ]
     first, second = (
         outputs_and_gradients(mp.project_and_merge, embeddings, layers, vision, weights)
         for _ in range(2)
@@ -183,7 +187,9 @@ def test_nothing_waits_for_the_gpu(device):
     vision = some_vision(device, [30, 40], [0, 1, 0, 0], gap=20)
     embeddings = torch.randn(len(vision.source), 64, device=device).bfloat16().requires_grad_()
     layers = [layer(device, 70, 96, 64) for _ in range(2)]
-    weights = [torch.randn(n, 64, device=device).bfloat16() for n in (len(embeddings), len(vision.rows))]
+    weights = [
+        torch.randn(n, 64, device=device).bfloat16() for n in (len(embeddings), len(vision.rows))
+    ]
     for mode in ("default", "error"):  # the first compiles
         torch.cuda.set_sync_debug_mode(mode)
         try:

@@ -7,6 +7,4 @@ from mmpack.ops.backend import Kernel, Op
 
 _HALVES = ("bfloat16", "float16")
 _WHY = "its kernels take bf16 and fp16, not {dtype}"
-PROJECT_AND_MERGE = Op(
-    "project_and_merge", __name__, (Kernel("triton", only=_HALVES, why=_WHY),)
-)
+PROJECT_AND_MERGE = Op("project_and_merge", __name__, (Kernel("triton", only=_HALVES, why=_WHY),))

@@ -73,7 +73,9 @@ def unproject(
     with torch.cuda.device_of(grads[0]):
         for i, (grad, layer) in enumerate(zip(grads, layers, strict=True)):
             entries = Inverse(rows if i == 0 else order, vision.offsets)
-            made += _layer_gradients(grad.contiguous(), entries, layer, needs[1 + 3 * i : 4 + 3 * i])
+            made += _layer_gradients(
+                grad.contiguous(), entries, layer, needs[1 + 3 * i : 4 + 3 * i]
+            )
     return made
 
 
