@@ -178,7 +178,7 @@ def test_what_is_frozen_has_no_gradient(device, frozen):
 def test_other_dtypes_are_refused_by_name(device):
     vision = some_vision(device, [3], [0], gap=1)
     own = layer(device, 3, 6, 4, torch.float32)
-    with pytest.raises(mp.BackendError, match="its kernels take bf16 and fp16, not torch.float32"):
+    with pytest.raises(mp.BackendError, match=r"its kernels take bf16 and fp16, not torch.float32"):
         mp.project_and_merge(torch.zeros(4, 4, device=device), own, vision)
 
 

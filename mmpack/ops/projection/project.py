@@ -139,7 +139,9 @@ def _as_autocast(p: Projection) -> Projection:
     device = p.inputs.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return p
-    return Projection(*(None if x is None else x.to(attended_dtype(x)) for x in p))
+    inputs, weight, bias = (None if x is None else x.to(attended_dtype(x)) for x in p)
+    assert inputs is not None and weight is not None
+    return Projection(inputs, weight, bias)
 
 
 def _flat(layers: Sequence[Projection]) -> list[Tensor | None]:

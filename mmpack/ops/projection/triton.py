@@ -208,7 +208,7 @@ def project_kernel(
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for k in range(steps):
             a = x_desc.load([m * ROWS, k * DEPTH])
-            if BY_DEPTH:
+            if BY_DEPTH:  # noqa: SIM108
                 b = weight_desc.load([k * DEPTH, n * COLUMNS])
             else:
                 b = weight_desc.load([n * COLUMNS, k * DEPTH]).T
