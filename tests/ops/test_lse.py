@@ -336,7 +336,7 @@ def test_parts_are_merged_exactly(parts, seed):
 
 def test_merging_a_prefix_and_what_follows():
     """What an index of prefixes computes: rows over their cached prefix, and among themselves."""
-    until, plan, rows = packed([12])
+    until, plan, _ = packed([12])
     q, k, v, _ = draw(1, 4, 2, 12, 8, torch.float64)
     whole = tree_attention(q, k, v, until, plan, return_lse=True)
     after = [x[:, :, 7:] for x in (q, k, v)]
