@@ -24,8 +24,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 def merge_attention(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Attention over all keys, from attentions of the same queries over disjoint parts of the keys.
 
-    out = Σ exp(lseᵢ - lse) · outᵢ with lse = log Σ exp(lseᵢ) (Milakov and Gimelshein, 2018, "Online normalizer
-    calculation for softmax", section 3).
+    out = Σ exp(lseᵢ - lse) · outᵢ with lse = log Σ exp(lseᵢ) (Rabe and Staats, 2021, arXiv:2112.05682, whose chunks
+    carry the sums themselves).
 
     Args: outs: each [B, T, heads, d], lses: each [B, heads, T], as `tree_attention` and `sequence_attention` return
     them with `return_lse`. What is -inf counts nothing, whatever its row of `out` holds.
