@@ -67,12 +67,14 @@ def check(device, dtype, depth, width, levels, bias, sizes=SIZES, runs=RUNS, out
     torchs = found
     if device.type == "cuda":  # the interpreter cuts where GPUs round
         torchs = outputs_and_gradients(by_torch, embeddings, layers, vision, weights)
+    errors, interpreted = [], 2 if device.type == "cpu" else 1
     for ours, theirs, expected in zip(found, torchs, exact, strict=True):
         assert ours.shape == expected.shape and ours.isfinite().all()
-        errors = off(ours, expected), off(theirs, expected)
-        interpreted = 2 if device.type == "cpu" else 1
-        assert errors[0] <= interpreted * TOLERANCES["gradient_bf16"].value, errors
-        assert errors[0] <= TOLERANCES["gradient_vs_torch"].value * errors[1] + 1e-7, errors
+        errors.append([off(ours, expected), off(theirs, expected)])
+        assert errors[-1][0] <= interpreted * TOLERANCES["gradient_bf16"].value, errors
+    # Of all together: a bias alone has too few numbers for a share of an error.
+    all_ours, all_theirs = torch.tensor(errors).norm(dim=0)
+    assert all_ours <= TOLERANCES["gradient_vs_torch"].value * all_theirs, errors
     text = vision.source < 0
     assert torch.equal(found[0][text], embeddings[text])
     assert torch.equal(found[1 + levels], torch.where(text[:, None], weights[0], 0))
