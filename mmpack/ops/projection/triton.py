@@ -31,7 +31,7 @@ from mmpack.ops.projection.project import Projection
 from mmpack.ops.rows.inverse import Inverse
 from mmpack.ops.rows.triton import WARPS, as_words, blocks, programs, sum_rows, tile
 
-GATHERED_ROWS = 16_384  # of gradients of features that exist at a time
+GATHERED_ROWS = 32_768  # of gradients of features that exist at a time
 
 
 class Places(NamedTuple):
@@ -127,7 +127,7 @@ def _layer_gradients(
         return [None] * 3
     count, (width, depth) = len(inputs), weight.shape
     to_inputs = inputs.new_empty(count, depth) if need[0] else None
-    to_weight = weight.new_zeros(width, depth, dtype=torch.float32) if need[1] else None
+    to_weight: Tensor | None = None
     to_bias = weight.new_zeros(width, dtype=torch.float32) if need[2] else None
     for start in range(0, count, GATHERED_ROWS):
         stop = min(start + GATHERED_ROWS, count)
@@ -135,10 +135,13 @@ def _layer_gradients(
         features = sum_rows(grad, own.order, own, stop - start).to(inputs.dtype)
         if to_inputs is not None:
             _product(features, weight, None, None, to_inputs[start:stop], by_depth=True)
-        if to_weight is not None:
-            _add_product(to_weight, features.T, inputs[start:stop])
+        if need[1]:
+            to_weight = _added_product(to_weight, features.T, inputs[start:stop])
         if to_bias is not None:
             to_bias += features.sum(0, dtype=torch.float32)
+        del features  # before the next are made
+    if need[1] and to_weight is None:
+        to_weight = torch.zeros_like(weight)
     return [
         to_inputs,
         None if to_weight is None else to_weight.to(weight.dtype),
@@ -146,13 +149,15 @@ def _layer_gradients(
     ]
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total float32 += a · b, by cuBLAS."""
-    with torch.autocast(total.device.type, enabled=False):
-        if total.is_cuda:
-            torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-        else:
-            total.addmm_(a.float(), b.float())
+def _added_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total float32 + a · b, by cuBLAS, in the place of total."""
+    with torch.autocast(a.device.type, enabled=False):
+        if not a.is_cuda:
+            product = a.float() @ b.float()
+            return product if total is None else total.add_(product)
+        if total is None:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
 
 
 def _places(vision: VisionRows) -> Places:
