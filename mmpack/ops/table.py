@@ -5,6 +5,7 @@ from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
 from mmpack.ops.patches import NORMALIZE_BYTES, PACK_VIDEO, UNPACK_VIDEO
+from mmpack.ops.projection import PROJECT_AND_MERGE
 from mmpack.ops.rows import GATHER_ROWS, SCATTER_ROWS, SUM_ROWS
 
 OPS: tuple[Op, ...] = (
@@ -12,6 +13,7 @@ OPS: tuple[Op, ...] = (
     SUM_ROWS,
     SCATTER_ROWS,
     MERGE_EMBEDDINGS,
+    PROJECT_AND_MERGE,
     SELECTED_LOGPROBS,
     LINEAR_SELECTED_LOGPROBS,
     PACK_VIDEO,
