@@ -1,9 +1,9 @@
 """Which attention runs: chosen by device, dtype, head size, installed packages and measured cost, never by trying.
 
-`TREE` chooses for packed rows, by MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4;
-`SEQUENCES` for vision towers, by MMPACK_TOWER_ATTENTION=auto|sdpa|flex|varlen|flash_attn|flash_attn_4. A named one that
-can't run is an error. `auto` takes the cheapest that can run, for half precision on CUDA devices; elsewhere sdpa, which
-is the oracle.
+`TREE` chooses for packed rows, by MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4|fixed_blocks;
+`SEQUENCES` for vision towers, by MMPACK_TOWER_ATTENTION=auto|sdpa|flex|varlen|flash_attn|flash_attn_4|fixed_blocks. A
+named one that can't run is an error. `auto` takes the cheapest that can run, for half precision on CUDA devices;
+elsewhere sdpa, which is the oracle.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Backend:
     head_dims: Container[int] = range(8, 257, 8)
     deterministic: bool = True  # under torch.use_deterministic_algorithms
     only_named: bool = False  # auto leaves it
+    anywhere: bool = False  # has a plain version: runs on any device
     # Nanoseconds per item of the plan.
     row: float = 0.0
     pair: float = 0.0  # of a query and a key that it sees
@@ -135,9 +136,11 @@ class Chooser:
         needs = self.backends[name]
         if not INSTALLED[needs.package]:
             return f"{needs.package} is not installed"
-        if device.type != "cuda" or torch.version.hip:
+        if not needs.anywhere and (device.type != "cuda" or torch.version.hip):
             return f"{name} needs a CUDA device, not {'ROCm' if torch.version.hip else device.type}"
-        capability = torch.cuda.get_device_capability(device)
+        capability = (
+            needs.capability if needs.anywhere else torch.cuda.get_device_capability(device)
+        )
         if capability < needs.capability:
             return "{} needs compute capability {}.{}, the device has {}.{}".format(
                 name, *needs.capability, *capability
@@ -207,6 +210,10 @@ class Chooser:
         return best
 
 
+# The same bits in any batch, at a price: mmpack.invariant names it.
+FIXED = Backend(
+    "torch", dtypes=DTYPES, head_dims=range(1, 257), only_named=True, anywhere=True
+)
 TREE = Chooser(
     "attention",
     "MMPACK_ATTENTION",
@@ -237,6 +244,7 @@ TREE = Chooser(
             full_block=2532,
             mixed_block=6341,
         ),
+        "fixed_blocks": FIXED,
     },
 )
 SEQUENCES = Chooser(
@@ -255,5 +263,6 @@ SEQUENCES = Chooser(
         "flex": Backend(
             "triton", dtypes=(*HALF, torch.float32), head_dims=range(16, 257), only_named=True
         ),
+        "fixed_blocks": FIXED,
     },
 )
