@@ -16,12 +16,14 @@ from dataclasses import dataclass
 import torch
 
 from mmpack.errors import BackendError, installed_version
+from mmpack.ops import invariance
 from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.sequence_plan import SequencePlan
 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (*HALF, torch.float32, torch.float64)
 FLEX = ("flex", "flex_flash")  # by FlexAttention, whose masks are made anew for each pack
+INVARIANT = "fixed_blocks"  # under mmpack.invariant
 Plan = AttentionPlan | SequencePlan
 
 
@@ -97,14 +99,20 @@ class Chooser:
     def settings(self, head_dim: int, dropout: float) -> tuple[str, int, bool, bool]:
         """What `choices` depends on besides plan and device. torch.compile reads the variable when it traces."""
         deterministic = torch.are_deterministic_algorithms_enabled()
-        return os.environ.get(self.variable) or "auto", head_dim, dropout > 0, deterministic
+        return self._asked(), head_dim, dropout > 0, deterministic
 
     def wanted(self) -> str:
         """What the variable says: `auto` or a backend. Raises BackendError for anything else."""
-        name = os.environ.get(self.variable) or "auto"
+        name = self._asked()
         if name != "auto":
             self._refuse_unknown(name)
         return name
+
+    def _asked(self) -> str:
+        """By the variable; where bits must not depend on the batch, the one backend of which that is so."""
+        if invariance.is_on():
+            return INVARIANT
+        return os.environ.get(self.variable) or "auto"
 
     def demand(
         self,
@@ -244,7 +252,7 @@ TREE = Chooser(
             full_block=2532,
             mixed_block=6341,
         ),
-        "fixed_blocks": FIXED,
+        INVARIANT: FIXED,
     },
 )
 SEQUENCES = Chooser(
@@ -263,6 +271,6 @@ SEQUENCES = Chooser(
         "flex": Backend(
             "triton", dtypes=(*HALF, torch.float32), head_dims=range(16, 257), only_named=True
         ),
-        "fixed_blocks": FIXED,
+        INVARIANT: FIXED,
     },
 )
