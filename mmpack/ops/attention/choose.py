@@ -219,9 +219,7 @@ class Chooser:
 
 
 # The same bits in any batch, at a price: mmpack.invariant names it.
-FIXED = Backend(
-    "torch", dtypes=DTYPES, head_dims=range(1, 257), only_named=True, anywhere=True
-)
+FIXED = Backend("torch", dtypes=DTYPES, head_dims=range(1, 257), only_named=True, anywhere=True)
 TREE = Chooser(
     "attention",
     "MMPACK_ATTENTION",

@@ -5,5 +5,9 @@ from mmpack.ops.backend import Kernel, Op
 PRODUCT = Op(
     "product",
     "mmpack.ops.products",
-    (Kernel("triton", only=("bfloat16", "float16", "float32"), why="the kernel can't take {dtype}"),),
+    (
+        Kernel(
+            "triton", only=("bfloat16", "float16", "float32"), why="the kernel can't take {dtype}"
+        ),
+    ),
 )

@@ -19,7 +19,11 @@ HOPPER = tuple(
     for rows, columns in COSTS
 )
 HOPPER_FEW = Tiles(64, 32, 128, 16, 4, 6)  # reading the weight is all there is
-AMPERE = (Tiles(128, 256, 32, 16, 8, 3), Tiles(128, 128, 32, 16, 8, 3), Tiles(64, 128, 32, 16, 4, 4))
+AMPERE = (
+    Tiles(128, 256, 32, 16, 8, 3),
+    Tiles(128, 128, 32, 16, 8, 3),
+    Tiles(64, 128, 32, 16, 4, 4),
+)
 AMPERE_FEW = Tiles(64, 32, 32, 16, 4, 4)
 CDNA3 = (Tiles(128, 128, 64, 16, 8, 2),)
 ON_CPU = (Tiles(32, 64, 32, 2, 4, 1),)

@@ -12,9 +12,7 @@ from mmpack.ops.attention.lengths import Lengths
 from mmpack.ops.backend import choose, implementation
 
 
-def fixed_blocks(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scale: float | None
-) -> Tensor:
+def fixed_blocks(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scale: float | None) -> Tensor:
     """q [T, heads, d], k and v [K, kv heads, d] -> [T, heads, d]; differentiable.
 
     Forward: a row is the same bits in any batch, order, padding and forest of prefixes. Gradients to q, k and v are for

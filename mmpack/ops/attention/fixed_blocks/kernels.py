@@ -136,9 +136,7 @@ def forward_kernel(
             v_row, size, scale, CAUSAL, True, PRECISION, KEYS, SIZE,
         )  # fmt: skip
         out = out / total[:, None]
-        store_rows(
-            out_ptr + head * out_head.to(tl.int64), out, rows, inside, out_row, size, SIZE
-        )
+        store_rows(out_ptr + head * out_head.to(tl.int64), out, rows, inside, out_row, size, SIZE)
         at = lse_ptr + head.to(tl.int64) * num_rows + rows
         tl.store(at, maximum + tl.log2(total), mask=inside)
 
