@@ -12,6 +12,7 @@ product and cuBLAS's run in turn, so that both meet one clock.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import statistics
 import subprocess
@@ -171,7 +172,7 @@ def norms() -> Iterator[Row]:
         calls = {"": invariant.rms_norm, "written_": written, "torch_": torchs}
         row: Row = {"op": "rms_norm", "M": rows, "N": width}
         with torch.no_grad():
-            times = gpu.in_turn([lambda c=c: c(x, w) for c in calls.values()])
+            times = gpu.in_turn([functools.partial(c, x, w) for c in calls.values()])
             row |= {f"{n}forward_ms": t for n, t in zip(calls, times, strict=True)}
             some = slice(rows // 3, rows // 3 + 17)
             for name, call in calls.items():
@@ -181,7 +182,7 @@ def norms() -> Iterator[Row]:
         def both(call: Callable[..., Tensor], leaves: Any = leaves, up: Tensor = up) -> None:
             torch.autograd.grad(call(*leaves), leaves, up)
 
-        times = gpu.in_turn([lambda c=c: both(c) for c in calls.values()])
+        times = gpu.in_turn([functools.partial(both, c) for c in calls.values()])
         yield row | {f"{n}both_ms": t for n, t in zip(calls, times, strict=True)}
 
 

@@ -90,7 +90,7 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Groups of rows of a [M, K] by b [E, K, N]; or, of two matrices, groups of K: [E, M, N]. Ends of groups: `offs`."""
+    """Groups of rows of a [M, K] by b [E, K, N]; of two matrices, groups of K: [E, M, N]. `offs`: where groups end."""
     dtype = out_dtype or a.dtype
     if a.ndim == 3 and b.ndim == 3:
         out = multiply(a, b, None, dtype)
@@ -114,7 +114,7 @@ def grouped_mm(
 
 def sum_dim(
     x: Tensor,
-    dim: Sequence[int] | None,
+    dim: list[int] | None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
@@ -134,7 +134,7 @@ def sum_dim(
 
 def mean_dim(
     x: Tensor,
-    dim: Sequence[int] | None,
+    dim: list[int] | None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
@@ -147,7 +147,7 @@ def mean_dim(
 
 
 def var(
-    x: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
+    x: Tensor, dim: list[int] | None = None, *, correction: Any = None, keepdim: bool = False
 ) -> Tensor:
     if not (_is_ours(x, x.dtype) and dim is not None and _last(x, dim) == x.shape[-1]):
         out = x.new_empty(0, dtype=x.dtype.to_real())
@@ -157,7 +157,7 @@ def var(
 
 
 def std(
-    x: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
+    x: Tensor, dim: list[int] | None = None, *, correction: Any = None, keepdim: bool = False
 ) -> Tensor:
     if not (_is_ours(x, x.dtype) and dim is not None and _last(x, dim) == x.shape[-1]):
         out = x.new_empty(0, dtype=x.dtype.to_real())
@@ -251,7 +251,7 @@ def _is_last(x: Tensor, dim: int) -> bool:
     return x.ndim > 0 and dim % x.ndim == x.ndim - 1
 
 
-def _last(x: Tensor, dim: Sequence[int] | None) -> int | None:
+def _last(x: Tensor, dim: list[int] | None) -> int | None:
     """Elements of a row, where `dim` are the last dimensions and not all of them; else None."""
     if not dim or x.numel() == 0 or len(dim) >= max(x.ndim, 1):
         return None
@@ -267,7 +267,7 @@ def _sum_last(x: Tensor, width: int, out_dtype: torch.dtype, scale: float = 1.0)
     return sum_rows_of(x.reshape(-1, width), out_dtype, scale)
 
 
-def _kept(total: Tensor, x: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+def _kept(total: Tensor, x: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
     count = len(dim or ())
     return total.view(*x.shape[: x.ndim - count], *(1,) * (count if keepdim else 0))
 

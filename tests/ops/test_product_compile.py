@@ -4,7 +4,8 @@ import pytest
 from support.offline_compile import compiled_size, each_target
 
 pytest.importorskip("triton")
-from mmpack.ops.products import tiles, triton as kernels
+from mmpack.ops.products import tiles
+from mmpack.ops.products import triton as kernels
 
 pytestmark = pytest.mark.compile
 

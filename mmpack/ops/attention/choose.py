@@ -1,8 +1,8 @@
 """Which attention runs: chosen by device, dtype, head size, installed packages and measured cost, never by trying.
 
-`TREE` chooses for packed rows, by MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4|fixed_blocks;
-`SEQUENCES` for vision towers, by MMPACK_TOWER_ATTENTION=auto|sdpa|flex|varlen|flash_attn|flash_attn_4|fixed_blocks. A
-named one that can't run is an error. `auto` takes the cheapest that can run, for half precision on CUDA devices;
+`TREE` chooses for packed rows, by
+MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4|fixed_blocks; `SEQUENCES` for vision towers, by
+MMPACK_TOWER_ATTENTION=auto|sdpa|flex|varlen|flash_attn|flash_attn_4|fixed_blocks. A named one that can't run is an error. `auto` takes the cheapest that can run, for half precision on CUDA devices;
 elsewhere sdpa, which is the oracle.
 """
 

@@ -20,16 +20,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scale: float) -> T
     sizes_q, sizes_k = (x.diff().tolist() for x in lengths[:2])
     groups = q.shape[1] // k.shape[1]
     pieces = zip(q.split(sizes_q), k.split(sizes_k), v.split(sizes_k), strict=True)
-    out = [
-        _sequence(
-            query.transpose(0, 1),
-            *(x.transpose(0, 1).repeat_interleave(groups, 0) for x in (key, value)),
-            scale,
-            lengths.causal,
-        )
-        for query, key, value in pieces
-    ]
-    return torch.cat([x.transpose(0, 1) for x in out]) if out else torch.zeros_like(q)
+    out = []
+    for query, *others in pieces:
+        key, value = (x.transpose(0, 1).repeat_interleave(groups, 0) for x in others)
+        rows = _sequence(query.transpose(0, 1), key, value, scale, lengths.causal)
+        out.append(rows.transpose(0, 1))
+    return torch.cat(out) if out else torch.zeros_like(q)
 
 
 def _sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
