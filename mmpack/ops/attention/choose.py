@@ -2,8 +2,9 @@
 
 `TREE` chooses for packed rows, by
 MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4|fixed_blocks; `SEQUENCES` for vision towers, by
-MMPACK_TOWER_ATTENTION=auto|sdpa|flex|varlen|flash_attn|flash_attn_4|fixed_blocks. A named one that can't run is an error. `auto` takes the cheapest that can run, for half precision on CUDA devices;
-elsewhere sdpa, which is the oracle.
+MMPACK_TOWER_ATTENTION, which has no flex_flash. A named one that can't run is an error.
+`auto` takes the cheapest that can run, for half precision on CUDA devices; elsewhere sdpa, which is the oracle.
+`fixed_blocks` is slower, and its bits do not depend on what a sequence is packed with: `mmpack.invariant` names it.
 """
 
 from __future__ import annotations
