@@ -1,7 +1,7 @@
 """Which attention runs: chosen by device, dtype, head size, installed packages and measured cost, never by trying.
 
 `TREE` chooses for packed rows, by
-MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4|fixed_blocks; `SEQUENCES` for vision towers, by
+MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4|fixed_blocks; `SEQUENCES` for towers, by
 MMPACK_TOWER_ATTENTION, which has no flex_flash. A named one that can't run is an error.
 `auto` takes the cheapest that can run, for half precision on CUDA devices; elsewhere sdpa, which is the oracle.
 `fixed_blocks` is slower, and its bits do not depend on what a sequence is packed with: `mmpack.invariant` names it.
@@ -220,7 +220,15 @@ class Chooser:
 
 
 # The same bits in any batch, at a price: mmpack.invariant names it.
-FIXED = Backend("torch", dtypes=DTYPES, head_dims=range(1, 257), only_named=True, anywhere=True)
+FIXED = Backend(
+    "torch",
+    dtypes=DTYPES,
+    head_dims=range(1, 257),
+    only_named=True,
+    anywhere=True,
+    row=54.4,
+    pair=0.25,
+)
 TREE = Chooser(
     "attention",
     "MMPACK_ATTENTION",
