@@ -1,4 +1,4 @@
-"""With the mode on, samples have the same bits alone, packed, shared and padded: tiny models of each family, on a CPU."""
+"""With the mode on, samples have the same bits in every layout: tiny models of each family, on a CPU."""
 
 import contextlib
 import warnings
