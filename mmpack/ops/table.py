@@ -8,6 +8,7 @@ from mmpack.ops.logprobs import SELECTED_LOGPROBS
 from mmpack.ops.norms import RMS_NORM, ROW_SUM
 from mmpack.ops.patches import NORMALIZE_BYTES, PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.products import PRODUCT
+from mmpack.ops.projection import PROJECT_AND_MERGE
 from mmpack.ops.rows import GATHER_ROWS, SCATTER_ROWS, SUM_ROWS
 
 OPS: tuple[Op, ...] = (
@@ -15,6 +16,7 @@ OPS: tuple[Op, ...] = (
     SUM_ROWS,
     SCATTER_ROWS,
     MERGE_EMBEDDINGS,
+    PROJECT_AND_MERGE,
     SELECTED_LOGPROBS,
     LINEAR_SELECTED_LOGPROBS,
     PACK_VIDEO,
