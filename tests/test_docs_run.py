@@ -279,3 +279,9 @@ def test_view(samples, tmp_path, monkeypatch):
     ran = run("docs/view.md", {"tokenizer": lambda token_id: f"{token_id} ".encode()})
     assert all(f'aria-label="sample s{i}"' in ran["page"] for i in range(6))
     assert ran["figure"].startswith(b"\x89PNG")
+
+
+def test_invariant(yours, samples, capsys):
+    run("docs/invariant.md", {"model": yours["model"], "samples": samples})
+    assert capsys.readouterr().out == "True\nTrue\n"
+    assert not mp.invariant.is_on()

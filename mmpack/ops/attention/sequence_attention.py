@@ -104,9 +104,10 @@ def _attend(
         out, lse = _by_blocks(q, k, v, plan, scale, return_lse)
     else:
         from mmpack.ops.attention import varlen
+        from mmpack.ops.attention.lengths import Lengths
 
         cu, longest = plan.cu_seqlens, plan.max_seqlen
-        lengths = varlen.Lengths(cu, cu, longest, longest, causal=False)
+        lengths = Lengths(cu, cu, longest, longest, causal=False)
         made = varlen.KERNELS[name](q, k, v, lengths, scale, return_lse=return_lse)
         out, lse = made if return_lse else (made, None)
     if lse is not None:
