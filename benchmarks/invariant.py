@@ -55,7 +55,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--one", section]
         done = subprocess.run(command, capture_output=True, text=True)
         found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        rows += [{"section": section} | row for row in found]
+        rows += [{"section": section} | row for row in found]  # a row may name another
         if done.returncode:
             rows.append({"section": section, "did_not_run": done.stderr.strip()[-1500:]})
         print(section, done.returncode, len(found), file=sys.stderr, flush=True)
@@ -399,6 +399,7 @@ def step() -> Iterator[Row]:
 
                     times[mode] = timed(both)
             yield {
+                "section": "step times",
                 "timed": name,
                 "tokens": int(batch.input_ids.numel()),
                 **{f"{mode} ms": t for mode, t in times.items()},

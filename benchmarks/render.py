@@ -119,6 +119,20 @@ def _section(report: dict[str, Any]) -> str:
     ]
     lines += ["", "```", *(report.get("commands") or [report["command"]]), "```", ""]
     rows = [row for row in report["rows"] if "did_not_run" not in row]
+    sections = list(dict.fromkeys(row.get("section") for row in rows))
+    for section in sections:
+        lines += [f"## {section}", ""] if section else []
+        own = [row for row in rows if row.get("section") == section]
+        lines += [*_table([{k: v for k, v in row.items() if k != "section"} for row in own]), ""]
+    for row in report["rows"]:
+        if "did_not_run" in row:
+            name = row.get("name") or row["section"]
+            lines.append(f"{name} did not run: {_cell('', row['did_not_run'])}\n")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
     names = list(dict.fromkeys(name for row in rows for name in row))
     values = {name: [row.get(name) for row in rows] for name in names}
     same = {n for n in names if len(rows) > 1 and all(v == values[n][0] for v in values[n])}
@@ -131,12 +145,7 @@ def _section(report: dict[str, Any]) -> str:
     ]
     lines += [f"| {' | '.join(map(_name, names))} |", "| --- " * len(names) + "|"]
     lines += [f"| {' | '.join(_cell(name, row.get(name)) for name in names)} |" for row in rows]
-    failed = [row for row in report["rows"] if "did_not_run" in row]
-    lines += [
-        "",
-        *(f"{row['name']} did not run: {_cell('', row['did_not_run'])}\n" for row in failed),
-    ]
-    return "\n".join(lines).rstrip() + "\n"
+    return lines
 
 
 def _name(column: str) -> str:
@@ -158,6 +167,8 @@ def _cell(name: str, value: Any) -> str:
         return f"{value / 1e9:.3f} GB" if value >= 1e8 else f"{value / 1e6:.3g} MB"
     if name.endswith("flops") and value:
         return f"{value / 1e12:.3g} T"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_cell('', v)}" for k, v in value.items())
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
     return str(value).replace("|", "\\|").replace("\n", " ")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError, check_whole
 from mmpack.invariant.tree import _reduced, is_power_of_two, ranks_of
@@ -75,6 +76,7 @@ class _RowParallel(torch.autograd.Function):
         return total.to(x.dtype).view(*x.shape[:-1], -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = grad.reshape(-1, grad.shape[-1])
@@ -100,6 +102,7 @@ class _ColumnParallel(torch.autograd.Function):
         return _by_columns(rows, weight.t(), bias, blocks).view(*x.shape[:-1], -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = grad.reshape(-1, grad.shape[-1])

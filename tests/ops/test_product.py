@@ -38,6 +38,21 @@ def test_products(depth, columns, dtype):
         assert (exact - x.double() @ w.double().T).abs().max() <= 1e-4
 
 
+def test_gradients():
+    """Of products, batches of them, and sums, against torch's own in float64."""
+    x, w, bias, up = (draw(*s, seed=i) for i, s in enumerate([(70, 37), (37, 29), (29,), (70, 29)]))
+    leaves = [t.clone().requires_grad_() for t in (x, w, bias)]
+    wide = [t.double().requires_grad_() for t in (x, w, bias)]
+    product(*leaves).backward(up)
+    (wide[0] @ wide[1] + wide[2]).backward(up.double())
+    assert all((a.grad - b.grad).abs().max() <= 1e-4 for a, b in zip(leaves, wide, strict=True))
+    batch = x[None].clone().requires_grad_()
+    product(batch, w[None]).backward(up[None])
+    assert torch.equal(batch.grad[0], leaves[0].grad)
+    row_sum(batch).backward(up[None, :, 0])
+    assert torch.equal(batch.grad[0], leaves[0].grad + up[:, :1])
+
+
 def test_empty_products():
     assert product(torch.ones(0, 3), torch.ones(3, 2)).shape == (0, 2)
     found = product(torch.ones(2, 0), torch.ones(0, 2), torch.tensor([1.0, 2.0]))

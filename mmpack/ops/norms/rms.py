@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError, check_number
 from mmpack.ops.backend import implementation
@@ -52,6 +53,7 @@ class _RmsNorm(torch.autograd.Function):
         return _forward(x, weight, eps)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         to_x, to_weight = _backward(grad, x, weight, ctx.eps, ctx.needs_input_grad[1])

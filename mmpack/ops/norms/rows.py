@@ -6,6 +6,8 @@ Maxima need no order: what is made of sums and maxima (softmax, variance) is mad
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from mmpack.ops.norms import ROW_SUM
 
 
 def row_sum(x: Tensor) -> Tensor:
-    """x [..., N] -> [...], of x's dtype; summed in float32 (float64 for float64), rounded once. No gradient of its own.
+    """x [..., N] -> [...], of x's dtype; summed in float32 (float64 for float64), rounded once. Differentiable.
 
     Raises ArgumentError for what is no floating tensor of one dimension or more.
 
@@ -32,7 +34,19 @@ def row_sum(x: Tensor) -> Tensor:
             f"row_sum: x has shape {list(x.shape)} and dtype {x.dtype}, expected [..., N] of floats. "
             "Fix: pass rows"
         )
-    return sum_rows_of(x, x.dtype)
+    made: Tensor = _RowSum.apply(x)
+    return made
+
+
+class _RowSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.width = x.shape[-1]
+        return sum_rows_of(x, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad[..., None].expand(*grad.shape, ctx.width)
 
 
 def sum_rows_of(x: Tensor, out_dtype: torch.dtype, scale: float = 1.0) -> Tensor:

@@ -6,8 +6,11 @@ is summed in one order for any number of rows and any place of a row: see `trito
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import implementation
@@ -20,7 +23,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 def product(
     a: Tensor, b: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """a [M, K] · b [K, N] + bias [N] -> [M, N], or [B, M, K] · [B, K, N] -> [B, M, N]; no gradient of its own.
+    """a [M, K] · b [K, N] + bias [N] -> [M, N], or [B, M, K] · [B, K, N] -> [B, M, N]; differentiable.
 
     Sums are of float32 (float64 for float64) and are rounded once. float32 factors are multiplied as torch's setting
     for CUDA says: `torch.backends.cuda.matmul.allow_tf32`.
@@ -59,7 +62,27 @@ def product(
         raise ArgumentError(
             f"product: out_dtype is {out_dtype}, the factors are {a.dtype}. Fix: None, or torch.float32"
         )
-    return multiply(a, b, bias, out_dtype or a.dtype)
+    made: Tensor = _Product.apply(a, b, bias, out_dtype or a.dtype)
+    return made
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return multiply(a, b, bias, out_dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        grad = grad.to(a.dtype)
+        to_a = multiply(grad, b.mT, None, a.dtype) if needs[0] else None
+        to_b = multiply(a.mT, grad, None, b.dtype) if needs[1] else None
+        return to_a, to_b, grad.sum(0) if needs[2] else None, None
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mmpack.ops.attention.fixed_blocks import FIXED_BLOCKS
 from mmpack.ops.attention.lengths import Lengths
@@ -51,6 +52,7 @@ class _FixedBlocks(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *cu_seqlens = ctx.saved_tensors
         path = implementation(FIXED_BLOCKS, q.device, q.dtype)
