@@ -18,7 +18,7 @@ class Contract:
     has at least the median noise of its module's rows. `floor`: relative, always allowed.
     """
 
-    factor: float = 8.0
+    factor: float = 6.0
     floor: float = FLOOR
     passes: int = 1  # noisy ones, of each side
 

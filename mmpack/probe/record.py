@@ -151,8 +151,9 @@ class Recorder:
     def shaken(self, values: torch.Tensor) -> torch.Tensor:
         """`values` with each element rounded another way, by chance: what a sum in another order may do.
 
-        Monte Carlo arithmetic (Parker, 1997): noise of one unit roundoff of the dtype relative to the element, and of
-        two of float32 (float64) relative to the row's root mean square, as sums of terms that cancel have.
+        Monte Carlo arithmetic (Parker, 1997): uniform noise of one unit roundoff of the dtype at most, relative to the
+        element, and normal noise of two of float32 (float64), relative to the row's root mean square, as sums of terms
+        that cancel have.
         """
         if not self.noisy or not values.is_floating_point() or not values.numel():
             return values
@@ -165,8 +166,6 @@ class Recorder:
         unit = torch.finfo(values.dtype).eps / 2
         sums = torch.finfo(wide).eps  # 2 units
         size = x.square().mean(-1, keepdim=True).sqrt()
-        one, two = (
-            torch.empty_like(x).normal_(generator=random),
-            torch.empty_like(x).normal_(generator=random),
-        )
+        one = torch.empty_like(x).uniform_(-1, 1, generator=random)
+        two = torch.empty_like(x).normal_(generator=random)
         return (x + unit * x * one + sums * size * two).to(values.dtype)
