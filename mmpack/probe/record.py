@@ -30,6 +30,9 @@ class Entry:
     values: np.ndarray  # float32 [places, k + 2]
     noise: np.ndarray  # float32 [places]: what rounding alone moves, relative to the row's norm
     source: str | None = None  # of an output: the entry that its module read
+    extra: dict[str, Any] = field(
+        default_factory=dict
+    )  # fields of a file that this version doesn't know
 
     @property
     def name(self) -> str:
@@ -45,7 +48,10 @@ class Record:
     entries: dict[str, Entry]
     directions: int = DIRECTIONS
     seed: int = 0
-    about: dict[str, Any] = field(default_factory=dict)  # versions, dtype, layout, fields of newer writers
+    about: dict[str, Any] = field(default_factory=dict)  # versions, dtype, layout
+    extra: dict[str, Any] = field(
+        default_factory=dict
+    )  # fields of a file that this version doesn't know
 
     def __repr__(self) -> str:
         p = self.places

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from mmpack.errors import ArgumentError, kind_of
 from mmpack.probe.contract import Contract
 from mmpack.probe.places import Places
-
-if TYPE_CHECKING:
-    import os
 
 
 @dataclass(frozen=True)
@@ -123,6 +120,11 @@ class ProbeReport:
     about_b: dict[str, Any] = field(default_factory=dict)
     command: str | None = None  # that makes this report again
 
+    # set by `mmpack.view.probe`, which stands above this room
+    to_html: ClassVar[Callable[..., str]]
+    to_png: ClassVar[Callable[..., None]]
+    _repr_html_: ClassVar[Callable[..., str]]
+
     @property
     def ok(self) -> bool:
         return self.first is None
@@ -180,18 +182,6 @@ class ProbeReport:
             "command": self.command,
         }
 
-    def to_html(self) -> str:
-        """The report as a page. Set by mmpack.view.probe."""
-        raise _not_drawn()
-
-    def to_png(self, path: str | os.PathLike[str]) -> None:
-        """Layer × error as a figure. Set by mmpack.view.probe."""
-        raise _not_drawn()
-
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _not_drawn() -> ArgumentError:
-    return ArgumentError(f"probe: {kind_of(None)}")

@@ -27,7 +27,9 @@ class Side:
 
     name: str
     run: Run
-    about: dict[str, Any] = field(default_factory=dict)  # what the report says of it: dtype, layout, versions
+    about: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the report says of it: dtype, layout, versions
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not callable(self.run):

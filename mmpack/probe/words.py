@@ -42,7 +42,9 @@ def stage_of(entry: Entry, after: str | None) -> str:
         between = f"between {after} and {entry.name}" if after else f"before {entry.name}"
         return f"{between}: {found}" if found else between
     if found == "residual sum":
-        return f"between {after} and the end of {entry.module}: the residual sum" if after else found
+        return (
+            f"between {after} and the end of {entry.module}: the residual sum" if after else found
+        )
     return found or "the module itself: its weights, its settings or its arithmetic"
 
 

@@ -61,7 +61,9 @@ def probe_side(
     check_name(what, "layout", layout, LAYOUTS)
     check_number(what, "temperature", temperature, above=0)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ArgumentError(f"{what}: dtype is {dtype!r:.60}. Fix: torch.float32, torch.bfloat16, …")
+        raise ArgumentError(
+            f"{what}: dtype is {dtype!r:.60}. Fix: torch.float32, torch.bfloat16, …"
+        )
     if samples_per_batch is not None and (
         isinstance(samples_per_batch, bool)
         or not isinstance(samples_per_batch, int)
@@ -106,7 +108,9 @@ def _copy(model: Any, dtype: torch.dtype | None) -> Any:
     """The model in another dtype; what it keeps in float32 by itself (rotary frequencies) stays so."""
     made = copy.deepcopy(model)
     frequencies = {
-        n: b for n, b in unwrap(made, "probe_side").named_buffers() if "inv_freq" in n.split(".")[-1]
+        n: b
+        for n, b in unwrap(made, "probe_side").named_buffers()
+        if "inv_freq" in n.split(".")[-1]
     }
     kept = {n: b.detach().clone() for n, b in frequencies.items()}
     made.to(dtype)

@@ -165,8 +165,16 @@ def _tower_rows(tensor: torch.Tensor, patches: int) -> torch.Tensor:
     if tensor.shape[0] == 1 and tensor.ndim > 2:
         tensor = tensor[0]
     if not tensor.is_floating_point():
-        return tensor.movedim(-1, 0).reshape(tensor.shape[-1], -1) if tensor.ndim > 1 and tensor.shape[0] != patches else tensor.reshape(len(tensor), -1)
-    if tensor.ndim == 3 and tensor.shape[0] < patches and tensor.shape[0] * tensor.shape[1] >= patches // 4:
+        return (
+            tensor.movedim(-1, 0).reshape(tensor.shape[-1], -1)
+            if tensor.ndim > 1 and tensor.shape[0] != patches
+            else tensor.reshape(len(tensor), -1)
+        )
+    if (
+        tensor.ndim == 3
+        and tensor.shape[0] < patches
+        and tensor.shape[0] * tensor.shape[1] >= patches // 4
+    ):
         return tensor.flatten(0, 1)
     return tensor.reshape(len(tensor), -1)
 
