@@ -180,7 +180,7 @@ def _chosen(sample: Sample, tokens: Any) -> list[int]:
         indices = np.asarray(list(tokens))
     except TypeError:
         indices = np.empty(0, dtype=object)
-    if indices.size and indices.dtype.kind not in "iu" or indices.dtype == object:
+    if (indices.size and indices.dtype.kind not in "iu") or indices.dtype == object:
         raise ArgumentError(
             f"probe: tokens is {kind_of(tokens)}, expected whole numbers. Fix: 'all', 'loss', [0, -1] or "
             "{sample_id: indices}"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError, check_whole
-from mmpack.probe.digest import DIRECTIONS, digest, distance
+from mmpack.probe.digest import DIRECTIONS, digest, distance, growth
 from mmpack.probe.places import Places
 
 MEMORY = 1 << 30  # bytes of digests in memory
@@ -28,7 +28,8 @@ class Entry:
     side: str  # "in" or "out"
     space: str  # of its rows; see `Places`
     values: np.ndarray  # float32 [places, k + 2]
-    noise: np.ndarray  # float32 [places]: what rounding alone moves, relative to the row's norm
+    # float32 [places, 2]: what rounding alone moves, relative to the row's norm: the row, and its norm
+    noise: np.ndarray
     source: str | None = None  # of an output: the entry that its module read
     extra: dict[str, Any] = field(
         default_factory=dict
@@ -139,7 +140,7 @@ class Recorder:
                 side,
                 rows.space,
                 self.store.full((count, self.record.directions + 2), np.nan),
-                self.store.full((count,), 0.0),
+                self.store.full((count, 2), 0.0),
                 source,
             )
             self.record.entries[name] = entry
@@ -148,7 +149,8 @@ class Recorder:
         chosen = values.reshape(len(values), -1)[rows.take.to(values.device)]
         made = digest(chosen, self.record.directions, self.record.seed)
         if self.noisy:
-            moved = distance(entry.values[rows.into], made)
+            old = entry.values[rows.into]
+            moved = np.stack([distance(old, made), np.abs(growth(old, made))], axis=1)
             entry.noise[rows.into] = np.fmax(entry.noise[rows.into], moved)
         else:
             entry.values[rows.into] = made

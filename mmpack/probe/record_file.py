@@ -107,7 +107,7 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
             given["side"],
             str(given["space"]),
             _array(file, f"{k}.values", (count, directions + 2)),
-            _array(file, f"{k}.noise", (count,)),
+            _array(file, f"{k}.noise", (count, 2)),
             given.get("source"),
             {name: value for name, value in given.items() if name not in _KNOWN_ENTRY},
         )

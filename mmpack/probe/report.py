@@ -41,6 +41,15 @@ class ModuleRow:
     space: str  # `text`, or a tower's rows per patch
     all: Kind
     kinds: dict[str, Kind]  # by modality
+    growth: tuple[float, float] | None = (
+        None  # of the rows' norms on average, from a to b; and what is allowed
+    )
+
+    @property
+    def parts(self) -> bool:
+        """Whether a row is beyond its bound, or the mean growth of all rows beyond its own."""
+        grown = self.growth is not None and abs(self.growth[0]) > self.growth[1]
+        return self.parted > 0 or grown
 
     @property
     def tokens(self) -> int:
@@ -65,7 +74,8 @@ class ModuleRow:
     def to_dict(self) -> dict[str, Any]:
         out = {"module": self.module, "side": self.side, "index": self.index, "space": self.space}
         kinds = {name: kind.to_dict() for name, kind in self.kinds.items()}
-        return out | self.all.to_dict() | {"by_modality": kinds}
+        grown = None if self.growth is None else [_plain(v) for v in self.growth]
+        return out | self.all.to_dict() | {"growth": grown, "by_modality": kinds}
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,7 @@ class First:
     norms: tuple[float, float]  # of the row, in a and b
     medium: int | None = None  # index in the sample, of a tower's row
     row: int | None = None  # of the medium, in the tower's order
+    pooled: bool = False  # no row by itself, but the mean growth of all rows is beyond its bound: the error is that
 
     @property
     def name(self) -> str:
@@ -101,6 +112,8 @@ class First:
         if self.medium is not None:
             where += f", medium {self.medium}, row {self.row}"
         what = "the input of " if self.side == "in" else ""
+        if self.pooled:
+            where += " and all others, in the mean growth of their norms"
         return f"{what}{self.module}, {where}: error {self.error:.2e}, bound {self.bound:.2e}"
 
 
@@ -152,9 +165,8 @@ class ProbeReport:
                     f"{name} {k.parted}/{k.rows}" for name, k in row.kinds.items() if k.parted
                 )
                 if row.parted:
-                    out.append(
-                        f"  {row.name}: error up to {row.max_error:.1e}, {row.all.worst:.1f} of its bound; parted: {parts}"
-                    )
+                    size = f"error up to {row.max_error:.1e}, {row.all.worst:.1f} of its bound"
+                    out.append(f"  {row.name}: {size}; parted: {parts}")
         for name, names in zip((self.a, self.b), self.only, strict=True):
             if names:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""

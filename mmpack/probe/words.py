@@ -11,7 +11,26 @@ from mmpack.probe.record import IN, Entry
 if TYPE_CHECKING:
     from mmpack.probe.report import First
 
-VISION = re.compile(r"visual|vision|patch_embed|merger|projector")
+MEDIA = {"image", "video"}
+OF_ANGLES = "rotary angles part at plain text too: theta, scaling, or the dtype of positions"
+DROPPED_ROWS = (
+    "kernel_positions: rotary angles part at media and behind them only, as where mRoPE's height and width rows are "
+    "dropped or swapped"
+)
+OF_WEIGHTS = "this module: a stale or rounded weight, a missing adapter, another epsilon, scale or activation"
+OF_LOGPROBS = "temperature, target or head: the hidden states agree"
+OF_ATTENTION = "attention: mask, scale, rotary embedding inside it, head mapping; state_leak if only samples behind others part"
+ONLY_MEDIA = (
+    "image_mask: attention parts at media only, as where image tokens should see each other and don't; or "
+    "kernel_positions, in a fused kernel"
+)
+BEHIND_MEDIA = (
+    "kernel_positions: attention parts at media and behind them only, as in a fused kernel"
+)
+OF_PIXELS = (
+    "pixels: resizing, normalisation, or the order of media (mmpack parity names the setting)"
+)
+OF_MERGE = "features of media: another picture's, stale ones, or a wrong order"
 # of what goes into a module: what computed it is no module itself
 INPUTS = (
     (r"rotary", "the position ids"),
@@ -49,29 +68,23 @@ def stage_of(entry: Entry, after: str | None) -> str:
 
 
 def suggestion(first: First, parted: dict[str, int]) -> str:
-    """What is worth a look, by where and in which rows the sides part first."""
+    """What is worth a look, by where and in which rows the sides part first. `parted`: rows by modality."""
     kinds = {name for name, count in parted.items() if count}
-    media = kinds & {"image", "video"}
-    text = kinds - {"image", "video"}
-    tower = bool(VISION.search(first.module)) and first.medium is not None
-    if re.search(r"rotary", first.module):
-        if first.side == IN:
-            return "position ids differ: compare the layouts first (mmpack parity)"
-        if BEFORE not in kinds:
-            return "kernel_positions: rotary angles part at media or behind them only, as where mRoPE's height and width rows are dropped or swapped"
-        return "rotary angles part at plain text too: theta, scaling, or the dtype of positions"
-    if first.side == IN and "attention" in first.stage:
-        if media and not text and not tower:
-            return "image_mask: attention parts at media only: whether image tokens see each other, or kernel_positions in a fused kernel"
-        if not media and text and BEFORE not in kinds:
-            return "attention parts behind media only: kernel_positions in a fused kernel, or keys of media"
-        return "attention: mask, scale, rotary inside the kernel, head mapping; state_leak if only samples behind others part"
-    if first.side == IN and "pixels" in first.stage:
-        return "pixels differ: resizing, normalisation, or the order of media (mmpack parity names the setting)"
-    if "merge of media" in first.stage and media:
-        return "features of media: another picture's, stale ones, or a wrong order"
-    if "logprob" in first.stage:
-        return "temperature, target or head: the hidden states agree"
+    media, plain = kinds & MEDIA, BEFORE in kinds
+    if "rotary" in first.module:
+        return _of_rotary(first.side, plain)
     if first.side != IN:
-        return "weights of this module: a stale or rounded copy, a missing adapter, or another epsilon or activation"
-    return "what runs between these two modules"
+        return OF_LOGPROBS if first.module == "logprobs" else OF_WEIGHTS
+    if "attention" in first.stage:
+        if first.medium is not None or plain:
+            return OF_ATTENTION
+        return ONLY_MEDIA if kinds == media else BEHIND_MEDIA
+    if "pixels" in first.stage:
+        return OF_PIXELS
+    return OF_MERGE if "merge of media" in first.stage else "what runs between these two modules"
+
+
+def _of_rotary(side: str, plain: bool) -> str:
+    if side == IN:
+        return "position ids differ: compare the layouts first (mmpack parity)"
+    return OF_ANGLES if plain else DROPPED_ROWS

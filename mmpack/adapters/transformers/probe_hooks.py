@@ -37,7 +37,7 @@ class Hooks:
         self.known: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}
         self.handles: list[Any] = []
         vision = {id(m) for part in tower_and_projector(whole).modules for m in part.modules()}
-        self.towers = [m for m in tower_and_projector(whole).modules]
+        self.towers = list(tower_and_projector(whole).modules)
         self.chosen = [
             (plain_name(f"model.{name}"), module, id(module) in vision)
             for name, module in _recorded(whole.model)
@@ -139,9 +139,10 @@ class Hooks:
             return None
         for t in (tensor, tensor._base):
             found = None if t is None else self.known.get(id(t))
-            if found is not None and found[0]() is t and found[1] == t._version:
-                if t.numel() == tensor.numel():
-                    return found[2]
+            if found is None or found[0]() is not t or found[1] != t._version:
+                continue
+            if t.numel() == tensor.numel():
+                return found[2]
         return None
 
 

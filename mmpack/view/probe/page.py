@@ -148,7 +148,7 @@ def _key(reports: Sequence[ProbeReport]) -> Markup:
         )
         for k, report in enumerate(reports)
     ]
-    note = "dashed: what is allowed; ring: where it parts first; v0: first block of the tower, 0: first layer of the text"
+    note = "dashed: what is allowed; ring: where it parts first; v0: first block of the tower, 0: first text layer"
     return joined([tag("div", *parts, class_="mm-key"), tag("p", note, class_="mm-note")])
 
 
