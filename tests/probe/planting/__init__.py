@@ -2,6 +2,6 @@
 
 from planting import attention, inputs, weights
 from planting.registry import PLANTS, Plant
-from planting.scene import Answer, Scene
+from planting.scene import FAMILIES, Answer, Scene
 
-__all__ = ["PLANTS", "Answer", "Plant", "Scene", "attention", "inputs", "weights"]
+__all__ = ["FAMILIES", "PLANTS", "Answer", "Plant", "Scene", "attention", "inputs", "weights"]

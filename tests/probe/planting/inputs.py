@@ -155,7 +155,9 @@ def deepstack(scene: Scene, model: Any) -> Answer:
     one, other = sorted(scene.rng.permutation(levels)[:2].tolist())
 
     def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        given = list(kwargs["deepstack_visual_embeds"])
+        given = list(kwargs.get("deepstack_visual_embeds") or ())
+        if not given:  # text by itself
+            return {}
         given[one], given[other] = given[other], given[one]
         return {"deepstack_visual_embeds": given}
 
@@ -171,7 +173,9 @@ def no_deepstack(scene: Scene, model: Any) -> Answer:
     level = int(scene.rng.integers(levels))
 
     def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        given = list(kwargs["deepstack_visual_embeds"])
+        given = list(kwargs.get("deepstack_visual_embeds") or ())
+        if not given:
+            return {}
         given[level] = torch.zeros_like(given[level])
         return {"deepstack_visual_embeds": given}
 
@@ -213,13 +217,17 @@ def tower_angles(scene: Scene, model: Any) -> Answer:
 
 @plant("windows of half the size in the tower", "qwen2_5_vl")
 def tower_windows(scene: Scene, model: Any) -> Answer:
-    """Only a picture larger than such a window is cut otherwise; its rows are reordered too."""
+    """A picture wider than such a window is cut otherwise: its rows come in another order, from the third on.
+
+    That is where a probe sees it first which compares rows in the tower's order: in what the first block reads.
+    """
     tower = tower_of(model.model)
     tower.window_size //= 2
     first = tower_blocks(model)[0]
-    right = [first, first.norm1, first.attn, first.attn.qkv, first.attn.proj, tower.rotary_pos_emb]
-    span = next(x for x in scene.spans() if max(x.medium.grid_thw[1:]) > 4)
-    return scene.answer(model, right, span.sample, span.start)
+    span = next(x for x in scene.spans() if x.medium.grid_thw[2] > 4)
+    reached = span.sample, span.start
+    right = [first, first.norm1]
+    return scene.answer(model, right, span.sample, span.start + 2, reached=reached)
 
 
 @plant("a tower's block with full attention that has windows", "qwen2_5_vl")

@@ -29,7 +29,7 @@ FAMILIES = (*QWEN, "internvl")
 class Answer:
     """What must be found: any of these modules, and the first token that parts there.
 
-    A row of the tower is the token that it is merged into. `reached`: the first token of the text model that it changes.
+    A row of the tower is the token that it is merged into. `reached`: the first token of the text model that changes.
     """
 
     modules: frozenset[str]
@@ -97,6 +97,10 @@ class Scene:
         found = frozenset(m if isinstance(m, str) else names[id(m)] for m in modules)
         modality = self.modality(sample, token)
         return Answer(found, sample, token, modality, reached or (sample, token))
+
+    def first_prediction(self) -> tuple[int, int]:
+        """The place of the first row that predicts a loss token: the first that the head is asked for."""
+        return 0, self.samples[0].loss_spans[0].start - 1
 
     def first_medium(self, *modalities: str) -> tuple[int, int]:
         """The place of the first row of any medium."""

@@ -100,7 +100,7 @@ def untied_head(scene: Scene, model: Any) -> Answer:
     generator = torch.Generator().manual_seed(scene.seed)
     head = model.get_output_embeddings().weight.data
     head += 1e-4 * torch.randn(head.shape, generator=generator)
-    return scene.answer(model, ["lm_head"])
+    return scene.answer(model, ["lm_head"], *scene.first_prediction(), reached=(0, 0))
 
 
 @plant("temperature applied twice")
@@ -108,7 +108,7 @@ def temperature(scene: Scene, model: Any) -> Answer:
     """A head that divides by the temperature, as one whose caller does that again."""
     untie(model)
     model.get_output_embeddings().weight.data /= 1.1
-    return scene.answer(model, ["lm_head"])
+    return scene.answer(model, ["lm_head"], *scene.first_prediction(), reached=(0, 0))
 
 
 @plant("another rope theta")
