@@ -57,16 +57,22 @@ assert mp.trajectory.find_actions(samples[0], lambda i: b"x").spans == []
 @pytest.mark.parametrize("name", mp.__all__)
 def test_every_public_name_resolves(name):
     value = getattr(mp, name)
-    assert name in ("__version__", "cache", "grounding", "trajectory", "video", "view") or callable(
-        value
-    )
+    assert name in (
+        "__version__",
+        "cache",
+        "grounding",
+        "probe",
+        "trajectory",
+        "video",
+        "view",
+    ) or callable(value)
 
 
 def test_no_room_bears_the_name_of_a_function():
     """Importing it would put a module in the function's place."""
     rooms = {module.name for module in pkgutil.iter_modules(mp.__path__)}
     assert (
-        rooms & set(mp.__all__) == {"cache", "grounding", "trajectory", "video", "view"}
+        rooms & set(mp.__all__) == {"cache", "grounding", "probe", "trajectory", "video", "view"}
         and "planning" in rooms
     )
 
