@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
-import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch.multiprocessing.spawn import spawn
 
 from mmpack._version import __version__
 from mmpack.adapters.transformers.chain.axes import (
@@ -44,6 +47,7 @@ ONE_PROCESS = (
 )  # fmt: skip
 RANKS = ("tensor_parallel", "fsdp")
 AXES = (*ONE_PROCESS, *RANKS)
+ROWS_FILE = "rows.json"
 _IDS = 150_000  # below the special ones
 
 
@@ -105,7 +109,9 @@ class Prepared:
 def prepare(options: Options, device: torch.device) -> Prepared:
     """The model in evaluation mode, the problem, the reference, and the exact values of a wider copy."""
     dtype = DTYPES[options.dtype]
-    family = get_family(FAMILIES[options.model].rpartition("-")[0].replace("-", "_").replace(".", "_"))
+    family = get_family(
+        FAMILIES[options.model].rpartition("-")[0].replace("-", "_").replace(".", "_")
+    )
     shape = _shape(options)
     model = random_model(shape, device, dtype).eval()
     samples, uncached, companions = draw(family.name, options.size, options.seed)
@@ -131,9 +137,7 @@ def prepare(options: Options, device: torch.device) -> Prepared:
     return Prepared(model, problem, own, exact, bounds, uncached)
 
 
-def _one_process(
-    options: Options, device: torch.device, left_out: dict[str, str]
-) -> list[Row]:
+def _one_process(options: Options, device: torch.device, left_out: dict[str, str]) -> list[Row]:
     prepared = prepare(options, device)
     axes = axes_here(prepared.model)
     axes["processor_cache"] = {"off": processed_run(prepared.uncached)}
@@ -186,9 +190,7 @@ def _shape(options: Options) -> Shape:
     return replace(real, text=text, vision=vision)
 
 
-def draw(
-    family: str, size: str, seed: int = 0
-) -> tuple[list[Sample], list[Sample], list[Sample]]:
+def draw(family: str, size: str, seed: int = 0) -> tuple[list[Sample], list[Sample], list[Sample]]:
     """Four samples by a real image processor with its cache, the same without, and companions with 0, 1 and 3 pictures.
 
     Two samples share a prompt with a picture, one has two pictures, one has none.
@@ -301,15 +303,11 @@ def _on_ranks(options: Options, device: torch.device, left_out: dict[str, str]) 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     needed = max([n for n in options.tp if "tensor_parallel" in options.axes] + [2])
     if world == 1 and device.type == "cpu":
-        context = torch.multiprocessing.get_context("spawn")
-        queue = context.SimpleQueue()
-        spawned = torch.multiprocessing.spawn(
-            _spawned, (needed, _free_port(), replace(options, wrap=None), queue), needed, join=False
-        )
-        rows = queue.get()
-        while not spawned.join():
-            pass
-        return list(rows)
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (needed, folder, replace(options, wrap=None))
+            spawn(_spawned, arguments, needed)
+            found = json.loads((Path(folder) / ROWS_FILE).read_text(encoding="utf-8"))
+        return [Row(**row) for row in found]
     if world == 1:
         for axis in RANKS:
             if axis in options.axes:
@@ -325,15 +323,16 @@ def _on_ranks(options: Options, device: torch.device, left_out: dict[str, str]) 
         torch.distributed.destroy_process_group()
 
 
-def _spawned(rank: int, ranks: int, port: int, options: Options, queue: Any) -> None:
+def _spawned(rank: int, ranks: int, folder: str, options: Options) -> None:
+    """A process of `torch.multiprocessing.spawn`: the first one writes the rows to the folder."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    device = torch.device("cpu")
-    _join(device)
-    rows = _rank_rows(options, device, {})
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
+    )
+    rows = _rank_rows(options, torch.device("cpu"), {})
     if rank == 0:
-        queue.put(rows)
+        text = json.dumps([row.to_dict() for row in rows])
+        (Path(folder) / ROWS_FILE).write_text(text, encoding="utf-8")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
@@ -380,9 +379,3 @@ def _rank_rows(options: Options, device: torch.device, left_out: dict[str, str])
                 rows += [row for row in both if not row.not_run]
         torch.distributed.barrier()
     return rows if rank == 0 else []
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

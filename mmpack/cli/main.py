@@ -17,7 +17,7 @@ from mmpack._version import __version__
 from mmpack.errors import MmpackError, one_line, require
 
 COMMANDS = (
-    "smoke", "parity", "probe", "validate", "inspect", "view", "plan", "frames", "bench", "doctor",
+    "smoke", "parity", "probe", "probe chain", "validate", "inspect", "view", "plan", "frames", "bench", "doctor",
     "schema",
 )  # fmt: skip
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count

@@ -1,7 +1,7 @@
 """A run's record against the reference's (each sample by itself), and both against an exact one of a wider dtype.
 
 Two runs of one dtype are not each other's oracle: a layout is within the contract if its error from the exact values
-is at most 1.5 times the reference's, as for parameter gradients (`mmpack.contracts`), or at most the floor of its dtype.
+is at most 1.5 times the reference's, as for parameter gradients (`mmpack.contracts`), or the floor of its dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIRECTIONS = (FORWARD, BACKWARD, WEIGHTS)
 COLUMNS = ("axis", "value", "stage", "direction", "max difference", "ULPs", "of peak", "unequal",
            "error", "reference's", "allowed", "verdict")  # fmt: skip
 VS_REFERENCE = TOLERANCES["parameter_gradient_vs_separate"].value
-CHUNK = 1 << 20  # entries that are compared at once
+CHUNK, GPU_CHUNK = 1 << 20, 1 << 26  # entries that are compared at once
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _last_place(peak: float, eps: float) -> float:
 
 
 def _unit(stage: str, dtype: torch.dtype) -> torch.dtype:
-    """In which ULPs are counted: logprobs and what follows are float32, sums of gradients are rounded to the model's."""
+    """In which ULPs are counted: logprobs and what follows are float32, sums of gradients in the model's."""
     return torch.float32 if stage in TOKENS else dtype
 
 
@@ -254,18 +254,20 @@ def _gradients(mine: Cells, theirs: Cells, true: Cells) -> tuple[Tensor, Tensor,
         return None
     at = mine.gradient_at
     rows = int(max(theirs.gradient_at.max(), at.max())) + 1
-    expected = [canonical(cells, rows) for cells in (theirs, true)]
+    b, c = canonical(theirs, rows), canonical(true, rows)
     assert mine.group is not None
     if len(at.unique()) < len(at):  # media that occur more than once
-        return canonical(mine, rows), *expected
+        return canonical(mine, rows), b, c
     if len(mine.gradient) == len(at):
-        return mine.gradient[mine.group], *(x[at] for x in expected)
-    summed = []
-    for x in expected:
-        wide = x.to(torch.float32 if x.element_size() == 2 else torch.float64)
-        out = wide.new_zeros(len(mine.gradient), x.shape[1])
-        summed.append(out.index_add(0, mine.group, wide[at]))
-    return mine.gradient, *summed
+        return mine.gradient[mine.group], b[at], c[at]
+    return mine.gradient, _sums(b[at], mine.group), _sums(c[at], mine.group)
+
+
+def _sums(x: Tensor, group: Tensor) -> Tensor:
+    """[R, D]: sums of the rows of each group, in a wider dtype."""
+    wide = x.to(torch.float32 if x.element_size() == 2 else torch.float64)
+    out = wide.new_zeros(int(group.max()) + 1, x.shape[1])
+    return out.index_add(0, group, wide)
 
 
 def _measured(
@@ -274,7 +276,8 @@ def _measured(
     """Numbers of a run's values, the reference's and the exact ones, of one shape; in pieces, which bounds memory."""
     out = _Found(place, absolute=absolute, count=a.numel())
     wide = torch.float64 if c.dtype == torch.float64 else torch.float32
-    each = zip(*(x.reshape(-1).split(CHUNK) for x in (a, b, c)), strict=True)
+    size = CHUNK if a.device.type == "cpu" else GPU_CHUNK
+    each = zip(*(x.reshape(-1).split(size) for x in (a, b, c)), strict=True)
     for one, other, true in each:
         x, y, true = one.to(wide), other.to(wide), true.to(wide)
         out.difference = _most(out.difference, (x - y).abs().max())
@@ -323,9 +326,7 @@ def _largest(x: Tensor) -> float:
     return float(x.abs().max()) if x.numel() else 0.0
 
 
-def bounds_of(
-    exact: Record, advantages: Tensor, kl_coef: float, dtype: torch.dtype
-) -> Bounds:
+def bounds_of(exact: Record, advantages: Tensor, kl_coef: float, dtype: torch.dtype) -> Bounds:
     """How far ratio, KL, loss and their gradients move, to first order, with logprobs that are 1 nat off.
 
     Args: `advantages`: of the samples. `dtype`: the model's.

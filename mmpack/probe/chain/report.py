@@ -29,7 +29,7 @@ class ChainReport:
         return [row for row in self.rows if not row.within]
 
     def first(self, axis: str, value: str) -> Row | None:
-        """The first stage of a run that is beyond the contract: forward in order, then backward against it, then weights."""
+        """The first stage of a run beyond the contract: forward in order, then backward against it, then weights."""
         stages = list(STAGES)
 
         def order(row: Row) -> tuple[int, int]:
@@ -55,7 +55,9 @@ class ChainReport:
         idle: dict[str, list[str]] = {}
         for row in self.rows:
             if row.not_run:
-                idle.setdefault(f"{row.axis} {row.value}", []).append(f"{row.stage} {row.direction}")
+                idle.setdefault(f"{row.axis} {row.value}", []).append(
+                    f"{row.stage} {row.direction}"
+                )
         for name, stages in idle.items():
             yield f"{name}: not run: {', '.join(stages)}"
         for name, why in self.left_out.items():

@@ -1,4 +1,4 @@
-"""The chain's oracle: a copy of the model in a wider dtype, each sample padded by itself, transformers' own attention."""
+"""The chain's oracle: a copy of the model in a wider dtype, each sample by itself, transformers' own attention."""
 
 from __future__ import annotations
 

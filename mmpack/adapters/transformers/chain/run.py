@@ -43,8 +43,8 @@ class Part:
 class Way:
     """How a model is called; each has the plain way as its default.
 
-    `logprobs`: [N] of a batch's loss tokens. `logits`: hidden [n, H] -> [n, V]. `gather`: a rank's part of a value -> the
-    whole; `gradient` the same of a weight's, by name. `features`: where features are kept. `once`: encode all batches'
+    `logprobs`: [N] of a batch's loss tokens. `logits`: hidden [n, H] -> [n, V]. `gather`: a rank's part of a value ->
+    the whole; `gradient` the same of a weight's, by name. `features`: where features are kept. `once`: encode all batches'
     media before the first.
     """
 
@@ -199,7 +199,7 @@ def _tower_cells(
 
 
 def _media_run(batches: Sequence[Batch], occurrences: bool) -> list[tuple[str, int]]:
-    """Names and patches of the media that the tower ran, in its order: pictures, as the chain's samples have no videos."""
+    """Names and patches of the media that the tower ran, in its order: pictures, as samples have no videos."""
     out: dict[Any, tuple[str, int]] = {}
     for batch in batches:
         if isinstance(batch, PackedBatch) and not occurrences:

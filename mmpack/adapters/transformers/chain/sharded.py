@@ -38,7 +38,13 @@ from mmpack.probe.chain.record import Key, Record, joined
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROWS = ("o_proj", "down_proj")
 HEADS = ("q_norm", "k_norm")  # one weight for all heads, of which a rank has some
-SPLIT = (*COLUMNS, *HEADS, "attention", "rotary.q", "rotary.k")  # places whose values a rank has a part of
+SPLIT = (
+    *COLUMNS,
+    *HEADS,
+    "attention",
+    "rotary.q",
+    "rotary.k",
+)  # places whose values a rank has a part of
 
 
 def tensor_parallel_run(model: Any, problem: Problem, mesh: DeviceMesh) -> Record:
