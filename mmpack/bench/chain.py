@@ -7,8 +7,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from torch.multiprocessing.spawn import spawn
 
 from mmpack._version import __version__
 from mmpack.adapters.transformers.chain.axes import (
-    Run,
+    OWN_ATTENTION,
     axes_here,
     equal_stages,
     padded_alone,
     processed_run,
     reference,
+    within_mode,
 )
 from mmpack.adapters.transformers.chain.exact import exact_copy, exact_logprobs
 from mmpack.adapters.transformers.chain.problem import KL_COEF, Problem, make_problem
@@ -64,7 +65,6 @@ class Options:
     layers: int = 2
     seed: int = 0
     invariant: bool = False
-    wrap: Callable[[Any], None] | None = field(default=None, compare=False)  # what a test plants
 
     def __post_init__(self) -> None:
         for name, names in (("model", FAMILIES), ("size", SIZES), ("dtype", DTYPES)):
@@ -128,12 +128,9 @@ def prepare(options: Options, device: torch.device) -> Prepared:
     del wide
     bounds = bounds_of(exact, problem.advantages, KL_COEF, dtype)
     # some modules note things in their first forward, and kernels are chosen
-    reference(model, problem)
-    if options.wrap is not None:
-        own = reference(model, problem)
-        options.wrap(model)
-    else:
-        own = reference(model, problem)
+    take = within_mode(reference) if options.invariant else reference
+    take(model, problem)
+    own = take(model, problem)
     return Prepared(model, problem, own, exact, bounds, uncached)
 
 
@@ -151,13 +148,14 @@ def _one_process(options: Options, device: torch.device, left_out: dict[str, str
             )
             continue
         for value, take in axes[axis].items():
-            equal = Equal(*equal_stages(axis, value)) if options.invariant else Equal()
-            rows += prepared.rows(axis, value, _taken(take, prepared), equal)
+            equal = Equal()
+            if options.invariant:
+                if (axis, value) in OWN_ATTENTION:
+                    left_out[f"{axis} {value}"] = "transformers' own attention is not invariant"
+                    continue
+                equal, take = Equal(*equal_stages(axis, value)), within_mode(take)
+            rows += prepared.rows(axis, value, take(prepared.model, prepared.problem), equal)
     return rows
-
-
-def _taken(take: Run, prepared: Prepared) -> Record:
-    return take(prepared.model, prepared.problem)
 
 
 def _shape(options: Options) -> Shape:
@@ -304,7 +302,7 @@ def _on_ranks(options: Options, device: torch.device, left_out: dict[str, str]) 
     needed = max([n for n in options.tp if "tensor_parallel" in options.axes] + [2])
     if world == 1 and device.type == "cpu":
         with tempfile.TemporaryDirectory() as folder:
-            arguments = (needed, folder, replace(options, wrap=None))
+            arguments = (needed, folder, options)
             spawn(_spawned, arguments, needed)
             found = json.loads((Path(folder) / ROWS_FILE).read_text(encoding="utf-8"))
         return [Row(**row) for row in found]
@@ -356,17 +354,24 @@ def _rank_rows(options: Options, device: torch.device, left_out: dict[str, str])
         torch.distributed.broadcast(column, 0)
     rows: list[Row] = []
     taken: dict[str, Record] = {}
-    sizes = [n for n in options.tp if n <= world] if "tensor_parallel" in options.axes else []
+    sizes = sorted(n for n in options.tp if n <= world and "tensor_parallel" in options.axes)
     for n in options.tp:
         if n > world and "tensor_parallel" in options.axes:
             left_out[f"tensor_parallel {n}"] = f"{world} processes"
     for n in sizes:
         mesh = DeviceMesh(device.type, list(range(n)))
         if rank < n:
-            taken[f"tp {n}"] = tensor_parallel_run(prepared.model, prepared.problem, mesh)
-            rows += prepared.rows("tensor_parallel", str(n), taken[f"tp {n}"], Equal())
+            tree = options.invariant
+            found = tensor_parallel_run(prepared.model, prepared.problem, mesh, tree=tree)
+            if tree and n == sizes[0]:  # products summed by a tree are not those of one piece
+                prepared.reference = found
+            equal = Equal(*equal_stages("tensor_parallel", str(n))) if tree else Equal()
+            rows += prepared.rows("tensor_parallel", str(n), found, equal)
+            taken[f"tp {n}"] = found
         torch.distributed.barrier()
-    if "fsdp" in options.axes:
+    if "fsdp" in options.axes and options.invariant:
+        left_out["fsdp"] = "the plain mode has this axis"
+    elif "fsdp" in options.axes:
         mesh = DeviceMesh(device.type, [0, 1])
         if rank < 2:
             sharded = fsdp_run(prepared.model, prepared.problem, mesh)

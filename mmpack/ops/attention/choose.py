@@ -1,9 +1,10 @@
 """Which attention runs: chosen by device, dtype, head size, installed packages and measured cost, never by trying.
 
-`TREE` chooses for packed rows, by MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4;
-`SEQUENCES` for vision towers, by MMPACK_TOWER_ATTENTION=auto|sdpa|flex|varlen|flash_attn|flash_attn_4. A named one that
-can't run is an error. `auto` takes the cheapest that can run, for half precision on CUDA devices; elsewhere sdpa, which
-is the oracle.
+`TREE` chooses for packed rows, by
+MMPACK_ATTENTION=auto|sdpa|flex|flex_flash|varlen|flash_attn|flash_attn_4|fixed_blocks; `SEQUENCES` for towers, by
+MMPACK_TOWER_ATTENTION, which has no flex_flash. A named one that can't run is an error.
+`auto` takes the cheapest that can run, for half precision on CUDA devices; elsewhere sdpa, which is the oracle.
+`fixed_blocks` is slower, and its bits do not depend on what a sequence is packed with: `mmpack.invariant` names it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from dataclasses import dataclass
 import torch
 
 from mmpack.errors import BackendError, installed_version
+from mmpack.ops import invariance
 from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.sequence_plan import SequencePlan
 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (*HALF, torch.float32, torch.float64)
 FLEX = ("flex", "flex_flash")  # by FlexAttention, whose masks are made anew for each pack
+INVARIANT = "fixed_blocks"  # under mmpack.invariant
 Plan = AttentionPlan | SequencePlan
 
 
@@ -35,6 +38,7 @@ class Backend:
     head_dims: Container[int] = range(8, 257, 8)
     deterministic: bool = True  # under torch.use_deterministic_algorithms
     only_named: bool = False  # auto leaves it
+    anywhere: bool = False  # has a plain version: runs on any device
     # Nanoseconds per item of the plan.
     row: float = 0.0
     pair: float = 0.0  # of a query and a key that it sees
@@ -96,14 +100,20 @@ class Chooser:
     def settings(self, head_dim: int, dropout: float) -> tuple[str, int, bool, bool]:
         """What `choices` depends on besides plan and device. torch.compile reads the variable when it traces."""
         deterministic = torch.are_deterministic_algorithms_enabled()
-        return os.environ.get(self.variable) or "auto", head_dim, dropout > 0, deterministic
+        return self._asked(), head_dim, dropout > 0, deterministic
 
     def wanted(self) -> str:
         """What the variable says: `auto` or a backend. Raises BackendError for anything else."""
-        name = os.environ.get(self.variable) or "auto"
+        name = self._asked()
         if name != "auto":
             self._refuse_unknown(name)
         return name
+
+    def _asked(self) -> str:
+        """By the variable; where bits must not depend on the batch, the one backend of which that is so."""
+        if invariance.is_on():
+            return INVARIANT
+        return os.environ.get(self.variable) or "auto"
 
     def demand(
         self,
@@ -135,9 +145,11 @@ class Chooser:
         needs = self.backends[name]
         if not INSTALLED[needs.package]:
             return f"{needs.package} is not installed"
-        if device.type != "cuda" or torch.version.hip:
+        if not needs.anywhere and (device.type != "cuda" or torch.version.hip):
             return f"{name} needs a CUDA device, not {'ROCm' if torch.version.hip else device.type}"
-        capability = torch.cuda.get_device_capability(device)
+        capability = (
+            needs.capability if needs.anywhere else torch.cuda.get_device_capability(device)
+        )
         if capability < needs.capability:
             return "{} needs compute capability {}.{}, the device has {}.{}".format(
                 name, *needs.capability, *capability
@@ -207,6 +219,16 @@ class Chooser:
         return best
 
 
+# The same bits in any batch, at a price: mmpack.invariant names it.
+FIXED = Backend(
+    "torch",
+    dtypes=DTYPES,
+    head_dims=range(1, 257),
+    only_named=True,
+    anywhere=True,
+    row=54.4,
+    pair=0.25,
+)
 TREE = Chooser(
     "attention",
     "MMPACK_ATTENTION",
@@ -237,6 +259,7 @@ TREE = Chooser(
             full_block=2532,
             mixed_block=6341,
         ),
+        INVARIANT: FIXED,
     },
 )
 SEQUENCES = Chooser(
@@ -255,5 +278,6 @@ SEQUENCES = Chooser(
         "flex": Backend(
             "triton", dtypes=(*HALF, torch.float32), head_dims=range(16, 257), only_named=True
         ),
+        INVARIANT: FIXED,
     },
 )

@@ -50,9 +50,10 @@ def sequence_attention(
         out = _by_blocks(q, k, v, plan, scale)
     else:
         from mmpack.ops.attention import varlen
+        from mmpack.ops.attention.lengths import Lengths
 
         cu, longest = plan.cu_seqlens, plan.max_seqlen
-        lengths = varlen.Lengths(cu, cu, longest, longest, causal=False)
+        lengths = Lengths(cu, cu, longest, longest, causal=False)
         out = varlen.KERNELS[name](q, k, v, lengths, scale)
     return out.unflatten(0, (lines, width))
 

@@ -1,4 +1,4 @@
-"""Kernels that take sequences of different lengths: torch's, FlashAttention-2 and FlashAttention-4.
+"""Kernels that take sequences of different lengths: torch's, FlashAttention-2 and FlashAttention-4, fixed blocks.
 
 A shared pack becomes plain sequences too: the queries are a branch, the keys its path, gathered. A row of several paths
 is gathered several times; its gradients are summed in a fixed order.
@@ -14,6 +14,8 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from mmpack.ops.attention.attention_plan import AttentionPlan
+from mmpack.ops.attention.fixed_blocks.attend import fixed_blocks
+from mmpack.ops.attention.lengths import Lengths
 from mmpack.ops.first_use import flash_attn_4_interface
 from mmpack.ops.records import flat
 from mmpack.ops.rows.gather import gather_rows
@@ -23,16 +25,6 @@ Kernel = Callable[..., torch.Tensor]
 # Since torch 2.12 fewer heads of keys than of queries need this flag.
 _HAS_FLAG = "enable_gqa" in inspect.signature(varlen_attn).parameters
 GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if _HAS_FLAG else {}
-
-
-class Lengths(NamedTuple):
-    """S sequences of queries, and the keys of each; causal is bottom-right, else every query sees every key."""
-
-    cu_seqlens_q: torch.Tensor  # [S+1] int32
-    cu_seqlens_k: torch.Tensor
-    max_seqlen_q: int
-    max_seqlen_k: int
-    causal: bool
 
 
 def by_sequences(
@@ -103,6 +95,7 @@ KERNELS: dict[str, Kernel] = {
     "varlen": torch_varlen,
     "flash_attn": flash_attn,
     "flash_attn_4": flash_attn_4,
+    "fixed_blocks": fixed_blocks,
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_flag, check_number, kind_of
+from mmpack.ops import invariance
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
@@ -116,7 +117,8 @@ def linear_selected_logprobs(
     inputs = (hidden, weight) if bias is None else (hidden, weight, bias)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     count = num_rows if groups.rows is None else groups.rows.shape[0]
-    budget = int(memory_budget or 0)
+    # with one, chunks follow from how many tokens there are
+    budget = 0 if invariance.is_on() else int(memory_budget or 0)
     store = differentiable and count * shard * 2 <= budget
     call = Call(
         hidden, weight, bias, targets.long(), *groups, float(temperature), softcap, entropy, store,

@@ -16,6 +16,7 @@ from mmpack.adapters.transformers.chain.suffix import prefix_run
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache.features import FeatureStore
 from mmpack.errors import ArgumentError
+from mmpack.invariant import batch_invariant
 from mmpack.packing.pack import pack
 from mmpack.packing.pad import pad
 from mmpack.probe.chain.record import Record
@@ -24,9 +25,13 @@ from mmpack.schema.sample import Sample
 
 Run = Callable[[Any, Problem], Record]
 STORE_BYTES = 1 << 30
-# What must be equal bit for bit within `mmpack.invariant`: everything, but where sums are taken first or no code of
-# the mode runs (transformers' own attention; a KV cache).
 _ALL = frozenset(STAGES)
+# runs whose attention is transformers' own, which the invariant mode refuses
+OWN_ATTENTION = {
+    ("padding", "left, own attention"),
+    ("padding", "right, own attention"),
+    ("prefix_cache", "on"),
+}
 
 
 def reference(model: Any, problem: Problem, way: Way | None = None) -> Record:
@@ -69,15 +74,27 @@ def axes_here(model: Any) -> dict[str, dict[str, Run]]:
 
 
 def equal_stages(axis: str, value: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Stages that `mmpack.invariant` holds equal, forward and backward."""
-    if axis in ("batch", "pictures", "packed", "processor_cache") or value in ("left", "right"):
-        # a picture that several samples have is encoded once, and its gradients are added first
-        return _ALL, _ALL - frozenset(TOWER)
-    if axis == "shared":
-        return _ALL, frozenset()
-    if axis == "feature_cache":
-        return _ALL, _ALL - frozenset(TOWER)
-    return frozenset(), frozenset()
+    """Stages that `mmpack.invariant` holds equal bit for bit, forward and backward.
+
+    The loss is a sum over the batches: its parts are rounded on their own.
+    """
+    forward = _ALL - {"loss"}
+    if axis == "shared":  # branches are added first
+        return forward, frozenset()
+    if axis in ("tensor_parallel", "processor_cache"):
+        return _ALL, _ALL
+    # so are gradients to a picture that several samples have
+    return forward, _ALL - frozenset(TOWER)
+
+
+def within_mode(take: Run) -> Run:
+    """The run within `mmpack.invariant`."""
+
+    def run_it(model: Any, problem: Problem) -> Record:
+        with batch_invariant(model):
+            return take(model, problem)
+
+    return run_it
 
 
 def _in_batches(size: int) -> Run:

@@ -6,6 +6,7 @@ Layers' queries, keys, values, gate and up are split by columns, output and down
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -30,6 +31,7 @@ from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.errors import ArgumentError
+from mmpack.invariant import batch_invariant, column_parallel, row_parallel, tree_all_reduce
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.packing.batch import Batch
 from mmpack.packing.pack import pack
@@ -47,20 +49,21 @@ SPLIT = (
 )  # places whose values a rank has a part of
 
 
-def tensor_parallel_run(model: Any, problem: Problem, mesh: DeviceMesh) -> Record:
+def tensor_parallel_run(
+    model: Any, problem: Problem, mesh: DeviceMesh, tree: bool = False
+) -> Record:
     """The reference's step on the ranks of a mesh, each with its part of a copy of the model; whole on every rank.
 
+    `tree`: within `mmpack.invariant`, what is summed over ranks in its fixed tree; the head is whole then, for a
+    vocabulary is seldom so many whole tiles that each rank has some.
     Raises: ArgumentError for a model whose heads or vocabulary the ranks don't divide.
     """
     _check(model, mesh.size())
     part, group = copy.deepcopy(model), mesh.get_group()
-    styles: dict[str, Any] = {f"self_attn.{name}": ColwiseParallel() for name in COLUMNS[:3]}
-    styles |= {f"mlp.{name}": ColwiseParallel() for name in COLUMNS[3:]}
-    styles |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
-    for layer in decoder_layers(part):
-        parallelize_module(layer, mesh, styles)
-    own = part.lm_head.weight.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
-    part.lm_head.weight = torch.nn.Parameter(own)
+    if tree:
+        _split_by_tree(part, mesh)
+    else:
+        _split(part, mesh)
 
     def logprobs(model: Any, batch: Batch) -> Tensor:
         hidden = model.model(**model_inputs(batch, model)).last_hidden_state
@@ -71,7 +74,7 @@ def tensor_parallel_run(model: Any, problem: Problem, mesh: DeviceMesh) -> Recor
             rows=batch.loss_rows,
             rows_unique=batch.loss_rows_unique,
             row_inverse=batch.loss_row_inverse,
-            group=group,
+            group=None if tree else group,
         )
         assert isinstance(found, Tensor)
         return found
@@ -83,18 +86,57 @@ def tensor_parallel_run(model: Any, problem: Problem, mesh: DeviceMesh) -> Recor
     def gradient(name: str, x: Tensor) -> Tensor:
         if isinstance(x, DTensor):
             return x.full_tensor()
-        if name == "lm_head.weight":
+        if name == "lm_head.weight" and not tree:
             return whole(x, 0, group)
         if name.endswith(tuple(f"{norm}.weight" for norm in HEADS)):
-            x = x.clone()
-            torch.distributed.all_reduce(x, group=group)
+            return tree_all_reduce(x, group)
+        owner, _, kind = name.rpartition(".")
+        if tree and "language_model" in name and owner.endswith(COLUMNS):
+            return whole(x, 0, group)
+        if tree and "language_model" in name and owner.endswith(ROWS) and kind == "weight":
+            return whole(x, 1, group)
         return x
 
     def logits(hidden: Tensor) -> Tensor:
-        return whole(linear(hidden, part.lm_head.weight), 1, group)
+        made = linear(hidden, part.lm_head.weight)
+        return made if tree else whole(made, 1, group)
 
     way = Way(logprobs=logprobs, logits=logits, gather=gather, gradient=gradient)
-    return run(part, problem, alone(part, problem), way)
+    with batch_invariant(part) if tree else contextlib.nullcontext():
+        return run(part, problem, alone(part, problem), way)
+
+
+def _split(model: Any, mesh: DeviceMesh) -> None:
+    """By torch's own styles, and the head by vocabulary."""
+    styles: dict[str, Any] = {f"self_attn.{name}": ColwiseParallel() for name in COLUMNS[:3]}
+    styles |= {f"mlp.{name}": ColwiseParallel() for name in COLUMNS[3:]}
+    styles |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+    for layer in decoder_layers(model):
+        parallelize_module(layer, mesh, styles)
+    own = model.lm_head.weight.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
+    model.lm_head.weight = torch.nn.Parameter(own)
+
+
+def _split_by_tree(model: Any, mesh: DeviceMesh) -> None:
+    """By `mmpack.invariant`: each module keeps its part of the weight, and gets a forward of its own."""
+    ranks, rank, group = mesh.size(), mesh.get_local_rank(), mesh.get_group()
+    for layer in decoder_layers(model):
+        for name, module in layer.named_modules():
+            if not name.endswith((*COLUMNS, *ROWS)):
+                continue
+            by_columns = name.endswith(COLUMNS)
+            weight = module.weight.detach().chunk(ranks, 0 if by_columns else 1)[rank]
+            module.weight = torch.nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
+            if by_columns and module.bias is not None:
+                bias = module.bias.detach().chunk(ranks)[rank].clone()
+                module.bias = torch.nn.Parameter(bias)
+            product = column_parallel if by_columns else row_parallel
+
+            def forward(x: Tensor, module: Any = module, product: Any = product) -> Tensor:
+                made: Tensor = product(x, module.weight, module.bias, group=group)
+                return made
+
+            module.forward = forward
 
 
 def fsdp_run(model: Any, problem: Problem, mesh: DeviceMesh) -> Record:

@@ -1,0 +1,65 @@
+"""Shapes of the product's tiles. The order in which K is summed is the same for all of one device.
+
+A tile of another size has other rows and columns beside an element, and takes the same steps of K: so the number of
+rows may choose among them, and does not change a bit. That is tested on a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from mmpack.ops.linear_logprobs.tiles import Tiles, programs_of
+
+# What a tile costs per element, the largest one's = 1: smaller tiles read more for each product.
+COSTS = {(128, 256): 1.0, (128, 128): 1.15, (64, 256): 1.2, (64, 128): 1.4, (64, 64): 1.9}
+HOPPER = tuple(
+    Tiles(rows, columns, 64, 16, 8 if rows == 128 else 4, 3 if columns == 256 else 4)
+    for rows, columns in COSTS
+)
+HOPPER_FEW = Tiles(64, 32, 128, 16, 4, 6)  # reading the weight is all there is
+AMPERE = (
+    Tiles(128, 256, 32, 16, 8, 3),
+    Tiles(128, 128, 32, 16, 8, 3),
+    Tiles(64, 128, 32, 16, 4, 4),
+)
+AMPERE_FEW = Tiles(64, 32, 32, 16, 4, 4)
+CDNA3 = (Tiles(128, 128, 64, 16, 8, 2),)
+ON_CPU = (Tiles(32, 64, 32, 2, 4, 1),)
+ON_CPU_FEW = Tiles(16, 32, 32, 2, 4, 1)
+FEW_ROWS = 64  # up to which `FEW` runs
+
+
+def tiles_for(rows: int, columns: int, device: torch.device) -> Tiles:
+    """Of a product [rows, columns]: the least waves of tiles over the device, weighed by what a tile costs."""
+    menu, few = _menu(device)
+    if few is not None and rows <= (few.rows if device.type == "cpu" else FEW_ROWS):
+        return few
+    if len(menu) == 1:
+        return menu[0]
+    programs = programs_of(device)
+
+    def cost(tiles: Tiles) -> float:
+        count = -(-rows // tiles.rows) * -(-columns // tiles.columns)
+        area = tiles.rows * tiles.columns
+        return -(-count // programs) * area * COSTS[tiles.rows, tiles.columns]
+
+    return min(menu, key=cost)
+
+
+def all_tiles(device: torch.device) -> tuple[Tiles, ...]:
+    """Every tile that `tiles_for` may choose on the device."""
+    menu, few = _menu(device)
+    return menu if few is None else (*menu, few)
+
+
+@functools.cache
+def _menu(device: torch.device) -> tuple[tuple[Tiles, ...], Tiles | None]:
+    if device.type == "cpu":
+        return ON_CPU, ON_CPU_FEW
+    if torch.version.hip:
+        return CDNA3, None
+    if torch.cuda.get_device_capability(device)[0] in (9, 10):
+        return HOPPER, HOPPER_FEW
+    return AMPERE, AMPERE_FEW
