@@ -43,7 +43,7 @@ def command(
     out: OutOption = None,
     html: HtmlOption = None,
 ) -> int:
-    """Compare each stage of a step with the same samples alone, over layouts, caches, ranks. Exits 1 beyond the contract."""
+    """Compare each stage of a step with the same samples alone, over layouts, caches, ranks. Exits 1 beyond bounds."""
     for package in ("torch", "transformers", "tokenizers", "PIL"):
         require(package, "hf", "mmpack probe chain")
     from mmpack.bench.chain import AXES, Options, chain

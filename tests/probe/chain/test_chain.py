@@ -49,7 +49,9 @@ def test_every_axis_is_within_the_contract(made):
     for axis, values in axes_here(made.model).items():
         for value in values:
             rows = rows_of(made, axis, value)
-            assert all(row.within for row in rows.values()), [r for r in rows.values() if not r.within]
+            assert all(row.within for row in rows.values()), [
+                r for r in rows.values() if not r.within
+            ]
             idle = {key for key, row in rows.items() if row.not_run}
             if axis == "prefix_cache":
                 expected = {(s, d) for s in STAGES for d in ("forward", "backward")

@@ -109,7 +109,7 @@ def _in_batches(size: int) -> Run:
 
 
 def _beside_pictures(count: int) -> Run:
-    """Each sample packed with another one that has `count` pictures."""
+    """All samples packed behind another one that has `count` pictures."""
 
     def run_it(model: Any, problem: Problem) -> Record:
         found = [c for c in problem.companions if len(c.media) == count]
@@ -117,11 +117,8 @@ def _beside_pictures(count: int) -> Run:
             raise ArgumentError(
                 f"probe chain: no companion has {count} pictures. Fix: give the problem one"
             )
-        parts = [
-            Part(pack([found[0], sample]).to(_device(model)), (None, i))
-            for i, sample in enumerate(problem.samples)
-        ]
-        return run(model, problem, parts)
+        batch = pack([found[0], *problem.samples]).to(_device(model))
+        return run(model, problem, [Part(batch, (None, *range(len(problem.samples))))])
 
     return run_it
 

@@ -44,8 +44,8 @@ class Way:
     """How a model is called; each has the plain way as its default.
 
     `logprobs`: [N] of a batch's loss tokens. `logits`: hidden [n, H] -> [n, V]. `gather`: a rank's part of a value ->
-    the whole; `gradient` the same of a weight's, by name. `features`: where features are kept. `once`: encode all batches'
-    media before the first.
+    the whole; `gradient` the same of a weight's, by name. `features`: where features are kept. `once`: encode all
+    batches' media before the first.
     """
 
     attached: bool = True
