@@ -34,10 +34,10 @@ def made(request):
     return the(request.param)
 
 
-def rows_of(made, axis, value, record=None, equal=Equal()):
+def rows_of(made, axis, value, record=None, equal=None):
     if record is None:
         record = axes_here(made.model)[axis][value](made.model, made.problem)
-    rows = made.rows(axis, value, record, equal)
+    rows = made.rows(axis, value, record, equal or Equal())
     return {(row.stage, row.direction): row for row in rows}
 
 
