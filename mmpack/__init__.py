@@ -34,6 +34,7 @@ _HOME = {
     "mmpack.ops.logprobs.selected": ("selected_logprobs",),
     "mmpack.ops.linear_logprobs.linear": ("linear_selected_logprobs",),
     "mmpack.ops.embeddings.merge": ("merge_embeddings",),
+    "mmpack.ops.projection.project": ("Projection", "project_and_merge"),
     "mmpack.packing.batch": ("PackedBatch",),
     "mmpack.packing.collate": ("collate",),
     "mmpack.packing.pack": ("pack",),

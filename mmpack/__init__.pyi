@@ -33,6 +33,8 @@ from mmpack.losses.value import value_loss as value_loss
 from mmpack.ops.embeddings.merge import merge_embeddings as merge_embeddings
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs as linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs as selected_logprobs
+from mmpack.ops.projection.project import Projection as Projection
+from mmpack.ops.projection.project import project_and_merge as project_and_merge
 from mmpack.packing.batch import PackedBatch as PackedBatch
 from mmpack.packing.collate import collate as collate
 from mmpack.packing.pack import pack as pack

@@ -180,6 +180,10 @@ def test_packing_and_losses_and_the_gpu_s_page(yours, samples):
     head = torch.nn.Linear(8, model.config.get_text_config().vocab_size, bias=False)
     ran = run("docs/gpu.md", {"mp": mp, "hidden": hidden, "lm_head": head, "batch": batch})
     assert len(ran["logprobs"]) == len(ran["entropy"]) == batch.num_loss_tokens
+    for parts, whole in (("merged", "out"), ("together", "lse")):
+        assert (ran[parts] - ran[whole]).abs().max() <= 1e-5
+    seen = batch.vision_rows.source >= 0
+    assert ran["embeddings"][seen].any(1).all() and not ran["embeddings"][~seen].any()
 
 
 def test_costs(yours, samples, capsys):
@@ -275,3 +279,9 @@ def test_view(samples, tmp_path, monkeypatch):
     ran = run("docs/view.md", {"tokenizer": lambda token_id: f"{token_id} ".encode()})
     assert all(f'aria-label="sample s{i}"' in ran["page"] for i in range(6))
     assert ran["figure"].startswith(b"\x89PNG")
+
+
+def test_invariant(yours, samples, capsys):
+    run("docs/invariant.md", {"model": yours["model"], "samples": samples})
+    assert capsys.readouterr().out == "True\nTrue\n"
+    assert not mp.invariant.is_on()

@@ -67,8 +67,12 @@ class RowStore:
             )
         if not all(t.ndim for t in tensors):
             raise ArgumentError("RowStore.write: a tensor is a single number. Fix: pass [K, …]")
+        if len({t.device for t in tensors}) > 1:
+            raise ArgumentError(
+                "RowStore.write: tensors are on several devices. Fix: a store for the layers of each device"
+            )
         index = self._index("write", rows, tensors[0].device)
-        held = self.tensors or [t.new_empty(self.rows, *t.shape[1:]) for t in tensors]
+        held = self.tensors or self._made(tensors)
         for store, tensor in zip(held, tensors, strict=True):
             same = (tensor.dtype, tensor.device) == (store.dtype, store.device)
             if not same or tensor.shape != (len(index), *store.shape[1:]):
@@ -88,6 +92,14 @@ class RowStore:
             raise ArgumentError("RowStore.read: nothing was written. Fix: write first")
         index = self._index("read", rows, self.tensors[0].device)
         return [gather_rows(t, index) for t in self.tensors]
+
+    def _made(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        # Of a first write in inference mode too: such tensors could not be written outside of it.
+        with torch.inference_mode(False):
+            return [
+                torch.empty(self.rows, *t.shape[1:], dtype=t.dtype, device=t.device)
+                for t in tensors
+            ]
 
     def _index(self, what: str, rows: Rows, device: torch.device) -> Tensor:
         """Rows of the host are checked; those of a device are not read."""

@@ -140,3 +140,43 @@ def test_wrong_arguments_are_named(call, said):
     with pytest.raises(ArgumentError, match=rf"({said}).*Fix: "):
         call(store)
     assert torch.equal(store.read(torch.tensor([2]))[0], torch.ones(1, 3))
+
+
+def test_a_first_write_in_inference_mode():
+    """An engine's; training goes on without it."""
+    store, rows = RowStore(8), torch.tensor([1, 6])
+    with torch.inference_mode():
+        first = torch.randn(2, 3)
+        store.write(rows, [first])
+    assert same(store.read(rows)[0], first)
+    second = torch.randn(2, 3)
+    store.write(rows, [second])
+    (read,) = store.read(rows)
+    assert same(read, second)
+    weight = torch.ones(3, requires_grad=True)
+    (read * weight).sum().backward()  # saved for backward
+    assert torch.equal(weight.grad, second.sum(0))
+
+
+def test_values_in_the_memory_of_the_store_are_refused():
+    """On a GPU rows would be read while others write them."""
+    whole = torch.arange(40.0)
+    out, index = whole[:30].view(10, 3), torch.tensor([0, 1, 2])
+    inside, transposed = out[1:4], out.T[:, :3].contiguous().T
+    expected = out.clone().index_copy_(0, index, transposed.clone())
+    for values in (inside, out[7:], whole[21:30].view(3, 3).T, whole[29:38].view(3, 3)):
+        with pytest.raises(ArgumentError, match="values lie in the memory of out"):
+            scatter_rows(out, index, values)
+    scatter_rows(out, index, transposed)
+    assert torch.equal(out, expected)
+    beside = whole[30:39].view(3, 3)  # of one buffer, and not of the store
+    scatter_rows(out, index, beside)
+    assert torch.equal(out[:3], beside)
+
+
+def test_layers_on_several_devices_are_refused_before_a_store_is_made():
+    store, rows = RowStore(8), torch.tensor([1, 6])
+    with pytest.raises(ArgumentError, match="tensors are on several devices"):
+        store.write(rows, [torch.zeros(2, 3), torch.zeros(2, 3, device="meta")])
+    assert store.tensors == []
+    store.write(rows, [torch.zeros(2, 3)])

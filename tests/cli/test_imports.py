@@ -61,6 +61,7 @@ def test_every_public_name_resolves(name):
         "__version__",
         "cache",
         "grounding",
+        "invariant",
         "probe",
         "trajectory",
         "video",
@@ -72,7 +73,8 @@ def test_no_room_bears_the_name_of_a_function():
     """Importing it would put a module in the function's place."""
     rooms = {module.name for module in pkgutil.iter_modules(mp.__path__)}
     assert (
-        rooms & set(mp.__all__) == {"cache", "grounding", "probe", "trajectory", "video", "view"}
+        rooms & set(mp.__all__)
+        == {"cache", "grounding", "invariant", "probe", "trajectory", "video", "view"}
         and "planning" in rooms
     )
 

@@ -33,7 +33,11 @@ def test_products(depth, columns, dtype, no_tf32):
     whole = product(x, w.T, bias)
     expected = x.double() @ w.double().T + bias.double()
     error = (whole.double() - expected).norm() / expected.norm()
-    assert error <= {torch.bfloat16: 3e-3, torch.float16: 5e-4, torch.float32: 1e-6}[dtype]
+    # of float32 the error of a sum of K terms in order, as a random walk
+    own = 2**-24 * depth**0.5
+    assert (
+        error <= {torch.bfloat16: 3e-3, torch.float16: 5e-4, torch.float32: max(own, 1e-6)}[dtype]
+    )
     for a, b in PARTS:
         assert torch.equal(product(x[a:b], w.T, bias), whole[a:b]), (a, b)
         assert torch.equal(product(x[a:b].clone(), w.T, bias), whole[a:b]), (a, b)

@@ -65,6 +65,7 @@ def test_empty_products(device):
 def test_sums_and_norms(device, dtype, most, monkeypatch):
     monkeypatch.setattr(norms, "MOST", most)
     monkeypatch.setattr(norms, "WEIGHT_PROGRAMS", 3)
+    monkeypatch.setattr(norms, "NARROW", 80)
     x, up = (draw(device, 70, 37, dtype=dtype, seed=s) for s in (0, 1))
     w = draw(device, 37, dtype=dtype, seed=2)
 

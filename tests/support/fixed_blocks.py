@@ -24,14 +24,15 @@ def draw(device: torch.device, dtype: torch.dtype, rows: int) -> list[torch.Tens
 def attended(
     tensors: list[torch.Tensor], rows: Rows, until: np.ndarray, backend: str = "fixed_blocks"
 ) -> list[torch.Tensor]:
-    """Of these rows: values, and gradients to queries, keys and values; rows first."""
+    """Of these rows: values, gradients to queries, keys and values, and log-sum-exp; rows first."""
     *inputs, up = tensors
     plan = plan_attention(until, np.zeros(len(until), dtype=bool))
     seen = torch.from_numpy(until.astype(np.int32)).to(up.device)
     leaves = [x[:, :, rows].detach().requires_grad_() for x in inputs]
-    out = tree_attention(*leaves, seen, plan, backend=backend)
+    out, lse = tree_attention(*leaves, seen, plan, backend=backend, return_lse=True)
     gradients = torch.autograd.grad(out, leaves, up[:, rows])
-    return [out.detach()[0], *(g[0].transpose(0, 1) for g in gradients)]
+    found = [g[0].transpose(0, 1) for g in gradients]
+    return [out.detach()[0], *found, lse.detach()[0].T]
 
 
 def assert_values(device: torch.device, dtype: torch.dtype, lengths: list[int]) -> None:
@@ -44,7 +45,8 @@ def assert_values(device: torch.device, dtype: torch.dtype, lengths: list[int]) 
     found = attended(tensors, slice(None), until)
     expected = attended([x.double() for x in tensors], slice(None), until, "sdpa")
     for got, want in zip(found, expected, strict=True):
-        assert got.dtype == dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        assert got.dtype == (wide if got is found[-1] else dtype)
         assert (got.double() - want).norm() <= BOUND[dtype] * want.norm()
 
 
@@ -71,5 +73,5 @@ def assert_shared_rows_have_their_own_bits(
     for count, end in zip(branches, ends, strict=True):
         rows = torch.cat([torch.arange(prompt), torch.arange(end - count, end)])
         alone = attended(tensors, rows.to(device), np.full(len(rows), len(rows)))
-        assert torch.equal(alone[0], shared[0][rows])
+        assert torch.equal(alone[0], shared[0][rows]) and torch.equal(alone[-1], shared[-1][rows])
         assert torch.equal(alone[1][prompt:], shared[1][rows[prompt:]])

@@ -39,6 +39,7 @@ class Backend:
     deterministic: bool = True  # under torch.use_deterministic_algorithms
     only_named: bool = False  # auto leaves it
     anywhere: bool = False  # has a plain version: runs on any device
+    lse: bool = True  # gives log-sum-exp
     # Nanoseconds per item of the plan.
     row: float = 0.0
     pair: float = 0.0  # of a query and a key that it sees
@@ -244,6 +245,7 @@ TREE = Chooser(
             (9, 0),
             head_dims=range(16, 129, 8),
             deterministic=False,
+            lse=False,
             row=33.0,
             full_block=1279,
             mixed_block=3009,

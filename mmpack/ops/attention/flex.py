@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from mmpack.ops.attention.attention_plan import FLEX_BLOCK
 from mmpack.ops.attention.sequence_plan import SequencePlan
@@ -73,10 +73,15 @@ def flex(
     mask: BlockMask,
     scale: float | None,
     flash: bool,
-) -> torch.Tensor:
-    """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d]; `flash`: by FlashAttention-4."""
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d], log-sum-exp [B, heads, T] or None.
+
+    `flash`: by FlashAttention-4, whose log-sum-exp some versions of torch scale as if it were a log of base 2.
+    """
+    options: dict[str, Any] = {"return_aux": AuxRequest(lse=True)} if return_lse else {}
     with contextlib.nullcontext() if torch.compiler.is_compiling() else _on_its_own():
-        out = _compiled(
+        made: Any = _compiled(
             query,
             key,
             value,
@@ -84,8 +89,10 @@ def flex(
             scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
             kernel_options=_kernel(query, flash),
+            **options,
         )
-    return out.transpose(1, 2).contiguous()
+    out, lse = (made[0], made[1].lse) if return_lse else (made, None)
+    return out.transpose(1, 2).contiguous(), lse
 
 
 def _kernel(query: torch.Tensor, flash: bool) -> Any:

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 
 from mmpack.errors import ArgumentError, check_number
 from mmpack.ops.attention.autocast import as_autocast
 from mmpack.ops.attention.by_length import by_length
 from mmpack.ops.attention.choose import SEQUENCES
+from mmpack.ops.attention.lse import by_sequence, with_gradient
 from mmpack.ops.attention.sequence_plan import SequencePlan
 from mmpack.ops.inputs import check_are_tensors
 
 
+@overload
+def sequence_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: SequencePlan,
+    *,
+    scale: float | None = ...,
+    dropout: float = ...,
+    backend: str | None = ...,
+    return_lse: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def sequence_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: SequencePlan,
+    *,
+    scale: float | None = ...,
+    dropout: float = ...,
+    backend: str | None = ...,
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def sequence_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -21,7 +48,8 @@ def sequence_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     backend: str | None = None,
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention within each sequence of the plan, all of them in one launch; every backend computes the same.
 
     Args:
@@ -30,32 +58,61 @@ def sequence_attention(
         scale: of the scores; d ** -0.5 if not given.
         dropout: of the weights, in [0, 1]; only sdpa has it.
         backend: a name of `choose.SEQUENCES.names`, instead of the one that MMPACK_TOWER_ATTENTION or cost chose.
+        return_lse: also the log-sum-exp of each row's scores; every backend gives it.
 
-    Returns [B, S, heads, d]. Under torch.use_deterministic_algorithms the gradients are the same bits every time.
-    Autocast casts as it does for torch's own sdpa.
+    Returns [B, S, heads, d], and with `return_lse` also [B, heads, S], as `tree_attention` does. Under
+    torch.use_deterministic_algorithms the gradients are the same bits every time. Autocast casts as it does for torch's
+    own sdpa.
 
     Raises ArgumentError for shapes that don't fit, and numbers out of their range; BackendError for a backend that was
     asked for and can't run.
     """
     _check_arguments(query, key, value, plan, scale, dropout)
-    lines, _, width, head_dim = query.shape
     query, key, value = as_autocast(query, key, value)
     if plan.choice is None or not torch.compiler.is_compiling():
-        resolve_sequences(plan, query.device, head_dim, dropout)
+        resolve_sequences(plan, query.device, query.shape[-1], dropout)
     name = _backend(query, plan, dropout, backend)
+    out, lse = _attend(name, query, key, value, plan, scale, dropout, return_lse)
+    if lse is None:
+        return out
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return _attend(name, q, k, v, plan, scale, 0.0)[0]
+
+    return out, with_gradient(lse, query, key, attend, scale)
+
+
+def _attend(
+    name: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: SequencePlan,
+    scale: float | None,
+    dropout: float,
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """By this backend: [B, S, heads, d], and log-sum-exp [B, heads, S] where it is asked for."""
+    lines = query.shape[0], query.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    lse: torch.Tensor | None = None
     if name == "sdpa" or plan.rows == 0:
         out = by_length(q, k, v, plan, scale, dropout)
+        if return_lse:
+            lse = by_sequence(q, k, plan, scale)
     elif name == "flex":
-        out = _by_blocks(q, k, v, plan, scale)
+        out, lse = _by_blocks(q, k, v, plan, scale, return_lse)
     else:
         from mmpack.ops.attention import varlen
         from mmpack.ops.attention.lengths import Lengths
 
         cu, longest = plan.cu_seqlens, plan.max_seqlen
         lengths = Lengths(cu, cu, longest, longest, causal=False)
-        out = varlen.KERNELS[name](q, k, v, lengths, scale)
-    return out.unflatten(0, (lines, width))
+        made = varlen.KERNELS[name](q, k, v, lengths, scale, return_lse=return_lse)
+        out, lse = made if return_lse else (made, None)
+    if lse is not None:
+        lse = lse.unflatten(1, lines).transpose(0, 1)
+    return out.unflatten(0, lines), lse
 
 
 def resolve_sequences(
@@ -87,13 +144,19 @@ def _backend(query: torch.Tensor, plan: SequencePlan, dropout: float, asked: str
 
 
 def _by_blocks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: SequencePlan, scale: float | None
-) -> torch.Tensor:
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: SequencePlan,
+    scale: float | None,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     from mmpack.ops.attention.flex import flex
 
     _make_blocks(plan)
     query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return flex(query, key, value, plan.block_mask, scale, flash=False)[0]
+    out, lse = flex(query, key, value, plan.block_mask, scale, False, return_lse=return_lse)
+    return out[0], None if lse is None else lse[0]
 
 
 def _make_blocks(plan: SequencePlan) -> None:

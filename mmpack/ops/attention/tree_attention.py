@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Literal, overload
 
 import torch
 
@@ -10,10 +11,37 @@ from mmpack.errors import ArgumentError, BackendError, check_number
 from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.autocast import as_autocast
 from mmpack.ops.attention.choose import FLEX, TREE
+from mmpack.ops.attention.lse import by_rule, with_gradient
 from mmpack.ops.attention.sdpa import sdpa
 from mmpack.ops.inputs import check_are_tensors
 
 
+@overload
+def tree_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible_until: torch.Tensor,
+    plan: AttentionPlan | None = ...,
+    *,
+    scale: float | None = ...,
+    dropout: float = ...,
+    backend: str | None = ...,
+    return_lse: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def tree_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible_until: torch.Tensor,
+    plan: AttentionPlan | None = ...,
+    *,
+    scale: float | None = ...,
+    dropout: float = ...,
+    backend: str | None = ...,
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def tree_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -24,7 +52,8 @@ def tree_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     backend: str | None = None,
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention under the rule; every backend computes the same.
 
     Args:
@@ -33,10 +62,14 @@ def tree_attention(
         scale: of the scores; d ** -0.5 if not given.
         dropout: of the weights, in [0, 1]; only sdpa has it.
         backend: a name of `choose.TREE.names`, instead of the one that MMPACK_ATTENTION or cost chose.
+        return_lse: also the log-sum-exp of each row's scores, for `merge_attention`. All backends give it but
+            flex_flash, which `auto` then leaves out.
 
-    Returns [B, T, heads, d]. Kernels that take sequences let a row of padding see the padding before it; those rows
-    are not read. Under torch.use_deterministic_algorithms the gradients are the same bits every time. Autocast casts
-    as it does for torch's own sdpa.
+    Returns [B, T, heads, d], and with `return_lse` also [B, heads, T], float32 (float64 for float64), natural log, of
+    the scores before dropout. Its gradient to query and key takes one more attention, forward and backward; it has no
+    second. A row that sees nothing gets 0 and -inf. Kernels that take sequences let a row of padding see the padding
+    before it; those rows are not read. Under torch.use_deterministic_algorithms the gradients are the same bits every
+    time. Autocast casts as it does for torch's own sdpa.
 
     Raises ArgumentError for shapes that don't fit, numbers out of their range, a plan of another batch or of a
     visible_until that was changed since; BackendError for a backend that was asked for and can't run.
@@ -50,17 +83,66 @@ def tree_attention(
         if plan.choice is None or not torch.compiler.is_compiling():
             resolve(plan, seen, head_dim, dropout)
     name = _backend(query, plan, dropout, backend)
+    if not return_lse:
+        return _attend(name, query, key, value, seen, plan, scale, dropout)[0]
+    name = _with_lse(name, query, plan, dropout, backend)
+    out, lse = _attend(name, query, key, value, seen, plan, scale, dropout, return_lse=True)
+    assert lse is not None
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return _attend(name, q, k, v, seen, plan, scale, 0.0)[0]
+
+    return out, with_gradient(lse, query, key, attend, scale)
+
+
+def _attend(
+    name: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    seen: torch.Tensor,
+    plan: AttentionPlan | None,
+    scale: float | None,
+    dropout: float,
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """By this backend: [B, T, heads, d], and log-sum-exp [B, heads, T] where it is asked for."""
     if plan is None or plan.rows == 0 or name == "sdpa":
-        return sdpa(query, key, value, seen, scale, dropout)
+        out = sdpa(query, key, value, seen, scale, dropout)
+        return out, by_rule(query, key, seen, scale) if return_lse else None
     if name in FLEX:
         from mmpack.ops.attention.flex import block_mask, flex
 
         if plan.block_mask is None:
             plan.block_mask = block_mask(seen)
-        return flex(query, key, value, plan.block_mask, scale, flash=name == "flex_flash")
+        return flex(
+            query, key, value, plan.block_mask, scale, name == "flex_flash", return_lse=return_lse
+        )
     from mmpack.ops.attention import varlen
 
-    return varlen.by_sequences(varlen.KERNELS[name], query, key, value, plan, scale)
+    kernel = varlen.KERNELS[name]
+    if return_lse:
+        return varlen.by_sequences_with_lse(kernel, query, key, value, plan, scale)
+    return varlen.by_sequences(kernel, query, key, value, plan, scale), None
+
+
+def _with_lse(
+    name: str,
+    query: torch.Tensor,
+    plan: AttentionPlan | None,
+    dropout: float,
+    asked: str | None,
+) -> str:
+    """The backend, if it gives log-sum-exp; else, where none was named, the cheapest that does."""
+    without = [other for other, backend in TREE.backends.items() if not backend.lse]
+    if name not in without:
+        return name
+    if asked or TREE.wanted() != "auto" or plan is None:
+        able = ", ".join(other for other in TREE.names if other not in without)
+        raise BackendError(
+            f"attention: {name} was asked for, and gives no log-sum-exp. Fix: one of {able}, or return_lse=False"
+        )
+    return TREE.choices(plan, query.device, query.shape[-1], dropout, without)[query.dtype]
 
 
 def _backend(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.fixed_blocks.attend import fixed_blocks
@@ -20,7 +20,8 @@ from mmpack.ops.first_use import flash_attn_4_interface
 from mmpack.ops.records import flat
 from mmpack.ops.rows.gather import gather_rows
 
-Kernel = Callable[..., torch.Tensor]
+# Out [rows, heads, d], or with return_lse that and log-sum-exp [heads, rows], whose own gradient nobody may ask for.
+Kernel = Callable[..., Any]
 
 # Since torch 2.12 fewer heads of keys than of queries need this flag.
 _HAS_FLAG = "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -39,25 +40,51 @@ def by_sequences(
 
     `kernel` takes query [rows, heads, d], key and value [K, kv heads, d], their lengths, scale.
     """
+    out: torch.Tensor = kernel(*_operands(query, key, value, plan), scale)
+    return out.unflatten(0, (query.shape[0], query.shape[2]))
+
+
+def by_sequences_with_lse(
+    kernel: Kernel,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: AttentionPlan,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and log-sum-exp [B, heads, T]."""
+    out, lse = kernel(*_operands(query, key, value, plan), scale, return_lse=True)
+    lines = query.shape[0], query.shape[2]
+    return out.unflatten(0, lines), lse.unflatten(1, lines).transpose(0, 1)
+
+
+def _operands(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Lengths]:
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     if plan.key_rows is not None:
         k, v = (gather_rows(x, plan.key_rows, inverse=plan.key_inverse) for x in (k, v))
     lengths = Lengths(
         plan.cu_seqlens_q, plan.cu_seqlens_k, plan.max_seqlen_q, plan.max_seqlen_k, causal=True
     )
-    out = kernel(q, k, v, lengths, scale)
-    return out.unflatten(0, (query.shape[0], query.shape[2]))
+    return q, k, v, lengths
 
 
 def torch_varlen(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, scale: float | None
-) -> torch.Tensor:
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: Lengths,
+    scale: float | None,
+    return_lse: bool = False,
+) -> Any:
     """torch's own; deterministic under torch.use_deterministic_algorithms."""
-    return varlen_attn(  # type: ignore[return-value]
+    return varlen_attn(
         q,
         k,
         v,
         *lengths[:4],
+        return_aux=AuxRequest(lse=True) if return_lse else None,
         scale=scale,
         window_size=(-1, 0) if lengths.causal else (-1, -1),
         **GROUPED_HEADS,
@@ -65,12 +92,18 @@ def torch_varlen(
 
 
 def flash_attn(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, scale: float | None
-) -> torch.Tensor:
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: Lengths,
+    scale: float | None,
+    return_lse: bool = False,
+) -> Any:
     """FlashAttention-2, of the package flash-attn."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
-    out: torch.Tensor = flash_attn_varlen_func(
+    options = {"return_attn_probs": True} if return_lse else {}
+    found = flash_attn_varlen_func(
         q,
         k,
         v,
@@ -78,17 +111,23 @@ def flash_attn(
         softmax_scale=scale,
         causal=lengths.causal,
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        **options,
     )
-    return out
+    return found[:2] if return_lse else found
 
 
 def flash_attn_4(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Lengths, scale: float | None
-) -> torch.Tensor:
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: Lengths,
+    scale: float | None,
+    return_lse: bool = False,
+) -> Any:
     """FlashAttention-4, of the package flash-attn-4."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    out: torch.Tensor = _flash_attn_4(*Call(q, k, v, *lengths, scale, deterministic))[0]
-    return out
+    found = Result(*_flash_attn_4(*Call(q, k, v, *lengths, scale, deterministic)))
+    return found if return_lse else found.out
 
 
 KERNELS: dict[str, Kernel] = {

@@ -12,7 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 MOST = 8192  # elements of a block
-WEIGHT_PROGRAMS = 264  # of the gradient to weight: as many partial sums at most
+# Of the gradient to weight: as many partial sums at most, of rows of NARROW elements; more of narrower rows.
+WEIGHT_PROGRAMS = 264
+NARROW = 4096
 
 
 def row_sum(x: Tensor, out_dtype: torch.dtype, scale: float) -> Tensor:
@@ -48,14 +50,14 @@ def rms_norm_backward(
     grad, x, weight = _laid_out(grad), _laid_out(x), _laid_out(weight)
     rows, width = x.shape
     to_x = torch.empty_like(x)
-    programs = max(min(rows, WEIGHT_PROGRAMS), 1)
+    programs = max(min(rows, WEIGHT_PROGRAMS * max(NARROW // width, 1)), 1)
     partial = torch.zeros(programs if needs_weight else 0, width, device=x.device)
     if to_x.numel():
         block, warps = _block(width)
         with torch.cuda.device_of(x):
             rms_norm_backward_kernel[(programs,)](
                 grad, x, weight, to_x, partial, rows, width, 1 / width, eps,
-                WEIGHT=needs_weight, PROGRAMS=programs, BLOCK=block,
+                WEIGHT=needs_weight, BLOCK=block,
                 WHOLE=width <= block, num_warps=warps,
             )  # fmt: skip
     return to_x, partial.sum(0).to(weight.dtype) if needs_weight else None
@@ -106,23 +108,22 @@ def rms_norm_backward_kernel(
     x_ptr,
     weight_ptr,
     to_x_ptr,
-    partial_ptr,  # [PROGRAMS, width] float32
+    partial_ptr,  # [programs, width] float32
     rows,
     width,
     share,
     eps,
     WEIGHT: tl.constexpr,
-    PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,  # a block holds a row
 ):
-    program = tl.program_id(0)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     if WHOLE:
         at = tl.arange(0, BLOCK)
         inside = at < width
         weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
         to_weight = tl.zeros((BLOCK,), tl.float32)
-        for row in range(program, rows, PROGRAMS):
+        for row in range(program, rows, programs):
             here = tl.cast(row, tl.int64) * width + at
             rounded = tl.load(x_ptr + here, mask=inside, other=0.0)
             grad = tl.load(grad_ptr + here, mask=inside, other=0.0).to(tl.float32)
@@ -137,7 +138,7 @@ def rms_norm_backward_kernel(
         if WEIGHT:
             tl.store(partial_ptr + program * width + at, to_weight, mask=inside)
     else:
-        for row in range(program, rows, PROGRAMS):
+        for row in range(program, rows, programs):
             start = tl.cast(row, tl.int64) * width
             squares = tl.zeros((BLOCK,), tl.float32)
             products = tl.zeros((BLOCK,), tl.float32)

@@ -22,7 +22,7 @@ from mmpack.ops.linear_logprobs.tiles import (
     programs_of,
     shape_arguments,
 )
-from mmpack.ops.products.tiles import tiles_for
+from mmpack.ops.products.tiles import is_few, tiles_for
 
 # Of the kernel for float32 and batches.
 ROWS, COLUMNS, DEPTH = 64, 64, 32
@@ -47,8 +47,12 @@ def product(
     per_row = 16 // out_dtype.itemsize
     out = a.new_empty(rows, -(-columns // per_row) * per_row, dtype=out_dtype)[:, :columns]
     programs = programs_of(a.device)
+    few = is_few(tiles)
+    grid = (
+        triton.cdiv(rows, tiles.rows) * triton.cdiv(columns, tiles.columns) if few else programs,
+    )
     with torch.cuda.device_of(a):
-        product_kernel[(programs,)](
+        product_kernel[grid](
             _describe(left, [tiles.depth, tiles.rows] if a_by_depth else [tiles.rows, tiles.depth]),
             _describe(
                 right, [tiles.depth, tiles.columns] if b_by_depth else [tiles.columns, tiles.depth]
@@ -60,7 +64,7 @@ def product(
             depth,
             A_BY_DEPTH=a_by_depth,
             B_BY_DEPTH=b_by_depth,
-            PROGRAMS=programs,
+            PROGRAMS=0 if few else programs,
             **shape_arguments(tiles),
         )
     return out.contiguous()
@@ -113,7 +117,7 @@ def product_kernel(
     depth,
     A_BY_DEPTH: tl.constexpr,
     B_BY_DEPTH: tl.constexpr,
-    PROGRAMS: tl.constexpr,
+    PROGRAMS: tl.constexpr,  # 0: one per tile
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -121,6 +125,21 @@ def product_kernel(
 ):
     tiles_m, tiles_n = tl.cdiv(num_rows, ROWS), tl.cdiv(num_columns, COLUMNS)
     steps = tl.cdiv(depth, DEPTH)
+    if PROGRAMS == 0:
+        m, n = place(tl.program_id(0), tiles_m, tiles_n, GROUP)
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for k in range(steps):
+            if A_BY_DEPTH:  # noqa: SIM108
+                a = a_desc.load([k * DEPTH, m * ROWS]).T
+            else:
+                a = a_desc.load([m * ROWS, k * DEPTH])
+            if B_BY_DEPTH:  # noqa: SIM108
+                b = b_desc.load([k * DEPTH, n * COLUMNS])
+            else:
+                b = b_desc.load([n * COLUMNS, k * DEPTH]).T
+            total = dot(a, b, total)
+        store_tile(out_desc, bias_ptr, total, m, n, num_columns, ROWS, COLUMNS)
+        return
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
         m, n = place(tile, tiles_m, tiles_n, GROUP)
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
@@ -134,13 +153,27 @@ def product_kernel(
             else:
                 b = b_desc.load([n * COLUMNS, k * DEPTH]).T
             total = dot(a, b, total)
-        if bias_ptr is not None:
-            columns = n * COLUMNS + tl.arange(0, COLUMNS)
-            bias = tl.load(bias_ptr + columns, mask=columns < num_columns, other=0.0)
-            total += bias.to(tl.float32)[None, :]
-        left, right = halves(total, ROWS, COLUMNS)
-        out_desc.store([m * ROWS, n * COLUMNS], left.to(out_desc.dtype))
-        out_desc.store([m * ROWS, n * COLUMNS + COLUMNS // 2], right.to(out_desc.dtype))
+        store_tile(out_desc, bias_ptr, total, m, n, num_columns, ROWS, COLUMNS)
+
+
+@triton.jit
+def store_tile(
+    out_desc,
+    bias_ptr,
+    total,
+    m,
+    n,
+    num_columns,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    if bias_ptr is not None:
+        columns = n * COLUMNS + tl.arange(0, COLUMNS)
+        bias = tl.load(bias_ptr + columns, mask=columns < num_columns, other=0.0)
+        total += bias.to(tl.float32)[None, :]
+    left, right = halves(total, ROWS, COLUMNS)
+    out_desc.store([m * ROWS, n * COLUMNS], left.to(out_desc.dtype))
+    out_desc.store([m * ROWS, n * COLUMNS + COLUMNS // 2], right.to(out_desc.dtype))
 
 
 @triton.jit

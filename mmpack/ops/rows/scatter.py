@@ -15,8 +15,9 @@ from mmpack.ops.rows.gather import check_index, check_range
 def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
     """out[index] = values, bit for bit: out [R, …] contiguous, index [K] (int32 or int64) without repeats, [K, …].
 
-    Without gradient. Raises ArgumentError for wrong shapes or dtypes, for a tensor that needs a gradient, and on the
-    CPU for an index out of range. On a GPU the index is not read, because that would wait for the GPU.
+    Without gradient. Raises ArgumentError for wrong shapes or dtypes, for a tensor that needs a gradient, for values
+    that lie in the memory of out, and on the CPU for an index out of range. On a GPU the index is not read, because
+    that would wait for the GPU.
 
     Example:
         >>> import torch
@@ -39,5 +40,20 @@ def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
         raise ArgumentError(
             "scatter_rows: it has no gradient, and a tensor needs one. Fix: detach, or torch.no_grad()"
         )
+    if not torch.compiler.is_compiling() and _overlap(out, values):
+        raise ArgumentError(
+            "scatter_rows: values lie in the memory of out, and rows would be read while they are written. "
+            "Fix: values.clone(), or gather_rows"
+        )
     check_range("scatter_rows", "index", index, 0, len(out))
     implementation(SCATTER_ROWS, out.device).scatter_rows(out, index, values)
+
+
+def _overlap(out: Tensor, values: Tensor) -> bool:
+    """Whether the span of values, from its first to its last byte, meets that of out, which is contiguous."""
+    if out.device.type == "meta" or not (out.numel() and values.numel()):
+        return False
+    steps = zip(values.shape, values.stride(), strict=True)
+    span = (1 + sum((size - 1) * stride for size, stride in steps)) * values.element_size()
+    start, first = out.data_ptr(), values.data_ptr()
+    return first < start + out.nbytes and start < first + span

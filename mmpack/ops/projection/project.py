@@ -1,0 +1,258 @@
+"""The projector's last linear layer and `merge_embeddings` as one op: features [P, H] never exist by themselves.
+
+T rows, V of them vision rows, P features (the vision tokens of the distinct media, one medium after the other), K
+the width in front of the last layer, H the width of the text model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mmpack.errors import ArgumentError, kind_of
+from mmpack.ops.attention.autocast import attended_dtype
+from mmpack.ops.backend import implementation
+from mmpack.ops.custom_op import define_op
+from mmpack.ops.embeddings.merge import VisionRows
+from mmpack.ops.inputs import check_tensors
+from mmpack.ops.projection import PROJECT_AND_MERGE
+from mmpack.ops.records import parameters
+from mmpack.ops.rows.gather import check_index, check_range
+
+
+class Projection(NamedTuple):
+    """A linear layer and what goes into it: features are inputs · weightᵀ + bias. All of one dtype."""
+
+    inputs: Tensor  # [P, K]
+    weight: Tensor  # [H, K]
+    bias: Tensor | None = None  # [H]
+
+
+def project_and_merge(
+    embeddings: Tensor,
+    projector: Projection,
+    vision: VisionRows,
+    levels: Sequence[Projection] = (),
+) -> tuple[Tensor, list[Tensor]]:
+    """Token embeddings with the projector's product at the placeholders; the product's only copy is the result.
+
+    `merge_embeddings` of `inputs · weightᵀ + bias`, forward and backward, without the features in between: the
+    product is written to a feature's first row, and copied from there to its others. The backward gathers a feature's
+    gradient from its rows straight in front of the two products.
+
+    Args:
+        embeddings: [T, H].
+        projector: the last layer of the vision tower's projector and its inputs, all media of the batch in order
+            (`PackedBatch.vision_token_offsets`).
+        vision: `PackedBatch.vision_rows`.
+        levels: the last layers of the deepstack levels, each with its own inputs [P, K] and weight [H, K].
+
+    Returns: the merged rows [T, H], and each level as [V, H], only the vision rows, as transformers' Qwen3-VL reads
+    it. All in the dtype of `embeddings`. Products are summed in float32 (float64 for float64) and rounded to the
+    dtype of `inputs`; a row's bits depend on its own input and on the weights, not on what is packed with it.
+    Embeddings of vision rows get a gradient of exactly 0. The gradient of a feature is the sum over its places, in
+    row order, in float32; those of weight and bias are summed in float32 and rounded once. No atomics: the same
+    bits every time. Autocast casts as for a linear layer. There is no second derivative.
+
+    Raises ArgumentError for shapes, dtypes and devices that don't fit each other.
+
+    Example: a text token, then the two tokens of one image.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> from mmpack.ops.embeddings.merge import VisionRows
+        >>> from mmpack.ops.rows.inverse import inverse_index
+        >>> source, rows, index = torch.tensor([-1, 0, 1]), torch.tensor([1, 2]), torch.tensor([0, 1])
+        >>> vision = VisionRows(source, rows, index, *inverse_index(index, 2))
+        >>> projector = mp.Projection(torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [100.0]]))
+        >>> mp.project_and_merge(torch.zeros(3, 2), projector, vision)[0].tolist()
+        [[0.0, 0.0], [10.0, 100.0], [20.0, 200.0]]
+    """
+    given = {"projector": projector, **{f"levels[{i}]": p for i, p in enumerate(levels)}}
+    _check(embeddings, given, vision)
+    layers = [_as_autocast(p) for p in given.values()]
+    run = _Project.apply(len(layers), *_distinct([embeddings, *vision, *_flat(layers)]))
+    merged, *made = run
+    return merged, made
+
+
+def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows) -> None:
+    what = "project_and_merge"
+    if not isinstance(vision, VisionRows):
+        raise ArgumentError(
+            f"{what}: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
+        )
+    parts: dict[str, Any] = {}
+    for name, p in given.items():
+        if not isinstance(p, Projection):
+            raise ArgumentError(
+                f"{what}: {name} is {kind_of(p)}, expected a Projection. Fix: mp.Projection(inputs, weight, bias)"
+            )
+        parts |= {f"{name}.{field}": x for field, x in zip(p._fields, p, strict=True)}
+    biases = [name for name in parts if name.endswith(".bias")]
+    check_tensors(what, biases, embeddings=embeddings, **parts)
+    rows, count = vision.source.shape[0], vision.offsets.shape[0] - 1
+    if embeddings.ndim != 2 or embeddings.shape[0] != rows:
+        raise ArgumentError(
+            f"{what}: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
+            "Fix: pass one row for each of the batch's, without the batch dimension"
+        )
+    if not embeddings.is_floating_point():
+        raise ArgumentError(
+            f"{what}: embeddings has dtype {embeddings.dtype}, expected a floating point one. Fix: embed the ids"
+        )
+    for name, p in given.items():
+        _check_layer(what, name, p, count, embeddings.shape[1])
+    for name, index in zip(vision._fields, vision, strict=True):
+        check_index(what, f"vision.{name}", index, embeddings.device)
+
+
+def _check_layer(what: str, name: str, p: Projection, count: int, width: int) -> None:
+    inputs, weight, bias = p
+    if inputs.ndim != 2 or inputs.shape[0] != count:
+        raise ArgumentError(
+            f"{what}: {name}.inputs has shape {list(inputs.shape)}, expected [{count}, K]. "
+            "Fix: pass what goes into the last layer, for all media of the batch in its order"
+        )
+    if list(weight.shape) != [width, inputs.shape[1]]:
+        raise ArgumentError(
+            f"{what}: {name}.weight has shape {list(weight.shape)}, expected {[width, inputs.shape[1]]}. "
+            "Fix: pass linear.weight of the projector's last layer"
+        )
+    if bias is not None and list(bias.shape) != [width]:
+        raise ArgumentError(
+            f"{what}: {name}.bias has shape {list(bias.shape)}, expected [{width}]. Fix: pass linear.bias"
+        )
+    dtypes = {x.dtype for x in _as_autocast(p) if x is not None}
+    if len(dtypes) > 1 or not inputs.is_floating_point():
+        raise ArgumentError(
+            f"{what}: {name} has dtypes {', '.join(sorted(map(str, dtypes)))}, expected one of floating point. "
+            "Fix: cast inputs to the dtype of the weight, or run under autocast"
+        )
+
+
+def _as_autocast(p: Projection) -> Projection:
+    """In the dtype of autocast where that is on, as a linear layer is."""
+    device = p.inputs.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return p
+    inputs, weight, bias = (None if x is None else x.to(attended_dtype(x)) for x in p)
+    assert inputs is not None and weight is not None
+    return Projection(inputs, weight, bias)
+
+
+def _flat(layers: Sequence[Projection]) -> list[Tensor | None]:
+    return [x for layer in layers for x in layer]
+
+
+def _layers(flat: Sequence[Any]) -> list[Projection]:
+    return [Projection(*flat[i : i + 3]) for i in range(0, len(flat), 3)]
+
+
+def _distinct(tensors: list[Tensor | None]) -> list[Tensor | None]:
+    """The tensors for a Function, of which Dynamo takes none twice."""
+    if not torch.compiler.is_compiling():
+        return tensors
+    return [None if x is None else x.view_as(x) for x in tensors]
+
+
+def _columns(layers: Sequence[Projection]) -> tuple[list[Tensor], list[Tensor], list[Any]]:
+    """Inputs, weights and biases, as the op's schema has them."""
+    inputs, weights, biases = (list(part) for part in zip(*layers, strict=True))
+    return inputs, weights, biases
+
+
+def _project(
+    embeddings: Tensor,
+    inputs: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    *vision: Tensor,
+) -> list[Tensor]:
+    places = VisionRows(*vision)
+    check_range("project_and_merge", "vision.source", places.source, -1, len(inputs[0]))
+    check_range("project_and_merge", "vision.features", places.features, 0, len(inputs[0]))
+    module = implementation(PROJECT_AND_MERGE, embeddings.device, inputs[0].dtype)
+    layers = [Projection(*p) for p in zip(inputs, weights, biases, strict=True)]
+    made: list[Tensor] = module.project_and_merge(embeddings, layers, places)
+    return made
+
+
+def _project_fake(
+    embeddings: Tensor,
+    inputs: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    *vision: Tensor,
+) -> list[Tensor]:
+    count = VisionRows(*vision).rows.shape[0]
+    merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
+    return [merged, *(merged.new_empty(count, merged.shape[1]) for _ in inputs[1:])]
+
+
+def _unproject(
+    grads: list[Tensor],
+    inputs: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    *rest: Any,
+) -> list[Tensor]:
+    """Gradients of embeddings, then of each layer's three; [0] for those that are not asked for."""
+    *vision, needs = rest
+    module = implementation(PROJECT_AND_MERGE, grads[0].device, inputs[0].dtype)
+    layers = [Projection(*p) for p in zip(inputs, weights, biases, strict=True)]
+    made = module.unproject(grads, layers, VisionRows(*vision), needs)
+    return [grads[0].new_empty(0) if g is None else g for g in made]
+
+
+def _unproject_fake(
+    grads: list[Tensor],
+    inputs: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    *rest: Any,
+) -> list[Tensor]:
+    layers = zip(inputs, weights, biases, strict=True)
+    wanted = zip([grads[0], *(x for layer in layers for x in layer)], rest[-1], strict=True)
+    return [
+        x.new_empty(x.shape) if need and x is not None else grads[0].new_empty(0)
+        for x, need in wanted
+    ]
+
+
+_LAYERS = "Tensor[] inputs, Tensor[] weights, Tensor?[] biases"
+project_op = define_op(
+    f"project_and_merge(Tensor embeddings, {_LAYERS}, {parameters(VisionRows)}) -> Tensor[]",
+    _project,
+    _project_fake,
+)
+unproject_op = define_op(
+    f"unproject(Tensor[] grads, {_LAYERS}, {parameters(VisionRows)}, bool[] needs) -> Tensor[]",
+    _unproject,
+    _unproject_fake,
+)
+
+
+class _Project(torch.autograd.Function):
+    """(merged, *levels) from how many layers, embeddings, the parts of VisionRows, and three tensors per layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, count: int, embeddings: Tensor, *rest: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        vision, flat = rest[:5], rest[5:]
+        ctx.save_for_backward(*vision, *flat)
+        return tuple(project_op(embeddings, *_columns(_layers(flat)), *vision))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # read once: checkpointing allows no more
+        vision, flat = saved[:5], saved[5:]
+        needs = [ctx.needs_input_grad[1], *ctx.needs_input_grad[7:]]
+        made = unproject_op(list(grads), *_columns(_layers(flat)), *vision, needs)
+        first, *others = (g if need else None for g, need in zip(made, needs, strict=True))
+        return None, first, *[None] * 5, *others
