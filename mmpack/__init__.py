@@ -74,7 +74,7 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 # packages that are public by their own name, as in mp.video.sample
-_ROOMS = ("cache", "grounding", "invariant", "trajectory", "video", "view")
+_ROOMS = ("cache", "grounding", "invariant", "probe", "trajectory", "video", "view")
 _DRAWN = ("compare", "ParityReport")  # `view` gives what these return its look
 
 __all__ = ["__version__", *sorted([*_MODULE_OF, *_ROOMS])]
@@ -82,6 +82,8 @@ __all__ = ["__version__", *sorted([*_MODULE_OF, *_ROOMS])]
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
+        if name == "probe":  # its reports draw themselves
+            importlib.import_module("mmpack.view.probe")
         return importlib.import_module(f"mmpack.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mmpack' has no attribute {name!r}")

@@ -16,6 +16,7 @@ from mmpack.parity.fixes import FIXES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/performance/*.md")])
+FIRST_WORDS = {name.partition(" ")[0] for name in COMMANDS}
 LINK = re.compile(r"""\]\(([^)\s]+)\)|src="([^"]+)\"""")
 
 
@@ -35,7 +36,7 @@ def test_pages_name_what_exists(page):
     local = {t.partition("#")[0] for t in targets if "://" not in t} - {""}
     assert [t for t in sorted(local) if not (page.parent / t).exists()] == []
     assert found(r"\bmp\.([A-Za-z_]\w*)", page) - set(mp.__all__) == set()
-    assert in_code(r"\bmmpack ([a-z]\w*)", page) - set(COMMANDS) == set()
+    assert in_code(r"\bmmpack ([a-z]\w*)", page) - FIRST_WORDS == set()
     make_targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert in_code(r"\bmake ([a-z-]+)", page) - make_targets == set()
 
@@ -65,7 +66,7 @@ def test_the_patterns_find_something():
     readme = ROOT / "README.md"
     assert len(LINK.findall(readme.read_text(encoding="utf-8"))) > 5
     assert "policy_loss" in found(r"\bmp\.([A-Za-z_]\w*)", readme)
-    assert in_code(r"\bmmpack ([a-z]\w*)", ROOT / "docs/cli.md") == set(COMMANDS)
+    assert in_code(r"\bmmpack ([a-z]\w*)", ROOT / "docs/cli.md") == FIRST_WORDS
     assert {"smoke", "test"} <= in_code(r"\bmake ([a-z-]+)", readme)
 
 

@@ -1,8 +1,8 @@
 """`mmpack`: finds the subcommand, and is the one place that turns errors into a line and an exit code.
 
 0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage; 130 interrupted.
-Each subcommand is the function `command` of the module of its name. It returns its exit code, and imports
-the rooms that it needs when it runs.
+Each subcommand is the function `command` of the module of its name ("probe chain": of `probe_chain`). It returns its
+exit code, and imports the rooms that it needs when it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from mmpack._version import __version__
 from mmpack.errors import MmpackError, one_line, require
 
 COMMANDS = (
-    "smoke", "parity", "validate", "inspect", "view", "plan", "frames", "bench", "doctor", "schema",
+    "smoke", "parity", "probe", "probe chain", "validate", "inspect", "view", "plan", "frames", "bench", "doctor",
+    "schema",
 )  # fmt: skip
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count
 
@@ -66,7 +67,10 @@ def _run(args: list[str]) -> int:
         pass
 
     for name in COMMANDS:
-        app.command(name)(importlib.import_module(f"mmpack.cli.{name}").command)
+        module = name.replace(" ", "_")
+        app.command(name)(importlib.import_module(f"mmpack.cli.{module}").command)
+    if " ".join(args[:2]) in COMMANDS:  # a name of two words
+        args = [" ".join(args[:2]), *args[2:]]
     if isinstance(sys.stdout, io.TextIOWrapper):  # else there is none, or a caller's own
         sys.stdout.reconfigure(errors="backslashreplace")
     command = typer.main.get_command(app)

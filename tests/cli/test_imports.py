@@ -62,6 +62,7 @@ def test_every_public_name_resolves(name):
         "cache",
         "grounding",
         "invariant",
+        "probe",
         "trajectory",
         "video",
         "view",
@@ -73,7 +74,7 @@ def test_no_room_bears_the_name_of_a_function():
     rooms = {module.name for module in pkgutil.iter_modules(mp.__path__)}
     assert (
         rooms & set(mp.__all__)
-        == {"cache", "grounding", "invariant", "trajectory", "video", "view"}
+        == {"cache", "grounding", "invariant", "probe", "trajectory", "video", "view"}
         and "planning" in rooms
     )
 

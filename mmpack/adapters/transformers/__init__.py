@@ -21,6 +21,7 @@ from mmpack.adapters.transformers.prefix import (
     prefix_logprobs,
     version_of,
 )
+from mmpack.adapters.transformers.probe import probe_side
 from mmpack.adapters.transformers.router import router_loss
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "model_inputs",
     "packed_logprobs",
     "prefix_logprobs",
+    "probe_side",
     "rollout",
     "router_loss",
     "version_of",

@@ -1,0 +1,206 @@
+"""Forward hooks that hand a model's tensors to a recorder: outputs of modules, and inputs that no module made.
+
+A tensor that was recorded as one module's output is known by identity when the next module reads it, and is not kept
+twice. What reaches a module unknown was computed between modules: rotary embedding, attention, a residual sum.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from typing import Any
+
+import torch
+
+from mmpack.adapters.transformers.probe_rows import BatchRows, TowerCall
+from mmpack.adapters.transformers.tower import tower_and_projector
+from mmpack.probe.record import IN, OUT, Recorder, Rows
+
+WRAPPERS = re.compile(
+    r"(^|\.)(base_model\.model|module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|modules_to_save\.\w+|"
+    r"original_module)(?=\.|$)"
+)
+
+
+def plain_name(name: str) -> str:
+    """A module's name without wrappers."""
+    return WRAPPERS.sub("", name).lstrip(".")
+
+
+class Hooks:
+    """While it is entered, the model's forward writes to the recorder. For one forward."""
+
+    def __init__(self, whole: Any, rows: BatchRows, recorder: Recorder):
+        self.rows, self.recorder = rows, recorder
+        self.calls = list(rows.calls)
+        self.call: TowerCall | None = None
+        self.known: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}
+        self.handles: list[Any] = []
+        vision = {id(m) for part in tower_and_projector(whole).modules for m in part.modules()}
+        self.towers = list(tower_and_projector(whole).modules)
+        self.chosen = [
+            (plain_name(f"model.{name}"), module, id(module) in vision)
+            for name, module in _recorded(whole.model)
+        ]
+
+    def __enter__(self) -> Hooks:
+        tower = self.towers[0] if self.towers else None
+        if tower is not None:
+            self.handles.append(tower.register_forward_pre_hook(self._next_call, with_kwargs=True))
+        for name, module, vision in self.chosen:
+            if _reads_rows(module):
+                before = self._before(name, vision)
+                self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self._after(name, vision)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.known.clear()
+
+    def _next_call(self, module: Any, args: Any, kwargs: Any) -> None:
+        self.call = self.calls.pop(0) if self.calls else None
+
+    def _before(self, name: str, vision: bool) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            values = list(args)
+            if "rotary" in name.rpartition(".")[2]:
+                positions = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
+                if torch.is_tensor(positions):
+                    self._put(name, IN, [positions], vision)
+                return None
+            where: Any = next((i for i, v in enumerate(values) if _is_float(v)), None)
+            named = next((k for k, v in kwargs.items() if _is_float(v)), None)
+            given = values[where] if where is not None else kwargs.get(named) if named else None
+            if given is None or self._source(given) is not None:
+                return None
+            made = self.recorder.shaken(given)
+            self._put(name, IN, [made], vision)
+            if made is given:
+                return None
+            if where is not None:
+                values[where] = made
+            else:
+                kwargs = kwargs | {named: made}
+            return tuple(values), kwargs
+
+        return hook
+
+    def _after(self, name: str, vision: bool) -> Any:
+        def hook(module: Any, args: Any, output: Any) -> Any:
+            parts = list(output) if type(output) in (tuple, list) else [output]
+            tensors = [i for i, v in enumerate(parts) if _is_float(v)]
+            if not tensors or all(self._source(parts[i]) is not None for i in tensors):
+                return None
+            read = self._source(next((a for a in args if _is_float(a)), None))
+            before = [parts[i] for i in tensors]
+            for i in tensors:
+                parts[i] = self.recorder.shaken(parts[i])
+            self._put(name, OUT, [parts[i] for i in tensors], vision, read)
+            if all(parts[i] is b for i, b in zip(tensors, before, strict=True)):
+                return None
+            return type(output)(parts) if type(output) in (tuple, list) else parts[0]
+
+        return hook
+
+    def _put(
+        self,
+        name: str,
+        side: str,
+        tensors: list[torch.Tensor],
+        vision: bool,
+        source: str | None = None,
+    ) -> None:
+        laid = [found for t in tensors if (found := self._laid(t, vision)) is not None]
+        if not laid:
+            return
+        rows = laid[0][1]
+        values = [v for v, r in laid if r is rows]
+        joined = values[0] if len(values) == 1 else torch.cat([v.double() for v in values], 1)
+        entry = self.recorder.put(name, side, joined, rows, source)
+        for t in tensors:
+            self.known[id(t)] = (weakref.ref(t), t._version, entry)
+
+    def _laid(self, tensor: torch.Tensor, vision: bool) -> tuple[torch.Tensor, Rows] | None:
+        """The tensor as [rows, …], and its rows; None if it has no axis of rows."""
+        if not vision:
+            flat = as_rows(tensor, self.rows.count, tuple(self.rows.batch.input_ids.shape))
+            return None if flat is None else (flat, self.rows.text)
+        if self.call is None or tensor.ndim < 2:
+            return None
+        flat = _tower_rows(tensor, self.call.total)
+        rows = self.rows.tower_rows(self.call, len(flat))
+        return None if rows is None else (flat, rows)
+
+    def _source(self, tensor: Any) -> str | None:
+        """The entry that holds this very tensor, or the one that it is a view of."""
+        if not torch.is_tensor(tensor):
+            return None
+        for t in (tensor, tensor._base):
+            found = None if t is None else self.known.get(id(t))
+            if found is None or found[0]() is not t or found[1] != t._version:
+                continue
+            if t.numel() == tensor.numel():
+                return found[2]
+        return None
+
+
+def as_rows(tensor: torch.Tensor, count: int, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """A tensor with an axis (or a pair of axes) of `count` rows as [count, …]; the last axis is of features."""
+    for axis in range(tensor.ndim - 1):
+        if axis + 2 < tensor.ndim and tensor.shape[axis] * tensor.shape[axis + 1] == count:
+            moved = tensor.movedim((axis, axis + 1), (0, 1)).flatten(0, 1)
+            return moved.reshape(count, -1)
+        if tensor.shape[axis] == count:
+            return tensor.movedim(axis, 0).reshape(count, -1)
+    if tensor.ndim >= 2 and tensor.shape[-2:] == shape:  # ids and positions: no features
+        return tensor.movedim((-2, -1), (0, 1)).reshape(count, -1)
+    if tensor.shape[-1:] == (count,) and not tensor.is_floating_point():
+        return tensor.movedim(-1, 0).reshape(count, -1)
+    return None
+
+
+def _tower_rows(tensor: torch.Tensor, patches: int) -> torch.Tensor:
+    """[patches, …] or [1, patches, …] by row; of tiles [tiles, tokens, H] too; of pixels by patch or tile."""
+    if tensor.shape[0] == 1 and tensor.ndim > 2:
+        tensor = tensor[0]
+    if not tensor.is_floating_point():
+        return (
+            tensor.movedim(-1, 0).reshape(tensor.shape[-1], -1)
+            if tensor.ndim > 1 and tensor.shape[0] != patches
+            else tensor.reshape(len(tensor), -1)
+        )
+    if (
+        tensor.ndim == 3
+        and tensor.shape[0] < patches
+        and tensor.shape[0] * tensor.shape[1] >= patches // 4
+    ):
+        return tensor.flatten(0, 1)
+    return tensor.reshape(len(tensor), -1)
+
+
+def _recorded(core: Any) -> list[tuple[str, torch.nn.Module]]:
+    """Every module but those inside an adapter's layer or a bank of experts, which count as one."""
+    out: list[tuple[str, torch.nn.Module]] = []
+
+    def walk(name: str, module: torch.nn.Module) -> None:
+        for child_name, child in module.named_children():
+            whole = f"{name}.{child_name}" if name else child_name
+            if not isinstance(child, torch.nn.ModuleList):
+                out.append((whole, child))
+            if not (hasattr(child, "base_layer") or child_name == "experts"):
+                walk(whole, child)
+
+    walk("", core)
+    return out
+
+
+def _reads_rows(module: torch.nn.Module) -> bool:
+    """Whether the module's own input is recorded: that of a leaf, or of one that counts as one."""
+    whole = hasattr(module, "base_layer") or not any(True for _ in module.children())
+    return whole and not isinstance(module, torch.nn.Embedding)
+
+
+def _is_float(value: Any) -> bool:
+    return torch.is_tensor(value) and value.is_floating_point()

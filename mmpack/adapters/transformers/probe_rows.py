@@ -1,0 +1,143 @@
+"""Which row of a batch's tensors goes to which place of the probe: text rows, tower rows, head rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.adapters.transformers.tower import takes_encoded_media
+from mmpack.errors import ModelError
+from mmpack.packing.batch import Batch, PackedBatch
+from mmpack.probe.places import TEXT, Places
+from mmpack.probe.record import Rows
+from mmpack.schema.sample import Sample
+
+
+@dataclass
+class TowerCall:
+    """One call of the tower: the media that it encodes, in order, and their patches."""
+
+    occurrences: list[list[int]]  # of each medium: its places among `Places.media`
+    patches: list[int]
+    rows: dict[Fraction, Rows] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.patches)
+
+
+class BatchRows:
+    """Of one batch. `members`: numbers of its samples among all that are probed."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        members: list[int],
+        samples: Sequence[Sample],
+        places: Places,
+        model: Any,
+    ):
+        self.batch, self.places = batch, places
+        self.count = batch._num_rows
+        self.members = members
+        starts = np.concatenate([[0], np.cumsum(batch.token_counts)])
+        token_rows = batch.token_rows.cpu().numpy()
+        take, into = [], []
+        self.place_of: list[dict[int, int]] = []
+        for k, member in enumerate(members):
+            at, tokens = places.chosen(member)
+            take.append(token_rows[starts[k] + tokens])
+            into.append(at)
+            self.place_of.append(dict(zip(tokens.tolist(), at.tolist(), strict=True)))
+        self.text = Rows(TEXT, torch.from_numpy(np.concatenate(take)), np.concatenate(into))
+        self.calls = _tower_calls(batch, members, samples, places, model)
+
+    def tower_rows(self, call: TowerCall, count: int) -> Rows | None:
+        """Rows of a tower's tensor of `count` rows; None if it has no whole number of rows for each medium."""
+        share = Fraction(count, call.total)
+        if share not in call.rows:
+            sizes = [share * p for p in call.patches]
+            if any(size.denominator != 1 for size in sizes):
+                return None
+            every = [share * int(p) for p in self.places.media[:, 2]]
+            if any(size.denominator != 1 for size in every):
+                return None
+            begin = np.concatenate([[0], np.cumsum([int(e) for e in every])]).astype(np.int64)
+            ends = np.concatenate([[0], np.cumsum([int(s) for s in sizes])]).astype(np.int64)
+            take, into = [], []
+            for j, occurrences in enumerate(call.occurrences):
+                for o in occurrences:
+                    take.append(np.arange(ends[j], ends[j + 1]))
+                    into.append(np.arange(begin[o], begin[o + 1]))
+            name = str(share)
+            call.rows[share] = Rows(
+                name, torch.from_numpy(np.concatenate(take)), np.concatenate(into)
+            )
+        return call.rows[share]
+
+    def head_rows(self) -> tuple[Rows, torch.Tensor] | None:
+        """Places of rows that predict loss tokens, and the rows; each place once."""
+        found: dict[int, int] = {}
+        for place, row, _ in self._loss():
+            found.setdefault(place, row)
+        if not found:
+            return None
+        into = np.array(list(found), dtype=np.int64)
+        rows = torch.tensor(list(found.values()))
+        return Rows(TEXT, torch.arange(len(into)), into), rows
+
+    def loss_rows(self) -> list[Rows]:
+        """Of values [N] by loss token: the place of the row that predicts it."""
+        found = {place: n for place, _, n in self._loss()}
+        if not found:
+            return []
+        into = np.array(list(found), dtype=np.int64)
+        return [Rows(TEXT, torch.tensor(list(found.values())), into)]
+
+    def _loss(self) -> list[tuple[int, int, int]]:
+        """(place, row, loss token n) where the row before the loss token is recorded."""
+        batch = self.batch
+        rows, tokens = batch.loss_rows.tolist(), batch.loss_token_index.tolist()
+        ends = batch.cu_loss.tolist()
+        out = []
+        for k, places in enumerate(self.place_of):
+            for n in range(ends[k], ends[k + 1]):
+                place = places.get(tokens[n] - 1)
+                if place is not None:
+                    out.append((place, rows[n], n))
+        return out
+
+
+def _tower_calls(
+    batch: Batch, members: list[int], samples: Sequence[Sample], places: Places, model: Any
+) -> list[TowerCall]:
+    """The tower's calls in one forward: images, then videos; media once (packed), or once per occurrence."""
+    if len(samples) != len(batch.token_counts):
+        raise ModelError("probe: the batch left samples out. Fix: samples that keep the rules")
+    of_key: dict[str, list[int]] = {}
+    of_sample = {(int(s), int(m)): o for o, (s, m, _, _) in enumerate(places.media)}
+    for member, sample in zip(members, samples, strict=True):
+        for j, medium in enumerate(sample.media):
+            of_key.setdefault(medium.cache_key, []).append(of_sample[member, j])
+    once = isinstance(batch, PackedBatch) and takes_encoded_media(model)
+    waiting = {key: list(found) for key, found in of_key.items()}
+    calls = []
+    for modality in batch.family_of().placeholder_ids:
+        occurrences, patches = [], []
+        chosen = range(len(batch.media)) if once else batch.media_order
+        for i in chosen:
+            medium = batch.media[i]
+            if medium.modality != modality:
+                continue
+            key = medium.cache_key
+            own = of_key[key] if once else [waiting[key].pop(0)] if waiting[key] else []
+            occurrences.append(own)
+            patches.append(medium.num_patches)
+        if patches:
+            calls.append(TowerCall(occurrences, patches))
+    return calls

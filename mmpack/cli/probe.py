@@ -1,0 +1,185 @@
+"""`mmpack probe A B`: where do two sides part, at which module and which token?"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, table, writable
+from mmpack.errors import ArgumentError
+from mmpack.errors import require as require_extra
+from mmpack.files import write_text
+
+if TYPE_CHECKING:
+    from mmpack.cli.probe_sides import Sides, Spec
+    from mmpack.probe.record import Record
+    from mmpack.schema.sample import Sample
+
+SHOWN = 12  # modules, on the screen
+
+
+def command(
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="A side: FILE.probe, hf:DIR, tiny:FAMILY, vllm:DIR or python:MODULE:FUNCTION, with "
+            "?layout=…&dtype=…&attached=…&attention=…&temperature=…&device=….",
+        ),
+    ],
+    b: Annotated[
+        str | None, typer.Argument(metavar="B", help="The other one; none with --save.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The samples. Tiny models have drawn ones without it."),
+    ] = None,
+    media_root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", file_okay=False, exists=True, help="Where the trace's media are."
+        ),
+    ] = None,
+    draw_pixels: Annotated[
+        bool, typer.Option("--draw-pixels", help="Give media noise as pixels, the same every time.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="The first N samples only.")
+    ] = None,
+    tokens: Annotated[
+        str, typer.Option(metavar="WHICH", help="all, loss, or indices: 0,5,-1.")
+    ] = "all",
+    factor: Annotated[
+        float, typer.Option(help="How many times its rounding noise a row may be off.")
+    ] = 6.0,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.probe",
+            callback=writable,
+            help="Record A and write it here; compare nothing.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.png", callback=writable, help="Write layer × error as a figure."
+        ),
+    ] = None,
+    html: HtmlOption = None,
+) -> int:
+    """Run the same samples through two sides and name the first module and token that part."""
+    if (b is None) == (save is None):
+        raise typer.BadParameter("Give B, or --save FILE.probe to record A only.")
+    if png is not None and png.suffix.lower() != ".png":
+        raise ArgumentError(f"probe: --png {png.name!r:.60} is no .png. Fix: a name ending in .png")
+    require_extra("torch", "torch", "mmpack probe")
+    from mmpack.cli.probe_sides import Sides, parse
+    from mmpack.probe import Contract, compare, write_record
+
+    chosen = _tokens(tokens)
+    specs = [parse(text) for text in (a, b) if text is not None]
+    contract = Contract(factor=factor)
+    sides = Sides()
+    try:
+        samples = _samples(specs, sides, trace, media_root, draw_pixels, limit)
+        records = [_record(spec, sides, samples, chosen) for spec in specs]
+    finally:
+        for close in sides.close:
+            close()
+    if save is not None:
+        write_record(save, records[0])
+        emit(
+            {"saved": str(save), "about": records[0].about}, [f"saved {records[0]!r}"], as_json, out
+        )
+        return 0
+    report = compare(records[0], records[1], contract)
+    options = [
+        *(["--trace", str(trace)] if trace else []),
+        *(["--media-root", str(media_root)] if media_root else []),
+        *(["--draw-pixels"] if draw_pixels else []),
+        *(["--limit", str(limit)] if limit else []),
+        *(["--tokens", tokens] if tokens != "all" else []),
+        *(["--factor", f"{factor:g}"] if factor != Contract().factor else []),
+    ]
+    report.command = shlex.join(["mmpack", "probe", a, str(b), *options])
+    if html is not None or png is not None:
+        import mmpack.view.probe as view
+
+        if html is not None:
+            write_text(html, view.html(report))
+        if png is not None:
+            view.chart(report, png)
+    document = report.to_dict()
+    rows = [
+        (row.name, row.tokens, row.max_error, row.all.worst)
+        for row in report.modules[report.first.index_of_module :][:SHOWN]
+    ] if report.first else []  # fmt: skip
+    lines: list[Any] = report.lines(0)
+    if rows:
+        lines.append(table(("module", "rows", "largest error", "of its bound"), rows))
+    emit(document, lines, as_json, out)
+    return 0 if report.ok else 1
+
+
+def _tokens(text: str) -> Any:
+    if text in ("all", "loss"):
+        return text
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"--tokens {text!r:.40} is neither all, loss nor 0,5,-1."
+        ) from None
+
+
+def _samples(
+    specs: list[Spec],
+    sides: Sides,
+    trace: Path | None,
+    media_root: Path | None,
+    draw_pixels: bool,
+    limit: int | None,
+) -> list[Sample]:
+    """What the sides run; none where all are files."""
+    if all(spec.kind == "file" for spec in specs):
+        if trace is not None:
+            raise typer.BadParameter("--trace goes with sides that run; these are records.")
+        return []
+    if trace is None:
+        family = next((spec.family for spec in specs if spec.family), None)
+        if family is None:
+            raise typer.BadParameter("Give --trace FILE: the samples that both sides run.")
+        from mmpack.smoke.probe_samples import probe_samples
+
+        return probe_samples(family)[:limit]
+    from mmpack.schema.trace import read_trace
+
+    samples = list(read_trace(trace))[:limit]
+    if draw_pixels:
+        from mmpack.smoke.probe_samples import draw_pixels as drawn
+
+        drawn(samples)
+    elif media_root is not None:
+        from mmpack.cli.probe_sides import with_pixels
+
+        processor = next((p for s in specs if (p := sides.processor(s)) is not None), None)
+        if processor is None:
+            raise typer.BadParameter(
+                "--media-root needs a side hf:DIR, whose processor reads media."
+            )
+        with_pixels(samples, media_root, processor)
+    return samples
+
+
+def _record(spec: Spec, sides: Sides, samples: list[Sample], tokens: Any) -> Record:
+    from mmpack.probe import read_record, record
+
+    if spec.kind == "file":
+        return read_record(spec.name)
+    return record(sides.side(spec), samples, tokens=tokens)

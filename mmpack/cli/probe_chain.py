@@ -1,0 +1,81 @@
+"""`mmpack probe chain`: a step of one model in every layout, stage by stage, forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, table
+from mmpack.errors import require
+from mmpack.files import write_text
+
+ALL = "all"
+
+
+def command(
+    model: Annotated[str, typer.Option(help="qwen2.5-vl or qwen3-vl.")] = "qwen2.5-vl",
+    size: Annotated[
+        str, typer.Option(help="tiny, or layer: few layers at the widths of 7B and 8B.")
+    ] = "tiny",
+    layers: Annotated[int, typer.Option(min=1, help="Decoder layers.")] = 2,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(help="An axis, or all; those of one process if left out, without --tp."),
+    ] = None,
+    tp: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, help="Ranks of tensor parallelism; also compared with FSDP2 where 2 is one."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of samples and advantages.")] = 0,
+    invariant: Annotated[
+        bool, typer.Option("--invariant", help="Within mmpack.invariant: what must be equal then.")
+    ] = False,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+    html: HtmlOption = None,
+) -> int:
+    """Compare each stage of a step with the same samples alone, over layouts, caches, ranks. Exits 1 beyond bounds."""
+    for package in ("torch", "transformers", "tokenizers", "PIL"):
+        require(package, "hf", "mmpack probe chain")
+    from mmpack.bench.chain import AXES, Options, chain
+
+    options = Options(
+        model=model,
+        size=size,
+        layers=layers,
+        dtype=dtype,
+        device=device,
+        axes=list(AXES) if axis and ALL in axis else axes_of(axis, tp),
+        tp=tuple(dict.fromkeys(tp)) if tp else (1, 2, 4),
+        seed=seed,
+        invariant=invariant,
+    )
+    # with --json, stdout holds only the document
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        report = chain(options)
+    if os.environ.get("RANK", "0") != "0":  # of torchrun's processes one speaks
+        return 0
+    if html is not None:
+        from mmpack.view.chain import page
+
+        write_text(html, page(report))
+    human: list[Any] = [table(*report.table()), *report.lines(), f"{report.seconds:.1f} s"]
+    emit(report.to_dict(), human, as_json, out)
+    return 0 if report.ok else 1
+
+
+def axes_of(axis: Sequence[str] | None, tp: Sequence[int] | None) -> list[str]:
+    """The axes asked for; `--tp` asks for those of ranks."""
+    from mmpack.bench.chain import ONE_PROCESS, RANKS
+
+    ranks = [RANKS[0], *(RANKS[1:] if 2 in (tp or ()) else ())] if tp else []
+    return list(dict.fromkeys([*(axis or (() if tp else ONE_PROCESS)), *ranks]))

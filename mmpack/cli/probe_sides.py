@@ -1,0 +1,232 @@
+"""What `mmpack probe` takes as a side: a record file, or KIND:NAME?option=value&….
+
+hf:DIR       a checkpoint's folder or hub name          layout, dtype, attached, attention, temperature, device
+tiny:FAMILY  a tiny random model of `mmpack smoke`      the same, and seed
+vllm:DIR     a real vLLM engine on this machine         dtype, prefix_caching
+python:MODULE:FUNCTION  a Side that a function returns  its own keywords, as text
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from mmpack.errors import ArgumentError, require
+from mmpack.probe.record_file import SUFFIX
+
+if TYPE_CHECKING:
+    from mmpack.probe.side import Side
+
+KINDS = ("hf", "tiny", "vllm", "python")
+COMMON = ("layout", "dtype", "attached", "attention", "temperature", "device")
+OPTIONS = {"hf": COMMON, "tiny": (*COMMON, "seed"), "vllm": ("dtype", "prefix_caching")}
+
+
+@dataclass
+class Spec:
+    """A side as it was written."""
+
+    text: str
+    kind: str  # of KINDS, or "file"
+    name: str
+    options: dict[str, str]
+
+    @property
+    def family(self) -> str | None:
+        """Of a tiny model, whose samples can be drawn."""
+        return self.name if self.kind == "tiny" else None
+
+
+def parse(text: str) -> Spec:
+    """Raises: ArgumentError for what is no side."""
+    kind, colon, rest = text.partition(":")
+    if not colon or kind not in KINDS:
+        if text.endswith(SUFFIX):
+            return Spec(text, "file", text, {})
+        raise ArgumentError(
+            f"probe: {text!r:.80} is no side. Fix: a file that ends in {SUFFIX}, or hf:DIR, tiny:FAMILY, vllm:DIR, "
+            "python:MODULE:FUNCTION, each with ?option=value&…"
+        )
+    name, _, query = rest.partition("?")
+    try:
+        pairs = parse_qsl(query, strict_parsing=True, keep_blank_values=True) if query else []
+    except ValueError:
+        raise ArgumentError(
+            f"probe: {query!r:.80} is no list of options. Fix: option=value&option=value"
+        ) from None
+    options = dict(pairs)
+    if not name or len(options) < len(pairs):
+        raise ArgumentError(
+            f"probe: {text!r:.80} has no name, or an option twice. Fix: KIND:NAME?option=value&…"
+        )
+    for option in options:
+        if kind in OPTIONS and option not in OPTIONS[kind]:
+            raise ArgumentError(
+                f"probe: {kind}: has no option {option!r:.40}. Fix: one of {', '.join(OPTIONS[kind])}"
+            )
+    return Spec(text, kind, name, options)
+
+
+class Sides:
+    """Makes sides of specifications; one checkpoint is loaded once."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, tuple[Any, Any]] = {}
+        self.close: list[Callable[[], None]] = []
+
+    def side(self, spec: Spec) -> Side:
+        if spec.kind == "python":
+            return _from_python(spec)
+        if spec.kind == "vllm":
+            return self._vllm(spec)
+        return self._transformers(spec)
+
+    def processor(self, spec: Spec) -> Any:
+        """The checkpoint's processor; None where there is none."""
+        return self._model(spec)[1] if spec.kind == "hf" else None
+
+    def _transformers(self, spec: Spec) -> Side:
+        require("transformers", "hf", "mmpack probe")
+        from mmpack.adapters.transformers.probe import probe_side
+
+        given = dict(spec.options)
+        model = self._model(spec)[0]
+        if "device" in given or "attention" in given:
+            import copy
+
+            model = copy.deepcopy(model)
+        if "device" in given:
+            model = _moved(model, given.pop("device"))
+        if "attention" in given:
+            model = _with_attention(model, given.pop("attention"))
+        keywords: dict[str, Any] = {}
+        if "dtype" in given:
+            keywords["dtype"] = _dtype(given["dtype"])
+        if "temperature" in given:
+            keywords["temperature"] = _number(given, "temperature", float)
+        if "attached" in given:
+            keywords["attached"] = _flag(given, "attached")
+        if "layout" in given:
+            keywords["layout"] = given["layout"]
+        return probe_side(model, spec.text, **keywords)
+
+    def _model(self, spec: Spec) -> tuple[Any, Any]:
+        seed = _number(spec.options, "seed", int) if "seed" in spec.options else 0
+        key = f"{spec.kind}:{spec.name}:{seed}"
+        if key not in self._loaded:
+            if spec.kind == "tiny":
+                from mmpack.smoke.tiny_models import tiny_model
+
+                self._loaded[key] = (tiny_model(spec.name, seed), None)
+            else:
+                from mmpack.adapters.transformers.load import load_checkpoint
+
+                self._loaded[key] = load_checkpoint(spec.name)
+        return self._loaded[key]
+
+    def _vllm(self, spec: Spec) -> Side:
+        from mmpack.adapters.vllm import VllmEngine
+        from mmpack.adapters.vllm.probe import engine_side
+
+        options: dict[str, Any] = {"dtype": spec.options.get("dtype", "float32")}
+        if "prefix_caching" in spec.options:
+            options["prefix_caching"] = _flag(spec.options, "prefix_caching")
+        engine = VllmEngine(spec.name, **options)
+        self.close.append(engine.close)
+        return engine_side(engine, spec.text)
+
+
+def _from_python(spec: Spec) -> Side:
+    from mmpack.probe.side import Side
+
+    module, _, function = spec.name.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(
+            f"probe: {spec.name!r:.80} can't be imported ({' '.join(str(error).split())[:120]}). "
+            "Fix: python:MODULE:FUNCTION, on PYTHONPATH"
+        ) from None
+    made = make(**spec.options)
+    if not isinstance(made, Side):
+        raise ArgumentError(
+            f"probe: {spec.name!r:.80} returns no Side. Fix: return mp.probe.Side(…)"
+        )
+    return made
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ArgumentError(
+            f"probe: dtype is {name!r:.40}. Fix: float32, bfloat16, float16 or float64"
+        )
+    return found
+
+
+def _moved(model: Any, device: str) -> Any:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        why = (str(error).splitlines() or [""])[0][:120]
+        raise ArgumentError(
+            f"probe: device {device!r:.40} can't be used ({why}). Fix: cpu, or cuda where there is one"
+        ) from None
+
+
+def _with_attention(model: Any, name: str) -> Any:
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError) as error:
+        why = (str(error).splitlines() or [""])[0][:120]
+        raise ArgumentError(
+            f"probe: attention {name!r:.40} can't be set ({why}). Fix: eager or sdpa"
+        ) from None
+    return model
+
+
+def _number(options: dict[str, str], name: str, kind: type) -> Any:
+    try:
+        return kind(options[name])
+    except ValueError:
+        raise ArgumentError(f"probe: {name} is {options[name]!r:.40}. Fix: a number") from None
+
+
+def _flag(options: dict[str, str], name: str) -> bool:
+    values = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if options[name] not in values:
+        raise ArgumentError(f"probe: {name} is {options[name]!r:.40}. Fix: yes or no")
+    return values[options[name]]
+
+
+def with_pixels(samples: list[Any], root: Path, hf_processor: Any) -> None:
+    """Give pictures and videos their pixels, from the files below `root` that `source` names.
+
+    Raises: ArgumentError for a medium without a source, or whose file no longer gives its cache key.
+    """
+    from mmpack.processors.wrap import wrap_processor
+
+    processor = wrap_processor(hf_processor, media_root=root)
+    for sample in samples:
+        for medium in sample.media:
+            where = f"probe: {sample.sample_id!r:.60}, {medium.media_id!r:.60}"
+            if medium.pixel_values is not None:
+                continue
+            if not medium.source:
+                raise ArgumentError(
+                    f"{where} names no file. Fix: --draw-pixels, or a trace with sources"
+                )
+            item = medium if medium.modality == "video" else medium.source
+            made = processor.medium(item, where, medium.modality)
+            if made.cache_key != medium.cache_key:
+                raise ArgumentError(
+                    f"{where}: its file gives other pixels or another grid than were recorded. "
+                    "Fix: the file and the processor that the trace was made with"
+                )
+            medium.pixel_values = made.pixel_values

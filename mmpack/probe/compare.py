@@ -1,0 +1,166 @@
+"""Two records become a report: at each module the error of each row, beside what rounding explains there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from mmpack.errors import ArgumentError
+from mmpack.probe.contract import Contract
+from mmpack.probe.digest import distance, growth
+from mmpack.probe.places import Places
+from mmpack.probe.record import IN, Entry, Record
+from mmpack.probe.report import First, Kind, ModuleRow, ProbeReport
+from mmpack.probe.words import stage_of, suggestion
+
+HINT = 0.5  # of the bound: at a module that parts, the first row above that is named
+LEAST_ROWS, MOST_ROWS = (
+    12,
+    64,
+)  # of a mean over rows; more count as so many, since rows may be alike
+
+
+def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
+    """Compare records of the same samples, tokens and directions. Raises: ArgumentError for others."""
+    _refuse_others(a, b)
+    rows, first, kinds_parted = [], None, {}
+    last: str | None = None
+    one_dtype = contract.pooled and a.about.get("dtype") == b.about.get("dtype") is not None
+    for index, (left, right) in enumerate(_shared(a, b)):
+        error = distance(left.values, right.values)
+        allowed = bound(left, right, a.places, contract)
+        mean = pooled(left, right, contract) if one_dtype else None
+        row = _row(index, left, error, allowed, a.places, mean)
+        rows.append(row)
+        if row.parts and first is None:
+            first = _first(index, left, right, error, allowed, a.places, last, mean)
+            kinds_parted = {k: v.parted for k, v in row.kinds.items()}
+        last = left.name
+    only = (
+        [n for n in a.entries if n not in b.entries],
+        [n for n in b.entries if n not in a.entries],
+    )
+    if not rows:
+        raise ArgumentError(
+            f"probe: {a.name!r:.60} and {b.name!r:.60} have no module in common. "
+            "Fix: sides of one model, whose modules are called by transformers' names"
+        )
+    suggests = None
+    if first is not None:
+        suggests = suggestion(first, kinds_parted)
+    return ProbeReport(
+        a.name, b.name, a.places, rows, first, suggests, contract, only, a.about, b.about
+    )
+
+
+def bound(left: Entry, right: Entry, places: Places, contract: Contract) -> np.ndarray:
+    """float64 [places]: the error that is allowed for each row of an entry."""
+    noise = np.hypot(left.noise[:, 0].astype(np.float64), right.noise[:, 0])
+    noise = np.where(np.isfinite(noise), noise, 0.0)
+    _, kind = places.kinds(left.space)
+    seen = ~np.isnan(left.values[:, -2])
+    for number in np.unique(kind):
+        of_kind = (kind == number) & seen
+        if of_kind.any():
+            noise[of_kind] = np.maximum(noise[of_kind], np.median(noise[of_kind]))
+    return contract.factor * noise + contract.floor
+
+
+def pooled(left: Entry, right: Entry, contract: Contract) -> tuple[float, float] | None:
+    """The mean growth of the rows' norms from left to right, and how much is allowed; None of too few rows."""
+    grown = growth(left.values, right.values)
+    known = np.isfinite(grown)
+    count = int(known.sum())
+    if count < LEAST_ROWS:
+        return None
+    noise = np.hypot(left.noise[known, 1].astype(np.float64), right.noise[known, 1])
+    spread = math.sqrt(np.square(np.where(np.isfinite(noise), noise, 0.0)).mean())
+    allowed = contract.factor * spread / math.sqrt(min(count, MOST_ROWS)) + contract.pooled_floor
+    return float(grown[known].mean()), allowed
+
+
+def _refuse_others(a: Record, b: Record) -> None:
+    for name, mine, theirs in (
+        ("samples", a.places.sample_ids, b.places.sample_ids),
+        ("lengths", a.places.lengths, b.places.lengths),
+        ("tokens", a.places.tokens.tolist(), b.places.tokens.tolist()),
+        ("media", a.places.media.tolist(), b.places.media.tolist()),
+        ("directions", (a.directions, a.seed), (b.directions, b.seed)),
+    ):
+        if mine != theirs:
+            raise ArgumentError(
+                f"probe: {a.name!r:.60} and {b.name!r:.60} were recorded with other {name}. "
+                "Fix: record both with the same samples, in one order, and the same options"
+            )
+
+
+def _shared(a: Record, b: Record) -> Iterator[tuple[Entry, Entry]]:
+    for name, left in a.entries.items():
+        right = b.entries.get(name)
+        if right is not None and left.space == right.space:
+            yield left, right
+
+
+def _row(
+    index: int,
+    entry: Entry,
+    error: np.ndarray,
+    allowed: np.ndarray,
+    places: Places,
+    mean: tuple[float, float] | None,
+) -> ModuleRow:
+    known = ~np.isnan(error)
+    over = known & (error > allowed)
+    names, kind = places.kinds(entry.space)
+    kinds = {}
+    for number, name in enumerate(names):
+        of_kind = known & (kind == number)
+        if of_kind.any():
+            kinds[name] = _kind(error, allowed, over, of_kind)
+    whole = _kind(error, allowed, over, known) if known.any() else Kind(0, 0.0, 0.0, 0, 0.0)
+    return ModuleRow(entry.module, entry.side, index, entry.space, whole, kinds, mean)
+
+
+def _kind(error: np.ndarray, allowed: np.ndarray, over: np.ndarray, chosen: np.ndarray) -> Kind:
+    at = np.flatnonzero(chosen)
+    ratio = error[at] / allowed[at]
+    worst = at[int(np.argmax(ratio))]
+    return Kind(
+        rows=len(at),
+        max_error=float(error[at].max()),
+        bound=float(allowed[worst]),
+        parted=int(over[at].sum()),
+        worst=float(ratio.max()),
+    )
+
+
+def _first(
+    index: int,
+    left: Entry,
+    right: Entry,
+    error: np.ndarray,
+    allowed: np.ndarray,
+    places: Places,
+    last: str | None,
+    mean: tuple[float, float] | None,
+) -> First:
+    with np.errstate(invalid="ignore"):
+        single = bool((error > allowed).any())
+        over = error > HINT * allowed if single else np.isfinite(error)
+    place = int(np.flatnonzero(over)[0])
+    size, limit = (float(error[place]), float(allowed[place])) if single or mean is None else mean
+    after = left.source if left.side != IN and left.source else last
+    return First(
+        module=left.module,
+        side=left.side,
+        index_of_module=index,
+        stage=stage_of(left, after),
+        after=after,
+        error=abs(size),
+        bound=limit,
+        pooled=not single,
+        norms=(float(left.values[place, -2]), float(right.values[place, -2])),
+        **places.describe(left.space, place),
+    )

@@ -1,0 +1,215 @@
+"""Which rows are recorded: tokens of samples (text model) and rows of media (vision tower), and where each is kept.
+
+A place is the index of a row in the arrays of a record. The text model's rows are (sample, token). A tower's rows are
+(sample, medium, row), in the order in which the tower computes them; its modules have as many rows per patch as they
+have: 1 before merging, 1/4 after, or more, as with a class token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, kind_of
+from mmpack.schema.sample import Sample
+
+TEXT = "text"
+AFTER = "after "  # text behind a medium, in names of modalities
+BEFORE = "text before media"
+
+
+@dataclass
+class Places:
+    """Of one set of samples. `tokens`: (sample, token) of each place; `media`: (sample, medium, patches) of each."""
+
+    sample_ids: list[str]
+    lengths: list[int]
+    tokens: np.ndarray  # int64 [places, 2]
+    token_kinds: list[str]  # names that token_kind counts
+    token_kind: np.ndarray  # int16 [places]
+    media: np.ndarray  # int64 [occurrences, 4]: sample, medium, patches, first token
+    media_tokens: np.ndarray  # int64 [occurrences]: tokens of its placeholders
+    modalities: list[str]  # of each occurrence
+    first: dict[int, int] = field(default_factory=dict)  # sample -> its first place
+
+    def __post_init__(self) -> None:
+        if not self.first:
+            for place, sample in enumerate(self.tokens[:, 0].tolist()):
+                self.first.setdefault(sample, place)
+
+    @property
+    def patches(self) -> np.ndarray:
+        """int64 [occurrences + 1]: where each medium's patches begin."""
+        return np.concatenate([[0], np.cumsum(self.media[:, 2])]).astype(np.int64)
+
+    def count(self, space: str) -> int:
+        """How many places a space has: `text`, or rows per patch as in `1/4`."""
+        if space == TEXT:
+            return len(self.tokens)
+        return int(Fraction(space) * int(self.patches[-1]))
+
+    def chosen(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places of a sample's tokens, and the tokens."""
+        start = self.first.get(sample)
+        if start is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        stop = int(np.searchsorted(self.tokens[:, 0], sample, side="right"))
+        return np.arange(start, stop), self.tokens[start:stop, 1]
+
+    def describe(self, space: str, place: int) -> dict[str, Any]:
+        """sample, token, modality; of a tower's row also medium and row."""
+        if space == TEXT:
+            sample, token = self.tokens[place].tolist()
+            kind = self.token_kinds[self.token_kind[place]]
+            return {"sample": self.sample_ids[sample], "token": token, "modality": kind}
+        share = Fraction(space)
+        ends = [int(share * int(p)) for p in self.patches]
+        which = int(np.searchsorted(ends, place, side="right")) - 1
+        sample, medium, _, start = self.media[which].tolist()
+        row, rows = place - ends[which], ends[which + 1] - ends[which]
+        token = start + row * int(self.media_tokens[which]) // max(rows, 1)
+        return {
+            "sample": self.sample_ids[sample],
+            "token": token,
+            "modality": self.modalities[which],
+            "medium": medium,
+            "row": row,
+        }
+
+    def kinds(self, space: str) -> tuple[list[str], np.ndarray]:
+        """Names, and for each place of the space which name it has."""
+        if space == TEXT:
+            return self.token_kinds, self.token_kind
+        names = sorted(set(self.modalities))
+        share = Fraction(space)
+        counts = [int(share * int(p)) for p in self.media[:, 2]]
+        kind = np.repeat([names.index(m) for m in self.modalities], counts)
+        return names, kind.astype(np.int16)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "sample_ids": self.sample_ids,
+            "lengths": self.lengths,
+            "tokens": self.tokens.tolist(),
+            "token_kinds": self.token_kinds,
+            "token_kind": self.token_kind.tolist(),
+            "media": self.media.tolist(),
+            "media_tokens": self.media_tokens.tolist(),
+            "modalities": self.modalities,
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Places:
+        return cls(
+            sample_ids=list(map(str, document["sample_ids"])),
+            lengths=list(map(int, document["lengths"])),
+            tokens=np.array(document["tokens"], dtype=np.int64).reshape(-1, 2),
+            token_kinds=list(map(str, document["token_kinds"])),
+            token_kind=np.array(document["token_kind"], dtype=np.int16),
+            media=np.array(document["media"], dtype=np.int64).reshape(-1, 4),
+            media_tokens=np.array(document["media_tokens"], dtype=np.int64),
+            modalities=list(map(str, document["modalities"])),
+        )
+
+
+def places_of(samples: Sequence[Sample], tokens: Any = "all") -> Places:
+    """Places of these samples. `tokens`: "all", "loss" (the rows that predict loss tokens), or indices.
+
+    Indices are for each sample, negative from its end: a sequence of ints; or `{sample_id: indices}`, and no token of
+    samples that it leaves out. Raises: ArgumentError.
+    """
+    if not len(samples):
+        raise ArgumentError("probe: there are no samples. Fix: pass one or more")
+    for i, sample in enumerate(samples):
+        if not isinstance(sample, Sample):
+            raise ArgumentError(
+                f"probe: samples[{i}] is {kind_of(sample)}. Fix: pass samples, as mp.read_trace gives them"
+            )
+    names = [s.sample_id for s in samples]
+    if len(set(names)) < len(names):
+        raise ArgumentError(
+            "probe: two samples have one sample_id. Fix: give each sample an id of its own"
+        )
+    pairs, kinds, kind_of_place = [], [BEFORE], []
+    media, spans_tokens, modalities = [], [], []
+    for i, sample in enumerate(samples):
+        chosen = _chosen(sample, tokens)
+        labels = _labels(sample)
+        for token in chosen:
+            label = labels[token]
+            if label not in kinds:
+                kinds.append(label)
+            pairs.append((i, token))
+            kind_of_place.append(kinds.index(label))
+        starts, counts = _runs(sample)
+        for j, medium in enumerate(sample.media):
+            media.append((i, j, medium.num_patches, starts.get(j, 0)))
+            spans_tokens.append(counts.get(j, 0))
+            modalities.append(medium.modality)
+    if not pairs:
+        raise ArgumentError(
+            f"probe: tokens={tokens!r:.60} chooses no token. Fix: tokens='all', or samples with loss tokens"
+        )
+    return Places(
+        sample_ids=names,
+        lengths=[len(s) for s in samples],
+        tokens=np.array(pairs, dtype=np.int64),
+        token_kinds=kinds,
+        token_kind=np.array(kind_of_place, dtype=np.int16),
+        media=np.array(media, dtype=np.int64).reshape(-1, 4),
+        media_tokens=np.array(spans_tokens, dtype=np.int64),
+        modalities=modalities,
+    )
+
+
+def _chosen(sample: Sample, tokens: Any) -> list[int]:
+    length = len(sample)
+    if isinstance(tokens, str):
+        if tokens == "all":
+            return list(range(length))
+        if tokens == "loss":
+            return sorted({t - 1 for s in sample.loss_spans for t in range(s.start, s.stop)})
+        raise ArgumentError(f"probe: tokens is {tokens!r:.60}. Fix: 'all', 'loss' or indices")
+    if isinstance(tokens, Mapping):
+        tokens = tokens.get(sample.sample_id, ())
+    try:
+        indices = np.asarray(list(tokens))
+    except TypeError:
+        indices = np.empty(0, dtype=object)
+    if (indices.size and indices.dtype.kind not in "iu") or indices.dtype == object:
+        raise ArgumentError(
+            f"probe: tokens is {kind_of(tokens)}, expected whole numbers. Fix: 'all', 'loss', [0, -1] or "
+            "{sample_id: indices}"
+        )
+    out = {int(i) + length * (int(i) < 0) for i in indices}
+    wrong = [i for i in out if not 0 <= i < length]
+    if wrong:
+        raise ArgumentError(
+            f"probe: token {wrong[0]} is not in sample {sample.sample_id!r:.60} of {length} tokens. "
+            "Fix: indices of its input_ids"
+        )
+    return sorted(out)
+
+
+def _labels(sample: Sample) -> list[str]:
+    """Of each token: its modality, or for text what it follows."""
+    out = [BEFORE] * len(sample)
+    spans = sorted(sample.modality_spans, key=lambda s: s.start)
+    for k, span in enumerate(spans):
+        stop = spans[k + 1].start if k + 1 < len(spans) else len(sample)
+        out[span.start : span.stop] = [span.modality] * (span.stop - span.start)
+        out[span.stop : stop] = [f"text after {span.modality}"] * (stop - span.stop)
+    return out
+
+
+def _runs(sample: Sample) -> tuple[dict[int, int], dict[int, int]]:
+    starts: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    for span in sample.modality_spans:
+        starts[span.media_index] = min(span.start, starts.get(span.media_index, span.start))
+        counts[span.media_index] = counts.get(span.media_index, 0) + span.stop - span.start
+    return starts, counts

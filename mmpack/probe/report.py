@@ -1,0 +1,199 @@
+"""What the probe found: the first module and row that part, and a line for each module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from mmpack.probe.contract import Contract
+from mmpack.probe.places import Places
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Errors of some rows at a module, relative to each row's norm."""
+
+    rows: int
+    max_error: float
+    bound: float  # of the row that comes nearest to its bound, or exceeds it most
+    parted: int  # rows beyond their bounds
+    worst: float  # largest error / bound
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "max_error": _plain(self.max_error),
+            "bound": _plain(self.bound),
+            "parted": self.parted,
+            "worst": _plain(self.worst),
+        }
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """One entry of the report, in the order of execution. `side`: what went "in", or came "out"."""
+
+    module: str
+    side: str
+    index: int
+    space: str  # `text`, or a tower's rows per patch
+    all: Kind
+    kinds: dict[str, Kind]  # by modality
+    growth: tuple[float, float] | None = (
+        None  # of the rows' norms on average, from a to b; and what is allowed
+    )
+
+    @property
+    def parts(self) -> bool:
+        """Whether a row is beyond its bound, or the mean growth of all rows beyond its own."""
+        grown = self.growth is not None and abs(self.growth[0]) > self.growth[1]
+        return self.parted > 0 or grown
+
+    @property
+    def tokens(self) -> int:
+        return self.all.rows
+
+    @property
+    def max_error(self) -> float:
+        return self.all.max_error
+
+    @property
+    def bound(self) -> float:
+        return self.all.bound
+
+    @property
+    def parted(self) -> int:
+        return self.all.parted
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}<{self.side}"
+
+    def to_dict(self) -> dict[str, Any]:
+        out = {"module": self.module, "side": self.side, "index": self.index, "space": self.space}
+        kinds = {name: kind.to_dict() for name, kind in self.kinds.items()}
+        grown = None if self.growth is None else [_plain(v) for v in self.growth]
+        return out | self.all.to_dict() | {"growth": grown, "by_modality": kinds}
+
+
+@dataclass(frozen=True)
+class First:
+    """Where two sides part first. `token`: index in the sample; of a tower's row the placeholder that it becomes."""
+
+    module: str
+    side: str  # the module's input ("in": the fault lies before it) or its output ("out")
+    index_of_module: int
+    stage: str  # in words
+    after: str | None  # the last entry that agrees
+    sample: str
+    token: int
+    modality: str
+    error: float
+    bound: float
+    norms: tuple[float, float]  # of the row, in a and b
+    medium: int | None = None  # index in the sample, of a tower's row
+    row: int | None = None  # of the medium, in the tower's order
+    pooled: bool = False  # no row by itself, but the mean growth of all rows is beyond its bound: the error is that
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}<{self.side}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            name: [_plain(v) for v in value] if isinstance(value, tuple) else _plain(value)
+            for name, value in vars(self).items()
+        }
+
+    def __str__(self) -> str:
+        where = f"sample {self.sample!r}, token {self.token} ({self.modality})"
+        if self.medium is not None:
+            where += f", medium {self.medium}, row {self.row}"
+        what = "the input of " if self.side == "in" else ""
+        if self.pooled:
+            where += " and all others, in the mean growth of their norms"
+        return f"{what}{self.module}, {where}: error {self.error:.2e}, bound {self.bound:.2e}"
+
+
+@dataclass(repr=False)
+class ProbeReport:
+    """`first` is None where all rows of all modules agree. `modules`: in the order of execution."""
+
+    a: str
+    b: str
+    places: Places
+    modules: list[ModuleRow]
+    first: First | None
+    suggests: str | None
+    contract: Contract
+    only: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    about_a: dict[str, Any] = field(default_factory=dict)
+    about_b: dict[str, Any] = field(default_factory=dict)
+    command: str | None = None  # that makes this report again
+
+    # set by `mmpack.view.probe`, which stands above this room
+    to_html: ClassVar[Callable[..., str]]
+    to_png: ClassVar[Callable[..., None]]
+    _repr_html_: ClassVar[Callable[..., str]]
+
+    @property
+    def ok(self) -> bool:
+        return self.first is None
+
+    def __repr__(self) -> str:
+        return f"ProbeReport({self.summary()})"
+
+    def summary(self) -> str:
+        if self.first is None:
+            near = max(self.modules, key=lambda m: m.all.worst)
+            return (
+                f"ALIKE: {self.a} and {self.b}, {len(self.modules)} stages; nearest to its bound is {near.name}, "
+                f"{near.all.worst:.2f} of it"
+            )
+        return f"PARTED: {self.a} and {self.b}, first at {self.first}"
+
+    def lines(self, most: int = 12) -> list[str]:
+        """The summary, then what parts and where, by modality."""
+        out = [self.summary()]
+        if self.first is not None:
+            out.append(f"stage: {self.first.stage}")
+            out.append(f"look at: {self.suggests}")
+            for row in self.modules[self.first.index_of_module :][:most]:
+                parts = ", ".join(
+                    f"{name} {k.parted}/{k.rows}" for name, k in row.kinds.items() if k.parted
+                )
+                if row.parted:
+                    size = f"error up to {row.max_error:.1e}, {row.all.worst:.1f} of its bound"
+                    out.append(f"  {row.name}: {size}; parted: {parts}")
+        for name, names in zip((self.a, self.b), self.only, strict=True):
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                out.append(f"only {name} has {', '.join(names[:3])}{more}: not compared")
+        if self.command:
+            out.append(f"again: {self.command}")
+        return out
+
+    def text(self, most: int = 12) -> str:
+        return "\n".join(self.lines(most))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "a": self.a,
+            "b": self.b,
+            "about_a": self.about_a,
+            "about_b": self.about_b,
+            "first": None if self.first is None else self.first.to_dict(),
+            "suggests": self.suggests,
+            "contract": vars(self.contract).copy(),
+            "modules": [row.to_dict() for row in self.modules],
+            "only_a": self.only[0],
+            "only_b": self.only[1],
+            "command": self.command,
+        }
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

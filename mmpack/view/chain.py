@@ -1,0 +1,75 @@
+"""The page of the chain: verdict and setting, stages by axes in one table, and every row with its numbers."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+from mmpack.probe.chain.compare import DIRECTIONS, Row
+from mmpack.probe.chain.report import ChainReport
+from mmpack.probe.chain.stages import STAGES
+from mmpack.view.parity.style import STYLE
+from mmpack.view.tags import Markup, joined, table, tag
+
+WORDS = {"forward": "forward", "backward": "gradients to activations", "weights": "to weights"}
+
+
+def page(report: ChainReport) -> str:
+    """A report as one self-contained page that runs no script and loads nothing.
+
+    Raises: MissingExtraError without MarkupSafe.
+    """
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>mmpack probe chain</title><style>{STYLE}</style>"
+    )
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head>'
+        f'<body class="mmpack">{_body(report)}</body></html>\n'
+    )
+
+
+def _body(report: ChainReport) -> Markup:
+    verdict, *lines = report.lines()
+    setting = ", ".join(f"{name} {value}" for name, value in report.setting.items())
+    maps = [
+        part
+        for direction in DIRECTIONS
+        for part in (tag("h2", WORDS[direction].capitalize()), _map(report, direction))
+    ]
+    return joined(
+        [
+            tag("h1", "The chain"),
+            tag("p", tag("span", verdict, class_="good" if report.ok else "bad")),
+            tag("p", setting, class_="mm-note"),
+            *(tag("p", line) for line in lines),
+            tag("p", "= equal, bit for bit; a number: the largest difference in units in the last place of the "
+                "largest value, within the contract; ✗: beyond it; –: not run.", class_="mm-note"),
+            *maps,
+            tag("h2", "Rows"),
+            table(*report.table()),
+        ]
+    )  # fmt: skip
+
+
+def _map(report: ChainReport, direction: str) -> Markup:
+    """Stages by runs."""
+    rows = {(r.axis, r.value, r.stage): r for r in report.rows if r.direction == direction}
+    runs = list(dict.fromkeys(key[:2] for key in rows))
+    stages = [stage for stage in STAGES if any((*run, stage) in rows for run in runs)]
+    head = ("stage", *(f"{axis} {value}".strip() for axis, value in runs))
+    body = [(stage, *(_cell(rows.get((*run, stage))) for run in runs)) for stage in stages]
+    return table(head, body)
+
+
+def _cell(row: Row | None) -> Markup:
+    if row is None or row.not_run:
+        return tag("span", "–", class_="mm-note")
+    if row.equal:
+        return tag("span", "=", class_="good")
+    text = f"{row.peak_ulps:.3g}"
+    return tag("span", text) if row.within else tag("span", f"✗ {text}", class_="bad")

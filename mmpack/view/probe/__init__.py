@@ -1,0 +1,96 @@
+"""Reports of the probe as pages and figures: layer × error, with what is allowed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import mmpack.probe
+from mmpack.errors import ArgumentError, MissingExtraError, kind_of
+from mmpack.files import replaced
+from mmpack.probe.report import ProbeReport
+
+__all__ = ["chart", "html"]
+
+
+def html(
+    report: ProbeReport, *, others: Sequence[ProbeReport] = (), title: str | None = None
+) -> str:
+    """A report as one self-contained page: what parts first, a chart of layer × error, a table of all modules.
+
+    `others`: reports that the chart shows beside it, as with a setting enabled and disabled.
+    Raises: ArgumentError; MissingExtraError without MarkupSafe.
+    """
+    from mmpack.view.probe.page import page
+
+    return page(_checked([report, *others], "to_html"), title)
+
+
+def chart(
+    reports: Sequence[ProbeReport] | ProbeReport,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    title: str = "Where two sides part",
+) -> bytes:
+    """Layer × error of one report or several as a PNG, on one logarithmic scale; its bytes.
+
+    Modules stand in the order of execution. Each report has a line of its largest errors, and a dashed one of what is
+    allowed there; a ring marks where it parts first.
+
+    Args:
+        reports: such as of a setting enabled and disabled.
+        path: written too, if given.
+        labels: one per report; by default its two sides.
+
+    Raises: ArgumentError; MissingExtraError without Pillow.
+    """
+    from mmpack.view.probe.figure import figure
+
+    given = [reports] if isinstance(reports, ProbeReport) else list(reports)
+    checked = _checked(given, "chart")
+    names = [f"{r.a} | {r.b}" for r in checked] if labels is None else list(labels)
+    if len(names) != len(checked) or not all(isinstance(n, str) for n in names):
+        raise ArgumentError(
+            f"probe.chart: {len(checked)} reports, labels {names!r:.60}. Fix: one str per report"
+        )
+    made = figure(checked, names, title)
+    if path is not None:
+        if Path(path).suffix.lower() != ".png":
+            raise ArgumentError(
+                f"probe.chart: {Path(path).name!r:.60} is no .png. Fix: a name ending in .png"
+            )
+        with replaced(Path(path), "probe.chart", ArgumentError) as file:
+            file.write(made)
+    return made
+
+
+def _checked(reports: list[ProbeReport], what: str) -> list[ProbeReport]:
+    if not reports:
+        raise ArgumentError(f"probe.{what}: there are no reports. Fix: pass one or more")
+    for report in reports:
+        if not isinstance(report, ProbeReport):
+            raise ArgumentError(
+                f"probe.{what}: it is handed {kind_of(report)}. Fix: pass what mp.probe.run returns"
+            )
+    return reports
+
+
+def _to_png(report: ProbeReport, path: str | os.PathLike[str]) -> None:
+    chart([report], path)
+
+
+def _notebook(report: ProbeReport) -> str:
+    try:
+        from mmpack.view.probe.page import fragment
+    except MissingExtraError as error:
+        return f"<pre>{escape(report.summary())}\n{escape(str(error))}</pre>"
+    return fragment([report])
+
+
+ProbeReport.to_html = html
+ProbeReport.to_png = _to_png
+ProbeReport._repr_html_ = _notebook
+mmpack.probe.chart = chart

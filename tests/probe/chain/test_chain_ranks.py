@@ -1,0 +1,49 @@
+"""The chain on several ranks: tensor-parallel and FSDP2 beside one process, by gloo on the CPU."""
+
+import pytest
+
+from mmpack.bench.chain import Options, chain
+from mmpack.probe.chain.stages import STAGES
+
+pytestmark = pytest.mark.adapter
+TP = "tensor_parallel"
+
+
+def test_two_ranks_beside_one_process():
+    """Qwen3-VL, whose norms of queries and keys have one weight for the heads of all ranks."""
+    report = chain(Options("qwen3-vl", layers=1, axes=[TP, "fsdp"], tp=(1, 2)))
+    assert report.ok, list(report.lines())
+    rows = {(r.axis, r.value, r.stage, r.direction): r for r in report.rows}
+    for ranks in ("1", "2"):
+        for stage in STAGES:
+            for direction in ("forward", "backward"):
+                assert not rows[TP, ranks, stage, direction].not_run, (ranks, stage, direction)
+    # what is not split is what it was
+    assert all(
+        rows[TP, "2", s, "forward"].equal for s in ("tower", "projector", "embedding", "merge")
+    )
+    assert not rows[TP, "2", "o", "forward"].equal  # sums of other parts
+    assert rows[TP, "2", "rms_norm", "weights"].within
+    for axis, value in (("fsdp", "2"), ("tp 2 against fsdp 2", "")):
+        assert {key[2] for key in rows if key[:2] == (axis, value) and key[3] == "forward"} == {
+            "logprob", "ratio", "kl", "loss",
+        }  # fmt: skip
+        assert (axis, value, "mlp", "weights") in rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["qwen2.5-vl", "qwen3-vl"])
+def test_four_ranks(model):
+    report = chain(Options(model, axes=[TP, "fsdp"]))
+    assert report.ok, list(report.lines())
+    assert {r.value for r in report.rows if r.axis == TP} == {"1", "2", "4"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["qwen2.5-vl", "qwen3-vl"])
+def test_one_tree_for_any_number_of_ranks(model):
+    """Within the invariant mode 1, 2 and 4 ranks give the same bits at every stage, forward and backward."""
+    report = chain(Options(model, axes=[TP], invariant=True))
+    assert report.ok, list(report.lines())
+    rows = [r for r in report.rows if r.direction != "weights" and not r.not_run]
+    assert len(rows) == 3 * 2 * len(STAGES) and all(r.equal and r.allowed == 0 for r in rows)

@@ -1,0 +1,315 @@
+"""Faults in what a model is given: positions, pixels, features, and the rows that are read at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from planting.parts import (
+    decoder_layers,
+    first_rows,
+    given_keywords,
+    instead,
+    merger_of,
+    rotary,
+    tower_blocks,
+    tower_of,
+)
+from planting.registry import plant
+from planting.scene import QWEN, Answer, Scene, Span
+
+from mmpack.families import get_family
+from mmpack.layout.forest import positions_of
+
+Tensor = torch.Tensor
+
+
+@plant("positions of one picture shifted by one")
+def shifted(scene: Scene, model: Any) -> Answer:
+    span = scene.pick(scene.spans("image"))
+
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        positions = kwargs["position_ids"].clone()
+        if place := scene.rows.of(span):
+            positions[..., place[0], place[1]] += 1
+        return {"position_ids": positions}
+
+    given_keywords(model.get_decoder(), change)
+    return scene.answer(model, rotary(model), span.sample, span.start)
+
+
+@plant("mRoPE's height and width dropped", *QWEN)
+def time_only(scene: Scene, model: Any) -> Answer:
+    """A picture's first row has the same number thrice: its second is the first that tells."""
+
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"position_ids": kwargs["position_ids"][:1].expand(3, -1, -1)}
+
+    given_keywords(model.get_decoder(), change)
+    return scene.answer(
+        model, rotary(model), *_first_where(scene, lambda t, h, w: (h != t) | (w != t))
+    )
+
+
+@plant("sections of height and width exchanged", *QWEN)
+def exchanged_sections(scene: Scene, model: Any) -> Answer:
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"position_ids": kwargs["position_ids"][[0, 2, 1]]}
+
+    given_keywords(model.get_decoder(), change)
+    return scene.answer(model, rotary(model), *_first_where(scene, lambda t, h, w: h != w))
+
+
+@plant("a channel of a rotary section given to another", *QWEN)
+def moved_section(scene: Scene, model: Any) -> Answer:
+    """Time gets a channel that was height's; time and height differ from a picture's second line on."""
+    made = model.get_decoder().rotary_emb
+    sections = list(made.mrope_section)
+    sections[0], sections[1] = sections[0] + 1, sections[1] - 1
+    made.mrope_section = sections
+    if scene.family == "qwen2_vl" or not hasattr(made, "recomposition_frequencies"):
+        for layer in decoder_layers(model):  # older versions read it there
+            rope = getattr(layer.self_attn, "rope_parameters", None)
+            if rope is not None:
+                layer.self_attn.rope_parameters = rope | {"mrope_section": sections}
+    return scene.answer(model, rotary(model), *_first_where(scene, lambda t, h, w: h != t))
+
+
+@plant("positions in bfloat16", longest=300)
+def rounded_positions(scene: Scene, model: Any) -> Answer:
+    """Eight bits count to 256; no sample but the longest comes so far."""
+
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        positions = kwargs["position_ids"]
+        return {"position_ids": positions.bfloat16().to(positions.dtype)}
+
+    given_keywords(model.get_decoder(), change)
+    sample = max(range(len(scene.samples)), key=lambda s: len(scene.samples[s]))
+    return scene.answer(model, rotary(model), sample, 257)
+
+
+@plant("one picture's pixels off by one level", *QWEN)
+def pixels(scene: Scene, model: Any) -> Answer:
+    span = scene.pick(scene.spans("image"))
+    step = 1 / 255 / 0.27  # a level, after normalisation
+    _add_to_pixels(model, span, slice(None), step)
+    patch = tower_of(model.model).patch_embed
+    return scene.answer(model, [patch, patch.proj], span.sample, span.start)
+
+
+@plant("one pixel of a picture off by one level", *QWEN)
+def one_pixel(scene: Scene, model: Any) -> Answer:
+    """In the patches of one merged row: that row is the first."""
+    span = scene.pick(scene.spans("image"))
+    row = int(scene.rng.integers(span.stop - span.start))
+    patch = tower_of(model.model).patch_embed
+    _add_to_pixels(model, span, 4 * row + int(scene.rng.integers(4)), 1 / 255 / 0.27, channel=5)
+    place = span.sample, span.start + row
+    seen_by = span.sample, span.start  # the tower's attention takes it to the whole picture
+    return scene.answer(model, [patch, patch.proj], *place, reached=seen_by)
+
+
+@plant("one picture's features in another's place")
+def exchanged_features(scene: Scene, model: Any) -> Answer:
+    sample = scene.pick(
+        [
+            s
+            for s, x in enumerate(scene.samples)
+            if len(x.modality_spans) == 2 and x.media[0].grid_thw == x.media[1].grid_thw
+        ]
+    )
+    one, other = (span for span in scene.spans("image") if span.sample == sample)
+
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        rows = kwargs["inputs_embeds"].clone()
+        here, there = scene.rows.of(one), scene.rows.of(other)
+        if here and there:
+            rows[here], rows[there] = kwargs["inputs_embeds"][there], kwargs["inputs_embeds"][here]
+        return {"inputs_embeds": rows}
+
+    given_keywords(model.get_decoder(), change)
+    return scene.answer(model, first_rows(model), one.sample, one.start)
+
+
+@plant("a picture's last row not merged")
+def unmerged(scene: Scene, model: Any) -> Answer:
+    """It keeps the placeholder's embedding."""
+    span = scene.pick(scene.spans())
+    table = model.get_input_embeddings()
+
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        rows = kwargs["inputs_embeds"].clone()
+        if place := scene.rows.of(span):
+            about = get_family(scene.family)
+            rows[place[0], place[1].stop - 1] = table.weight[about.placeholder_ids[span.modality]]
+        return {"inputs_embeds": rows}
+
+    given_keywords(model.get_decoder(), change)
+    return scene.answer(model, first_rows(model), span.sample, span.stop - 1)
+
+
+@plant("two deepstack levels exchanged", "qwen3_vl")
+def deepstack(scene: Scene, model: Any) -> Answer:
+    levels = len(model.config.vision_config.deepstack_visual_indexes)
+    one, other = sorted(scene.rng.permutation(levels)[:2].tolist())
+
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        given = list(kwargs.get("deepstack_visual_embeds") or ())
+        if not given:  # text by itself
+            return {}
+        given[one], given[other] = given[other], given[one]
+        return {"deepstack_visual_embeds": given}
+
+    given_keywords(model.get_decoder(), change)
+    reader = decoder_layers(model)[one + 1]  # added behind layer `one`
+    right = [decoder_layers(model)[one], reader, reader.input_layernorm]
+    return scene.answer(model, right, *scene.first_medium())
+
+
+@plant("a deepstack level left out", "qwen3_vl")
+def no_deepstack(scene: Scene, model: Any) -> Answer:
+    levels = len(model.config.vision_config.deepstack_visual_indexes)
+    level = int(scene.rng.integers(levels))
+
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        given = list(kwargs.get("deepstack_visual_embeds") or ())
+        if not given:
+            return {}
+        given[level] = torch.zeros_like(given[level])
+        return {"deepstack_visual_embeds": given}
+
+    given_keywords(model.get_decoder(), change)
+    reader = decoder_layers(model)[level + 1]
+    right = [decoder_layers(model)[level], reader, reader.input_layernorm]
+    return scene.answer(model, right, *scene.first_medium())
+
+
+@plant("the merger's rows permuted")
+def permuted(scene: Scene, model: Any) -> Answer:
+    """By one, over all media: each row is its neighbour's."""
+    merger = merger_of(model)
+    instead(merger, lambda self, own, *a, **k: own(*a, **k).roll(1, -2))
+    right = [merger, *first_rows(model)]
+    if merger is not tower_of(model.model):
+        right.append(tower_of(model.model))
+    return scene.answer(model, right, *scene.first_medium())
+
+
+@plant("height and width of the tower's rotary angles exchanged", *QWEN)
+def tower_angles(scene: Scene, model: Any) -> Answer:
+    """A patch at a corner has the same number twice, but sees patches that do not."""
+    tower = tower_of(model.model)
+    for name in ("forward",):
+        assert hasattr(tower.rotary_pos_emb, name)
+
+    def forward(self: Any, own: Any, *args: Any, **kwargs: Any) -> Any:
+        out = own(*args, **kwargs)
+        if isinstance(out, tuple):
+            return tuple(_halves_exchanged(x) for x in out)
+        return out
+
+    instead(tower.rotary_pos_emb, forward)
+    first = tower_blocks(model)[0]
+    right = [tower.rotary_pos_emb, first.attn, first.attn.proj]
+    return scene.answer(model, right, *scene.first_medium())
+
+
+@plant("windows of half the size in the tower", "qwen2_5_vl")
+def tower_windows(scene: Scene, model: Any) -> Answer:
+    """A picture wider than such a window is cut otherwise: its rows come in another order, from the third on.
+
+    That is where a probe sees it first which compares rows in the tower's order: in what the first block reads.
+    """
+    tower = tower_of(model.model)
+    tower.window_size //= 2
+    first = tower_blocks(model)[0]
+    span = next(x for x in scene.spans() if x.medium.grid_thw[2] > 4)
+    reached = span.sample, span.start
+    right = [first, first.norm1]
+    return scene.answer(model, right, span.sample, span.start + 2, reached=reached)
+
+
+@plant("a tower's block with full attention that has windows", "qwen2_5_vl")
+def tower_full(scene: Scene, model: Any) -> Answer:
+    tower = tower_of(model.model)
+    tower.fullatt_block_indexes = [0, *tower.fullatt_block_indexes]
+    tower.config.fullatt_block_indexes = tower.fullatt_block_indexes
+    first = tower_blocks(model)[0]
+    span = next(x for x in scene.spans() if max(x.medium.grid_thw[1:]) > 8)
+    return scene.answer(model, [first.attn, first.attn.proj], span.sample, span.start)
+
+
+@plant("the last token's hidden of the row before")
+def wrong_row(scene: Scene, model: Any) -> Answer:
+    """Between the last norm and the head."""
+    sample = int(scene.rng.integers(len(scene.samples)))
+
+    def forward(self: Any, own: Any, x: Tensor) -> Tensor:
+        out = own(x)
+        if sample in scene.rows.starts:
+            line, start = scene.rows.starts[sample]
+            last = start + len(scene.samples[sample]) - 1
+            out[line, last] = out[line, last - 1]
+        return out
+
+    decoder = model.get_decoder()
+    instead(decoder.norm, forward)
+    return scene.answer(
+        model, [decoder.norm, decoder, "lm_head"], sample, len(scene.samples[sample]) - 1
+    )
+
+
+@plant("tiles of a picture in another order", "internvl")
+def tiles(scene: Scene, model: Any) -> Answer:
+    """The first two of the picture that has two or more."""
+    span = next(x for x in scene.spans() if x.medium.grid_thw[0] > 1)
+    table = model.get_decoder()
+
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        rows = kwargs["inputs_embeds"].clone()
+        if place := scene.rows.of(span):
+            line, at = place
+            each = (span.stop - span.start) // span.medium.grid_thw[0]
+            one, two = slice(at.start, at.start + each), slice(at.start + each, at.start + 2 * each)
+            rows[line, one], rows[line, two] = (
+                kwargs["inputs_embeds"][line, two],
+                kwargs["inputs_embeds"][line, one],
+            )
+        return {"inputs_embeds": rows}
+
+    given_keywords(table, change)
+    return scene.answer(model, first_rows(model), span.sample, span.start)
+
+
+def _first_where(scene: Scene, rule: Any) -> tuple[int, int]:
+    """The first token whose three positions obey the rule."""
+    for s, sample in enumerate(scene.samples):
+        found = np.flatnonzero(rule(*positions_of(sample)))
+        if len(found):
+            return s, int(found[0])
+    raise AssertionError("no such token in the scene")
+
+
+def _halves_exchanged(angles: Tensor) -> Tensor:
+    """[…, 2 · (height, width)]: width before height, in both halves."""
+    quarter = angles.shape[-1] // 4
+    return angles.unflatten(-1, (2, 2, quarter)).flip(-2).flatten(-3)
+
+
+def _add_to_pixels(
+    model: Any, span: Span, rows: Any, step: float, channel: Any = slice(None)
+) -> None:
+    """To a medium's patches, which the tower is given among others; found by what is in them."""
+    own = torch.as_tensor(span.medium.pixel_values)
+
+    def change(module: Any, args: Any, kwargs: Any) -> Any:
+        given = args[0] if args else kwargs["hidden_states"]
+        starts = (given == own[0].to(given)).all(-1).nonzero().flatten().tolist()
+        out = given.clone()
+        for start in starts:
+            part = out[start : start + len(own)]
+            part[rows, channel] = part[rows, channel] + step
+        return ((out, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": out})
+
+    tower_of(model.model).register_forward_pre_hook(change, with_kwargs=True)
