@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.probe_rows import BatchRows, TowerCall
+from mmpack.adapters.transformers.probe_rows import BatchRows
 from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.probe.record import IN, OUT, Recorder, Rows
+from mmpack.probe.tower_rows import TowerCall, rows_of_tower
 
 WRAPPERS = re.compile(
     r"(^|\.)(base_model\.model|module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|modules_to_save\.\w+|"
@@ -51,7 +52,8 @@ class Hooks:
             if _reads_rows(module):
                 before = self._before(name, vision)
                 self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self.handles.append(module.register_forward_hook(self._after(name, vision)))
+            after = self._after(name, vision, _reads_rows(module))
+            self.handles.append(module.register_forward_hook(after))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -87,17 +89,21 @@ class Hooks:
 
         return hook
 
-    def _after(self, name: str, vision: bool) -> Any:
+    def _after(self, name: str, vision: bool, leaf: bool) -> Any:
         def hook(module: Any, args: Any, output: Any) -> Any:
             parts = list(output) if type(output) in (tuple, list) else [output]
             tensors = [i for i, v in enumerate(parts) if _is_float(v)]
-            if not tensors or all(self._source(parts[i]) is not None for i in tensors):
+            # what passes through a module of modules is what one of them returned
+            passed = not leaf and all(self._source(parts[i]) is not None for i in tensors)
+            if not tensors or passed:
                 return None
-            read = self._source(next((a for a in args if _is_float(a)), None))
+            given = next((a for a in args if _is_float(a)), None)
+            read = self._source(given) if leaf and "rotary" not in name else None
+            terms = 1 if given is None else given.shape[-1] if given.ndim < 4 else given[0].numel()
             before = [parts[i] for i in tensors]
             for i in tensors:
                 parts[i] = self.recorder.shaken(parts[i])
-            self._put(name, OUT, [parts[i] for i in tensors], vision, read)
+            self._put(name, OUT, [parts[i] for i in tensors], vision, read, terms)
             if all(parts[i] is b for i, b in zip(tensors, before, strict=True)):
                 return None
             return type(output)(parts) if type(output) in (tuple, list) else parts[0]
@@ -111,6 +117,7 @@ class Hooks:
         tensors: list[torch.Tensor],
         vision: bool,
         source: str | None = None,
+        terms: int = 1,
     ) -> None:
         laid = [found for t in tensors if (found := self._laid(t, vision)) is not None]
         if not laid:
@@ -118,7 +125,7 @@ class Hooks:
         rows = laid[0][1]
         values = [v for v, r in laid if r is rows]
         joined = values[0] if len(values) == 1 else torch.cat([v.double() for v in values], 1)
-        entry = self.recorder.put(name, side, joined, rows, source)
+        entry = self.recorder.put(name, side, joined, rows, source, terms)
         for t in tensors:
             self.known[id(t)] = (weakref.ref(t), t._version, entry)
 
@@ -130,7 +137,7 @@ class Hooks:
         if self.call is None or tensor.ndim < 2:
             return None
         flat = _tower_rows(tensor, self.call.total)
-        rows = self.rows.tower_rows(self.call, len(flat))
+        rows = rows_of_tower(self.call, self.rows.places, len(flat))
         return None if rows is None else (flat, rows)
 
     def _source(self, tensor: Any) -> str | None:
