@@ -20,7 +20,7 @@ def digest(values: torch.Tensor, directions: int = DIRECTIONS, seed: int = 0) ->
     """float32 [R, k + 2]: projections, norm, largest absolute value of each row of `values` [R, H].
 
     What it can miss: a difference that is all but orthogonal to all k directions. By chance 1 row in 10^6 has a
-    difference that is estimated at less than a tenth (k = 8), and 1 in 100 at less than 0.45 or more than 1.6 of what
+    difference that is estimated at less than a tenth (k = 8), and 2 in 100 at less than 0.45 or more than 1.6 of what
     it is. Differences below 2^-24 of the row's norm are lost in the digest's own rounding. A row with NaN or infinity
     has norm inf and projections 0: it equals no finite row.
     """

@@ -48,7 +48,9 @@ def draw_pair(seed: int) -> Pair:
 
     family, dtypes = FAMILIES[seed % len(FAMILIES)], DTYPES[seed % len(DTYPES)]
     if family == "qwen3_vl_moe":
-        dtypes = DTYPES[0]  # a router that rounds another way takes other experts; float64 has no products of them
+        dtypes = DTYPES[
+            0
+        ]  # a router that rounds another way takes other experts; float64 has no products of them
     factor, kind = pick([1, 2, 4]), pick(KINDS)
     model = _model(family, factor)
     chosen = []

@@ -120,7 +120,7 @@ class _Scored:
         visual = getattr(model, "visual", None)
         if visual is not None:
             self.deepstack = len(getattr(visual, "deepstack_visual_indexes", None) or ())
-            handles.append(visual.register_forward_pre_hook(self._next_call))
+            handles.append(visual.register_forward_pre_hook(self._next_call, with_kwargs=True))
         for name, module in model.named_modules():
             plain = name
             for pattern, other in NAMES:
@@ -138,9 +138,10 @@ class _Scored:
             parent = model.get_submodule(name.rpartition(".")[0])
             handles.append(module.register_forward_hook(self._after(plain, parent)))
 
-    def _next_call(self, module: Any, args: Any) -> None:
+    def _next_call(self, module: Any, args: Any, kwargs: Any) -> None:
         """The tower runs some media of one modality, in their order: those of the same grids."""
-        grids = args[1].tolist() if torch.is_tensor(args[1]) else args[1]
+        grids = kwargs["grid_thw"] if "grid_thw" in kwargs else args[1]
+        grids = grids.tolist() if torch.is_tensor(grids) else grids
         taken = TowerCall([], [])
         for grid in map(tuple, grids):
             at = next((i for i, (own, _) in enumerate(self.calls) if own == grid), None)
@@ -178,11 +179,11 @@ class _Scored:
             parts = list(output) if isinstance(output, tuple) else [output]
             if not torch.is_tensor(parts[0]):
                 return None
-            parts[0] = self.recorder.shaken(parts[0])
-            self._put_out(name, parts[0], parent)
             if NORM.search(name) and len(parts) == 2 and torch.is_tensor(parts[1]):
                 parts[1] = self.recorder.shaken(parts[1])
-                self._stream(name, parts[1])
+                self._stream(name, parts[1])  # the sum that it read
+            parts[0] = self.recorder.shaken(parts[0])
+            self._put_out(name, parts[0], parent)
             return tuple(parts) if isinstance(output, tuple) else parts[0]
 
         return hook
