@@ -67,7 +67,7 @@ def distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def growth(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """float64 [R]: by what share of it the right row's norm exceeds the left one's; NaN where one is not finite or 0."""
+    """float64 [R]: the share by which the right row is longer than the left one; NaN where one is not finite, or 0."""
     a, b = left[:, -2].astype(np.float64), right[:, -2].astype(np.float64)
     known = np.isfinite(a) & np.isfinite(b) & (a > 0)
     return np.divide(b - a, a, out=np.full(a.shape, np.nan), where=known)

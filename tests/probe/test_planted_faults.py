@@ -23,9 +23,7 @@ def look(name, family, seed):
     scene = plant.scene(family, seed)
     healthy, planted, answer = plant.pair(scene)
     layout = plant.layouts[seed % len(plant.layouts)]
-    sides = [
-        probe_side(m, n, layout=layout) for m, n in ((healthy, "healthy"), (planted, "planted"))
-    ]
+    sides = [probe_side(m, n, layout=layout) for m, n in ((healthy, "healthy"), (planted, "planted"))]
     report = mp.probe.run(*sides[:: -1 if seed % 2 else 1], scene.samples)
     return scene, report, answer
 

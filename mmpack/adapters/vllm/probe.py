@@ -113,7 +113,7 @@ class _Scored:
         return [(grids[key][1], found[key]) for key in order]
 
     def install(self, model: Any, handles: list[Any]) -> None:
-        for name, module in model.named_modules():
+        for name, _ in model.named_modules():
             for kind in self.last:
                 if found := re.search(rf"\.{kind}\.(\d+)$", name):
                     self.last[kind] = max(self.last[kind], int(found[1]))
@@ -147,8 +147,8 @@ class _Scored:
             at = next((i for i, (own, _) in enumerate(self.calls) if own == grid), None)
             if at is None:
                 raise ModelError(
-                    f"engine_side: vLLM's tower reads a grid {list(grid)} that no medium of {self.sample.sample_id!r:.60} "
-                    "has left. Fix: samples of this engine's own processor"
+                    f"engine_side: vLLM's tower reads a grid {list(grid)} that no other medium of "
+                    f"{self.sample.sample_id!r:.60} has. Fix: samples of this engine's own processor"
                 )
             _, one = self.calls.pop(at)
             taken.occurrences += one.occurrences
