@@ -48,13 +48,15 @@ def draw_pair(seed: int) -> Pair:
 
     family, dtypes = FAMILIES[seed % len(FAMILIES)], DTYPES[seed % len(DTYPES)]
     if family == "qwen3_vl_moe":
-        dtypes = DTYPES[0]  # a router that rounds another way takes other experts; float64 has no products of them
+        dtypes = DTYPES[
+            0
+        ]  # a router that rounds another way takes other experts; float64 has no products of them
     factor, kind = pick([1, 2, 4]), pick(KINDS)
     model = _model(family, factor)
     chosen = []
     for dtype in dtypes:
         layout, attention = pick(LAYOUTS), pick(["sdpa", "eager"])
-        own = layout in ("packed", "shared") or bool(rng.integers(2))
+        own = layout in ("packed", "shared") or bool(attention == "sdpa" and rng.integers(2))
         size = pick([None, None, 2])
         chosen.append((layout, dtype, attention, own, size))
     samples = draw_samples(family, rng, kind)

@@ -1,4 +1,4 @@
-"""The digest by properties: what it must see, what it must not mind, and what it costs. The oracle is float64 itself."""
+"""The digest by properties: what it must see, what it must not mind, and what it costs. The oracle is float64."""
 
 import tracemalloc
 
@@ -103,7 +103,9 @@ def recorded(values, places, order=None, memory=1 << 30):
 @given(SEEDS, st.integers(1, 5), st.integers(2, 200), st.floats(-5.5, 0), st.data())
 def test_a_change_beyond_the_bound_is_named_with_module_and_token(seed, modules, width, size, data):
     """Rows of one element more than the bound, at any module and token, by any order of rows."""
-    places = places_of([make_sample([("text", range(5)), ("response", range(4))], f"s{i}") for i in (0, 1)])
+    places = places_of(
+        [make_sample([("text", range(5)), ("response", range(4))], f"s{i}") for i in (0, 1)]
+    )
     count = len(places.tokens)
     values = {f"m{i}": torch.as_tensor(rows_of([seed, i], count, width)) for i in range(modules)}
     other = {name: rows.clone() for name, rows in values.items()}
@@ -120,7 +122,9 @@ def test_a_change_beyond_the_bound_is_named_with_module_and_token(seed, modules,
     sample, token = places.tokens[row]
     assert report.first.module == f"m{module}"
     assert (report.first.sample, report.first.token) == (f"s{sample}", token)
-    same = compare(recorded(values, places).record, recorded(values, places, order).record, contract)
+    same = compare(
+        recorded(values, places).record, recorded(values, places, order).record, contract
+    )
     assert same.ok
 
 
