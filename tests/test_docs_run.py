@@ -275,3 +275,8 @@ def test_view(samples, tmp_path, monkeypatch):
     ran = run("docs/view.md", {"tokenizer": lambda token_id: f"{token_id} ".encode()})
     assert all(f'aria-label="sample s{i}"' in ran["page"] for i in range(6))
     assert ran["figure"].startswith(b"\x89PNG")
+
+
+def test_the_probe_page(capsys):
+    run("docs/probe.md", {})
+    assert "v_proj" in capsys.readouterr().out

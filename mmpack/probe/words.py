@@ -17,7 +17,9 @@ DROPPED_ROWS = (
     "kernel_positions: rotary angles part at media and behind them only, as where mRoPE's height and width rows are "
     "dropped or swapped"
 )
-OF_WEIGHTS = "this module: a stale or rounded weight, a missing adapter, another epsilon, scale or activation"
+OF_WEIGHTS = (
+    "this module: a stale or rounded weight, a missing adapter, another epsilon or activation"
+)
 OF_LOGPROBS = "temperature, target or head: the hidden states agree"
 OF_ATTENTION = "attention: mask, scale, rotary embedding inside it, head mapping; state_leak if only samples behind others part"
 ONLY_MEDIA = (

@@ -154,17 +154,20 @@ class Hooks:
 
 
 def as_rows(tensor: torch.Tensor, count: int, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """A tensor with an axis (or a pair of axes) of `count` rows as [count, …]; the last axis is of features."""
-    for axis in range(tensor.ndim - 1):
-        if axis + 2 < tensor.ndim and tensor.shape[axis] * tensor.shape[axis + 1] == count:
-            moved = tensor.movedim((axis, axis + 1), (0, 1)).flatten(0, 1)
-            return moved.reshape(count, -1)
+    """A tensor that has the axes [B, S] (or [1, T]), or one of `count` rows, as [count, …]; None of others.
+
+    The last axis of floats is of features; ids and positions have none. `shape`: of the batch's input_ids.
+    """
+    pair = shape if len(shape) == 2 else (1, count)
+    axes = range(tensor.ndim - tensor.is_floating_point())
+    # rows come first in activations, last in positions [3, B, S]
+    axes = axes if tensor.is_floating_point() else axes[::-1]
+    for axis in axes:
+        if tuple(tensor.shape[axis : axis + 2]) == pair and axis + 1 < tensor.ndim:
+            return tensor.movedim((axis, axis + 1), (0, 1)).reshape(count, -1)
+    for axis in axes:
         if tensor.shape[axis] == count:
             return tensor.movedim(axis, 0).reshape(count, -1)
-    if tensor.ndim >= 2 and tensor.shape[-2:] == shape:  # ids and positions: no features
-        return tensor.movedim((-2, -1), (0, 1)).reshape(count, -1)
-    if tensor.shape[-1:] == (count,) and not tensor.is_floating_point():
-        return tensor.movedim(-1, 0).reshape(count, -1)
     return None
 
 
@@ -173,11 +176,7 @@ def _tower_rows(tensor: torch.Tensor, patches: int) -> torch.Tensor:
     if tensor.shape[0] == 1 and tensor.ndim > 2:
         tensor = tensor[0]
     if not tensor.is_floating_point():
-        return (
-            tensor.movedim(-1, 0).reshape(tensor.shape[-1], -1)
-            if tensor.ndim > 1 and tensor.shape[0] != patches
-            else tensor.reshape(len(tensor), -1)
-        )
+        return tensor.movedim(-1 if tensor.shape[0] != patches else 0, 0).flatten(1)
     if (
         tensor.ndim == 3
         and tensor.shape[0] < patches

@@ -113,14 +113,14 @@ class _Scored:
         return [(grids[key][1], found[key]) for key in order]
 
     def install(self, model: Any, handles: list[Any]) -> None:
-        for name, module in model.named_modules():
+        for name, _ in model.named_modules():
             for kind in self.last:
                 if found := re.search(rf"\.{kind}\.(\d+)$", name):
                     self.last[kind] = max(self.last[kind], int(found[1]))
         visual = getattr(model, "visual", None)
         if visual is not None:
             self.deepstack = len(getattr(visual, "deepstack_visual_indexes", None) or ())
-            handles.append(visual.register_forward_pre_hook(self._next_call))
+            handles.append(visual.register_forward_pre_hook(self._next_call, with_kwargs=True))
         for name, module in model.named_modules():
             plain = name
             for pattern, other in NAMES:
@@ -138,16 +138,17 @@ class _Scored:
             parent = model.get_submodule(name.rpartition(".")[0])
             handles.append(module.register_forward_hook(self._after(plain, parent)))
 
-    def _next_call(self, module: Any, args: Any) -> None:
+    def _next_call(self, module: Any, args: Any, kwargs: Any) -> None:
         """The tower runs some media of one modality, in their order: those of the same grids."""
-        grids = args[1].tolist() if torch.is_tensor(args[1]) else args[1]
+        grids = kwargs["grid_thw"] if "grid_thw" in kwargs else args[1]
+        grids = grids.tolist() if torch.is_tensor(grids) else grids
         taken = TowerCall([], [])
         for grid in map(tuple, grids):
             at = next((i for i, (own, _) in enumerate(self.calls) if own == grid), None)
             if at is None:
                 raise ModelError(
-                    f"engine_side: vLLM's tower reads a grid {list(grid)} that no medium of {self.sample.sample_id!r:.60} "
-                    "has left. Fix: samples of this engine's own processor"
+                    f"engine_side: vLLM's tower reads a grid {list(grid)} that no other medium of "
+                    f"{self.sample.sample_id!r:.60} has. Fix: samples of this engine's own processor"
                 )
             _, one = self.calls.pop(at)
             taken.occurrences += one.occurrences
@@ -178,11 +179,11 @@ class _Scored:
             parts = list(output) if isinstance(output, tuple) else [output]
             if not torch.is_tensor(parts[0]):
                 return None
-            parts[0] = self.recorder.shaken(parts[0])
-            self._put_out(name, parts[0], parent)
             if NORM.search(name) and len(parts) == 2 and torch.is_tensor(parts[1]):
                 parts[1] = self.recorder.shaken(parts[1])
-                self._stream(name, parts[1])
+                self._stream(name, parts[1])  # the sum that it read
+            parts[0] = self.recorder.shaken(parts[0])
+            self._put_out(name, parts[0], parent)
             return tuple(parts) if isinstance(output, tuple) else parts[0]
 
         return hook
