@@ -56,7 +56,7 @@ def draw_pair(seed: int) -> Pair:
     chosen = []
     for dtype in dtypes:
         layout, attention = pick(LAYOUTS), pick(["sdpa", "eager"])
-        own = layout in ("packed", "shared") or bool(rng.integers(2))
+        own = layout in ("packed", "shared") or bool(attention == "sdpa" and rng.integers(2))
         size = pick([None, None, 2])
         chosen.append((layout, dtype, attention, own, size))
     samples = draw_samples(family, rng, kind)

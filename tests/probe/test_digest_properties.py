@@ -1,4 +1,4 @@
-"""The digest by properties: what it must see, what it must not mind, and what it costs. The oracle is float64 itself."""
+"""The digest by properties: what it must see, what it must not mind, and what it costs. The oracle is float64."""
 
 import tracemalloc
 
