@@ -285,3 +285,8 @@ def test_invariant(yours, samples, capsys):
     run("docs/invariant.md", {"model": yours["model"], "samples": samples})
     assert capsys.readouterr().out == "True\nTrue\n"
     assert not mp.invariant.is_on()
+
+
+def test_the_probe_page(capsys):
+    run("docs/probe.md", {})
+    assert "v_proj" in capsys.readouterr().out

@@ -151,7 +151,13 @@ def _from_python(spec: Spec) -> Side:
             f"probe: {spec.name!r:.80} can't be imported ({' '.join(str(error).split())[:120]}). "
             "Fix: python:MODULE:FUNCTION, on PYTHONPATH"
         ) from None
-    made = make(**spec.options)
+    try:
+        made = make(**spec.options)
+    except TypeError as error:
+        raise ArgumentError(
+            f"probe: {spec.name!r:.80} can't be called so ({' '.join(str(error).split())[:120]}). "
+            "Fix: the options that it takes, as ?option=value"
+        ) from None
     if not isinstance(made, Side):
         raise ArgumentError(
             f"probe: {spec.name!r:.80} returns no Side. Fix: return mp.probe.Side(…)"

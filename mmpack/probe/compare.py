@@ -28,10 +28,16 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     rows, first, kinds_parted = [], None, {}
     last: str | None = None
     one_dtype = contract.pooled and a.about.get("dtype") == b.about.get("dtype") is not None
+    seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # error and noise of each entry
+    grown: dict[str, tuple[float, float] | None] = {}
     for index, (left, right) in enumerate(_shared(a, b)):
         error = distance(left.values, right.values)
-        allowed = bound(left, right, a.places, contract)
-        mean = pooled(left, right, contract) if one_dtype else None
+        noise = _noise(left, right, a.places)
+        seen[left.name] = error, noise
+        source = seen.get(left.source or "") if left.source == right.source else None
+        allowed = bound(left, right, noise, source, contract)
+        grown[left.name] = pooled(left, right, contract) if one_dtype else None
+        mean = _held(grown[left.name], grown.get(left.source or right.source or ""), contract)
         row = _row(index, left, error, allowed, a.places, mean)
         rows.append(row)
         if row.parts and first is None:
@@ -55,8 +61,29 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     )
 
 
-def bound(left: Entry, right: Entry, places: Places, contract: Contract) -> np.ndarray:
-    """float64 [places]: the error that is allowed for each row of an entry."""
+def bound(
+    left: Entry,
+    right: Entry,
+    noise: np.ndarray,
+    source: tuple[np.ndarray, np.ndarray] | None,
+    contract: Contract,
+) -> np.ndarray:
+    """float64 [places]: the error that is allowed for each row of an entry.
+
+    Args: `noise` [places]: of both sides. `source`: error and noise of what the module read, row by row.
+    """
+    allowed = contract.factor * noise + contract.floor
+    if source is None or len(source[0]) != len(noise):
+        return allowed
+    error, before = source
+    grows = np.divide(noise, before, out=np.ones_like(noise), where=before > 0)
+    own = math.hypot(left.local, right.local)
+    local = contract.factor * (own + contract.gain * grows * error) + contract.floor
+    return np.fmin(allowed, local)
+
+
+def _noise(left: Entry, right: Entry, places: Places) -> np.ndarray:
+    """float64 [places]: what rounding moves on both sides; a row has at least the median of its kind."""
     noise = np.hypot(left.noise[:, 0].astype(np.float64), right.noise[:, 0])
     noise = np.where(np.isfinite(noise), noise, 0.0)
     _, kind = places.kinds(left.space)
@@ -65,7 +92,7 @@ def bound(left: Entry, right: Entry, places: Places, contract: Contract) -> np.n
         of_kind = (kind == number) & seen
         if of_kind.any():
             noise[of_kind] = np.maximum(noise[of_kind], np.median(noise[of_kind]))
-    return contract.factor * noise + contract.floor
+    return noise
 
 
 def pooled(left: Entry, right: Entry, contract: Contract) -> tuple[float, float] | None:
@@ -79,6 +106,18 @@ def pooled(left: Entry, right: Entry, contract: Contract) -> tuple[float, float]
     spread = math.sqrt(np.square(np.where(np.isfinite(noise), noise, 0.0)).mean())
     allowed = contract.factor * spread / math.sqrt(min(count, MOST_ROWS)) + contract.pooled_floor
     return float(grown[known].mean()), allowed
+
+
+def _held(
+    mean: tuple[float, float] | None, source: tuple[float, float] | None, contract: Contract
+) -> tuple[float, float] | None:
+    """The growth of what a module made of rows that are known; what they grew by already is allowed on top.
+
+    Other stages are not held to it: kernels of attention may round exponentials with a sign.
+    """
+    if mean is None or source is None:
+        return None
+    return mean[0], mean[1] + contract.gain * abs(source[0])
 
 
 def _refuse_others(a: Record, b: Record) -> None:

@@ -20,7 +20,7 @@ def digest(values: torch.Tensor, directions: int = DIRECTIONS, seed: int = 0) ->
     """float32 [R, k + 2]: projections, norm, largest absolute value of each row of `values` [R, H].
 
     What it can miss: a difference that is all but orthogonal to all k directions. By chance 1 row in 10^6 has a
-    difference that is estimated at less than a tenth (k = 8), and 1 in 100 at less than 0.45 or more than 1.6 of what
+    difference that is estimated at less than a tenth (k = 8), and 2 in 100 at less than 0.45 or more than 1.6 of what
     it is. Differences below 2^-24 of the row's norm are lost in the digest's own rounding. A row with NaN or infinity
     has norm inf and projections 0: it equals no finite row.
     """
@@ -67,7 +67,7 @@ def distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def growth(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """float64 [R]: by what share of it the right row's norm exceeds the left one's; NaN where one is not finite or 0."""
+    """float64 [R]: the share by which the right row is longer than the left one; NaN where one is not finite, or 0."""
     a, b = left[:, -2].astype(np.float64), right[:, -2].astype(np.float64)
     known = np.isfinite(a) & np.isfinite(b) & (a > 0)
     return np.divide(b - a, a, out=np.full(a.shape, np.nan), where=known)

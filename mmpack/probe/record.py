@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,8 @@ class Entry:
     values: np.ndarray  # float32 [places, k + 2]
     # float32 [places, 2]: what rounding alone moves, relative to the row's norm: the row, and its norm
     noise: np.ndarray
-    source: str | None = None  # of an output: the entry that its module read
+    source: str | None = None  # of an output: the entry whose row alone the module made its row of
+    local: float = 0.0  # what the module's own rounding may be, relative to the row's norm
     extra: dict[str, Any] = field(
         default_factory=dict
     )  # fields of a file that this version doesn't know
@@ -117,16 +119,38 @@ class Recorder:
         self.store = Store(memory)
         self.noisy = False
         self._draw = 0
+        self._order: list[str] = []
+        self._last: str | None = None  # entry of this forward
         self._random: dict[Any, torch.Generator] = {}
+
+    def begin(self) -> None:
+        """Begin a forward: entries that are new in it stand behind the one that ran before them in it."""
+        self._last = None
+
+    def done(self) -> Record:
+        """The record, its entries in the order of execution."""
+        self.record.entries = {name: self.record.entries[name] for name in self._order}
+        return self.record
 
     def again(self) -> None:
         """Begin a noisy pass over the same samples."""
         self.noisy, self._draw, self._random = True, self._draw + 1, {}
 
     def put(
-        self, module: str, side: str, values: torch.Tensor, rows: Rows, source: str | None = None
+        self,
+        module: str,
+        side: str,
+        values: torch.Tensor,
+        rows: Rows,
+        source: str | None = None,
+        terms: int = 1,
     ) -> str:
-        """Record rows of `values` [R, …] as what went into ("in") or came out of ("out") a module; the entry's name."""
+        """Record rows of `values` [R, …] as what went into ("in") or came out of ("out") a module; the entry's name.
+
+        Args:
+            source: the entry that the module read, where each of its rows is made of the same row of that alone.
+            terms: how many products the module sums for one value: the width of what it reads.
+        """
         if side not in (IN, OUT):
             raise ArgumentError(f"probe: side is {side!r:.40}. Fix: 'in' or 'out'")
         name = f"{module}<{side}"
@@ -142,8 +166,12 @@ class Recorder:
                 self.store.full((count, self.record.directions + 2), np.nan),
                 self.store.full((count, 2), 0.0),
                 source,
+                local_noise(values.dtype, terms),
             )
             self.record.entries[name] = entry
+            at = 0 if self._last is None else self._order.index(self._last) + 1
+            self._order.insert(at, name)
+        self._last = name
         if entry.space != rows.space:
             return name
         chosen = values.reshape(len(values), -1)[rows.take.to(values.device)]
@@ -177,3 +205,15 @@ class Recorder:
         one = torch.empty_like(x).uniform_(-1, 1, generator=random)
         two = torch.empty_like(x).normal_(generator=random)
         return (x + unit * x * one + sums * size * two).to(values.dtype)
+
+
+def local_noise(dtype: torch.dtype, terms: int) -> float:
+    """What a module's own rounding may be, relative to the row's norm, where it sums so many terms.
+
+    As `shaken`, but a sum grows as the root of its terms, of which libraries add 64 and more before the next level.
+    """
+    if not dtype.is_floating_point:
+        return 0.0
+    wide = torch.promote_types(dtype, torch.float32)
+    sums = torch.finfo(wide).eps * max(1.0, math.sqrt(terms) / 8)
+    return torch.finfo(dtype).eps / 2 / math.sqrt(3) + sums

@@ -25,7 +25,7 @@ FORMAT, VERSION = "mmpack.probe", 1
 HEADER = "header.json"
 _MOST = 1 << 28  # bytes of a header
 _KNOWN = {"format", "version", "name", "directions", "seed", "about", "places", "entries"}
-_KNOWN_ENTRY = {"module", "side", "space", "source"}
+_KNOWN_ENTRY = {"module", "side", "space", "source", "local"}
 
 
 def write_record(path: str | os.PathLike[str], record: Record) -> None:
@@ -48,7 +48,14 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
         "about": record.about,
         "places": record.places.to_dict(),
         "entries": [
-            e.extra | {"module": e.module, "side": e.side, "space": e.space, "source": e.source}
+            e.extra
+            | {
+                "module": e.module,
+                "side": e.side,
+                "space": e.space,
+                "source": e.source,
+                "local": e.local,
+            }
             for e in record.entries.values()
         ],
     }
@@ -109,6 +116,7 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
             _array(file, f"{k}.values", (count, directions + 2)),
             _array(file, f"{k}.noise", (count, 2)),
             given.get("source"),
+            float(given["local"]),
             {name: value for name, value in given.items() if name not in _KNOWN_ENTRY},
         )
         entries[entry.name] = entry

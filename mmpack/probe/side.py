@@ -69,7 +69,7 @@ def record(
         recorder.again()
         side.run(samples, recorder)
     recorder.record.about["spilled_bytes"] = recorder.store.spilled
-    return recorder.record
+    return recorder.done()
 
 
 def run(

@@ -17,9 +17,13 @@ DROPPED_ROWS = (
     "kernel_positions: rotary angles part at media and behind them only, as where mRoPE's height and width rows are "
     "dropped or swapped"
 )
-OF_WEIGHTS = "this module: a stale or rounded weight, a missing adapter, another epsilon, scale or activation"
+OF_WEIGHTS = (
+    "this module: a stale or rounded weight, a missing adapter, another epsilon or activation"
+)
 OF_LOGPROBS = "temperature, target or head: the hidden states agree"
-OF_ATTENTION = "attention: mask, scale, rotary embedding inside it, head mapping; state_leak if only samples behind others part"
+OF_ATTENTION = (
+    "attention: mask, scale, heads, rotary embedding; state_leak if only samples behind others part"
+)
 ONLY_MEDIA = (
     "image_mask: attention parts at media only, as where image tokens should see each other and don't; or "
     "kernel_positions, in a fused kernel"

@@ -1,7 +1,8 @@
 """The probe finds every planted fault: the module and the first token, at seeded places, whichever side has it."""
 
 import pytest
-from planting import PLANTS, FAMILIES
+import torch
+from planting import FAMILIES, PLANTS
 
 import mmpack as mp
 from mmpack.adapters.transformers import probe_side
@@ -10,20 +11,40 @@ pytestmark = pytest.mark.adapter
 
 FEW = [(name, p.families[i % len(p.families)], i) for i, (name, p) in enumerate(PLANTS.items())]
 MANY = [
-    (name, family, 100 + 7 * i + FAMILIES.index(family) + 50 * k)
+    (name, family, 100 * k + 7 * i + FAMILIES.index(family))
+    for k in (1, 2)
     for i, (name, p) in enumerate(PLANTS.items())
     for family in p.families
-    for k in range(3)
 ]
+# what changes rows by far more than a rounding to bfloat16
+LARGE = (
+    "a picture whose tokens see each other both ways",
+    "state that leaks between packed samples",
+    "query heads that read the wrong key head",
+    "a residual left out",
+    "mRoPE's height and width dropped",
+    "sections of height and width exchanged",
+    "two deepstack levels exchanged",
+    "one picture's features in another's place",
+    "a picture's last row not merged",
+    "the merger's rows permuted",
+    "GELU instead of SiLU",
+    "norms of query and key exchanged",
+    "dropout left on in a layer",
+)
 
 
-def look(name, family, seed):
-    """What the probe found, and what it must find."""
+def look(name, family, seed, dtype=None, mixed=False):
+    """The scene, what the probe found, and what it must find. `mixed`: the healthy side has another layout."""
     plant = PLANTS[name]
     scene = plant.scene(family, seed)
     healthy, planted, answer = plant.pair(scene)
     layout = plant.layouts[seed % len(plant.layouts)]
-    sides = [probe_side(m, n, layout=layout) for m, n in ((healthy, "healthy"), (planted, "planted"))]
+    other = ("alone", "padded", "packed", "padded_right")[seed % 4] if mixed else layout
+    sides = [
+        probe_side(healthy, "healthy", layout=other, dtype=dtype),
+        probe_side(planted, "planted", layout=layout, dtype=dtype),
+    ]
     report = mp.probe.run(*sides[:: -1 if seed % 2 else 1], scene.samples)
     return scene, report, answer
 
@@ -46,3 +67,17 @@ def test_a_fault_is_found(name, family, seed):
 @pytest.mark.parametrize(("name", "family", "seed"), MANY)
 def test_faults_are_found_at_other_places(name, family, seed):
     assert_found(*look(name, family, seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "family", "seed"), FEW)
+def test_a_fault_is_found_among_the_differences_of_two_layouts(name, family, seed):
+    assert_found(*look(name, family, seed, mixed=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_fault_is_found_in_bfloat16(name):
+    plant = PLANTS[name]
+    for seed, family in enumerate(plant.families):
+        assert_found(*look(name, family, 3 * seed, torch.bfloat16))

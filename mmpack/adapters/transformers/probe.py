@@ -159,6 +159,7 @@ def _run_batch(
     whole = unwrap(model, "probe_side")
     own = [samples[i] for i in members]
     rows = BatchRows(batch, members, own, recorder.places, whole)
+    recorder.begin()
     with Hooks(whole, rows, recorder):
         inputs = model_inputs(batch, model)
         hidden = whole.model(**inputs).last_hidden_state
@@ -172,9 +173,10 @@ def _run_batch(
     for start in range(0, len(read), _CHUNK):
         some, part = read[start : start + _CHUNK], chosen.part(start, start + _CHUNK)
         source = recorder.put("lm_head", IN, some, part)
-        recorder.put("lm_head", OUT, recorder.shaken(head(some)), part, source)
+        logits = recorder.shaken(head(some))
+        recorder.put("lm_head", OUT, logits, part, source, some.shape[-1])
     values = reader(head, batch, temperature, False)(recorder.shaken(hidden))
     assert torch.is_tensor(values)
     scored = torch.stack([values, torch.ones_like(values)], dim=1)  # so that errors are of order 1
     for part in rows.loss_rows():
-        recorder.put("logprobs", OUT, recorder.shaken(scored), part, "lm_head<out")
+        recorder.put("logprobs", OUT, recorder.shaken(scored), part)

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.probe_rows import BatchRows, TowerCall
+from mmpack.adapters.transformers.probe_rows import BatchRows
 from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.probe.record import IN, OUT, Recorder, Rows
+from mmpack.probe.tower_rows import TowerCall, rows_of_tower
 
 WRAPPERS = re.compile(
     r"(^|\.)(base_model\.model|module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|modules_to_save\.\w+|"
@@ -51,7 +52,8 @@ class Hooks:
             if _reads_rows(module):
                 before = self._before(name, vision)
                 self.handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self.handles.append(module.register_forward_hook(self._after(name, vision)))
+            after = self._after(name, vision, _reads_rows(module))
+            self.handles.append(module.register_forward_hook(after))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -71,7 +73,7 @@ class Hooks:
                     self._put(name, IN, [positions], vision)
                 return None
             where: Any = next((i for i, v in enumerate(values) if _is_float(v)), None)
-            named = next((k for k, v in kwargs.items() if _is_float(v)), None)
+            named = next((k for k, v in kwargs.items() if _is_float(v)), "")
             given = values[where] if where is not None else kwargs.get(named) if named else None
             if given is None or self._source(given) is not None:
                 return None
@@ -87,17 +89,21 @@ class Hooks:
 
         return hook
 
-    def _after(self, name: str, vision: bool) -> Any:
+    def _after(self, name: str, vision: bool, leaf: bool) -> Any:
         def hook(module: Any, args: Any, output: Any) -> Any:
             parts = list(output) if type(output) in (tuple, list) else [output]
             tensors = [i for i, v in enumerate(parts) if _is_float(v)]
-            if not tensors or all(self._source(parts[i]) is not None for i in tensors):
+            # what passes through a module of modules is what one of them returned
+            passed = not leaf and all(self._source(parts[i]) is not None for i in tensors)
+            if not tensors or passed:
                 return None
-            read = self._source(next((a for a in args if _is_float(a)), None))
+            given = next((a for a in args if _is_float(a)), None)
+            read = self._source(given) if leaf and "rotary" not in name else None
+            terms = 1 if given is None else given.shape[-1] if given.ndim < 4 else given[0].numel()
             before = [parts[i] for i in tensors]
             for i in tensors:
                 parts[i] = self.recorder.shaken(parts[i])
-            self._put(name, OUT, [parts[i] for i in tensors], vision, read)
+            self._put(name, OUT, [parts[i] for i in tensors], vision, read, terms)
             if all(parts[i] is b for i, b in zip(tensors, before, strict=True)):
                 return None
             return type(output)(parts) if type(output) in (tuple, list) else parts[0]
@@ -111,6 +117,7 @@ class Hooks:
         tensors: list[torch.Tensor],
         vision: bool,
         source: str | None = None,
+        terms: int = 1,
     ) -> None:
         laid = [found for t in tensors if (found := self._laid(t, vision)) is not None]
         if not laid:
@@ -118,7 +125,7 @@ class Hooks:
         rows = laid[0][1]
         values = [v for v, r in laid if r is rows]
         joined = values[0] if len(values) == 1 else torch.cat([v.double() for v in values], 1)
-        entry = self.recorder.put(name, side, joined, rows, source)
+        entry = self.recorder.put(name, side, joined, rows, source, terms)
         for t in tensors:
             self.known[id(t)] = (weakref.ref(t), t._version, entry)
 
@@ -130,15 +137,16 @@ class Hooks:
         if self.call is None or tensor.ndim < 2:
             return None
         flat = _tower_rows(tensor, self.call.total)
-        rows = self.rows.tower_rows(self.call, len(flat))
+        rows = rows_of_tower(self.call, self.rows.places, len(flat))
         return None if rows is None else (flat, rows)
 
     def _source(self, tensor: Any) -> str | None:
         """The entry that holds this very tensor, or the one that it is a view of."""
         if not torch.is_tensor(tensor):
             return None
-        for t in (tensor, tensor._base):
-            found = None if t is None else self.known.get(id(t))
+        whole = [tensor] if tensor._base is None else [tensor, tensor._base]
+        for t in whole:
+            found = self.known.get(id(t))
             if found is None or found[0]() is not t or found[1] != t._version:
                 continue
             if t.numel() == tensor.numel():
@@ -147,17 +155,20 @@ class Hooks:
 
 
 def as_rows(tensor: torch.Tensor, count: int, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """A tensor with an axis (or a pair of axes) of `count` rows as [count, …]; the last axis is of features."""
-    for axis in range(tensor.ndim - 1):
-        if axis + 2 < tensor.ndim and tensor.shape[axis] * tensor.shape[axis + 1] == count:
-            moved = tensor.movedim((axis, axis + 1), (0, 1)).flatten(0, 1)
-            return moved.reshape(count, -1)
+    """A tensor that has the axes [B, S] (or [1, T]), or one of `count` rows, as [count, …]; None of others.
+
+    The last axis of floats is of features; ids and positions have none. `shape`: of the batch's input_ids.
+    """
+    pair = shape if len(shape) == 2 else (1, count)
+    axes = range(tensor.ndim - tensor.is_floating_point())
+    # rows come first in activations, last in positions [3, B, S]
+    axes = axes if tensor.is_floating_point() else axes[::-1]
+    for axis in axes:
+        if tuple(tensor.shape[axis : axis + 2]) == pair and axis + 1 < tensor.ndim:
+            return tensor.movedim((axis, axis + 1), (0, 1)).reshape(count, -1)
+    for axis in axes:
         if tensor.shape[axis] == count:
             return tensor.movedim(axis, 0).reshape(count, -1)
-    if tensor.ndim >= 2 and tensor.shape[-2:] == shape:  # ids and positions: no features
-        return tensor.movedim((-2, -1), (0, 1)).reshape(count, -1)
-    if tensor.shape[-1:] == (count,) and not tensor.is_floating_point():
-        return tensor.movedim(-1, 0).reshape(count, -1)
     return None
 
 
@@ -166,11 +177,7 @@ def _tower_rows(tensor: torch.Tensor, patches: int) -> torch.Tensor:
     if tensor.shape[0] == 1 and tensor.ndim > 2:
         tensor = tensor[0]
     if not tensor.is_floating_point():
-        return (
-            tensor.movedim(-1, 0).reshape(tensor.shape[-1], -1)
-            if tensor.ndim > 1 and tensor.shape[0] != patches
-            else tensor.reshape(len(tensor), -1)
-        )
+        return tensor.movedim(-1 if tensor.shape[0] != patches else 0, 0).flatten(1)
     if (
         tensor.ndim == 3
         and tensor.shape[0] < patches

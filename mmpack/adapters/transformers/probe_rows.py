@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,20 +13,8 @@ from mmpack.errors import ModelError
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import Rows
+from mmpack.probe.tower_rows import TowerCall
 from mmpack.schema.sample import Sample
-
-
-@dataclass
-class TowerCall:
-    """One call of the tower: the media that it encodes, in order, and their patches."""
-
-    occurrences: list[list[int]]  # of each medium: its places among `Places.media`
-    patches: list[int]
-    rows: dict[Fraction, Rows] = field(default_factory=dict)
-
-    @property
-    def total(self) -> int:
-        return sum(self.patches)
 
 
 class BatchRows:
@@ -56,29 +42,6 @@ class BatchRows:
             self.place_of.append(dict(zip(tokens.tolist(), at.tolist(), strict=True)))
         self.text = Rows(TEXT, torch.from_numpy(np.concatenate(take)), np.concatenate(into))
         self.calls = _tower_calls(batch, members, samples, places, model)
-
-    def tower_rows(self, call: TowerCall, count: int) -> Rows | None:
-        """Rows of a tower's tensor of `count` rows; None if it has no whole number of rows for each medium."""
-        share = Fraction(count, call.total)
-        if share not in call.rows:
-            sizes = [share * p for p in call.patches]
-            if any(size.denominator != 1 for size in sizes):
-                return None
-            every = [share * int(p) for p in self.places.media[:, 2]]
-            if any(size.denominator != 1 for size in every):
-                return None
-            begin = np.concatenate([[0], np.cumsum([int(e) for e in every])]).astype(np.int64)
-            ends = np.concatenate([[0], np.cumsum([int(s) for s in sizes])]).astype(np.int64)
-            take, into = [], []
-            for j, occurrences in enumerate(call.occurrences):
-                for o in occurrences:
-                    take.append(np.arange(ends[j], ends[j + 1]))
-                    into.append(np.arange(begin[o], begin[o + 1]))
-            name = str(share)
-            call.rows[share] = Rows(
-                name, torch.from_numpy(np.concatenate(take)), np.concatenate(into)
-            )
-        return call.rows[share]
 
     def head_rows(self) -> tuple[Rows, torch.Tensor] | None:
         """Places of rows that predict loss tokens, and the rows; each place once."""

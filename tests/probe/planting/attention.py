@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from planting.parts import (
     after,
     attend_rows,

@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from mmpack.families import get_family
+from mmpack.layout.forest import positions_of
 from planting.parts import (
     decoder_layers,
     first_rows,
@@ -18,9 +21,6 @@ from planting.parts import (
 )
 from planting.registry import plant
 from planting.scene import QWEN, Answer, Scene, Span
-
-from mmpack.families import get_family
-from mmpack.layout.forest import positions_of
 
 Tensor = torch.Tensor
 

@@ -118,7 +118,8 @@ class Rows:
 
     def watch(self, model: Any) -> None:
         """Follow the forwards of this model."""
-        model.get_input_embeddings().register_forward_pre_hook(self._find)
+        # a plain function: a copy of the model fills these rows, not a copy of them
+        model.get_input_embeddings().register_forward_pre_hook(lambda m, args: self._find(m, args))
 
     def _find(self, module: Any, args: Any) -> None:
         ids = args[0].cpu()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from planting.scene import Answer, Scene
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
+from planting.scene import Answer, Scene
 
 Event = tuple[str, list[torch.Tensor]]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+from mmpack.adapters.transformers.unwrap import unwrap
 from planting.parts import (
     decoder_layers,
     linears,
@@ -16,8 +18,6 @@ from planting.parts import (
 )
 from planting.registry import plant
 from planting.scene import QWEN, Answer, Scene
-
-from mmpack.adapters.transformers.unwrap import unwrap
 
 
 @plant("a weight rounded to bfloat16")

@@ -1,0 +1,206 @@
+"""Sides of transformers models: healthy pairs of layouts and dtypes are alike, and faults are named where they are.
+
+What is recorded is held against transformers' own `output_hidden_states` and logits.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from support.families import mixed_batch
+from support.models import small_model
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, is_attached, packed_logprobs, probe_side
+from mmpack.adapters.transformers.probe_hooks import as_rows, plain_name
+from mmpack.probe.digest import FLOOR, digest, distance
+
+pytestmark = pytest.mark.adapter
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "internvl")
+
+
+@pytest.fixture(scope="module")
+def models():
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made.clear()
+            made[name] = small_model(name)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layouts_and_dtypes_are_alike(models, name):
+    model, samples = models(name), mixed_batch(name)
+    packed = mp.probe.record(probe_side(model), samples)
+    for options in (
+        {"layout": "shared"},
+        {"layout": "padded", "attached": True},
+        {"layout": "padded_right"},
+        {"layout": "alone", "dtype": torch.bfloat16},
+        {"layout": "packed", "samples_per_batch": 2},
+    ):
+        report = mp.probe.run(packed, probe_side(model, **options), samples)
+        assert report.ok, (options, report.text())
+        assert report.only == ([], [])
+        assert len(report.modules) > 60
+    assert not is_attached(model)
+
+
+def test_what_is_recorded_is_what_transformers_computes(models):
+    model = models("qwen3_vl")
+    samples = mixed_batch("qwen3_vl")[-1:]
+    record = mp.probe.record(probe_side(model, layout="alone"), samples, passes=0)
+    ids = torch.as_tensor(samples[0].input_ids)[None]
+    with torch.no_grad():
+        out = model(input_ids=ids, output_hidden_states=True, use_cache=False)
+        logprobs = out.logits.log_softmax(-1)[0]
+    wanted = {"model.language_model.embed_tokens<out": out.hidden_states[0][0]}
+    for k in range(model.config.text_config.num_hidden_layers - 1):
+        wanted[f"model.language_model.layers.{k}<out"] = out.hidden_states[k + 1][0]
+    wanted["model.language_model.norm<out"] = out.hidden_states[-1][0]
+    for name, values in wanted.items():
+        assert distance(record.entries[name].values, digest(values)).max() < 4 * FLOOR, name
+    rows = [t - 1 for s in samples[0].loss_spans for t in range(s.start, s.stop)]
+    heads = record.entries["lm_head<out"].values
+    assert distance(heads[rows], digest(out.logits[0, rows])).max() < 1e-5
+    assert np.isnan(np.delete(heads, rows, axis=0)[:, -2]).all()
+    chosen = torch.stack([logprobs[t, ids[0, t + 1]] for t in rows])
+    scored = torch.stack([chosen, torch.ones_like(chosen)], 1)
+    assert distance(record.entries["logprobs<out"].values[rows], digest(scored)).max() < 1e-5
+
+
+def test_a_shared_row_is_recorded_for_every_sample(models):
+    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
+    record = mp.probe.record(probe_side(model, layout="shared"), samples, passes=0)
+    assert not np.isnan(record.entries["model.language_model.norm<out"].values).any()
+    first = record.entries["model.visual.patch_embed.proj<in"]
+    assert len(first.values) == sum(m.num_patches for s in samples for m in s.media)
+    pixels = np.concatenate([m.pixel_values for s in samples for m in s.media])
+    assert distance(first.values, digest(torch.from_numpy(pixels))).max() == 0
+
+
+def edit_weight(model):
+    weight = model.model.language_model.layers[1].self_attn.v_proj.weight
+    weight.data = weight.data.bfloat16().float()
+
+
+def edit_tower(model):
+    model.model.visual.blocks[1].attn.proj.weight.data[:, :16] *= 1.01
+
+
+def edit_theta(model):
+    model.model.language_model.rotary_emb.inv_freq.data[3] *= 1.01
+
+
+def edit_scale(model):
+    model.model.language_model.layers[1].self_attn.scaling *= 1.02
+
+
+def drop_rows(model):
+    """mRoPE's height and width take the temporal row, inside the rotary embedding."""
+    rotary = model.model.language_model.rotary_emb
+    own = rotary.forward
+    rotary.forward = lambda x, positions: own(x, positions[:1].expand(3, -1, -1))
+
+
+FAULTS = {
+    edit_weight: ("model.language_model.layers.1.self_attn.v_proj", "out", "this module"),
+    edit_tower: ("model.visual.blocks.1.attn.proj", "out", "this module"),
+    edit_theta: ("model.language_model.rotary_emb", "out", "plain text too"),
+    edit_scale: ("model.language_model.layers.1.self_attn.o_proj", "in", "attention"),
+    drop_rows: ("model.language_model.rotary_emb", "out", "kernel_positions"),
+}
+
+
+@pytest.mark.parametrize("edit", FAULTS, ids=lambda f: f.__name__)
+def test_faults_are_named_where_they_are(models, edit):
+    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
+    broken = copy.deepcopy(model)
+    edit(broken)
+    sides = probe_side(model, layout="packed"), probe_side(broken, layout="padded")
+    report = mp.probe.run(*sides, samples)
+    module, side, words = FAULTS[edit]
+    assert (report.first.module, report.first.side) == (module, side), report.text()
+    assert words in report.suggests
+    assert report.first.sample == "s0"
+    if edit is drop_rows:  # the first sample's picture begins at token 6
+        assert (report.first.token, report.first.modality) == (7, "image")
+
+
+def test_a_temperature_is_seen_at_the_logprobs_only(models):
+    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
+    report = mp.probe.run(probe_side(model), probe_side(model, temperature=1.01), samples)
+    assert report.first.module == "logprobs" and "temperature" in report.suggests
+
+
+def test_one_pixel_is_named_by_medium_and_row(models):
+    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
+    changed = mixed_batch("qwen2_5_vl")
+    for medium in (m for s in changed for m in s.media if m.media_id == "y"):
+        medium.pixel_values[5, 7] += 0.015  # one level of 255, normalised
+    a = mp.probe.record(probe_side(model), samples)
+    first = mp.probe.run(a, mp.probe.record(probe_side(model), changed)).first
+    assert (first.module, first.side) == ("model.visual.patch_embed.proj", "in")
+    assert (first.sample, first.medium, first.row, first.modality) == ("s0", 1, 5, "image")
+    span = next(s for s in samples[0].modality_spans if s.media_index == 1)
+    assert first.token == span.start + 1  # four patches per token
+
+
+def test_the_model_stays_as_it_was(models):
+    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    model.train()
+    with attach(model):
+        before = packed_logprobs(model.eval(), mp.pack(samples)).detach()
+        model.train()
+        mp.probe.record(probe_side(model), samples)
+        assert is_attached(model) and model.training
+        assert torch.equal(packed_logprobs(model.eval(), mp.pack(samples)), before)
+    assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    assert next(model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layout": "wide"},
+        {"layout": None},
+        {"dtype": "float32"},
+        {"dtype": torch.int8},
+        {"temperature": 0},
+        {"samples_per_batch": 0},
+        {"samples_per_batch": True},
+        {"attached": False, "layout": "shared"},
+        {"name": 3},
+    ],
+)
+def test_wrong_options_are_refused(models, options):
+    with pytest.raises(mp.ArgumentError, match="Fix: "):
+        probe_side(models("qwen2_5_vl"), **options)
+    with pytest.raises(mp.ModelError, match="Fix: "):
+        probe_side(torch.nn.Linear(2, 2))
+
+
+def test_names_lose_their_wrappers():
+    for name in (
+        "model.language_model.layers.3.self_attn.o_proj",
+        "base_model.model.model.language_model.layers.3.self_attn.o_proj",
+        "module.model.language_model.layers.3._checkpoint_wrapped_module.self_attn.o_proj",
+        "model.language_model.layers.3._orig_mod.self_attn.o_proj",
+    ):
+        assert plain_name(name) == "model.language_model.layers.3.self_attn.o_proj"
+
+
+def test_rows_are_found_on_any_axis():
+    x = torch.arange(24.0)
+    assert as_rows(x.view(1, 6, 4), 6, (6,)).shape == (6, 4)
+    assert as_rows(x.view(2, 3, 4), 6, (2, 3))[3].tolist() == [12, 13, 14, 15]
+    assert as_rows(x.view(3, 1, 2, 4), 2, (2,)).shape == (2, 12)
+    assert as_rows(torch.arange(18).view(3, 2, 3), 6, (2, 3))[1].tolist() == [1, 7, 13]
+    assert as_rows(x.view(4, 6), 5, (5,)) is None

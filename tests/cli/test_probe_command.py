@@ -1,0 +1,95 @@
+"""`mmpack probe`: sides as specifications and files, exit codes, and one line for what is wrong."""
+
+import json
+
+import pytest
+from support.process import call_mmpack
+
+import mmpack as mp
+from mmpack.smoke.probe_samples import draw_pixels, probe_samples
+
+TINY = "tiny:qwen2_5_vl"
+
+
+def test_layouts_are_alike_and_a_temperature_parts(tmp_path):
+    result = call_mmpack("probe", f"{TINY}?layout=shared", f"{TINY}?layout=padded", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["ok"] and document["first"] is None
+    assert document["command"].startswith(f"mmpack probe '{TINY}?layout=shared'")
+    page, figure = tmp_path / "a.html", tmp_path / "a.png"
+    other = f"{TINY}?layout=padded&temperature=0.5"
+    result = call_mmpack("probe", TINY, other, "--html", str(page), "--png", str(figure))
+    assert result.returncode == 1, result.stderr
+    assert "first at logprobs" in result.stdout and "again: mmpack probe" in result.stdout
+    assert "Parted" in page.read_text() and figure.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_saved_record_is_a_side(tmp_path):
+    path = tmp_path / "a.probe"
+    assert call_mmpack("probe", TINY, "--save", str(path), "--tokens", "loss").returncode == 0
+    same = call_mmpack("probe", str(path), str(path))
+    assert same.returncode == 0, same.stderr
+    other = call_mmpack("probe", str(path), f"{TINY}?seed=1", "--tokens", "loss", "--json")
+    assert other.returncode == 1, other.stderr
+    assert json.loads(other.stdout)["about_b"]["dtype"] == "float32"
+    unlike = call_mmpack("probe", str(path), f"{TINY}?seed=1")
+    assert unlike.returncode == 2 and "other tokens" in unlike.stderr
+
+
+def test_a_trace_with_drawn_pixels(tmp_path):
+    path = tmp_path / "t.jsonl"
+    mp.write_trace(path, probe_samples("qwen2_5_vl"))
+    args = ("probe", TINY, f"{TINY}?layout=alone", "--trace", str(path), "--limit", "2")
+    result = call_mmpack(*args, "--draw-pixels")
+    assert result.returncode == 0, result.stderr
+    missing = call_mmpack(*args)
+    assert missing.returncode == 2 and "MM404" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"]
+)
+def test_drawn_samples_keep_the_rules(family):
+    samples = probe_samples(family)
+    assert mp.validate(samples) == []
+    assert draw_pixels(samples) == 0
+    assert all(m.pixel_values is not None for s in samples for m in s.media)
+    again = probe_samples(family)
+    assert [s.input_ids.tolist() for s in samples] == [s.input_ids.tolist() for s in again]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (TINY,),
+        (TINY, TINY, "--save", "x.probe"),
+        ("what", TINY),
+        ("tiny:", TINY),
+        ("tiny:nothing", TINY),
+        (f"{TINY}?layout=wide", TINY),
+        (f"{TINY}?dtype=int9", TINY),
+        (f"{TINY}?seed=x", TINY),
+        (f"{TINY}?attached=maybe", TINY),
+        (f"{TINY}?temperature=x", TINY),
+        (f"{TINY}?attention=none", TINY),
+        (f"{TINY}?colour=red", TINY),
+        (f"{TINY}?layout", TINY),
+        (f"{TINY}?layout=alone&layout=packed", TINY),
+        (f"{TINY}?device=cuda:99", TINY),
+        ("python:no.such:function", TINY),
+        ("python:json:loads", TINY),
+        ("hf:/no/such/folder", TINY),
+        ("none.probe", TINY),
+        (TINY, TINY, "--tokens", "some"),
+        (TINY, TINY, "--factor", "-1"),
+        (TINY, TINY, "--png", "x.jpg"),
+        (TINY, TINY, "--trace", "none.jsonl"),
+        ("hf:x", "hf:y"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_one_line(args):
+    result = call_mmpack("probe", *args)
+    assert result.returncode == 2, result.stdout
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr

@@ -1,0 +1,111 @@
+"""Record files: they come back as they were, and damaged or foreign ones are refused in one line."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+from support.probe_sides import layers, samples
+
+import mmpack as mp
+
+
+@pytest.fixture
+def record():
+    return mp.probe.record(layers(), samples())
+
+
+def test_round_trip(record, tmp_path):
+    path = tmp_path / "a.probe"
+    record.extra["later"] = {"x": 1}
+    next(iter(record.entries.values())).extra["kind"] = "new"
+    mp.probe.write_record(path, record)
+    found = mp.probe.read_record(path)
+    assert list(found.entries) == list(record.entries)
+    for name, entry in record.entries.items():
+        other = found.entries[name]
+        np.testing.assert_array_equal(entry.values, other.values)
+        np.testing.assert_array_equal(entry.noise, other.noise)
+        assert (entry.source, entry.local, entry.extra) == (other.source, other.local, other.extra)
+    assert found.about == record.about and found.extra == {"later": {"x": 1}}
+    assert mp.probe.run(record, found).ok
+    again = tmp_path / "b.probe"
+    mp.probe.write_record(again, found)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_every_damaged_byte_is_refused_or_harmless(record, tmp_path):
+    """No byte that is turned over makes another record, or another error than ours."""
+    path = tmp_path / "a.probe"
+    mp.probe.write_record(path, record)
+    whole = path.read_bytes()
+    refused = 0
+    for at in range(0, len(whole), max(1, len(whole) // 150)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            found = mp.probe.read_record(path)
+        except mp.TraceError as error:
+            refused += 1
+            assert "\n" not in str(error) and "Fix: " in str(error)
+            continue
+        for name, entry in record.entries.items():
+            np.testing.assert_array_equal(entry.values, found.entries[name].values)
+    assert refused > 100
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_files_cut_off_are_refused(record, tmp_path, share):
+    path = tmp_path / "a.probe"
+    mp.probe.write_record(path, record)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(mp.TraceError, match="Fix: "):
+        mp.probe.read_record(path)
+
+
+def edited(path, edit):
+    with zipfile.ZipFile(path) as file:
+        parts = {n: file.read(n) for n in file.namelist()}
+    header = json.loads(parts["header.json"])
+    edit(header)
+    parts["header.json"] = json.dumps(header).encode()
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in parts.items():
+            file.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda h: h.update(version=2), "version 2"),
+        (lambda h: h.update(format="x"), "another format"),
+        (lambda h: h.pop("places"), "places"),
+        (lambda h: h["places"].update(media_tokens=[1, 2, 3]), "media"),
+        (lambda h: h["places"]["tokens"].pop(), "unlike"),
+        (lambda h: h["places"]["tokens"].__setitem__(0, [9, 0]), "not there"),
+        (lambda h: h["entries"][0].update(side="up"), "side"),
+        (lambda h: h["entries"][0].update(space="1/0"), "damaged"),
+        (lambda h: h.update(directions=3), "bytes|float32"),
+        (lambda h: h.update(about=[]), "about"),
+    ],
+)
+def test_wrong_headers_are_refused(record, tmp_path, edit, words):
+    path = tmp_path / "a.probe"
+    mp.probe.write_record(path, record)
+    edited(path, edit)
+    with pytest.raises(mp.TraceError, match=words):
+        mp.probe.read_record(path)
+
+
+def test_what_is_no_record(record, tmp_path):
+    for name in ("a.txt", "a"):
+        with pytest.raises(mp.ArgumentError, match=r"\.probe"):
+            mp.probe.write_record(tmp_path / name, record)
+    with pytest.raises(mp.ArgumentError, match="Fix: "):
+        mp.probe.write_record(tmp_path / "a.probe", 3)
+    path = tmp_path / "a.probe"
+    path.write_text("{}")
+    with pytest.raises(mp.TraceError, match="no record"):
+        mp.probe.read_record(path)
+    with pytest.raises(OSError):
+        mp.probe.read_record(tmp_path / "none.probe")
