@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from mmpack.adapters.transformers.unwrap import unwrap
@@ -132,8 +133,7 @@ def stale_adapter(scene: Scene, model: Any) -> Answer:
 
 def with_lora(model: Any) -> Any:
     """PEFT around the model, with adapters that do something."""
-    import peft
-
+    peft = pytest.importorskip("peft")
     core = peft.get_peft_model(
         model, peft.LoraConfig(r=4, target_modules=r".*layers\.\d+\.self_attn\.[qv]_proj")
     )
