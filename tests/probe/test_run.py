@@ -162,6 +162,7 @@ def test_entries_stand_in_the_order_of_execution():
                 recorder.put("tower", "out", x, rows)
             recorder.put("text", "out", x, rows)
             if number == 1:
+                recorder.put("tower", "out", x, rows)  # again
                 recorder.put("extra", "out", x, rows)
             recorder.put("head", "out", x, rows)
 
