@@ -29,13 +29,15 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     last: str | None = None
     one_dtype = contract.pooled and a.about.get("dtype") == b.about.get("dtype") is not None
     seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # error and noise of each entry
+    grown: dict[str, tuple[float, float] | None] = {}
     for index, (left, right) in enumerate(_shared(a, b)):
         error = distance(left.values, right.values)
         noise = _noise(left, right, a.places)
         seen[left.name] = error, noise
         source = seen.get(left.source or "") if left.source == right.source else None
         allowed = bound(left, right, noise, source, contract)
-        mean = pooled(left, right, contract) if one_dtype else None
+        grown[left.name] = pooled(left, right, contract) if one_dtype else None
+        mean = _held(grown[left.name], grown.get(left.source or right.source or ""), contract)
         row = _row(index, left, error, allowed, a.places, mean)
         rows.append(row)
         if row.parts and first is None:
@@ -104,6 +106,18 @@ def pooled(left: Entry, right: Entry, contract: Contract) -> tuple[float, float]
     spread = math.sqrt(np.square(np.where(np.isfinite(noise), noise, 0.0)).mean())
     allowed = contract.factor * spread / math.sqrt(min(count, MOST_ROWS)) + contract.pooled_floor
     return float(grown[known].mean()), allowed
+
+
+def _held(
+    mean: tuple[float, float] | None, source: tuple[float, float] | None, contract: Contract
+) -> tuple[float, float] | None:
+    """The growth of what a module made of rows that are known; what they grew by already is allowed on top.
+
+    Other stages are not held to it: kernels of attention may round exponentials with a sign.
+    """
+    if mean is None or source is None:
+        return None
+    return mean[0], mean[1] + contract.gain * abs(source[0])
 
 
 def _refuse_others(a: Record, b: Record) -> None:

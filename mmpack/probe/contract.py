@@ -23,8 +23,9 @@ class Contract:
 
     What makes all rows of a module a little longer, or all a little shorter, is found below the noise of a single row
     (an epsilon, a scale): rounding has no sign, so it averages out of the mean growth of the rows' norms. That mean may
-    be `factor` × its noise / √(rows, 64 at most) + `pooled_floor`. Sides of unlike dtypes are not held to it: rounded
-    weights have a sign. `pooled`: False leaves it out.
+    be `factor` × its noise / √(rows, 64 at most) + `pooled_floor`, and `gain` × what the module's input grew by. Stages
+    between modules are not held to it, since kernels of attention may round exponentials with a sign; nor are sides of
+    unlike dtypes, whose rounded weights have one. `pooled`: False leaves it out.
     """
 
     factor: float = 6.0

@@ -171,7 +171,9 @@ class Recorder:
             self.record.entries[name] = entry
             at = 0 if self._last is None else self._order.index(self._last) + 1
             self._order.insert(at, name)
-        self._last = name
+        # a module that runs again in one forward stands where it ran first
+        if self._last is None or self._order.index(name) > self._order.index(self._last):
+            self._last = name
         if entry.space != rows.space:
             return name
         chosen = values.reshape(len(values), -1)[rows.take.to(values.device)]

@@ -21,7 +21,9 @@ OF_WEIGHTS = (
     "this module: a stale or rounded weight, a missing adapter, another epsilon or activation"
 )
 OF_LOGPROBS = "temperature, target or head: the hidden states agree"
-OF_ATTENTION = "attention: mask, scale, rotary embedding inside it, head mapping; state_leak if only samples behind others part"
+OF_ATTENTION = (
+    "attention: mask, scale, heads, rotary embedding; state_leak if only samples behind others part"
+)
 ONLY_MEDIA = (
     "image_mask: attention parts at media only, as where image tokens should see each other and don't; or "
     "kernel_positions, in a fused kernel"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def probe_samples(family: str, seed: int = 0) -> list[Sample]:
     one, two = ((1, 4, 4), (2, 4, 4)) if tiles else ((1, 4, 6), (1, 8, 4))
     clip = ("video", (2, 4, 4)) if about.video_token_id is not None else ("image", one)
     prompt = [_text(random, 5), ("image", one, "a"), _text(random, 4)]
-    parts = [
+    parts: list[list[Any]] = [
         [*prompt, _text(random, 6, True)],
         [*prompt, _text(random, 4, True)],
         [_text(random, 3), (*clip, "b"), _text(random, 3), ("image", two, "c"), _text(random, 5, True)],
@@ -62,7 +63,7 @@ def _text(random: np.random.Generator, count: int, loss: bool = False) -> tuple[
     return "loss" if loss else "text", random.integers(0, TEXT_IDS, count).tolist()
 
 
-def _sample(sample_id: str, group: str, family: Family, parts: list[tuple]) -> Sample:  # type: ignore[type-arg]
+def _sample(sample_id: str, group: str, family: Family, parts: list[Any]) -> Sample:
     ids: list[int] = []
     media: list[Medium] = []
     spans, loss = [], []

@@ -73,7 +73,7 @@ class Hooks:
                     self._put(name, IN, [positions], vision)
                 return None
             where: Any = next((i for i, v in enumerate(values) if _is_float(v)), None)
-            named = next((k for k, v in kwargs.items() if _is_float(v)), None)
+            named = next((k for k, v in kwargs.items() if _is_float(v)), "")
             given = values[where] if where is not None else kwargs.get(named) if named else None
             if given is None or self._source(given) is not None:
                 return None
@@ -144,8 +144,9 @@ class Hooks:
         """The entry that holds this very tensor, or the one that it is a view of."""
         if not torch.is_tensor(tensor):
             return None
-        for t in (tensor, tensor._base):
-            found = None if t is None else self.known.get(id(t))
+        whole = [tensor] if tensor._base is None else [tensor, tensor._base]
+        for t in whole:
+            found = self.known.get(id(t))
             if found is None or found[0]() is not t or found[1] != t._version:
                 continue
             if t.numel() == tensor.numel():

@@ -134,7 +134,8 @@ class _Scored:
                 continue
             if plain == name and not plain.startswith("model."):
                 continue
-            handles.append(module.register_forward_pre_hook(self._before(plain)))
+            before = self._before(plain)
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             parent = model.get_submodule(name.rpartition(".")[0])
             handles.append(module.register_forward_hook(self._after(plain, parent)))
 
@@ -160,16 +161,18 @@ class _Scored:
         self._put("model.language_model.rotary_emb", IN, positions.movedim(-1, 0))
 
     def _before(self, name: str) -> Callable[..., Any]:
-        def hook(module: Any, args: tuple[Any, ...]) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not args or not torch.is_tensor(args[0]) or not args[0].is_floating_point():
                 return None
-            if NORM.search(name) and len(args) == 1:
+            if NORM.search(name):
+                if len(args) > 1 or kwargs.get("residual") is not None:
+                    return None  # the sum is returned beside the output
                 given = args[0]
                 self._stream(name, given)
-            elif READ.search(name) or re.search(r"merger\.(mlp\.0|linear_fc1)$", name):
+            elif READ.search(name):
                 given = self.recorder.shaken(args[0])
                 self._put(name, IN, given)
-                return (given, *args[1:])
+                return (given, *args[1:]), kwargs
             return None
 
         return hook
