@@ -34,8 +34,8 @@ LARGE = (
         "dropout left on in a layer",
         marks=pytest.mark.xfail(
             strict=False,  # missed at one of four places
-            reason="an MLP's output counts as its last product's, so only the layer's sum shows the fault: in a row whose "
-            "residual is large it lies below bfloat16's rounding, and the token after it is named",
+            reason="an MLP's output counts as its last product's, so only the layer's sum shows it: in "
+            "a row with a large residual that is below bfloat16's rounding, and the next is named",
         ),
     ),
 )
