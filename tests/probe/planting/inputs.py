@@ -65,14 +65,14 @@ def exchanged_sections(scene: Scene, model: Any) -> Answer:
 def moved_section(scene: Scene, model: Any) -> Answer:
     """Time gets a channel that was height's; time and height differ from a picture's second line on."""
     made = model.get_decoder().rotary_emb
-    sections = list(made.mrope_section)
-    sections[0], sections[1] = sections[0] + 1, sections[1] - 1
-    made.mrope_section = sections
-    if scene.family == "qwen2_vl" or not hasattr(made, "recomposition_frequencies"):
-        for layer in decoder_layers(model):  # older versions read it there
-            rope = getattr(layer.self_attn, "rope_parameters", None)
-            if rope is not None:
-                layer.self_attn.rope_parameters = rope | {"mrope_section": sections}
+    rope = dict(model.config.get_text_config().rope_parameters)
+    time, height, width = rope["mrope_section"]
+    rope["mrope_section"] = [time + 1, height - 1, width]
+    if hasattr(made, "mrope_section"):
+        made.mrope_section = rope["mrope_section"]
+    else:  # older versions read it in attention
+        for layer in decoder_layers(model):
+            layer.self_attn.config.rope_parameters = rope
     return scene.answer(model, rotary(model), *_first_where(scene, lambda t, h, w: h != t))
 
 
@@ -199,19 +199,14 @@ def permuted(scene: Scene, model: Any) -> Answer:
 @plant("height and width of the tower's rotary angles exchanged", *QWEN)
 def tower_angles(scene: Scene, model: Any) -> Answer:
     """A patch at a corner has the same number twice, but sees patches that do not."""
-    tower = tower_of(model.model)
-    for name in ("forward",):
-        assert hasattr(tower.rotary_pos_emb, name)
 
-    def forward(self: Any, own: Any, *args: Any, **kwargs: Any) -> Any:
-        out = own(*args, **kwargs)
-        if isinstance(out, tuple):
-            return tuple(_halves_exchanged(x) for x in out)
-        return out
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"position_embeddings": tuple(map(_halves_exchanged, kwargs["position_embeddings"]))}
 
-    instead(tower.rotary_pos_emb, forward)
-    first = tower_blocks(model)[0]
-    right = [tower.rotary_pos_emb, first.attn, first.attn.proj]
+    blocks = tower_blocks(model)
+    for block in blocks:
+        given_keywords(block, change)
+    right = [blocks[0].attn, blocks[0].attn.proj]
     return scene.answer(model, right, *scene.first_medium())
 
 

@@ -214,4 +214,7 @@ def untie(model: Any) -> None:
 
 
 def _is_text(scene: Scene, sample: int, token: int) -> bool:
-    return 1000 <= int(scene.samples[sample].input_ids[token]) < 150_000
+    """Of an id that no other token has, as words of a video's frames are had by several."""
+    own = int(scene.samples[sample].input_ids[token])
+    times = sum(int((s.input_ids == own).sum()) for s in scene.samples)
+    return times == 1 and own < 150_000
