@@ -82,6 +82,7 @@ def chain(options: Options) -> ChainReport:
     """
     start = time.perf_counter()
     device = _device(options.device)
+    _refuse_ranks(options)
     report = ChainReport(_setting(options, device))
     if any(axis in ONE_PROCESS for axis in options.axes) and int(os.environ.get("RANK", "0")) == 0:
         report.rows += _one_process(options, device, report.left_out)
@@ -275,6 +276,17 @@ def _device(name: str) -> torch.device:
     elif device.type != "cpu":
         raise ArgumentError(f"probe chain: device is {name!r}. Fix: 'cpu' or 'cuda'")
     return device
+
+
+def _refuse_ranks(options: Options) -> None:
+    """Raise before processes are started."""
+    text = _shape(options).text
+    for n in options.tp if "tensor_parallel" in options.axes else ():
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            if text[name] % n:
+                raise ArgumentError(
+                    f"probe chain: {name} is {text[name]}, which {n} ranks don't divide. Fix: --tp 1, 2 or 4"
+                )
 
 
 def _setting(options: Options, device: torch.device) -> dict[str, Any]:
