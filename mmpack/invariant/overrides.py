@@ -49,37 +49,35 @@ def _put(library: Any, name: str, run: Callable[..., Any], key: str) -> None:
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype not in FLOATS:
-        return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
+    if not _multiply(a, b, 2):
+        return torch.mm(a, b, out=a.new_empty(0))
     return multiply(a, b, None, a.dtype)
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    if not _multiply(a, b, 2, bias):
+        return torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=a.new_empty(0))
     columns = b.shape[1]
-    if a.dtype not in FLOATS:
-        out = a.new_empty(a.shape[0], columns)
-        return torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=out)
     if beta == alpha == 1 and bias.numel() == columns and bias.shape[-1:] == (columns,):
         return multiply(a, b, bias.reshape(columns), a.dtype)
     return _scaled(multiply(a, b, None, _wide(a)), bias, beta, alpha, a.dtype)
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype not in FLOATS:
-        return torch.bmm(a, b, out=a.new_empty(a.shape[0], a.shape[1], b.shape[2]))
+    if not _multiply(a, b, 3):
+        return torch.bmm(a, b, out=a.new_empty(0))
     return multiply(a, b, None, a.dtype)
 
 
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    if a.dtype not in FLOATS:
-        out = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
-        return torch.baddbmm(bias, a, b, beta=beta, alpha=alpha, out=out)
+    if not _multiply(a, b, 3, bias):
+        return torch.baddbmm(bias, a, b, beta=beta, alpha=alpha, out=a.new_empty(0))
     return _scaled(multiply(a, b, None, _wide(a)), bias, beta, alpha, a.dtype)
 
 
 def mv(a: Tensor, vector: Tensor) -> Tensor:
-    if a.dtype not in FLOATS:
-        return torch.mv(a, vector, out=a.new_empty(a.shape[0]))
+    if vector.ndim != 1 or not _multiply(a, vector[:, None], 2):
+        return torch.mv(a, vector, out=a.new_empty(0))
     return multiply(a, vector[:, None], None, a.dtype)[:, 0]
 
 
@@ -125,7 +123,8 @@ def sum_dim(
     width = _last(x, dim)
     if width is not None:
         return _kept(_sum_last(x, width, out_dtype), x, dim, keepdim)
-    if dim is not None and len(dim) == 1 and 0 < x.shape[dim[0]] <= FEW:
+    one = dim is not None and len(dim) == 1 and x.ndim > 0 and _are_there(x, dim)
+    if one and dim is not None and 0 < x.shape[dim[0]] <= FEW:
         first, *others = x.to(_wide(x)).unbind(dim[0])
         total = functools.reduce(torch.add, others, first).to(out_dtype)
         return total.unsqueeze(dim[0]) if keepdim else total
@@ -149,7 +148,7 @@ def mean_dim(
 def var(
     x: Tensor, dim: list[int] | None = None, *, correction: Any = None, keepdim: bool = False
 ) -> Tensor:
-    if not (_is_ours(x, x.dtype) and dim is not None and _last(x, dim) == x.shape[-1]):
+    if not (_is_ours(x, x.dtype) and dim is not None and len(dim) == 1 and _last(x, dim)):
         out = x.new_empty(0, dtype=x.dtype.to_real())
         return torch.var(x, dim, correction=correction, keepdim=keepdim, out=out)
     found = variance(x, 1 if correction is None else correction, x.dtype)
@@ -159,7 +158,7 @@ def var(
 def std(
     x: Tensor, dim: list[int] | None = None, *, correction: Any = None, keepdim: bool = False
 ) -> Tensor:
-    if not (_is_ours(x, x.dtype) and dim is not None and _last(x, dim) == x.shape[-1]):
+    if not (_is_ours(x, x.dtype) and dim is not None and len(dim) == 1 and _last(x, dim)):
         out = x.new_empty(0, dtype=x.dtype.to_real())
         return torch.std(x, dim, correction=correction, keepdim=keepdim, out=out)
     wide = variance(x, 1 if correction is None else correction, _wide(x)).sqrt().to(x.dtype)
@@ -210,6 +209,8 @@ def convolution(
         and groups == 1
         and _is_ours(x, x.dtype)
         and x.ndim == weight.ndim
+        and x.shape[1] == weight.shape[1]
+        and x.dtype == weight.dtype
         and list(stride) == kernel
         and not any(padding)
         and all(d == 1 for d in dilation)
@@ -247,13 +248,37 @@ def _is_ours(x: Tensor, out_dtype: torch.dtype) -> bool:
     return x.dtype in FLOATS and out_dtype in FLOATS
 
 
+def _multiply(a: Tensor, b: Tensor, ndim: int, bias: Tensor | None = None) -> bool:
+    """Whether a · b is ours; other dtypes are torch's, and so are its errors for what doesn't fit."""
+    return (
+        a.dtype in FLOATS
+        and a.dtype == b.dtype
+        and a.device == b.device
+        and a.ndim == b.ndim == ndim
+        and a.shape[-1] == b.shape[-2]
+        and a.shape[: ndim - 2] == b.shape[: ndim - 2]
+        and (
+            bias is None or (bias.dtype == a.dtype and _expands(bias, (*a.shape[:-1], b.shape[-1])))
+        )
+    )
+
+
+def _expands(x: Tensor, shape: Sequence[int]) -> bool:
+    own = zip(reversed(x.shape), reversed(shape), strict=False)
+    return x.ndim <= len(shape) and all(n in (1, size) for n, size in own)
+
+
 def _is_last(x: Tensor, dim: int) -> bool:
-    return x.ndim > 0 and dim % x.ndim == x.ndim - 1
+    return x.ndim > 0 and x.numel() > 0 and dim in (-1, x.ndim - 1)
+
+
+def _are_there(x: Tensor, dim: Sequence[int]) -> bool:
+    return all(-x.ndim <= d < x.ndim for d in dim)
 
 
 def _last(x: Tensor, dim: list[int] | None) -> int | None:
     """Elements of a row, where `dim` are the last dimensions and not all of them; else None."""
-    if not dim or x.numel() == 0 or len(dim) >= max(x.ndim, 1):
+    if not dim or x.numel() == 0 or len(dim) >= max(x.ndim, 1) or not _are_there(x, dim):
         return None
     if sorted(d % x.ndim for d in dim) != list(range(x.ndim - len(dim), x.ndim)):
         return None

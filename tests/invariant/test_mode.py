@@ -108,6 +108,57 @@ def test_what_is_no_row_stays_torchs(call):
     assert (found - expected).abs().sum() <= 1e-3
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.mm(X, W),
+        lambda: torch.mm(X, W.t().double()),
+        lambda: torch.mm(X, B),
+        lambda: torch.addmm(B[:5], X, W.t()),
+        lambda: torch.addmm(B.double(), X, W.t()),
+        lambda: torch.mv(X, B),
+        lambda: torch.mv(X, W),
+        lambda: torch.bmm(X[None].expand(2, -1, -1), W.t().expand(3, -1, -1)),
+        lambda: torch.baddbmm(B, X[None], W[None]),
+        lambda: X.sum(5),
+        lambda: X.sum(-3),
+        lambda: X.mean(5),
+        lambda: X.var(5),
+        lambda: X.std(-4),
+        lambda: X.softmax(5),
+        lambda: F.conv2d(X[:, :20].reshape(-1, 5, 2, 2), W[:, :12].reshape(-1, 3, 2, 2), stride=2),
+    ],
+)
+def test_what_does_not_fit_is_refused_as_torch_does(call):
+    with pytest.raises((RuntimeError, IndexError)) as plain:
+        call()
+    with invariant.batch_invariant(), pytest.raises(plain.type) as own:
+        call()
+    assert str(own.value) == str(plain.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: X[0, 0].sum(0),
+        lambda: X[0, 0].sum(-1, keepdim=True),
+        lambda: X[0, 0].mean(0),
+        lambda: X[0, 0].softmax(0),
+        lambda: X[:, :0].softmax(-1),
+        lambda: X[:, :0].log_softmax(-1),
+        lambda: X[:, :0].sum(-1),
+        lambda: X[0].sum(0),
+        lambda: torch.addmm(B[:1], X, W.t()),
+        lambda: torch.addmm(B[0], X, W.t()),
+    ],
+)
+def test_single_numbers_and_empty_rows(call):
+    expected = call()
+    with invariant.batch_invariant():
+        found = call()
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 def test_a_nan_bias_that_counts_nothing():
     bias = torch.full((29,), torch.nan)
     with invariant.batch_invariant():
