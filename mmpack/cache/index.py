@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmpack.cache.keys import PrefixKeys, prefix_keys
+from mmpack.cache.keys import PrefixKeys, prefix_keys, whole_numbers
 from mmpack.errors import ArgumentError, check_whole, kind_of
 from mmpack.schema.sample import Sample
 
@@ -72,7 +72,9 @@ class _Block:
 
 
 class PrefixIndex:
-    """At most `max_bytes` of KV, in blocks; what no one holds and was used least recently leaves first, leaves first.
+    """At most `max_bytes` of KV, in blocks; what nobody holds and was used least recently is dropped first.
+
+    Of one prefix the end is dropped before its beginning.
 
     A block is found only once what it names is written (`reserve`), and stays while it is held (`hold`). Threads may
     share an index. A process has its own: one that is forked or unpickled begins empty, for its KV is its own too.
@@ -130,7 +132,7 @@ class PrefixIndex:
         self._lock = RLock()
         self._life = object()  # what was held before has another
         self._blocks: dict[bytes, _Block] = {}
-        # those that nobody holds, the next to leave first; a parent comes after its children
+        # those that nobody holds, the next to be dropped first; a block comes after those that follow it
         self._idle: OrderedDict[bytes, None] = OrderedDict()
         self._free: list[int] = []
         self._unused = 0  # numbers from here on were never given
@@ -182,7 +184,7 @@ class PrefixIndex:
 
     @contextmanager
     def hold(self, keys: PrefixKeys, limit: int | None = None) -> Iterator[Hit]:
-        """`lookup`, whose blocks stay where they are within the block."""
+        """`lookup`, whose blocks stay where they are until the `with` ends."""
         count = self._limit("hold", keys, limit)
         with self._lock:
             life, found = self._life, self._found(keys, count)
@@ -204,10 +206,10 @@ class PrefixIndex:
         packed_rows: np.ndarray | None = None,
         pack: Hashable = None,
     ) -> Iterator[Reservation]:
-        """Room for the blocks that are not held yet, as many as fit. Write their KV within the block.
+        """Room for the blocks that are not cached yet, as many as fit. Write their KV within the `with`.
 
-        They are found from the end of the block on; after an exception in it, never. Others that wrote the same blocks
-        meanwhile win, and these rows are given back.
+        They are found once it ends; after an exception in it, never. Others that wrote the same blocks meanwhile win,
+        and these rows are given back.
 
         Args: `packed_rows`: int [L], the packed row of each token of the sample in the pack named `pack`.
         Raises: ArgumentError for rows of another length or another type.
@@ -250,8 +252,12 @@ class PrefixIndex:
     def features_of(self, hit: Hit, tower: Any) -> list[Any]:
         """Features of each medium of the prefix, as `FeatureStore.find` returns them: None where it has none.
 
-        Raises: ArgumentError for an index without a feature store.
+        Raises: ArgumentError for an index without a feature store, and for what is no hit.
         """
+        if not isinstance(hit, Hit):
+            raise ArgumentError(
+                f"PrefixIndex.features_of: hit is {kind_of(hit)}. Fix: pass what hold or lookup gives"
+            )
         if self.features is None:
             raise ArgumentError(
                 "PrefixIndex: it has no feature store. Fix: PrefixIndex(…, features=the step's FeatureStore)"
@@ -259,7 +265,7 @@ class PrefixIndex:
         return self.features.find(tower, hit.media)
 
     def clear(self) -> None:
-        """Forget all blocks: after weights changed they would be found no more, and leave one by one.
+        """Forget all blocks: after weights changed none is found any more, and they would be dropped one by one.
 
         Raises: ArgumentError while any are held or being written.
         """
@@ -321,7 +327,7 @@ class PrefixIndex:
 
     def _release(self, found: Sequence[bytes]) -> None:
         self._open -= 1
-        for key in reversed(found):  # the last block leaves before those it follows
+        for key in reversed(found):  # the last block is dropped before those it follows
             block = self._blocks[key]
             block.refs -= 1
             if not block.refs:
@@ -355,10 +361,10 @@ class PrefixIndex:
         """The packed rows of each block."""
         if rows is None:
             return []
-        rows = np.asarray(rows)
-        if rows.shape != (keys.num_tokens,) or rows.dtype.kind not in "iu":
+        rows = whole_numbers("PrefixIndex.reserve", "packed_rows", rows)
+        if rows.shape != (keys.num_tokens,) or (rows.size and rows.min() < 0):
             raise ArgumentError(
-                f"PrefixIndex.reserve: packed_rows has shape {list(rows.shape)} and dtype {rows.dtype}, the sample has "
+                f"PrefixIndex.reserve: packed_rows has shape {list(rows.shape)} or rows below 0, the sample has "
                 f"{keys.num_tokens} tokens. Fix: pass the row of each token"
             )
         blocks = rows[: count * self.block_size].reshape(count, self.block_size)

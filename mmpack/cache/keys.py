@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def prefix_keys(
     position_rule: str | None = None,
     positions: np.ndarray | None = None,
 ) -> PrefixKeys:
-    """The keys of a sample's whole blocks; the tokens after the last one have none.
+    """The keys of a sample's whole blocks of `block_size` tokens; the tokens after the last one have none.
 
     Args:
         weights, adapter: versions of what computes the KV: other names, other keys. `version_of(model)` of
@@ -56,7 +57,7 @@ def prefix_keys(
         position_rule: by default what the sample's processor recorded, else the family's first.
         positions: int64 [rows, L]; by default the sample's recorded ones, else computed by the family's rule.
 
-    Raises: ArgumentError for what is no sample, no names, or positions of another length.
+    Raises: ArgumentError for what is no sample, no names, or positions of another shape or type.
 
     Example:
         >>> import mmpack as mp
@@ -70,16 +71,18 @@ def prefix_keys(
         >>> a[0] == b[0], a[1] == b[1]
         (True, False)
     """
-    _check(sample, block_size, weights, adapter)
+    _check(sample, block_size, weights, adapter, position_rule)
     family = get_family(sample.family)
     rule = (
         position_rule or (sample.processor or {}).get("position_rule") or family.position_rules[0]
     )
-    positions = np.asarray(positions_of(sample) if positions is None else positions)
-    if positions.ndim != 2 or positions.shape[1] != len(sample) or positions.dtype.kind not in "iu":
+    positions = whole_numbers(
+        "prefix_keys", "positions", positions_of(sample) if positions is None else positions
+    )
+    if positions.ndim != 2 or positions.shape[1] != len(sample):
         raise ArgumentError(
-            f"prefix_keys: positions have shape {list(positions.shape)} and dtype {positions.dtype}, the sample has "
-            f"{len(sample)} tokens. Fix: pass whole numbers [rows, L]"
+            f"prefix_keys: positions have shape {list(positions.shape)}, the sample has {len(sample)} tokens. "
+            "Fix: pass whole numbers [rows, L]"
         )
     about = {
         "adapter": adapter,
@@ -129,14 +132,30 @@ def _until(places: Sequence[Place], at: int, stop: int) -> Iterator[Place]:
         at += 1
 
 
-def _check(sample: Sample, block_size: int, weights: str, adapter: str) -> None:
+def whole_numbers(what: str, name: str, values: Any) -> np.ndarray:
+    """As an array of whole numbers. Raises: ArgumentError, as `what`, for what is none."""
+    try:
+        found = np.asarray(values)
+    except (TypeError, ValueError):  # rows of unlike lengths, tensors of a GPU
+        found = np.empty(0, object)
+    if found.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"{what}: {name} is {kind_of(values)}, dtype {found.dtype}, expected whole numbers. Fix: pass an int array"
+        )
+    return found
+
+
+def _check(
+    sample: Sample, block_size: int, weights: str, adapter: str, position_rule: str | None
+) -> None:
     if not isinstance(sample, Sample):
         raise ArgumentError(
             f"prefix_keys: sample is {kind_of(sample)}, expected a Sample. Fix: pass one sample"
         )
     check_whole("prefix_keys", "block_size", block_size)
-    for name, value in (("weights", weights), ("adapter", adapter)):
-        if not isinstance(value, str):
+    names = {"weights": weights, "adapter": adapter, "position_rule": position_rule}
+    for name, value in names.items():
+        if not isinstance(value, str) and not (name == "position_rule" and value is None):
             raise ArgumentError(
                 f"prefix_keys: {name} is {kind_of(value)}, expected a str. Fix: pass the version's name"
             )

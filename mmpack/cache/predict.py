@@ -64,10 +64,7 @@ def predict_cached_tokens(
     for name, flag in (("prefix_caching", prefix_caching), ("together", together)):
         check_flag("predict_cached_tokens", name, flag)
     samples = _samples(samples)
-    if adapters is not None and len(adapters) != len(samples):
-        raise ArgumentError(
-            f"predict_cached_tokens: {len(adapters)} adapters for {len(samples)} samples. Fix: one name per sample"
-        )
+    _check_names(adapters, len(samples), media_key)
     if num_blocks is not None:
         check_whole("predict_cached_tokens", "num_blocks", num_blocks)
         if together:
@@ -148,13 +145,33 @@ class _Blocks:
                 self.free[block] = None
 
 
-def _samples(samples: Any) -> list[Sample]:
-    found = list(samples) if isinstance(samples, Sequence) else [samples]
-    wrong = next((s for s in found if not isinstance(s, Sample)), None)
-    if wrong is not None or not isinstance(samples, Sequence):
+def _check_names(adapters: Any, count: int, media_key: Any) -> None:
+    if media_key is not None and not callable(media_key):
         raise ArgumentError(
-            f"predict_cached_tokens: samples has {kind_of(wrong if wrong is not None else samples)}, "
-            "expected a list of Sample. Fix: pass the samples in order"
+            f"predict_cached_tokens: media_key is {kind_of(media_key)}, expected a function. "
+            "Fix: one from a Medium to a str"
+        )
+    if adapters is None:
+        return
+    listed = isinstance(adapters, Sequence) and not isinstance(adapters, str | bytes)
+    if not listed or not all(isinstance(name, str) for name in adapters):
+        raise ArgumentError(
+            "predict_cached_tokens: adapters is no list of str. Fix: one name per sample, '' for none"
+        )
+    if len(adapters) != count:
+        raise ArgumentError(
+            f"predict_cached_tokens: {len(adapters)} adapters for {count} samples. Fix: one name per sample"
+        )
+
+
+def _samples(samples: Any) -> list[Sample]:
+    listed = isinstance(samples, Sequence) and not isinstance(samples, str)
+    found = list(samples) if listed else []
+    wrong = next((s for s in found if not isinstance(s, Sample)), None)
+    if wrong is not None or not listed:
+        what = f"a sample is {kind_of(wrong)}" if listed else f"samples is {kind_of(samples)}"
+        raise ArgumentError(
+            f"predict_cached_tokens: {what}, expected a list of Sample. Fix: pass the samples in order"
         )
     return found
 
@@ -163,16 +180,23 @@ def _engine_keys(
     sample: Sample, block_size: int, adapter: str, media_key: Callable[[Medium], str] | None
 ) -> list[bytes]:
     """As an engine's, without positions: they follow from ids and media."""
-    name_of = media_key or _media_key
     places = [
-        (start, stop, hashlib.sha256(name_of(sample.media[m]).encode()).digest())
+        (start, stop, hashlib.sha256(_named(sample.media[m], media_key).encode()).digest())
         for start, stop, m in occurrences(sample)
     ]
-    first = hashlib.sha256(b"mmpack.engine.1\0" + str(adapter).encode()).digest()
+    first = hashlib.sha256(b"mmpack.engine.1\0" + adapter.encode()).digest()
     ids = np.asarray(sample.input_ids, dtype=np.int64)[:, None]
     return list(chained(first, ids, block_size, places))
 
 
-def _media_key(medium: Medium) -> str:
-    known = medium.metadata.get("vllm_hash")
-    return known or canonical_json([medium.cache_key, medium.second_per_grid_ts])
+def _named(medium: Medium, media_key: Callable[[Medium], str] | None) -> str:
+    known = medium.metadata.get("vllm_hash") if media_key is None else media_key(medium)
+    if media_key is None and not known:
+        return canonical_json([medium.cache_key, medium.second_per_grid_ts])
+    if not isinstance(known, str):
+        source = "the name from media_key" if media_key else "metadata['vllm_hash']"
+        raise ArgumentError(
+            f"predict_cached_tokens: {medium.media_id!r:.60}: {source} is {kind_of(known)}, expected a str. "
+            "Fix: the name by which the engine tells media apart"
+        )
+    return known

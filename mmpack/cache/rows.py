@@ -54,9 +54,10 @@ class RowStore:
         Raises: ArgumentError for another number of tensors, other shapes, dtypes or devices than the first write's, and
         for rows that are not there or repeat.
         """
-        if not isinstance(tensors, Sequence) or not tensors:
+        listed = isinstance(tensors, Sequence)
+        if not listed or not len(tensors):
             raise ArgumentError(
-                f"RowStore.write: tensors is {kind_of(tensors) if tensors else 'empty'}, expected a list of tensors. "
+                f"RowStore.write: tensors is {'empty' if listed else kind_of(tensors)}, expected a list of tensors. "
                 "Fix: pass keys and values of each layer"
             )
         check_are_tensors("RowStore.write", **{f"tensors_{i}": t for i, t in enumerate(tensors)})

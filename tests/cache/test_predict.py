@@ -65,13 +65,22 @@ def test_a_full_cache_gives_away_what_was_freed_first():
         ({"num_blocks": 2}, "needs more than the 2 blocks"),
         ({"num_blocks": 9, "together": True}, "one after the other"),
         ({"prefix_caching": "yes"}, "prefix_caching is of type str"),
+        ({"adapters": 5}, "adapters is no list of str"),
+        ({"adapters": "a"}, "adapters is no list of str"),
+        ({"adapters": [3]}, "adapters is no list of str"),
+        ({"media_key": "hash"}, "media_key is of type str, expected a function"),
+        ({"media_key": lambda m: 3}, "media_key is of type int"),
     ],
     ids=str,
 )
 def test_wrong_arguments_are_named(about, said):
     with pytest.raises(ArgumentError, match=rf"predict_cached_tokens: .*{said}.*Fix: "):
-        predict_cached_tokens([asked(33)], **about)
+        predict_cached_tokens([asked(33, name="x")], **about)
     with pytest.raises(ArgumentError, match="expected a list of Sample"):
         predict_cached_tokens(asked(33))
-    with pytest.raises(ArgumentError, match="samples has of type int"):
+    with pytest.raises(ArgumentError, match="a sample is of type int"):
         predict_cached_tokens([3])
+    recorded = asked(33, name="x")
+    recorded.media[0].metadata = {"vllm_hash": 7}
+    with pytest.raises(ArgumentError, match=r"'vllm_hash'.*of type int"):
+        predict_cached_tokens([recorded])

@@ -213,7 +213,12 @@ def test_a_key_is_the_hash_of_what_the_module_says():
         ({"block_size": 0}, "block_size is 0"),
         ({"block_size": 2.0}, "block_size is 2.0"),
         ({"positions": np.zeros((3, 2), dtype=np.int64)}, "positions have shape"),
-        ({"positions": np.full((3, len(one())), np.nan)}, "positions have shape"),
+        (
+            {"positions": np.full((3, len(one())), np.nan)},
+            "positions is a numpy array, dtype float64",
+        ),
+        ({"positions": [[1], [2, 3]]}, "positions is of type list, dtype object"),
+        ({"position_rule": ["mrope"]}, "position_rule is of type list"),
     ],
     ids=str,
 )

@@ -106,6 +106,7 @@ def test_scatter_is_torchs_index_copy():
             "2 tensors, the store has 1",
         ),
         (lambda s: s.write(torch.tensor([1]), []), "tensors is empty"),
+        (lambda s: s.write(torch.tensor([1]), torch.zeros(1, 3)), "tensors is of type Tensor"),
         (lambda s: s.write(torch.tensor([1]), [[1.0]]), "tensors_0 is of type list|tensors_0 is a"),
         (lambda s: s.write([1], [torch.zeros(1, 3)]), "rows is of type list|rows is a"),
         (lambda s: s.write(np.array([1.0]), [torch.zeros(1, 3)]), "dtype float64"),
