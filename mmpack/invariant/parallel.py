@@ -17,7 +17,7 @@ from mmpack.invariant.tree import _reduced, is_power_of_two, ranks_of
 from mmpack.ops.backend import choose
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.products import PRODUCT
-from mmpack.ops.products.product import multiply
+from mmpack.ops.products.product import FLOATS, multiply
 
 PARTS = 8
 
@@ -28,8 +28,9 @@ def row_parallel(
     """x · weightᵀ + bias, K split over the ranks: x [..., K / ranks], weight [N, K / ranks], bias [N] -> [..., N].
 
     Every rank gets the whole result, and the gradient to its x and weight; the gradient to the result must be the
-    same on all ranks, as it is where they compute alike. `parts`: blocks that K is summed in, a power of two that the
-    number of ranks divides and that divides K; other parts give other bits.
+    same on all ranks, as it is where they compute alike. One dtype for all: bfloat16, float16, float32 or float64.
+    `parts`: blocks that K is summed in, a power of two that the number of ranks divides and that divides K; other parts
+    give other bits.
     Raises ArgumentError for shapes, dtypes, parts and groups that don't fit.
 
     Example:
@@ -73,7 +74,7 @@ class _RowParallel(torch.autograd.Function):
         total = _reduced(total, group, ranks)
         if bias is not None:
             total = total + bias.to(total.dtype)
-        return total.to(x.dtype).view(*x.shape[:-1], -1)
+        return total.to(x.dtype).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @once_differentiable
@@ -99,7 +100,7 @@ class _ColumnParallel(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.blocks, ctx.ranks = group, blocks, ranks
         rows = x.reshape(-1, x.shape[-1])
-        return _by_columns(rows, weight.t(), bias, blocks).view(*x.shape[:-1], -1)
+        return _by_columns(rows, weight.t(), bias, blocks).view(*x.shape[:-1], len(weight))
 
     @staticmethod
     @once_differentiable
@@ -160,12 +161,10 @@ def _check(
     check_whole(what, "parts", parts)
     ranks, _ = ranks_of(what, group)
     tensors = [t for t in (x, weight, bias) if t is not None]
-    if any(t.dtype != x.dtype or t.device != x.device for t in tensors) or not (
-        x.is_floating_point()
-    ):
+    if x.dtype not in FLOATS or any((t.dtype, t.device) != (x.dtype, x.device) for t in tensors):
+        found = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
         raise ArgumentError(
-            f"{what}: x is {x.dtype} on {x.device}, weight {weight.dtype} on {weight.device}. "
-            "Fix: one floating dtype and one device for all"
+            f"{what}: x, weight and bias are {found}. Fix: one floating dtype of 16 bits or more and one device for all"
         )
     if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise ArgumentError(

@@ -96,6 +96,15 @@ def test_the_tree_adds_neighbours_first():
 
 
 X, WEIGHT = torch.ones(2, 8), torch.ones(4, 8)
+F8 = torch.float8_e4m3fn
+
+
+def test_no_rows():
+    rows, weight = torch.ones(0, 8, requires_grad=True), torch.ones(16, 8)
+    for product in (invariant.row_parallel, invariant.column_parallel):
+        made = product(rows, weight)
+        assert made.shape == (0, 16)
+        assert torch.autograd.grad(made.sum(), rows)[0].shape == rows.shape
 
 
 @pytest.mark.parametrize(
@@ -109,6 +118,11 @@ X, WEIGHT = torch.ones(2, 8), torch.ones(4, 8)
         (lambda: invariant.row_parallel(X, WEIGHT.T), "of this rank"),
         (lambda: invariant.row_parallel(X, WEIGHT.double()), "one floating dtype"),
         (lambda: invariant.row_parallel(X.long(), WEIGHT.long()), "one floating dtype"),
+        (
+            lambda: invariant.row_parallel(X.to(F8), WEIGHT.to(F8)),
+            "float8_e4m3fn on cpu. Fix: one floating dtype of 16 bits",
+        ),
+        (lambda: invariant.row_parallel(X, WEIGHT, torch.ones(4).half()), "torch.float16 on cpu"),
         (lambda: invariant.row_parallel(X, WEIGHT, torch.ones(3)), "bias has shape"),
         (lambda: invariant.row_parallel(X, WEIGHT, parts=3), "parts is 3"),
         (lambda: invariant.row_parallel(X, WEIGHT, parts=16), "parts is 16"),

@@ -84,6 +84,11 @@ def test_sums_and_norms(width, dtype):
             assert torch.equal(one, many[a:b])
 
 
+def test_sums_of_empty_rows():
+    for shape in ((2, 0), (0, 3), (0, 0)):
+        assert torch.equal(row_sum(torch.ones(shape)), torch.ones(shape).sum(-1))
+
+
 A = torch.ones(2, 3)
 
 
@@ -100,7 +105,13 @@ A = torch.ones(2, 3)
         (lambda: product(A, A.T, A[0]), "bias has shape"),
         (lambda: product(A[None], A.T[None], A[0, :2]), "bias has shape"),
         (lambda: product(A, A.T, out_dtype=torch.bfloat16), "out_dtype is"),
+        (lambda: product(A, A.T, A[0, :2].double()), "bias is torch.float64"),
+        (lambda: product(A, A.T, A[0, :2].to("meta")), "bias is torch.float32 on meta"),
         (lambda: row_sum(torch.tensor(1.0)), "expected"),
+        (lambda: row_sum(A.to(torch.float8_e4m3fn)), "of floats"),
+        (lambda: rms_norm(A[:, :0], A[0, :0]), r"x has shape \[2, 0\]"),
+        (lambda: rms_norm(A, A[0].to("meta")), "weight torch.float32 on meta"),
+        (lambda: rms_norm(A.to(torch.float8_e4m3fn), A[0]), "float8"),
         (lambda: row_sum(A.long()), "of floats"),
         (lambda: row_sum(None), "x is None"),
         (lambda: rms_norm(A, A[0, :2]), "weight"),

@@ -16,13 +16,15 @@ from mmpack.errors import ArgumentError, check_number
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.norms import RMS_NORM
+from mmpack.ops.products.product import FLOATS
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """x [..., N], weight [N] -> [..., N], of the dtype that x and weight promote to; differentiable.
 
-    A row's value and gradient follow from the row alone; the gradient to weight sums over rows.
-    Raises ArgumentError for shapes and dtypes that don't fit.
+    A row's value and gradient follow from the row alone; the gradient to weight sums over rows. Dtypes: bfloat16,
+    float16, float32, float64.
+    Raises ArgumentError for shapes, dtypes and devices that don't fit.
 
     Example:
         >>> import torch
@@ -32,14 +34,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """
     check_are_tensors("rms_norm", x=x, weight=weight)
     check_number("rms_norm", "eps", eps, least=0)
-    if x.ndim == 0 or list(weight.shape) != [x.shape[-1]] or x.device != weight.device:
+    if x.ndim == 0 or not x.shape[-1] or list(weight.shape) != [x.shape[-1]]:
         raise ArgumentError(
             f"rms_norm: x has shape {list(x.shape)}, weight {list(weight.shape)}, expected [..., N] and [N]. "
-            "Fix: the norm's own weight, on the device of x"
+            "Fix: the norm's own weight"
         )
-    if not (x.is_floating_point() and weight.is_floating_point()):
+    if x.dtype not in FLOATS or weight.dtype not in FLOATS or x.device != weight.device:
         raise ArgumentError(
-            f"rms_norm: x is {x.dtype}, weight {weight.dtype}. Fix: pass floating tensors"
+            f"rms_norm: x is {x.dtype} on {x.device}, weight {weight.dtype} on {weight.device}. "
+            "Fix: floating tensors of 16 bits or more, on one device"
         )
     made: Tensor = _RmsNorm.apply(x, weight, float(eps))
     return made

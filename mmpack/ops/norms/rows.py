@@ -15,6 +15,7 @@ from mmpack.errors import ArgumentError
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.norms import ROW_SUM
+from mmpack.ops.products.product import FLOATS
 
 
 def row_sum(x: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def row_sum(x: Tensor) -> Tensor:
         [3.0, 7.0]
     """
     check_are_tensors("row_sum", x=x)
-    if x.ndim == 0 or not x.is_floating_point():
+    if x.ndim == 0 or x.dtype not in FLOATS:
         raise ArgumentError(
             f"row_sum: x has shape {list(x.shape)} and dtype {x.dtype}, expected [..., N] of floats. "
             "Fix: pass rows"
@@ -52,6 +53,8 @@ class _RowSum(torch.autograd.Function):
 def sum_rows_of(x: Tensor, out_dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """`row_sum` without its checks: scale · sum, of `out_dtype`."""
     with torch.no_grad():
+        if not x.numel():
+            return x.new_zeros(x.shape[:-1], dtype=out_dtype)
         flat = x.reshape(-1, x.shape[-1])
         path = implementation(ROW_SUM, x.device, x.dtype)
         made: Tensor = path.row_sum(flat, out_dtype, scale)

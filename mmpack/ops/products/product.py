@@ -28,7 +28,8 @@ def product(
     Sums are of float32 (float64 for float64) and are rounded once. float32 factors are multiplied as torch's setting
     for CUDA says: `torch.backends.cuda.matmul.allow_tf32`.
 
-    Args: `bias`: of two dimensions' product only. `out_dtype`: of a, or float32.
+    Args: `a`, `b`, `bias`: of one dtype; bfloat16, float16, float32 or float64. `bias`: of two dimensions' product
+    only. `out_dtype`: that of a, or float32.
     Raises ArgumentError for shapes and dtypes that don't fit.
 
     Example:
@@ -53,6 +54,11 @@ def product(
         raise ArgumentError(
             f"product: a is {a.dtype} on {a.device}, b {b.dtype} on {b.device}. "
             "Fix: cast both to one floating dtype, on one device"
+        )
+    if bias is not None and (bias.dtype != a.dtype or bias.device != a.device):
+        raise ArgumentError(
+            f"product: bias is {bias.dtype} on {bias.device}, a {a.dtype} on {a.device}. "
+            "Fix: cast it to the dtype of the factors, on their device"
         )
     if bias is not None and (batched or list(bias.shape) != [b.shape[-1]]):
         raise ArgumentError(
