@@ -153,6 +153,7 @@ def held():
     return case
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path):
     out = tmp_path / "step.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -348,7 +348,7 @@ def test_pickle_drops_the_cache(processor, picture):
     assert clone([user(picture(0))], sample_id="s") == sample
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_data_loader_workers(processor, picture, start):
     data = Prompts(processor, [picture(i) for i in (0, 1, 0)])
     here = [data[i] for i in range(3)]

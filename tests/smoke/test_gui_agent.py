@@ -12,6 +12,7 @@ TUTORIAL = Path(__file__).parents[2] / "examples" / "gui_agent.py"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium")
 def test_the_tutorial_takes_a_step():
     done = subprocess.run([sys.executable, TUTORIAL], capture_output=True, text=True, check=False)

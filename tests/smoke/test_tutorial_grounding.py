@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TUTORIAL = Path(__file__).parents[2] / "examples" / "grounding.py"
 
 
+@pytest.mark.slow
 def test_the_reward_rises():
     done = subprocess.run([sys.executable, TUTORIAL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
