@@ -1,1 +1,1 @@
-"""Whole training steps, timed beside peers: models of real shapes with random weights, on the device that is here."""
+"""Whole training steps of models of real shapes with random weights: timed beside peers; in every layout, by stage"""

@@ -20,9 +20,12 @@ Run = Callable[[Sequence[Sample], Recorder], None]
 
 @dataclass
 class Side:
-    """A way to run samples. `run(samples, recorder)` puts rows into the recorder; adapters make it.
+    """A way to run samples. `run(samples, recorder)` puts rows [R, …] into the recorder; adapters make it.
 
-    It is called once for the values, then again for each noisy pass, in which it applies `recorder.shaken`.
+    It is called once for the values, then again for each noisy pass, in which it applies `recorder.shaken` to what
+    each module computed. `about`: what the report says of the side; of sides whose `dtype` in it is one and the same,
+    the mean growth of rows is compared too (`Contract.pooled`).
+    Raises: ArgumentError for a name that is no str, or a run that can't be called.
     """
 
     name: str
@@ -55,6 +58,7 @@ def record(
             f"probe: a side is {kind_of(side)}. Fix: pass a probe.Side, as probe_side(model) makes one, or a record"
         )
     check_whole("probe", "passes", passes, least=0)
+    check_whole("probe", "seed", seed, least=0)
     samples = list(samples)
     recorder = Recorder(
         side.name,
@@ -98,6 +102,10 @@ def run(
     contract = Contract() if contract is None else contract
     if not isinstance(contract, Contract):
         raise ArgumentError(f"probe.run: contract is {kind_of(contract)}. Fix: probe.Contract(…)")
+    if isinstance(a, Record) and isinstance(b, Record) and len(samples):
+        raise ArgumentError(
+            "probe.run: both sides are records, and records run no samples. Fix: leave samples out"
+        )
     options = {"tokens": tokens, "passes": contract.passes, "memory": memory, "seed": seed}
     left, right = (
         side if isinstance(side, Record) else record(side, samples, **options) for side in (a, b)

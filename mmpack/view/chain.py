@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-
 from mmpack.probe.chain.compare import DIRECTIONS, Row
 from mmpack.probe.chain.report import ChainReport
 from mmpack.probe.chain.stages import STAGES
+from mmpack.view.document import document
 from mmpack.view.parity.style import STYLE
 from mmpack.view.tags import Markup, joined, table, tag
 
@@ -19,18 +17,7 @@ def page(report: ChainReport) -> str:
 
     Raises: MissingExtraError without MarkupSafe.
     """
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>mmpack probe chain</title><style>{STYLE}</style>"
-    )
-    return (
-        f'<!doctype html><html lang="en"><head>{head}</head>'
-        f'<body class="mmpack">{_body(report)}</body></html>\n'
-    )
+    return document("mmpack probe chain", STYLE, _body(report))
 
 
 def _body(report: ChainReport) -> Markup:

@@ -127,6 +127,8 @@ def test_wrong_arguments_are_refused():
         lambda: mp.probe.run(layers(), layers(), [one[0], one[0]]),
         lambda: mp.probe.run(layers(), layers(), one, contract=3),
         lambda: mp.probe.run(layers(), layers(), one, memory=-1),
+        lambda: mp.probe.run(layers(), layers(), one, seed="a"),
+        lambda: mp.probe.run(layers(), layers(), one, seed=1.5),
         lambda: Contract(factor=float("nan")),
         lambda: Contract(passes=1.5),
         lambda: Side("x", None),
@@ -134,6 +136,8 @@ def test_wrong_arguments_are_refused():
         with pytest.raises(mp.ArgumentError, match="Fix: "):
             wrong()
     a = mp.probe.record(layers(), one)
+    with pytest.raises(mp.ArgumentError, match="records run no samples. Fix: "):
+        mp.probe.run(a, a, one)
     with pytest.raises(mp.ArgumentError, match="other samples"):
         mp.probe.compare(a, mp.probe.record(layers(), one[:1]), Contract())
     with pytest.raises(mp.ArgumentError, match="other directions"):

@@ -35,6 +35,11 @@ class Cells:
         """int64: the canonical rows that `group` speaks of."""
         return self.at if self.apart is None else self.apart
 
+    def to(self, device: torch.device | str) -> Cells:
+        """The same on another device."""
+        given = vars(self).items()
+        return Cells(**{name: None if x is None else x.to(device) for name, x in given})
+
 
 @dataclass
 class Record:

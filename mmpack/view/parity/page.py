@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ import numpy as np
 from mmpack.parity.causes.pair import Pair
 from mmpack.parity.drift_traces import trace_drift
 from mmpack.parity.report import by_cause, counted, evidence_of
+from mmpack.view.document import document
 from mmpack.view.media import Find, finder
 from mmpack.view.parity.drift_bars import drift_section
 from mmpack.view.parity.frame_viewer import FrameViewer
@@ -38,18 +37,7 @@ Options = dict[str, Any]
 
 def page(report: ParityReport, **options: Any) -> str:
     """The report as one self-contained page that runs no script and loads nothing. Options: see `fragment`."""
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>mmpack parity</title><style>{STYLE}</style>"
-    )
-    return (
-        f'<!doctype html><html lang="en"><head>{head}</head>'
-        f'<body class="mmpack">{_body(report, **options)}</body></html>\n'
-    )
+    return document("mmpack parity", STYLE, _body(report, **options), pictures=True)
 
 
 def fragment(report: ParityReport, **options: Any) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 from mmpack.probe.report import Kind, ProbeReport
+from mmpack.view.document import document
 from mmpack.view.parity.style import STYLE
 from mmpack.view.probe.lines import Scale, points, scale_of
 from mmpack.view.tags import Markup, joined, table, tag
@@ -25,19 +24,7 @@ OWN = """
 
 def page(reports: Sequence[ProbeReport], title: str | None = None) -> str:
     """Reports as one self-contained page that runs no script and loads nothing; the first one is the subject."""
-    style = STYLE + OWN
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>mmpack probe</title><style>{style}</style>"
-    )
-    return (
-        f'<!doctype html><html lang="en"><head>{head}</head>'
-        f'<body class="mmpack">{_body(reports, title)}</body></html>\n'
-    )
+    return document("mmpack probe", STYLE + OWN, _body(reports, title))
 
 
 def fragment(reports: Sequence[ProbeReport]) -> str:

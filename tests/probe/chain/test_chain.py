@@ -11,7 +11,9 @@ from mmpack.adapters.transformers.chain.axes import axes_here, padded_alone, ref
 from mmpack.adapters.transformers.chain.exact import exact_copy, exact_logprobs
 from mmpack.adapters.transformers.chain.run import Way, run
 from mmpack.adapters.transformers.tower import takes_encoded_media
-from mmpack.bench.chain import AXES, ONE_PROCESS, Options, chain, draw, prepare
+from mmpack.bench.chain import AXES, ONE_PROCESS, Options, chain
+from mmpack.bench.chain.prepare import prepare
+from mmpack.bench.chain.samples import draw
 from mmpack.errors import ArgumentError
 from mmpack.probe.chain.compare import Equal
 from mmpack.probe.chain.stages import STAGES, TOWER

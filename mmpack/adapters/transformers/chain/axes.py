@@ -11,7 +11,7 @@ import torch
 
 from mmpack.adapters.transformers.attention import attach
 from mmpack.adapters.transformers.chain.problem import Problem
-from mmpack.adapters.transformers.chain.run import Part, Way, run
+from mmpack.adapters.transformers.chain.run import STORE_BYTES, Part, Way, run
 from mmpack.adapters.transformers.chain.suffix import prefix_run
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache.features import FeatureStore
@@ -24,7 +24,6 @@ from mmpack.probe.chain.stages import STAGES, TOWER
 from mmpack.schema.sample import Sample
 
 Run = Callable[[Any, Problem], Record]
-STORE_BYTES = 1 << 30
 _ALL = frozenset(STAGES)
 # runs whose attention is transformers' own, which the invariant mode refuses
 OWN_ATTENTION = {

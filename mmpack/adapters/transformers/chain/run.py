@@ -22,6 +22,7 @@ from mmpack.probe.chain.record import Cells, Key, Record, joined
 from mmpack.probe.chain.stages import TOWER
 
 LAST_NORM = ("rms_norm", "language_model.norm")
+STORE_BYTES = 1 << 30  # of feature stores
 Logprobs = Callable[[Any, Batch], Tensor]
 Logits = Callable[[Tensor], Tensor]
 Gather = Callable[[Key, Tensor], Tensor]

@@ -155,18 +155,11 @@ def fsdp_run(model: Any, problem: Problem, mesh: DeviceMesh) -> Record:
         logprobs = packed_logprobs(sharded, batch, vision="always")
         loss, cells = take_loss(problem, logprobs, own)
         (loss * mesh.size()).backward()  # FSDP2 takes the mean over its ranks
-    record = Record(cells)
-    for cell in record.cells.values():
-        for name in ("values", "at", "gradient", "group", "apart"):
-            value = getattr(cell, name)
-            setattr(cell, name, None if value is None else value.cpu())
+    record = Record({key: cell.to("cpu") for key, cell in cells.items()})
     found: list[Any] = [None] * mesh.size()
     all_gather_object(found, record, group=mesh.get_group())
     out = joined(found)
-    for cell in out.cells.values():
-        for name in ("values", "at", "gradient", "group", "apart"):
-            value = getattr(cell, name)
-            setattr(cell, name, None if value is None else value.to(device))
+    out.cells = {key: cell.to(device) for key, cell in out.cells.items()}
     out.parameters = {
         name: p.grad.full_tensor()  # type: ignore[union-attr]
         for name, p in sharded.named_parameters()

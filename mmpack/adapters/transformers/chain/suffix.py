@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.chain.problem import HEAD_ROWS, Problem, take_loss
+from mmpack.adapters.transformers.chain.run import LAST_NORM, STORE_BYTES
 from mmpack.adapters.transformers.chain.tape import Tape, rows_of
 from mmpack.adapters.transformers.prefix import kv_bytes_per_token, prefix_logprobs
 from mmpack.cache.features import FeatureStore
@@ -16,8 +17,6 @@ from mmpack.probe.chain.record import Cells, Record, joined
 from mmpack.probe.chain.stages import TOWER
 
 BLOCK = 4
-STORE_BYTES = 1 << 30
-LAST_NORM = ("rms_norm", "language_model.norm")
 
 
 def prefix_run(model: Any, problem: Problem) -> Record:

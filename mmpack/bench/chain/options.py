@@ -1,0 +1,72 @@
+"""What `mmpack probe chain` is asked for, and the shape of the model that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from mmpack.bench.models import MODELS, Shape
+from mmpack.errors import check_name
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+FAMILIES = {"qwen2.5-vl": "qwen2.5-vl-7b", "qwen3-vl": "qwen3-vl-8b"}
+SIZES = ("tiny", "layer")
+ONE_PROCESS = (
+    "batch", "pictures", "padding", "packed", "shared", "processor_cache", "feature_cache",
+    "prefix_cache",
+)  # fmt: skip
+RANKS = ("tensor_parallel", "fsdp")
+AXES = (*ONE_PROCESS, *RANKS)
+
+
+@dataclass(frozen=True)
+class Options:
+    """`tp`: ranks of the tensor-parallel axis. `layers`: of the decoder. `invariant`: within `mmpack.invariant`."""
+
+    model: str = "qwen2.5-vl"
+    size: str = "tiny"
+    dtype: str = "float32"
+    device: str = "cpu"
+    axes: Sequence[str] = ONE_PROCESS
+    tp: Sequence[int] = (1, 2, 4)
+    layers: int = 2
+    seed: int = 0
+    invariant: bool = False
+
+    def __post_init__(self) -> None:
+        for name, names in (("model", FAMILIES), ("size", SIZES), ("dtype", DTYPES)):
+            check_name("probe chain", name, getattr(self, name), names)
+        for axis in self.axes:
+            check_name("probe chain", "axis", axis, AXES)
+
+
+def shape_of(options: Options) -> Shape:
+    """Real widths and few layers; or a tiny model whose heads four ranks divide, with logits that are far from even."""
+    real = MODELS[FAMILIES[options.model]]
+    deep = {"deepstack_visual_indexes": [0, 1]} if real.family == "qwen3_vl" else {}
+    windows = {} if deep else {"fullatt_block_indexes": [1]}
+    vision = real.vision | {"depth": 2} | deep | windows
+    text = real.text | {"num_hidden_layers": options.layers}
+    if options.size == "layer":
+        return replace(real, text=text, vision=vision)
+    sections = {"mrope_section": [3, 3, 2] if deep else [2, 1, 1]}
+    text |= {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "initializer_range": 0.1,
+        "rope_parameters": real.text["rope_parameters"] | sections,
+    }
+    if deep:
+        text["head_dim"] = 16
+    vision |= {
+        "hidden_size": 64,
+        "num_heads": 4,
+        "intermediate_size": 128,
+        "out_hidden_size": 64,
+        "initializer_range": 0.1,
+    }
+    return replace(real, text=text, vision=vision)

@@ -1,0 +1,59 @@
+"""What every run of the chain is compared with: the model, its problem, the reference and the exact values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmpack.adapters.transformers.chain.axes import padded_alone, reference, within_mode
+from mmpack.adapters.transformers.chain.exact import exact_copy, exact_logprobs
+from mmpack.adapters.transformers.chain.problem import KL_COEF, Problem, make_problem
+from mmpack.adapters.transformers.chain.run import Way, run
+from mmpack.bench.chain.options import DTYPES, Options, shape_of
+from mmpack.bench.chain.samples import draw
+from mmpack.bench.models import random_model
+from mmpack.probe.chain.compare import Bounds, Equal, Row, bounds_of, compare
+from mmpack.probe.chain.record import Record
+from mmpack.schema.sample import Sample
+
+
+@dataclass
+class Prepared:
+    """A model and what every run on it is compared with."""
+
+    model: Any
+    problem: Problem
+    reference: Record
+    exact: Record
+    bounds: Bounds
+    uncached: list[Sample]  # the same samples of a processor that keeps nothing
+
+    def rows(self, axis: str, value: str, record: Record, equal: Equal) -> list[Row]:
+        return compare(axis, value, record, self.reference, self.exact, equal, self.bounds)
+
+
+def prepare(options: Options, device: torch.device) -> Prepared:
+    """The model in evaluation mode, the problem, the reference, and the exact values of a wider copy."""
+    dtype = DTYPES[options.dtype]
+    shape = shape_of(options)
+    model = random_model(shape, device, dtype).eval()
+    samples, uncached, companions = draw(shape.family, options.size, options.seed)
+    # float64 costs little where the model is tiny, and a GPU's float32 is wide enough beside bfloat16
+    wide = exact_copy(model, torch.float64 if options.size == "tiny" else torch.float32)
+    blank = torch.zeros(sum(s.num_loss_tokens for s in samples), device=device)
+    problem = make_problem(samples, companions, blank, options.seed)
+    with torch.no_grad():
+        logprobs = [exact_logprobs(wide, part.batch) for part in padded_alone(wide, problem)]
+    problem = make_problem(samples, companions, torch.cat(logprobs), options.seed)
+    exact = run(
+        wide, problem, padded_alone(wide, problem), Way(attached=False, logprobs=exact_logprobs)
+    )
+    del wide
+    bounds = bounds_of(exact, problem.advantages, KL_COEF, dtype)
+    # some modules note things in their first forward, and kernels are chosen
+    take = within_mode(reference) if options.invariant else reference
+    take(model, problem)
+    own = take(model, problem)
+    return Prepared(model, problem, own, exact, bounds, uncached)

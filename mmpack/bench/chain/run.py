@@ -1,0 +1,102 @@
+"""The axes of one process, and the report of all; those of ranks are in ranks.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+import transformers
+
+from mmpack._version import __version__
+from mmpack.adapters.transformers.chain.axes import (
+    OWN_ATTENTION,
+    axes_here,
+    equal_stages,
+    processed_run,
+    within_mode,
+)
+from mmpack.bench.chain.options import ONE_PROCESS, RANKS, Options
+from mmpack.bench.chain.prepare import prepare
+from mmpack.bench.chain.ranks import on_ranks, refuse_ranks
+from mmpack.errors import ArgumentError
+from mmpack.probe.chain.compare import Equal, Row
+from mmpack.probe.chain.report import ChainReport
+
+
+def chain(options: Options) -> ChainReport:
+    """Run the axes and compare each stage with the reference: every sample alone, batch 1, no cache, one rank.
+
+    Axes of ranks run in the processes of torchrun, or on the CPU in processes that are started here. Of torchrun's
+    ranks the first has the rows.
+    Raises: ArgumentError for a device that isn't there, or axes that can't run.
+    """
+    start = time.perf_counter()
+    device = _device(options.device)
+    refuse_ranks(options)
+    report = ChainReport(_setting(options, device))
+    if any(axis in ONE_PROCESS for axis in options.axes) and int(os.environ.get("RANK", "0")) == 0:
+        report.rows += _one_process(options, device, report.left_out)
+    if any(axis in RANKS for axis in options.axes):
+        report.rows += on_ranks(options, device, report.left_out)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _one_process(options: Options, device: torch.device, left_out: dict[str, str]) -> list[Row]:
+    prepared = prepare(options, device)
+    axes = axes_here(prepared.model)
+    axes["processor_cache"] = {"off": processed_run(prepared.uncached)}
+    rows: list[Row] = []
+    for axis in options.axes:
+        if axis in RANKS:
+            continue
+        if axis not in axes:
+            left_out[axis] = (
+                f"transformers {transformers.__version__} takes no encoded media. Fix: 5.19 or newer"
+            )
+            continue
+        for value, take in axes[axis].items():
+            equal = Equal()
+            if options.invariant:
+                if (axis, value) in OWN_ATTENTION:
+                    left_out[f"{axis} {value}"] = "transformers' own attention is not invariant"
+                    continue
+                equal, take = Equal(*equal_stages(axis, value)), within_mode(take)
+            rows += prepared.rows(axis, value, take(prepared.model, prepared.problem), equal)
+    return rows
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ArgumentError(f"probe chain: device is {name!r}. Fix: 'cpu' or 'cuda'") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ArgumentError("probe chain: no CUDA device is here. Fix: --device cpu")
+        if device.index is None:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    elif device.type != "cpu":
+        raise ArgumentError(f"probe chain: device is {name!r}. Fix: 'cpu' or 'cuda'")
+    return device
+
+
+def _setting(options: Options, device: torch.device) -> dict[str, Any]:
+    names = [] if device.type == "cpu" else [torch.cuda.get_device_name(device)]
+    return {
+        "model": options.model,
+        "size": options.size,
+        "layers": options.layers,
+        "dtype": options.dtype,
+        "device": (names or ["cpu"])[0],
+        "invariant": options.invariant,
+        "seed": options.seed,
+        "mmpack": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": sys.version.split()[0],
+    }
