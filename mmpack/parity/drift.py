@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.contracts import TOLERANCES
-from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.errors import ArgumentError, check_name, check_number, check_whole, kind_of
 from mmpack.parity.drift_axes import DriftAxis, EffectiveSize, split
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.relation import excluded, fits_temperatures, relation
@@ -27,6 +27,7 @@ DRIFT_FIXES = {
     "temperature": "Divide the trainer's logits by the rollout's temperature, or record raw logprobs on both sides.",
     UNKNOWN: "Compare layouts first; then record dtype, policy versions and checksums on both sides.",
 }
+KINDS = ("raw", "processed")
 _SHOWN = 4  # tensors named in one line
 
 
@@ -122,6 +123,7 @@ def logprob_drift(
     Raises: ArgumentError for logprobs of unlike kinds, missing ones, other counts, or no token at all.
     """
     samples = as_samples(samples, "logprob_drift")
+    _check_evidence(kind, dtype, version, temperature, checksums)
     rolled = [_recorded(s, kind) for s in samples]
     theirs = [
         logprob_column(x, i) for i, x in enumerate(_per_sample("logprobs", logprobs, len(rolled)))
@@ -179,6 +181,23 @@ def logprob_drift(
     )
 
 
+def _check_evidence(kind: Any, dtype: Any, version: Any, temperature: Any, checksums: Any) -> None:
+    """What is compared with what a trace recorded must be of its types, or it would never be equal."""
+    check_name("logprob_drift", "kind", kind, KINDS)
+    for name, value in (("dtype", dtype), ("version", version)):
+        if value is not None and not isinstance(value, str):
+            raise ArgumentError(
+                f"logprob_drift: {name} is {kind_of(value)}, expected a str. Fix: as the trace names it"
+            )
+    if temperature is not None:
+        check_number("logprob_drift", "temperature", temperature, least=0)
+    pair = isinstance(checksums, Sequence) and len(checksums) == 2
+    if checksums is not None and not (pair and all(isinstance(c, Mapping) for c in checksums)):
+        raise ArgumentError(
+            "logprob_drift: checksums is no pair of mappings. Fix: ({name: checksum} of the trainer, of the engine)"
+        )
+
+
 def _per_sample(name: str, given: Any, count: int) -> Sequence[Any]:
     """Raise ArgumentError unless there is one entry per sample."""
     if not hasattr(given, "__len__") or len(given) != count:
@@ -193,7 +212,7 @@ def logprob_column(values: Any, i: int | str) -> np.ndarray:
     """float64 [n]. Raises: ArgumentError."""
     try:
         column = np.asarray(values, np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last one: a tensor with a gradient
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(
             f"logprob_drift: logprobs[{i!r:.60}] are no numbers ({why}). Fix: float [n], of the loss tokens"

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mmpack.errors import ArgumentError, kind_of
 from mmpack.parity.drift import LogprobDrift, logprob_column, logprob_drift
 from mmpack.parity.join import Matched, Source, paired
 from mmpack.parity.sampling import unlike_sampling
@@ -47,6 +48,11 @@ def trace_drift(
         >>> drift.max_abs, left_out
         (0.5, {})
     """
+    if train_logprobs is not None and not isinstance(train_logprobs, Mapping):
+        raise ArgumentError(
+            f"trace_drift: train_logprobs is {kind_of(train_logprobs)}, expected a mapping. "
+            "Fix: {sample_id: logprobs [n]}"
+        )
     samples: list[Sample] = []
     theirs: list[np.ndarray] = []
     left_out: Counter[str] = Counter()

@@ -264,6 +264,14 @@ def test_other_things_are_refused():
         mp.project_and_merge(torch.zeros(4, 4), tuple(own), vision)
     with pytest.raises(mp.ArgumentError, match=r"expected VisionRows. Fix: pass batch.vision_rows"):
         mp.project_and_merge(torch.zeros(4, 4), own, list(vision))
+    with pytest.raises(mp.ArgumentError, match=r"levels is None, expected a list.* Fix: \[\]"):
+        mp.project_and_merge(torch.zeros(4, 4), own, vision, None)
+    with pytest.raises(mp.ArgumentError, match=r"vision\.rows is None, expected a tensor"):
+        mp.project_and_merge(torch.zeros(4, 4), own, vision._replace(rows=None))
+    with pytest.raises(mp.ArgumentError, match=r"vision has 2 rows and 3 features"):
+        mp.project_and_merge(torch.zeros(4, 4), own, vision._replace(rows=vision.rows[:2]))
+    with pytest.raises(mp.ArgumentError, match=r"vision\.rows runs from 2 to 4, expected \[0, 4"):
+        mp.project_and_merge(torch.zeros(4, 4), own, vision._replace(rows=vision.rows + 1))
     moved = vision._replace(source=vision.source + 1)
     with pytest.raises(mp.ArgumentError, match=r"vision.source runs from 0 to 3, expected \[-1, 3"):
         mp.project_and_merge(torch.zeros(4, 4), own, moved)

@@ -124,6 +124,25 @@ def test_what_is_not_one_column_per_sample_is_refused(given, why):
         logprob_drift([sample([-1.0, -2.0])], **{"logprobs": [np.zeros(2)], **given})
 
 
+@pytest.mark.parametrize(
+    ("about", "why"),
+    [
+        ({"version": 3}, "version is of type int, expected a str"),  # "3" is another name
+        ({"dtype": np.float32}, "dtype is of type type, expected a str"),
+        ({"kind": "logits"}, "kind is 'logits'"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": "1"}, "temperature is of type str"),
+        ({"checksums": 3}, "checksums is no pair"),
+        ({"checksums": ({}, ["a"])}, "checksums is no pair"),
+    ],
+    ids=str,
+)
+def test_evidence_of_another_type_is_refused(about, why):
+    one = sample([-1.0, -2.0])
+    with pytest.raises(ArgumentError, match=rf"logprob_drift: {why}.*Fix: "):
+        logprob_drift([one], [np.array([-1.0, -2.0])], **about)
+
+
 def test_a_rollout_without_logprobs_is_refused():
     rolled = sample([-1.0])
     rolled.rollout_logprobs = None

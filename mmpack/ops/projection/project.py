@@ -18,7 +18,7 @@ from mmpack.ops.attention.autocast import attended_dtype
 from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import define_op
 from mmpack.ops.embeddings.merge import VisionRows
-from mmpack.ops.inputs import check_tensors
+from mmpack.ops.inputs import check_are_tensors, check_tensors
 from mmpack.ops.projection import PROJECT_AND_MERGE
 from mmpack.ops.records import parameters
 from mmpack.ops.rows.gather import check_index, check_range
@@ -71,6 +71,10 @@ def project_and_merge(
         >>> mp.project_and_merge(torch.zeros(3, 2), projector, vision)[0].tolist()
         [[0.0, 0.0], [10.0, 100.0], [20.0, 200.0]]
     """
+    if not isinstance(levels, Sequence):
+        raise ArgumentError(
+            f"project_and_merge: levels is {kind_of(levels)}, expected a list of Projection. Fix: [] for none"
+        )
     given = {"projector": projector, **{f"levels[{i}]": p for i, p in enumerate(levels)}}
     _check(embeddings, given, vision)
     layers = [_as_autocast(p) for p in given.values()]
@@ -85,6 +89,7 @@ def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows)
         raise ArgumentError(
             f"{what}: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
         )
+    check_are_tensors(what, **{f"vision.{k}": x for k, x in vision._asdict().items()})
     parts: dict[str, Any] = {}
     for name, p in given.items():
         if not isinstance(p, Projection):
@@ -108,6 +113,11 @@ def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows)
         _check_layer(what, name, p, count, embeddings.shape[1])
     for name, index in zip(vision._fields, vision, strict=True):
         check_index(what, f"vision.{name}", index, embeddings.device)
+    if len(vision.rows) != len(vision.features):
+        raise ArgumentError(
+            f"{what}: vision has {len(vision.rows)} rows and {len(vision.features)} features of them. "
+            "Fix: pass batch.vision_rows"
+        )
 
 
 def _check_layer(what: str, name: str, p: Projection, count: int, width: int) -> None:
@@ -174,6 +184,7 @@ def _project(
 ) -> list[Tensor]:
     places = VisionRows(*vision)
     check_range("project_and_merge", "vision.source", places.source, -1, len(inputs[0]))
+    check_range("project_and_merge", "vision.rows", places.rows, 0, len(embeddings))
     check_range("project_and_merge", "vision.features", places.features, 0, len(inputs[0]))
     module = implementation(PROJECT_AND_MERGE, embeddings.device, inputs[0].dtype)
     layers = [Projection(*p) for p in zip(inputs, weights, biases, strict=True)]
