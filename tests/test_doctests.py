@@ -23,7 +23,7 @@ LIGHT = tuple(
 CENTRAL = (
     *("Sample", "validate", "read_trace", "mrope_positions", "compare", "plan"),
     *("pack", "pad", "collate", "selected_logprobs", "linear_selected_logprobs"),
-    *("merge_embeddings", "scatter_rewards", "group_advantages", "gae"),
+    *("merge_embeddings", "project_and_merge", "scatter_rewards", "group_advantages", "gae"),
     *("policy_loss", "value_loss"),
     *("discounted_returns", "turns_of", "turn_advantages", "score_advantages", "score_columns"),
     *("gather_rewards", "group_numbers", "linear_length_scores", "group_length_scores"),

@@ -66,6 +66,7 @@ def stage_of(module: str) -> str | None:
     """The stage that a module's output belongs to, by its name below the head; None for all others.
 
     Example:
+        >>> from mmpack.probe.chain.stages import stage_of
         >>> stage_of("language_model.layers.3.self_attn.q_proj"), stage_of("language_model.layers.3")
         ('qkv', None)
     """
@@ -76,6 +77,7 @@ def stage_of_weight(name: str) -> str | None:
     """The stage that a weight of the whole model belongs to.
 
     Example:
+        >>> from mmpack.probe.chain.stages import stage_of_weight
         >>> stage_of_weight("model.language_model.layers.0.mlp.up_proj.weight"), stage_of_weight("lm_head.weight")
         ('mlp', 'head')
     """

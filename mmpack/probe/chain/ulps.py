@@ -21,6 +21,7 @@ def ulps(a: Tensor, b: Tensor) -> Tensor:
 
     Example: 1 and the next float32, and two neighbours of 0.
         >>> import torch
+        >>> from mmpack.probe.chain.ulps import ulps
         >>> a, b = torch.tensor([1.0, -1e-45]), torch.tensor([1.00000012, 1e-45])
         >>> ulps(a, b)
         tensor([1, 2])
