@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,8 +38,10 @@ class Cells:
 
     def to(self, device: torch.device | str) -> Cells:
         """The same on another device."""
-        given = vars(self).items()
-        return Cells(**{name: None if x is None else x.to(device) for name, x in given})
+        moved: dict[str, Any] = {
+            name: None if x is None else x.to(device) for name, x in vars(self).items()
+        }
+        return Cells(**moved)
 
 
 @dataclass
