@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,12 +25,15 @@ LEAST_ROWS, MOST_ROWS = (
 def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     """Compare records of the same samples, tokens and directions. Raises: ArgumentError for others."""
     _refuse_others(a, b)
+    ours, theirs = _completed(a, b), _completed(b, a)
     rows, first, kinds_parted = [], None, {}
     last: str | None = None
     one_dtype = contract.pooled and a.about.get("dtype") == b.about.get("dtype") is not None
     seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # error and noise of each entry
     grown: dict[str, tuple[float, float] | None] = {}
-    for index, (left, right) in enumerate(_shared(a, b)):
+    both = [(left, theirs[n]) for n, left in ours.items() if n in theirs]
+    shared = [(left, right) for left, right in both if left.space == right.space]
+    for index, (left, right) in enumerate(shared):
         error = distance(left.values, right.values)
         noise = _noise(left, right, a.places)
         seen[left.name] = error, noise
@@ -45,8 +48,8 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
             kinds_parted = {k: v.parted for k, v in row.kinds.items()}
         last = left.name
     only = (
-        [n for n in a.entries if n not in b.entries],
-        [n for n in b.entries if n not in a.entries],
+        [n for n in ours if n not in theirs],
+        [n for n in theirs if n not in ours],
     )
     if not rows:
         raise ArgumentError(
@@ -126,6 +129,7 @@ def _refuse_others(a: Record, b: Record) -> None:
         ("lengths", a.places.lengths, b.places.lengths),
         ("tokens", a.places.tokens.tolist(), b.places.tokens.tolist()),
         ("media", a.places.media.tolist(), b.places.media.tolist()),
+        ("grids of media", a.places.grids.tolist(), b.places.grids.tolist()),
         ("directions", (a.directions, a.seed), (b.directions, b.seed)),
     ):
         if mine != theirs:
@@ -135,11 +139,19 @@ def _refuse_others(a: Record, b: Record) -> None:
             )
 
 
-def _shared(a: Record, b: Record) -> Iterator[tuple[Entry, Entry]]:
-    for name, left in a.entries.items():
-        right = b.entries.get(name)
-        if right is not None and left.space == right.space:
-            yield left, right
+def _completed(record: Record, other: Record) -> dict[str, Entry]:
+    """Its entries, and behind them those that it knows by another's name, but the other side by their own."""
+    of: dict[str, list[str]] = {}
+    for name, entry in record.aliases.items():
+        if name in other.entries and name not in record.entries:
+            of.setdefault(entry, []).append(name)
+    out: dict[str, Entry] = {}
+    for name, found in record.entries.items():
+        out[name] = found
+        for alias in of.get(name, ()):
+            module, _, side = alias.rpartition("<")
+            out[alias] = replace(found, module=module, side=side, source=None)
+    return out
 
 
 def _row(

@@ -52,6 +52,8 @@ class Record:
     directions: int = DIRECTIONS
     seed: int = 0
     about: dict[str, Any] = field(default_factory=dict)  # versions, dtype, layout
+    # of a module of modules, whose output is one of theirs: its entry's name -> the name of theirs
+    aliases: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(
         default_factory=dict
     )  # fields of a file that this version doesn't know
@@ -185,6 +187,10 @@ class Recorder:
         else:
             entry.values[rows.into] = made
         return name
+
+    def alias(self, module: str, side: str, entry: str) -> None:
+        """Say that what came out of a module is what `entry` holds: it is kept once, and compared where sides differ."""
+        self.record.aliases[f"{module}<{side}"] = entry
 
     def shaken(self, values: torch.Tensor) -> torch.Tensor:
         """`values` with each element rounded another way, by chance: what a sum in another order may do.

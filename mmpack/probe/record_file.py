@@ -24,7 +24,7 @@ SUFFIX = ".probe"
 FORMAT, VERSION = "mmpack.probe", 1
 HEADER = "header.json"
 _MOST = 1 << 28  # bytes of a header
-_KNOWN = {"format", "version", "name", "directions", "seed", "about", "places", "entries"}
+_KNOWN = {"format", "version", "name", "directions", "seed", "about", "places", "entries", "aliases"}
 _KNOWN_ENTRY = {"module", "side", "space", "source", "local"}
 
 
@@ -46,6 +46,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
         "directions": record.directions,
         "seed": record.seed,
         "about": record.about,
+        "aliases": record.aliases,
         "places": record.places.to_dict(),
         "entries": [
             e.extra
@@ -124,14 +125,17 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
     about = header["about"]
     if not isinstance(about, dict):
         raise ValueError("its field about is no object")
-    return Record(str(header["name"]), places, entries, directions, seed, about, extra)
+    aliases = header["aliases"]
+    if not isinstance(aliases, dict) or not set(map(str, aliases.values())) <= set(entries):
+        raise ValueError("its field aliases names entries that are not there")
+    return Record(str(header["name"]), places, entries, directions, seed, about, aliases, extra)
 
 
 def _check_places(p: Places) -> None:
     samples, kinds = len(p.sample_ids), len(p.token_kinds)
     if len(p.lengths) != samples or len(p.token_kind) != len(p.tokens):
         raise ValueError("its places have unlike lengths")
-    if len(p.media_tokens) != len(p.media) or len(p.modalities) != len(p.media):
+    if not len(p.placeholders) == len(p.grids) == len(p.modalities) == len(p.media):
         raise ValueError("its media have unlike lengths")
     for values, most in (
         (p.tokens[:, 0], samples),

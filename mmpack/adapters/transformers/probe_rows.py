@@ -13,7 +13,7 @@ from mmpack.errors import ModelError
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import Rows
-from mmpack.probe.tower_rows import TowerCall
+from mmpack.probe.tower_rows import TowerCall, window_order
 from mmpack.schema.sample import Sample
 
 
@@ -89,9 +89,10 @@ def _tower_calls(
             of_key.setdefault(medium.cache_key, []).append(of_sample[member, j])
     once = isinstance(batch, PackedBatch) and takes_encoded_media(model)
     waiting = {key: list(found) for key, found in of_key.items()}
+    vision = getattr(model.config, "vision_config", None)
     calls = []
     for modality in batch.family_of().placeholder_ids:
-        occurrences, patches = [], []
+        occurrences, patches, orders = [], [], []
         chosen = range(len(batch.media)) if once else batch.media_order
         for i in chosen:
             medium = batch.media[i]
@@ -101,6 +102,7 @@ def _tower_calls(
             own = of_key[key] if once else [waiting[key].pop(0)] if waiting[key] else []
             occurrences.append(own)
             patches.append(medium.num_patches)
+            orders.append(window_order(medium.grid_thw, vision))
         if patches:
-            calls.append(TowerCall(occurrences, patches))
+            calls.append(TowerCall(occurrences, patches, orders))
     return calls
