@@ -37,7 +37,9 @@ class Places:
     grids: np.ndarray  # int64 [occurrences, 3]
     placeholders: list[list[int]]  # of each occurrence: its tokens, in order
     modalities: list[str]  # of each occurrence
-    tiles: bool = False  # whether patches lie row by row in t tiles; else those that are merged lie together
+    tiles: bool = (
+        False  # whether patches lie row by row in t tiles; else those that are merged lie together
+    )
     first: dict[int, int] = field(default_factory=dict)  # sample -> its first place
 
     def __post_init__(self) -> None:

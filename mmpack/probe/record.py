@@ -189,7 +189,7 @@ class Recorder:
         return name
 
     def alias(self, module: str, side: str, entry: str) -> None:
-        """Say that what came out of a module is what `entry` holds: it is kept once, and compared where sides differ."""
+        """Say that what came out of a module is what `entry` holds: kept once, compared where sides differ."""
         self.record.aliases[f"{module}<{side}"] = entry
 
     def shaken(self, values: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,17 @@ SUFFIX = ".probe"
 FORMAT, VERSION = "mmpack.probe", 1
 HEADER = "header.json"
 _MOST = 1 << 28  # bytes of a header
-_KNOWN = {"format", "version", "name", "directions", "seed", "about", "places", "entries", "aliases"}
+_KNOWN = {
+    "format",
+    "version",
+    "name",
+    "directions",
+    "seed",
+    "about",
+    "places",
+    "entries",
+    "aliases",
+}
 _KNOWN_ENTRY = {"module", "side", "space", "source", "local"}
 
 

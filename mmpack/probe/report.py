@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from mmpack.probe.contract import Contract
 from mmpack.probe.places import Places
@@ -133,11 +135,6 @@ class ProbeReport:
     about_b: dict[str, Any] = field(default_factory=dict)
     command: str | None = None  # that makes this report again
 
-    # set by `mmpack.view.probe`, which stands above this room
-    to_html: ClassVar[Callable[..., str]]
-    to_png: ClassVar[Callable[..., None]]
-    _repr_html_: ClassVar[Callable[..., str]]
-
     @property
     def ok(self) -> bool:
         return self.first is None
@@ -178,6 +175,17 @@ class ProbeReport:
     def text(self, most: int = 12) -> str:
         return "\n".join(self.lines(most))
 
+    def to_html(self, *, others: Sequence[ProbeReport] = (), title: str | None = None) -> str:
+        """One self-contained page; `others` are drawn beside it. As `mmpack.view.probe.html`."""
+        return str(drawing().html(self, others=others, title=title))
+
+    def to_png(self, path: str | os.PathLike[str]) -> None:
+        """Layer × error as a figure. As `mmpack.view.probe.chart`."""
+        drawing().chart([self], path)
+
+    def _repr_html_(self) -> str:
+        return str(drawing().notebook(self))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
@@ -193,6 +201,11 @@ class ProbeReport:
             "only_b": self.only[1],
             "command": self.command,
         }
+
+
+def drawing() -> Any:
+    """`mmpack.view.probe`, which stands above this room: loaded when something is drawn."""
+    return importlib.import_module("mmpack.view.probe")
 
 
 def _plain(value: Any) -> Any:

@@ -1,11 +1,14 @@
 """Pages and figures of the probe: what is drawn follows from the report."""
 
 import io
+import os
 import re
+import sys
 
 import pytest
 from PIL import Image
 from support.probe_sides import layers, samples
+from support.process import run_python
 
 import mmpack as mp
 from mmpack.view.probe.lines import scale_of
@@ -65,3 +68,16 @@ def test_other_things_are_refused(wrong, reports, tmp_path):
         mp.probe.chart(reports, labels=["one"])
     with pytest.raises(mp.ArgumentError, match="png"):
         mp.probe.chart(reports, tmp_path / "a.jpg")
+
+
+def test_the_room_alone_draws():
+    code = (
+        "import mmpack.probe as p, numpy as np\n"
+        "from support.probe_sides import layers, samples\n"
+        "report = p.run(layers(), layers(), samples())\n"
+        "assert report.to_html().startswith('<!doctype html>') and report._repr_html_()\n"
+        "assert p.chart(report)[:4] == b'\\x89PNG'\n"
+    )
+    path = os.pathsep.join(p for p in sys.path if p)
+    result = run_python(code, env=os.environ | {"PYTHONPATH": path})
+    assert result.returncode == 0, result.stderr

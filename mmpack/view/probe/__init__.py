@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-import mmpack.probe
 from mmpack.errors import ArgumentError, MissingExtraError, kind_of
 from mmpack.files import replaced
 from mmpack.probe.report import ProbeReport
 
-__all__ = ["chart", "html"]
+__all__ = ["chart", "html", "notebook"]
 
 
 def html(
@@ -78,19 +77,10 @@ def _checked(reports: list[ProbeReport], what: str) -> list[ProbeReport]:
     return reports
 
 
-def _to_png(report: ProbeReport, path: str | os.PathLike[str]) -> None:
-    chart([report], path)
-
-
-def _notebook(report: ProbeReport) -> str:
+def notebook(report: ProbeReport) -> str:
+    """What a notebook shows; where the package for HTML is missing, the summary and how to get the rest."""
     try:
         from mmpack.view.probe.page import fragment
     except MissingExtraError as error:
         return f"<pre>{escape(report.summary())}\n{escape(str(error))}</pre>"
     return fragment([report])
-
-
-ProbeReport.to_html = html
-ProbeReport.to_png = _to_png
-ProbeReport._repr_html_ = _notebook
-mmpack.probe.chart = chart
