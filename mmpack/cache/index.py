@@ -210,7 +210,7 @@ class PrefixIndex:
         meanwhile win, and these rows are given back.
 
         Args: `packed_rows`: int [L], the packed row of each token of the sample in the pack named `pack`.
-        Raises: ArgumentError for rows of another length or another type.
+        Raises: ArgumentError for rows of another length or another type, and below 0.
         """
         count = self._limit("reserve", keys, limit)
         ranges = self._ranges(keys, count, packed_rows, pack)
@@ -355,8 +355,11 @@ class PrefixIndex:
         """The packed rows of each block."""
         if rows is None:
             return []
-        rows = np.asarray(rows)
-        if rows.shape != (keys.num_tokens,) or rows.dtype.kind not in "iu":
+        try:
+            rows = np.asarray(rows)
+        except ValueError:  # lists of unlike lengths
+            rows = np.empty(0, dtype=object)
+        if rows.shape != (keys.num_tokens,) or rows.dtype.kind not in "iu" or (rows < 0).any():
             raise ArgumentError(
                 f"PrefixIndex.reserve: packed_rows has shape {list(rows.shape)} and dtype {rows.dtype}, the sample has "
                 f"{keys.num_tokens} tokens. Fix: pass the row of each token"

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def prefix_keys(
         position_rule: by default what the sample's processor recorded, else the family's first.
         positions: int64 [rows, L]; by default the sample's recorded ones, else computed by the family's rule.
 
-    Raises: ArgumentError for what is no sample, no names, or positions of another length.
+    Raises: ArgumentError for what is no sample, no names, positions of another length, and masked tokens.
 
     Example:
         >>> import mmpack as mp
@@ -70,17 +71,12 @@ def prefix_keys(
         >>> a[0] == b[0], a[1] == b[1]
         (True, False)
     """
-    _check(sample, block_size, weights, adapter)
+    _check(sample, block_size, weights, adapter, position_rule)
     family = get_family(sample.family)
     rule = (
         position_rule or (sample.processor or {}).get("position_rule") or family.position_rules[0]
     )
-    positions = np.asarray(positions_of(sample) if positions is None else positions)
-    if positions.ndim != 2 or positions.shape[1] != len(sample) or positions.dtype.kind not in "iu":
-        raise ArgumentError(
-            f"prefix_keys: positions have shape {list(positions.shape)} and dtype {positions.dtype}, the sample has "
-            f"{len(sample)} tokens. Fix: pass whole numbers [rows, L]"
-        )
+    positions = _positions(positions_of(sample) if positions is None else positions, len(sample))
     about = {
         "adapter": adapter,
         "block_size": int(block_size),
@@ -129,13 +125,39 @@ def _until(places: Sequence[Place], at: int, stop: int) -> Iterator[Place]:
         at += 1
 
 
-def _check(sample: Sample, block_size: int, weights: str, adapter: str) -> None:
+def _positions(given: Any, length: int) -> np.ndarray:
+    """int64 [rows, L]."""
+    try:
+        found = np.asarray(given)
+    except ValueError:  # rows of unlike lengths
+        found = np.empty(0, dtype=object)
+    if found.ndim != 2 or found.shape[1] != length or found.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"prefix_keys: positions have shape {list(found.shape)} and dtype {found.dtype}, the sample has "
+            f"{length} tokens. Fix: pass whole numbers [rows, L]"
+        )
+    # of uint64 those that int64 can't tell apart
+    if found.dtype == np.uint64 and (found > np.iinfo(np.int64).max).any():
+        raise ArgumentError("prefix_keys: positions are beyond int64. Fix: int64 [rows, L]")
+    return found.astype(np.int64)
+
+
+def _check(
+    sample: Sample, block_size: int, weights: str, adapter: str, position_rule: str | None
+) -> None:
     if not isinstance(sample, Sample):
         raise ArgumentError(
             f"prefix_keys: sample is {kind_of(sample)}, expected a Sample. Fix: pass one sample"
         )
     check_whole("prefix_keys", "block_size", block_size)
-    for name, value in (("weights", weights), ("adapter", adapter)):
+    mask = sample.attention_mask
+    if mask is not None and not np.all(mask):
+        raise ArgumentError(
+            f"prefix_keys: {sample.sample_id!r:.60} has masked tokens, which no key tells from others. "
+            "Fix: cut them off; mp.validate names them"
+        )
+    rule = "" if position_rule is None else position_rule
+    for name, value in (("weights", weights), ("adapter", adapter), ("position_rule", rule)):
         if not isinstance(value, str):
             raise ArgumentError(
                 f"prefix_keys: {name} is {kind_of(value)}, expected a str. Fix: pass the version's name"

@@ -381,6 +381,8 @@ except mp.MissingExtraError as error:
         (lambda i: i.lookup(keys_of("a"), limit=1.5), "limit is 1.5"),
         (lambda i: i.reserve(keys_of("a"), packed_rows=[1]).__enter__(), "packed_rows has shape"),
         (lambda i: i.reserve(keys_of("a"), packed_rows=[0.0, 1]).__enter__(), "dtype float64"),
+        (lambda i: i.reserve(keys_of("a"), packed_rows=[[1], [2, 3]]).__enter__(), "packed_rows"),
+        (lambda i: i.reserve(keys_of("a"), packed_rows=[0, -1]).__enter__(), "packed_rows"),
         (lambda i: i.features_of(i.lookup(keys_of("a")), None), "no feature store"),
     ],
 )
