@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmpack.errors import ArgumentError, one_line
 from mmpack.probe.contract import Contract
 from mmpack.probe.places import Places
 
@@ -116,7 +117,9 @@ class First:
         what = "the input of " if self.side == "in" else ""
         if self.pooled:
             where += " and all others, in the mean growth of their norms"
-        return f"{what}{self.module}, {where}: error {self.error:.2e}, bound {self.bound:.2e}"
+        return one_line(
+            f"{what}{self.module}, {where}: error {self.error:.2e}, bound {self.bound:.2e}"
+        )
 
 
 @dataclass(repr=False)
@@ -140,7 +143,7 @@ class ProbeReport:
         return self.first is None
 
     def __repr__(self) -> str:
-        return f"ProbeReport({self.summary()})"
+        return one_line(f"ProbeReport({self.summary()})")
 
     def summary(self) -> str:
         if self.first is None:
@@ -170,7 +173,7 @@ class ProbeReport:
                 out.append(f"only {name} has {', '.join(names[:3])}{more}: not compared")
         if self.command:
             out.append(f"again: {self.command}")
-        return out
+        return [one_line(line) for line in out]
 
     def text(self, most: int = 12) -> str:
         return "\n".join(self.lines(most))
@@ -181,6 +184,8 @@ class ProbeReport:
 
     def to_png(self, path: str | os.PathLike[str]) -> None:
         """Layer × error as a figure. As `mmpack.view.probe.chart`."""
+        if path is None:
+            raise ArgumentError("probe.to_png: path is None. Fix: a name ending in .png")
         drawing().chart([self], path)
 
     def _repr_html_(self) -> str:
