@@ -255,7 +255,7 @@ def test_masked_tokens_have_no_keys():
     sample.attention_mask = np.ones(len(sample), np.int64)
     assert blocks(sample) == blocks(one())
     sample.attention_mask[3] = 0
-    with pytest.raises(ArgumentError, match="masked tokens.* Fix: "):
+    with pytest.raises(ArgumentError, match=r"masked tokens.* Fix: "):
         blocks(sample)
 
 

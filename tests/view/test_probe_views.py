@@ -127,6 +127,6 @@ def test_names_are_text_and_never_markup_nor_control_characters():
     ],
 )
 def test_what_is_no_report_and_no_path_is_named(reports, call):
-    with pytest.raises(mp.ArgumentError, match="^probe.*Fix: "):
+    with pytest.raises(mp.ArgumentError, match=r"^probe.*Fix: "):
         call(reports[0])
     assert reports[0].to_html(others=reports[1])  # one, or several
