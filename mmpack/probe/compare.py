@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,12 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     grown: dict[str, tuple[float, float] | None] = {}
     both = [(left, theirs[n]) for n, left in ours.items() if n in theirs]
     shared = [(left, right) for left, right in both if left.space == right.space]
+    notes = [
+        f"{left.name} has rows of {left.space} in {a.name} and of {right.space} in {b.name}: not compared"
+        for left, right in both
+        if left.space != right.space
+    ]
+    broken, alone = _Missed("not finite on both sides"), _Missed("recorded on one side only")
     for index, (left, right) in enumerate(shared):
         error = distance(left.values, right.values)
         noise = _noise(left, right, a.places)
@@ -41,7 +47,12 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
         allowed = bound(left, right, noise, source, contract)
         grown[left.name] = pooled(left, right, contract) if one_dtype else None
         mean = _held(grown[left.name], grown.get(left.source or right.source or ""), contract)
-        row = _row(index, left, error, allowed, a.places, mean)
+        norms = left.values[:, -2], right.values[:, -2]
+        missed = (
+            broken.count(left, np.isinf(norms[0]) & np.isinf(norms[1]), a.places),
+            alone.count(left, np.isnan(norms[0]) != np.isnan(norms[1]), a.places),
+        )
+        row = _row(index, left, error, allowed, a.places, mean, *missed)
         rows.append(row)
         if row.parts and first is None:
             first = _first(index, left, right, error, allowed, a.places, last, mean)
@@ -60,8 +71,43 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     if first is not None:
         suggests = suggestion(first, kinds_parted)
     return ProbeReport(
-        a.name, b.name, a.places, rows, first, suggests, contract, only, a.about, b.about
+        a.name,
+        b.name,
+        a.places,
+        rows,
+        first,
+        suggests,
+        contract,
+        only,
+        a.about,
+        b.about,
+        [*notes, *broken.lines(), *alone.lines()],
     )
+
+
+@dataclass
+class _Missed:
+    """Rows that could not be compared: how many, at how many modules, and the first."""
+
+    why: str
+    rows: int = 0
+    modules: int = 0
+    first: str = ""
+
+    def count(self, entry: Entry, chosen: np.ndarray, places: Places) -> int:
+        count = int(chosen.sum())
+        if count and not self.rows:
+            place = places.describe(entry.space, int(np.flatnonzero(chosen)[0]))
+            self.first = f"{entry.name}, sample {place['sample']!r}, token {place['token']}"
+        self.rows += count
+        self.modules += bool(count)
+        return count
+
+    def lines(self) -> list[str]:
+        if not self.rows:
+            return []
+        where = f"{self.rows} rows of {self.modules} modules"
+        return [f"{where} are {self.why}, first {self.first}: not compared"]
 
 
 def bound(
@@ -161,6 +207,8 @@ def _row(
     allowed: np.ndarray,
     places: Places,
     mean: tuple[float, float] | None,
+    broken: int,
+    alone: int,
 ) -> ModuleRow:
     known = ~np.isnan(error)
     over = known & (error > allowed)
@@ -171,7 +219,9 @@ def _row(
         if of_kind.any():
             kinds[name] = _kind(error, allowed, over, of_kind)
     whole = _kind(error, allowed, over, known) if known.any() else Kind(0, 0.0, 0.0, 0, 0.0)
-    return ModuleRow(entry.module, entry.side, index, entry.space, whole, kinds, mean)
+    return ModuleRow(
+        entry.module, entry.side, index, entry.space, whole, kinds, mean, broken, alone
+    )
 
 
 def _kind(error: np.ndarray, allowed: np.ndarray, over: np.ndarray, chosen: np.ndarray) -> Kind:

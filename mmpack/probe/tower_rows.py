@@ -33,14 +33,13 @@ class TowerCall:
 
 
 WINDOWED = re.compile(r"visual\.(blocks|merger)(\.|$)")  # modules between the two permutations
-TABLE = re.compile(r"rotary\w*$")  # may be of positions, not of patches
+# may look up a table for positions or corners, in another order than the patches'
+TABLE = re.compile(r"(rotary\w*|pos_embed)$")
 
 
 def rows_of_tower(call: TowerCall, places: Places, count: int, module: str) -> Rows | None:
     """Rows of a module's tensor of `count` rows; None if that is no whole number of rows for each medium."""
     share = Fraction(count, call.total)
-    if share != 1 and TABLE.search(module):
-        return None
     key = share, WINDOWED.search(module) is not None
     if key in call.rows:
         return call.rows[key]

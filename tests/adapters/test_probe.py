@@ -244,7 +244,8 @@ def test_tower_rows_stand_in_the_order_of_pixels(models, name):
     model = models(name)
     samples = mixed_batch(name)
     large = (3, 4, 4) if name == "internvl" else (1, 12, 10)  # of several windows or tiles
-    samples.append(with_pixels([make_sample([("text", [1]), ("image", large, "large"), ("response", [2, 3])], "z", family=name)])[0])  # fmt: skip
+    parts = [("text", [1]), ("image", large, "large"), ("response", [2, 3])]
+    samples += with_pixels([make_sample(parts, "z", family=name)])
     record = mp.probe.record(probe_side(model), samples, passes=0)
     last = {"qwen2_5_vl": "visual.merger.mlp.2", "qwen3_vl": "visual.merger.linear_fc2"}
     module = last.get(name, "multi_modal_projector.linear_2")
@@ -280,3 +281,10 @@ def test_a_patch_is_the_token_that_it_is_merged_into():
     for space, tile in (("1", square), ("17/16", [0, *square])):
         found = [places.describe(space, p)["token"] - start for p in range(places.count(space))]
         assert found == [*tile, *(4 + t for t in tile)]
+
+
+def test_inference_mode_runs(models):
+    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")[:2]
+    with torch.inference_mode():
+        report = mp.probe.run(probe_side(model), probe_side(model, layout="padded"), samples)
+    assert report.ok, report.text()

@@ -15,7 +15,7 @@ import torch
 from mmpack.adapters.transformers.probe_rows import BatchRows
 from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.probe.record import IN, OUT, Recorder, Rows
-from mmpack.probe.tower_rows import TowerCall, rows_of_tower
+from mmpack.probe.tower_rows import TABLE, TowerCall, rows_of_tower
 
 WRAPPERS = re.compile(
     r"(^|\.)(base_model\.model|module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|modules_to_save\.\w+|"
@@ -130,7 +130,7 @@ class Hooks:
         joined = values[0] if len(values) == 1 else torch.cat([v.double() for v in values], 1)
         entry = self.recorder.put(name, side, joined, rows, source, terms)
         for t in tensors:
-            self.known[id(t)] = (weakref.ref(t), t._version, entry)
+            self.known[id(t)] = (weakref.ref(t), _version(t), entry)
 
     def _laid(
         self, name: str, tensor: torch.Tensor, vision: bool
@@ -140,6 +140,8 @@ class Hooks:
             flat = as_rows(tensor, self.rows.count, tuple(self.rows.batch.input_ids.shape))
             return None if flat is None else (flat, self.rows.text)
         if self.call is None or tensor.ndim < 2:
+            return None
+        if TABLE.search(name) and len(tensor) != self.call.total:
             return None
         flat = _tower_rows(tensor, self.call.total)
         rows = rows_of_tower(self.call, self.rows.places, len(flat), name)
@@ -152,7 +154,7 @@ class Hooks:
         whole = [tensor] if tensor._base is None else [tensor, tensor._base]
         for t in whole:
             found = self.known.get(id(t))
-            if found is None or found[0]() is not t or found[1] != t._version:
+            if found is None or found[0]() is not t or found[1] != _version(t):
                 continue
             if t.numel() == tensor.numel():
                 return found[2]
@@ -212,6 +214,11 @@ def _reads_rows(module: torch.nn.Module) -> bool:
     """Whether the module's own input is recorded: that of a leaf, or of one that counts as one."""
     whole = hasattr(module, "base_layer") or not any(True for _ in module.children())
     return whole and not isinstance(module, torch.nn.Embedding)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Counts changes in place; tensors of inference mode don't count them."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _of_rows(parts: list[Any]) -> list[int]:
