@@ -32,11 +32,11 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # error and noise of each entry
     grown: dict[str, tuple[float, float] | None] = {}
     both = [(left, theirs[n]) for n, left in ours.items() if n in theirs]
-    shared = [(left, right) for left, right in both if left.space == right.space]
+    shared = [(left, right) for left, right in both if _shape(left) == _shape(right)]
     notes = [
-        f"{left.name} has rows of {left.space} in {a.name} and of {right.space} in {b.name}: not compared"
+        f"{left.name} has rows of {_shape(left)} in {a.name} and of {_shape(right)} in {b.name}: not compared"
         for left, right in both
-        if left.space != right.space
+        if _shape(left) != _shape(right)
     ]
     broken, alone = _Missed("not finite on both sides"), _Missed("recorded on one side only")
     for index, (left, right) in enumerate(shared):
@@ -183,6 +183,11 @@ def _refuse_others(a: Record, b: Record) -> None:
                 f"probe: {a.name!r:.60} and {b.name!r:.60} were recorded with other {name}. "
                 "Fix: record both with the same samples, in one order, and the same options"
             )
+
+
+def _shape(entry: Entry) -> str:
+    """Versions of a framework may hand on other values by one name, as of a rotary embedding all three rows."""
+    return f"{entry.space} × {entry.width}"
 
 
 def _completed(record: Record, other: Record) -> dict[str, Entry]:

@@ -32,6 +32,7 @@ class Entry:
     # float32 [places, 2]: what rounding alone moves, relative to the row's norm: the row, and its norm
     noise: np.ndarray
     source: str | None = None  # of an output: the entry whose row alone the module made its row of
+    width: int = 0  # values of a row
     local: float = 0.0  # what the module's own rounding may be, relative to the row's norm
     extra: dict[str, Any] = field(
         default_factory=dict
@@ -168,6 +169,7 @@ class Recorder:
                 self.store.full((count, self.record.directions + 2), np.nan),
                 self.store.full((count, 2), 0.0),
                 source,
+                math.prod(values.shape[1:]),
                 local_noise(values.dtype, terms),
             )
             self.record.entries[name] = entry

@@ -39,7 +39,7 @@ _KNOWN = {
     "entries",
     "aliases",
 }
-_KNOWN_ENTRY = {"module", "side", "space", "source", "local"}
+_KNOWN_ENTRY = {"module", "side", "space", "source", "width", "local"}
 
 
 def write_record(path: str | os.PathLike[str], record: Record) -> None:
@@ -69,6 +69,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
                 "side": e.side,
                 "space": e.space,
                 "source": e.source,
+                "width": e.width,
                 "local": e.local,
             }
             for e in record.entries.values()
@@ -152,6 +153,7 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
             _array(file, f"{k}.values", (count, directions + 2)),
             _array(file, f"{k}.noise", (count, 2)),
             source,
+            _whole(given, "width"),
             local,
             {name: value for name, value in given.items() if name not in _KNOWN_ENTRY},
         )

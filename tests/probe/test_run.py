@@ -208,6 +208,18 @@ def test_what_could_not_be_compared_is_said():
     assert not report.ok and "NOT COMPARED" in report.summary()
     whole.entries["layers.1<out"].space = "1/4"
     assert (
-        "layers.1<out has rows of text in plain and of 1/4 in plain"
+        "layers.1<out has rows of text × 32 in plain and of 1/4 × 32 in plain"
         in mp.probe.run(half, whole).text()
     )
+
+
+def test_rows_of_other_widths_are_not_compared():
+    """As a rotary embedding's, which is of three rows in one version of transformers and of one in another."""
+    a, b = (mp.probe.record(layers(), samples()) for _ in range(2))
+    b.entries["layers.1<out"].width = 96
+    b.entries["layers.1<out"].values[:] *= 3
+    report = mp.probe.run(a, b)
+    assert report.ok and "layers.1<out" not in {m.name for m in report.modules}
+    assert report.notes == [
+        "layers.1<out has rows of text × 32 in plain and of text × 96 in plain: not compared"
+    ]
