@@ -58,7 +58,10 @@ def assert_found(scene, report, answer):
     assert first.modality.split()[0] == answer.modality, (first, answer)
 
 
-@pytest.mark.parametrize(("name", "family", "seed"), FEW)
+@pytest.mark.parametrize(
+    ("name", "family", "seed"),
+    [pytest.param(*few, marks=[pytest.mark.slow] if i % 3 else []) for i, few in enumerate(FEW)],
+)
 def test_a_fault_is_found(name, family, seed):
     assert_found(*look(name, family, seed))
 
