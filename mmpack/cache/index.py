@@ -212,7 +212,7 @@ class PrefixIndex:
         and these rows are given back.
 
         Args: `packed_rows`: int [L], the packed row of each token of the sample in the pack named `pack`.
-        Raises: ArgumentError for rows of another length or another type.
+        Raises: ArgumentError for rows of another length or another type, and below 0.
         """
         count = self._limit("reserve", keys, limit)
         ranges = self._ranges(keys, count, packed_rows, pack)

@@ -57,7 +57,7 @@ def prefix_keys(
         position_rule: by default what the sample's processor recorded, else the family's first.
         positions: int64 [rows, L]; by default the sample's recorded ones, else computed by the family's rule.
 
-    Raises: ArgumentError for what is no sample, no names, or positions of another shape or type.
+    Raises: ArgumentError for what is no sample, no names, positions of another shape or type, and masked tokens.
 
     Example:
         >>> import mmpack as mp
@@ -76,14 +76,7 @@ def prefix_keys(
     rule = (
         position_rule or (sample.processor or {}).get("position_rule") or family.position_rules[0]
     )
-    positions = whole_numbers(
-        "prefix_keys", "positions", positions_of(sample) if positions is None else positions
-    )
-    if positions.ndim != 2 or positions.shape[1] != len(sample):
-        raise ArgumentError(
-            f"prefix_keys: positions have shape {list(positions.shape)}, the sample has {len(sample)} tokens. "
-            "Fix: pass whole numbers [rows, L]"
-        )
+    positions = _positions(positions_of(sample) if positions is None else positions, len(sample))
     about = {
         "adapter": adapter,
         "block_size": int(block_size),
@@ -145,6 +138,20 @@ def whole_numbers(what: str, name: str, values: Any) -> np.ndarray:
     return found
 
 
+def _positions(given: Any, length: int) -> np.ndarray:
+    """int64 [rows, L]."""
+    found = whole_numbers("prefix_keys", "positions", given)
+    if found.ndim != 2 or found.shape[1] != length:
+        raise ArgumentError(
+            f"prefix_keys: positions have shape {list(found.shape)}, the sample has {length} tokens. "
+            "Fix: pass whole numbers [rows, L]"
+        )
+    # of uint64 those that int64 can't tell apart
+    if found.dtype == np.uint64 and (found > np.iinfo(np.int64).max).any():
+        raise ArgumentError("prefix_keys: positions are beyond int64. Fix: int64 [rows, L]")
+    return found.astype(np.int64)
+
+
 def _check(
     sample: Sample, block_size: int, weights: str, adapter: str, position_rule: str | None
 ) -> None:
@@ -153,6 +160,12 @@ def _check(
             f"prefix_keys: sample is {kind_of(sample)}, expected a Sample. Fix: pass one sample"
         )
     check_whole("prefix_keys", "block_size", block_size)
+    mask = sample.attention_mask
+    if mask is not None and not np.all(mask):
+        raise ArgumentError(
+            f"prefix_keys: {sample.sample_id!r:.60} has masked tokens, which no key tells from others. "
+            "Fix: cut them off; mp.validate names them"
+        )
     names = {"weights": weights, "adapter": adapter, "position_rule": position_rule}
     for name, value in names.items():
         if not isinstance(value, str) and not (name == "position_rule" and value is None):

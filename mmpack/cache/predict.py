@@ -28,7 +28,7 @@ def predict_cached_tokens(
     prefix_caching: bool = True,
     together: bool = False,
     num_blocks: int | None = None,
-    adapters: Sequence[str] | None = None,
+    adapters: Sequence[str | None] | None = None,
     media_key: Callable[[Medium], str] | None = None,
 ) -> list[int]:
     """`num_cached_tokens` of each sample's request, from an empty cache: what `prefix_cached_tokens` records.
@@ -43,7 +43,7 @@ def predict_cached_tokens(
         together: all requests in one batch, their prompts before any response; else one after the other.
         num_blocks: that the engine's cache has for tokens (vLLM keeps one of `num_gpu_blocks` for itself): the blocks
             that were freed first are given to others first. None: never full. Not for requests `together`.
-        adapters: name of the adapter of each request.
+        adapters: name of the adapter of each request, None for none.
         media_key: what the engine tells media apart by. Default: vLLM's own hash where `to_samples` recorded it, else
             cache key and seconds.
 
@@ -63,8 +63,12 @@ def predict_cached_tokens(
     check_whole("predict_cached_tokens", "block_size", block_size)
     for name, flag in (("prefix_caching", prefix_caching), ("together", together)):
         check_flag("predict_cached_tokens", name, flag)
+    if media_key is not None and not callable(media_key):
+        raise ArgumentError(
+            f"predict_cached_tokens: media_key is {kind_of(media_key)}. Fix: a function of a medium"
+        )
     samples = _samples(samples)
-    _check_names(adapters, len(samples), media_key)
+    names = [""] * len(samples) if adapters is None else _names(adapters, len(samples))
     if num_blocks is not None:
         check_whole("predict_cached_tokens", "num_blocks", num_blocks)
         if together:
@@ -76,7 +80,7 @@ def predict_cached_tokens(
     cache = _Blocks(block_size, num_blocks)
     out = []
     for i, sample in enumerate(samples):
-        keys = _engine_keys(sample, block_size, adapters[i] if adapters else "", media_key)
+        keys = _engine_keys(sample, block_size, names[i], media_key)
         prompt = sample.loss_spans[0].start if sample.loss_spans else len(sample)
         out.append(cache.run(keys, prompt, prompt if together else len(sample)))
     return out
@@ -145,35 +149,31 @@ class _Blocks:
                 self.free[block] = None
 
 
-def _check_names(adapters: Any, count: int, media_key: Any) -> None:
-    if media_key is not None and not callable(media_key):
-        raise ArgumentError(
-            f"predict_cached_tokens: media_key is {kind_of(media_key)}, expected a function. "
-            "Fix: one from a Medium to a str"
-        )
-    if adapters is None:
-        return
-    listed = isinstance(adapters, Sequence) and not isinstance(adapters, str | bytes)
-    if not listed or not all(isinstance(name, str) for name in adapters):
-        raise ArgumentError(
-            "predict_cached_tokens: adapters is no list of str. Fix: one name per sample, '' for none"
-        )
-    if len(adapters) != count:
-        raise ArgumentError(
-            f"predict_cached_tokens: {len(adapters)} adapters for {count} samples. Fix: one name per sample"
-        )
-
-
 def _samples(samples: Any) -> list[Sample]:
-    listed = isinstance(samples, Sequence) and not isinstance(samples, str)
-    found = list(samples) if listed else []
-    wrong = next((s for s in found if not isinstance(s, Sample)), None)
-    if wrong is not None or not listed:
-        what = f"a sample is {kind_of(wrong)}" if listed else f"samples is {kind_of(samples)}"
+    found = list(samples) if isinstance(samples, Sequence) else [samples]
+    wrong = [s for s in found if not isinstance(s, Sample)]
+    if wrong or not isinstance(samples, Sequence):
         raise ArgumentError(
-            f"predict_cached_tokens: {what}, expected a list of Sample. Fix: pass the samples in order"
+            f"predict_cached_tokens: samples has {kind_of(wrong[0] if wrong else samples)}, "
+            "expected a list of Sample. Fix: pass the samples in order"
         )
     return found
+
+
+def _names(adapters: Any, count: int) -> list[str]:
+    """One per request; None is no adapter, as "" is."""
+    listed = isinstance(adapters, Sequence) and not isinstance(adapters, str | bytes)
+    if not listed or len(adapters) != count:
+        found = f"{len(adapters)} adapters" if listed else f"adapters is {kind_of(adapters)}"
+        raise ArgumentError(
+            f"predict_cached_tokens: {found}, for {count} samples. Fix: one name per sample"
+        )
+    wrong = [name for name in adapters if not (name is None or isinstance(name, str))]
+    if wrong:
+        raise ArgumentError(
+            f"predict_cached_tokens: an adapter is {kind_of(wrong[0])}. Fix: its name, a str, or None"
+        )
+    return [name or "" for name in adapters]
 
 
 def _engine_keys(
@@ -181,22 +181,28 @@ def _engine_keys(
 ) -> list[bytes]:
     """As an engine's, without positions: they follow from ids and media."""
     places = [
-        (start, stop, hashlib.sha256(_named(sample.media[m], media_key).encode()).digest())
+        (start, stop, hashlib.sha256(_told(media_key, sample.media[m])).digest())
         for start, stop, m in occurrences(sample)
     ]
-    first = hashlib.sha256(b"mmpack.engine.1\0" + adapter.encode()).digest()
+    first = hashlib.sha256(b"mmpack.engine.1\0" + _bytes(adapter)).digest()
     ids = np.asarray(sample.input_ids, dtype=np.int64)[:, None]
     return list(chained(first, ids, block_size, places))
 
 
-def _named(medium: Medium, media_key: Callable[[Medium], str] | None) -> str:
-    known = medium.metadata.get("vllm_hash") if media_key is None else media_key(medium)
-    if media_key is None and not known:
-        return canonical_json([medium.cache_key, medium.second_per_grid_ts])
-    if not isinstance(known, str):
-        source = "the name from media_key" if media_key else "metadata['vllm_hash']"
+def _told(media_key: Callable[[Medium], str] | None, medium: Medium) -> bytes:
+    name = _media_key(medium) if media_key is None else media_key(medium)
+    if not isinstance(name, str):
         raise ArgumentError(
-            f"predict_cached_tokens: {medium.media_id!r:.60}: {source} is {kind_of(known)}, expected a str. "
-            "Fix: the name by which the engine tells media apart"
+            f"predict_cached_tokens: what media_key gives is {kind_of(name)}, expected a str. "
+            "Fix: a function of a medium"
         )
-    return known
+    return _bytes(name)
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")
+
+
+def _media_key(medium: Medium) -> str:
+    known = medium.metadata.get("vllm_hash")
+    return known or canonical_json([medium.cache_key, medium.second_per_grid_ts])

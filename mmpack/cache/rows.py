@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +21,8 @@ Rows = Tensor | np.ndarray
 class RowStore:
     """`rows` rows of as many tensors as the first write has: keys and values of each layer that has KV of its own.
 
-    Shapes, dtypes and device are those of the first write. Reads and writes copy bits. On a GPU they belong on one
-    stream, which keeps them in order.
+    Shapes, dtypes and device are those of the first write. Reads and writes copy bits. Threads may share a store, each
+    at rows of its own. On a GPU they belong on one stream, which keeps them in order.
 
     Args: `rows`: `PrefixIndex.num_rows`. Raises: ArgumentError for what is no such number.
 
@@ -38,6 +40,14 @@ class RowStore:
         check_whole("RowStore", "rows", rows)
         self.rows = int(rows)
         self.tensors: list[Tensor] = []
+        self._first = Lock()  # of two first writes one would be lost
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"rows": self.rows, "tensors": self.tensors}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._first = Lock()
 
     def __repr__(self) -> str:
         shapes = [list(t.shape[1:]) for t in self.tensors[:2]]
@@ -61,11 +71,6 @@ class RowStore:
                 "Fix: pass keys and values of each layer"
             )
         check_are_tensors("RowStore.write", **{f"tensors_{i}": t for i, t in enumerate(tensors)})
-        if self.tensors and len(tensors) != len(self.tensors):
-            raise ArgumentError(
-                f"RowStore.write: {len(tensors)} tensors, the store has {len(self.tensors)}. "
-                "Fix: those of the same model"
-            )
         if not all(t.ndim for t in tensors):
             raise ArgumentError("RowStore.write: a tensor is a single number. Fix: pass [K, …]")
         if len({t.device for t in tensors}) > 1:
@@ -73,19 +78,26 @@ class RowStore:
                 "RowStore.write: tensors are on several devices. Fix: a store for the layers of each device"
             )
         index = self._index("write", rows, tensors[0].device)
-        held = self.tensors or self._made(tensors)
-        for store, tensor in zip(held, tensors, strict=True):
-            same = (tensor.dtype, tensor.device) == (store.dtype, store.device)
-            if not same or tensor.shape != (len(index), *store.shape[1:]):
-                raise ArgumentError(
-                    f"RowStore.write: a tensor has shape {list(tensor.shape)}, {tensor.dtype} on {tensor.device}; its "
-                    f"store {list(store.shape)}, {store.dtype} on {store.device}, for {len(index)} rows. "
-                    "Fix: those of the same model"
-                )
-        self.tensors = held
+        held = self.tensors or self._begun(tensors, len(index))
+        self._check(held, tensors, len(index))
         with torch.no_grad():
             for store, tensor in zip(held, tensors, strict=True):
                 scatter_rows(store, index, tensor.detach())
+
+    def _check(self, held: list[Tensor], tensors: Sequence[Tensor], count: int) -> None:
+        if len(tensors) != len(held):
+            raise ArgumentError(
+                f"RowStore.write: {len(tensors)} tensors, the store has {len(held)}. "
+                "Fix: those of the same model"
+            )
+        for store, tensor in zip(held, tensors, strict=True):
+            same = (tensor.dtype, tensor.device) == (store.dtype, store.device)
+            if not same or tensor.shape != (count, *store.shape[1:]):
+                raise ArgumentError(
+                    f"RowStore.write: a tensor has shape {list(tensor.shape)}, {tensor.dtype} on {tensor.device}; its "
+                    f"store {list(store.shape)}, {store.dtype} on {store.device}, for {count} rows. "
+                    "Fix: those of the same model"
+                )
 
     def read(self, rows: Rows) -> list[Tensor]:
         """[K, …] of each tensor. Raises: ArgumentError before the first write, and for rows that are not there."""
@@ -94,13 +106,28 @@ class RowStore:
         index = self._index("read", rows, self.tensors[0].device)
         return [gather_rows(t, index) for t in self.tensors]
 
+    def _begun(self, tensors: Sequence[Tensor], count: int) -> list[Tensor]:
+        with self._first:
+            if not self.tensors:
+                made = self._made(tensors)
+                self._check(made, tensors, count)
+                self.tensors = made
+            return self.tensors
+
     def _made(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         # Of a first write in inference mode too: such tensors could not be written outside of it.
-        with torch.inference_mode(False):
-            return [
-                torch.empty(self.rows, *t.shape[1:], dtype=t.dtype, device=t.device)
-                for t in tensors
-            ]
+        try:
+            with torch.inference_mode(False):
+                return [
+                    torch.empty(self.rows, *t.shape[1:], dtype=t.dtype, device=t.device)
+                    for t in tensors
+                ]
+        except (RuntimeError, TypeError):  # of memory; of a number beyond int64
+            size = sum(self.rows * t[:1].nbytes for t in tensors)
+            raise ArgumentError(
+                f"RowStore.write: {self.rows} rows take {size:,} bytes, which {tensors[0].device} doesn't have. "
+                "Fix: a smaller budget of the PrefixIndex"
+            ) from None
 
     def _index(self, what: str, rows: Rows, device: torch.device) -> Tensor:
         """Rows of the host are checked; those of a device are not read."""

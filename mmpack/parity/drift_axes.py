@@ -12,13 +12,14 @@ import numpy as np
 
 from mmpack.parity.drift_contrasts import Table, comparable, told_apart
 from mmpack.parity.drift_tokens import Axis, axes_of
-from mmpack.parity.drift_words import suggestions, weights_line
+from mmpack.parity.drift_words import few_samples, suggestions, weights_line
 from mmpack.schema.sample import Sample
 
 HIGH = 2.0  # where TIS cuts weights, as `policy_loss` does unless told otherwise
 BOUND = 20.0  # of log weights, as in `mmpack.losses`
 FLOOR = 1e-6  # of |d|: logprobs in float32 resolve no less
 COLUMNS = ("group", "tokens", "samples", "mean |Δ|", "max |Δ|", "k3", "ESS")
+OUTLYING = 10.0  # times what the middle sample drifts
 SURE_BINS = -np.geomspace(10, 1e-4, 12)  # edges of the rollout's logprob, unlikely to sure
 
 
@@ -125,7 +126,8 @@ def split(
         groups[name] = _groups(axis, code, tables[name], sums)
     found = told_apart(tables, sums["abs"])
     compared = [name for name, table in tables.items() if comparable(table)]
-    lines, together = suggestions(found, compared, trainer, same)
+    few = _few([s.sample_id for s in samples], of[starts], sums)
+    lines, together = suggestions(found, compared, trainer, same, few)
     by_sample = np.bincount(owner, sums["signed"])
     return Split(
         {name: DriftAxis(groups[name], lines.get(name, "")) for name in axes},
@@ -133,6 +135,23 @@ def split(
         together,
         lost,
     )
+
+
+def _few(names: Sequence[str], of: np.ndarray, sums: dict[str, np.ndarray]) -> str:
+    """Which samples drift OUTLYING times as much as the middle one, where they are few and have half of it all.
+
+    Args: `of` int64 [R]: the sample of each run, a number of `names`.
+    """
+    tokens, moved = (np.bincount(of, sums[name], len(names)) for name in ("count", "abs"))
+    there = tokens > 0
+    mean = np.divide(moved, tokens, out=np.zeros(len(names)), where=there)
+    high = mean > OUTLYING * np.median(mean[there])
+    share = moved[high].sum() / max(moved.sum(), np.finfo(np.float64).tiny)
+    if not high.any() or high.sum() > there.sum() / 4 or share < 0.5:
+        return ""
+    inside, outside = (moved[part].sum() / tokens[part].sum() for part in (high, there & ~high))
+    worst = [names[k] for k in np.argsort(-mean)[: int(high.sum())]]
+    return few_samples(worst, int(there.sum()), float(share), float(inside), float(outside))
 
 
 def _runs(columns: Sequence[np.ndarray]) -> np.ndarray:

@@ -62,12 +62,16 @@ _GROWS = {
 
 
 def suggestions(
-    found: Sequence[Found], compared: Sequence[str], trainer: str | None, same: bool
+    found: Sequence[Found],
+    compared: Sequence[str],
+    trainer: str | None,
+    same: bool,
+    few: str = "",
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """A line by axis, and those of all together, the strongest first.
 
     Args: `compared`: axes of which two groups have enough tokens. `trainer`: its version. `same`: a drift of which
-    nothing stands out is to be told.
+    nothing stands out is to be told. `few`: where a few samples have most of it, which.
     """
     lines: dict[str, str] = {}
     for one in found:
@@ -78,9 +82,11 @@ def suggestions(
     for one in found:
         for name in one.follows:
             lines.setdefault(name, f"stands out only as far as {found[0].best.axis} explains it")
-    if not found and same and compared:
+    if not found and same and few:
+        together = (few,)
+    elif not found and same and compared:
         together = (
-            f"the same by {', '.join(compared)}: look at what all tokens share: dtype, temperature, kernels",
+            f"not told apart by {', '.join(compared)}: look at what all tokens share: dtype, temperature, kernels",
         )
     return lines, together
 
@@ -94,6 +100,17 @@ def line(c: Contrast, trainer: str | None) -> str:
     size = "only" if c.low <= NONE else f"{c.times:.3g} times larger"
     figures = f"mean |Δ| {c.high:.1e}, elsewhere {c.low:.1e}"
     return f"{size} {where} ({figures}): look at {look}"
+
+
+def few_samples(names: Sequence[str], all_of: int, share: float, high: float, low: float) -> str:
+    """Of samples that have most of the drift: a few names of them, their share of all |d|, mean |d| there and else."""
+    shown = ", ".join(f"{name!r:.60}" for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    figures = f"mean |Δ| {high:.1e}, elsewhere {low:.1e}"
+    return (
+        f"mostly in {len(names)} of {all_of} samples, {shown}{more}: {share:.0%} of it ({figures}): look at them, "
+        "and what they have that others don't"
+    )
 
 
 def _read(c: Contrast, trainer: str | None) -> tuple[str, str]:

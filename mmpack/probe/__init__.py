@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Sequence
 
 from mmpack.errors import needs
 
@@ -13,11 +14,8 @@ from mmpack.probe.compare import compare
 from mmpack.probe.contract import Contract
 from mmpack.probe.record import Record, Recorder, Rows
 from mmpack.probe.record_file import read_record, write_record
-from mmpack.probe.report import First, Kind, ModuleRow, ProbeReport
+from mmpack.probe.report import First, Kind, ModuleRow, ProbeReport, drawing
 from mmpack.probe.side import Side, record, run
-
-# a figure of several reports: set by `mmpack.view.probe`, which stands above this room
-chart: Callable[..., bytes]
 
 __all__ = [
     "Contract",
@@ -29,9 +27,21 @@ __all__ = [
     "Recorder",
     "Rows",
     "Side",
+    "chart",
     "compare",
     "read_record",
     "record",
     "run",
     "write_record",
 ]
+
+
+def chart(
+    reports: Sequence[ProbeReport] | ProbeReport,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    title: str = "Where two sides part",
+) -> bytes:
+    """Layer × error of one report or several as a PNG, on one scale; its bytes. As `mmpack.view.probe.chart`."""
+    return bytes(drawing().chart(reports, path, labels=labels, title=title))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,12 +25,21 @@ LEAST_ROWS, MOST_ROWS = (
 def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     """Compare records of the same samples, tokens and directions. Raises: ArgumentError for others."""
     _refuse_others(a, b)
+    ours, theirs = _completed(a, b), _completed(b, a)
     rows, first, kinds_parted = [], None, {}
     last: str | None = None
     one_dtype = contract.pooled and a.about.get("dtype") == b.about.get("dtype") is not None
     seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # error and noise of each entry
     grown: dict[str, tuple[float, float] | None] = {}
-    for index, (left, right) in enumerate(_shared(a, b)):
+    both = [(left, theirs[n]) for n, left in ours.items() if n in theirs]
+    shared = [(left, right) for left, right in both if _shape(left) == _shape(right)]
+    notes = [
+        f"{left.name} has rows of {_shape(left)} in {a.name} and of {_shape(right)} in {b.name}: not compared"
+        for left, right in both
+        if _shape(left) != _shape(right)
+    ]
+    broken, alone = _Missed("not finite on both sides"), _Missed("recorded on one side only")
+    for index, (left, right) in enumerate(shared):
         error = distance(left.values, right.values)
         noise = _noise(left, right, a.places)
         seen[left.name] = error, noise
@@ -38,15 +47,20 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
         allowed = bound(left, right, noise, source, contract)
         grown[left.name] = pooled(left, right, contract) if one_dtype else None
         mean = _held(grown[left.name], grown.get(left.source or right.source or ""), contract)
-        row = _row(index, left, error, allowed, a.places, mean)
+        norms = left.values[:, -2], right.values[:, -2]
+        missed = (
+            broken.count(left, np.isinf(norms[0]) & np.isinf(norms[1]), a.places),
+            alone.count(left, np.isnan(norms[0]) != np.isnan(norms[1]), a.places),
+        )
+        row = _row(index, left, error, allowed, a.places, mean, *missed)
         rows.append(row)
         if row.parts and first is None:
             first = _first(index, left, right, error, allowed, a.places, last, mean)
             kinds_parted = {k: v.parted for k, v in row.kinds.items()}
         last = left.name
     only = (
-        [n for n in a.entries if n not in b.entries],
-        [n for n in b.entries if n not in a.entries],
+        [n for n in ours if n not in theirs],
+        [n for n in theirs if n not in ours],
     )
     if not rows:
         raise ArgumentError(
@@ -57,8 +71,43 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     if first is not None:
         suggests = suggestion(first, kinds_parted)
     return ProbeReport(
-        a.name, b.name, a.places, rows, first, suggests, contract, only, a.about, b.about
+        a.name,
+        b.name,
+        a.places,
+        rows,
+        first,
+        suggests,
+        contract,
+        only,
+        a.about,
+        b.about,
+        [*notes, *broken.lines(), *alone.lines()],
     )
+
+
+@dataclass
+class _Missed:
+    """Rows that could not be compared: how many, at how many modules, and the first."""
+
+    why: str
+    rows: int = 0
+    modules: int = 0
+    first: str = ""
+
+    def count(self, entry: Entry, chosen: np.ndarray, places: Places) -> int:
+        count = int(chosen.sum())
+        if count and not self.rows:
+            place = places.describe(entry.space, int(np.flatnonzero(chosen)[0]))
+            self.first = f"{entry.name}, sample {place['sample']!r}, token {place['token']}"
+        self.rows += count
+        self.modules += bool(count)
+        return count
+
+    def lines(self) -> list[str]:
+        if not self.rows:
+            return []
+        where = f"{self.rows} rows of {self.modules} modules"
+        return [f"{where} are {self.why}, first {self.first}: not compared"]
 
 
 def bound(
@@ -126,6 +175,7 @@ def _refuse_others(a: Record, b: Record) -> None:
         ("lengths", a.places.lengths, b.places.lengths),
         ("tokens", a.places.tokens.tolist(), b.places.tokens.tolist()),
         ("media", a.places.media.tolist(), b.places.media.tolist()),
+        ("grids of media", a.places.grids.tolist(), b.places.grids.tolist()),
         ("directions", (a.directions, a.seed), (b.directions, b.seed)),
     ):
         if mine != theirs:
@@ -135,11 +185,24 @@ def _refuse_others(a: Record, b: Record) -> None:
             )
 
 
-def _shared(a: Record, b: Record) -> Iterator[tuple[Entry, Entry]]:
-    for name, left in a.entries.items():
-        right = b.entries.get(name)
-        if right is not None and left.space == right.space:
-            yield left, right
+def _shape(entry: Entry) -> str:
+    """Versions of a framework may hand on other values by one name, as of a rotary embedding all three rows."""
+    return f"{entry.space} × {entry.width}"
+
+
+def _completed(record: Record, other: Record) -> dict[str, Entry]:
+    """Its entries, and behind them those that it knows by another's name, but the other side by their own."""
+    of: dict[str, list[str]] = {}
+    for name, entry in record.aliases.items():
+        if name in other.entries and name not in record.entries:
+            of.setdefault(entry, []).append(name)
+    out: dict[str, Entry] = {}
+    for name, found in record.entries.items():
+        out[name] = found
+        for alias in of.get(name, ()):
+            module, _, side = alias.rpartition("<")
+            out[alias] = replace(found, module=module, side=side, source=None)
+    return out
 
 
 def _row(
@@ -149,6 +212,8 @@ def _row(
     allowed: np.ndarray,
     places: Places,
     mean: tuple[float, float] | None,
+    broken: int,
+    alone: int,
 ) -> ModuleRow:
     known = ~np.isnan(error)
     over = known & (error > allowed)
@@ -159,7 +224,9 @@ def _row(
         if of_kind.any():
             kinds[name] = _kind(error, allowed, over, of_kind)
     whole = _kind(error, allowed, over, known) if known.any() else Kind(0, 0.0, 0.0, 0, 0.0)
-    return ModuleRow(entry.module, entry.side, index, entry.space, whole, kinds, mean)
+    return ModuleRow(
+        entry.module, entry.side, index, entry.space, whole, kinds, mean, broken, alone
+    )
 
 
 def _kind(error: np.ndarray, allowed: np.ndarray, over: np.ndarray, chosen: np.ndarray) -> Kind:

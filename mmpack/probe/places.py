@@ -1,12 +1,13 @@
 """Which rows are recorded: tokens of samples (text model) and rows of media (vision tower), and where each is kept.
 
 A place is the index of a row in the arrays of a record. The text model's rows are (sample, token). A tower's rows are
-(sample, medium, row), in the order in which the tower computes them; its modules have as many rows per patch as they
-have: 1 before merging, 1/4 after, or more, as with a class token.
+(sample, medium, row), in the order of its pixels, also where a tower computes them window by window; its modules have
+as many rows per patch as they have: 1 before merging, 1/4 after, or more, as with a class token.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError, kind_of
+from mmpack.families import get_family
 from mmpack.schema.sample import Sample
 
 TEXT = "text"
@@ -32,8 +34,12 @@ class Places:
     token_kinds: list[str]  # names that token_kind counts
     token_kind: np.ndarray  # int16 [places]
     media: np.ndarray  # int64 [occurrences, 4]: sample, medium, patches, first token
-    media_tokens: np.ndarray  # int64 [occurrences]: tokens of its placeholders
+    grids: np.ndarray  # int64 [occurrences, 3]
+    placeholders: list[list[int]]  # of each occurrence: its tokens, in order
     modalities: list[str]  # of each occurrence
+    tiles: bool = (
+        False  # whether patches lie row by row in t tiles; else those that are merged lie together
+    )
     first: dict[int, int] = field(default_factory=dict)  # sample -> its first place
 
     def __post_init__(self) -> None:
@@ -69,9 +75,11 @@ class Places:
         share = Fraction(space)
         ends = [int(share * int(p)) for p in self.patches]
         which = int(np.searchsorted(ends, place, side="right")) - 1
-        sample, medium, _, start = self.media[which].tolist()
+        sample, medium, _, token = self.media[which].tolist()
         row, rows = place - ends[which], ends[which + 1] - ends[which]
-        token = start + row * int(self.media_tokens[which]) // max(rows, 1)
+        own = self.placeholders[which]
+        if own:
+            token = own[self._merged(which, row, rows, len(own))]
         return {
             "sample": self.sample_ids[sample],
             "token": token,
@@ -79,6 +87,17 @@ class Places:
             "medium": medium,
             "row": row,
         }
+
+    def _merged(self, which: int, row: int, rows: int, tokens: int) -> int:
+        """Which of a medium's `tokens` a row of its `rows` becomes; a class token the first of its tile."""
+        t, h, w = self.grids[which].tolist()
+        side = math.isqrt(max(h * w * t // tokens, 1))  # of the square that is merged
+        per_tile = rows // t
+        if not self.tiles or per_tile not in (h * w, h * w + 1):
+            return row * tokens // rows
+        tile, patch = divmod(row, per_tile)
+        y, x = divmod(max(patch - (per_tile - h * w), 0), w)
+        return tile * (tokens // t) + (y // side) * (w // side) + x // side
 
     def kinds(self, space: str) -> tuple[list[str], np.ndarray]:
         """Names, and for each place of the space which name it has."""
@@ -98,8 +117,10 @@ class Places:
             "token_kinds": self.token_kinds,
             "token_kind": self.token_kind.tolist(),
             "media": self.media.tolist(),
-            "media_tokens": self.media_tokens.tolist(),
+            "grids": self.grids.tolist(),
+            "placeholders": self.placeholders,
             "modalities": self.modalities,
+            "tiles": self.tiles,
         }
 
     @classmethod
@@ -111,8 +132,10 @@ class Places:
             token_kinds=list(map(str, document["token_kinds"])),
             token_kind=np.array(document["token_kind"], dtype=np.int16),
             media=np.array(document["media"], dtype=np.int64).reshape(-1, 4),
-            media_tokens=np.array(document["media_tokens"], dtype=np.int64),
+            grids=np.array(document["grids"], dtype=np.int64).reshape(-1, 3),
+            placeholders=[list(map(int, tokens)) for tokens in document["placeholders"]],
             modalities=list(map(str, document["modalities"])),
+            tiles=bool(document["tiles"]),
         )
 
 
@@ -135,7 +158,7 @@ def places_of(samples: Sequence[Sample], tokens: Any = "all") -> Places:
             "probe: two samples have one sample_id. Fix: give each sample an id of its own"
         )
     pairs, kinds, kind_of_place = [], [BEFORE], []
-    media, spans_tokens, modalities = [], [], []
+    media, grids, placeholders, modalities = [], [], [], []
     for i, sample in enumerate(samples):
         chosen = _chosen(sample, tokens)
         labels = _labels(sample)
@@ -145,10 +168,11 @@ def places_of(samples: Sequence[Sample], tokens: Any = "all") -> Places:
                 kinds.append(label)
             pairs.append((i, token))
             kind_of_place.append(kinds.index(label))
-        starts, counts = _runs(sample)
         for j, medium in enumerate(sample.media):
-            media.append((i, j, medium.num_patches, starts.get(j, 0)))
-            spans_tokens.append(counts.get(j, 0))
+            own = _placeholders(sample, j)
+            media.append((i, j, medium.num_patches, own[0] if own else 0))
+            grids.append(medium.grid_thw)
+            placeholders.append(own)
             modalities.append(medium.modality)
     if not pairs:
         raise ArgumentError(
@@ -161,8 +185,10 @@ def places_of(samples: Sequence[Sample], tokens: Any = "all") -> Places:
         token_kinds=kinds,
         token_kind=np.array(kind_of_place, dtype=np.int16),
         media=np.array(media, dtype=np.int64).reshape(-1, 4),
-        media_tokens=np.array(spans_tokens, dtype=np.int64),
+        grids=np.array(grids, dtype=np.int64).reshape(-1, 3),
+        placeholders=placeholders,
         modalities=modalities,
+        tiles=get_family(samples[0].family).pixel_layout == "tiles",
     )
 
 
@@ -206,10 +232,9 @@ def _labels(sample: Sample) -> list[str]:
     return out
 
 
-def _runs(sample: Sample) -> tuple[dict[int, int], dict[int, int]]:
-    starts: dict[int, int] = {}
-    counts: dict[int, int] = {}
-    for span in sample.modality_spans:
-        starts[span.media_index] = min(span.start, starts.get(span.media_index, span.start))
-        counts[span.media_index] = counts.get(span.media_index, 0) + span.stop - span.start
-    return starts, counts
+def _placeholders(sample: Sample, medium: int) -> list[int]:
+    """Tokens of a medium's placeholders; of frames between texts too."""
+    spans = sorted(
+        (s for s in sample.modality_spans if s.media_index == medium), key=lambda s: s.start
+    )
+    return [token for span in spans for token in range(span.start, span.stop)]

@@ -32,6 +32,7 @@ class Entry:
     # float32 [places, 2]: what rounding alone moves, relative to the row's norm: the row, and its norm
     noise: np.ndarray
     source: str | None = None  # of an output: the entry whose row alone the module made its row of
+    width: int = 0  # values of a row
     local: float = 0.0  # what the module's own rounding may be, relative to the row's norm
     extra: dict[str, Any] = field(
         default_factory=dict
@@ -52,6 +53,8 @@ class Record:
     directions: int = DIRECTIONS
     seed: int = 0
     about: dict[str, Any] = field(default_factory=dict)  # versions, dtype, layout
+    # of a module of modules, whose output is one of theirs: its entry's name -> the name of theirs
+    aliases: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(
         default_factory=dict
     )  # fields of a file that this version doesn't know
@@ -166,6 +169,7 @@ class Recorder:
                 self.store.full((count, self.record.directions + 2), np.nan),
                 self.store.full((count, 2), 0.0),
                 source,
+                math.prod(values.shape[1:]),
                 local_noise(values.dtype, terms),
             )
             self.record.entries[name] = entry
@@ -185,6 +189,10 @@ class Recorder:
         else:
             entry.values[rows.into] = made
         return name
+
+    def alias(self, module: str, side: str, entry: str) -> None:
+        """Say that what came out of a module is what `entry` holds: kept once, compared where sides differ."""
+        self.record.aliases[f"{module}<{side}"] = entry
 
     def shaken(self, values: torch.Tensor) -> torch.Tensor:
         """`values` with each element rounded another way, by chance: what a sum in another order may do.

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import re
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,15 +20,26 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, TraceError, kind_of
 from mmpack.files import replaced
-from mmpack.probe.places import Places
+from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import IN, OUT, Entry, Record
 
 SUFFIX = ".probe"
 FORMAT, VERSION = "mmpack.probe", 1
 HEADER = "header.json"
 _MOST = 1 << 28  # bytes of a header
-_KNOWN = {"format", "version", "name", "directions", "seed", "about", "places", "entries"}
-_KNOWN_ENTRY = {"module", "side", "space", "source", "local"}
+_SPACE = re.compile(rf"{TEXT}|[1-9]\d{{0,5}}(/[1-9]\d{{0,5}})?", re.ASCII)
+_KNOWN = {
+    "format",
+    "version",
+    "name",
+    "directions",
+    "seed",
+    "about",
+    "places",
+    "entries",
+    "aliases",
+}
+_KNOWN_ENTRY = {"module", "side", "space", "source", "width", "local"}
 
 
 def write_record(path: str | os.PathLike[str], record: Record) -> None:
@@ -34,7 +48,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
         raise ArgumentError(
             f"write_record: it is handed {kind_of(record)}. Fix: what probe.record returns"
         )
-    path = Path(path)
+    path = _path("write_record", path)
     if path.suffix != SUFFIX:
         raise ArgumentError(
             f"write_record: {path.name!r:.60} doesn't end in {SUFFIX}. Fix: give it that suffix"
@@ -46,6 +60,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
         "directions": record.directions,
         "seed": record.seed,
         "about": record.about,
+        "aliases": record.aliases,
         "places": record.places.to_dict(),
         "entries": [
             e.extra
@@ -54,25 +69,37 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
                 "side": e.side,
                 "space": e.space,
                 "source": e.source,
+                "width": e.width,
                 "local": e.local,
             }
             for e in record.entries.values()
         ],
     }
+    try:
+        text = json.dumps(header)
+    except (TypeError, ValueError, RecursionError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise ArgumentError(
+            f"write_record: {record.name!r:.60} can't be written ({why}). Fix: JSON values in its about and extra"
+        ) from None
     with (
         replaced(path, "write_record", ArgumentError) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as out,
     ):
-        out.writestr(_named(HEADER), json.dumps(header))
+        out.writestr(_named(HEADER), text)
         for k, entry in enumerate(record.entries.values()):
             out.writestr(_named(f"{k}.values"), _bytes(entry.values))
             out.writestr(_named(f"{k}.noise"), _bytes(entry.noise))
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """The record in a `.probe` file. Raises: TraceError for what is none, or is damaged; OSError."""
-    path = Path(path)
+    """The record in a `.probe` file. Raises: TraceError for what is none, or is damaged; ArgumentError; OSError."""
+    path = _path("read_record", path)
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait, a device never ends
+            raise TraceError(
+                f"read_record: {path} is a folder, a pipe or a device. Fix: name a file"
+            )
         with zipfile.ZipFile(path) as file:
             return _read(file, path)
     except OSError:
@@ -96,18 +123,28 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
     header = json.loads(file.read(HEADER))
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError("its header is another format's")
-    if header.get("version") != VERSION:
+    if type(header.get("version")) is not int or header["version"] != VERSION:
         raise TraceError(
             f"read_record: {path} is of version {header.get('version')!r:.20}, this mmpack reads {VERSION}. "
             "Fix: record it again, or use the mmpack that wrote it"
         )
+    for name in ("lengths", "tokens", "token_kind", "media", "grids", "placeholders"):
+        if not _whole_numbers(header["places"][name]):
+            raise ValueError(f"its {name} are no whole numbers")
     places = Places.from_dict(header["places"])
     _check_places(places)
-    directions, seed = int(header["directions"]), int(header["seed"])
+    directions, seed = (_whole(header, name) for name in ("directions", "seed"))
+    if directions < 1:
+        raise ValueError(f"it has {directions} directions")
     entries: dict[str, Entry] = {}
     for k, given in enumerate(header["entries"]):
         if given["side"] not in (IN, OUT):
             raise ValueError(f"entry {k} is of side {given['side']!r:.20}")
+        if not isinstance(given["space"], str) or not _SPACE.fullmatch(given["space"]):
+            raise ValueError(f"entry {k} is of space {given['space']!r:.20}")
+        source, local = given.get("source"), float(given["local"])
+        if not (source is None or isinstance(source, str)) or not 0 <= local < math.inf:
+            raise ValueError(f"entry {k} has source {source!r:.40}, local {local}")
         count = places.count(given["space"])
         entry = Entry(
             str(given["module"]),
@@ -115,31 +152,69 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
             str(given["space"]),
             _array(file, f"{k}.values", (count, directions + 2)),
             _array(file, f"{k}.noise", (count, 2)),
-            given.get("source"),
-            float(given["local"]),
+            source,
+            _whole(given, "width"),
+            local,
             {name: value for name, value in given.items() if name not in _KNOWN_ENTRY},
         )
+        if entry.name in entries:
+            raise ValueError(f"it has {entry.name:.60} twice")
         entries[entry.name] = entry
     extra = {name: value for name, value in header.items() if name not in _KNOWN}
     about = header["about"]
     if not isinstance(about, dict):
         raise ValueError("its field about is no object")
-    return Record(str(header["name"]), places, entries, directions, seed, about, extra)
+    aliases = header["aliases"]
+    if not isinstance(aliases, dict) or not set(map(str, aliases.values())) <= set(entries):
+        raise ValueError("its field aliases names entries that are not there")
+    return Record(str(header["name"]), places, entries, directions, seed, about, aliases, extra)
 
 
 def _check_places(p: Places) -> None:
     samples, kinds = len(p.sample_ids), len(p.token_kinds)
     if len(p.lengths) != samples or len(p.token_kind) != len(p.tokens):
         raise ValueError("its places have unlike lengths")
-    if len(p.media_tokens) != len(p.media) or len(p.modalities) != len(p.media):
+    if not len(p.placeholders) == len(p.grids) == len(p.modalities) == len(p.media):
         raise ValueError("its media have unlike lengths")
-    for values, most in (
-        (p.tokens[:, 0], samples),
-        (p.media[:, 0], samples),
-        (p.token_kind, kinds),
+    for owner, kind, most in (
+        (p.tokens[:, 0], p.token_kind, kinds),
+        (p.media[:, 0], p.media[:, 2], _MOST),
     ):
-        if len(values) and not (values.min() >= 0 and values.max() < most):
-            raise ValueError("a place names what is not there")
+        for values, end in ((owner, samples), (kind, most)):
+            if len(values) and not (values.min() >= 0 and values.max() < end):
+                raise ValueError("a place names what is not there")
+        if (np.diff(owner) < 0).any():
+            raise ValueError("its places are not in the order of the samples")
+    lengths = np.array(p.lengths, dtype=np.int64)
+    for owner, token in ((p.tokens[:, 0], p.tokens[:, 1]), (p.media[:, 0], p.media[:, 3])):
+        if not ((token >= 0) & (token < lengths[owner])).all():
+            raise ValueError("a token is not in its sample")
+    for own, (sample, *_), grid in zip(p.placeholders, p.media.tolist(), p.grids, strict=True):
+        if not all(0 <= token < p.lengths[sample] for token in own):
+            raise ValueError("a token is not in its sample")
+        if not ((grid > 0) & (grid < _MOST)).all():
+            raise ValueError(f"a medium has the grid {grid.tolist()}")
+
+
+def _path(what: str, path: Any) -> Path:
+    try:
+        return Path(path)
+    except TypeError:
+        raise ArgumentError(f"{what}: path is {kind_of(path)}. Fix: a file's path") from None
+
+
+def _whole(header: dict[str, Any], name: str) -> int:
+    value = header[name]
+    if type(value) is not int:
+        raise ValueError(f"its field {name} is {value!r:.40}")
+    return value
+
+
+def _whole_numbers(values: Any) -> bool:
+    """Whether these are whole numbers, or lists of them."""
+    if isinstance(values, list):
+        return all(map(_whole_numbers, values))
+    return type(values) is int
 
 
 def _named(name: str) -> zipfile.ZipInfo:
@@ -157,9 +232,12 @@ def _array(file: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarr
     info = file.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.file_size > size + 4096:
         raise ValueError(f"{name} has {info.file_size} bytes, expected about {size}")
-    found: Any = np.load(io.BytesIO(file.read(name)), allow_pickle=False)
-    if found.shape != shape or found.dtype != np.dtype("<f4"):
-        raise ValueError(
-            f"{name} is {found.dtype} {list(found.shape)}, expected float32 {list(shape)}"
-        )
-    return np.asarray(found, dtype=np.float32)
+    data = io.BytesIO(file.read(name))
+    if np.lib.format.read_magic(data) != (1, 0):
+        raise ValueError(f"{name} is of another version of numpy's format")
+    found, fortran, dtype = np.lib.format.read_array_header_1_0(data)
+    if found != shape or dtype != np.dtype("<f4") or fortran:
+        raise ValueError(f"{name} is {dtype} {list(found)}, expected float32 {list(shape)}")
+    # what the header says is allocated only now
+    values = np.frombuffer(data.getvalue(), dtype=dtype, offset=data.tell())
+    return values.astype(np.float32).reshape(shape)

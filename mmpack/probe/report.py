@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
+from mmpack.errors import ArgumentError, one_line
 from mmpack.probe.contract import Contract
 from mmpack.probe.places import Places
 
@@ -45,6 +48,14 @@ class ModuleRow:
         None  # of the rows' norms on average, from a to b; and what is allowed
     )
 
+    broken: int = 0  # rows that are not finite on both sides: not compared
+    alone: int = 0  # rows that one side alone recorded: not compared
+
+    @property
+    def blind(self) -> bool:
+        """Whether there are rows, and none that could be compared."""
+        return not self.all.rows and self.broken + self.alone > 0
+
     @property
     def parts(self) -> bool:
         """Whether a row is beyond its bound, or the mean growth of all rows beyond its own."""
@@ -75,7 +86,8 @@ class ModuleRow:
         out = {"module": self.module, "side": self.side, "index": self.index, "space": self.space}
         kinds = {name: kind.to_dict() for name, kind in self.kinds.items()}
         grown = None if self.growth is None else [_plain(v) for v in self.growth]
-        return out | self.all.to_dict() | {"growth": grown, "by_modality": kinds}
+        missed = {"broken": self.broken, "one_sided": self.alone}
+        return out | self.all.to_dict() | missed | {"growth": grown, "by_modality": kinds}
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,9 @@ class First:
         what = "the input of " if self.side == "in" else ""
         if self.pooled:
             where += " and all others, in the mean growth of their norms"
-        return f"{what}{self.module}, {where}: error {self.error:.2e}, bound {self.bound:.2e}"
+        return one_line(
+            f"{what}{self.module}, {where}: error {self.error:.2e}, bound {self.bound:.2e}"
+        )
 
 
 @dataclass(repr=False)
@@ -131,21 +145,26 @@ class ProbeReport:
     only: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     about_a: dict[str, Any] = field(default_factory=dict)
     about_b: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what was not compared, beside `only`
     command: str | None = None  # that makes this report again
-
-    # set by `mmpack.view.probe`, which stands above this room
-    to_html: ClassVar[Callable[..., str]]
-    to_png: ClassVar[Callable[..., None]]
-    _repr_html_: ClassVar[Callable[..., str]]
 
     @property
     def ok(self) -> bool:
-        return self.first is None
+        """Whether nothing parts, and every module that both have was compared."""
+        return self.first is None and self.blind is None
+
+    @property
+    def blind(self) -> ModuleRow | None:
+        """The first module of which no row could be compared: not finite on both sides, or recorded on one."""
+        none = not any(m.all.rows for m in self.modules)
+        return next((m for m in self.modules if m.blind or none), None)
 
     def __repr__(self) -> str:
-        return f"ProbeReport({self.summary()})"
+        return one_line(f"ProbeReport({self.summary()})")
 
     def summary(self) -> str:
+        if self.first is None and self.blind is not None:
+            return f"NOT COMPARED: {self.a} and {self.b}, no row of {self.blind.name} could be"
         if self.first is None:
             near = max(self.modules, key=lambda m: m.all.worst)
             return (
@@ -171,12 +190,26 @@ class ProbeReport:
             if names:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
                 out.append(f"only {name} has {', '.join(names[:3])}{more}: not compared")
+        out += self.notes
         if self.command:
             out.append(f"again: {self.command}")
-        return out
+        return [one_line(line) for line in out]
 
     def text(self, most: int = 12) -> str:
         return "\n".join(self.lines(most))
+
+    def to_html(self, *, others: Sequence[ProbeReport] = (), title: str | None = None) -> str:
+        """One self-contained page; `others` are drawn beside it. As `mmpack.view.probe.html`."""
+        return str(drawing().html(self, others=others, title=title))
+
+    def to_png(self, path: str | os.PathLike[str]) -> None:
+        """Layer × error as a figure. As `mmpack.view.probe.chart`."""
+        if path is None:
+            raise ArgumentError("probe.to_png: path is None. Fix: a name ending in .png")
+        drawing().chart([self], path)
+
+    def _repr_html_(self) -> str:
+        return str(drawing().notebook(self))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -191,8 +224,14 @@ class ProbeReport:
             "modules": [row.to_dict() for row in self.modules],
             "only_a": self.only[0],
             "only_b": self.only[1],
+            "notes": self.notes,
             "command": self.command,
         }
+
+
+def drawing() -> Any:
+    """`mmpack.view.probe`, which stands above this room: loaded when something is drawn."""
+    return importlib.import_module("mmpack.view.probe")
 
 
 def _plain(value: Any) -> Any:

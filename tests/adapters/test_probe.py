@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 from support.families import mixed_batch
-from support.models import small_model
+from support.models import small_model, with_pixels
+from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, is_attached, packed_logprobs, probe_side
+from mmpack.adapters.transformers import (
+    attach,
+    is_attached,
+    model_inputs,
+    packed_logprobs,
+    probe_side,
+)
 from mmpack.adapters.transformers.probe_hooks import as_rows, plain_name
 from mmpack.probe.digest import FLOOR, digest, distance
+from mmpack.probe.places import places_of
 
 pytestmark = pytest.mark.adapter
 
@@ -204,3 +212,79 @@ def test_rows_are_found_on_any_axis():
     assert as_rows(x.view(3, 1, 2, 4), 2, (2,)).shape == (2, 12)
     assert as_rows(torch.arange(18).view(3, 2, 3), 6, (2, 3))[1].tolist() == [1, 7, 13]
     assert as_rows(x.view(4, 6), 5, (5,)) is None
+
+
+def test_attention_weights_are_no_rows(models):
+    """transformers' eager attention returns them beside its output: their columns are keys, which padding moves."""
+    model, samples = copy.deepcopy(models("qwen2_5_vl")), mixed_batch("qwen2_5_vl")
+    model.set_attn_implementation("eager")
+    sides = [probe_side(model, layout=layout, attached=False) for layout in ("alone", "padded")]
+    report = mp.probe.run(*sides, samples)
+    assert report.ok, report.text()
+
+
+def test_what_scales_an_output_between_two_modules_is_named(models):
+    """An MLP's output is its last product's on one side, another tensor on the other."""
+    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
+    broken = copy.deepcopy(model)
+    mlp = broken.model.language_model.layers[1].mlp
+    own = mlp.forward
+    mlp.forward = lambda x: own(x) * 1.001
+    sides = probe_side(model), probe_side(broken, layout="padded")
+    for pair in (sides, sides[::-1]):
+        report = mp.probe.run(*pair, samples)
+        assert report.first.name == "model.language_model.layers.1.mlp<out", report.text()
+        assert report.first.after.startswith("model.language_model.layers.1.mlp.down_proj")
+        assert report.only == ([], [])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tower_rows_stand_in_the_order_of_pixels(models, name):
+    """What the merger made of a medium is what transformers hands on, row by row: also of Qwen2.5-VL's windows."""
+    model = models(name)
+    samples = mixed_batch(name)
+    large = (3, 4, 4) if name == "internvl" else (1, 12, 10)  # of several windows or tiles
+    parts = [("text", [1]), ("image", large, "large"), ("response", [2, 3])]
+    samples += with_pixels([make_sample(parts, "z", family=name)])
+    record = mp.probe.record(probe_side(model), samples, passes=0)
+    last = {"qwen2_5_vl": "visual.merger.mlp.2", "qwen3_vl": "visual.merger.linear_fc2"}
+    module = last.get(name, "multi_modal_projector.linear_2")
+    entry = record.entries[f"model.{module}<out"]
+    batch = mp.pack([samples[-1]])
+    given = []
+    handle = model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: given.append(kwargs["inputs_embeds"]), with_kwargs=True
+    )
+    with torch.no_grad(), attach(model):
+        model(**model_inputs(batch, model))
+    handle.remove()
+    [span] = samples[-1].modality_spans
+    wanted = digest(given[0][0, span.start : span.stop])
+    own = [p for p in range(len(entry.values)) if record.places.describe(entry.space, p)["sample"] == "z"]  # fmt: skip
+    assert distance(entry.values[own], wanted).max() < 20 * FLOOR
+    tokens = [record.places.describe(entry.space, p)["token"] for p in own]
+    assert tokens == [*range(span.start, span.stop)]
+
+
+def test_a_patch_is_the_token_that_it_is_merged_into():
+    """A video's frames have text between them; tiles hold patches row by row, behind a class token."""
+    film = make_sample([("text", [1]), ("video", (3, 4, 4), "v"), ("response", [2])], family="qwen3_vl")  # fmt: skip
+    places = places_of([film])
+    tokens = [t for s in film.modality_spans for t in range(s.start, s.stop)]
+    assert len(film.modality_spans) == 3
+    for space, each in (("1", 4), ("1/4", 1)):
+        found = [places.describe(space, p)["token"] for p in range(places.count(space))]
+        assert found == [t for t in tokens for _ in range(each)]
+    tiles = make_sample([("image", (2, 4, 4), "t"), ("response", [2])], family="internvl")
+    places, start = places_of([tiles]), tiles.modality_spans[0].start
+    square = [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
+    for space, tile in (("1", square), ("17/16", [0, *square])):
+        found = [places.describe(space, p)["token"] - start for p in range(places.count(space))]
+        assert found == [*tile, *(4 + t for t in tile)]
+
+
+def test_inference_mode_runs(models):
+    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")[:2]
+    with torch.inference_mode():
+        report = mp.probe.run(probe_side(model), probe_side(model, layout="padded"), samples)
+    assert report.ok, report.text()

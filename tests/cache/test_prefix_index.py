@@ -383,6 +383,8 @@ except mp.MissingExtraError as error:
         (lambda i: i.reserve(keys_of("a"), packed_rows=[0.0, 1]).__enter__(), "dtype float64"),
         (lambda i: i.reserve(keys_of("a"), packed_rows=[[1], [2, 3]]).__enter__(), "dtype object"),
         (lambda i: i.reserve(keys_of("ab"), packed_rows=[-1, 0]).__enter__(), "rows below 0"),
+        (lambda i: i.reserve(keys_of("a"), packed_rows=[[1], [2, 3]]).__enter__(), "packed_rows"),
+        (lambda i: i.reserve(keys_of("a"), packed_rows=[0, -1]).__enter__(), "packed_rows"),
         (lambda i: i.features_of(i.lookup(keys_of("a")), None), "no feature store"),
         (lambda i: i.features_of(3, None), "hit is of type int"),
     ],

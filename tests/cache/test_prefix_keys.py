@@ -219,6 +219,10 @@ def test_a_key_is_the_hash_of_what_the_module_says():
         ),
         ({"positions": [[1], [2, 3]]}, "positions is of type list, dtype object"),
         ({"position_rule": ["mrope"]}, "position_rule is of type list"),
+        ({"positions": np.full((3, len(one())), np.nan)}, "positions have shape"),
+        ({"positions": [[0], [1, 2]]}, "positions have shape"),
+        ({"positions": np.full((3, len(one())), 2**63, np.uint64)}, "positions are beyond int64"),
+        ({"position_rule": 5}, "position_rule is of type int"),
     ],
     ids=str,
 )
@@ -249,3 +253,20 @@ def test_ten_million_keys_without_a_collision():
     found.sort()
     assert len(found) == count and (found[1:] != found[:-1]).all()
     assert all(a < b for a, b in pairwise(found[:100].tolist()))
+
+
+def test_masked_tokens_have_no_keys():
+    """Their KV is seen by no later token, so equal ids would be a wrong hit."""
+    sample = one()
+    sample.attention_mask = np.ones(len(sample), np.int64)
+    assert blocks(sample) == blocks(one())
+    sample.attention_mask[3] = 0
+    with pytest.raises(ArgumentError, match=r"masked tokens.* Fix: "):
+        blocks(sample)
+
+
+def test_positions_of_unsigned_numbers_are_those_numbers():
+    """Beside ids of int64 they would become float64, which can't tell large ones apart."""
+    at = np.full((1, len(one())), 2**60, np.uint64)
+    assert not shared(blocks(one(), positions=at), blocks(one(), positions=at + np.uint64(1)))
+    assert blocks(one(), positions=at) == blocks(one(), positions=at.astype(np.int64))

@@ -1,5 +1,10 @@
 """RowStore and scatter_rows: bits go in and come out as they were; wrong rows are named."""
 
+import copy
+import pickle
+import sys
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -181,3 +186,41 @@ def test_layers_on_several_devices_are_refused_before_a_store_is_made():
         store.write(rows, [torch.zeros(2, 3), torch.zeros(2, 3, device="meta")])
     assert store.tensors == []
     store.write(rows, [torch.zeros(2, 3)])
+
+
+def test_first_writes_of_several_threads_are_all_kept():
+    """Each made a store of its own before, and the last one stayed."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(150):
+            store, together = RowStore(32), threading.Barrier(8)
+
+            def write(k, store=store, together=together):
+                together.wait()
+                store.write(np.arange(4) + 4 * k, [torch.full((4,), float(k))])
+
+            threads = [threading.Thread(target=write, args=(k,)) for k in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            found = store.read(np.arange(32))[0]
+            assert found.tolist() == np.arange(8.0).repeat(4).tolist()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_store_is_copied_with_its_rows():
+    store = RowStore(4)
+    store.write(np.array([2]), [torch.ones(1, 3)])
+    for other in (copy.deepcopy(store), pickle.loads(pickle.dumps(store))):
+        other.write(np.array([2]), [torch.zeros(1, 3)])
+        assert other.read(np.array([2]))[0].tolist() == [[0, 0, 0]]
+    assert store.read(np.array([2]))[0].tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("rows", [10**14, 10**30])
+def test_a_store_that_no_memory_holds(rows):
+    with pytest.raises(ArgumentError, match="Fix: a smaller budget"):
+        RowStore(rows).write(np.array([0]), [torch.ones(1, 1024)])

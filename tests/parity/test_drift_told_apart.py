@@ -65,7 +65,7 @@ def test_healthy_engines_suggest_nothing():
         samples = rollouts(rng, int(rng.choice([2, 5, 12, 40])))
         size = 10 ** rng.uniform(-6.5, -1.3)
         drift = logprob_drift(samples, planted(rng, samples, None, 1, size))
-        said += [line for line in drift.suggests if not line.startswith("the same by")]
+        said += [line for line in drift.suggests if not line.startswith("not told apart by")]
         said += [axis.suggests for axis in drift.axes.values() if axis.suggests]
         if drift.ok:
             said += drift.suggests
@@ -77,9 +77,39 @@ def test_drift_everywhere_is_said_to_be_everywhere():
     samples = rollouts(rng)
     (line,) = logprob_drift(samples, planted(rng, samples, None, 1, 1e-2)).suggests
     assert line.startswith(
-        "the same by modality, medium, position, response, length, turn, version"
+        "not told apart by modality, medium, position, response, length, turn, version"
     )
     assert "dtype, temperature" in line
+
+
+@pytest.mark.parametrize("chosen", [[5], [3, 9, 17, 30]])
+@pytest.mark.parametrize("times", [50, 1000])
+def test_drift_of_a_few_samples_names_them(chosen, times):
+    """Of which no axis tells."""
+    rng = np.random.default_rng(3)
+    samples = rollouts(rng)
+    noise = healthy(rng, samples, 2e-3)
+    for k in chosen:
+        noise[k] = noise[k] * times
+    train = [s.rollout_logprobs + x for s, x in zip(samples, noise, strict=True)]
+    (line,) = logprob_drift(samples, train).suggests
+    assert line.startswith(f"mostly in {len(chosen)} of 48 samples, ")
+    assert line.count("'s") == min(len(chosen), 3) and (len(chosen) > 3) == (" and 1 more" in line)
+    if chosen == [5]:
+        assert "'s5': " in line
+        inside = np.abs(noise[5]).mean()
+        share = np.abs(noise[5]).sum() / np.abs(np.concatenate(noise)).sum()
+        assert f"{share:.0%} of it (mean |Δ| {inside:.1e}" in line
+
+
+def test_one_token_far_off_names_its_sample():
+    rng = np.random.default_rng(4)
+    samples = rollouts(rng)
+    noise = healthy(rng, samples, 2e-3)
+    noise[7][11] += 40
+    train = [s.rollout_logprobs + x for s, x in zip(samples, noise, strict=True)]
+    (line,) = logprob_drift(samples, train).suggests
+    assert "mostly in 1 of 48 samples, 's7'" in line
 
 
 def test_a_cause_that_is_known_is_not_said_twice():
@@ -142,7 +172,7 @@ def test_few_samples_tell_nothing(count):
     rng = np.random.default_rng(9)
     samples = rollouts(rng, count)
     drift = logprob_drift(samples, planted(rng, samples, "turns", 200, 1e-3))
-    assert not [line for line in drift.suggests if not line.startswith("the same")]
+    assert not [line for line in drift.suggests if not line.startswith("not told apart by")]
 
 
 def test_drift_that_two_fp32_engines_have_is_none():

@@ -6,7 +6,7 @@ from healthy import draw_pair
 import mmpack as mp
 
 pytestmark = pytest.mark.adapter
-FEW, ALL = 32, 120
+FEW, ALL = 10, 120
 
 
 def assert_silent(seed):

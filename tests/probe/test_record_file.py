@@ -1,6 +1,8 @@
 """Record files: they come back as they were, and damaged or foreign ones are refused in one line."""
 
 import json
+import os
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -64,11 +66,19 @@ def test_files_cut_off_are_refused(record, tmp_path, share):
 
 
 def edited(path, edit):
+    def header(parts):
+        found = json.loads(parts["header.json"])
+        edit(found)
+        parts["header.json"] = json.dumps(found).encode()
+
+    parted(path, header)
+
+
+def parted(path, edit):
+    """Change the files in a record."""
     with zipfile.ZipFile(path) as file:
         parts = {n: file.read(n) for n in file.namelist()}
-    header = json.loads(parts["header.json"])
-    edit(header)
-    parts["header.json"] = json.dumps(header).encode()
+    edit(parts)
     with zipfile.ZipFile(path, "w") as file:
         for name, data in parts.items():
             file.writestr(name, data)
@@ -80,13 +90,32 @@ def edited(path, edit):
         (lambda h: h.update(version=2), "version 2"),
         (lambda h: h.update(format="x"), "another format"),
         (lambda h: h.pop("places"), "places"),
-        (lambda h: h["places"].update(media_tokens=[1, 2, 3]), "media"),
+        (lambda h: h["places"].update(placeholders=[[1], [2], [3]]), "media"),
+        (lambda h: h.update(aliases={"x<out": "none<out"}), "aliases"),
         (lambda h: h["places"]["tokens"].pop(), "unlike"),
         (lambda h: h["places"]["tokens"].__setitem__(0, [9, 0]), "not there"),
         (lambda h: h["entries"][0].update(side="up"), "side"),
         (lambda h: h["entries"][0].update(space="1/0"), "damaged"),
         (lambda h: h.update(directions=3), "bytes|float32"),
         (lambda h: h.update(about=[]), "about"),
+        (lambda h: h["entries"][0].update(space="1e99999999"), "space"),  # a number of gigabytes
+        (lambda h: h["entries"][0].update(space="-1"), "space"),
+        (lambda h: h["entries"][0].update(source=["embed"]), "source"),
+        (lambda h: h["entries"][0].update(local=float("nan")), "local"),
+        (lambda h: h["entries"][0].update(local=-1), "local"),
+        (lambda h: h["entries"][1].update(module="embed"), "twice"),
+        (lambda h: h.update(directions=8.5), "directions"),
+        (lambda h: h.update(directions=-2), "directions"),
+        (lambda h: h.update(seed=0.5), "seed"),
+        (lambda h: h.update(version=True), "version True"),
+        (lambda h: h["places"]["tokens"].reverse(), "order"),
+        (lambda h: h["places"]["tokens"].__setitem__(0, [0, -5]), "not in its sample"),
+        (lambda h: h["places"]["tokens"].__setitem__(0, [0, 1000]), "not in its sample"),
+        (lambda h: h["places"]["tokens"].__setitem__(0, [0, 0.7]), "whole"),
+        (lambda h: h["places"]["media"][0].__setitem__(2, -4), "not there"),
+        (lambda h: h["places"]["media"][0].__setitem__(2, 2**62), "not there"),
+        (lambda h: h["places"]["placeholders"][0].append(-1), "not in its sample"),
+        (lambda h: h["places"].update(grids=[[0, 4, 6]]), "grid"),
     ],
 )
 def test_wrong_headers_are_refused(record, tmp_path, edit, words):
@@ -109,3 +138,43 @@ def test_what_is_no_record(record, tmp_path):
         mp.probe.read_record(path)
     with pytest.raises(OSError):
         mp.probe.read_record(tmp_path / "none.probe")
+
+
+@pytest.mark.parametrize("shape", ["(1000000000,)", "(40000000000,)", "(32, 10)", "(-1,)"])
+def test_an_array_that_lies_of_its_size_allocates_nothing(record, tmp_path, shape):
+    """Its own header says more than the file has."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    lie = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    path = tmp_path / "a.probe"
+    mp.probe.write_record(path, record)
+    parted(path, lambda parts: parts.update({"0.values": lie}))
+    tracemalloc.start()
+    with pytest.raises(mp.TraceError, match="Fix: "):
+        mp.probe.read_record(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no pipes and devices as files")
+def test_what_is_no_file(tmp_path):
+    """A pipe is not waited for, and a device that never ends is not read."""
+    pipe, folder = tmp_path / "pipe.probe", tmp_path / "folder.probe"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder, "/dev/zero"):
+        with pytest.raises(mp.TraceError, match="Fix: name a file"):
+            mp.probe.read_record(path)
+    for path in (None, 3):
+        with pytest.raises(mp.ArgumentError, match="Fix: "):
+            mp.probe.read_record(path)
+
+
+@pytest.mark.parametrize("value", [object(), np.int64(3), {1, 2}])
+def test_what_no_file_can_hold(record, tmp_path, value):
+    path = tmp_path / "a.probe"
+    record.about["x"] = value
+    with pytest.raises(mp.ArgumentError, match="Fix: JSON values"):
+        mp.probe.write_record(path, record)
+    assert not path.exists()
+    with pytest.raises(mp.ArgumentError, match="Fix: "):
+        mp.probe.write_record(None, record)

@@ -181,3 +181,49 @@ def test_reports_as_values():
     assert [m["index"] for m in document["modules"]] == list(range(5))
     assert "layers.2" in report.text() and "look at" in report.text()
     assert "PARTED" in repr(report)
+
+
+def test_what_could_not_be_compared_is_said():
+    """NaN on both sides, rows of one side only, rows of unlike spaces: no silence, and no ALIKE of nothing."""
+    nan = layers(lambda k, n, x: x * float("nan") if k == 2 else x)
+    report = mp.probe.run(nan, nan, samples())
+    assert report.first is None and not report.ok
+    assert "NOT COMPARED" in report.text() and "no row of layers.2<out" in report.text()
+    [note] = report.to_dict()["notes"]
+    rows = sum(map(len, samples()))
+    assert note.startswith(
+        f"{2 * rows} rows of 2 modules are not finite on both sides, first layers.2<out"
+    )
+    assert report.modules[3].to_dict()["broken"] == rows
+
+    def some(k, n, x):
+        return torch.where(torch.arange(len(x))[:, None] == 3, float("nan"), x) if n == 1 else x
+
+    report = mp.probe.run(layers(some), layers(some), samples())
+    assert report.ok and "sample 'b', token 3" in report.text()
+
+    half, whole = mp.probe.record(layers(), samples()), mp.probe.record(layers(), samples())
+    half.entries["layers.1<out"].values[5:] = np.nan
+    report = mp.probe.run(half, whole)
+    assert report.ok and "recorded on one side only, first layers.1<out" in report.text()
+    for entry in half.entries.values():
+        entry.values[:] = np.nan
+    report = mp.probe.run(half, whole)
+    assert not report.ok and "NOT COMPARED" in report.summary()
+    whole.entries["layers.1<out"].space = "1/4"
+    assert (
+        "layers.1<out has rows of text × 32 in plain and of 1/4 × 32 in plain"
+        in mp.probe.run(half, whole).text()
+    )
+
+
+def test_rows_of_other_widths_are_not_compared():
+    """As a rotary embedding's, which is of three rows in one version of transformers and of one in another."""
+    a, b = (mp.probe.record(layers(), samples()) for _ in range(2))
+    b.entries["layers.1<out"].width = 96
+    b.entries["layers.1<out"].values[:] *= 3
+    report = mp.probe.run(a, b)
+    assert report.ok and "layers.1<out" not in {m.name for m in report.modules}
+    assert report.notes == [
+        "layers.1<out has rows of text × 32 in plain and of text × 96 in plain: not compared"
+    ]

@@ -1,11 +1,14 @@
 """Pages and figures of the probe: what is drawn follows from the report."""
 
 import io
+import os
 import re
+import sys
 
 import pytest
 from PIL import Image
 from support.probe_sides import layers, samples
+from support.process import run_python
 
 import mmpack as mp
 from mmpack.view.probe.lines import scale_of
@@ -65,3 +68,65 @@ def test_other_things_are_refused(wrong, reports, tmp_path):
         mp.probe.chart(reports, labels=["one"])
     with pytest.raises(mp.ArgumentError, match="png"):
         mp.probe.chart(reports, tmp_path / "a.jpg")
+
+
+def test_the_room_alone_draws():
+    code = (
+        "import mmpack.probe as p, numpy as np\n"
+        "from support.probe_sides import layers, samples\n"
+        "report = p.run(layers(), layers(), samples())\n"
+        "assert report.to_html().startswith('<!doctype html>') and report._repr_html_()\n"
+        "assert p.chart(report)[:4] == b'\\x89PNG'\n"
+    )
+    path = os.pathsep.join(p for p in sys.path if p)
+    result = run_python(code, env=os.environ | {"PYTHONPATH": path})
+    assert result.returncode == 0, result.stderr
+
+
+EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)></svg></style>\x1b[31m\u202e\n'
+
+
+def test_names_are_text_and_never_markup_nor_control_characters():
+    """Of samples, modules and sides: they come from traces and checkpoints of others."""
+    made = samples()
+    for sample in made:
+        sample.sample_id = EVIL + sample.sample_id
+
+    def side(edit=None):
+        given = layers(edit)
+        inner = given.run
+
+        def run(own, recorder):
+            put = recorder.put
+            recorder.put = lambda module, *a, **k: put(EVIL + module, *a, **k)
+            inner(own, recorder)
+            del recorder.put
+
+        given.run, given.name = run, EVIL
+        return given
+
+    report = mp.probe.run(side(), side(lambda k, n, x: x * 1.01 if k == 2 else x), made)
+    report.command = EVIL
+    for page in (report.to_html(title=EVIL, others=[report]), report._repr_html_()):
+        assert not re.search(r"<(script|img)|\x1b|\u202e", page) and "&lt;script" in page
+        assert page.count("</svg>") == page.count("<svg") and page.count("</style>") == 1
+    assert mp.probe.chart(report)[:4] == b"\x89PNG"
+    for text in (*report.lines(), str(report.first), repr(report)):
+        assert text.isprintable()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda r: mp.probe.chart(5),
+        lambda r: mp.probe.chart(None),
+        lambda r: mp.probe.chart([r], 5),
+        lambda r: r.to_png(None),
+        lambda r: r.to_html(others=5),
+        lambda r: r.to_html(others=[None]),
+    ],
+)
+def test_what_is_no_report_and_no_path_is_named(reports, call):
+    with pytest.raises(mp.ArgumentError, match=r"^probe.*Fix: "):
+        call(reports[0])
+    assert reports[0].to_html(others=reports[1])  # one, or several

@@ -54,7 +54,10 @@ def probe_side(
         temperature: of the logprobs.
         samples_per_batch: micro-batches of so many samples; None: all in one.
 
-    Raises: ArgumentError; as `attach` and `model_inputs` do.
+    On a GPU, float32 convolutions are computed without TF32 while it runs.
+
+    Raises: ArgumentError, also where float32 products on a GPU round to TF32, whose noise is not float32's; as `attach`
+    and `model_inputs` do.
     """
     what = "probe_side"
     whole = unwrap(model, what)
@@ -95,7 +98,7 @@ def probe_side(
         if own is None:
             own = _copy(model, dtype)
         size = 1 if layout == "alone" else samples_per_batch or len(samples)
-        with _ready(own, layout, attached), torch.no_grad():
+        with _ready(own, layout, attached), _float32(own), torch.no_grad():
             for start in range(0, len(samples), size):
                 members = list(range(start, min(start + size, len(samples))))
                 batch = _batch([samples[i] for i in members], layout, own)
@@ -137,6 +140,27 @@ def _ready(model: Any, layout: str, attached: bool | None) -> Iterator[None]:
     finally:
         for module, mode in training.items():
             module.training = mode
+
+
+@contextlib.contextmanager
+def _float32(model: Any) -> Iterator[None]:
+    """float32 products of a GPU in float32: TF32 keeps 10 bits, and kernels differ in when they use it."""
+    weight = next(model.parameters())
+    if weight.device.type != "cuda" or weight.dtype != torch.float32:
+        yield
+        return
+    if torch.backends.cuda.matmul.allow_tf32:
+        raise ArgumentError(
+            "probe_side: float32 products round to TF32 here, more than the probe allows for. "
+            "Fix: torch.backends.cuda.matmul.allow_tf32 = False, or dtype=torch.bfloat16"
+        )
+    convolutions: Any = torch.backends.cudnn
+    before = convolutions.allow_tf32
+    convolutions.allow_tf32 = False
+    try:
+        yield
+    finally:
+        convolutions.allow_tf32 = before
 
 
 def _batch(samples: Sequence[Sample], layout: str, model: Any) -> Batch:

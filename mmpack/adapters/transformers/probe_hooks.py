@@ -15,7 +15,7 @@ import torch
 from mmpack.adapters.transformers.probe_rows import BatchRows
 from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.probe.record import IN, OUT, Recorder, Rows
-from mmpack.probe.tower_rows import TowerCall, rows_of_tower
+from mmpack.probe.tower_rows import TABLE, TowerCall, rows_of_tower
 
 WRAPPERS = re.compile(
     r"(^|\.)(base_model\.model|module|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|modules_to_save\.\w+|"
@@ -92,10 +92,13 @@ class Hooks:
     def _after(self, name: str, vision: bool, leaf: bool) -> Any:
         def hook(module: Any, args: Any, output: Any) -> Any:
             parts = list(output) if type(output) in (tuple, list) else [output]
-            tensors = [i for i, v in enumerate(parts) if _is_float(v)]
+            tensors = _of_rows(parts)
             # what passes through a module of modules is what one of them returned
             passed = not leaf and all(self._source(parts[i]) is not None for i in tensors)
-            if not tensors or passed:
+            if not tensors:
+                return None
+            if passed:
+                self.recorder.alias(name, OUT, str(self._source(parts[tensors[0]])))
                 return None
             given = next((a for a in args if _is_float(a)), None)
             read = self._source(given) if leaf and "rotary" not in name else None
@@ -119,7 +122,7 @@ class Hooks:
         source: str | None = None,
         terms: int = 1,
     ) -> None:
-        laid = [found for t in tensors if (found := self._laid(t, vision)) is not None]
+        laid = [found for t in tensors if (found := self._laid(name, t, vision)) is not None]
         if not laid:
             return
         rows = laid[0][1]
@@ -127,17 +130,21 @@ class Hooks:
         joined = values[0] if len(values) == 1 else torch.cat([v.double() for v in values], 1)
         entry = self.recorder.put(name, side, joined, rows, source, terms)
         for t in tensors:
-            self.known[id(t)] = (weakref.ref(t), t._version, entry)
+            self.known[id(t)] = (weakref.ref(t), _version(t), entry)
 
-    def _laid(self, tensor: torch.Tensor, vision: bool) -> tuple[torch.Tensor, Rows] | None:
+    def _laid(
+        self, name: str, tensor: torch.Tensor, vision: bool
+    ) -> tuple[torch.Tensor, Rows] | None:
         """The tensor as [rows, …], and its rows; None if it has no axis of rows."""
         if not vision:
             flat = as_rows(tensor, self.rows.count, tuple(self.rows.batch.input_ids.shape))
             return None if flat is None else (flat, self.rows.text)
         if self.call is None or tensor.ndim < 2:
             return None
+        if TABLE.search(name) and len(tensor) != self.call.total:
+            return None
         flat = _tower_rows(tensor, self.call.total)
-        rows = rows_of_tower(self.call, self.rows.places, len(flat))
+        rows = rows_of_tower(self.call, self.rows.places, len(flat), name)
         return None if rows is None else (flat, rows)
 
     def _source(self, tensor: Any) -> str | None:
@@ -147,7 +154,7 @@ class Hooks:
         whole = [tensor] if tensor._base is None else [tensor, tensor._base]
         for t in whole:
             found = self.known.get(id(t))
-            if found is None or found[0]() is not t or found[1] != t._version:
+            if found is None or found[0]() is not t or found[1] != _version(t):
                 continue
             if t.numel() == tensor.numel():
                 return found[2]
@@ -207,6 +214,20 @@ def _reads_rows(module: torch.nn.Module) -> bool:
     """Whether the module's own input is recorded: that of a leaf, or of one that counts as one."""
     whole = hasattr(module, "base_layer") or not any(True for _ in module.children())
     return whole and not isinstance(module, torch.nn.Embedding)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Counts changes in place; tensors of inference mode don't count them."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _of_rows(parts: list[Any]) -> list[int]:
+    """Which parts of an output are rows: the first, and what has as many axes, as a rotary embedding's cos and sin.
+
+    Attention's weights [B, heads, rows, rows] beside its output [B, rows, H] are not: their columns are keys.
+    """
+    found = [i for i, v in enumerate(parts) if _is_float(v)]
+    return [i for i in found if parts[i].ndim == parts[found[0]].ndim]
 
 
 def _is_float(value: Any) -> bool:

@@ -13,7 +13,7 @@ from mmpack.errors import ModelError
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import Rows
-from mmpack.probe.tower_rows import TowerCall
+from mmpack.probe.tower_rows import TowerCall, window_order
 from mmpack.schema.sample import Sample
 
 
@@ -41,7 +41,8 @@ class BatchRows:
             into.append(at)
             self.place_of.append(dict(zip(tokens.tolist(), at.tolist(), strict=True)))
         self.text = Rows(TEXT, torch.from_numpy(np.concatenate(take)), np.concatenate(into))
-        self.calls = _tower_calls(batch, members, samples, places, model)
+        runs = _runs(samples, members, places, token_rows, starts)
+        self.calls = _tower_calls(batch, runs, places, model)
 
     def head_rows(self) -> tuple[Rows, torch.Tensor] | None:
         """Places of rows that predict loss tokens, and the rows; each place once."""
@@ -76,31 +77,47 @@ class BatchRows:
         return out
 
 
-def _tower_calls(
-    batch: Batch, members: list[int], samples: Sequence[Sample], places: Places, model: Any
-) -> list[TowerCall]:
-    """The tower's calls in one forward: images, then videos; media once (packed), or once per occurrence."""
-    if len(samples) != len(batch.token_counts):
+def _runs(
+    samples: Sequence[Sample],
+    members: list[int],
+    places: Places,
+    token_rows: np.ndarray,
+    starts: np.ndarray,
+) -> dict[int, list[int]]:
+    """Occurrences of media by the batch's row of their first placeholder, in row order: samples share rows."""
+    if len(samples) + 1 != len(starts):
         raise ModelError("probe: the batch left samples out. Fix: samples that keep the rules")
-    of_key: dict[str, list[int]] = {}
-    of_sample = {(int(s), int(m)): o for o, (s, m, _, _) in enumerate(places.media)}
-    for member, sample in zip(members, samples, strict=True):
-        for j, medium in enumerate(sample.media):
-            of_key.setdefault(medium.cache_key, []).append(of_sample[member, j])
-    once = isinstance(batch, PackedBatch) and takes_encoded_media(model)
-    waiting = {key: list(found) for key, found in of_key.items()}
+    number = {member: k for k, member in enumerate(members)}
+    found: dict[int, list[int]] = {}
+    for o, (sample, _, _, token) in enumerate(places.media.tolist()):
+        if sample in number and places.placeholders[o]:
+            row = int(token_rows[starts[number[sample]] + token])
+            found.setdefault(row, []).append(o)
+    return dict(sorted(found.items()))
+
+
+def _tower_calls(
+    batch: Batch, runs: dict[int, list[int]], places: Places, model: Any
+) -> list[TowerCall]:
+    """The tower's calls in one forward: images, then videos; media once (packed), or once per run."""
+    vision = getattr(model.config, "vision_config", None)
+    order = batch.media_order
+    if len(runs) != len(order):
+        raise ModelError(
+            f"probe: the batch has {len(order)} runs of placeholders, its samples {len(runs)}. "
+            "Fix: samples that keep the rules"
+        )
+    made = list(zip(order, runs.values(), strict=True))
+    if isinstance(batch, PackedBatch) and takes_encoded_media(model):
+        of: dict[int, list[int]] = {i: [] for i in range(len(batch.media))}
+        for i, occurrences in made:
+            of[i] += occurrences
+        made = list(of.items())
     calls = []
     for modality in batch.family_of().placeholder_ids:
-        occurrences, patches = [], []
-        chosen = range(len(batch.media)) if once else batch.media_order
-        for i in chosen:
-            medium = batch.media[i]
-            if medium.modality != modality:
-                continue
-            key = medium.cache_key
-            own = of_key[key] if once else [waiting[key].pop(0)] if waiting[key] else []
-            occurrences.append(own)
-            patches.append(medium.num_patches)
-        if patches:
-            calls.append(TowerCall(occurrences, patches))
+        own = [(batch.media[i], o) for i, o in made if batch.media[i].modality == modality]
+        if own:
+            patches = [medium.num_patches for medium, _ in own]
+            orders = [window_order(medium.grid_thw, vision) for medium, _ in own]
+            calls.append(TowerCall([o for _, o in own], patches, orders))
     return calls

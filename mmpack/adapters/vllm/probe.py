@@ -20,7 +20,7 @@ from mmpack.errors import ArgumentError, ModelError, installed_version, kind_of
 from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import IN, OUT, Recorder, Rows
 from mmpack.probe.side import Side
-from mmpack.probe.tower_rows import TowerCall, rows_of_tower
+from mmpack.probe.tower_rows import TowerCall, rows_of_tower, window_order
 from mmpack.schema.sample import Sample
 
 NAMES = (
@@ -53,12 +53,14 @@ def engine_side(engine: VllmEngine, name: str = "vllm") -> Side:
         "vllm": installed_version("vllm"),
     }
 
+    vision_config = getattr(config.hf_config, "vision_config", None)
+
     def run(samples: Sequence[Sample], recorder: Recorder) -> None:
         for number, sample in enumerate(samples):
             engine.llm.llm_engine.reset_encoder_cache()
             engine.reset_prefix_cache()
             recorder.begin()
-            score = _Scored(sample, number, recorder)
+            score = _Scored(sample, number, recorder, vision_config)
             with _hooked(engine, score):
                 outputs = _scored(engine, sample)
             score.put_logprobs(outputs)
@@ -88,7 +90,7 @@ def _hooked(engine: VllmEngine, score: _Scored) -> Iterator[None]:
 class _Scored:
     """One sample's pass: hooks that put rows of [L, …] and of media into the recorder."""
 
-    def __init__(self, sample: Sample, number: int, recorder: Recorder):
+    def __init__(self, sample: Sample, number: int, recorder: Recorder, vision_config: Any):
         self.sample, self.recorder = sample, recorder
         self.places: Places = recorder.places
         into, tokens = self.places.chosen(number)
@@ -96,17 +98,19 @@ class _Scored:
         scored = {t - 1 for s in sample.loss_spans for t in range(s.start, s.stop)}
         kept = np.array([int(t) in scored for t in tokens], dtype=bool)
         self.heads = Rows(TEXT, torch.from_numpy(tokens[kept]), into[kept])
-        self.calls = self._media(number)
+        self.calls = self._media(number, vision_config)
         self.call: TowerCall | None = None
         self.last = {"layers": 0, "blocks": 0}
         self.deepstack = 0
 
-    def _media(self, number: int) -> list[tuple[tuple[int, ...], TowerCall]]:
+    def _media(self, number: int, vision_config: Any) -> list[tuple[tuple[int, ...], TowerCall]]:
         """Grid and call of each distinct medium, images first as vLLM runs them."""
         found: dict[str, TowerCall] = {}
         of = {(int(s), int(m)): o for o, (s, m, _, _) in enumerate(self.places.media)}
         for j, medium in enumerate(self.sample.media):
-            call = found.setdefault(medium.cache_key, TowerCall([[]], [medium.num_patches]))
+            order = window_order(medium.grid_thw, vision_config)
+            fresh = TowerCall([[]], [medium.num_patches], [order])
+            call = found.setdefault(medium.cache_key, fresh)
             call.occurrences[0].append(of[number, j])
         grids = {m.cache_key: (m.modality, tuple(m.grid_thw)) for m in self.sample.media}
         order = sorted(found, key=lambda key: grids[key][0])
@@ -154,6 +158,7 @@ class _Scored:
             _, one = self.calls.pop(at)
             taken.occurrences += one.occurrences
             taken.patches += one.patches
+            taken.orders += one.orders
         self.call = taken
 
     def _positions(self, module: Any, args: Any) -> None:
@@ -245,7 +250,7 @@ class _Scored:
             if self.call is None:
                 return
             flat = values.reshape(len(values), -1)
-            rows = rows_of_tower(self.call, self.places, len(flat))
+            rows = rows_of_tower(self.call, self.places, len(flat), name)
             if rows is not None:
                 self.recorder.put(name, side, flat, rows)
             return

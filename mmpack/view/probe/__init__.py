@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
-import mmpack.probe
 from mmpack.errors import ArgumentError, MissingExtraError, kind_of
 from mmpack.files import replaced
 from mmpack.probe.report import ProbeReport
 
-__all__ = ["chart", "html"]
+__all__ = ["chart", "html", "notebook"]
 
 
 def html(
@@ -25,7 +25,7 @@ def html(
     """
     from mmpack.view.probe.page import page
 
-    return page(_checked([report, *others], "to_html"), title)
+    return page(_checked([report, *_listed(others, "to_html")], "to_html"), title)
 
 
 def chart(
@@ -49,13 +49,14 @@ def chart(
     """
     from mmpack.view.probe.figure import figure
 
-    given = [reports] if isinstance(reports, ProbeReport) else list(reports)
-    checked = _checked(given, "chart")
+    checked = _checked(_listed(reports, "chart"), "chart")
     names = [f"{r.a} | {r.b}" for r in checked] if labels is None else list(labels)
     if len(names) != len(checked) or not all(isinstance(n, str) for n in names):
         raise ArgumentError(
             f"probe.chart: {len(checked)} reports, labels {names!r:.60}. Fix: one str per report"
         )
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise ArgumentError(f"probe.chart: path is {kind_of(path)}. Fix: a name ending in .png")
     made = figure(checked, names, title)
     if path is not None:
         if Path(path).suffix.lower() != ".png":
@@ -65,6 +66,17 @@ def chart(
         with replaced(Path(path), "probe.chart", ArgumentError) as file:
             file.write(made)
     return made
+
+
+def _listed(reports: Any, what: str) -> list[Any]:
+    """One report or several as a list."""
+    if isinstance(reports, ProbeReport):
+        return [reports]
+    if not isinstance(reports, Iterable):
+        raise ArgumentError(
+            f"probe.{what}: it is handed {kind_of(reports)}. Fix: pass what mp.probe.run returns"
+        )
+    return list(reports)
 
 
 def _checked(reports: list[ProbeReport], what: str) -> list[ProbeReport]:
@@ -78,19 +90,10 @@ def _checked(reports: list[ProbeReport], what: str) -> list[ProbeReport]:
     return reports
 
 
-def _to_png(report: ProbeReport, path: str | os.PathLike[str]) -> None:
-    chart([report], path)
-
-
-def _notebook(report: ProbeReport) -> str:
+def notebook(report: ProbeReport) -> str:
+    """What a notebook shows; where the package for HTML is missing, the summary and how to get the rest."""
     try:
         from mmpack.view.probe.page import fragment
     except MissingExtraError as error:
         return f"<pre>{escape(report.summary())}\n{escape(str(error))}</pre>"
     return fragment([report])
-
-
-ProbeReport.to_html = html
-ProbeReport.to_png = _to_png
-ProbeReport._repr_html_ = _notebook
-mmpack.probe.chart = chart

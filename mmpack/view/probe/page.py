@@ -54,9 +54,12 @@ def _body(reports: Sequence[ProbeReport], title: str | None) -> Markup:
 def _head(report: ProbeReport) -> Markup:
     sides = tag("p", f"{report.a} and {report.b}", class_="mm-note")
     first = report.first
+    notes = [tag("p", note) for note in report.notes]
+    if first is None and not report.ok:
+        return joined([tag("h1", "Not compared", class_="bad"), sides, *notes])
     if first is None:
         words = f"{len(report.modules)} stages agree within what rounding explains."
-        return joined([tag("h1", "Alike", class_="good"), sides, tag("p", words)])
+        return joined([tag("h1", "Alike", class_="good"), sides, tag("p", words), *notes])
     rows: list[tuple[str, Any]] = [
         ("module", tag("code", first.name)),
         ("stage", first.stage),
@@ -67,7 +70,7 @@ def _head(report: ProbeReport) -> Markup:
     ]
     if first.medium is not None:
         rows.insert(4, ("medium, row", f"{first.medium}, {first.row}"))
-    return joined([tag("h1", "Parted", class_="bad"), sides, table(("first", ""), rows)])
+    return joined([tag("h1", "Parted", class_="bad"), sides, table(("first", ""), rows), *notes])
 
 
 def chart(reports: Sequence[ProbeReport]) -> Markup:
