@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmpack.parity.drift_contrasts import Table, comparable, told_apart
+from mmpack.parity.drift_contrasts import FEW_SAMPLES, Table, comparable, told_apart
 from mmpack.parity.drift_tokens import Axis, axes_of
 from mmpack.parity.drift_words import few_samples, suggestions, weights_line
 from mmpack.schema.sample import Sample
@@ -147,7 +147,7 @@ def _few(names: Sequence[str], of: np.ndarray, sums: dict[str, np.ndarray]) -> s
     mean = np.divide(moved, tokens, out=np.zeros(len(names)), where=there)
     high = mean > OUTLYING * np.median(mean[there])
     share = moved[high].sum() / max(moved.sum(), np.finfo(np.float64).tiny)
-    if not high.any() or high.sum() > there.sum() / 4 or share < 0.5:
+    if there.sum() < 2 * FEW_SAMPLES or not 0 < high.sum() <= there.sum() / 4 or share < 0.5:
         return ""
     inside, outside = (moved[part].sum() / tokens[part].sum() for part in (high, there & ~high))
     worst = [names[k] for k in np.argsort(-mean)[: int(high.sum())]]
