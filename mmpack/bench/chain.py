@@ -27,7 +27,7 @@ from mmpack.adapters.transformers.chain.axes import (
     reference,
     within_mode,
 )
-from mmpack.adapters.transformers.chain.exact import exact_copy, exact_logprobs
+from mmpack.adapters.transformers.chain.exact import exact_copy, exact_logprobs, plain_logprobs
 from mmpack.adapters.transformers.chain.problem import KL_COEF, Problem, make_problem
 from mmpack.adapters.transformers.chain.run import Way, run
 from mmpack.bench.models import MODELS, Shape, random_model
@@ -94,7 +94,11 @@ def chain(options: Options) -> ChainReport:
 
 @dataclass
 class Prepared:
-    """A model and what every run on it is compared with."""
+    """A model and what every run on it is compared with.
+
+    `alone`: rows of the reference itself beside transformers' own attention and torch's head, in the same dtype:
+    what the reference is off is allowed to every run, so it is held to them first.
+    """
 
     model: Any
     problem: Problem
@@ -102,9 +106,13 @@ class Prepared:
     exact: Record
     bounds: Bounds
     uncached: list[Sample]  # the same samples of a processor that keeps nothing
+    alone: list[Row]
 
     def rows(self, axis: str, value: str, record: Record, equal: Equal) -> list[Row]:
-        return compare(axis, value, record, self.reference, self.exact, equal, self.bounds)
+        partial = axis == "prefix_cache"
+        return compare(
+            axis, value, record, self.reference, self.exact, equal, self.bounds, partial=partial
+        )
 
 
 def prepare(options: Options, device: torch.device) -> Prepared:
@@ -132,14 +140,17 @@ def prepare(options: Options, device: torch.device) -> Prepared:
     take = within_mode(reference) if options.invariant else reference
     take(model, problem)
     own = take(model, problem)
-    return Prepared(model, problem, own, exact, bounds, uncached)
+    way = Way(attached=False, logprobs=plain_logprobs)
+    plain = run(model, problem, padded_alone(model, problem), way)
+    rows = compare("alone", "attached", own, plain, exact, Equal(), bounds)
+    return Prepared(model, problem, own, exact, bounds, uncached, rows)
 
 
 def _one_process(options: Options, device: torch.device, left_out: dict[str, str]) -> list[Row]:
     prepared = prepare(options, device)
     axes = axes_here(prepared.model)
     axes["processor_cache"] = {"off": processed_run(prepared.uncached)}
-    rows: list[Row] = []
+    rows = list(prepared.alone)
     for axis in options.axes:
         if axis in RANKS:
             continue
@@ -364,7 +375,7 @@ def _rank_rows(options: Options, device: torch.device, left_out: dict[str, str])
     prepared = prepare(options, device)
     for column in (prepared.problem.old, prepared.problem.ref):
         torch.distributed.broadcast(column, 0)
-    rows: list[Row] = []
+    rows = [] if any(axis in ONE_PROCESS for axis in options.axes) else list(prepared.alone)
     taken: dict[str, Record] = {}
     sizes = sorted(n for n in options.tp if n <= world and "tensor_parallel" in options.axes)
     for n in options.tp:

@@ -17,6 +17,7 @@ from torch import Tensor
 from mmpack.errors import ModelError
 from mmpack.ops.norms.rows import softmax, sum_rows_of, variance
 from mmpack.ops.products.product import FLOATS, multiply
+from mmpack.ops.tf32 import allows_tf32_convolutions
 
 KEYS = ("CPU", "CUDA")  # CUDA is ROCm's key too
 FEW = 32  # a sum over so many of another dimension is made one by one
@@ -49,37 +50,35 @@ def _put(library: Any, name: str, run: Callable[..., Any], key: str) -> None:
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype not in FLOATS:
-        return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
+    if not _are_ours(a, b):
+        return torch.mm(a, b, out=a.new_empty(0))
     return multiply(a, b, None, a.dtype)
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    if not _are_ours(a, b, bias):
+        return torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=a.new_empty(0))
     columns = b.shape[1]
-    if a.dtype not in FLOATS:
-        out = a.new_empty(a.shape[0], columns)
-        return torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=out)
     if beta == alpha == 1 and bias.numel() == columns and bias.shape[-1:] == (columns,):
         return multiply(a, b, bias.reshape(columns), a.dtype)
     return _scaled(multiply(a, b, None, _wide(a)), bias, beta, alpha, a.dtype)
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    if a.dtype not in FLOATS:
-        return torch.bmm(a, b, out=a.new_empty(a.shape[0], a.shape[1], b.shape[2]))
+    if not _are_ours(a, b):
+        return torch.bmm(a, b, out=a.new_empty(0))
     return multiply(a, b, None, a.dtype)
 
 
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    if a.dtype not in FLOATS:
-        out = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
-        return torch.baddbmm(bias, a, b, beta=beta, alpha=alpha, out=out)
+    if not _are_ours(a, b, bias):
+        return torch.baddbmm(bias, a, b, beta=beta, alpha=alpha, out=a.new_empty(0))
     return _scaled(multiply(a, b, None, _wide(a)), bias, beta, alpha, a.dtype)
 
 
 def mv(a: Tensor, vector: Tensor) -> Tensor:
-    if a.dtype not in FLOATS:
-        return torch.mv(a, vector, out=a.new_empty(a.shape[0]))
+    if vector.ndim != 1 or not _are_ours(a, vector[:, None]):
+        return torch.mv(a, vector, out=a.new_empty(0))
     return multiply(a, vector[:, None], None, a.dtype)[:, 0]
 
 
@@ -125,7 +124,8 @@ def sum_dim(
     width = _last(x, dim)
     if width is not None:
         return _kept(_sum_last(x, width, out_dtype), x, dim, keepdim)
-    if dim is not None and len(dim) == 1 and 0 < x.shape[dim[0]] <= FEW:
+    one = dim is not None and len(dim) == 1 and _in_range(x, dim)
+    if dim is not None and one and 0 < x.shape[dim[0]] <= FEW:
         first, *others = x.to(_wide(x)).unbind(dim[0])
         total = functools.reduce(torch.add, others, first).to(out_dtype)
         return total.unsqueeze(dim[0]) if keepdim else total
@@ -209,7 +209,10 @@ def convolution(
         not transposed
         and groups == 1
         and _is_ours(x, x.dtype)
+        and x.dtype == weight.dtype
         and x.ndim == weight.ndim
+        and x.shape[1] == weight.shape[1]
+        and (bias is None or (bias.dtype == x.dtype and list(bias.shape) == [len(weight)]))
         and list(stride) == kernel
         and not any(padding)
         and all(d == 1 for d in dilation)
@@ -219,7 +222,7 @@ def convolution(
         cudnn = torch.backends.cudnn
         made: Tensor = torch._convolution(
             x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
-            cudnn.benchmark, cudnn.deterministic, cudnn.enabled, cudnn.allow_tf32,
+            cudnn.benchmark, cudnn.deterministic, cudnn.enabled, allows_tf32_convolutions(),
         )  # fmt: skip
         return made
     count, dims = len(kernel), range(len(kernel))
@@ -243,17 +246,40 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
+def _are_ours(a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
+    """Factors that torch's own product takes; what it refuses goes to it, for its error."""
+    return (
+        a.dtype in FLOATS
+        and a.dtype == b.dtype
+        and a.device == b.device
+        and a.shape[:-2] == b.shape[:-2]
+        and a.shape[-1] == b.shape[-2]
+        and (
+            bias is None or (bias.dtype == a.dtype and _expands(bias, (*a.shape[:-1], b.shape[-1])))
+        )
+    )
+
+
+def _expands(x: Tensor, shape: Sequence[int]) -> bool:
+    sizes = zip(reversed(x.shape), reversed(shape), strict=False)
+    return x.ndim <= len(shape) and all(n in (1, size) for n, size in sizes)
+
+
 def _is_ours(x: Tensor, out_dtype: torch.dtype) -> bool:
     return x.dtype in FLOATS and out_dtype in FLOATS
 
 
 def _is_last(x: Tensor, dim: int) -> bool:
-    return x.ndim > 0 and dim % x.ndim == x.ndim - 1
+    return x.numel() > 0 and x.ndim > 0 and dim in (-1, x.ndim - 1)
+
+
+def _in_range(x: Tensor, dims: Sequence[int]) -> bool:
+    return all(-x.ndim <= d < x.ndim for d in dims)
 
 
 def _last(x: Tensor, dim: list[int] | None) -> int | None:
     """Elements of a row, where `dim` are the last dimensions and not all of them; else None."""
-    if not dim or x.numel() == 0 or len(dim) >= max(x.ndim, 1):
+    if not dim or x.numel() == 0 or len(dim) >= max(x.ndim, 1) or not _in_range(x, dim):
         return None
     if sorted(d % x.ndim for d in dim) != list(range(x.ndim - len(dim), x.ndim)):
         return None

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError, check_number
+from mmpack.ops import invariance
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.norms import RMS_NORM
@@ -37,11 +38,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
             f"rms_norm: x has shape {list(x.shape)}, weight {list(weight.shape)}, expected [..., N] and [N]. "
             "Fix: the norm's own weight, on the device of x"
         )
+    if x.shape[-1] == 0:
+        raise ArgumentError("rms_norm: rows have no elements. Fix: pass [..., N] with N > 0")
     if not (x.is_floating_point() and weight.is_floating_point()):
         raise ArgumentError(
             f"rms_norm: x is {x.dtype}, weight {weight.dtype}. Fix: pass floating tensors"
         )
     made: Tensor = _RmsNorm.apply(x, weight, float(eps))
+    invariance.hold(made)
     return made
 
 

@@ -29,9 +29,9 @@ def row_sum(x: Tensor) -> Tensor:
         [3.0, 7.0]
     """
     check_are_tensors("row_sum", x=x)
-    if x.ndim == 0 or not x.is_floating_point():
+    if x.ndim == 0 or x.shape[-1] == 0 or not x.is_floating_point():
         raise ArgumentError(
-            f"row_sum: x has shape {list(x.shape)} and dtype {x.dtype}, expected [..., N] of floats. "
+            f"row_sum: x has shape {list(x.shape)} and dtype {x.dtype}, expected [..., N] of floats, N > 0. "
             "Fix: pass rows"
         )
     made: Tensor = _RowSum.apply(x)
@@ -73,8 +73,5 @@ def variance(x: Tensor, correction: float, out_dtype: torch.dtype) -> Tensor:
     with torch.no_grad():
         wide, count = x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1]
         off = wide - sum_rows_of(wide, wide.dtype, 1 / count)[..., None]
-        return sum_rows_of(
-            off * off,
-            out_dtype,
-            1 / max(count - correction, 0.0) if count > correction else float("nan"),
-        )
+        scale = 1 / (count - correction) if count > correction else float("inf")
+        return sum_rows_of(off * off, out_dtype, scale)

@@ -26,7 +26,7 @@ def product(
     """a [M, K] · b [K, N] + bias [N] -> [M, N], or [B, M, K] · [B, K, N] -> [B, M, N]; differentiable.
 
     Sums are of float32 (float64 for float64) and are rounded once. float32 factors are multiplied as torch's setting
-    for CUDA says: `torch.backends.cuda.matmul.allow_tf32`.
+    for CUDA says (`torch.backends.cuda.matmul`).
 
     Args: `bias`: of two dimensions' product only. `out_dtype`: of a, or float32.
     Raises ArgumentError for shapes and dtypes that don't fit.
