@@ -21,3 +21,12 @@ def allows_tf32_convolutions() -> bool:
         return bool(cudnn.allow_tf32)
     except RuntimeError:
         return str(cudnn.conv.fp32_precision) == "tf32"
+
+
+def float32_products() -> str:
+    """How float32 products are made on CUDA devices and on the CPU: equal texts for equal settings."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        backends = torch.backends
+        return f"{backends.cuda.matmul.fp32_precision}, {backends.mkldnn.matmul.fp32_precision}"

@@ -329,13 +329,10 @@ def test_float32_as_torchs_newer_setting_says():
     """torch raises an error where one was set by the newer name and is read by the older."""
     done = run_python(
         "import torch\n"
-        "from mmpack.ops.tf32 import allows_tf32, allows_tf32_convolutions\n"
-        "assert not allows_tf32()\n"
-        "matmul = torch.backends.cuda.matmul\n"
-        "matmul.allow_tf32 = True\n"
-        "assert allows_tf32()\n"
-        "matmul.fp32_precision = 'ieee'\n"
-        "assert not allows_tf32()\n"
+        "from mmpack.ops.tf32 import allows_tf32, allows_tf32_convolutions, float32_products\n"
+        "assert not allows_tf32() and float32_products() == 'highest'\n"
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "assert allows_tf32() and 'tf32' in float32_products()\n"
         "torch.backends.cudnn.conv.fp32_precision = 'ieee'\n"
         "assert not allows_tf32_convolutions()\n"
     )

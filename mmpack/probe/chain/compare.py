@@ -343,18 +343,14 @@ def _weights(
         for name, gradient in run.parameters.items()
         if stage_of_weight(name) == stage and name in reference.parameters
     ]  # fmt: skip
-    if found:
-        found += [
-            _lost(name)
-            for name in reference.parameters
-            if stage_of_weight(name) == stage and name not in run.parameters
-        ]
     total = {part: sum(getattr(f, part) for f in found) for part in ("apart", "theirs", "size")}
     for one in found:
         for part, value in total.items():
             setattr(one, part, value)
         one.allowed = max(VS_REFERENCE * one.reference_error, floor(dtype))
         yield one
+    names = [n for n in reference.parameters if stage_of_weight(n) == stage] if found else []
+    yield from (_lost(name) for name in names if name not in run.parameters)
 
 
 def _largest(x: Tensor) -> float:
