@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -16,7 +18,7 @@ def allows_tf32() -> bool:
 
 def allows_tf32_convolutions() -> bool:
     """The same of cuDNN's convolutions."""
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     try:
         return bool(cudnn.allow_tf32)
     except RuntimeError:
@@ -28,5 +30,5 @@ def float32_products() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        backends = torch.backends
+        backends: Any = torch.backends
         return f"{backends.cuda.matmul.fp32_precision}, {backends.mkldnn.matmul.fp32_precision}"

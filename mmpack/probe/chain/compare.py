@@ -162,8 +162,11 @@ def compare(
             found = [one for one in each if one is not None]
             if found and not partial:
                 for key, one in zip(keys, each, strict=True):
-                    if _lacks(direction, run.cells.get(key), reference.cells[key]):
-                        found += [] if one else [one := _lost(key[1])]
+                    if not _lacks(direction, run.cells.get(key), reference.cells[key]):
+                        continue
+                    if one is None:
+                        found.append(_lost(key[1]))
+                    else:
                         one.missing = True
             out.append(_row(axis, value, stage, direction, found, bounds.dtype))
     for stage in STAGES:
