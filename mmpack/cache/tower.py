@@ -17,6 +17,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from mmpack.errors import ModelError
+from mmpack.ops.invariance import is_on
+from mmpack.ops.tf32 import float32_products
 
 # of one medium: [tokens, H] of the embeddings, then of each deepstack level
 Levels = tuple[Tensor, ...]
@@ -65,7 +67,8 @@ class Tower:
         return (
             self.device,
             autocast,
-            torch.get_float32_matmul_precision(),
+            float32_products(),
+            is_on(),  # whose features are other bits
             torch.are_deterministic_algorithms_enabled(),
             sha256(settings.encode()).hexdigest(),
             tuple(f for _, m in named for f in _functions_of(m)),

@@ -16,6 +16,7 @@ from mmpack.ops import invariance
 
 _lock = threading.Lock()
 _installed: Installed | None = None
+_eager: contextlib.ExitStack | None = None  # undoes torch.compile's stance
 
 
 @contextlib.contextmanager
@@ -51,29 +52,32 @@ def batch_invariant(model: torch.nn.Module | None = None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         _enter()
         stack.callback(_leave)
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         if model is not None:
             stack.enter_context(own_norms(model))
         yield
 
 
 def _enter() -> None:
-    global _installed
+    global _installed, _eager
     with _lock:
-        if invariance.enter() == 0:
-            try:
+        if invariance.enter() > 0:
+            return
+        with contextlib.ExitStack() as undo:
+            undo.callback(invariance.leave)
+            with contextlib.ExitStack() as eager:
+                eager.enter_context(torch.compiler.set_stance("force_eager"))
                 _installed = Installed()
-            except BaseException:
-                invariance.leave()
-                raise
+                _eager = eager.pop_all()
+            undo.pop_all()
 
 
 def _leave() -> None:
-    global _installed
+    global _installed, _eager
     with _lock:
-        if invariance.leave() == 0 and _installed is not None:
+        if invariance.leave() == 0 and _installed is not None and _eager is not None:
             _installed.remove()
-            _installed = None
+            _eager.close()
+            _installed = _eager = None
 
 
 def installed() -> Any:

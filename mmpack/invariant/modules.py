@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,18 +13,30 @@ import torch
 
 from mmpack.ops.norms.rms import rms_norm
 
+_lock = threading.Lock()
+_users: dict[
+    torch.nn.Module, int
+] = {}  # blocks that a norm is in: of several threads, in any order
+
 
 @contextlib.contextmanager
 def own_norms(model: torch.nn.Module) -> Iterator[int]:
     """Within the block the model's RMSNorms run by `rms_norm`; yields how many. Others keep their own steps."""
-    norms = [m for m in model.modules() if _is_norm(m)]
-    for module in norms:
-        vars(module)["forward"] = functools.partial(_forward, module)
+    with _lock:
+        norms = [m for m in model.modules() if m in _users or _is_norm(m)]
+        for module in norms:
+            _users[module] = _users.get(module, 0) + 1
+            if _users[module] == 1:
+                vars(module)["forward"] = functools.partial(_forward, module)
     try:
         yield len(norms)
     finally:
-        for module in norms:
-            vars(module).pop("forward", None)
+        with _lock:
+            for module in norms:
+                _users[module] -= 1
+                if not _users[module]:
+                    del _users[module]
+                    vars(module).pop("forward", None)
 
 
 def _is_norm(module: Any) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from mmpack.errors import ModelError
 from mmpack.ops.norms.rows import softmax, sum_rows_of, variance
 from mmpack.ops.products.product import FLOATS, multiply
+from mmpack.ops.tf32 import allows_tf32_convolutions
 
 KEYS = ("CPU", "CUDA")  # CUDA is ROCm's key too
 FEW = 32  # a sum over so many of another dimension is made one by one
@@ -208,9 +209,10 @@ def convolution(
         not transposed
         and groups == 1
         and _is_ours(x, x.dtype)
+        and x.dtype == weight.dtype
         and x.ndim == weight.ndim
         and x.shape[1] == weight.shape[1]
-        and x.dtype == weight.dtype
+        and (bias is None or (bias.dtype == x.dtype and list(bias.shape) == [len(weight)]))
         and list(stride) == kernel
         and not any(padding)
         and all(d == 1 for d in dilation)
@@ -220,7 +222,7 @@ def convolution(
         cudnn = torch.backends.cudnn
         made: Tensor = torch._convolution(
             x, weight, bias, stride, padding, dilation, transposed, output_padding, groups,
-            cudnn.benchmark, cudnn.deterministic, cudnn.enabled, cudnn.allow_tf32,
+            cudnn.benchmark, cudnn.deterministic, cudnn.enabled, allows_tf32_convolutions(),
         )  # fmt: skip
         return made
     count, dims = len(kernel), range(len(kernel))
@@ -244,6 +246,11 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
+def _expands(x: Tensor, shape: Sequence[int]) -> bool:
+    sizes = zip(reversed(x.shape), reversed(shape), strict=False)
+    return x.ndim <= len(shape) and all(n in (1, size) for n, size in sizes)
+
+
 def _is_ours(x: Tensor, out_dtype: torch.dtype) -> bool:
     return x.dtype in FLOATS and out_dtype in FLOATS
 
@@ -261,11 +268,6 @@ def _multiply(a: Tensor, b: Tensor, ndim: int, bias: Tensor | None = None) -> bo
             bias is None or (bias.dtype == a.dtype and _expands(bias, (*a.shape[:-1], b.shape[-1])))
         )
     )
-
-
-def _expands(x: Tensor, shape: Sequence[int]) -> bool:
-    own = zip(reversed(x.shape), reversed(shape), strict=False)
-    return x.ndim <= len(shape) and all(n in (1, size) for n, size in own)
 
 
 def _is_last(x: Tensor, dim: int) -> bool:

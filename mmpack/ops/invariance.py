@@ -6,6 +6,13 @@ own.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from mmpack.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _depth = 0
 
 
@@ -25,3 +32,17 @@ def leave() -> int:
     global _depth
     _depth -= 1
     return _depth
+
+
+def hold(x: Tensor) -> None:
+    """See to it that the gradient to `x`, made in the mode, is computed in the mode."""
+    if _depth > 0 and x.requires_grad:
+        x.register_hook(_refuse_outside)
+
+
+def _refuse_outside(grad: Tensor) -> None:
+    if _depth == 0:
+        raise ModelError(
+            "batch_invariant: the backward runs outside of the mode that its forward ran in, where bits depend on the "
+            "batch. Fix: call backward() within the block"
+        )

@@ -10,6 +10,7 @@ from torch import nn
 import mmpack as mp
 from mmpack.cache import FeatureStore
 from mmpack.cache.tower import Tower
+from mmpack.invariant import batch_invariant
 
 
 class Block(nn.Module):
@@ -222,6 +223,15 @@ def test_autocast_has_features_of_its_own(media):
         half = media.fetch(store, "a")[0][0]
     assert full.dtype != half.dtype or not torch.equal(full, half)
     assert torch.equal(media.fetch(store, "a")[0][0], full)
+    assert len(media.calls) == 2
+
+
+def test_the_invariant_mode_has_features_of_its_own(media):
+    store = FeatureStore(10**6)
+    for _ in range(2):
+        media.fetch(store, "a")
+        with batch_invariant():
+            media.fetch(store, "a")
     assert len(media.calls) == 2
 
 

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from support.process import run_python
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -300,3 +301,90 @@ def test_norms_of_one_form_run_as_one_kernel():
         assert (model[0](X) - F.rms_norm(X, (37,), model[0].weight, 1e-6)).abs().max() <= 1e-5
         assert torch.equal(model[3](X), X)
     assert "forward" not in vars(model[0]) and torch.equal(model[3](X), X)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.mm(X, W.t().double()),
+        lambda: F.linear(X, W.bfloat16()),
+        lambda: torch.mm(X, W),
+        lambda: torch.bmm(X.expand(2, -1, -1), W.t().expand(3, -1, -1)),
+        lambda: torch.addmm(B.double(), X, W.t()),
+        lambda: torch.addmm(B.expand(2, 131, 29), X, W.t()),
+        lambda: torch.mv(X, B),
+        lambda: X.softmax(5),
+        lambda: X.sum(5),
+        lambda: X.mean(-3),
+        lambda: F.conv2d(X[:1, :36].view(1, 1, 6, 6), torch.ones(2, 1, 2, 2).half(), stride=2),
+        lambda: F.conv2d(X[:1, :36].view(1, 1, 6, 6), torch.ones(2, 3, 2, 2), stride=2),
+    ],
+)
+def test_what_torch_refuses_is_refused(call):
+    """By torch's own error: dtypes and sizes that don't fit, and dimensions that aren't there."""
+    with pytest.raises((RuntimeError, IndexError)) as plain:
+        call()
+    with invariant.batch_invariant(), pytest.raises(plain.type):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: X[:3, :0].softmax(-1),
+        lambda: X[:0].log_softmax(-1),
+        lambda: X[:, :2].var(-1, correction=2),
+        lambda: torch.ones(3, 1).var(-1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_empty_rows_and_few_of_them(call):
+    expected = call()
+    with invariant.batch_invariant():
+        assert torch.equal(call().nan_to_num(7), expected.nan_to_num(7))
+
+
+def test_blocks_of_threads_end_in_any_order():
+    """What was there before is back after the last of them, and stays until then."""
+    model = torch.nn.ModuleList([QwenRMSNorm(37)])
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph
+
+    first, second = invariant.batch_invariant(model), invariant.batch_invariant(model)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert invariant.is_on() and "forward" in vars(model[0])
+    second.__exit__(None, None, None)
+    assert not invariant.is_on() and "forward" not in vars(model[0])
+    torch.compile(lambda x: F.linear(x, W), backend=backend)(X)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_backward_outside_of_the_mode_is_refused(reentrant):
+    """Of the norm that a model ends with, before any layer is computed again."""
+    norm, layer = QwenRMSNorm(37), torch.nn.Linear(37, 37)
+    x = X.clone().requires_grad_()
+    with invariant.batch_invariant(norm):
+        out = layer(x) if reentrant is None else checkpoint(layer, x, use_reentrant=reentrant)
+        loss = norm(out).square().sum()
+    with pytest.raises(ModelError, match=r"call backward\(\) within the block"):
+        loss.backward()
+
+
+def test_float32_as_torchs_newer_setting_says():
+    """torch raises an error where one was set by the newer name and is read by the older."""
+    done = run_python(
+        "import torch\n"
+        "from mmpack.ops.tf32 import allows_tf32, allows_tf32_convolutions, float32_products\n"
+        "assert not allows_tf32() and float32_products() == 'highest'\n"
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "assert allows_tf32() and 'tf32' in float32_products()\n"
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee'\n"
+        "assert not allows_tf32_convolutions()\n"
+    )
+    assert done.returncode == 0, done.stderr

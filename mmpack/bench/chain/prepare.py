@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.chain.axes import padded_alone, reference, within_mode
-from mmpack.adapters.transformers.chain.exact import exact_copy, exact_logprobs
+from mmpack.adapters.transformers.chain.exact import exact_copy, exact_logprobs, plain_logprobs
 from mmpack.adapters.transformers.chain.problem import KL_COEF, Problem, make_problem
 from mmpack.adapters.transformers.chain.run import Way, run
 from mmpack.bench.chain.options import DTYPES, Options, shape_of
@@ -21,7 +21,11 @@ from mmpack.schema.sample import Sample
 
 @dataclass
 class Prepared:
-    """A model and what every run on it is compared with."""
+    """A model and what every run on it is compared with.
+
+    `alone`: rows of the reference itself beside transformers' own attention and torch's head, in the same dtype:
+    what the reference is off is allowed to every run, so it is held to them first.
+    """
 
     model: Any
     problem: Problem
@@ -29,9 +33,13 @@ class Prepared:
     exact: Record
     bounds: Bounds
     uncached: list[Sample]  # the same samples of a processor that keeps nothing
+    alone: list[Row]
 
     def rows(self, axis: str, value: str, record: Record, equal: Equal) -> list[Row]:
-        return compare(axis, value, record, self.reference, self.exact, equal, self.bounds)
+        partial = axis == "prefix_cache"
+        return compare(
+            axis, value, record, self.reference, self.exact, equal, self.bounds, partial=partial
+        )
 
 
 def prepare(options: Options, device: torch.device) -> Prepared:
@@ -56,4 +64,7 @@ def prepare(options: Options, device: torch.device) -> Prepared:
     take = within_mode(reference) if options.invariant else reference
     take(model, problem)
     own = take(model, problem)
-    return Prepared(model, problem, own, exact, bounds, uncached)
+    way = Way(attached=False, logprobs=plain_logprobs)
+    plain = run(model, problem, padded_alone(model, problem), way)
+    rows = compare("alone", "attached", own, plain, exact, Equal(), bounds)
+    return Prepared(model, problem, own, exact, bounds, uncached, rows)

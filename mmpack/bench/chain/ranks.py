@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 from mmpack.adapters.transformers.chain.axes import equal_stages
-from mmpack.bench.chain.options import RANKS, Options, shape_of
+from mmpack.bench.chain.options import ONE_PROCESS, RANKS, Options, shape_of
 from mmpack.bench.chain.prepare import prepare
 from mmpack.errors import ArgumentError
 from mmpack.probe.chain.compare import Equal, Row, compare
@@ -87,6 +87,8 @@ def _rank_rows(options: Options, device: torch.device, left_out: dict[str, str])
     for column in (prepared.problem.old, prepared.problem.ref):
         torch.distributed.broadcast(column, 0)
     rows: list[Row] = []
+    if not any(axis in ONE_PROCESS for axis in options.axes):
+        rows += prepared.alone
     taken: dict[str, Record] = {}
     sizes = sorted(n for n in options.tp if n <= world and "tensor_parallel" in options.axes)
     for n in options.tp:

@@ -49,7 +49,7 @@ def _one_process(options: Options, device: torch.device, left_out: dict[str, str
     prepared = prepare(options, device)
     axes = axes_here(prepared.model)
     axes["processor_cache"] = {"off": processed_run(prepared.uncached)}
-    rows: list[Row] = []
+    rows = list(prepared.alone)
     for axis in options.axes:
         if axis in RANKS:
             continue

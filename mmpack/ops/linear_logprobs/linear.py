@@ -125,6 +125,8 @@ def linear_selected_logprobs(
         budget, rank * shard, vocab, group_name,
     )  # fmt: skip
     logprobs, entropies, *_ = _forward(*call)
+    invariance.hold(logprobs)
+    invariance.hold(entropies)
     return (logprobs, entropies) if entropy else logprobs
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError, check_number
+from mmpack.ops import invariance
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.norms import RMS_NORM
@@ -45,6 +46,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
             "Fix: floating tensors of 16 bits or more, on one device"
         )
     made: Tensor = _RmsNorm.apply(x, weight, float(eps))
+    invariance.hold(made)
     return made
 
 

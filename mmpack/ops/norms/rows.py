@@ -76,8 +76,5 @@ def variance(x: Tensor, correction: float, out_dtype: torch.dtype) -> Tensor:
     with torch.no_grad():
         wide, count = x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1]
         off = wide - sum_rows_of(wide, wide.dtype, 1 / count)[..., None]
-        return sum_rows_of(
-            off * off,
-            out_dtype,
-            1 / max(count - correction, 0.0) if count > correction else float("nan"),
-        )
+        scale = 1 / (count - correction) if count > correction else float("inf")
+        return sum_rows_of(off * off, out_dtype, scale)

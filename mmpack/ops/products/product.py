@@ -26,7 +26,7 @@ def product(
     """a [M, K] · b [K, N] + bias [N] -> [M, N], or [B, M, K] · [B, K, N] -> [B, M, N]; differentiable.
 
     Sums are of float32 (float64 for float64) and are rounded once. float32 factors are multiplied as torch's setting
-    for CUDA says: `torch.backends.cuda.matmul.allow_tf32`.
+    for CUDA says (`torch.backends.cuda.matmul`).
 
     Args: `a`, `b`, `bias`: of one dtype; bfloat16, float16, float32 or float64. `bias`: of two dimensions' product
     only. `out_dtype`: that of a, or float32.

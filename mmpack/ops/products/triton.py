@@ -23,6 +23,7 @@ from mmpack.ops.linear_logprobs.tiles import (
     shape_arguments,
 )
 from mmpack.ops.products.tiles import is_few, tiles_for
+from mmpack.ops.tf32 import allows_tf32
 
 # Of the kernel for float32 and batches.
 ROWS, COLUMNS, DEPTH = 64, 64, 32
@@ -90,7 +91,7 @@ def _general(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype) 
     on_cpu = a.device.type == "cpu"
     tile_rows, tile_columns, tile_depth = (SIDE,) * 3 if on_cpu else (ROWS, COLUMNS, DEPTH)
     if out.numel():
-        tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+        tf32 = a.dtype == torch.float32 and allows_tf32()
         grid = triton.cdiv(rows, tile_rows) * triton.cdiv(columns, tile_columns), batch
         with torch.cuda.device_of(a):
             general_kernel[grid](

@@ -109,6 +109,7 @@ class _Found:
     size: float = 0.0
     absolute: bool = False  # largest differences, else sums of squares
     allowed: float = 0.0
+    missing: bool = False  # the reference has more than the run
 
     @property
     def error(self) -> float:
@@ -121,6 +122,8 @@ class _Found:
     @property
     def share(self) -> float:
         """Of what is allowed; where bits must be equal, what differs."""
+        if self.missing:
+            return math.inf
         if self.allowed == 0:
             return math.inf if self.unequal else 0.0
         return self.error / self.allowed if math.isfinite(self.error) else math.inf
@@ -140,25 +143,54 @@ def compare(
     exact: Record,
     equal: Equal,
     bounds: Bounds,
+    *,
+    partial: bool = False,
 ) -> list[Row]:
     """Rows of all stages, forward and backward.
 
+    A stage of which the run has nothing is not run. One of which it has some, and not all that the reference has, is
+    beyond: a place, a row, or the gradient of either.
+
     Args: `exact`: the reference's samples in a wider dtype. `equal`: what must be equal; all else is bounded.
+        `partial`: the run may leave rows out, as one behind a cached prefix does.
     """
     out = []
     for stage in STAGES:
         for direction in (FORWARD, BACKWARD):
-            found = [
-                one
-                for key in reference.cells
-                if key[0] == stage
-                and (one := _place(key, direction, run, reference, exact, equal, bounds))
-            ]
+            keys = [key for key in reference.cells if key[0] == stage]
+            each = [_place(k, direction, run, reference, exact, equal, bounds) for k in keys]
+            found = [one for one in each if one is not None]
+            if found and not partial:
+                for key, one in zip(keys, each, strict=True):
+                    if not _lacks(direction, run.cells.get(key), reference.cells[key]):
+                        continue
+                    if one is None:
+                        found.append(_lost(key[1]))
+                    else:
+                        one.missing = True
             out.append(_row(axis, value, stage, direction, found, bounds.dtype))
     for stage in STAGES:
         if found := list(_weights(stage, run, reference, exact, bounds.dtype)):
             out.append(_row(axis, value, stage, WEIGHTS, found, bounds.dtype))
     return out
+
+
+def _lost(place: str) -> _Found:
+    """Of what the run does not have at all."""
+    return _Found(place, difference=math.inf, apart=math.inf, missing=True)
+
+
+def _lacks(direction: str, mine: Cells | None, theirs: Cells) -> bool:
+    """Whether the run has fewer rows of a place than the reference, or no gradient where that has one."""
+    if direction == FORWARD:
+        return mine is None or _fewer(mine.at, theirs.at)
+    if theirs.gradient is None:
+        return False
+    return mine is None or mine.gradient is None or _fewer(mine.gradient_at, theirs.gradient_at)
+
+
+def _fewer(at: Tensor, than: Tensor) -> bool:
+    return not bool(torch.isin(than, at).all())
 
 
 def _row(
@@ -320,6 +352,8 @@ def _weights(
             setattr(one, part, value)
         one.allowed = max(VS_REFERENCE * one.reference_error, floor(dtype))
         yield one
+    names = [n for n in reference.parameters if stage_of_weight(n) == stage] if found else []
+    yield from (_lost(name) for name in names if name not in run.parameters)
 
 
 def _largest(x: Tensor) -> float:

@@ -1,5 +1,6 @@
 """The chain on tiny models: every axis within the contract, planted faults at their stage, and its oracle."""
 
+import importlib
 import json
 
 import numpy as np
@@ -21,6 +22,7 @@ from mmpack.probe.chain.stages import STAGES, TOWER
 pytestmark = pytest.mark.adapter
 MODELS = ["qwen2.5-vl", "qwen3-vl"]
 CPU = torch.device("cpu")
+tree_attention = importlib.import_module("mmpack.ops.attention.tree_attention")
 prepared = {}
 
 
@@ -260,6 +262,48 @@ def test_a_value_that_is_no_number_is_beyond(made):
     assert not rows_of(made, "batch", "1", record)["o", "forward"].within
 
 
+def test_a_fault_of_every_layout_is_beyond(monkeypatch):
+    """What mmpack's attention is off in each layout alike, the reference is off too."""
+    own = tree_attention._attend
+
+    def steeper(name, q, k, v, seen, plan, scale, *rest, **more):
+        return own(name, q, k, v, seen, plan, 1.01 * (scale or q.shape[-1] ** -0.5), *rest, **more)
+
+    monkeypatch.setattr(tree_attention, "_attend", steeper)
+    report = chain(Options(axes=["packed"]))
+    beyond = {(r.stage, r.direction) for r in report.beyond if r.axis == "alone"}
+    assert not report.ok and ("attention", "forward") in beyond
+    assert not beyond & {("tower", "forward"), ("merge", "forward")}
+
+
+def without(kind, record):
+    """The record with something of the second layer left out; the stage and direction that lack it."""
+    key = "mlp", "language_model.layers.1.mlp.down_proj"
+    cells = record.cells[key]
+    if kind == "a place":
+        del record.cells[key]
+    elif kind == "a row":
+        keep = torch.arange(len(cells.at)) != 5
+        cells.values, cells.at, cells.group = cells.values[keep], cells.at[keep], cells.group[keep]
+    elif kind == "rows":
+        cells.values, cells.at = cells.values[:0], cells.at[:0]
+    elif kind == "a gradient":
+        cells.gradient = None
+        return key[0], "backward"
+    else:
+        del record.parameters["model.language_model.layers.1.mlp.down_proj.weight"]
+        return key[0], "weights"
+    return key[0], "forward"
+
+
+@pytest.mark.parametrize("kind", ["a place", "a row", "rows", "a gradient", "a weight's gradient"])
+def test_what_a_run_lacks_is_beyond(made, kind):
+    record = axes_here(made.model)["packed"]["in order"](made.model, made.problem)
+    stage, direction = without(kind, record)
+    row = rows_of(made, "packed", "in order", record)[stage, direction]
+    assert not row.within and "layers.1.mlp.down_proj" in row.place and "BEYOND" in row.cells[-1]
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +314,11 @@ def test_the_command(tmp_path):
     assert done.returncode == 0, done.stderr
     document = json.loads(out.read_text())
     assert document["ok"] and document["setting"]["model"] == "qwen2.5-vl"
-    assert {row["axis"] for row in document["rows"]} == {"packed", "processor_cache"}
+    assert {row["axis"] for row in document["rows"]} == {
+        "alone",
+        "packed",
+        "processor_cache",
+    }
     assert {row["stage"] for row in document["rows"]} == set(STAGES)
     assert "OK: " in done.stdout and "qkv" in done.stdout
     page = html.read_text()

@@ -45,5 +45,6 @@ def test_one_tree_for_any_number_of_ranks(model):
     """Within the invariant mode 1, 2 and 4 ranks give the same bits at every stage, forward and backward."""
     report = chain(Options(model, axes=[TP], invariant=True))
     assert report.ok, list(report.lines())
-    rows = [r for r in report.rows if r.direction != "weights" and not r.not_run]
+    rows = [r for r in report.rows if r.axis == TP and r.direction != "weights" and not r.not_run]
+    assert {r.axis for r in report.rows} == {"alone", TP}
     assert len(rows) == 3 * 2 * len(STAGES) and all(r.equal and r.allowed == 0 for r in rows)

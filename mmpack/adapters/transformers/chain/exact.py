@@ -35,8 +35,22 @@ def exact_logprobs(wide: Any, batch: Batch) -> Tensor:
     """[N] of a padded batch: the model's own forward, all logits of the loss rows, torch's log_softmax."""
     double = next(wide.parameters()).dtype == torch.float64
     with Wide() if double else contextlib.nullcontext():
-        hidden = wide.model(**model_inputs(batch, wide)).last_hidden_state
-        logits = wide.lm_head(hidden.flatten(0, 1)[batch.loss_rows.long()])
+        logits = _logits(wide, batch)
+    return _chosen(logits, batch)
+
+
+def plain_logprobs(model: Any, batch: Batch) -> Tensor:
+    """The same in the model's own dtype, as trainers have them: log_softmax of float32."""
+    return _chosen(_logits(model, batch).float(), batch)
+
+
+def _logits(model: Any, batch: Batch) -> Tensor:
+    hidden = model.model(**model_inputs(batch, model)).last_hidden_state
+    logits: Tensor = model.lm_head(hidden.flatten(0, 1)[batch.loss_rows.long()])
+    return logits
+
+
+def _chosen(logits: Tensor, batch: Batch) -> Tensor:
     targets = batch.loss_targets[:, None]
     logprobs: Tensor = logits.log_softmax(-1).gather(1, targets)[:, 0]
     return logprobs

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mmpack.ops import invariance
 from mmpack.ops.attention.fixed_blocks import FIXED_BLOCKS
 from mmpack.ops.attention.lengths import Lengths
 from mmpack.ops.backend import choose, implementation
@@ -34,6 +35,7 @@ def fixed_blocks(
         out, lse = implementation(FIXED_BLOCKS, q.device, q.dtype).attend(q, k, v, lengths, scale)
     else:
         out, lse = _FixedBlocks.apply(q, k, v, lengths, scale)
+    invariance.hold(out)
     return (out, lse * math.log(2)) if return_lse else out
 
 

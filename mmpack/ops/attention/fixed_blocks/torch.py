@@ -26,6 +26,8 @@ def attend(
     pieces = zip(q.split(sizes_q), k.split(sizes_k), v.split(sizes_k), strict=True)
     out = [(torch.zeros_like(q[:0]), q.new_empty(q.shape[1], 0, dtype=_wide(q)))]
     for query, *others in pieces:
+        if len(query) == 0:
+            continue
         key, value = (x.transpose(0, 1).repeat_interleave(groups, 0) for x in others)
         rows, lse = _sequence(query.transpose(0, 1), key, value, scale, lengths.causal)
         out.append((rows.transpose(0, 1), lse))

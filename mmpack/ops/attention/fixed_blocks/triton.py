@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmpack.ops.attention.fixed_blocks import kernels
 from mmpack.ops.attention.lengths import Lengths
+from mmpack.ops.tf32 import allows_tf32
 
 LOG2_E = math.log2(math.e)
 DELTA_ROWS = 64
@@ -107,7 +108,7 @@ def _grid_of_queries(lengths: Lengths, blocks: Blocks, heads: int) -> tuple[int,
 
 
 def _constants(q: Tensor, k: Tensor, lengths: Lengths, blocks: Blocks) -> dict[str, Any]:
-    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    tf32 = q.dtype == torch.float32 and allows_tf32()
     return {
         "CAUSAL": lengths.causal,
         "GROUPS": q.shape[1] // k.shape[1],
