@@ -82,8 +82,6 @@ __all__ = ["__version__", *sorted([*_MODULE_OF, *_ROOMS])]
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        if name == "probe":  # its reports draw themselves
-            importlib.import_module("mmpack.view.probe")
         return importlib.import_module(f"mmpack.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mmpack' has no attribute {name!r}")

@@ -153,7 +153,7 @@ def _samples(samples: Any) -> list[Sample]:
     wrong = next((s for s in found if not isinstance(s, Sample)), None)
     if wrong is not None or not isinstance(samples, Sequence):
         raise ArgumentError(
-            f"predict_cached_tokens: samples has {kind_of(wrong if wrong is not None else samples)}, "
+            f"predict_cached_tokens: samples is {kind_of(wrong if wrong is not None else samples)}, "
             "expected a list of Sample. Fix: pass the samples in order"
         )
     return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Sequence
+from typing import Any
 
 from mmpack.errors import needs
 
@@ -16,8 +18,12 @@ from mmpack.probe.record_file import read_record, write_record
 from mmpack.probe.report import First, Kind, ModuleRow, ProbeReport
 from mmpack.probe.side import Side, record, run
 
-# a figure of several reports: set by `mmpack.view.probe`, which stands above this room
-chart: Callable[..., bytes]
+
+def chart(reports: Sequence[ProbeReport] | ProbeReport, *args: Any, **options: Any) -> bytes:
+    """Layer × error of one report or several as a PNG; see `mmpack.view.probe.chart`."""
+    drawn: bytes = importlib.import_module("mmpack.view.probe").chart(reports, *args, **options)
+    return drawn
+
 
 __all__ = [
     "Contract",
@@ -29,6 +35,7 @@ __all__ = [
     "Recorder",
     "Rows",
     "Side",
+    "chart",
     "compare",
     "read_record",
     "record",

@@ -27,11 +27,13 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     _refuse_others(a, b)
     rows, first, kinds_parted = [], None, {}
     last: str | None = None
+    not_finite: str | None = None
     one_dtype = contract.pooled and a.about.get("dtype") == b.about.get("dtype") is not None
     seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # error and noise of each entry
     grown: dict[str, tuple[float, float] | None] = {}
     for index, (left, right) in enumerate(_shared(a, b)):
         error = distance(left.values, right.values)
+        not_finite = not_finite or _not_finite(left, right, a.places)
         noise = _noise(left, right, a.places)
         seen[left.name] = error, noise
         source = seen.get(left.source or "") if left.source == right.source else None
@@ -57,8 +59,9 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     if first is not None:
         suggests = suggestion(first, kinds_parted)
     return ProbeReport(
-        a.name, b.name, a.places, rows, first, suggests, contract, only, a.about, b.about
-    )
+        a.name, b.name, a.places, rows, first, suggests, contract, only, a.about, b.about,
+        not_finite=not_finite,
+    )  # fmt: skip
 
 
 def bound(
@@ -118,6 +121,15 @@ def _held(
     if mean is None or source is None:
         return None
     return mean[0], mean[1] + contract.gain * abs(source[0])
+
+
+def _not_finite(left: Entry, right: Entry, places: Places) -> str | None:
+    """The first row that is finite on neither side, in words."""
+    broken = np.isinf(left.values[:, -2]) & np.isinf(right.values[:, -2])
+    if not broken.any():
+        return None
+    at = places.describe(left.space, int(np.flatnonzero(broken)[0]))
+    return f"{left.name}, sample {at['sample']!r}, token {at['token']} ({at['modality']})"
 
 
 def _refuse_others(a: Record, b: Record) -> None:

@@ -70,13 +70,16 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """The record in a `.probe` file. Raises: TraceError for what is none, or is damaged; OSError."""
+    """The record in a `.probe` file. Raises: TraceError for what is none, is missing or is damaged."""
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as file:
             return _read(file, path)
-    except OSError:
-        raise
+    except OSError as error:
+        raise TraceError(
+            f"read_record: {path} can't be read ({error.strerror or error}). "
+            "Fix: a file that mmpack probe --save or write_record made"
+        ) from None
     except TraceError:
         raise
     except (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from mmpack.probe.contract import Contract
 from mmpack.probe.places import Places
@@ -132,11 +134,20 @@ class ProbeReport:
     about_a: dict[str, Any] = field(default_factory=dict)
     about_b: dict[str, Any] = field(default_factory=dict)
     command: str | None = None  # that makes this report again
+    not_finite: str | None = None  # the first row that is NaN or infinite on both sides, in words
 
-    # set by `mmpack.view.probe`, which stands above this room
-    to_html: ClassVar[Callable[..., str]]
-    to_png: ClassVar[Callable[..., None]]
-    _repr_html_: ClassVar[Callable[..., str]]
+    def to_html(
+        self, *, others: Sequence[ProbeReport] | ProbeReport = (), title: str | None = None
+    ) -> str:
+        """One self-contained page; see `mmpack.view.probe.html`."""
+        return str(_view().html(self, others=others, title=title))
+
+    def to_png(self, path: str | os.PathLike[str]) -> None:
+        """Write layer × error as a figure; see `mmpack.view.probe.chart`."""
+        _view().chart([self], path)
+
+    def _repr_html_(self) -> str:
+        return str(_view().notebook(self))
 
     @property
     def ok(self) -> bool:
@@ -171,6 +182,10 @@ class ProbeReport:
             if names:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
                 out.append(f"only {name} has {', '.join(names[:3])}{more}: not compared")
+        if self.not_finite:
+            out.append(
+                f"NaN or infinite on both sides, and so not compared: first {self.not_finite}"
+            )
         if self.command:
             out.append(f"again: {self.command}")
         return out
@@ -191,8 +206,13 @@ class ProbeReport:
             "modules": [row.to_dict() for row in self.modules],
             "only_a": self.only[0],
             "only_b": self.only[1],
+            "not_finite": self.not_finite,
             "command": self.command,
         }
+
+
+def _view() -> Any:
+    return importlib.import_module("mmpack.view.probe")  # it stands above this room
 
 
 def _plain(value: Any) -> Any:

@@ -55,6 +55,8 @@ def record(
             f"probe: a side is {kind_of(side)}. Fix: pass a probe.Side, as probe_side(model) makes one, or a record"
         )
     check_whole("probe", "passes", passes, least=0)
+    if isinstance(samples, Sample):
+        samples = [samples]
     samples = list(samples)
     recorder = Recorder(
         side.name,

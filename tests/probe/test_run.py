@@ -177,3 +177,18 @@ def test_reports_as_values():
     assert [m["index"] for m in document["modules"]] == list(range(5))
     assert "layers.2" in report.text() and "look at" in report.text()
     assert "PARTED" in repr(report)
+
+
+def test_rows_that_are_finite_on_neither_side_are_said():
+    broken = layers(scaled(1, float("nan")))
+    report = mp.probe.run(broken, broken, samples())
+    assert report.not_finite.startswith("layers.1") and "sample" in report.not_finite
+    assert "not compared: first layers.1" in report.text()
+    assert report.to_dict()["not_finite"] == report.not_finite
+    healthy = mp.probe.run(layers(), layers(), samples())
+    assert healthy.not_finite is None and "finite" not in healthy.text()
+
+
+def test_one_sample_is_a_list_of_one():
+    one = samples()[0]
+    assert mp.probe.run(layers(), layers(), one).places.sample_ids == [one.sample_id]

@@ -1,14 +1,19 @@
 """Pages and figures of the probe: what is drawn follows from the report."""
 
 import io
+import os
 import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from PIL import Image
 from support.probe_sides import layers, samples
 
 import mmpack as mp
-from mmpack.view.probe.lines import scale_of
+from mmpack.view.probe.lines import points, scale_of
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +70,34 @@ def test_other_things_are_refused(wrong, reports, tmp_path):
         mp.probe.chart(reports, labels=["one"])
     with pytest.raises(mp.ArgumentError, match="png"):
         mp.probe.chart(reports, tmp_path / "a.jpg")
+
+
+def test_reports_draw_themselves_however_the_room_was_loaded(tmp_path):
+    path = tmp_path / "a.png"
+    code = (
+        "import mmpack as mp\n"
+        "from mmpack.probe import run\n"
+        "from support.probe_sides import layers, samples\n"
+        "report = run(layers(), layers(), samples())\n"
+        f"report.to_png({str(path)!r})\n"
+        "assert report.to_html(others=report) and report._repr_html_() and mp.probe.chart(report)\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_lines_never_go_back(reports):
+    first, other = reports
+    moved = replace(other, modules=[other.modules[-1], *other.modules[:-1]])
+    scale = scale_of([first, moved])
+    for report in (first, moved):
+        for line in points(report, scale):
+            places = [x for x, _ in line]
+            assert places == sorted(places) and len(places) == len(report.modules)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-import mmpack.probe
 from mmpack.errors import ArgumentError, MissingExtraError, kind_of
 from mmpack.files import replaced
 from mmpack.probe.report import ProbeReport
@@ -16,7 +15,10 @@ __all__ = ["chart", "html"]
 
 
 def html(
-    report: ProbeReport, *, others: Sequence[ProbeReport] = (), title: str | None = None
+    report: ProbeReport,
+    *,
+    others: Sequence[ProbeReport] | ProbeReport = (),
+    title: str | None = None,
 ) -> str:
     """A report as one self-contained page: what parts first, a chart of layer × error, a table of all modules.
 
@@ -25,7 +27,8 @@ def html(
     """
     from mmpack.view.probe.page import page
 
-    return page(_checked([report, *others], "to_html"), title)
+    more = [others] if isinstance(others, ProbeReport) else list(others)
+    return page(_checked([report, *more], "to_html"), title)
 
 
 def chart(
@@ -78,19 +81,9 @@ def _checked(reports: list[ProbeReport], what: str) -> list[ProbeReport]:
     return reports
 
 
-def _to_png(report: ProbeReport, path: str | os.PathLike[str]) -> None:
-    chart([report], path)
-
-
-def _notebook(report: ProbeReport) -> str:
+def notebook(report: ProbeReport) -> str:
     try:
         from mmpack.view.probe.page import fragment
     except MissingExtraError as error:
         return f"<pre>{escape(report.summary())}\n{escape(str(error))}</pre>"
     return fragment([report])
-
-
-ProbeReport.to_html = html
-ProbeReport.to_png = _to_png
-ProbeReport._repr_html_ = _notebook
-mmpack.probe.chart = chart

@@ -58,6 +58,7 @@ def _body(reports: Sequence[ProbeReport], title: str | None) -> Markup:
             _key(reports),
             tag("h2", "Modules"),
             _modules(report),
+            _not_finite(report),
             _only(report),
             tag("p", "again: ", tag("code", report.command)) if report.command else "",
         ]
@@ -165,6 +166,14 @@ def _modules(report: ProbeReport) -> Markup:
 def _cell(kind: Kind) -> Markup:
     words = f"{kind.max_error:.1e} ({kind.worst:.2g}×)"
     return tag("mark", words) if kind.parted else tag("span", words)
+
+
+def _not_finite(report: ProbeReport) -> Markup:
+    if report.not_finite is None:
+        return Markup("")
+    return tag(
+        "p", f"NaN or infinite on both sides, and so not compared: first {report.not_finite}"
+    )
 
 
 def _only(report: ProbeReport) -> Markup:
