@@ -70,7 +70,8 @@ def growth(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """float64 [R]: the share by which the right row is longer than the left one; NaN where one is not finite, or 0."""
     a, b = left[:, -2].astype(np.float64), right[:, -2].astype(np.float64)
     known = np.isfinite(a) & np.isfinite(b) & (a > 0)
-    return np.divide(b - a, a, out=np.full(a.shape, np.nan), where=known)
+    apart = np.subtract(b, a, out=np.zeros_like(a), where=known)
+    return np.divide(apart, a, out=np.full(a.shape, np.nan), where=known)
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
