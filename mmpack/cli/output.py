@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -56,12 +57,17 @@ def emit(
     if as_json:
         print(text, end="")
         return
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = Console(markup=False, highlight=False, emoji=False, width=_width())
     for part in human:
         if isinstance(part, Table):
             console.print(part)
         else:
             print(one_line(part))
+
+
+def _width() -> int | None:
+    """Of lines: the terminal's, or COLUMNS; a file or a pipe takes whole rows."""
+    return None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else 10_000
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:

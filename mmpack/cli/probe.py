@@ -15,7 +15,7 @@ from mmpack.files import write_text
 
 if TYPE_CHECKING:
     from mmpack.cli.probe_sides import Sides, Spec
-    from mmpack.probe.record import Record
+    from mmpack.probe import Record, Side
     from mmpack.schema.sample import Sample
 
 SHOWN = 12  # modules, on the screen
@@ -73,22 +73,29 @@ def command(
     ] = None,
     html: HtmlOption = None,
 ) -> int:
-    """Run the same samples through two sides and name the first module and token that part."""
+    """Run the same samples through two sides and name the first module and token that part.
+
+    `mmpack probe chain` is another command: each stage of a step in every layout; see `mmpack probe chain --help`.
+    """
+    from mmpack.cli.probe_sides import Sides, parse
+
+    specs = [parse(text) for text in (a, b) if text is not None]
     if (b is None) == (save is None):
         raise typer.BadParameter("Give B, or --save FILE.probe to record A only.")
     if png is not None and png.suffix.lower() != ".png":
         raise ArgumentError(f"probe: --png {png.name!r:.60} is no .png. Fix: a name ending in .png")
     require_extra("torch", "torch", "mmpack probe")
-    from mmpack.cli.probe_sides import Sides, parse
-    from mmpack.probe import Contract, compare, write_record
+    from mmpack.probe import Contract, Record, compare, record, write_record
 
     chosen = _tokens(tokens)
-    specs = [parse(text) for text in (a, b) if text is not None]
     contract = Contract(factor=factor)
     sides = Sides()
     try:
         samples = _samples(specs, sides, trace, media_root, draw_pixels, limit)
-        records = [_record(spec, sides, samples, chosen) for spec in specs]
+        ready = [_ready(spec, sides) for spec in specs]  # what is missing is said before one runs
+        records = [
+            one if isinstance(one, Record) else record(one, samples, tokens=chosen) for one in ready
+        ]
     finally:
         for close in sides.close:
             close()
@@ -117,12 +124,12 @@ def command(
             view.chart(report, png)
     document = report.to_dict()
     rows = [
-        (row.name, row.tokens, row.max_error, row.all.worst)
+        (row.module, row.side, row.tokens, row.max_error, row.all.worst)
         for row in report.modules[report.first.index_of_module :][:SHOWN]
     ] if report.first else []  # fmt: skip
     lines: list[Any] = report.lines(0)
     if rows:
-        lines.append(table(("module", "rows", "largest error", "of its bound"), rows))
+        lines.append(table(("module", "side", "rows", "largest error", "of its bound"), rows))
     emit(document, lines, as_json, out)
     return 0 if report.ok else 1
 
@@ -165,7 +172,10 @@ def _samples(
         from mmpack.smoke.probe_samples import draw_pixels as drawn
 
         drawn(samples)
-    elif media_root is not None:
+    elif media_root is None:
+        if any(spec.kind in ("hf", "tiny") for spec in specs):
+            _need_pixels(samples)
+    else:
         from mmpack.cli.probe_sides import with_pixels
 
         processor = next((p for s in specs if (p := sides.processor(s)) is not None), None)
@@ -177,9 +187,17 @@ def _samples(
     return samples
 
 
-def _record(spec: Spec, sides: Sides, samples: list[Sample], tokens: Any) -> Record:
-    from mmpack.probe import read_record, record
+def _need_pixels(samples: list[Sample]) -> None:
+    for sample in samples:
+        for medium in sample.media:
+            if medium.pixel_values is None:
+                raise ArgumentError(
+                    f"probe: {sample.sample_id!r:.60}, {medium.media_id!r:.60} has no pixels. "
+                    "Fix: --media-root DIR, where the files of the trace's sources are, or --draw-pixels"
+                )
 
-    if spec.kind == "file":
-        return read_record(spec.name)
-    return record(sides.side(spec), samples, tokens=tokens)
+
+def _ready(spec: Spec, sides: Sides) -> Record | Side:
+    from mmpack.probe import read_record
+
+    return read_record(spec.name) if spec.kind == "file" else sides.side(spec)

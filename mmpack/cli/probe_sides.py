@@ -49,7 +49,7 @@ def parse(text: str) -> Spec:
             return Spec(text, "file", text, {})
         raise ArgumentError(
             f"probe: {text!r:.80} is no side. Fix: a file that ends in {SUFFIX}, or hf:DIR, tiny:FAMILY, vllm:DIR, "
-            "python:MODULE:FUNCTION, each with ?option=value&…"
+            "python:MODULE:FUNCTION, each with ?option=value&…; or `mmpack probe chain`"
         )
     name, _, query = rest.partition("?")
     try:
@@ -75,7 +75,7 @@ class Sides:
     """Makes sides of specifications; one checkpoint is loaded once."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, tuple[Any, Any]] = {}
+        self._loaded: dict[str, Any] = {}
         self.close: list[Callable[[], None]] = []
 
     def side(self, spec: Spec) -> Side:
@@ -87,14 +87,19 @@ class Sides:
 
     def processor(self, spec: Spec) -> Any:
         """The checkpoint's processor; None where there is none."""
-        return self._model(spec)[1] if spec.kind == "hf" else None
+        if spec.kind != "hf":
+            return None
+        require("transformers", "hf", "mmpack probe")
+        from mmpack.adapters.transformers.load import load_processor
+
+        return load_processor(spec.name, "probe: hf")
 
     def _transformers(self, spec: Spec) -> Side:
         require("transformers", "hf", "mmpack probe")
         from mmpack.adapters.transformers.probe import probe_side
 
         given = dict(spec.options)
-        model = self._model(spec)[0]
+        model = self._model(spec)
         if "device" in given or "attention" in given:
             import copy
 
@@ -114,18 +119,18 @@ class Sides:
             keywords["layout"] = given["layout"]
         return probe_side(model, spec.text, **keywords)
 
-    def _model(self, spec: Spec) -> tuple[Any, Any]:
+    def _model(self, spec: Spec) -> Any:
         seed = _number(spec.options, "seed", int) if "seed" in spec.options else 0
         key = f"{spec.kind}:{spec.name}:{seed}"
         if key not in self._loaded:
             if spec.kind == "tiny":
                 from mmpack.smoke.tiny_models import tiny_model
 
-                self._loaded[key] = (tiny_model(spec.name, seed), None)
+                self._loaded[key] = tiny_model(spec.name, seed)
             else:
-                from mmpack.adapters.transformers.load import load_checkpoint
+                from mmpack.adapters.transformers.load import load_model
 
-                self._loaded[key] = load_checkpoint(spec.name)
+                self._loaded[key] = load_model(spec.name, "probe: hf")
         return self._loaded[key]
 
     def _vllm(self, spec: Spec) -> Side:

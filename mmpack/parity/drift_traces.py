@@ -15,6 +15,7 @@ from mmpack.parity.join import Matched, Source, paired
 from mmpack.parity.sampling import unlike_sampling
 from mmpack.schema.sample import Sample
 
+NOT_GIVEN = "train_logprobs has none"
 CARRIED = "both traces carry the rollout's own logprobs"
 
 
@@ -33,7 +34,8 @@ def trace_drift(
 
     Args:
         rollout, train: samples, or the path of a trace, paired by sample_id.
-        train_logprobs: sample_id -> the trainer's logprobs [n] (natural log), where its trace doesn't hold them.
+        train_logprobs: sample_id -> the trainer's logprobs [n] (natural log), one per loss token, in place of
+            its trace's; a sample without any is left out.
         version, near: as `logprob_drift` takes them.
 
     Memory: some 200 bytes per loss token. Raises: TraceError; ArgumentError.
@@ -62,7 +64,10 @@ def trace_drift(
         given = (train_logprobs or {}).get(item.left.sample_id)
         if given is not None:
             given = logprob_column(given, item.left.sample_id)
-        other = item.right.rollout_logprobs if given is None else given
+        other = item.right.rollout_logprobs if train_logprobs is None else given
+        if other is None and train_logprobs is not None:  # never the rollout's own in their place
+            left_out[NOT_GIVEN] += 1
+            continue
         if item.left.rollout_logprobs is None or other is None:
             continue
         if why := unlike_logprobs(item.left, item.right, given):

@@ -93,7 +93,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """The record in a `.probe` file. Raises: TraceError for what is none, or is damaged; ArgumentError; OSError."""
+    """The record in a `.probe` file. Raises: TraceError for what is none, is missing or is damaged; ArgumentError."""
     path = _path("read_record", path)
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait, a device never ends
@@ -102,8 +102,11 @@ def read_record(path: str | os.PathLike[str]) -> Record:
             )
         with zipfile.ZipFile(path) as file:
             return _read(file, path)
-    except OSError:
-        raise
+    except OSError as error:
+        raise TraceError(
+            f"read_record: {path} can't be read ({error.strerror or error}). "
+            "Fix: a file that mmpack probe --save or write_record made"
+        ) from None
     except TraceError:
         raise
     except (

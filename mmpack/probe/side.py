@@ -59,6 +59,8 @@ def record(
         )
     check_whole("probe", "passes", passes, least=0)
     check_whole("probe", "seed", seed, least=0)
+    if isinstance(samples, Sample):
+        samples = [samples]
     samples = list(samples)
     recorder = Recorder(
         side.name,

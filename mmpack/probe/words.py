@@ -20,6 +20,7 @@ DROPPED_ROWS = (
 OF_WEIGHTS = (
     "this module: a stale or rounded weight, a missing adapter, another epsilon or activation"
 )
+OF_SUM = "what is added there, and in which order; or a hook or wrapper that changes what a part of this layer puts out"
 OF_LOGPROBS = "temperature, target or head: the hidden states agree"
 OF_ATTENTION = (
     "attention: mask, scale, heads, rotary embedding; state_leak if only samples behind others part"
@@ -77,6 +78,8 @@ def suggestion(first: First, parted: dict[str, int]) -> str:
     media, plain = kinds & MEDIA, BEFORE in kinds
     if "rotary" in first.module:
         return _of_rotary(first.side, plain)
+    if first.side != IN and "residual sum" in first.stage:
+        return OF_SUM
     if first.side != IN:
         return OF_LOGPROBS if first.module == "logprobs" else OF_WEIGHTS
     if "attention" in first.stage:

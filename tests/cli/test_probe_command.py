@@ -44,7 +44,7 @@ def test_a_trace_with_drawn_pixels(tmp_path):
     result = call_mmpack(*args, "--draw-pixels")
     assert result.returncode == 0, result.stderr
     missing = call_mmpack(*args)
-    assert missing.returncode == 2 and "MM404" in missing.stderr
+    assert missing.returncode == 2 and "Fix: --media-root DIR" in missing.stderr
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,33 @@ def test_bad_input_is_one_line(args):
     result = call_mmpack("probe", *args)
     assert result.returncode == 2, result.stdout
     assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+
+
+def test_a_saved_model_without_its_processor(tmp_path):
+    from mmpack.smoke import tiny_model
+
+    folder, path = tmp_path / "model", tmp_path / "t.jsonl"
+    tiny_model("qwen2_5_vl").save_pretrained(folder)
+    mp.write_trace(path, probe_samples("qwen2_5_vl"))
+    args = ("probe", f"hf:{folder}", f"hf:{folder}?temperature=0.5", "--trace", str(path))
+    result = call_mmpack(*args, "--draw-pixels", "--limit", "1")
+    assert result.returncode == 1 and "first at logprobs" in result.stdout, result.stderr
+    assert result.stderr == ""  # no bars where there is no terminal
+    result = call_mmpack(*args, "--media-root", str(tmp_path))
+    assert result.returncode == 2 and "processor's files" in result.stderr.splitlines()[-1]
+
+
+def test_rows_are_whole_where_there_is_no_terminal():
+    result = call_mmpack("probe", TINY, f"{TINY}?seed=1")
+    assert "model.visual.patch_embed.proj" in result.stdout
+    rows = result.stdout.split("of its bound\n")[1].splitlines()
+    assert len(rows) == 12 and all(len(row.split()) == 5 for row in rows)
+    help_ = call_mmpack("probe", "--help").stdout
+    assert "mmpack probe chain" in help_
+
+
+def test_a_missing_record_is_said_at_once(tmp_path):
+    result = call_mmpack("probe", TINY, str(tmp_path / "no.probe"))
+    assert result.returncode == 2 and "Fix: a file that" in result.stderr
+    result = call_mmpack("probe", "chian")
+    assert result.returncode == 2 and "`mmpack probe chain`" in result.stderr

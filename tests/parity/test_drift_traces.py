@@ -9,7 +9,7 @@ from support.drifts import planted, rollouts
 import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.parity.drift import logprob_drift
-from mmpack.parity.drift_traces import CARRIED, trace_drift
+from mmpack.parity.drift_traces import CARRIED, NOT_GIVEN, trace_drift
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +82,13 @@ def test_a_trace_that_carries_the_rollout_s_own(sides):
     own = {s.sample_id: s.rollout_logprobs for s in left}
     drift, _ = trace_drift(left, left, own)  # a trainer that is bit-equal
     assert drift.ok and drift.max_abs == 0
+
+
+def test_logprobs_under_other_names_are_not_the_rollout_s_own(sides):
+    left, right = sides
+    assert trace_drift(left, left, {"x": [1.0]}) == (None, {NOT_GIVEN: 40})
+    some = {s.sample_id: s.rollout_logprobs for s in right[:10]}
+    drift, left_out = trace_drift(left, left, some)
+    assert drift == logprob_drift(left[:10], of_train(right[:10])) and left_out == {NOT_GIVEN: 30}
+    with pytest.raises(ArgumentError, match="expected a dict"):
+        trace_drift(left, right, [1.0])

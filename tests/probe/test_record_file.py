@@ -136,7 +136,7 @@ def test_what_is_no_record(record, tmp_path):
     path.write_text("{}")
     with pytest.raises(mp.TraceError, match="no record"):
         mp.probe.read_record(path)
-    with pytest.raises(OSError):
+    with pytest.raises(mp.TraceError, match="can't be read"):
         mp.probe.read_record(tmp_path / "none.probe")
 
 

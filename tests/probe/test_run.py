@@ -227,3 +227,8 @@ def test_rows_of_other_widths_are_not_compared():
     assert report.notes == [
         "layers.1<out has rows of text × 32 in plain and of text × 96 in plain: not compared"
     ]
+
+
+def test_one_sample_is_a_list_of_one():
+    one = samples()[0]
+    assert mp.probe.run(layers(), layers(), one).places.sample_ids == [one.sample_id]

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -11,7 +12,7 @@ from support.probe_sides import layers, samples
 from support.process import run_python
 
 import mmpack as mp
-from mmpack.view.probe.lines import scale_of
+from mmpack.view.probe.lines import points, scale_of
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +131,13 @@ def test_what_is_no_report_and_no_path_is_named(reports, call):
     with pytest.raises(mp.ArgumentError, match=r"^probe.*Fix: "):
         call(reports[0])
     assert reports[0].to_html(others=reports[1])  # one, or several
+
+
+def test_lines_never_go_back(reports):
+    first, other = reports
+    moved = replace(other, modules=[other.modules[-1], *other.modules[:-1]])
+    scale = scale_of([first, moved])
+    for report in (first, moved):
+        for line in points(report, scale):
+            places = [x for x, _ in line]
+            assert places == sorted(places) and len(places) == len(report.modules)

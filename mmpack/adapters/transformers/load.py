@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,15 +16,40 @@ from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, MmpackError
 from mmpack.families import family_of_model_type
 
+FOLDER = "a folder with a checkpoint of an image-and-text model"
 
-def load_checkpoint(name: str) -> tuple[Any, Any]:
+
+def load_checkpoint(name: str, option: str = "--model") -> tuple[Any, Any]:
     """(model in eval mode, processor). Raises: ArgumentError if it can't be loaded; LayoutError for other families."""
-    with loading("--model", name, "a folder with a checkpoint of an image-and-text model"):
-        config = AutoConfig.from_pretrained(name)
-        family = family_of_model_type(config.model_type)
-        model = AutoModelForImageTextToText.from_pretrained(name, dtype=torch.float32)
-        processor = _processor_class(family.processors[0]).from_pretrained(name)
-    return model.eval(), processor
+    return load_model(name, option), load_processor(name, option)
+
+
+def load_model(name: str, option: str = "--model") -> Any:
+    """The model in fp32 and eval mode; raises as `load_checkpoint`."""
+    with loading(option, name, FOLDER), _quiet():
+        family_of_model_type(AutoConfig.from_pretrained(name).model_type)
+        return AutoModelForImageTextToText.from_pretrained(name, dtype=torch.float32).eval()
+
+
+def load_processor(name: str, option: str = "--model") -> Any:
+    """The checkpoint's processor; raises as `load_checkpoint`."""
+    with loading(option, name, f"{FOLDER} and its processor's files"):
+        family = family_of_model_type(AutoConfig.from_pretrained(name).model_type)
+        return _processor_class(family.processors[0]).from_pretrained(name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars of transformers, unless stderr is a terminal."""
+    bars = transformers.utils.logging
+    hide = not sys.stderr.isatty() and bars.is_progress_bar_enabled()
+    if hide:
+        bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if hide:
+            bars.enable_progress_bar()
 
 
 @contextmanager

@@ -75,6 +75,8 @@ def probe_side(
         raise ArgumentError(
             f"{what}: samples_per_batch is {samples_per_batch!r:.40}. Fix: a whole number of 1 or more, or None"
         )
+    if attached is not None and not isinstance(attached, bool):
+        raise ArgumentError(f"{what}: attached is {attached!r:.40}. Fix: True, False or None")
     if attached is False and layout in ("packed", "shared"):
         raise ArgumentError(
             f"{what}: layout {layout!r} needs mmpack's attention. Fix: attached=True, or layout='padded'"

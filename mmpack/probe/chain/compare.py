@@ -21,8 +21,8 @@ from mmpack.probe.chain.ulps import ulps
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 DIRECTIONS = (FORWARD, BACKWARD, WEIGHTS)
-COLUMNS = ("axis", "value", "stage", "direction", "max difference", "ULPs", "of peak", "unequal",
-           "error", "reference's", "allowed", "verdict")  # fmt: skip
+COLUMNS = ("axis", "value", "stage", "pass", "max diff", "ULPs", "of peak", "unequal", "error", "ref error",
+           "allowed", "verdict")  # fmt: skip
 VS_REFERENCE = TOLERANCES["parameter_gradient_vs_separate"].value
 CHUNK, GPU_CHUNK = 1 << 20, 1 << 26  # entries that are compared at once
 

@@ -16,7 +16,10 @@ __all__ = ["chart", "html", "notebook"]
 
 
 def html(
-    report: ProbeReport, *, others: Sequence[ProbeReport] = (), title: str | None = None
+    report: ProbeReport,
+    *,
+    others: Sequence[ProbeReport] | ProbeReport = (),
+    title: str | None = None,
 ) -> str:
     """A report as one self-contained page: what parts first, a chart of layer × error, a table of all modules.
 

@@ -66,7 +66,8 @@ def scale_of(reports: Sequence[ProbeReport]) -> Scale:
 def points(
     report: ProbeReport, scale: Scale
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """(x, y) from 0 to 1 of errors, and of what is allowed."""
-    errors = [(scale.x(r.name), scale.y(r.max_error)) for r in report.modules]
-    bounds = [(scale.x(r.name), scale.y(r.bound)) for r in report.modules]
+    """(x, y) from 0 to 1 of errors, and of what is allowed; from left to right, whatever order its modules ran in."""
+    rows = sorted(report.modules, key=lambda row: scale.x(row.name))
+    errors = [(scale.x(r.name), scale.y(r.max_error)) for r in rows]
+    bounds = [(scale.x(r.name), scale.y(r.bound)) for r in rows]
     return errors, bounds
