@@ -113,8 +113,8 @@ class _Scored:
             call = found.setdefault(medium.cache_key, fresh)
             call.occurrences[0].append(of[number, j])
         grids = {m.cache_key: (m.modality, tuple(m.grid_thw)) for m in self.sample.media}
-        order = sorted(found, key=lambda key: grids[key][0])
-        return [(grids[key][1], found[key]) for key in order]
+        keys = sorted(found, key=lambda key: grids[key][0])
+        return [(grids[key][1], found[key]) for key in keys]
 
     def install(self, model: Any, handles: list[Any]) -> None:
         for name, _ in model.named_modules():
