@@ -150,12 +150,13 @@ class _Blocks:
 
 
 def _samples(samples: Any) -> list[Sample]:
-    found = list(samples) if isinstance(samples, Sequence) else [samples]
+    listed = isinstance(samples, Sequence) and not isinstance(samples, str)
+    found = list(samples) if listed else []
     wrong = [s for s in found if not isinstance(s, Sample)]
-    if wrong or not isinstance(samples, Sequence):
+    if wrong or not listed:
+        what = f"a sample is {kind_of(wrong[0])}" if listed else f"samples is {kind_of(samples)}"
         raise ArgumentError(
-            f"predict_cached_tokens: samples has {kind_of(wrong[0] if wrong else samples)}, "
-            "expected a list of Sample. Fix: pass the samples in order"
+            f"predict_cached_tokens: {what}, expected a list of Sample. Fix: pass the samples in order"
         )
     return found
 
@@ -192,9 +193,10 @@ def _engine_keys(
 def _told(media_key: Callable[[Medium], str] | None, medium: Medium) -> bytes:
     name = _media_key(medium) if media_key is None else media_key(medium)
     if not isinstance(name, str):
+        source = "metadata['vllm_hash']" if media_key is None else "what media_key gives"
         raise ArgumentError(
-            f"predict_cached_tokens: what media_key gives is {kind_of(name)}, expected a str. "
-            "Fix: a function of a medium"
+            f"predict_cached_tokens: {medium.media_id!r:.60}: {source} is {kind_of(name)}, expected a str. "
+            "Fix: the name by which the engine tells media apart"
         )
     return _bytes(name)
 

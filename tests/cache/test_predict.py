@@ -71,11 +71,6 @@ def test_a_full_cache_gives_away_what_was_freed_first():
         ({"num_blocks": 2}, "needs more than the 2 blocks"),
         ({"num_blocks": 9, "together": True}, "one after the other"),
         ({"prefix_caching": "yes"}, "prefix_caching is of type str"),
-        ({"adapters": 5}, "adapters is no list of str"),
-        ({"adapters": "a"}, "adapters is no list of str"),
-        ({"adapters": [3]}, "adapters is no list of str"),
-        ({"media_key": "hash"}, "media_key is of type str, expected a function"),
-        ({"media_key": lambda m: 3}, "media_key is of type int"),
     ],
     ids=str,
 )
@@ -90,8 +85,7 @@ def test_wrong_arguments_are_named(about, said):
     recorded.media[0].metadata = {"vllm_hash": 7}
     with pytest.raises(ArgumentError, match=r"'vllm_hash'.*of type int"):
         predict_cached_tokens([recorded])
-
-    with pytest.raises(ArgumentError, match="samples has None"):
+    with pytest.raises(ArgumentError, match="a sample is None"):
         predict_cached_tokens([None])
     with pytest.raises(ArgumentError, match="media_key gives is of type int"):
         predict_cached_tokens([make_sample([("image", (1, 4, 6))])], media_key=lambda medium: 5)

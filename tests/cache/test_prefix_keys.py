@@ -219,8 +219,6 @@ def test_a_key_is_the_hash_of_what_the_module_says():
         ),
         ({"positions": [[1], [2, 3]]}, "positions is of type list, dtype object"),
         ({"position_rule": ["mrope"]}, "position_rule is of type list"),
-        ({"positions": np.full((3, len(one())), np.nan)}, "positions have shape"),
-        ({"positions": [[0], [1, 2]]}, "positions have shape"),
         ({"positions": np.full((3, len(one())), 2**63, np.uint64)}, "positions are beyond int64"),
         ({"position_rule": 5}, "position_rule is of type int"),
     ],

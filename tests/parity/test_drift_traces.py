@@ -90,5 +90,5 @@ def test_logprobs_under_other_names_are_not_the_rollout_s_own(sides):
     some = {s.sample_id: s.rollout_logprobs for s in right[:10]}
     drift, left_out = trace_drift(left, left, some)
     assert drift == logprob_drift(left[:10], of_train(right[:10])) and left_out == {NOT_GIVEN: 30}
-    with pytest.raises(ArgumentError, match="expected a dict"):
+    with pytest.raises(ArgumentError, match="expected a mapping"):
         trace_drift(left, right, [1.0])
