@@ -11,8 +11,7 @@ pytestmark = pytest.mark.adapter
 
 FEW = [(name, p.families[i % len(p.families)], i) for i, (name, p) in enumerate(PLANTS.items())]
 MANY = [
-    (name, family, 100 * k + 7 * i + FAMILIES.index(family))
-    for k in (1, 2)
+    (name, family, 100 + 7 * i + FAMILIES.index(family))
     for i, (name, p) in enumerate(PLANTS.items())
     for family in p.families
 ]
