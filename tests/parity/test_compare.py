@@ -444,6 +444,19 @@ def test_broken_samples_are_read(left, right):
     assert report.to_json() and report.to_html()
 
 
+def test_a_sample_without_tokens_beside_one_with_a_response():
+    def made(ids):
+        spans = [{"start": 0, "stop": len(ids), "kind": "response"}] if ids else []
+        return mp.Sample.from_dict(
+            {"schema_version": "1", "sample_id": "s", "group_id": "", "family": "qwen2_vl", "media": []}
+            | {"input_ids": ids, "modality_spans": [], "loss_spans": spans}
+        )
+
+    for left, right in (([], [0, 0]), ([0, 0], [])):
+        report = compare([made(left)], [made(right)])
+        assert not report.ok and report.first.field == "input_ids"
+
+
 MALFORMED = (None, 3, "x", [None], [{}], object(), np.zeros((2, 2)), np.array(["a"]))
 
 

@@ -162,7 +162,7 @@ def _stop_token(pair: Pair, left: TextCut, right: TextCut) -> Hit | None:
 def _stops(pair: Pair, left: TextCut, right: TextCut) -> tuple[Hit | None, TextCuts]:
     """The stop token, where other ids before it differ too and only one side ends with a special id; and the rest."""
     ends = [_turn(loss, cut)[1] for loss, cut in zip(pair.text_loss, (left, right), strict=True)]
-    last = [int(ids[end - 1]) for ids, end in zip(pair.text_ids, ends, strict=True)]
+    last = [_before(ids, end) for ids, end in zip(pair.text_ids, ends, strict=True)]
     special = [i in side.special_ids for i, side in zip(last, pair.sides, strict=True)]
     reasons = [side.sample.finish_reason for side in pair.sides]
     sizes = (left[1] - left[0], right[1] - right[0])
@@ -180,13 +180,18 @@ def _stops(pair: Pair, left: TextCut, right: TextCut) -> tuple[Hit | None, TextC
     return text_hit(pair, "stop_token", stop[0], stop[1], evidence), (cuts[0], cuts[1])
 
 
+def _before(ids: np.ndarray, end: int) -> int | None:
+    """The id before `end`, if there is one."""
+    return int(ids[end - 1]) if end else None
+
+
 def _one_end(pair: Pair, left: TextCut, right: TextCut) -> bool:
     """Whether both responses end with one special id, or with none."""
     ends = []
     for side, ids, loss, cut in zip(
         pair.sides, pair.text_ids, pair.text_loss, (left, right), strict=True
     ):
-        last = int(ids[_turn(loss, cut)[1] - 1])
+        last = _before(ids, _turn(loss, cut)[1])
         ends.append(last if last in side.special_ids else None)
     return ends[0] == ends[1]
 
