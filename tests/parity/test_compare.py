@@ -448,7 +448,13 @@ def test_a_sample_without_tokens_beside_one_with_a_response():
     def made(ids):
         spans = [{"start": 0, "stop": len(ids), "kind": "response"}] if ids else []
         return mp.Sample.from_dict(
-            {"schema_version": "1", "sample_id": "s", "group_id": "", "family": "qwen2_vl", "media": []}
+            {
+                "schema_version": "1",
+                "sample_id": "s",
+                "group_id": "",
+                "family": "qwen2_vl",
+                "media": [],
+            }
             | {"input_ids": ids, "modality_spans": [], "loss_spans": spans}
         )
 
