@@ -214,14 +214,14 @@ def tower_angles(scene: Scene, model: Any) -> Answer:
 def tower_windows(scene: Scene, model: Any) -> Answer:
     """A picture wider than such a window is cut otherwise: its rows come in another order, from the third on.
 
-    That is where a probe sees it first which compares rows in the tower's order: in what the first block reads.
+    Bits in the tower's order part in what its rotary table or its first block reads.
     """
     tower = tower_of(model.model)
     tower.window_size //= 2
     first = tower_blocks(model)[0]
     span = next(x for x in scene.spans() if x.medium.grid_thw[2] > 4)
     reached = span.sample, span.start
-    right = [first, first.norm1]
+    right = [tower.rotary_pos_emb, first, first.norm1]
     return scene.answer(model, right, span.sample, span.start + 2, reached=reached)
 
 
