@@ -20,7 +20,6 @@ from mmpack.families import get_family
 from mmpack.schema.sample import Sample
 
 TEXT = "text"
-AFTER = "after "  # text behind a medium, in names of modalities
 BEFORE = "text before media"
 
 

@@ -53,7 +53,7 @@ for room in (mp, mp.video):
             assert str(error).endswith("Fix: pip install 'mmpack[torch]'"), error
             need_torch.append(name)
 assert {"pack", "policy_loss", "pack_video"} <= set(need_torch), need_torch
-assert not {"validate", "plan", "compare", "sample", "probe"} & set(need_torch), need_torch
+assert not {"validate", "plan", "compare", "sample"} & set(need_torch), need_torch
 print(len(need_torch))
 """
 
