@@ -5,7 +5,6 @@ from healthy import draw_pair
 
 import mmpack as mp
 
-pytestmark = pytest.mark.adapter
 FEW, ALL = 10, 120
 
 
@@ -19,6 +18,7 @@ def assert_silent(seed):
         assert any(row.space != "text" for row in report.modules), "no row of the tower"
 
 
+@pytest.mark.adapter
 @pytest.mark.parametrize("seed", range(FEW))
 def test_a_healthy_pair_is_silent(seed):
     assert_silent(seed)

@@ -7,8 +7,6 @@ from planting import FAMILIES, PLANTS
 import mmpack as mp
 from mmpack.adapters.transformers import probe_side
 
-pytestmark = pytest.mark.adapter
-
 FEW = [(name, p.families[i % len(p.families)], i) for i, (name, p) in enumerate(PLANTS.items())]
 MANY = [
     (name, family, 100 + 7 * i + FAMILIES.index(family))
@@ -59,7 +57,10 @@ def assert_found(scene, report, answer):
 
 @pytest.mark.parametrize(
     ("name", "family", "seed"),
-    [pytest.param(*few, marks=[pytest.mark.slow] if i % 3 else []) for i, few in enumerate(FEW)],
+    [
+        pytest.param(*few, marks=pytest.mark.slow if i % 3 else pytest.mark.adapter)
+        for i, few in enumerate(FEW)
+    ],
 )
 def test_a_fault_is_found(name, family, seed):
     assert_found(*look(name, family, seed))
