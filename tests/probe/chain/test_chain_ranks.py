@@ -5,10 +5,10 @@ import pytest
 from mmpack.bench.chain import Options, chain
 from mmpack.probe.chain.stages import STAGES
 
-pytestmark = pytest.mark.adapter
 TP = "tensor_parallel"
 
 
+@pytest.mark.adapter
 def test_two_ranks_beside_one_process():
     """Qwen3-VL, whose norms of queries and keys have one weight for the heads of all ranks."""
     report = chain(Options("qwen3-vl", layers=1, axes=[TP, "fsdp"], tp=(1, 2)))
