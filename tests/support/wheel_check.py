@@ -52,7 +52,7 @@ for room in (mp, mp.video):
             assert isinstance(error, ImportError) and "\\n" not in str(error), error
             assert str(error).endswith("Fix: pip install 'mmpack[torch]'"), error
             need_torch.append(name)
-assert {"pack", "policy_loss", "pack_video"} <= set(need_torch), need_torch
+assert {"pack", "policy_loss", "pack_video", "probe"} <= set(need_torch), need_torch
 assert not {"validate", "plan", "compare", "sample"} & set(need_torch), need_torch
 print(len(need_torch))
 """
@@ -67,6 +67,7 @@ COMMANDS = [
     (("parity", "trace.jsonl", "trace.jsonl", "--html", "page.html"), 0, None),
     (("plan", "trace.jsonl", "--max-tokens", "99"), 0, None),
     (("frames", "none.mp4", "--policy", "vllm"), 2, "video"),
+    (("probe", "none.probe", "none.probe"), 2, "torch"),
     (("smoke",), 2, "smoke"),
     (("doctor",), 0, None),
     (("schema",), 0, None),
@@ -102,7 +103,7 @@ def main() -> None:
 
         install(python, f"{wheel}[cli]")
         helped = run(command, "--help", cwd=work).stdout
-        for name in ("none.parquet", "none.jsonl.zst", "none.mp4"):
+        for name in ("none.parquet", "none.jsonl.zst", "none.mp4", "none.probe"):
             (work / name).write_bytes(b"x")
         for args, code, extra in COMMANDS:
             assert args[0] in helped
