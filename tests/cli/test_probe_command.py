@@ -109,7 +109,7 @@ def test_a_saved_model_without_its_processor(tmp_path):
     assert result.returncode == 2 and "processor's files" in result.stderr.splitlines()[-1]
 
 
-def test_rows_are_whole_where_there_is_no_terminal():
+def test_modules_are_rows_and_the_help_names_the_chain():
     result = call_mmpack("probe", TINY, f"{TINY}?seed=1")
     assert "model.visual.patch_embed.proj" in result.stdout
     rows = result.stdout.split("of its bound\n")[1].splitlines()
