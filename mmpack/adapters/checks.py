@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError, SchemaError, kind_of
-from mmpack.packing.batch import Batch
 from mmpack.schema.rules import packing_problems
 from mmpack.schema.sample import Sample
+
+if TYPE_CHECKING:
+    from mmpack.packing.batch import Batch
 
 
 def check_each(where: str, count: int, of: str, lists: Mapping[str, Any]) -> None:
@@ -56,15 +59,20 @@ def as_list(given: Any, where: str) -> list[Any]:
 
 
 def as_number(given: Any, where: str) -> float:
-    """A number of the host, or of an array or a tensor that holds one. Raises: ArgumentError; a text is none."""
+    """A finite number, of the host or of an array or a tensor that holds one. Raises: ArgumentError; a text is none."""
     try:
         if isinstance(given, str | bytes):
             raise TypeError
-        return float(given)
+        value = float(given)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise ArgumentError(
             f"{where} is {kind_of(given)}, expected a number. Fix: pass the score as a float"
         ) from None
+    if not math.isfinite(value):
+        raise ArgumentError(
+            f"{where} is {value}, expected a finite number. Fix: leave out what was not scored"
+        )
+    return value
 
 
 def check_same(batch: Batch, samples: Sequence[Sample]) -> None:

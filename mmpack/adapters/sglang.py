@@ -20,6 +20,7 @@ with needs("hf", __name__):
     import torch  # noqa: F401
 
 from mmpack.adapters.checks import check_each, check_same
+from mmpack.adapters.engine_routes import decoded_rows, encoded_rows, routes_of_rows
 from mmpack.adapters.json_values import decode, encode
 from mmpack.adapters.processed_media import GRIDS, inputs_of_media, pixels_of
 from mmpack.adapters.row_sample import continued_positions, row_sample
@@ -34,6 +35,8 @@ from mmpack.schema.spans import PolicyVersion
 KEY = "sglang"  # in Sample.metadata
 FIRST_PAD_VALUE = 1_000_000  # sglang puts hashes from here on in the place of placeholders
 KINDS = ("processed", "raw")
+# in meta_info; None in Sample.metadata, where the sample's own say the same
+ROUTES = "routed_experts"
 OF_ONE_CALL = ("rid", "stream", "text")  # of a request: a new one made of it leaves them out
 
 
@@ -46,6 +49,7 @@ def to_samples(
     group_ids: Sequence[str] | None = None,
     positions: Sequence[tuple[np.ndarray, int]] | None = None,
     logprobs: str = "processed",
+    config: Any = None,
 ) -> list[Sample]:
     """One sample per response, called `<group_id>/<k>`.
 
@@ -59,6 +63,8 @@ def to_samples(
         positions: int64 [rows, P] and rope delta of each expanded prompt, as sglang computes them; none are recorded
             without.
         logprobs: "processed" or "raw", see `logprob_kind` in docs/traps.md.
+        config: transformers' config of the model: it says the shape of `routed_experts`, which requests with
+            `return_routed_experts=True` get. Needed for these only.
 
     Raises: ArgumentError for responses without ids or logprobs, for videos and URLs; LayoutError where the engine's
     prompt and the processor's differ in length, or media and placeholders in number.
@@ -96,6 +102,7 @@ def to_samples(
                 processor,
                 logprobs,
                 None if positions is None else positions[i],
+                config,
                 sample_id=sample_id,
                 group_id=group_ids[i],
             )
@@ -167,6 +174,8 @@ def responses_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
         response = decode(s.metadata[KEY]["response"])
         start = s.loss_spans[0].start
         response["output_ids"] = s.input_ids[start:].tolist()
+        if s.routed_experts is not None and response["meta_info"].get(ROUTES, "") is None:
+            response["meta_info"][ROUTES] = encoded_rows(s.routed_experts)
         out.append(response)
     return out
 
@@ -179,6 +188,7 @@ def _sample(
     processor: Processor,
     kind: str,
     place: tuple[np.ndarray, int] | None,
+    config: Any,
     **named: Any,
 ) -> Sample:
     about = response["meta_info"]
@@ -202,6 +212,9 @@ def _sample(
     kept = {
         k: v for k, v in request.items() if k not in ("image_data", "input_ids") and v is not None
     }
+    routes = _routes(where, about, config, len(ids))
+    if routes is not None and encoded_rows(routes) == about[ROUTES]:  # no layer was left out
+        response = {**response, "meta_info": {**about, ROUTES: None}}
     return row_sample(
         where,
         ids,
@@ -213,6 +226,7 @@ def _sample(
         position_ids=None if place is None else continued_positions(*place, len(ids)),
         rollout_logprobs=_logprobs(where, about, sampled),
         sampling={k: params[k] for k in SAMPLING_NAMES if k in params} | {"logprobs": kind},
+        routed_experts=routes,
         finish_reason=finish.get("type")
         if finish.get("type") in ("stop", "length", "abort")
         else None,
@@ -281,6 +295,13 @@ def _logprobs(where: str, about: Mapping[str, Any], sampled: list[int]) -> np.nd
             "Fix: join the chunks of a stream before, or don't stream"
         )
     return np.array([entry[0] for entry in entries], dtype=np.float32)
+
+
+def _routes(where: str, about: Mapping[str, Any], config: Any, length: int) -> np.ndarray | None:
+    text = about.get(ROUTES)
+    if text is None:
+        return None
+    return routes_of_rows(decoded_rows(text, config, where), length, where)
 
 
 def _fields(request: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import transformers
 from torch.distributed.fsdp import fully_shard
 
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
-from mmpack.errors import require
+from mmpack.errors import BackendError, installed_version, require
 from mmpack.smoke.tiny_models import tiny_model
 
 VOCABULARY = 151_936
@@ -132,12 +132,22 @@ def shard(model: Any) -> Any:
     return fully_shard(model)
 
 
+LIGER_PATCHES = ("liger-kernel", "transformers")
+
+
 def patch_by_liger(names: list[str]) -> None:
     """Put Liger's norms, rotary embedding and SwiGLU into transformers' classes, for this process.
 
-    Raises: MissingExtraError without liger-kernel.
+    Raises: MissingExtraError without liger-kernel; BackendError for one that can't patch this transformers.
     """
     liger = require("liger_kernel.transformers", "bench", "mmpack bench step --liger")
     for family in sorted({MODELS[name].family for name in names}):
         apply = getattr(liger, f"apply_liger_kernel_to_{family}")
-        apply(fused_linear_cross_entropy=False)
+        try:
+            apply(fused_linear_cross_entropy=False)
+        except ImportError as error:
+            versions = " and ".join(f"{p} {installed_version(p)}" for p in LIGER_PATCHES)
+            raise BackendError(
+                f"mmpack bench step --liger: {versions} do not go together for {family} ({error}). "
+                f"Fix: a newer liger-kernel, or an older transformers"
+            ) from error

@@ -47,14 +47,16 @@ def liger(model: Any, job: Job, members: list[int]) -> Outcome:
     fused = losses.LigerFusedLinearGRPOLoss(
         beta=0.0, use_ref_model=False, loss_type="dapo", compiled=job.device.type != "cpu"
     )
-    loss, _ = fused(
-        hidden,
-        model.lm_head.weight,
-        batch.input_ids[:, -kept:].contiguous(),
-        batch.loss_mask[:, -kept:].long(),
-        advantages,
-        num_items_in_batch=torch.tensor(job.total_tokens, device=job.device),
-    )
+    # torch 2.11 fails to guard the dynamic shapes that a second micro-batch would make
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):  # type: ignore[attr-defined]
+        loss, _ = fused(
+            hidden,
+            model.lm_head.weight,
+            batch.input_ids[:, -kept:].contiguous(),
+            batch.loss_mask[:, -kept:].long(),
+            advantages,
+            num_items_in_batch=torch.tensor(job.total_tokens, device=job.device),
+        )
     return Outcome(loss, _work(batch, kept), None)
 
 

@@ -61,6 +61,7 @@ def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
     families: Counter[str] = Counter()
     fingerprints: Counter[str] = Counter()
     broken: Counter[str] = Counter()
+    replay: Counter[str] = Counter()
     for sample in samples:
         totals["samples"] += 1
         totals["tokens"] += len(sample)
@@ -73,6 +74,7 @@ def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
             if medium.modality == "video":
                 totals["videos"] += 1
                 totals["video_frames"] += _frames(medium) or 0
+        replay.update(_replay_counts(sample))
         families[sample.family] += 1
         fingerprints[sample.processor_fingerprint or "not recorded"] += 1
         broken.update(problem.code for problem in problems_of(sample))
@@ -81,10 +83,23 @@ def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
         "groups": len(groups),
         "distinct_media": len(patches_of),
         "distinct_patches": sum(patches_of.values()),
+        **({"replay": dict(replay)} if replay else {}),
         "families": dict(families.most_common()),
         "processor_fingerprints": dict(fingerprints.most_common()),
         "broken_rules": dict(sorted(broken.items())),
     }
+
+
+def _replay_counts(sample: Sample) -> dict[str, int]:
+    """What there is to be replayed: how many samples have it, ids in all, bytes of routes."""
+    out: dict[str, int] = {}
+    if sample.kept_ids is not None:
+        out |= {"samples with kept_ids": 1, "kept ids": len(sample.kept_ids.ids)}
+    for name, lists in (sample.teachers or {}).items():
+        out |= {f"samples with teacher {name}": 1, f"ids of teacher {name}": len(lists.ids)}
+    if sample.routed_experts is not None:
+        out |= {"samples with routed_experts": 1, "bytes of routes": sample.routed_experts.nbytes}
+    return out
 
 
 def _counts_table(counts: dict[str, Any]) -> Table:
@@ -98,6 +113,7 @@ def _counts_table(counts: dict[str, Any]) -> Table:
 
 
 def _one(sample: Sample) -> dict[str, Any]:
+    from mmpack.schema.replay_figures import replay_figures
     from mmpack.schema.rules import problems_of
 
     spans = [
@@ -124,6 +140,7 @@ def _one(sample: Sample) -> dict[str, Any]:
             }
             for m in sample.media
         ],
+        **({"replay": found} if (found := replay_figures(sample)) else {}),
         "spans": sorted(spans, key=lambda s: (s["start"], s["stop"])),
         "problems": [problem_document(p) for p in problems_of(sample)],
     }
@@ -144,6 +161,8 @@ def _one_for_people(document: dict[str, Any]) -> list[str | Table]:
     if videos:
         head = ("video", "frames", "of", "fps", "seconds", "first", "last", "size", "policy")
         out += ["", table(head, [(i, *_shown(v)) for i, v in videos])]
+    if "replay" in document:
+        out += ["", table(("to be replayed", "figures"), _replay_rows(document["replay"]))]
     if document["spans"]:
         spans = []
         for span in document["spans"]:
@@ -155,6 +174,12 @@ def _one_for_people(document: dict[str, Any]) -> list[str | Table]:
         f"{p['code']} {p['field']} {p['message']}. Fix: {p['fix']}" for p in document["problems"]
     ]
     return out
+
+
+def _replay_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = {name: figures for name, figures in found.items() if name != "teachers"}
+    rows |= {f"teacher {name}": figures for name, figures in found.get("teachers", {}).items()}
+    return [(name, ", ".join(f"{k}={v}" for k, v in of.items())) for name, of in rows.items()]
 
 
 def _frames(medium: Medium) -> int | None:

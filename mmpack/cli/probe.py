@@ -27,7 +27,7 @@ def command(
         typer.Argument(
             metavar="A",
             help="A side: FILE.probe, hf:DIR, tiny:FAMILY, vllm:DIR or python:MODULE:FUNCTION, with "
-            "?layout=…&dtype=…&attached=…&attention=…&temperature=…&device=….",
+            "?layout=…&dtype=…&attached=…&attention=…&temperature=…&kept_ids=…&device=….",
         ),
     ],
     b: Annotated[

@@ -1,8 +1,8 @@
 """What `mmpack probe` takes as a side: a record file, or KIND:NAME?option=value&….
 
-hf:DIR       a checkpoint's folder or hub name          layout, dtype, attached, attention, temperature, device
-tiny:FAMILY  a tiny random model of `mmpack smoke`      the same, and seed
-vllm:DIR     a real vLLM engine on this machine         dtype, prefix_caching
+hf:DIR       a checkpoint's folder or hub name     layout, dtype, attached, attention, temperature, kept_ids, device
+tiny:FAMILY  a tiny random model of `mmpack smoke` the same, and seed
+vllm:DIR     a real vLLM engine on this machine    dtype, prefix_caching
 python:MODULE:FUNCTION  a Side that a function returns  its own keywords, as text
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mmpack.probe.side import Side
 
 KINDS = ("hf", "tiny", "vllm", "python")
-COMMON = ("layout", "dtype", "attached", "attention", "temperature", "device")
+COMMON = ("layout", "dtype", "attached", "attention", "temperature", "kept_ids", "device")
 OPTIONS = {"hf": COMMON, "tiny": (*COMMON, "seed"), "vllm": ("dtype", "prefix_caching")}
 
 
@@ -113,8 +113,9 @@ class Sides:
             keywords["dtype"] = _dtype(given["dtype"])
         if "temperature" in given:
             keywords["temperature"] = _number(given, "temperature", float)
-        if "attached" in given:
-            keywords["attached"] = _flag(given, "attached")
+        for name in ("attached", "kept_ids"):
+            if name in given:
+                keywords[name] = _flag(given, name)
         if "layout" in given:
             keywords["layout"] = given["layout"]
         return probe_side(model, spec.text, **keywords)

@@ -1,8 +1,8 @@
 """The prefix forest of a set of samples: rows that several samples share are laid out once.
 
 A segment is a run of rows shared by the same samples; segments come in depth-first order, so that the rows
-that see row k are one interval. Two samples share a token if its id, position and medium agree, and all before it;
-a run of placeholders is shared as a whole or not at all.
+that see row k are one interval. Two samples share a token if its id, position, medium and routes agree, and all before
+it; a run of placeholders is shared as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -114,20 +114,46 @@ def positions_of(sample: Sample, family: Family | None = None) -> np.ndarray:
 
 
 def _token_keys(samples: Sequence[Sample], positions: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """int64 [L, 2 + rows] per sample: id, number of the run (-1: text), positions. Equal rows, equal tokens.
+    """int64 [L, 2 + rows + …] per sample: id, number of the run (-1: text), positions, routes. Equal rows: one token.
 
-    Runs have one number if medium, ids and positions agree in all of their tokens.
+    Runs have one number if medium, ids, positions and routes agree in all of their tokens.
     """
-    runs: dict[tuple[str, bytes, bytes], int] = {}
+    runs: dict[tuple[str, bytes, bytes, bytes], int] = {}
     keys = []
-    for sample, position in zip(samples, positions, strict=True):
+    for sample, position, routes in zip(samples, positions, _route_keys(samples), strict=True):
         run = np.full(len(sample), -1, dtype=np.int64)
         for start, stop, m in occurrences(sample):
             ids, places = sample.input_ids[start:stop], position[:, start:stop]
-            key = (sample.media[m].cache_key, ids.tobytes(), places.tobytes())
+            own = routes[start:stop].tobytes()
+            key = (sample.media[m].cache_key, ids.tobytes(), places.tobytes(), own)
             run[start:stop] = runs.setdefault(key, len(runs))
-        keys.append(np.column_stack([sample.input_ids, run, position.T]))
+        keys.append(np.column_stack([sample.input_ids, run, position.T, routes]))
     return keys
+
+
+def _route_keys(samples: Sequence[Sample]) -> list[np.ndarray]:
+    """int64 [L, c] per sample: equal rows, equal routes; c is 0 where no sample has routes.
+
+    With routes, a hidden state follows from them too: where they differ, no row can stand for both. One number says
+    which layers and how many experts they are of, so that a sample without routes shares with its like only.
+    """
+    most = max(
+        (s.routed_experts[:1].size for s in samples if s.routed_experts is not None), default=0
+    )
+    if not most:
+        return [np.zeros((len(s), 0), np.int64) for s in samples]
+    width = -(-most // 4)  # four ids of 16 bits in a number
+    out = []
+    for sample in samples:
+        key = np.zeros((len(sample), 1 + width), np.int64)
+        routes = sample.routed_experts
+        if routes is not None:
+            key[:, 0] = routes.shape[1] << 32 | routes.shape[2]
+            flat = np.zeros((len(sample), 4 * width), np.uint16)
+            flat[:, : routes[:1].size] = routes.reshape(len(sample), -1)
+            key[:, 1:] = flat.view(np.int64)
+        out.append(key)
+    return out
 
 
 def _grow(keys: list[np.ndarray]) -> Forest:

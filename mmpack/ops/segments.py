@@ -32,7 +32,16 @@ def suffix_scan(values: Tensor, stop: Tensor, decay: float = 1.0) -> Tensor:
 def segment_ids(cu: Tensor, count: int) -> Tensor:
     """The segment of each of `count` elements, int64 [N]; cu [B+1] are the segments' offsets."""
     index = torch.arange(count, device=cu.device, dtype=cu.dtype)
-    return torch.searchsorted(cu[1:].contiguous(), index, right=True)
+    # in all of cu: compiled by inductor, a search in cu[1:] starts at cu[0] (pytorch/pytorch#182343)
+    return (torch.searchsorted(cu, index, right=True) - 1).clamp_(min=0)
+
+
+def entry_segments(cu: Tensor, count: int) -> Tensor:
+    """`segment_ids` [count] of entries, all of a segment that exists, whatever cu [B+1] says: no address out of bounds.
+
+    With no segment it is 0.
+    """
+    return segment_ids(cu, count).clamp_(max=max(len(cu) - 2, 0))
 
 
 def segment_sum(values: Tensor, cu: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from mmpack.ops.patches import NORMALIZE_BYTES, PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.products import PRODUCT
 from mmpack.ops.projection import PROJECT_AND_MERGE
 from mmpack.ops.rows import GATHER_ROWS, SCATTER_ROWS, SUM_ROWS
+from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
 
 OPS: tuple[Op, ...] = (
     GATHER_ROWS,
@@ -19,6 +20,7 @@ OPS: tuple[Op, ...] = (
     PROJECT_AND_MERGE,
     SELECTED_LOGPROBS,
     LINEAR_SELECTED_LOGPROBS,
+    SUPPORT_LOGPROBS,
     PACK_VIDEO,
     UNPACK_VIDEO,
     NORMALIZE_BYTES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from mmpack.families import Family, get_family
 from mmpack.ops.attention import AttentionPlan
 from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.logprobs.support import ScoredSupport, Support
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.media import patch_offsets
 from mmpack.packing.places import LossPlaces
@@ -27,6 +28,8 @@ from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.spans import Cost, LossSpan, ModalitySpan, Score
 from mmpack.schema.turns import span_turns
+
+OfLoss = TypeVar("OfLoss", torch.Tensor, Support, ScoredSupport)  # [N, …], or N lists
 
 
 @dataclass(kw_only=True)
@@ -65,6 +68,11 @@ class Batch(LossIndex):
     media_order: list[int]  # the same on the host, where the forward is planned
     loss_columns: dict[str, torch.Tensor]  # [N] each
     token_columns: dict[str, torch.Tensor]  # [T, …] each
+    # what the engine did, where its samples say so: see packing/replay.py
+    kept_ids: Support | None = None  # N lists: `support=` of the logprobs
+    teachers: dict[str, ScoredSupport] = field(default_factory=dict)  # N lists each
+    # [T, layers, k] (padded: [B·S, layers, k]) uint8, or int32 from 257 experts on
+    routed_experts: torch.Tensor | None = None
     # [sum of L] int64: the row of each sample's tokens, samples concatenated
     token_rows: torch.Tensor
     token_counts: list[int]  # [B]
@@ -75,12 +83,15 @@ class Batch(LossIndex):
     visible_until: torch.Tensor
     attention_plan: AttentionPlan  # the same for attention kernels
     id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
+    last_expert: int | None = None  # the largest id in `routed_experts`, on the host
 
     def __post_init__(self) -> None:
-        # a batch that was moved has it already
+        # a batch that was moved has them already
         if self.id_range is None:
             low, high = self.input_ids.aminmax()
             self.id_range = int(low), int(high)
+        if self.last_expert is None and self.routed_experts is not None:
+            self.last_expert = int(self.routed_experts.max())
 
     @property
     def media_ids(self) -> list[str]:
@@ -136,9 +147,9 @@ class Batch(LossIndex):
         moved: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, torch.Tensor | AttentionPlan | VisionRows):
+            if isinstance(value, torch.Tensor | AttentionPlan | VisionRows | Support):
                 moved[f.name] = getattr(value, move)(*args, **kwargs)
-            elif isinstance(value, dict) and value and all(map(torch.is_tensor, value.values())):
+            elif isinstance(value, dict) and value and all(map(_moves, value.values())):
                 moved[f.name] = {k: getattr(v, move)(*args, **kwargs) for k, v in value.items()}
         batch = dataclasses.replace(self, **moved)
         # not read: the copy may not have arrived yet
@@ -150,7 +161,12 @@ class Batch(LossIndex):
         tensors = {name: own.get(name) for name in ("input_ids", "pixel_values")}
         for name in ("loss_columns", "token_columns"):
             tensors |= {f"{name}[{k!r}]": v for k, v in (own.get(name) or {}).items()}
+        tensors["routed_experts"] = own.get("routed_experts")
         shapes = [_shape(name, x) for name, x in tensors.items() if x is not None]
+        if own.get("kept_ids") is not None:
+            shapes.append(f"kept_ids={safe_repr(lambda: str(len(own['kept_ids'].ids)))}")
+        if own.get("teachers"):
+            shapes.append(f"teachers={safe_repr(lambda: str(list(own['teachers'])))}")
         parts = [
             safe_repr(lambda: repr(self.family)),
             f"samples={safe_repr(lambda: str(len(self.sample_ids)))}",
@@ -166,9 +182,15 @@ class Batch(LossIndex):
         self._expect(x, self._num_rows, "unpack_tokens", "rows")
         return list(gather_rows(x, self.token_rows).split(self.token_counts))
 
-    def unpack_loss(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Cut x [N, …] into one [n, …] tensor per sample."""
-        self._expect(x, self.num_loss_tokens, "unpack_loss", "loss tokens")
+    def unpack_loss(self, x: OfLoss) -> list[OfLoss]:
+        """Cut x [N, …] into one [n, …] tensor per sample; N lists (`kept_ids`, a teacher's) into n lists per sample."""
+        if not isinstance(x, Support):
+            self._expect(x, self.num_loss_tokens, "unpack_loss", "loss tokens")
+        elif len(x) != self.num_loss_tokens:
+            raise ArgumentError(
+                f"unpack_loss: x has {len(x)} lists, expected {self.num_loss_tokens}. "
+                "Fix: pass one list for each of the batch's loss tokens"
+            )
         return list(x.split(self.loss_counts))
 
     def family_of(self) -> Family:
@@ -217,11 +239,15 @@ class PackedBatch(Batch):
         return len(self.input_ids)
 
 
+def _moves(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | Support)
+
+
 def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a batch's field: itself, or those of a plan, a table or columns."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, AttentionPlan):
+    elif isinstance(value, AttentionPlan | Support):
         yield from _tensors_of({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     elif isinstance(value, dict):
         for part in value.values():

@@ -17,6 +17,7 @@ from mmpack.packing.batch import PackedBatch, refuse_no_accelerator
 from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.media import vision_rows
 from mmpack.packing.prepare import common_fields, counted, prepare, row_multiple
+from mmpack.packing.replay import routes_in_rows
 from mmpack.packing.tensors import to_int32
 from mmpack.planning.cost import LayoutCost, layout_of, sharing_of
 from mmpack.schema.rules import Problem
@@ -38,8 +39,8 @@ def pack(
 
     Args:
         media: cache key -> pixels [t·h·w, patch_dim], for media that hold none themselves.
-        share_prefix: lay rows out once whose ids, positions and media agree, at any depth; "auto": if that takes less
-            time by `planning.cost.LayoutCost`, for these samples as a whole.
+        share_prefix: lay rows out once whose ids, positions, media and routes agree, at any depth; "auto": if that
+            takes less time by `planning.cost.LayoutCost`, for these samples as a whole.
         pad_to_multiple_of: add rows that see and are seen by nothing until T is a multiple.
         loss_columns, token_columns: name -> one array per sample, or one array of all: one value per loss token ([N]),
             or per token ([sum of L, …]; shared rows must agree bit for bit).
@@ -95,6 +96,7 @@ def pack(
             name: torch.cat([x, x.new_zeros((padding, *x.shape[1:]))])
             for name, x in token_columns_of(samples, given.token_columns, forest, "pack").items()
         },
+        routed_experts=routes_in_rows(given.samples, rows, forest.num_tokens + padding),
         num_tokens=forest.num_tokens,
     )
     batch.stats = counted(batch, tokens=forest.num_tokens, padded=forest.num_tokens + padding)

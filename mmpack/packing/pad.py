@@ -17,6 +17,7 @@ from mmpack.ops.attention import plan_attention
 from mmpack.packing.batch import Batch
 from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.prepare import Prepared, common_fields, counted, prepare, row_multiple
+from mmpack.packing.replay import routes_in_rows
 from mmpack.packing.tensors import to_int32
 from mmpack.schema.sample import Sample
 
@@ -87,6 +88,7 @@ def pad(
         side=side,
         loss_mask=_loss_mask(common["loss_rows"], len(samples), width),
         token_columns=_token_columns(given, common["token_rows"], len(samples) * width),
+        routed_experts=routes_in_rows(samples, rows, len(samples) * width),
     )
     batch.stats = counted(batch, tokens=batch.input_ids.numel(), padded=batch.input_ids.numel())
     patches = np.diff(batch.patch_offsets.numpy())

@@ -14,6 +14,7 @@ from mmpack.families import FAMILIES, Family
 from mmpack.packing.batch import Batch, loss_index
 from mmpack.packing.columns import Column, given_columns, loss_columns_of, split_column
 from mmpack.packing.media import MediaTable, patch_offsets
+from mmpack.packing.replay import Alike, replay_fields
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem, packing_problems, problems_of
 from mmpack.schema.sample import Sample, as_samples
@@ -99,6 +100,7 @@ def common_fields(
         "media_occurrence": torch.tensor(occurrence, dtype=torch.int32),
         "media_order": occurrence,
         "loss_columns": loss_columns_of(samples, given.loss_columns, given.what),
+        **replay_fields(samples),
         "token_rows": torch.from_numpy(np.concatenate(sample_rows)),
         "token_counts": [len(s) for s in samples],
         "loss_counts": counts,
@@ -129,6 +131,7 @@ def _keep_valid(
     broken: list[Problem] = []
     keep: list[int] = []
     contents: dict[str, Medium] = {}
+    alike = Alike()
     for i, sample in enumerate(samples):
         family = FAMILIES.get(sample.family) if isinstance(sample.family, str) else None
         if family is None:
@@ -141,6 +144,7 @@ def _keep_valid(
         if what == "pack" and family.packing != "yes":
             message = f"is {sample.family}, which can't be packed"
             problems.append(Problem("MM401", sample.sample_id, "family", message))
+        problems += [] if problems else alike.problems(sample)
         # of a sample whose fields are not what they say, no more can be asked
         whole = not any(problem.code.startswith("MM0") for problem in problems)
         for m, medium in enumerate(sample.media if whole else ()):
@@ -151,6 +155,7 @@ def _keep_valid(
         broken += problems
         if not problems:
             keep.append(i)
+            alike.add(sample)
             contents = {medium.cache_key: medium for medium in sample.media} | contents
     if broken and on_invalid == "raise":
         raise SchemaError(broken, what)

@@ -34,13 +34,19 @@ from mmpack.parity.fields import (
 from mmpack.parity.fixes import RANK, UNKNOWN
 from mmpack.parity.join import Missing, Source, paired
 from mmpack.parity.records import RECORDS
+from mmpack.parity.replay import REPLAYED
 from mmpack.parity.report import Finding, ParityReport
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import TraceReader
 
-_REQUIRABLE = (*FIELDS, *RECORDS, *(f"media.{name}" for name in MEDIA_FIELDS + VIDEO_FIELDS))
+_REQUIRABLE = (
+    *FIELDS,
+    *REPLAYED,
+    *RECORDS,
+    *(f"media.{name}" for name in MEDIA_FIELDS + VIDEO_FIELDS),
+)
 _WHOLE = ("processor.", "sampling.")  # required as a whole: no part may be missing
-_ORDER = {name: rank for rank, name in enumerate((*FIELDS, *RECORDS))}
+_ORDER = {name: rank for rank, name in enumerate((*FIELDS, *REPLAYED, *RECORDS))}
 _ENDINGS = ("truncated", "truncated_medium", "stop_token")  # what makes another finish_reason
 _DRAWN = 20  # samples whose two sides the report keeps
 _NAMED = 256  # entries of `not_compared`; beyond that, parts of a field count as the whole field
@@ -341,7 +347,7 @@ class _Tally:
         if not self.compared:
             why["sample_id"] = ["no sample is on both sides"]
         for (name, who), count in sorted(self.lacking.items()):
-            if who == "both" and name in RECORDS and name not in require:
+            if who == "both" and name in (*RECORDS, *REPLAYED) and name not in require:
                 continue
             no = "" if who == "both" else "no "
             text = _WHY.get(who) or f"{_LACKS.get(who, who)} has {no}{name}"

@@ -16,12 +16,14 @@ from mmpack.errors import ArgumentError, check_name, check_number, check_whole, 
 from mmpack.parity.drift_axes import DriftAxis, EffectiveSize, split
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.relation import excluded, fits_temperatures, relation
+from mmpack.parity.replay import ComparedRoutes
 from mmpack.parity.report import counted, wrapped
 from mmpack.schema.sample import Sample, as_samples
 
 DRIFT_FIXES = {
     "dtype": "Run both sides in one dtype, or correct for the difference by importance sampling.",
     "stale_weights": "Send every tensor after each step, and compare checksums on both sides.",
+    "routing": "Hand the engine's routed_experts on and replay them in the trainer's forward, of every token.",
     "logprob_shift": "Take each token's logprob from the row before it: one side reads the next row, or its own.",
     "logprob_base": "Hand natural logs on: multiply logs of base 2 by ln 2, and of base 10 by ln 10.",
     "temperature": "Divide the trainer's logits by the rollout's temperature, or record raw logprobs on both sides.",
@@ -102,6 +104,7 @@ def logprob_drift(
     version: str | None = None,
     temperature: float | None = None,
     checksums: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
+    routed_experts: Sequence[np.ndarray | None] | ComparedRoutes | None = None,
     near: int = 64,
 ) -> LogprobDrift:
     """Compare `rollout_logprobs` of samples with a trainer's, token by token.
@@ -118,6 +121,9 @@ def logprob_drift(
         dtype, version: the trainer's compute dtype and weights version.
         temperature: by which the trainer divides its logits, where it does.
         checksums: of the trainer's and of the engine's tensors, by name.
+        routed_experts: the experts that the trainer took (`record_routes`), integers [L, layers, k] per sample, or None
+            for one without; or what was compared already. Where `routed_experts` of a sample differ from them, or only
+            one side has some and there is drift, the cause is `routing`.
         near: how many tokens after a medium count as close to it.
 
     Raises: ArgumentError for logprobs of unlike kinds, missing ones, other counts, or no token at all.
@@ -157,6 +163,8 @@ def logprob_drift(
         for name, value in figures.items()
     )
     causes = _evidence(samples, dtype, version, checksums)
+    if why := _routes(samples, routed_experts).evidence(drifts=not fine):
+        causes["routing"] = why
     if not fine:
         causes |= _from_numbers(samples, rolled, theirs, temperature)
     if not fine and not causes:
@@ -291,6 +299,31 @@ def _evidence(
     if stale:
         out["stale_weights"] = "; ".join(stale)
     return out
+
+
+def _routes(
+    samples: Sequence[Sample], given: Sequence[np.ndarray | None] | ComparedRoutes | None
+) -> ComparedRoutes:
+    if isinstance(given, ComparedRoutes):
+        return given
+    compared = ComparedRoutes()
+    theirs = [None] * len(samples) if given is None else given
+    for i, routes in enumerate(_per_sample("routed_experts", theirs, len(samples))):
+        compared.add(samples[i], None if routes is None else _route_column(routes, i))
+    return compared
+
+
+def _route_column(routes: Any, i: int) -> np.ndarray:
+    """Integers [L, layers, k]. Raises: ArgumentError."""
+    try:
+        array = np.asarray(routes)
+    except (TypeError, ValueError, RuntimeError):
+        array = np.zeros(0)
+    if array.ndim != 3 or array.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"logprob_drift: routed_experts[{i}] is no integers [L, layers, k]. Fix: those of record_routes, by sample"
+        )
+    return array
 
 
 def _argmax_differs(samples: Sequence[Sample], argmax_ids: Sequence[np.ndarray]) -> float | None:

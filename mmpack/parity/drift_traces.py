@@ -12,6 +12,7 @@ import numpy as np
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.parity.drift import LogprobDrift, logprob_column, logprob_drift
 from mmpack.parity.join import Matched, Source, paired
+from mmpack.parity.replay import ComparedRoutes
 from mmpack.parity.sampling import unlike_sampling
 from mmpack.schema.sample import Sample
 
@@ -58,6 +59,7 @@ def trace_drift(
     samples: list[Sample] = []
     theirs: list[np.ndarray] = []
     left_out: Counter[str] = Counter()
+    routes = ComparedRoutes()
     for item in paired(rollout, train, scored=sys.maxsize):
         if not isinstance(item, Matched):
             continue
@@ -73,6 +75,7 @@ def trace_drift(
         if why := unlike_logprobs(item.left, item.right, given):
             left_out[why] += 1
             continue
+        routes.add(item.left, item.right.routed_experts)
         samples.append(_needed(item.left))
         theirs.append(np.asarray(other, np.float64))
     carried = train_logprobs is None and all(
@@ -82,7 +85,8 @@ def trace_drift(
     if samples and carried:
         left_out[CARRIED] += len(samples)
     elif sum(map(len, theirs)):
-        return logprob_drift(samples, theirs, version=version, near=near), dict(left_out)
+        drift = logprob_drift(samples, theirs, version=version, routed_experts=routes, near=near)
+        return drift, dict(left_out)
     return None, dict(left_out)
 
 
@@ -118,5 +122,8 @@ def _needed(sample: Sample) -> Sample:
         media=[],
         processor=None,
         sampling=None,
+        kept_ids=None,
+        teachers=None,
+        routed_experts=None,
         metadata=engine,
     )

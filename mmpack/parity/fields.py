@@ -31,6 +31,7 @@ from mmpack.parity.records import (
     record_difference,
     unlike_records,
 )
+from mmpack.parity.replay import REPLAYED, lacking_replay, replay_difference, unlike_replay
 from mmpack.parity.sampling import lacking_sampling, unlike_sampling, who_lacks
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -74,7 +75,7 @@ def unlike_fields(left: Sample, right: Sample) -> list[str]:
         out.append("processor_fingerprint")
     if _unlike_sampling(left, right):
         out.append("sampling")
-    return out
+    return out + unlike_replay(left, right)
 
 
 def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
@@ -106,6 +107,7 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
             if a is None or b is None:
                 yield f"media.{name}", who_lacks(a, b)
     yield from lacking_records(left, right)
+    yield from lacking_replay(left, right)
     yield from notes(left, right)
 
 
@@ -113,6 +115,8 @@ def difference(field: str, left: Sample, right: Sample) -> Difference:
     """The first mismatched span of a field that differs."""
     if field in RECORDS:
         return record_difference(field, left, right)
+    if field in REPLAYED:
+        return replay_difference(field, left, right)
     return _FIRST[field](left, right)
 
 

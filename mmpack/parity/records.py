@@ -21,9 +21,10 @@ from mmpack.parity.differences import (
     unlike_where_shared,
 )
 from mmpack.parity.sampling import who_lacks
-from mmpack.parity.values import same_value
+from mmpack.parity.values import DECIMALS, DIGITS, same_value
 from mmpack.schema.fields import Record
 from mmpack.schema.media import Medium
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import covered
 
@@ -47,9 +48,10 @@ RECORDS: dict[str, str] = {
     "costs": _SCORES,
     "verifiers": _SCORES,
     "codec_ids": "Encode the same audio with the same codec, or hand the engine's ids on.",
+    "teachers": "Score each response by each teacher once, and hand its lists on.",
     "policy_versions": "Hand the engine's policy_versions on: importance ratios need the weights that sampled.",
 }
-OF_TOKENS = ("observation_spans", "action_spans", "region_spans", "policy_versions")
+OF_TOKENS = ("observation_spans", "action_spans", "region_spans", "policy_versions", "teachers")
 # of media, what differs without a difference in what is trained on
 MEDIA_NOTES = ("media_id", "source", "decoded_size", "mode", "exif_orientation", "file_hash")
 _UNORDERED = ("rewards", "costs", "verifiers")
@@ -123,6 +125,8 @@ def record_difference(field: str, left: Sample, right: Sample) -> Difference:
         if masks[0] != masks[1] or places is None:
             return of_list(field, *masks, operator.eq)
         return at_shared(field, a, b, places, "turn")
+    if field == "teachers":
+        return Difference(field, _taught(a, b), _taught(b, a))
     if not isinstance(a, list):
         return Difference(field, show(a), show(b))
     return of_list(field, _ordered(field, a), _ordered(field, b), _same, _shown)
@@ -134,10 +138,25 @@ def _unlike(field: str, a: Any, b: Any) -> bool:
     if field == "observation_spans":
         unlike = joined(a, "source") != joined(b, "source")
         return unlike or unlike_where_shared(a, b, "turn") is not None
+    if field == "teachers":
+        return a.keys() != b.keys() or any(not _same_lists(a[name], b[name]) for name in a)
     if not isinstance(a, list):
         return not same_value(a, b)
     a, b = _ordered(field, a), _ordered(field, b)
     return len(a) != len(b) or not all(map(_same, a, b))
+
+
+def _same_lists(a: Ragged, b: Ragged) -> bool:
+    if not np.array_equal(a.offsets, b.offsets) or not np.array_equal(a.ids, b.ids):
+        return False
+    return np.allclose(a.logprobs, b.logprobs, rtol=DIGITS, atol=DECIMALS)  # type: ignore[arg-type]
+
+
+def _taught(lists: dict[str, Ragged], other: dict[str, Ragged]) -> str:
+    """The teachers of a side that the other lacks or has otherwise."""
+    odd = [n for n in lists if n not in other or not _same_lists(lists[n], other[n])]
+    shown = (f"{name!r:.40} with {len(lists[name].ids)} logprobs" for name in odd[:2])
+    return ", ".join(shown) or "no such teacher"
 
 
 def _same(a: Record, b: Record) -> bool:

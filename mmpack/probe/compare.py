@@ -26,7 +26,7 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     """Compare records of the same samples, tokens and directions. Raises: ArgumentError for others."""
     _refuse_others(a, b)
     ours, theirs = _completed(a, b), _completed(b, a)
-    rows, first, kinds_parted = [], None, {}
+    rows, first, kinds_parted, lower = [], None, {}, 0
     last: str | None = None
     one_dtype = contract.pooled and a.about.get("dtype") == b.about.get("dtype") is not None
     seen: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # error and noise of each entry
@@ -57,6 +57,7 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
         if row.parts and first is None:
             first = _first(index, left, right, error, allowed, a.places, last, mean)
             kinds_parted = {k: v.parted for k, v in row.kinds.items()}
+            lower = _lower(*norms, error > allowed) if left.module == "logprobs" else 0
         last = left.name
     only = (
         [n for n in ours if n not in theirs],
@@ -69,7 +70,7 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
         )
     suggests = None
     if first is not None:
-        suggests = suggestion(first, kinds_parted)
+        suggests = suggestion(first, kinds_parted, lower)
     return ProbeReport(
         a.name,
         b.name,
@@ -167,6 +168,12 @@ def _held(
     if mean is None or source is None:
         return None
     return mean[0], mean[1] + contract.gain * abs(source[0])
+
+
+def _lower(a: np.ndarray, b: np.ndarray, parted: np.ndarray) -> int:
+    """How many parted logprobs are lower on one side, by their norms, if all are on the same one; else 0."""
+    signs = np.sign(a[parted] - b[parted])
+    return len(signs) if len(signs) and abs(signs.sum()) == len(signs) else 0
 
 
 def _refuse_others(a: Record, b: Record) -> None:

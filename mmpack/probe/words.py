@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mmpack.probe.report import First
 
 MEDIA = {"image", "video"}
+ONE_SIDED = 8  # logprobs that are lower on one side: by chance in 1 of 128 cases, were each as likely higher
 OF_ANGLES = "rotary angles part at plain text too: theta, scaling, or the dtype of positions"
 DROPPED_ROWS = (
     "kernel_positions: rotary angles part at media and behind them only, as where mRoPE's height and width rows are "
@@ -22,6 +23,11 @@ OF_WEIGHTS = (
 )
 OF_SUM = "what is added there, and in which order; or a hook or wrapper that changes what a part of this layer puts out"
 OF_LOGPROBS = "temperature, target or head: the hidden states agree"
+OF_SUPPORT = (
+    "truncated_support: the hidden states agree, and one side's logprobs are lower at every token that parts, as where "
+    "it takes the softmax over all ids and the other over those that top-k, top-p or min-p left (kept_ids); else a "
+    "lower temperature, where the targets are unlikely ids"
+)
 OF_ATTENTION = (
     "attention: mask, scale, heads, rotary embedding; state_leak if only samples behind others part"
 )
@@ -72,8 +78,12 @@ def stage_of(entry: Entry, after: str | None) -> str:
     return found or "the module itself: its weights, its settings or its arithmetic"
 
 
-def suggestion(first: First, parted: dict[str, int]) -> str:
-    """What is worth a look, by where and in which rows the sides part first. `parted`: rows by modality."""
+def suggestion(first: First, parted: dict[str, int], lower: int = 0) -> str:
+    """What is worth a look, by where and in which rows the sides part first.
+
+    Args: `parted`: rows by modality. `lower`: of `logprobs`, how many parted rows are lower on one and the same side;
+    0 unless all are.
+    """
     kinds = {name for name, count in parted.items() if count}
     media, plain = kinds & MEDIA, BEFORE in kinds
     if "rotary" in first.module:
@@ -81,7 +91,9 @@ def suggestion(first: First, parted: dict[str, int]) -> str:
     if first.side != IN and "residual sum" in first.stage:
         return OF_SUM
     if first.side != IN:
-        return OF_LOGPROBS if first.module == "logprobs" else OF_WEIGHTS
+        if first.module != "logprobs":
+            return OF_WEIGHTS
+        return OF_SUPPORT if lower >= ONE_SIDED else OF_LOGPROBS
     if "attention" in first.stage:
         if first.medium is not None or plain:
             return OF_ATTENTION

@@ -16,11 +16,12 @@ from mmpack.processors.build import COMPUTED, Layout, build_sample
 from mmpack.processors.conversation import after_a_turn, source_of
 from mmpack.processors.expand import expanded_ids
 from mmpack.processors.messages import parts_of
+from mmpack.processors.replay import Replay, joined_replay
 from mmpack.schema.media import Medium
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import REPLAY, Sample
 from mmpack.schema.spans import OBSERVATION_SOURCES, LossSpan, ObservationSpan
 
-_DERIVED = COMPUTED | {"attention_mask", "rollout_logprobs", "observation_spans"}
+_DERIVED = COMPUTED | {"attention_mask", "rollout_logprobs", "observation_spans", *REPLAY}
 
 
 class Observation(NamedTuple):
@@ -60,6 +61,7 @@ def append_turn(
     observation: Observation,
     response_ids: Sequence[int] | np.ndarray,
     rollout_logprobs: Sequence[float] | np.ndarray | None,
+    replay: Replay,
 ) -> Sample:
     """See `Processor.append`."""
     if not isinstance(sample, Sample):
@@ -97,6 +99,7 @@ def append_turn(
     if len(response):
         kept["finish_reason"] = None
     kept["rollout_logprobs"] = _joined_logprobs(sample, rollout_logprobs, len(response))
+    kept |= joined_replay(sample, replay, len(response), stop)
     ids = np.concatenate([sample.input_ids, observed, response])
     return build_sample(processor, ids, before + items, spans, **kept)
 

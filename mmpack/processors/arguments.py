@@ -135,6 +135,24 @@ def check_fields(fields: dict[str, Any]) -> None:
             raise ArgumentError(str(error)) from None
 
 
+def check_lengths(fields: dict[str, Any], count: int, length: int) -> None:
+    """Raise ArgumentError for lists that aren't one per loss token (`count`), or routes not of `length` ids."""
+    lists = {"kept_ids": fields.get("kept_ids")} | {
+        f"teachers[{name!r:.40}]": x for name, x in (fields.get("teachers") or {}).items()
+    }
+    for name, own in lists.items():
+        if own is not None and len(own) != count:
+            raise ArgumentError(
+                f"processor: {name} has {len(own)} lists, expected {count}. Fix: one list for each sampled token"
+            )
+    routes = fields.get("routed_experts")
+    if routes is not None and len(routes) != length:
+        raise ArgumentError(
+            f"processor: routed_experts has the routes of {len(routes)} tokens, there are {length}. "
+            "Fix: one row per token, pictures expanded; that of the last may hold anything"
+        )
+
+
 def items_of(given: Any, name: str) -> list[Any]:
     """A list of media; none for None. Raises: ArgumentError for a single one."""
     return [] if given is None else _items(given, name, "media", f"Fix: {name}=[…]")

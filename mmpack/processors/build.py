@@ -13,7 +13,7 @@ from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.mrope import grids_of_media, mrope_positions
 from mmpack.layout.occurrences import context_ids, spans_from_runs
 from mmpack.layout.runs import Runs, placeholder_runs
-from mmpack.processors.arguments import as_logprobs, check_fields
+from mmpack.processors.arguments import as_logprobs, check_fields, check_lengths
 from mmpack.processors.settings import text_hash
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
@@ -78,6 +78,7 @@ def build_sample(
     )
     distinct, spans = spans_from_runs(runs, media, family, "processor")
     logprobs = fields.pop("rollout_logprobs", None)
+    check_lengths(fields, int(policy.sum()), len(ids))
     metadata = dict(fields.pop("metadata", None) or {})
     if policy.any():
         metadata[RESPONSE_TEXT_KEY] = text_hash(processor.tokenizer.decode(ids[policy].tolist()))

@@ -29,6 +29,7 @@ from mmpack.processors.images import path_below, rgb_pixels
 from mmpack.processors.kinds import HEAD, is_picture, kind_of_file, kind_of_item
 from mmpack.processors.messages import media_of, parts_of, plain_parts
 from mmpack.processors.pixels import PIXELS, process
+from mmpack.processors.replay import Replay
 from mmpack.processors.resolve import (
     check_settings,
     family_of,
@@ -44,6 +45,7 @@ from mmpack.processors.settings import (
 )
 from mmpack.processors.videos import Clip, VideoReader
 from mmpack.schema.media import Medium
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan, covered
 from mmpack.video.cache import FrameCache
@@ -351,6 +353,9 @@ class Processor:
         response_ids: Sequence[int] | np.ndarray = (),
         rollout_logprobs: Sequence[float] | np.ndarray | None = None,
         template_kwargs: dict[str, Any] | None = None,
+        kept_ids: Ragged | None = None,
+        teachers: dict[str, Ragged] | None = None,
+        routed_experts: np.ndarray | None = None,
     ) -> Sample:
         """One more turn: what the environment said (with its pictures), then what the policy answered.
 
@@ -360,7 +365,8 @@ class Processor:
         the end of turn if the answer lacks it; `media` and `template_kwargs` as in `__call__`.
         `source`: `tool`, `environment`, `screenshot` or `user`; by default `tool`, of messages their role's.
         `rollout_logprobs` are of `response_ids`; they are kept if every turn has them. `finish_reason` was the last
-        turn's: a new response drops it.
+        turn's: a new response drops it. `kept_ids` and `teachers` have a list per response id; `routed_experts` are of
+        all tokens, those of the sample included, and must agree with it.
         Raises: ArgumentError, LayoutError.
         """
         return append_turn(
@@ -369,6 +375,7 @@ class Processor:
             Observation(observation_ids, messages, media, expanded, source, template_kwargs),
             response_ids,
             rollout_logprobs,
+            Replay(kept_ids, teachers, routed_experts),
         )
 
     def encoded(self, text: str, items: Sequence[Medium]) -> np.ndarray:

@@ -41,6 +41,16 @@ RULES: dict[str, Rule] = {
             "record codec ids in codec_ids, for parity; for continuous audio see docs/rfc/continuous-latent.md",
         ),
         Rule(
+            "MM012",
+            "a field of schema version 2 in a sample of version 1",
+            "set schema_version to '2', or leave the field out",
+        ),
+        Rule(
+            "MM013",
+            "offsets that do not fit their lists",
+            "n + 1 offsets, from 0 up to the number of ids; Ragged.of makes them",
+        ),
+        Rule(
             "MM101", "image tokens do not match the grid", "expand one placeholder per merged patch"
         ),
         Rule(
@@ -159,6 +169,36 @@ RULES: dict[str, Rule] = {
             "record ids [levels, frames] and the size of each level's codebook",
         ),
         Rule("MM323", "a frame rate that is not above 0", "record the codec's frames per second"),
+        Rule(
+            "MM331",
+            "ragged lists and loss tokens differ in number",
+            "record one list per loss token, in the order of the loss spans",
+        ),
+        Rule(
+            "MM332",
+            "an id of a list beyond the vocabulary",
+            "use the tokenizer of the policy: a teacher's ids must be the policy's",
+        ),
+        Rule(
+            "MM333",
+            "a sampled token that its kept ids lack",
+            "record what top-k, top-p and min-p left in the step that sampled the token",
+        ),
+        Rule(
+            "MM334",
+            "ids of a list that do not ascend",
+            "sort each list and drop repeats; Ragged.of sorts",
+        ),
+        Rule(
+            "MM335",
+            "a teacher's probabilities are above 1",
+            "record natural logs of the full softmax, not logits",
+        ),
+        Rule(
+            "MM336",
+            "an expert twice among the routes of a token",
+            "record the ids of the experts, not their weights or ranks",
+        ),
         Rule("MM401", "family can't be packed", "train it unpacked; layout and parity still work"),
         Rule(
             "MM402", "shared rows with unlike token columns", "pass equal columns, or don't share"
@@ -175,6 +215,11 @@ RULES: dict[str, Rule] = {
             "MM407",
             "a sample with codec ids can't be planned or packed",
             "compare it by parity; to train its text without its audio, set codec_ids to None",
+        ),
+        Rule(
+            "MM408",
+            "samples of one pack differ in what is to be replayed",
+            "record it for all of them, pack them separately, or set it to None on all",
         ),
     )
 }

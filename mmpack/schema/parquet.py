@@ -23,9 +23,19 @@ from mmpack.schema.error_text import shown, trace_error
 from mmpack.schema.fields import Records
 from mmpack.schema.jsonl import dump_json, parse_json
 from mmpack.schema.parquet_bounds import bounded, texts_of
+from mmpack.schema.parquet_lists import (
+    arrays_to_arrow,
+    ragged_to_arrow,
+    read_arrays,
+    read_ragged,
+    read_teachers,
+    teachers_to_arrow,
+)
 from mmpack.schema.parquet_pages import read_row_groups
 from mmpack.schema.parquet_same import Same, Stamp, no_columns, same_columns, stamp
-from mmpack.schema.sample import Sample
+from mmpack.schema.ragged import RaggedSpec, TeachersSpec
+from mmpack.schema.routes import RoutesSpec
+from mmpack.schema.sample import REPLAY, Sample
 from mmpack.schema.specs import Array, Json, Spec
 
 GROUP_BYTES, GROUP_ROWS = 16 * 2**20, 1024  # of a row group that is written, in required columns
@@ -34,6 +44,7 @@ BATCH_BYTES = 8 * 2**20  # of rows that are decoded at a time, levels included
 BLOCK_BYTES = 4 * BATCH_BYTES  # of rows that are compared at a time
 TEXT_BYTES = 8 * 2**20  # of texts that are held at a time
 BUFFER_BYTES = 2**20
+AS_TEXT = (Json, Records, RoutesSpec)  # JSON text columns
 
 
 @dataclass(frozen=True)
@@ -127,11 +138,16 @@ def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[
         yield from block.records()
 
 
-def write_parquet(file: IO[bytes], records: Iterable[dict[str, Any]]) -> None:
-    """Write `records` to `file`, in row groups, see `_row_groups`."""
+def write_parquet(
+    file: IO[bytes], records: Iterable[dict[str, Any]], schema_version: str | None = None
+) -> None:
+    """Write `records` to `file`, in row groups, see `_row_groups`. `schema_version`: of all records, if it is one."""
     pyarrow = require("pyarrow", "parquet", "write_trace of a .parquet file")
     parquet = require("pyarrow.parquet", "parquet", "write_trace of a .parquet file")
-    schema = pyarrow.schema([(n, _arrow_type(c.spec, pyarrow)) for n, c in _columns()])
+    absent = REPLAY if schema_version == "1" else ()
+    schema = pyarrow.schema(
+        [(n, _arrow_type(c.spec, pyarrow)) for n, c in _columns() if n not in absent]
+    )
     with parquet.ParquetWriter(
         file, schema, compression="zstd", write_page_checksum=True, store_schema=False
     ) as writer:
@@ -261,13 +277,21 @@ def _decoded(column: Any, pyarrow: ModuleType) -> Any:
 
 
 def _records(block: Block) -> Iterator[dict[str, Any]]:
+    pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
     specs = Sample.columns()
     columns: dict[str, list[Any]] = {}
+    old = [version == "1" for version in block.values("schema_version")]
     for name, column in block.columns.items():
-        if name in specs and isinstance(specs[name].spec, Array):
-            columns[name] = _arrays(column, name, block.path, block.first)
+        spec = specs[name].spec if name in specs else None
+        if name in REPLAY and any(old):  # unknown to version 1
+            values = column.to_pylist()
+            if not all(old):
+                rows = pyarrow.array([None if o else i for i, o in enumerate(old)], pyarrow.int64())
+                known = _values(column.take(rows), name, spec, block)
+                values = [v if o else k for v, k, o in zip(values, known, old, strict=True)]
+            columns[name] = values
         else:
-            columns[name] = column.to_pylist()
+            columns[name] = _values(column, name, spec, block)
     for i in range(block.rows):
         row = ((name, values[i]) for name, values in columns.items())
         yield {  # arrays are copied: one must not keep its whole batch alive
@@ -277,72 +301,35 @@ def _records(block: Block) -> Iterator[dict[str, Any]]:
         }
 
 
-def _arrays(column: Any, name: str, path: str, first: int) -> list[np.ndarray | None]:
-    """The rows of a list column as views into it; of a list of lists, as 2-D ones."""
-    pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
-    where, types = f"{path}: {name}", pyarrow.types
-    values, bounds = _flat(column, where, pyarrow)
-    inner = None
-    if types.is_nested(values.type):
-        _refuse_nulls(values, [bounds], f"{path}: record", name, first)
-        values, inner = _flat(values, where, pyarrow)
-    if not (types.is_integer(values.type) or types.is_floating(values.type)):
-        raise trace_error(where, f"is a column of {column.type}, expected lists of numbers")
-    _refuse_nulls(
-        values, [bounds] if inner is None else [inner, bounds], f"{path}: record", name, first
-    )
-    flat = values.to_numpy(zero_copy_only=True)
-    out: list[np.ndarray | None] = []
-    present = column.is_valid().to_numpy(zero_copy_only=False).tolist()
-    for i, (start, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-        if not present[i]:
-            out.append(None)
-        elif inner is None:
-            out.append(flat[start:stop])
-        else:
-            widths = np.diff(inner[start : stop + 1])
-            if (widths != widths[:1]).any():
-                raise trace_error(
-                    f"{path}: record {first + i}.{name}", "has rows of unlike length", "MM008"
-                )
-            row = flat[inner[start] : inner[stop]]
-            out.append(row.reshape(len(widths), -1 if len(row) else 0))
-    return out
-
-
-def _flat(column: Any, where: str, pyarrow: ModuleType) -> tuple[Any, np.ndarray]:
-    """A list array's values and its offsets into them; of a slice, only those of the slice."""
-    if pyarrow.types.is_fixed_size_list(column.type):
-        column = column.cast(pyarrow.list_(column.type.value_type))
-    if not (pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type)):
-        raise trace_error(where, f"is a column of {column.type}, expected lists of numbers")
-    bounds = column.offsets.to_numpy(zero_copy_only=True)
-    start, stop = int(bounds[0]), int(bounds[-1])
-    return column.values.slice(start, stop - start), bounds - start
-
-
-def _refuse_nulls(values: Any, levels: list[np.ndarray], where: str, name: str, first: int) -> None:
-    if values.null_count:
-        at = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-        for offsets in levels:
-            at = int(np.searchsorted(offsets, at, "right")) - 1
-        raise trace_error(f"{where} {first + at}.{name}", "has a null among its values")
+def _values(column: Any, name: str, spec: Spec | None, block: Block) -> list[Any]:
+    """A column as `Sample.from_dict` takes it. Raises TraceError."""
+    if isinstance(spec, Array):
+        return read_arrays(column, name, block.path, block.first)
+    if isinstance(spec, RaggedSpec):
+        return read_ragged(column, name, block.path, block.first)
+    if isinstance(spec, TeachersSpec):
+        return read_teachers(column, name, block.path, block.first)
+    return column.to_pylist()  # type: ignore[no-any-return]
 
 
 def _check_size(record: dict[str, Any], limit: int, where: str) -> None:
-    size = sum(
-        v.nbytes if isinstance(v, np.ndarray) else len(v)
-        for v in record.values()
-        if isinstance(v, (np.ndarray, str))
-    )
+    size = sum(map(_size, record.values()))
     if size > limit:
         raise trace_error(where, f"is larger than {limit} bytes", "MM010")
+
+
+def _size(value: Any) -> int:
+    """Bytes of arrays and texts."""
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return len(value) if isinstance(value, str) else int(getattr(value, "nbytes", 0))
 
 
 def _parsed(record: dict[str, Any], max_record_bytes: int, where: str) -> dict[str, Any]:
     """The record with its JSON text columns parsed."""
     for name, column in _columns():
-        if name in record and isinstance(column.spec, (Json, Records)):
+        old = name in REPLAY and record.get("schema_version") == "1"
+        if name in record and isinstance(column.spec, AS_TEXT) and not old:
             record[name] = parse_text(record[name], max_record_bytes, f"{where}.{name}")
     return record
 
@@ -369,10 +356,10 @@ def _row_groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, An
         for name, column in _columns():
             if name not in record:
                 continue
-            if isinstance(column.spec, (Json, Records)):
+            if isinstance(column.spec, AS_TEXT):
                 record[name] = dump_json(record[name])
             value = record[name]
-            size = value.nbytes if isinstance(value, np.ndarray) else len(str(value))
+            size = _size(value) or len(str(value))
             total += size
             required += size if column.required else 0
         rows.append(record)
@@ -390,28 +377,18 @@ def _arrow_type(spec: Spec, pyarrow: ModuleType) -> Any:
 
 def _to_arrow(name: str, values: list[Any], pyarrow: ModuleType) -> Any:
     spec = Sample.columns()[name].spec
-    kind = _arrow_type(spec, pyarrow)
-    if not isinstance(spec, Array):
-        try:
-            return pyarrow.array(values, kind)
-        except UnicodeEncodeError:
-            bad = next(v for v in values if isinstance(v, str) and not _is_utf8(v))
-            why = f"{shown(bad)} has half a surrogate pair, Parquet can't hold it"
-            raise trace_error(f"write_trace: {name}", why) from None
-    missing = pyarrow.array([v is None for v in values])
-    rows = [
-        np.zeros((0,) * (1 if spec.rows is None else 2), spec.dtype) if v is None else v
-        for v in values
-    ]
-    flat = pyarrow.array(np.concatenate([row.reshape(-1) for row in rows]).astype(spec.dtype))
-    if spec.rows is not None:
-        widths = [row.shape[1] for row in rows for _ in range(row.shape[0])]
-        flat = pyarrow.ListArray.from_arrays(_offsets(widths), flat)
-    return pyarrow.ListArray.from_arrays(_offsets([len(r) for r in rows]), flat, mask=missing)
-
-
-def _offsets(lengths: list[int]) -> np.ndarray:
-    return np.cumsum([0, *lengths], dtype=np.int32)
+    if isinstance(spec, Array):
+        return arrays_to_arrow(values, spec, pyarrow)
+    if isinstance(spec, RaggedSpec):
+        return ragged_to_arrow(values, pyarrow)
+    if isinstance(spec, TeachersSpec):
+        return teachers_to_arrow(values, pyarrow)
+    try:
+        return pyarrow.array(values, _arrow_type(spec, pyarrow))
+    except UnicodeEncodeError:
+        bad = next(v for v in values if isinstance(v, str) and not _is_utf8(v))
+        why = f"{shown(bad)} has half a surrogate pair, Parquet can't hold it"
+        raise trace_error(f"write_trace: {name}", why) from None
 
 
 def _is_utf8(text: str) -> bool:

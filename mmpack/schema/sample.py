@@ -17,6 +17,9 @@ from mmpack.schema.codec import CodecIds
 from mmpack.schema.error_text import safe_repr, shown, trace_error
 from mmpack.schema.fields import Record, Records, column, keep_unknown
 from mmpack.schema.media import Medium
+from mmpack.schema.plain_json import check_json
+from mmpack.schema.ragged import Ragged, RaggedSpec, TeachersSpec
+from mmpack.schema.routes import RoutesSpec
 from mmpack.schema.spans import (
     ActionSpan,
     BboxTarget,
@@ -31,7 +34,10 @@ from mmpack.schema.spans import (
 )
 from mmpack.schema.specs import Array, Int, Ints, Json, Str
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
+VERSIONS = ("1", "2")  # that are read and written
+# what the engine did, to be replayed: fields that version 1 does not have
+REPLAY = ("kept_ids", "teachers", "routed_experts")
 # in `metadata`: sha256:<64 hex> of the decoded loss tokens (special tokens kept), all loss spans at once
 RESPONSE_TEXT_KEY = "response_text_sha256"
 COORDINATE_SYSTEMS = ("absolute_pixels", "normalized_1", "normalized_1000")
@@ -39,7 +45,7 @@ FINISH_REASONS = ("stop", "length", "tool", "abort")
 
 
 class Version(Str):
-    """The version of the schema that this mmpack reads."""
+    """A version of the schema that this mmpack reads."""
 
     def read(self, value: Any, where: str) -> str:
         if not (isinstance(value, str) and value in self.choices):
@@ -55,8 +61,8 @@ class Sample(Record):
     """What a rollout engine returned and a trainer must see.
 
     Arrays are numpy: `input_ids` int64 [L], `position_ids` int64 [rows, L], `attention_mask`
-    int8 [L], `rollout_logprobs` float32 [n]. An optional field is None where the producer
-    recorded nothing.
+    int8 [L], `rollout_logprobs` float32 [n], `routed_experts` uint8 or uint16 [L, layers, k]. `kept_ids` and each of
+    `teachers` hold a list per loss token. An optional field is None where the producer recorded nothing.
 
     Example:
         >>> import numpy as np, mmpack as mp
@@ -81,9 +87,7 @@ class Sample(Record):
         Records(ModalitySpan), "placeholders, sorted, disjoint; all else is text"
     )
     loss_spans: list[LossSpan] = column(Records(LossSpan), "tokens of the loss, sorted, disjoint")
-    schema_version: str = column(
-        Version((SCHEMA_VERSION,)), "version of this schema", SCHEMA_VERSION
-    )
+    schema_version: str = column(Version(VERSIONS), "version of this schema", SCHEMA_VERSION)
     position_ids: np.ndarray | None = column(
         Array("int64", rows=0, low=None), "as the producer used them; rows t, h, w", None
     )
@@ -130,6 +134,15 @@ class Sample(Record):
     codec_ids: list[CodecIds] | None = column(
         Records(CodecIds), "audio as ids of its codec: compared by parity, never packed", None
     )
+    kept_ids: Ragged | None = column(
+        RaggedSpec(), "per loss token, the ids that top-k, top-p and min-p left", None
+    )
+    teachers: dict[str, Ragged] | None = column(
+        TeachersSpec(), "per teacher and loss token, its top ids and their logprobs", None
+    )
+    routed_experts: np.ndarray | None = column(
+        RoutesSpec(), "experts that the engine took, per token and layer [L, layers, k]", None
+    )
     metadata: dict[str, Any] = column(
         Json(), "anything else, carried through untouched", factory=dict
     )
@@ -145,12 +158,20 @@ class Sample(Record):
             version = value.get("schema_version")
             if version is None:
                 raise trace_error(f"{where}.schema_version", "is missing", "MM004")
-            cls.columns()["schema_version"].spec.read(version, f"{where}.schema_version")
+            version = cls.columns()["schema_version"].spec.read(version, f"{where}.schema_version")
+            if version == "1" and any(value.get(name) is not None for name in REPLAY):
+                value = _of_version_1(value, where)
         sample: Sample = super().from_dict(value, where)
         for fault in shape_faults(sample, f"{where}."):
             raise fault
         _unpad(sample)
         return sample
+
+    def to_dict(self, numpy: bool = False) -> dict[str, Any]:
+        """As `Record.to_dict`. Raises: TraceError (MM012) for a sample of version 1 with a field of version 2."""
+        for fault in version_faults(self, "Sample."):
+            raise fault
+        return super().to_dict(numpy)
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -199,9 +220,22 @@ def vocabulary_size(processor: dict[str, Any] | None) -> int | None:
     return size if type(size) is int and size > 0 else None
 
 
+def version_faults(sample: Sample, prefix: str = "") -> Iterator[TraceError]:
+    """Fields of version 2 in a sample of version 1 (MM012), where they would be read as unknown ones."""
+    if sample.schema_version == "1":
+        for name in REPLAY:
+            if getattr(sample, name) is not None:
+                yield trace_error(f"{prefix}{name}", "is a field of version 2", "MM012")
+
+
 def shape_faults(sample: Sample, prefix: str = "") -> Iterator[TraceError]:
     """Arrays that don't have the length of `input_ids`, or one row for each of the family's positions (MM008)."""
+    yield from version_faults(sample, prefix)
     length = len(sample)
+    routes = sample.routed_experts
+    if routes is not None and len(routes) != length:
+        why = f"has the routes of {len(routes)} tokens, there are {length}"
+        yield trace_error(f"{prefix}routed_experts", why, "MM008")
     shapes = {
         "position_ids": (FAMILIES[sample.family].position_rows, length),
         "attention_mask": (length,),
@@ -236,6 +270,18 @@ def concatenated_ranges(spans: list[tuple[int, int]]) -> np.ndarray:
     return np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in spans])
 
 
+def _of_version_1(value: dict[str, Any], where: str) -> dict[str, Any]:
+    """The record without the fields that version 1 does not have: unknown there, they are kept in `metadata`."""
+    unknown = {name: value[name] for name in REPLAY if value.get(name) is not None}
+    for name, item in unknown.items():
+        check_json(item, f"{where}.{name}")
+    known = {name: item for name, item in value.items() if name not in unknown}
+    metadata = known.get("metadata")
+    if isinstance(metadata, dict | None):  # else the spec refuses it
+        known["metadata"] = keep_unknown(metadata or {}, unknown)
+    return known
+
+
 def _unpad(sample: Sample) -> None:
     """Cut off the padding that `attention_mask` shows. Holes within stay: a rule names them."""
     mask = sample.attention_mask
@@ -250,3 +296,5 @@ def _unpad(sample: Sample) -> None:
     sample.attention_mask = mask[start:stop].copy()
     if sample.position_ids is not None:
         sample.position_ids = np.ascontiguousarray(sample.position_ids[:, start:stop])
+    if sample.routed_experts is not None:
+        sample.routed_experts = sample.routed_experts[start:stop].copy()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from mmpack.files import replaced
 from mmpack.schema.error_text import escaped, trace_error
 from mmpack.schema.jsonl import read_jsonl, write_jsonl
 from mmpack.schema.parquet import Block, read_blocks, read_parquet, write_parquet
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import VERSIONS, Sample, version_faults
 
 MAX_RECORD_BYTES = 32 * 2**20
 LONG_ID = 64  # characters
@@ -64,20 +65,27 @@ def read_trace(
     return TraceReader(source, media, max_record_bytes)
 
 
-def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
+def write_trace(
+    path: str | os.PathLike[str], samples: Iterable[Sample], schema_version: str | None = None
+) -> int:
     """Write `samples` as a trace and return how many: a failure leaves the old file or none.
 
     Links are followed, the mode of an old file is kept, and what a killed writer left is removed.
     The format follows from the name: .jsonl, .jsonl.zst or .parquet. Equal samples give equal
     bytes. Samples may come from a generator, also one that reads `path`, and are checked as
-    `read_trace` would. Raises TraceError (with the sample's number from 0, the field and a code),
-    ArgumentError for what is not a sample.
+    `read_trace` would. `schema_version`: write all samples as this version; None keeps each sample's own. Version 1
+    has none of `kept_ids`, `teachers` and `routed_experts`: a sample with one is refused (MM012). Raises TraceError
+    (with the sample's number from 0, the field and a code), ArgumentError for what is not a sample.
     """
     target = _path_of(path, "write_trace")
     kind = _format_of(target)
     if isinstance(samples, Sample) or not isinstance(samples, Iterable):
         raise ArgumentError(
             f"write_trace: samples is {type(samples).__name__}, expected Samples. Fix: pass [sample]"
+        )
+    if schema_version is not None and schema_version not in VERSIONS:
+        raise ArgumentError(
+            f"write_trace: schema_version is {schema_version!r:.60}. Fix: use '1' or '2', or leave it out"
         )
     count = 0
 
@@ -88,6 +96,10 @@ def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
             where = f"write_trace: samples[{count}]"
             if not isinstance(sample, Sample):
                 raise ArgumentError(f"{where} is a {type(sample).__name__}. Fix: pass Samples")
+            if schema_version is not None and sample.schema_version != schema_version:
+                sample = replace(sample, schema_version=schema_version)
+            for fault in version_faults(sample, f"{where}."):
+                raise fault
             checked = Sample.from_dict(sample.to_dict(numpy=True), where)
             seen.add(checked.sample_id, where)
             count += 1
@@ -95,7 +107,7 @@ def write_trace(path: str | os.PathLike[str], samples: Iterable[Sample]) -> int:
 
     with replaced(target, "write_trace", TraceError) as file:
         if kind == ".parquet":
-            write_parquet(file, records())
+            write_parquet(file, records(), schema_version)
         else:
             write_jsonl(file, records(), zstd=kind == ".jsonl.zst")
     return count

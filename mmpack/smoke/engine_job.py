@@ -1,7 +1,8 @@
 """`mmpack smoke --engine vllm`: the step with a real engine as the rollout and transformers, packed, as the trainer.
 
-Beside the step's own checks: drift of the engine's raw logprobs, new weights in the running engine, and one row for
-each way to run it (prefix cache, media cache, chunked prefill, one or many in a batch). A video is among the prompts.
+Beside the step's own checks: drift of the engine's raw logprobs, new weights in the running engine, one row for each
+way to run it (prefix cache, media cache, chunked prefill, one or many in a batch), and the ratio over the ids that an
+engine of processed logprobs kept. A video is among the prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mmpack.parity.drift import LogprobDrift, logprob_drift
 from mmpack.processors.wrap import Processor
 from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.exercise import Exercise
-from mmpack.smoke.job import Job
+from mmpack.smoke.job import FILTERS, SHORT, Job
 from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.tiny_models import tiny_model
 
@@ -71,6 +72,24 @@ class EngineJob(Job):
             self.check_after_step()
         if self.report.ok:
             self.compare_settings()
+        if self.report.ok:
+            self.restart(None, caching=True, media=True, kept_ids=True)
+            super().check_kept_ids()
+
+    def check_kept_ids(self) -> None:
+        """Not in the midst of the step: it takes an engine of its own, whose logprobs are processed."""
+
+    def roll_filtered(
+        self, messages: list[Any], exercises: list[Exercise], temperature: float
+    ) -> list[mp.Sample]:
+        return self.engine.rollout(
+            messages,
+            [p.exercise_id for p in exercises],
+            n=self.options.n,
+            max_new_tokens=min(SHORT, self.options.max_new_tokens),
+            temperature=temperature,
+            **FILTERS,
+        )
 
     # -- model, processor, engine: of one checkpoint ------------------------------------------------------------------
 
@@ -135,6 +154,7 @@ class EngineJob(Job):
             dtype=dtype,
             version=self.version,
             checksums=self.checksums(),
+            routed_experts=[s.routed_experts for s in train],  # replayed
         )
 
     @torch.no_grad()
@@ -206,12 +226,14 @@ class EngineJob(Job):
         worst = max(row["max_abs"] for row in rows)
         self.report.check("engine settings", fine, f"{len(rows)} rows, largest {worst:.1e}")
 
-    def restart(self, chunk: int | None, caching: bool, media: bool) -> None:
+    def restart(self, chunk: int | None, caching: bool, media: bool, **more: Any) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
             self.hf_processor.save_pretrained(folder)
             self.engine.close()
-            settings = {"prefix_caching": caching} | ({} if media else {"media_cache_gb": 0})
+            settings = {"prefix_caching": caching, **more} | (
+                {} if media else {"media_cache_gb": 0}
+            )
             self.engine = self.start_engine(folder, chunked_prefill=chunk, **settings)
         self.engine.load_weights(self.model.state_dict(), self.version)
 
@@ -243,11 +265,6 @@ class EngineJob(Job):
             "seconds": took,
             **self.drift(rollouts, train).to_dict(),
         }
-
-    def as_train(self, rolled: mp.Sample) -> mp.Sample:
-        p = next(i for i, q in enumerate(self.exercises) if q.exercise_id == rolled.group_id)
-        response = rolled.input_ids[rolled.loss_indices]
-        return self.processor(self.messages[p], response, sample_id=rolled.sample_id)
 
 
 def shown(row: dict[str, Any]) -> list[str]:

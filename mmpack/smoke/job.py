@@ -6,6 +6,7 @@
     train     the trainer's side of the same samples, from the same ids -> train.jsonl
     parity    both sides are compared before any number is
     logprobs  of the sampled tokens only: packed, with shared prompts, padded; each against the engine's
+    kept ids  two problems once more, sampled with top-p and top-k: ratios over what these left, and over all ids
     loss      advantages over the whole batch, GRPO by micro-batches, AdamW
 """
 
@@ -45,6 +46,9 @@ CLIP_PIXELS = 16 * 28 * 28  # of a frame; Qwen3-VL bounds all frames together
 CLIP_FRAMES = 12
 FPS = 2.0  # frames taken per second
 MICRO_BATCH = 4096  # packed rows
+# What kept ids are shown with; a tiny random model is so flat that only a tenth of the temperature leaves few of them.
+FILTERS: dict[str, Any] = {"top_p": 0.8, "top_k": 1024}
+FLAT, SHORT = 0.1, 8
 LAYOUTS = ("packed", "shared_prefix", "padded_left", "padded_right")
 
 
@@ -82,6 +86,7 @@ class Job:
         if not self.report.ok:
             return
         self.check_logprobs()
+        self.check_kept_ids()
         self.check_loss_mask()
         self.check_advantages()
         self.check_micro_batches()
@@ -171,6 +176,7 @@ class Job:
             sample_id=rolled.sample_id,
             group_id=rolled.group_id,
             rollout_logprobs=rolled.rollout_logprobs if same_ids else None,
+            kept_ids=rolled.kept_ids if same_ids else None,
             sampling=rolled.sampling,
             finish_reason=rolled.finish_reason,
             rewards=self.score(self.exercises[b // self.options.n], response),
@@ -269,6 +275,61 @@ class Job:
     def budget(self) -> int:
         return max(MICRO_BATCH, max(len(s) for s in self.train))
 
+    # -- kept ids: the policy has not changed, so ratios are 1 over the ids that it was sampled from -------------------
+
+    def check_kept_ids(self) -> None:
+        temperature = self.options.temperature if self.options.model else FLAT
+        rollouts = self.roll_filtered(self.messages[:2], self.exercises[:2], temperature)
+        batch = mp.pack([self.as_train(s) for s in rollouts], share_prefix=True)
+        rolled, lists = batch.loss_columns["rollout_logprobs"], batch.kept_ids
+        assert lists is not None
+        with torch.no_grad(), attach(self.model):
+            kept = packed_logprobs(self.model, batch, temperature)
+            whole = packed_logprobs(self.model, batch, temperature, kept_ids=False)
+        worst = (kept - rolled).abs().max().item()
+        ratio, other = ((x - rolled).exp().mean().item() for x in (kept, whole))
+        count = len(lists.ids) / len(lists)
+        self.report.values["kept_ids"] = {
+            "max_abs_diff": worst,
+            "ratio": ratio,
+            "ratio_over_all_ids": other,
+            "ids_per_token": count,
+        }
+        self.report.check(
+            "kept ids",
+            worst <= self.bound,
+            f"mean ratio {ratio:.3f} over the {count:.1f} ids per token that top-p and top-k left, "
+            f"{other:.3f} over all ids",
+        )
+
+    def roll_filtered(
+        self, messages: list[Any], exercises: list[Exercise], temperature: float
+    ) -> list[mp.Sample]:
+        return rollout(
+            self.model,
+            self.hf_processor,
+            messages,
+            [p.exercise_id for p in exercises],
+            n=self.options.n,
+            max_new_tokens=min(SHORT, self.options.max_new_tokens),
+            temperature=temperature,
+            video_settings=self.sampling,
+            **FILTERS,
+        )
+
+    def as_train(self, rolled: mp.Sample) -> mp.Sample:
+        """The trainer's side of a rollout of any of the exercises."""
+        p = next(i for i, q in enumerate(self.exercises) if q.exercise_id == rolled.group_id)
+        return self.processor(
+            self.messages[p],
+            rolled.input_ids[rolled.loss_indices],
+            sample_id=rolled.sample_id,
+            group_id=rolled.group_id,
+            rollout_logprobs=rolled.rollout_logprobs,
+            kept_ids=rolled.kept_ids,
+            sampling=rolled.sampling,
+        )
+
     # -- loss mask: nothing outside the loss rows is read -------------------------------------------------------------
 
     def set_advantages(self) -> None:
@@ -305,7 +366,11 @@ class Job:
 
     def loss_from_logits(self, logits: torch.Tensor, batch: Any, members: list[int]) -> Any:
         lp: Any = mp.selected_logprobs(
-            logits, batch.loss_targets, batch.loss_rows, temperature=self.temperature
+            logits,
+            batch.loss_targets,
+            batch.loss_rows,
+            temperature=self.temperature,
+            support=batch.kept_ids,
         )
         return mp.policy_loss(lp, self.advantages[members], batch.cu_loss).loss
 

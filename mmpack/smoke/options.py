@@ -34,7 +34,7 @@ class SmokeOptions:
     seed: int = option(0, "Seed of weights, sampling and order.", min=0)
     max_new_tokens: int = option(24, "Longest response, in tokens.", min=1)
     temperature: float = option(1.0, "Of the sampler.", min=0.01)
-    top_p: float = option(1.0, "Of the engine's sampler.", min=0.01, max=1.0)
+    top_p: float = option(1.0, "Of vLLM's sampler.", min=0.01, max=1.0)
     limit: int | None = option(None, "Use only the first problems.", min=1)
     workdir: Path | None = option(
         None,

@@ -48,8 +48,8 @@ def _check(options: SmokeOptions) -> None:
     generates = options.engine == "transformers"
     if generates and options.top_p != 1.0:
         raise ArgumentError(
-            "smoke: with --top-p the scores of generate are of a distribution that was cut. "
-            "Fix: --engine vllm, whose logprobs are raw"
+            "smoke: --top-p is of vLLM's sampler; with generate the line `kept ids` samples with top-p by itself. "
+            "Fix: --engine vllm, or leave it out"
         )
     if options.video and (options.data is not None or options.learn):
         raise ArgumentError("smoke: clips are drawn, and not learned. Fix: drop --data and --learn")

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.errors import ArgumentError
 from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import medium_key, occurrences
+from mmpack.schema.routes import rows_read
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import covered
 from mmpack.schema.turns import span_turns
@@ -122,9 +124,16 @@ def _reindexed(items: list[Any], index: dict[int, int]) -> list[Any]:
 
 
 def _cut_columns(sample: Sample, out: Sample, start: int, stop: int) -> None:
+    scored = sample.loss_indices
+    kept = (scored < start) | (scored >= stop)
     if sample.rollout_logprobs is not None:
-        scored = sample.loss_indices
-        out.rollout_logprobs = sample.rollout_logprobs[(scored < start) | (scored >= stop)]
+        out.rollout_logprobs = sample.rollout_logprobs[kept]
+    if sample.kept_ids is not None:
+        out.kept_ids = sample.kept_ids[kept]
+    if sample.teachers is not None:
+        out.teachers = {name: lists[kept] for name, lists in sample.teachers.items()}
+    if sample.routed_experts is not None:
+        _cut_routes(sample, out, start, stop)
     if sample.attention_mask is not None:
         out.attention_mask = np.ones(len(out), dtype=np.int8)
     if sample.position_ids is not None:
@@ -134,6 +143,20 @@ def _cut_columns(sample: Sample, out: Sample, start: int, stop: int) -> None:
             out.position_ids = sample_positions(out)[0]
     if sample.prefix_cached_tokens is not None:
         out.prefix_cached_tokens = min(sample.prefix_cached_tokens, start)
+
+
+def _cut_routes(sample: Sample, out: Sample, start: int, stop: int) -> None:
+    """Routes stay those of their tokens; ids that stand in for what was cut have none."""
+    routes = sample.routed_experts
+    assert routes is not None
+    instead = len(out) - (len(sample) - (stop - start))
+    if instead and start < rows_read(len(out), out.loss_indices):
+        raise ArgumentError(
+            f"truncate: {sample.sample_id!r:.60} has routed_experts, and ids that stand in for what is cut have none. "
+            "Fix: leave instead_ids out, or set routed_experts to None"
+        )
+    middle = np.zeros((instead, *routes.shape[1:]), routes.dtype)
+    out.routed_experts = np.concatenate([routes[:start], middle, routes[stop:]])
 
 
 def _score(

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, check_flag
+from mmpack.errors import ArgumentError, check_flag, kind_of
 from mmpack.families import Family
 from mmpack.layout.runs import placeholder_runs, true_runs
 from mmpack.processors.arguments import as_ids
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan
+from mmpack.trajectory.record_columns import lists_of
 from mmpack.trajectory.sample_turns import from_samples
 from mmpack.trajectory.trajectory import SCORES, Trajectory
 
@@ -30,6 +32,7 @@ def from_masked(
     group_id: str,
     media: Sequence[Any] = (),
     logprobs: Any = None,
+    kept_ids: Any = None,
     expanded: bool = True,
     keep_last_observation: bool = False,
     **fields: Any,
@@ -43,6 +46,7 @@ def from_masked(
         processor: `mp.wrap_processor` of the model's processor.
         media: as `processor.from_ids` takes them, one per picture, in order.
         logprobs: float [R], what the engine gave; read where `mask` is 1.
+        kept_ids: R lists of ids, or their Ragged; read where `mask` is 1, and none is empty there.
         expanded: whether a picture has one id per vision token, or one in all.
         keep_last_observation: keep what came after the last sampled id. Without, it is cut, and its media are left
             out: no loss token reads it, and loops that cut rows at a length leave half pictures there.
@@ -52,20 +56,24 @@ def from_masked(
     """
     check_flag("from_masked", "expanded", expanded)
     check_flag("from_masked", "keep_last_observation", keep_last_observation)
+    check_processor("from_masked", processor)
     prompt = as_ids(prompt_ids, processor.vocab_size, "prompt_ids")
     response = as_ids(response_ids, processor.vocab_size, "response_ids")
-    sampled = _mask(mask, len(response))
-    values = _values(logprobs, sampled)
+    sampled = mask_of("from_masked", mask, len(response))
+    values = values_of("from_masked", logprobs, len(response))
+    values = None if values is None else values[sampled]
     if not sampled.any():
         raise ArgumentError(
             f"from_masked: {trajectory_id!r:.60} has no sampled id. Fix: leave out episodes without an answer"
         )
+    if (lists := lists_of(kept_ids, len(response), "kept_ids", "from_masked")) is not None:
+        fields["kept_ids"] = _of_sampled(lists, sampled)
     items = processor.media_from(media)
     stop = int(np.flatnonzero(sampled)[-1]) + 1
     if not keep_last_observation and stop < len(response):
         if len(placeholder_runs(response[stop:], processor.family)):
             before = np.concatenate([prompt, np.where(sampled, 0, response)[:stop]])
-            items = _media_in(before, items, processor.family, expanded)
+            items = media_in(before, items, processor.family, expanded)
         response, sampled = response[:stop], sampled[:stop]
     spans = [
         LossSpan(len(prompt) + a, len(prompt) + b, turn=k)
@@ -87,7 +95,24 @@ def from_masked(
     return dataclasses.replace(trajectory, **scores)
 
 
-def _media_in(
+def check_processor(what: str, processor: Any) -> None:
+    """Raise ArgumentError for what `mp.wrap_processor` did not make, as a framework's own processor."""
+    if not hasattr(processor, "family"):
+        raise ArgumentError(
+            f"{what}: processor is {kind_of(processor)}. Fix: pass mp.wrap_processor of the model's processor"
+        )
+
+
+def _of_sampled(lists: Ragged, sampled: np.ndarray) -> Ragged:
+    if len(empty := np.flatnonzero((lists.lengths == 0) & sampled)):
+        raise ArgumentError(
+            f"from_masked: kept_ids is empty at response id {empty[0]}, which was sampled. "
+            "Fix: pass the ids that the sampler left there"
+        )
+    return lists[sampled]
+
+
+def media_in(
     ids: np.ndarray, media: Sequence[Medium], family: Family, expanded: bool
 ) -> list[Medium]:
     """The first of `media`, as many as `ids` have placeholders for."""
@@ -96,8 +121,8 @@ def _media_in(
     return [m for m, end in zip(media, np.cumsum(counts), strict=True) if end <= runs]
 
 
-def _mask(given: Any, count: int) -> np.ndarray:
-    """bool [count]."""
+def mask_of(where: str, given: Any, count: int) -> np.ndarray:
+    """bool [count]. Raises: ArgumentError."""
     try:
         mask = np.asarray(given)
     except (TypeError, ValueError, RuntimeError):
@@ -105,23 +130,23 @@ def _mask(given: Any, count: int) -> np.ndarray:
     known = mask.shape == (count,) and (not count or mask.dtype.kind in "biu")
     if not known or not np.isin(mask, (0, 1)).all():
         raise ArgumentError(
-            f"from_masked: mask has shape {list(mask.shape)} and dtype {mask.dtype}, expected 0 or 1 [{count}]. "
+            f"{where}: mask has shape {list(mask.shape)} and dtype {mask.dtype}, expected 0 or 1 [{count}]. "
             "Fix: one value per response id, 1 where the policy sampled"
         )
     return mask.astype(bool)
 
 
-def _values(given: Any, sampled: np.ndarray) -> np.ndarray | None:
-    """float32, of the sampled ids; others may hold anything."""
+def values_of(where: str, given: Any, count: int) -> np.ndarray | None:
+    """float32 [count]; those of ids that were not sampled may be anything. Raises: ArgumentError."""
     if given is None:
         return None
     try:
         values = np.asarray(given, dtype=np.float32)
     except (TypeError, ValueError, RuntimeError):
         values = np.zeros((0, 0), np.float32)
-    if values.shape != sampled.shape or isinstance(given, str):
+    if values.shape != (count,) or isinstance(given, str):
         raise ArgumentError(
-            f"from_masked: logprobs has shape {list(values.shape)}, expected [{len(sampled)}]. "
+            f"{where}: logprobs has shape {list(values.shape)}, expected [{count}]. "
             "Fix: one value per response id, anything where the mask is 0"
         )
-    return values[sampled]
+    return values

@@ -15,6 +15,7 @@ from mmpack.schema.fields import same
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample, as_samples
 from mmpack.schema.spans import LossSpan
 from mmpack.schema.turns import span_turns
+from mmpack.trajectory.replay import of_turn
 from mmpack.trajectory.samples import OF_EPISODE
 from mmpack.trajectory.trajectory import SCORES, Trajectory, Turn
 
@@ -106,11 +107,11 @@ def _turns(sample: Sample) -> list[Turn]:
 
         response = sample.input_ids[start:stop]
         logprobs = None
+        loss = slice(starts[done], starts[done + len(run)])
+        at = np.concatenate([np.arange(s.start, s.stop) for s in run]) - start
         if sample.rollout_logprobs is not None:
-            given = sample.rollout_logprobs[starts[done] : starts[done + len(run)]]
             logprobs = np.zeros(len(response), np.float32)  # tokens without loss have none: 0
-            at = np.concatenate([np.arange(s.start, s.stop) for s in run]) - start
-            logprobs[at] = given
+            logprobs[at] = sample.rollout_logprobs[loss]
         noted = kept.get(str(run[0].turn)) if isinstance(kept, dict) else None
         tail = sample.input_ids[stop:] if last and stop < len(sample) else None
         media = occurring_media(sample, start)
@@ -133,6 +134,7 @@ def _turns(sample: Sample) -> list[Turn]:
                 finish_reason=sample.finish_reason if last else None,
                 policy_versions=_within(own(sample.policy_versions), stop),
                 prefix_cached_tokens=None if place else sample.prefix_cached_tokens,
+                **of_turn(sample, start, stop, loss, at),
                 metadata=dict(noted or {}),
             )
         )

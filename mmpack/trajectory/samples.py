@@ -18,6 +18,7 @@ from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan
+from mmpack.trajectory.replay import joined_lists, routes_with_tail, same_routes
 from mmpack.trajectory.trajectory import SCORES, Trajectory, Turn
 
 OF_EPISODE = {"of": "trajectory"}  # metadata of a score that is the whole episode's
@@ -36,15 +37,15 @@ def to_samples(
 ) -> list[Sample]:
     """The samples of a trajectory, `<trajectory_id>/<first turn>`, in the order of their first turns.
 
-    A turn goes on from an earlier one if its context begins with that turn's context and response, ids and media equal;
-    what is new in it is an observation. `merge=True` makes one sample of turns that go on from each other. A window, a
-    summary, a rewritten context, a branch or a retry begins a sample of its own. `merge=False` makes one per turn.
-    Either way each turn's response is loss in exactly one sample, and context everywhere else.
+    A turn goes on from an earlier one if its context begins with that turn's context and response, ids, media and
+    routes equal; what is new in it is an observation. `merge=True` makes one sample of turns that go on from each
+    other. A window, a summary, a rewritten context, a branch or a retry begins a sample of its own. `merge=False` makes
+    one per turn. Either way each turn's response is loss in exactly one sample, and context everywhere else.
 
     Scores of a turn get the scope {"turn": k}, k counting the trajectory's turns; those of the whole trajectory are in
     the sample that holds its last turn with a loss token, once. `rollout_logprobs` are kept if each turn of the sample
-    has them. Positions are the family's rule: pack computes them. `keep_last_observation`: keep what came back after a
-    turn that nothing goes on from; no loss token reads it.
+    has them; each of its turns has `kept_ids`, or none. Positions are the family's rule: pack computes them.
+    `keep_last_observation`: keep what came back after a turn that nothing goes on from; no loss token reads it.
 
     Raises: ArgumentError; LayoutError (MM106) where a context's placeholders and its media contradict each other.
 
@@ -98,6 +99,7 @@ def _parent(k: int, turns: list[Turn], keys: list[list[Key]]) -> int | None:
             and np.array_equal(context[middle : len(before)], before.response_ids)
             and np.array_equal(context[:middle], before.context_ids)
             and keys[k][: len(keys[j])] == keys[j]
+            and same_routes(before, turns[k])
         ):
             return j
     return None
@@ -169,6 +171,8 @@ def _sample(
         finish_reason=last.finish_reason,
         policy_versions=_versions(turns, node.path) or None,
         prefix_cached_tokens=own[0].prefix_cached_tokens,
+        **joined_lists(own, [_loss(turns[k], k) for k in owned]),
+        routed_experts=routes_with_tail(last.routed_experts, len(ids)),
         trajectory_id=trajectory.trajectory_id,
         turn=owned[0],
         processor=trajectory.processor,

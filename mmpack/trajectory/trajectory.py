@@ -14,6 +14,7 @@ import numpy as np
 from mmpack.errors import ArgumentError, check_name, check_whole, kind_of
 from mmpack.families import FAMILIES
 from mmpack.schema.media import Medium
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import COORDINATE_SYSTEMS, FINISH_REASONS
 from mmpack.schema.spans import (
     OBSERVATION_SOURCES,
@@ -27,6 +28,7 @@ from mmpack.schema.spans import (
     RegionSpan,
     Score,
 )
+from mmpack.trajectory.replay import check_replay
 
 SCORES = ("rewards", "costs", "verifiers")
 
@@ -36,7 +38,7 @@ class Turn:
     """One call of the policy: the context that the engine was given, and what it answered.
 
     Raises: ArgumentError for ids that are no integers from 0 on, logprobs that are not finite or not one per response
-    id, spans outside the turn.
+    id, spans outside the turn, kept ids, teachers and routes of another length.
 
     Example:
         >>> from mmpack.trajectory import Turn
@@ -63,6 +65,10 @@ class Turn:
     finish_reason: str | None = None
     policy_versions: list[PolicyVersion] | None = None
     prefix_cached_tokens: int | None = None
+    # what the engine did, to be replayed: R lists; R lists per teacher; uint8 or uint16 [C + R, layers, k]
+    kept_ids: Ragged | None = None
+    teachers: dict[str, Ragged] | None = None
+    routed_experts: np.ndarray | None = None
     # of this turn: scope "sequence" is the turn, {"span": …} and {"region": …} are its own
     rewards: list[Score] | None = None
     costs: list[Cost] | None = None
@@ -83,6 +89,7 @@ class Turn:
                 "Turn: observation_media without observation_ids. Fix: pass the ids with their placeholders"
             )
         self.logprobs = _logprobs(self.logprobs, len(self.response_ids))
+        check_replay(self)
         check_name("Turn", "source", self.source, OBSERVATION_SOURCES)
         if self.finish_reason is not None:
             check_name("Turn", "finish_reason", self.finish_reason, FINISH_REASONS)

@@ -49,6 +49,8 @@ def without_tokens(sample: Sample, stays: np.ndarray, media_index: int, gone: np
     out.input_ids = sample.input_ids[stays]
     if sample.attention_mask is not None:
         out.attention_mask = sample.attention_mask[stays]
+    if sample.routed_experts is not None:
+        out.routed_experts = sample.routed_experts[stays]
 
     def place(span: Any, **fields: Any) -> Any:
         bounds = {name: int(moved[getattr(span, name)]) for name in ("start", "stop")}

@@ -35,8 +35,13 @@ def test_kernels_of_a_gpu(loaded, named, monkeypatch):
             monkeypatch.setenv(variable, named)
     monkeypatch.setattr(choose.Chooser, "why_not", lambda *args: None)
     ahead.load_kernels(torch.device("cuda"))
-    assert loaded[:3] == ["merge_embeddings", "gather_rows", "linear_selected_logprobs"]
-    assert bool(loaded[3:]) == (named in (None, "flash_attn_4"))
+    assert loaded[:4] == [
+        "merge_embeddings",
+        "gather_rows",
+        "linear_selected_logprobs",
+        "support_logprobs",
+    ]
+    assert bool(loaded[4:]) == (named in (None, "flash_attn_4"))
 
 
 def test_what_can_t_run_is_refused_where_it_runs(loaded, monkeypatch):

@@ -107,6 +107,32 @@ def test_families(family):
 
 
 @pytest.mark.slow
+def test_replayed_routes_make_one_more_graph():
+    """Of packs with routes, without a break; none for other lengths, and packs without routes keep theirs."""
+    if Version(transformers.__version__) < Version("5.20"):
+        pytest.skip("on a CPU its experts' fallback reads their offsets, which no graph can")
+    counter = CompileCounterWithBackend("aot_eager")
+    model = small_model("qwen3_vl_moe").train()
+    compile_layers(model, tower=False, backend=counter)
+    draw = torch.Generator().manual_seed(0)
+
+    def routed(size):
+        batch = pack(size, True, "qwen3_vl_moe", prompts=2)
+        chosen = torch.rand(len(batch.input_ids), 4, 8, generator=draw).argsort(-1)[..., :2]
+        batch.routed_experts = chosen.to(torch.uint8)
+        return batch
+
+    check(model, [pack(0, True, "qwen3_vl_moe")])
+    graphs = counter.frame_count
+    check(model, [routed(0)])
+    more = counter.frame_count
+    assert more == graphs + 1
+    check(model, [routed(size) for size in (1, 3)])
+    check(model, [pack(2, True, "qwen3_vl_moe")])
+    assert counter.frame_count == more
+
+
+@pytest.mark.slow
 def test_checkpointing_in_either_order():
     counter = CompileCounterWithBackend("aot_eager")
     model = small_model("qwen2_5_vl").train()

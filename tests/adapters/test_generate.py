@@ -4,6 +4,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 import mmpack as mp
 from mmpack.adapters.transformers import rollout
@@ -51,6 +57,34 @@ def test_a_checkpoint_s_penalties_do_not_reach_the_scores(parts):
         assert np.array_equal(a.rollout_logprobs, b.rollout_logprobs)
 
 
+@pytest.mark.parametrize(
+    "filters", [{"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.5}, {"top_k": 9, "min_p": 0.3}]
+)
+def test_ids_that_filters_leave_are_kept(parts, filters):
+    """Beside transformers' warpers on logits of a forward without a cache."""
+    model, processor = parts
+    torch.manual_seed(0)
+    warm = {"temperature": 0.05}
+    samples = rollout(model, processor, PROMPT, ["g"], n=2, max_new_tokens=4, **warm, **filters)
+    warpers = [TemperatureLogitsWarper(0.05)]
+    warpers += [TopKLogitsWarper(filters["top_k"])] if "top_k" in filters else []
+    warpers += [TopPLogitsWarper(filters["top_p"])] if "top_p" in filters else []
+    warpers += [MinPLogitsWarper(filters["min_p"])] if "min_p" in filters else []
+    for s in samples:
+        with torch.no_grad():
+            ids = torch.from_numpy(s.input_ids)[None]
+            scores = model(input_ids=ids).logits[0, s.loss_indices - 1]
+        for warper in warpers:
+            scores = warper(None, scores)
+        wanted = [np.flatnonzero(row.isfinite().numpy()) for row in scores]
+        for own, ids in zip(s.kept_ids.lists(), wanted, strict=True):
+            assert np.isin(own, ids).mean() > 0.999  # at the edge rounding decides
+            assert abs(len(own) - len(ids)) <= 1 + len(ids) // 1000
+        chosen = scores.log_softmax(-1)[range(len(wanted)), s.input_ids[s.loss_indices]]
+        assert np.abs(chosen.numpy() - s.rollout_logprobs).max() <= 1e-3
+        assert ("min_p" in s.sampling) == ("min_p" in filters)
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("policy", [None, "qwen_vl_utils"])
 def test_videos_are_what_the_trainer_makes_of_them(family, policy, tmp_path):
@@ -95,6 +129,9 @@ def test_a_family_without_grids_is_refused(parts):
         ({"n": 0}, "n is 0, expected a whole number of 1 or more"),
         ({"prompts_per_batch": None}, "prompts_per_batch is None"),
         ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"top_p": 0}, "top_p is 0, expected a finite number above 0 up to 1"),
+        ({"top_k": -1}, "top_k is -1, expected a whole number of 0 or more"),
+        ({"min_p": float("nan")}, "min_p is nan"),
         ({"group_ids": []}, "1 prompts have 0 group_ids"),
         ({"group_ids": "g"}, "group_ids are of type str"),
         ({"group_ids": [1]}, "group_ids hold 1, expected texts"),

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from support.families import mixed_batch
+from support.kept_ids import draw_support, values
 from support.models import relative_difference, smallest_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, heads, model_inputs, packed_logprobs
+from mmpack.errors import ArgumentError
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.adapter
@@ -60,6 +62,37 @@ def test_a_head_that_peft_changed(kind, monkeypatch):
     assert relative_difference(found, expected) <= 1e-5
     assert (plain - reference).abs().max() <= 1e-5
     assert (plain - ours[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_that_peft_changed_over_kept_ids(kind, monkeypatch):
+    monkeypatch.setattr(heads, "CHUNK", 7)
+    model, batch = wrapped(HEADS[kind]), mp.pack(mixed_batch("qwen2_5_vl"), share_prefix=True)
+    torch.manual_seed(1)
+    batch.kept_ids = draw_support(batch.loss_targets, 151_643)
+    with attach(model):
+        ours = packed_logprobs(model, batch, 0.7, entropy=True)
+        found = gradients_of(ours, model)
+        logits = model(**model_inputs(batch, model)).logits[0][batch.loss_rows.long()]
+        wanted = values(logits.double() / 0.7, batch.loss_targets, batch.kept_ids)
+        expected = gradients_of(wanted, model)
+        whole = packed_logprobs(model, batch, 0.7, kept_ids=False)
+        over_all = of_full_logits(model, batch)[0]
+    for own, full in zip((*ours, whole), (*wanted, over_all), strict=True):
+        assert (own - full).abs().max() <= 1e-5
+    assert relative_difference(found, expected) <= 1e-5
+
+
+@pytest.mark.parametrize("kept", [[[1, 2]], "one less", "scored by hand"])
+def test_kept_ids_that_are_not_the_batch_s(kept):
+    """A head that runs in chunks cuts them, a Linear reads them whole: both say the same."""
+    batch = mp.pack(mixed_batch("qwen2_5_vl"))
+    lists = draw_support(batch.loss_targets, 50)
+    given = {"one less": lists[1:], "scored by hand": lists.ids}
+    batch.kept_ids = given[kept] if isinstance(kept, str) else kept
+    for head in (torch.nn.Linear(8, 50), torch.nn.Sequential(torch.nn.Linear(8, 50))):
+        with pytest.raises(ArgumentError, match=r"kept_ids is .+ one per loss token\. Fix: "):
+            heads.reader(head, batch, 1.0, False)
 
 
 def test_a_changed_head_without_a_loss_token():

@@ -44,12 +44,13 @@ def routed(model, batch):
     return model(**model_inputs(batch, model), output_router_logits=True)
 
 
-def by_hand(logits, weights):
+def by_hand(logits, weights, went=None):
     """Switch Transformers, equations 4 to 6, in float64, with a weight for each row; layers are pooled."""
     share, chosen, rows = 0.0, 0.0, 0.0
-    for layer in logits:
+    for k, layer in enumerate(logits):
         p = torch.softmax(layer.double(), dim=-1)
-        picked = torch.zeros_like(p).scatter_(1, p.topk(CHOSEN, dim=-1).indices, 1.0)
+        ids = p.topk(CHOSEN, dim=-1).indices if went is None else went[k]
+        picked = torch.zeros_like(p).scatter_(1, ids, 1.0)
         share = share + (p * weights[:, None]).sum(0)
         chosen = chosen + (picked * weights[:, None]).sum(0)
         rows = rows + weights.sum()
@@ -98,6 +99,32 @@ def test_padding_does_not_count(model):
     assert abs(router_loss(model, rounded, out.router_logits) - wanted) <= 1e-5
     padded = mp.pad(samples(), side="left")
     assert abs(router_loss(model, padded, routed(model, padded).router_logits) - wanted) <= 1e-5
+
+
+def routes_of_logits(logits):
+    return torch.stack([x.topk(CHOSEN, dim=-1).indices for x in logits], dim=1)
+
+
+@torch.no_grad()
+def test_replayed_routes_count_where_tokens_went(model):
+    """As transformers has it where routes are the routers' own; else by the formula."""
+    for batch in (mp.pack(samples(), share_prefix=True, pad_to_multiple_of=64), mp.pad(samples())):
+        logits = routed(model, batch).router_logits
+        wanted = router_loss(model, batch, logits)
+        batch.routed_experts = routes_of_logits(logits)
+        assert abs(router_loss(model, batch, logits) - wanted) <= 1e-5
+        counts = torch.zeros(batch.input_ids.numel())
+        counts[batch.token_rows] = 1
+        other = (batch.routed_experts + 1) % EXPERTS
+        last = batch.token_rows[len(samples()[0]) - 1]
+        other[last] = 0  # not recorded
+        batch.routed_experts = other.to(torch.uint8)
+        went = [x.clone() for x in other.unbind(1)]
+        for own, layer in zip(went, logits, strict=True):
+            own[last] = layer[last].topk(CHOSEN).indices
+        found = router_loss(model, batch, logits)
+        assert abs(by_hand(logits, counts.double(), went) - found) <= 1e-5
+        assert abs(found - wanted) > 1e-3
 
 
 def test_gradients_reach_the_routers(model):

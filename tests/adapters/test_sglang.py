@@ -63,7 +63,7 @@ def answer(fixture, prompts, monkeypatch):
     for name in ("convert_logprob_style", "add_logprob_to_meta_info", "detokenize_logprob_tokens"):
         setattr(manager, name, MethodType(getattr(module.TokenizerManager, name), manager))
 
-    def answer(request, row):
+    def answer(request, row, routes=None):
         number, ids, logprobs = fixture.rows[row]
         prompt = prompts[number]
         sent = BatchStrOutput(
@@ -82,6 +82,7 @@ def answer(fixture, prompts, monkeypatch):
                 "output_token_logprobs_idx": [ids],
                 "retraction_counts": [0],
             }
+            | ({"routed_experts": [routes]} if routes is not None else {})
             | (
                 {
                     "input_token_logprobs_val": [[None] + [-1.0] * (len(prompt) - 1)],
@@ -123,6 +124,29 @@ def png(picture):
     out = io.BytesIO()
     picture.save(out, "PNG")
     return out.getvalue()
+
+
+def test_routed_experts_by_sglangs_own_encoding(requests, answer, prompts, fixture):
+    """Encoded by its TokenizerManager and read by its own function; beside a request without them."""
+    from sglang.srt.state_capturer.routed_experts import extract_routed_experts_from_meta_info
+
+    from mmpack.adapters.sglang import responses_of, to_samples
+
+    config = SimpleNamespace(num_hidden_layers=4, num_experts_per_tok=2)
+    number, ids, _ = fixture.rows[0]
+    length = len(prompts[number]) + len(ids)
+    taken = torch.rand(length - 1, 4, 8).argsort(-1)[..., :2].to(torch.int32)
+    responses = [answer(requests[0], 0, taken), answer(requests[1], 1)]
+    text = responses[0]["meta_info"]["routed_experts"]
+    assert extract_routed_experts_from_meta_info(responses[0]).tolist() == taken.flatten().tolist()
+    samples = to_samples(responses, requests[:2], fixture.processor, config=config)
+    assert samples[0].routed_experts.dtype == np.uint8 and samples[1].routed_experts is None
+    assert samples[0].routed_experts[:-1].tolist() == taken.tolist()
+    assert mp.validate(samples) == []
+    assert text not in str(samples[0].to_dict()["metadata"])  # four times the bytes
+    assert responses_of(samples) == responses
+    with pytest.raises(ArgumentError, match=r"config says. Fix: config="):
+        to_samples(responses[:1], requests[:1], fixture.processor)
 
 
 def test_responses_become_samples(requests, responses, prompts, fixture):

@@ -117,6 +117,8 @@ def test_a_batch_is_made_in_pinned_memory():
 def test_copies_have_a_stream_of_their_own():
     mover = Mover(torch.device("cuda", 0))
     pinned = mp.pack(SAMPLES[:4], share_prefix=True, pin_memory=True)
+    mover.receive(*mover.send(pinned))  # a stream's first memory and kernels wait for the device
+    torch.cuda.synchronize()
     torch.cuda._sleep(10 * BUSY)  # of this stream
     batch, event = mover.send(pinned)
     event.synchronize()

@@ -117,6 +117,13 @@ def test_logprobs_of_several_tokens_are_those_of_the_sampled_one():
             to_trajectories(wrong, small_processor())
 
 
+def test_the_lists_of_a_rollout_func_stay_with_their_turns():
+    (trajectory,) = to_trajectories(small(kept_ids=[[[3, 9], [], [8, 5]]]), small_processor())
+    assert [x.tolist() for t in trajectory.turns for x in t.kept_ids.lists()] == [[3, 9], [5, 8]]
+    (sample,) = samples_of(trajectory)
+    assert sample.kept_ids == mp.Ragged.of([[3, 9], [5, 8]]) and mp.validate(sample) == []
+
+
 def test_masks_and_fields():
     bare = {k: v for k, v in small(logprobs=None).items() if k != "env_mask"}
     (trajectory,) = to_trajectories(bare, small_processor(), group_ids=["g"])
@@ -130,6 +137,9 @@ def test_masks_and_fields():
         (small(env_mask=[[1, 0]]), "mask has shape"),
         (small(prompt_ids=[]), "prompt_ids has 0 entries"),
         (small(logprobs=[[None, None, None]]), "nan"),
+        (small(kept_ids=[[[3], [4]]]), "kept_ids has 2 lists for 3 response tokens"),
+        (small(kept_ids=[[[], [], [5]]]), "kept_ids is empty at response id 0"),
+        (small(kept_ids=[]), "kept_ids has 0 entries"),
     ]:
         with pytest.raises(ArgumentError, match=message):
             to_trajectories(given, small_processor())

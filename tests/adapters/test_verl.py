@@ -1,6 +1,7 @@
 """verl's real DataProto in and out, and its real FSDP engine on a CPU: its own logprobs, losses and gradients."""
 
 import copy
+import dataclasses
 import importlib
 import sys
 from functools import partial
@@ -347,6 +348,80 @@ def test_loss_and_gradients_are_verl_s(engine, data):
     off = sum((own_gradients[n] - g).double().square().sum() for n, g in gradients.items())
     whole = sum(g.double().square().sum() for g in gradients.values())
     assert float((off / whole).sqrt()) <= 1e-5
+
+
+def with_kept_ids(data, seed=0):
+    """A list of ids for each response token, as an engine's `extra_fields` may hold them; none where a tool wrote."""
+    rng = np.random.default_rng(seed)
+    width = data.batch["prompts"].shape[1]
+    rows = zip(
+        data.batch["responses"],
+        data.batch["attention_mask"],
+        data.batch["response_mask"],
+        strict=True,
+    )
+    lists = []
+    for response, mask, sampled in rows:
+        pairs = zip(response[mask[width:].bool()].tolist(), sampled.tolist(), strict=False)
+        drawn = [
+            {t, *rng.integers(0, 150_000, rng.integers(0, 20)).tolist()} if m else ()
+            for t, m in pairs
+        ]
+        lists.append(mp.Ragged.of([sorted(ids) for ids in drawn]))
+    data.non_tensor_batch["kept_ids"] = objects(lists)
+    return lists
+
+
+def test_kept_ids_go_to_samples_and_back(data, fixture):
+    from mmpack.adapters.verl import from_samples, to_samples
+
+    lists = with_kept_ids(data)
+    samples = to_samples(data, fixture.processor)
+    for sample, own in zip(samples, lists, strict=True):
+        assert mp.validate(sample) == []
+        assert [x.tolist() for x in sample.kept_ids.lists()] == [
+            x.tolist() for x in own.lists() if len(x)
+        ]
+    assert from_samples(samples).non_tensor_batch["kept_ids"].tolist() == lists
+    bare = [dataclasses.replace(samples[0], kept_ids=None), *samples[1:]]
+    with pytest.raises(ArgumentError, match="has no kept_ids, other samples have"):
+        from_samples(bare)
+    data.non_tensor_batch["kept_ids"][0] = lists[0][:-1]
+    with pytest.raises(ArgumentError, match=r"row 0: kept_ids has .* lists for .* response tokens"):
+        to_samples(data, fixture.processor)
+
+
+def test_the_engine_renormalises_over_kept_ids(engine, data):
+    """verl's own logits of the same rows, cut to the lists by torch."""
+    from support.kept_ids import support_of, values
+
+    from mmpack.adapters.verl import use
+
+    lists = with_kept_ids(data)
+    logits = []
+    hook = engine.module.get_output_embeddings().register_forward_hook(
+        lambda m, a, out: logits.append(out.detach().double())
+    )
+    inferred(engine, data)  # micro-batches in their order
+    hook.remove()
+    with use(engine):
+        own = inferred(engine, data)
+    mask = data.batch["attention_mask"][:, data.batch["prompts"].shape[1] :].bool()
+    rows = [row for part in logits for row in part]
+    responses = data.batch["responses"]
+    checked = 0
+    for b, (row, lists_of_row) in enumerate(zip(rows, lists, strict=True)):
+        n, length = int(mask[b].sum()), int(data.batch["attention_mask"][b].sum())
+        filled = [
+            ids if len(ids) else [int(t)]
+            for ids, t in zip(lists_of_row.lists(), responses[b], strict=False)
+        ]
+        support = support_of([torch.as_tensor(ids, dtype=torch.int64) for ids in filled])
+        wanted = values(row[length - n - 1 : length - 1] / 0.7, responses[b, :n], support)
+        for name, value in zip(("log_probs", "entropy"), wanted, strict=True):
+            assert (own[name][b, :n] - value).abs().max() <= TOLERANCES["layouts"].value
+        checked += n
+    assert checked == int(mask.sum())
 
 
 def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):

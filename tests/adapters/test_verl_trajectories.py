@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import mmpack as mp
@@ -130,6 +131,32 @@ def test_fields(fixture, outputs):
         kept = trajectory.metadata["verl"][0]
         assert kept["extra_fields.tool_rewards"] == [1.0]
         assert kept["left_out"] == ["extra_fields.raw_prompt"] and trajectory.rewards is None
+
+
+def test_routes_and_teachers_are_at_verl_s_places(fixture, outputs):
+    """Oracle: verl's own `as_dict` aligns routes to tokens. Teachers as its `extract_prompt_logprobs` has them."""
+    from mmpack.adapters.verl import to_trajectories
+
+    given = outputs[0]
+    ids = given.prompt_ids + given.response_ids
+    rng = np.random.default_rng(0)
+    routes = rng.integers(0, 8, (len(ids) - 1, 2, 1)).astype(np.uint8)
+    rows = {
+        "teacher_ids": torch.tensor([[t, t + 1] for t in [*ids[1:], 0]], dtype=torch.int32),
+        "teacher_logprobs": torch.tensor([[-t / 1e6, -9.0] for t in [*ids[1:], 0]]),
+    }
+    extra = {**rows, "min_global_steps": 5, "max_global_steps": 5}
+    told = given.model_copy(update={"routed_experts": routes, "extra_fields": extra})
+    (trajectory,) = to_trajectories([told], fixture.processor)
+    (sample,) = samples_of(trajectory)
+    aligned = told.as_dict()["routed_experts"].numpy()
+    assert np.array_equal(sample.routed_experts, aligned) and len(aligned) == len(sample)
+    lists = sample.teachers["teacher"]
+    targets = sample.input_ids[sample.loss_indices]
+    assert lists.ids.reshape(-1, 2).tolist() == [[t, t + 1] for t in targets.tolist()]
+    assert np.allclose(lists.logprobs.reshape(-1, 2)[:, 0], -targets / 1e6)
+    assert {v.version for v in sample.policy_versions} == {"5"}
+    assert trajectory.metadata["verl"][0].get("left_out") is None and mp.validate(sample) == []
 
 
 def test_what_can_t_be_read_is_refused(fixture, outputs):

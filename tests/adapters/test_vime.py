@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import enum
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from support.same import assert_equal
 import mmpack as mp
 from mmpack.adapters.vime import from_batch, from_samples, to_samples
 from mmpack.errors import ArgumentError, LayoutError, MmpackError
+from mmpack.schema.ragged import Ragged
 from mmpack.smoke.matrix.vime_trace import items as made_items
 
 
@@ -40,6 +42,8 @@ class Documented:
     weight_versions: list = dataclasses.field(default_factory=list)
     rollout_log_probs: list | None = None
     teacher_log_probs: list | None = None
+    rollout_top_p_token_ids: Any = None
+    rollout_top_p_token_offsets: Any = None
     rollout_routed_experts: Any = None
     remove_sample: bool = False
     status: Status = Status.COMPLETED
@@ -63,18 +67,115 @@ class Documented:
 @pytest.fixture
 def items(fixture):
     out = [Documented.from_dict(copy.copy(item)) for item in made_items(fixture)]
-    draw = np.random.default_rng(3)
     out[1].loss_mask = [1, 0, 0] + [1] * (out[1].response_length - 3)
     out[1].reward = {"format": 1.0, "answer": 0.5, "why": "right"}
     out[1].weight_versions = ["3", "4"]
     out[2].reward = 0.25
     out[2].prefix_cache_info = {"cached_tokens": 11, "total_prompt_tokens": 50}
     out[3].status = Status.TRUNCATED
-    out[4].teacher_log_probs = draw.standard_normal(out[4].response_length).tolist()
-    out[5].rollout_routed_experts = torch.arange(12, dtype=torch.int16).reshape(3, 2, 2)
     out[6].metadata = {"tools": [(1, 2)], b"k": float("inf")}
     out[7].later_field = "kept"
     return out
+
+
+@pytest.fixture
+def replayed(items):
+    """What the engine did, too, in the forms in which they come."""
+    out, draw = items, np.random.default_rng(5)
+    out[4].teacher_log_probs = (-draw.random(out[4].response_length)).tolist()
+    out[5].rollout_routed_experts = torch.from_numpy(routes_of(out[5], 300, draw).astype(np.int32))
+    out[3].rollout_routed_experts = routes_of(out[3], 9, draw).tolist()
+    for item, kind in ((out[1], list), (out[2], torch.tensor), (out[6], sorted)):
+        ids, offsets = kept_lists(item, draw)
+        if kind is sorted:  # as they would be made again
+            lists = [sorted(ids[a:b]) for a, b in itertools.pairwise(offsets)]
+            ids, kind = list(itertools.chain(*lists)), torch.tensor
+        dtype = {"dtype": torch.int32} if kind is torch.tensor else {}
+        item.rollout_top_p_token_ids = kind(ids, **dtype)
+        item.rollout_top_p_token_offsets = kind(offsets, **dtype)
+    return out
+
+
+def routes_of(item, experts, draw):
+    """int64 [L - 1, 2, 4], four of them per token and layer."""
+    return draw.random((len(item.tokens) - 1, 2, experts)).argsort(-1)[..., :4]
+
+
+def kept_lists(item, draw):
+    """Some ids and the token for each response token; none for a tool's."""
+    ids, offsets = [], [0]
+    start = len(item.tokens) - item.response_length
+    for token, m in zip(item.tokens[start:], item.loss_mask, strict=True):
+        if m:
+            others = set(draw.choice(900, draw.integers(0, 4), replace=False).tolist()) - {token}
+            ids += [token, *sorted(others, reverse=True)]
+        offsets.append(len(ids))
+    return ids, offsets
+
+
+def test_what_the_engine_did_is_replayed(replayed, fixture):
+    samples = to_samples(replayed, fixture.processor)
+    for k in (1, 2, 6):
+        item, s = replayed[k], samples[k]
+        ids, ends = (
+            list(map(int, getattr(item, f"rollout_top_p_token_{n}"))) for n in ("ids", "offsets")
+        )
+        lists = [ids[a:b] for a, b in itertools.pairwise(ends)]
+        expected = [sorted(x) for x, m in zip(lists, item.loss_mask, strict=True) if m]
+        assert [x.tolist() for x in s.kept_ids.lists()] == expected
+    teacher = samples[4].teachers["teacher"]
+    assert teacher.ids.tolist() == samples[4].input_ids[samples[4].loss_indices].tolist()
+    kept = [
+        x for x, m in zip(replayed[4].teacher_log_probs, replayed[4].loss_mask, strict=True) if m
+    ]
+    assert np.array_equal(teacher.logprobs, np.float32(kept))
+    for k in (3, 5):  # one dtype for all
+        routes = samples[k].routed_experts
+        assert routes.dtype == np.uint16 and routes.shape == (len(replayed[k].tokens), 2, 4)
+        assert np.array_equal(routes[:-1], np.asarray(replayed[k].rollout_routed_experts))
+    few = to_samples(replayed[3:4], fixture.processor, num_experts=9)
+    assert few[0].routed_experts.dtype == np.uint8
+    assert mp.validate(samples) == []
+    back = from_samples([samples[1]])[0]
+    assert back["rollout_top_p_token_ids"] == replayed[1].rollout_top_p_token_ids
+
+
+def test_the_engine_s_part_of_samples_from_elsewhere(processed, fixture):
+    one = copy.copy(processed[0])
+    n, length = one.num_loss_tokens, len(one)
+    targets = one.input_ids[one.loss_indices]
+    one.kept_ids = Ragged.of([sorted({int(t), 5}) for t in targets])
+    one.teachers = {"teacher": Ragged.of([[int(t)] for t in targets], [[-0.5]] * n)}
+    one.routed_experts = np.arange(length * 4, dtype=np.uint16).reshape(length, 2, 2)
+    assert mp.validate([one]) == []
+    made = from_samples([one])[0]
+    assert made["rollout_routed_experts"].shape == (length - 1, 2, 2)
+    assert made["rollout_routed_experts"].dtype == torch.int32
+    assert made["teacher_log_probs"] == [-0.5] * n
+    again = to_samples([made], fixture.processor, num_experts=4 * length)[0]
+    assert again.kept_ids == one.kept_ids and again.teachers == one.teachers
+    assert np.array_equal(again.routed_experts[:-1], one.routed_experts[:-1])
+    changed = to_samples([made], fixture.processor)[0]
+    changed.kept_ids = Ragged.of([[int(t)] for t in targets])
+    offsets = from_samples([changed])[0]["rollout_top_p_token_offsets"]
+    assert offsets.tolist() == list(range(n + 1))
+
+
+def test_replay_that_doesn_t_fit_is_one_line(replayed, fixture):
+    good = vars(replayed[2]) | {"rollout_routed_experts": None}
+    ids, offsets = good["rollout_top_p_token_ids"], good["rollout_top_p_token_offsets"]
+    wrong = (
+        ({"rollout_top_p_token_ids": None}, "go together"),
+        ({"rollout_top_p_token_offsets": offsets[1:]}, "kept_ids"),
+        ({"rollout_top_p_token_ids": ids[1:]}, "kept_ids"),
+        ({"rollout_top_p_token_ids": ids.float()}, "expected integers"),
+        ({"rollout_routed_experts": torch.zeros(3, 2, 2, dtype=torch.int32)}, "routing"),
+        ({"rollout_routed_experts": [[1]]}, "expected integers"),
+        ({"teacher_log_probs": [0.0]}, "loss_mask_shift"),
+    )
+    for change, message in wrong:
+        with pytest.raises(ArgumentError, match=message):
+            to_samples([good | change], fixture.processor)
 
 
 def test_samples_are_what_it_holds(items, fixture):
@@ -97,7 +198,8 @@ def test_samples_are_what_it_holds(items, fixture):
     assert mp.validate(samples) == []
 
 
-def test_everything_comes_back(items, fixture):
+def test_everything_comes_back(replayed, fixture):
+    items = replayed
     back = from_samples(to_samples(items, fixture.processor), sample_class=Documented)
     for a, b in zip(back, items, strict=True):
         assert type(a) is Documented and vars(a).keys() == vars(b).keys()
@@ -155,7 +257,8 @@ def test_groups_have_numbers(items, processed, fixture):
     assert not set(numbers[:2]) & set(numbers[2:])
 
 
-def test_to_a_trace_file_without_open_pictures(items, fixture, tmp_path):
+def test_to_a_trace_file_without_open_pictures(replayed, fixture, tmp_path):
+    items = replayed
     samples = to_samples(items, fixture.processor)
     with pytest.raises(MmpackError, match="type Image"):
         mp.write_trace(tmp_path / "t.jsonl", samples)

@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from support.models import with_pixels
 from support.process import run_python
 from support.samples import make_sample
 
@@ -142,8 +143,11 @@ def test_a_batch_gives_the_runs_that_its_samples_give(monkeypatch, family, respo
     """A video in frames has text between them, which no run covers."""
     one = make_sample(FRAMES, family=family, sample_id="a")
     two = make_sample([*FRAMES[:-1], ("response", [8, 6], 1)], family=family, sample_id="b")
+    with_pixels([one, two])
     monkeypatch.setattr(
-        inputs, "_engine_input", lambda ids, runs: [(a, z, m.media_id) for a, z, m in runs]
+        inputs,
+        "_engine_input",
+        lambda ids, runs, *hashes: [(a, z, m.media_id) for a, z, m in runs],
     )
     expected = inputs.from_samples([one, two], responses)
     assert len(expected[0]) == {"qwen2_5_vl": 3, "qwen3_vl": 4}[family] + responses

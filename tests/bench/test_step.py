@@ -4,15 +4,16 @@ import dataclasses
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support.process import call_mmpack
 
-from mmpack.bench import agreement
+from mmpack.bench import agreement, models
 from mmpack.bench.peers import PEERS
 from mmpack.bench.step import Options, case_of, run
-from mmpack.errors import ArgumentError, installed_version
+from mmpack.errors import ArgumentError, BackendError, installed_version
 
 CPU = torch.device("cpu")
 NAME = "qwen2.5-vl-7b"
@@ -164,3 +165,15 @@ def test_two_ranks(tmp_path):
     (row,) = json.loads(out.read_text())["rows"]
     assert row["ranks"] == 2 and row["patches"] == 2 * 144
     assert row["rows"] == row["tokens"] - 2 * 2 * 200
+
+
+def test_a_liger_that_does_not_fit_transformers_is_one_line(monkeypatch):
+    def apply(**settings):
+        raise ImportError("cannot import name 'Output'")
+
+    liger = SimpleNamespace(apply_liger_kernel_to_qwen2_5_vl=apply)
+    monkeypatch.setattr(models, "require", lambda *_: liger)
+    monkeypatch.setattr(models, "installed_version", lambda name: "1.2")
+    with pytest.raises(BackendError, match=r"liger-kernel 1.2 and transformers 1.2 .*Fix: ") as e:
+        models.patch_by_liger(["qwen2.5-vl-3b"])
+    assert "\n" not in str(e.value)

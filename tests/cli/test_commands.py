@@ -185,6 +185,16 @@ def test_inspect_counts(trace, broken):
         "groups": 2,
         "distinct_media": 2,
         "distinct_patches": sum(patches.values()),
+        "replay": {
+            "samples with kept_ids": 3,
+            "kept ids": sum(len(s.kept_ids.ids) for s in samples),
+            "samples with teacher 32B": 3,
+            "ids of teacher 32B": sum(len(s.teachers["32B"].ids) for s in samples),
+            "samples with teacher Ω": 3,
+            "ids of teacher Ω": sum(len(s.teachers["Ω"].ids) for s in samples),
+            "samples with routed_experts": 3,
+            "bytes of routes": sum(2 * 2 * len(s) for s in samples),
+        },
         "families": {"qwen2_5_vl": 3},
         "processor_fingerprints": {samples[0].processor_fingerprint: 3},
         "broken_rules": {},
@@ -204,7 +214,15 @@ def test_inspect_lists_one_sample(trace):
     (video,) = (m["video"] for m in found["media"] if "video" in m)
     assert video["frames"] == len(clip.frame_indices) and video["fps"] == clip.fps
     assert video["last_timestamp"] == clip.frame_timestamps[-1]
+    replay, lengths = found["replay"], [len(row) for row in sample.kept_ids.lists()]
+    figures = {"lists": 11, "ids": sum(lengths), "most": max(lengths)}
+    assert figures.items() <= replay["kept_ids"].items()
+    assert replay["kept_ids"]["median"] == sorted(lengths)[5]
+    assert list(replay["teachers"]) == ["32B", "Ω"]
+    routes = {"layers": 2, "experts_per_token": 2, "dtype": "uint8", "bytes_per_token": 4}
+    assert replay["routed_experts"] == routes
     text = call_mmpack("inspect", trace, "--sample", "s1").stdout
+    assert "teacher 32B" in text and "bytes_per_token=4" in text
     assert "observation_spans[0]" in text and "source=tool" in text and "[1, 4, 6]" in text
 
 

@@ -8,7 +8,10 @@ from torch import distributed
 
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs
+from tests.support.kept_ids import draw_support
 from tests.support.sharded_head import Head, head_problem, train_step, train_step_sharded
+from tests.support.teachers import draw_lists
 
 pytestmark = [
     pytest.mark.kernel,
@@ -73,6 +76,70 @@ def split_vocabulary(rank, ranks):
             assert all(torch.equal(x, got[2]) for x in everyone)
             again = step(group, part, budget)
             assert all(torch.equal(a, b) for a, b in zip(again, got, strict=True))
+
+
+def test_a_split_vocabulary_with_kept_ids_gives_the_bits_of_the_whole(tmp_path):
+    start(split_vocabulary_of_lists, tmp_path, 4 if torch.cuda.device_count() >= 4 else 2)
+
+
+def split_vocabulary_of_lists(rank, ranks):
+    device = torch.device("cuda", rank)
+    hidden = torch.randn(ROWS, WIDTH).to(device, torch.bfloat16)
+    weight = torch.randn(VOCAB, WIDTH).to(device, torch.bfloat16)
+    targets = torch.randint(0, VOCAB, (ROWS,))
+    support = draw_support(targets, VOCAB, 200).to(device)
+    targets, up = targets.to(device), torch.randn(2, ROWS).to(device)
+
+    def step(part, group):
+        leaves = hidden.clone().requires_grad_(), weight[part].clone().requires_grad_()
+        lp, h = linear_selected_logprobs(
+            *leaves, targets, temperature=0.8, entropy=True, group=group, support=support
+        )
+        (lp @ up[0] + h @ up[1]).backward()
+        return lp.detach(), h.detach(), leaves[0].grad, leaves[1].grad
+
+    lp, h, to_hidden, to_weight = step(slice(0, VOCAB), None)
+    part = slice(rank * VOCAB // ranks, (rank + 1) * VOCAB // ranks)
+    got = step(part, distributed.group.WORLD)
+    assert torch.equal(got[0], lp)
+    assert torch.equal(got[1], h)
+    assert torch.equal(got[3], to_weight[part])
+    difference = (got[2].double() - to_hidden.double()).norm() / to_hidden.double().norm()
+    assert difference <= TOLERANCES["gradient_bf16"].value
+    everyone = [torch.empty_like(got[2]) for _ in range(ranks)]
+    distributed.all_gather(everyone, got[2])
+    assert all(torch.equal(x, got[2]) for x in everyone)
+
+
+def test_a_split_vocabulary_with_teachers_gives_the_bits_of_the_whole(tmp_path):
+    start(split_vocabulary_of_teachers, tmp_path, 4 if torch.cuda.device_count() >= 4 else 2)
+
+
+def split_vocabulary_of_teachers(rank, ranks):
+    device = torch.device("cuda", rank)
+    hidden = torch.randn(ROWS, WIDTH).to(device, torch.bfloat16)
+    weight = torch.randn(VOCAB, WIDTH).to(device, torch.bfloat16)
+    targets = torch.randint(0, VOCAB, (ROWS,)).to(device)
+    lists = {"7B": draw_lists(ROWS, VOCAB, 64, 0.2).to(device)}
+    up = torch.randn(len(lists["7B"].ids)).to(device)
+
+    def step(part, group):
+        leaves = hidden.clone().requires_grad_(), weight[part].clone().requires_grad_()
+        out = linear_listed_logprobs(*leaves, targets, lists, temperature=0.8, group=group)
+        (out.lists["7B"] @ up + out.targets.sum()).backward()
+        return out.targets.detach(), out.lists["7B"].detach(), leaves[0].grad, leaves[1].grad
+
+    targets_whole, listed, *gradients = step(slice(0, VOCAB), None)
+    part = slice(rank * VOCAB // ranks, (rank + 1) * VOCAB // ranks)
+    got = step(part, distributed.group.WORLD)
+    assert torch.equal(got[0], targets_whole)
+    assert torch.equal(got[1], listed)
+    for a, b in ((got[2], gradients[0]), (got[3], gradients[1][part])):
+        difference = (a.double() - b.double()).norm() / b.double().norm()
+        assert difference <= TOLERANCES["gradient_bf16"].value
+    everyone = [torch.empty_like(got[2]) for _ in range(ranks)]
+    distributed.all_gather(everyone, got[2])
+    assert all(torch.equal(x, got[2]) for x in everyone)
 
 
 def test_fully_sharded_gradients_are_those_of_the_whole(tmp_path):

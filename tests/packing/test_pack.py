@@ -246,6 +246,11 @@ def test_to_moves_every_tensor_and_keeps_the_rest(make):
         if field.name in ("loss_columns", "token_columns"):
             assert old and old.keys() == new.keys()
             pairs = [(old[k], new[k]) for k in old]
+        if field.name == "kept_ids":
+            pairs = list(zip(vars(old).values(), vars(new).values(), strict=True))
+        if field.name == "teachers":
+            assert old and old.keys() == new.keys()
+            pairs = [(x, vars(new[k])[n]) for k in old for n, x in vars(old[k]).items()]
         if field.name == "vision_rows":
             pairs = list(zip(old, new, strict=True))
         if field.name == "attention_plan":
@@ -278,7 +283,8 @@ def test_a_move_that_does_not_block_reads_nothing_that_has_not_arrived():
 
 
 def test_what_describes_the_samples():
-    a, b, c = full_sample("a"), full_sample("b", seed=1), make_sample([("text", [1])], "c", "g1")
+    a, b = full_sample("a", replay=False), full_sample("b", seed=1, replay=False)
+    c = make_sample([("text", [1])], "c", "g1")
     batch = mp.pack([a, c, b])
     assert batch.sample_ids == ["a", "c", "b"] and batch.group_index.tolist() == [0, 1, 0]
     assert batch.rewards == [a.rewards, [], b.rewards]
@@ -369,6 +375,11 @@ def break_mm406(monkeypatch):
 def break_mm407(monkeypatch):
     audio = mp.CodecIds("codec", np.zeros((1, 1), np.int32), codebook_sizes=(8,), frame_rate=12.5)
     mp.pack([replace(make_sample([("text", [1, 2])], "s"), codec_ids=[audio])])
+
+
+def break_mm408(monkeypatch):
+    kept = make_sample([("text", [1]), ("response", [2])], "a", kept_ids=mp.Ragged.of([[2, 3]]))
+    mp.pack([kept, replace(kept, sample_id="b", kept_ids=None)])
 
 
 BREAKS = {name[-5:].upper(): f for name, f in list(globals().items()) if name.startswith("break_")}

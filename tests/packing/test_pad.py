@@ -67,7 +67,8 @@ def test_loss_columns_are_those_of_a_pack(side, batch_samples):
 
 @SIDES
 def test_rectangle_puts_values_at_the_loss_tokens(side):
-    batch = mp.pad([full_sample("a"), make_sample([("text", [1]), ("response", [2, 3])])], side)
+    short = make_sample([("text", [1]), ("response", [2, 3])])
+    batch = mp.pad([full_sample("a", replay=False), short], side)
     values = torch.arange(1.0, 14, requires_grad=True)
     out = batch.rectangle(values, fill=-1.0)
     assert out.shape == batch.input_ids.shape

@@ -12,6 +12,7 @@ from scipy.special import log_softmax, softmax
 
 from mmpack.errors import ArgumentError
 from mmpack.parity.drift import logprob_drift
+from mmpack.parity.drift_traces import trace_drift
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, PolicyVersion
 
@@ -81,6 +82,45 @@ def test_evidence_names_dtype_and_stale_weights_both():
     assert "1 of 2 tensors differ: b" in drift.causes["stale_weights"]
     assert "by weights 3" in drift.causes["stale_weights"]
     json.dumps(drift.to_dict(), allow_nan=False)
+
+
+def routed(values, logprobs=(-1.0, -2.0)):
+    out = sample(list(logprobs))
+    out.routed_experts = None if values is None else np.array(values, dtype=np.uint8)
+    return out
+
+
+SAME = [[[0, 1]], [[2, 3]], [[4, 5]], [[0, 0]]]  # of four tokens; no logprob reads the last
+OTHER = [[[0, 1]], [[3, 2]], [[4, 7]], [[1, 2]]]  # the second in another order
+
+
+@pytest.mark.parametrize(
+    ("rollout", "train", "off", "found"),
+    [
+        (SAME, SAME, 1.0, None),
+        (SAME, OTHER, 1.0, "1 of 3 tokens that a logprob reads take other experts, the first in"),
+        (SAME, OTHER, 1e-7, "1 of 3 tokens that a logprob reads take other experts, the first in"),
+        (SAME, None, 1.0, "the rollout recorded the experts of each token, the trainer's are not"),
+        (SAME, None, 1e-7, None),
+        (None, SAME, 1.0, "the trainer recorded the experts of each token, the rollout did not"),
+        (None, None, 1.0, None),
+        (SAME, SAME[:3], 1e-7, "1 sample has routes of other layers, experts or tokens"),
+    ],
+)
+def test_routes_that_differ_are_a_cause(rollout, train, off, found):
+    given = [None if train is None else np.array(train, np.int64)]
+    theirs = np.array([-1.0, -2.0 - off])
+    drift = logprob_drift([routed(rollout)], [theirs], routed_experts=given)
+    assert drift.causes.get("routing", "").startswith(found or "")
+    assert ("routing" in drift.causes) == (found is not None)
+    again, _ = trace_drift([routed(rollout)], [routed(train)], {"s": theirs})
+    assert again.causes.get("routing") == drift.causes.get("routing")
+
+
+@pytest.mark.parametrize("given", [[[1, 2]], ["no"], [np.zeros((4, 1, 2))], [], 3])
+def test_routes_that_are_none(given):
+    with pytest.raises(ArgumentError, match=r"routed_experts.+ Fix: "):
+        logprob_drift([routed(SAME)], [np.array([-1.0, -2.0])], routed_experts=given)
 
 
 def test_without_evidence_the_possible_causes_are_listed():

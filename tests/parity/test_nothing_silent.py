@@ -18,6 +18,10 @@ def changed(value):
     match value:
         case np.ndarray():
             return value + np.ones_like(value)
+        case mp.Ragged():
+            return mp.Ragged(value.offsets, value.ids + np.int32(1), value.logprobs)
+        case dict() if all(isinstance(lists, mp.Ragged) for lists in value.values()) and value:
+            return {name: changed(lists) for name, lists in value.items()}
         case bool() | str():
             return f"{value}x" if isinstance(value, str) else not value
         case int() | float():

@@ -28,6 +28,7 @@ LARGE = (
     "GELU instead of SiLU",
     "norms of query and key exchanged",
     "dropout left on in a layer",
+    "logprobs over all ids",
 )
 
 
@@ -40,7 +41,7 @@ def look(name, family, seed, dtype=None, mixed=False):
     other = ("alone", "padded", "packed", "padded_right")[seed % 4] if mixed else layout
     sides = [
         probe_side(healthy, "healthy", layout=other, dtype=dtype),
-        probe_side(planted, "planted", layout=layout, dtype=dtype),
+        probe_side(planted, "planted", layout=layout, dtype=dtype, **plant.side),
     ]
     report = mp.probe.run(*sides[:: -1 if seed % 2 else 1], scene.samples)
     return scene, report, answer
@@ -53,6 +54,7 @@ def assert_found(scene, report, answer):
     place = (first.sample, first.token)
     assert place == (scene.samples[answer.sample].sample_id, answer.token), (first, answer)
     assert first.modality.split()[0] == answer.modality, (first, answer)
+    assert answer.suggests in report.suggests, (report.suggests, answer)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 from planting import PLANTS
-from planting.trace import assert_planted
+from planting.trace import assert_planted, assert_read
 
 CASES = [
     pytest.param(
@@ -23,4 +23,4 @@ def test_there_are_many_plants():
 def test_a_plant_is_what_it_says(name, family):
     plant = PLANTS[name]
     scene = plant.scene(family, seed=sum(map(ord, name + family)) % 97)
-    assert_planted(scene, plant.pair(scene))
+    assert_read(scene, plant) if plant.side else assert_planted(scene, plant.pair(scene))

@@ -47,6 +47,17 @@ def refused(call, error, match):
         ({"response_ids": np.array([2**63], np.uint64)}, r"response_ids\[0\]"),
         ({"response_ids": [1, [2]]}, "response_ids is no array of integers"),
         ({"media": np.zeros((60, 60, 3), np.uint8)}, "media is ndarray, expected a list"),
+        ({"kept_ids": [[1], [2]]}, r"kept_ids: expected .+ in memory an mp.Ragged, found an array"),
+        ({"kept_ids": mp.Ragged.of([[1]])}, "kept_ids has 1 lists, expected 2"),
+        (
+            {"teachers": {3: mp.Ragged.empty(2, True)}},
+            "teachers: has the teacher 3, expected a name",
+        ),
+        ({"teachers": mp.Ragged.empty(2, True)}, r"in memory {name: mp.Ragged}, found a value of"),
+        ({"teachers": {"a": mp.Ragged.empty(3, True)}}, r"teachers\['a'\] has 3 lists, expected 2"),
+        ({"routed_experts": [[[1]]]}, "in memory what mp.compact_routes returns, found an array"),
+        ({"routed_experts": np.zeros((2, 1, 1), int)}, "of int64, .+ see mp.compact_routes"),
+        ({"routed_experts": np.zeros((2, 1, 1), np.uint8)}, "the routes of 2 tokens, there are"),
     ],
 )
 def test_fields(processor, fields, match):

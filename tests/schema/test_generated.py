@@ -57,7 +57,7 @@ def test_unknown_fields_fit(record):
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (["schema_version"], "2"),
+        (["schema_version"], "3"),
         (["sample_id"], 3),
         (["family"], "llama"),
         (["input_ids", 0], -1),

@@ -1,5 +1,6 @@
 """Each rule of MM0xx to MM3xx is broken once, on purpose, and is the one that is found."""
 
+import base64
 import dataclasses
 import json
 import time
@@ -15,7 +16,9 @@ from mmpack.errors import SchemaError, TraceError
 from mmpack.families import FAMILIES
 from mmpack.schema.codec import CodecIds
 from mmpack.schema.codes import OF_TEXT, RULES
+from mmpack.schema.columns.readable import readable
 from mmpack.schema.columns.table import Table, parsed_lists
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.rules import check, validate
 from mmpack.schema.rules.problems import TOPICS
 from mmpack.schema.rules.trajectories import CODES as OVER_SAMPLES
@@ -33,6 +36,9 @@ from mmpack.schema.spans import (
 from mmpack.schema.trace import read_trace, write_trace
 
 IMAGE_ID = 151655
+
+
+LOSS_IDS = ([8, 9, 10, 11], [14, 15])  # of base()
 
 
 def as_record(sample: Sample) -> dict[str, Any]:
@@ -56,6 +62,12 @@ def base() -> Sample:
 
 def record(**changes: Any) -> bytes:
     return json.dumps(as_record(base()) | changes).encode()
+
+
+def _routes(**changes: Any) -> dict[str, Any]:
+    """One expert of one layer for each of the 19 tokens."""
+    text = base64.b64encode(bytes(19)).decode()
+    return {"dtype": "uint8", "shape": [19, 1, 1], "base64": text} | changes
 
 
 LINE = record()
@@ -90,6 +102,19 @@ STRUCTURE: dict[str, list[bytes]] = {
         record(media=[None]),
         record(media=[as_record(base())["media"][0] | {"grid_thw": [1, 2**40, 2]}]),
         record(processor_fingerprint="md5:00"),
+        record(kept_ids=[[1, 2], [3]]),
+        record(kept_ids={"offsets": [0, 1], "ids": [-1]}),
+        record(kept_ids={"offsets": [0, 1], "ids": [1.5]}),
+        record(kept_ids={"offsets": [0, 1], "ids": [2**31]}),
+        record(kept_ids={"offsets": [0, 1], "ids": [1], "logprobs": [-1.0]}),
+        record(teachers=[]),
+        record(teachers={"t": 3}),
+        record(routed_experts=[[[0]]] * 19),
+        record(routed_experts=_routes(dtype="int64")),
+        record(routed_experts=_routes(base64="not base64")),
+        record(routed_experts=_routes(base64=3)),
+        record(routed_experts=_routes(shape=[19, 1, -1])),
+        record(routed_experts=_routes(more=1)),
         record(rewards=[{"name": "x", "value": "1"}]),
         record(rewards=[{"name": "x", "value": 1, "scope": "token"}]),
         record(rollout_logprobs=[-1e300] * 6),
@@ -105,8 +130,10 @@ STRUCTURE: dict[str, list[bytes]] = {
         record(schema_version=None),
         record(loss_spans=None),
         record(loss_spans=[{"start": 11}]),
+        record(kept_ids={"offsets": [0, 1]}),
+        record(teachers={"t": {"offsets": [0, 1], "ids": [1]}}),
     ],
-    "MM005": [record(schema_version="2"), record(schema_version=1)],
+    "MM005": [record(schema_version="3"), record(schema_version=1)],
     "MM006": [record(family="llama"), record(family="x" * 10**6)],
     "MM007": [LINE + b"\n" + LINE],
     "MM008": [
@@ -115,12 +142,18 @@ STRUCTURE: dict[str, list[bytes]] = {
         record(attention_mask=[1] * 20),
         record(screen_size=[1, 2, 3]),
         record(position_ids=[[0] * 18] * 3),
+        record(teachers={"t": {"offsets": [0, 1], "ids": [1], "logprobs": [-1.0, -2.0]}}),
+        record(routed_experts=_routes(shape=[18, 1, 1])),
+        record(routed_experts=_routes(shape=[19, 0, 1])),
+        record(routed_experts=_routes(shape=[19, 1, 2])),
+        record(routed_experts=_routes(dtype="uint16")),
     ],
     "MM009": [
         record(rollout_logprobs=[-1.0, float("nan"), -1.0, -1.0, -1.0, -1.0]),
         record(rollout_logprobs=[-1.0, float("-inf"), -1.0, -1.0, -1.0, -1.0]),
         LINE[:-1] + b', "costs": [{"name": "c", "value": 1e999}]}',
         record(metadata={"a": [{"b": float("inf")}]}),
+        record(teachers={"t": {"offsets": [0, 1], "ids": [1], "logprobs": [float("nan")]}}),
     ],
     "MM010": [
         b"[" * 10**6 + b"\n",
@@ -128,6 +161,13 @@ STRUCTURE: dict[str, list[bytes]] = {
         LINE[:-1] + b', "x": ' + b"[" * 100 + b"]" * 100 + b"}",
         LINE[:-1] + b', "x": "' + b"a" * 2**20 + b'"}',
         b"\n" * 2**21,
+    ],
+    "MM013": [
+        record(kept_ids={"offsets": [0, 1, 3], "ids": [1, 2]}),
+        record(kept_ids={"offsets": [1, 2], "ids": [1, 2]}),
+        record(kept_ids={"offsets": [0, 2, 1, 2], "ids": [1, 2]}),
+        record(kept_ids={"offsets": [], "ids": []}),
+        record(teachers={"t": {"offsets": [0, 2], "ids": [1], "logprobs": [-1.0]}}),
     ],
     "MM011": [record(media=[as_record(base())["media"][0] | {"modality": "audio"}])],
 }
@@ -145,6 +185,37 @@ def _span(i: int, **changes: Any) -> Callable[[Sample], None]:
 
 def _medium(**changes: Any) -> Callable[[Sample], None]:
     return lambda s: s.media.__setitem__(0, dataclasses.replace(s.media[0], **changes))
+
+
+def _kept(*, n: int = 6, **odd: Any) -> Callable[[Sample], None]:
+    """Each sampled token and id 20; `odd` lists by number."""
+
+    def change(s: Sample) -> None:
+        s.processor = {"tokenizer": {"vocab_size": 200000}}
+        lists = [[i, 20] for own in LOSS_IDS for i in own][:n]
+        for k, ids in odd.items():
+            lists[int(k[1:])] = ids
+        offsets = np.cumsum([0, *map(len, lists)])
+        s.kept_ids = Ragged(offsets, np.array([i for ids in lists for i in ids], np.int32))
+
+    return change
+
+
+def _teacher(n: int = 6, ids: list[int] = [3, 4], logprobs: Any = (-1.0, -2.0)) -> Any:  # noqa: B006
+    def change(s: Sample) -> None:
+        s.processor = {"tokenizer": {"vocab_size": 200000}}
+        own = [np.array(ids * n, np.int32), np.array([*logprobs] * n, np.float32)]
+        s.teachers = {"t": Ragged(np.arange(n + 1) * len(ids), *own)}
+
+    return change
+
+
+def _routed(token: int, experts: list[int]) -> Callable[[Sample], None]:
+    def change(s: Sample) -> None:
+        s.routed_experts = np.tile(np.arange(2, dtype=np.uint8), (19, 3, 1))
+        s.routed_experts[token, 1] = experts
+
+    return change
 
 
 def _token(at: int, value: int) -> Callable[[Sample], None]:
@@ -370,6 +441,15 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     "MM315": ("screen_size", [_set("screen_size", (0, 480)), _set("screen_size", (640, 0))]),
     "MM312": ("input_ids[1]", [_vocabulary(151652), _vocabulary(100)]),
     "MM309": ("prefix_cached_tokens", [_set("prefix_cached_tokens", 20)]),
+    "MM331": ("kept_ids", [_kept(n=5)]),
+    "MM332": ("kept_ids.ids[1]", [_kept(k0=[8, 200000])]),
+    "MM333": ("kept_ids[2]", [_kept(k2=[]), _kept(k2=[9, 11])]),
+    "MM334": ("kept_ids.ids[3]", [_kept(k1=[9, 9]), _kept(k1=[9, 4])]),
+    "MM335": (
+        "teachers['t'].logprobs[1]",
+        [_teacher(logprobs=(-1.0, 0.01)), _teacher(logprobs=(-8.0, 7.0))],
+    ),
+    "MM336": ("routed_experts", [_routed(3, [1, 1]), _routed(17, [0, 0])]),
     "MM321": ("codec_ids[0].codes[1][2]", [_codec([[1, 2, 3], [0, 1, 9]])]),
     "MM322": ("codec_ids[0]", [_codec([[1, 2, 3]]), _codec(np.zeros((2, 0)))]),
     "MM323": ("codec_ids[0].frame_rate", [_codec([[1], [2]], rate=0.0)]),
@@ -377,7 +457,55 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
 
 
 @pytest.mark.parametrize(
-    "code", [c for c in RULES if c < "MM4" and c not in {*OF_TEXT, *OVER_SAMPLES}]
+    ("change", "code", "field"),
+    [
+        (_teacher(n=5), "MM331", "teachers['t']"),
+        (_teacher(ids=[3, 200000]), "MM332", "teachers['t'].ids[1]"),
+        (_teacher(ids=[4, 3]), "MM334", "teachers['t'].ids[1]"),
+        (_teacher(logprobs=(-0.1, -0.2)), "MM335", "teachers['t'][0]"),
+    ],
+)
+def test_rules_of_a_teacher(change, code, field):
+    sample = base()
+    change(sample)
+    assert (code, field) in [(p.code, p.field) for p in validate(sample)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _kept(),
+        _kept(k0=[8]),
+        _teacher(),
+        _teacher(ids=[], logprobs=()),
+        _routed(4, [1, 0]),
+        _routed(18, [0, 0]),  # the engine never ran the last token that it sampled
+    ],
+)
+def test_what_may_be_recorded_to_be_replayed(tmp_path, change):
+    sample = base()
+    change(sample)
+    assert validate(sample) == []
+    write_trace(tmp_path / "t.parquet", [sample])
+    columns = next(read_trace(tmp_path / "t.parquet").blocks()).columns
+    table = Table(columns, parsed_lists(columns), 1, FAMILIES[sample.family])
+    (topic,) = [topic for topic in TOPICS if "MM333" in topic.codes]
+    # rows with teachers are left to Python
+    assert bool(topic.valid_rows(table)[0]) == (sample.teachers is None)
+    assert bool(readable(table)[0]) == (sample.teachers is None)
+
+
+def test_fields_of_version_2_in_a_sample_of_version_1():
+    sample = base()
+    _kept()(sample)
+    sample.schema_version = "1"
+    assert [(p.code, p.field) for p in validate(sample)] == [("MM012", "kept_ids")]
+    with pytest.raises(TraceError, match="MM012"):
+        sample.to_dict()
+
+
+@pytest.mark.parametrize(
+    "code", [c for c in RULES if c < "MM4" and c not in {*OF_TEXT, *OVER_SAMPLES, "MM012"}]
 )
 def test_every_rule_has_a_trigger(code):
     assert (code in STRUCTURE) != (code in RULE_BREAKS)

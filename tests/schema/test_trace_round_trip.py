@@ -1,5 +1,6 @@
 """What is written is read back, field by field, in each format; equal samples give equal bytes."""
 
+import base64
 import dataclasses
 import json
 import subprocess
@@ -153,6 +154,12 @@ def test_padding_is_cut_off(tmp_path, side):
     record["input_ids"] = np.pad(plain.input_ids, (before, after), constant_values=151643)
     record["position_ids"] = np.pad(plain.position_ids, ((0, 0), (before, after)))
     record["attention_mask"] = np.pad(plain.attention_mask, (before, after))
+    routes = np.pad(plain.routed_experts, ((before, after), (0, 0), (0, 0)))
+    record["routed_experts"] = {
+        "dtype": "uint8",
+        "shape": list(routes.shape),
+        "base64": base64.b64encode(routes.tobytes()).decode(),
+    }
     (tmp_path / "in.jsonl").write_text(json.dumps(record, default=lambda a: a.tolist()))
     (sample,) = read_trace(tmp_path / "in.jsonl")
     assert sample.metadata.pop("padding") == [before, after]

@@ -35,6 +35,9 @@ def test_every_check_holds_with_its_figure(tmp_path):
     worst = values["logprobs"]["max_abs_diff"]
     assert set(worst) == {"packed", "shared_prefix", "padded_left", "padded_right"}
     assert max(worst.values()) <= 1e-4 and values["logprobs"]["between_layouts"] <= 1e-5
+    kept = values["kept_ids"]
+    assert kept["max_abs_diff"] <= 1e-4 and abs(kept["ratio"] - 1) <= 1e-5
+    assert kept["ratio_over_all_ids"] < 0.95 and 1 < kept["ids_per_token"] <= 1024
     assert values["loss_mask"]["leak"] == 0.0
     assert values["advantages"]["max_abs_diff"] <= 1e-5
     assert values["micro_batches"]["counts"] == [1, 5]
@@ -96,8 +99,8 @@ def test_learning_goes_up_and_with_negated_advantages_down():
 def test_a_layout_that_gives_nan_fails(monkeypatch):
     whole = job.packed_logprobs
 
-    def broken(model, batch, temperature=1.0):
-        out = whole(model, batch, temperature)
+    def broken(model, batch, temperature=1.0, **options):
+        out = whole(model, batch, temperature, **options)
         right = getattr(batch, "side", None) == "right"
         return torch.full_like(out, float("nan")) if right else out
 

@@ -45,6 +45,9 @@ def test_the_command_does_the_whole_job():
         assert values[name]["tokens"] >= 200 and within_bounds(values[name])
         assert values[name]["argmax_differs"] == 0.0 and values[name]["causes"] == {}
     assert values["weights"]["unlike"] == [] and values["weights"]["tensors"] > 50
+    kept = values["kept_ids"]
+    assert kept["max_abs_diff"] <= MAX and abs(kept["ratio"] - 1) <= 1e-4
+    assert kept["ratio_over_all_ids"] < 0.95 and 1 < kept["ids_per_token"] <= 1024
     rows = values["engines"]
     ways = {(r["prefix_cache"], r["chunked_prefill"] is None, r["batch"] == 1) for r in rows}
     assert len(rows) == len(ways) == 8

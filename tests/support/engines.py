@@ -52,6 +52,13 @@ def shared_engine(folder: str = "", **settings: Any) -> VllmEngine:
     return _running["engine"]
 
 
+def close_shared() -> None:
+    """For a model of another kind: engines of one process share vLLM's groups, and a dense one has none of experts."""
+    if _running:
+        VllmEngine.close(_running.pop("engine"))
+        _running.clear()
+
+
 def reset(engine: VllmEngine) -> None:
     """The checkpoint's weights, an empty cache, and the sampler's first state."""
     engine.load_weights(trainer()[0].state_dict(), "0")

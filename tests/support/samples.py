@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from mmpack.families import FAMILIES, get_family
 from mmpack.layout.fingerprint import cache_key, fingerprint
 from mmpack.schema.media import Medium
-from mmpack.schema.sample import COORDINATE_SYSTEMS, FINISH_REASONS, Sample
+from mmpack.schema.ragged import Ragged
+from mmpack.schema.routes import compact_routes
+from mmpack.schema.sample import COORDINATE_SYSTEMS, FINISH_REASONS, VERSIONS, Sample
 from mmpack.schema.spans import (
     LOSS_KINDS,
     OBSERVATION_SOURCES,
@@ -116,8 +118,33 @@ def make_sample(
     return sample
 
 
-def full_sample(sample_id: str = "s0", seed: int = 0) -> Sample:
-    """A valid sample of two turns, an image and a video, with every field of the schema set."""
+def kept_of(sample: Sample, rng: np.random.Generator, most: int = 6) -> Ragged:
+    """Per loss token, the token and up to `most` others."""
+    targets = sample.input_ids[sample.loss_indices].tolist()
+    others = (rng.integers(0, TEXT_IDS, rng.integers(0, most + 1)).tolist() for _ in targets)
+    return Ragged.of([sorted({t, *more}) for t, more in zip(targets, others, strict=True)])
+
+
+def teacher_of(sample: Sample, rng: np.random.Generator, most: int = 6) -> Ragged:
+    """Per loss token, up to `most` ids with the logprobs of a softmax over more; none for some tokens."""
+    counts = rng.integers(0, most + 1, sample.num_loss_tokens)
+    ids = [np.unique(rng.integers(0, TEXT_IDS, count)) for count in counts]
+    return Ragged.of(ids, [np.log(rng.dirichlet(np.ones(len(i) + 1))[:-1]) - 1e-3 for i in ids])
+
+
+def routes_of(
+    sample: Sample, rng: np.random.Generator, layers: int = 2, k: int = 2, experts: int = 8
+) -> np.ndarray:
+    """[L, layers, k]: the k largest of random router logits."""
+    order = np.argsort(rng.random((len(sample), layers, experts)), axis=-1)
+    return compact_routes(order[..., :k], experts)
+
+
+def full_sample(sample_id: str = "s0", seed: int = 0, replay: bool = True) -> Sample:
+    """A valid sample of two turns, an image and a video, with every field of the schema set.
+
+    `replay=False`: none of those that all samples of a pack have or none.
+    """
     rng = np.random.default_rng(seed)
 
     def text(n: int) -> list[int]:
@@ -166,6 +193,10 @@ def full_sample(sample_id: str = "s0", seed: int = 0) -> Sample:
         PolicyVersion(0, first.stop, "w7"),
         PolicyVersion(first.stop, length, "w8"),
     ]
+    if replay:
+        sample.kept_ids = kept_of(sample, rng)
+        sample.teachers = {"32B": teacher_of(sample, rng), "Ω": teacher_of(sample, rng)}
+        sample.routed_experts = routes_of(sample, rng)
     sample.trajectory_id, sample.turn, sample.prefix_cached_tokens = f"of {sample_id}", 1, 4
     sample.metadata = {"dataset": "geo", "nested": {"a": [1, 2.5, None, True, "é\ud800\n"]}}
     return sample
@@ -208,9 +239,15 @@ NUMBERS = st.floats(-1e6, 1e6)
 
 @st.composite
 def samples(
-    draw: st.DrawFn, sample_id: str | None = None, families: tuple[str, ...] = tuple(FAMILIES)
+    draw: st.DrawFn,
+    sample_id: str | None = None,
+    families: tuple[str, ...] = tuple(FAMILIES),
+    replay: bool = False,
 ) -> Sample:
-    """Random samples without a broken rule, with images, videos and at times any optional field."""
+    """Random samples without a broken rule, with images, videos and at times any optional field.
+
+    `replay`: also what is to be replayed, which all samples of a pack have or none.
+    """
     family = get_family(draw(st.sampled_from(families)))
     videos = st.tuples(st.just("video"), VIDEO_GRIDS, NAMES.map(lambda name: name + " film"))
     parts = draw(
@@ -298,9 +335,19 @@ def samples(
     sample.turn = draw(TURNS)
     sample.prefix_cached_tokens = draw(_optional(st.integers(0, length)))
     sample.metadata = draw(FREE_JSON)
+    if replay and draw(st.booleans()):
+        sample.kept_ids = draw(_optional(st.builds(lambda: kept_of(sample, rng))))
+        sample.teachers = draw(
+            _optional(st.dictionaries(TEXT, st.builds(lambda: teacher_of(sample, rng)), max_size=2))
+        )
+        experts = draw(st.sampled_from([2, 8, 300]))
+        routes = st.builds(lambda: routes_of(sample, rng, 3, 2, experts))
+        sample.routed_experts = draw(_optional(routes))
+    else:
+        sample.schema_version = draw(st.sampled_from(VERSIONS))
     return sample
 
 
 def traces(max_size: int = 4) -> st.SearchStrategy[list[Sample]]:
     """Lists of samples with unlike ids."""
-    return st.lists(samples(), max_size=max_size, unique_by=lambda s: s.sample_id)
+    return st.lists(samples(replay=True), max_size=max_size, unique_by=lambda s: s.sample_id)

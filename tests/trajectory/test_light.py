@@ -22,6 +22,15 @@ def test_the_room_is_numpy_only():
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
 
 
+def test_readers_of_records_need_neither():
+    code = """
+import sys
+import mmpack.adapters.prime_rl, mmpack.adapters.skyrl
+print([n for n in ("torch", "transformers") if n in sys.modules])
+"""
+    assert run_python(code).stdout.strip() == "[]"
+
+
 def test_every_public_name_resolves_after_its_module_was_loaded():
     """No module bears the name of a function, which it would hide."""
     code = """

@@ -150,6 +150,19 @@ def test_any_sample_makes_a_page(sample):
     assert len(page.all("article")) == 1
 
 
+def test_what_is_to_be_replayed_is_drawn():
+    sample = make_sample([("text", [1, 2]), ("response", [5, 6], 0)])
+    sample.kept_ids = mp.Ragged.of([[5], [6, 7, 8]])
+    sample.teachers = {"32B": mp.Ragged.of([[5], []], [[-0.5], []])}
+    sample.routed_experts = mp.compact_routes([[[0, 1]]] * 4, 8)
+    page = Page(mp.view.html([sample]))
+    given = [dict(a)["data-q"] for _, a in page.tags if "data-q" in dict(a)]
+    assert given == ["AABAAD"]  # 1 and 3 of base 64
+    text = "".join(page.text)
+    assert '"most": 3' in text and '"32B": {"lists": 2, "ids": 1' in text
+    assert '"bytes_per_token": 2' in text
+
+
 def broken():
     sample = make_sample([("text", [1, 2, 3]), ("image", (1, 4, 4)), ("response", [4, 5], 0)])
     sample.loss_spans = [mp.LossSpan(5, 900), mp.LossSpan(7, 2), mp.LossSpan(0, 1)]

@@ -13,6 +13,7 @@ from mmpack.adapters.transformers.compile import compile_layers
 from mmpack.adapters.transformers.encode_once import encode_once
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
+from mmpack.adapters.transformers.listed import packed_listed_logprobs
 from mmpack.adapters.transformers.load import load_checkpoint
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.prefix import (
@@ -23,6 +24,7 @@ from mmpack.adapters.transformers.prefix import (
 )
 from mmpack.adapters.transformers.probe import probe_side
 from mmpack.adapters.transformers.router import router_loss
+from mmpack.adapters.transformers.routes import record_routes
 
 __all__ = [
     "PrefixLogprobs",
@@ -36,9 +38,11 @@ __all__ = [
     "kv_bytes_per_token",
     "load_checkpoint",
     "model_inputs",
+    "packed_listed_logprobs",
     "packed_logprobs",
     "prefix_logprobs",
     "probe_side",
+    "record_routes",
     "rollout",
     "router_loss",
     "version_of",

@@ -13,8 +13,9 @@ from mmpack.ops.backend import implementation
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.rows import GATHER_ROWS
+from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
 
-OPS = (MERGE_EMBEDDINGS, GATHER_ROWS, LINEAR_SELECTED_LOGPROBS)
+OPS = (MERGE_EMBEDDINGS, GATHER_ROWS, LINEAR_SELECTED_LOGPROBS, SUPPORT_LOGPROBS)
 
 
 def load_kernels(device: torch.device) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental import _config as shapes
 
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
+from mmpack.adapters.transformers.routes import take_routes
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.ops.attention.autocast import attended_dtype
@@ -30,8 +31,13 @@ COMPILER = (
     "torch._inductor.runtime.triton_heuristics",
 )
 # While layers are traced. Floats are constants: scales and epsilons as inputs of a graph would make torch trace and
-# lower it twice. All layers' graphs count for one limit, which is 8 else.
-DYNAMO: dict[str, Any] = {"specialize_float": True, "recompile_limit": 64}
+# lower it twice. All layers' graphs count for one limit, which is 8 else. A layer's replayed experts go to its router
+# by an attribute, which a checkpointed layer's graph sets once: what runs again is within the graph.
+DYNAMO: dict[str, Any] = {
+    "specialize_float": True,
+    "recompile_limit": 64,
+    "skip_fwd_side_effects_in_bwd_under_checkpoint": True,
+}
 # Sizes that are equal in the first pack by chance, as its sequences and the rows of positions, stay two sizes.
 SHAPES: dict[str, Any] = {"use_duck_shape": False}
 
@@ -66,6 +72,7 @@ def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
             "compile_layers: the model's layers are compiled already. Fix: once is enough"
         )
     load_compiler()
+    take_routes(whole)  # graphs have the hooks of their first trace
     for keyword, part in parts.items():
         for layer in part:
             layer.forward = CompiledForward(layer, keyword, OPTIONS | options)

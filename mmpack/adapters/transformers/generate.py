@@ -27,6 +27,7 @@ from mmpack.processors.settings import text_hash
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.media import Medium
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan
 from mmpack.video.hand_over import hf_kwargs, hf_metadata
@@ -41,6 +42,9 @@ def rollout(
     n: int = 4,
     max_new_tokens: int = 32,
     temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
     prompts_per_batch: int = 4,
     media_root: str | Path | None = None,
     video_policy: str | None = None,
@@ -48,8 +52,9 @@ def rollout(
 ) -> list[Sample]:
     """Sample `n` responses of each prompt (chat messages with their media); torch's global seed decides them.
 
-    `rollout_logprobs` are of the distribution that was sampled from: `temperature` applied, nothing cut off.
-    Samples are called `<group_id>/<k>`. The model must be detached: `generate` needs its own attention.
+    `rollout_logprobs` are of the distribution that was sampled from: `temperature` applied, over the ids that `top_p`,
+    `top_k` and `min_p` left. These are its `kept_ids`; by default nothing is cut off, and it has none. Samples are
+    called `<group_id>/<k>`. The model must be detached: `generate` needs its own attention.
 
     Args: `media_root`, `video_policy`, `video_settings`: of `wrap_processor`. Videos are sampled and decoded by its
     plan; the processor lays their frames out, with the plan's times.
@@ -63,6 +68,9 @@ def rollout(
     ):
         check_whole("rollout", name, count)
     check_number("rollout", "temperature", temperature, above=0)
+    check_number("rollout", "top_p", top_p, above=0, most=1)
+    check_whole("rollout", "top_k", top_k, least=0, fix="pass 0 for no limit")
+    check_number("rollout", "min_p", min_p, least=0, most=1)
     _check_prompts(prompts, group_ids)
     if not hasattr(model, "generate"):
         raise ArgumentError(
@@ -82,12 +90,16 @@ def rollout(
             "Fix: mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) for what generate returned"
         )
     stops = _stop_ids(model, hf_processor.tokenizer)
+    filtered = top_p < 1 or top_k > 0 or min_p > 0
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    sampling |= {"min_p": min_p} if min_p > 0 else {}
     # nothing of the checkpoint's own: a penalty would change the scores
     config = GenerationConfig(
         do_sample=True,
         temperature=temperature,
-        top_k=0,
-        top_p=1.0,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p or None,
         num_return_sequences=n,
         max_new_tokens=max_new_tokens,
         eos_token_id=stops,
@@ -104,6 +116,7 @@ def rollout(
         with torch.no_grad(), _own_config(model, config):
             generated = model.generate(**inputs)
         logprobs = _sampled_logprobs(generated, inputs["input_ids"].shape[1])
+        kept = _kept_ids(generated) if filtered else None
         positions = _positions(model, inputs, generated.sequences.shape[1])
         recorded = iter(_recorded([m for own in media for m in own], inputs, settings))
         for p, group_id in enumerate(group_ids[part]):
@@ -117,12 +130,13 @@ def rollout(
                         inputs["attention_mask"][p].cpu().numpy(),
                         positions[:, p],
                         logprobs[b],
+                        None if kept is None else kept[b],
                         own,
                         wrapped.family,
                         hf_processor.tokenizer,
                         stops,
                         settings,
-                        {"temperature": temperature, "top_p": 1.0, "top_k": 0},
+                        sampling,
                     )
                 )
     return out
@@ -227,6 +241,12 @@ def _sampled_logprobs(generated: Any, prompt_length: int) -> np.ndarray:
     return torch.stack(steps, dim=1).cpu().numpy()
 
 
+def _kept_ids(generated: Any) -> list[list[np.ndarray]]:
+    """The ids of each row that each step's filters left, [B][new]: those whose score is finite."""
+    steps = [scores.isfinite().cpu().numpy() for scores in generated.scores]
+    return [[np.flatnonzero(kept[b]) for kept in steps] for b in range(len(steps[0]))]
+
+
 def _positions(model: Any, inputs: Any, length: int) -> np.ndarray:
     """int64 [3, prompts, length]: the prompt's by `get_rope_index`, then one step per token past the rope delta."""
     mask = inputs["attention_mask"]
@@ -276,6 +296,7 @@ def _sample(
     prompt_mask: np.ndarray,
     positions: np.ndarray,
     logprobs: np.ndarray,
+    kept: list[np.ndarray] | None,
     media: list[Medium],
     family: Family,
     tokenizer: Any,
@@ -306,6 +327,7 @@ def _sample(
         processor=settings,
         processor_fingerprint=fingerprint(settings),
         rollout_logprobs=logprobs[:count].astype(np.float32),
+        kept_ids=None if kept is None else Ragged.of(kept[:count]),
         sampling=sampling | {"logprobs": "processed"},
         finish_reason="stop" if len(ends) else "length",
         metadata={RESPONSE_TEXT_KEY: text_hash(tokenizer.decode(response[:count].tolist()))},

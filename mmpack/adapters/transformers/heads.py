@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
+from mmpack.ops.logprobs.support import Support
 from mmpack.packing.batch import Batch
 
 CHUNK = 1024  # loss tokens whose logits exist at once
@@ -30,13 +32,20 @@ def head_of(whole: Any) -> Any:
 
 
 def reader(
-    head: Any, batch: Batch, temperature: float, entropy: bool, memory_budget: int | None = None
+    head: Any,
+    batch: Batch,
+    temperature: float,
+    entropy: bool,
+    memory_budget: int | None = None,
+    kept_ids: bool = True,
 ) -> Callable[[Any], Values]:
     """Hidden states [..., H] of the batch's rows -> logprobs [N], or (logprobs, entropies), by this head.
 
-    `memory_budget`: of a head that is read by its weight.
+    `memory_budget`: of a head that is read by its weight. `kept_ids`: over those of the batch, if it has some.
     """
     logits_of = head.forward  # taken now: the caller may exchange it
+    support = batch.kept_ids if kept_ids else None
+    _check_kept(support, len(batch.loss_targets))
 
     def by_weight(hidden: torch.Tensor) -> Values:
         return linear_selected_logprobs(
@@ -50,26 +59,44 @@ def reader(
             rows_unique=batch.loss_rows_unique,
             row_inverse=batch.loss_row_inverse,
             memory_budget=memory_budget,
+            support=support,
         )
 
-    def of_chunk(hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Values:
+    def of_chunk(
+        hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, lists: Support | None
+    ) -> Values:
         logits = logits_of(hidden.index_select(0, rows))
-        return selected_logprobs(logits, targets, temperature=temperature, entropy=entropy)
+        return selected_logprobs(
+            logits, targets, temperature=temperature, entropy=entropy, support=lists
+        )
 
     def by_logits(hidden: torch.Tensor) -> Values:
         """Of a chunk of loss tokens at a time, and again in backward, so that no more logits exist."""
         flat = hidden.reshape(-1, hidden.shape[-1])
-        chunks = zip(batch.loss_rows.split(CHUNK), batch.loss_targets.split(CHUNK), strict=True)
+        rows, targets = batch.loss_rows.split(CHUNK), batch.loss_targets.split(CHUNK)
+        lists = [None] * len(rows) if support is None else support.split([len(r) for r in rows])
+        chunks = zip(rows, targets, lists, strict=True)
         made = [checkpoint(of_chunk, flat, *chunk, use_reentrant=False) for chunk in chunks]
         if entropy:
             logprobs, entropies = zip(*made, strict=True)
             return torch.cat(logprobs), torch.cat(entropies)
         return torch.cat(made)
 
-    return by_weight if _is_linear(head) else by_logits
+    return by_weight if is_linear(head) else by_logits
 
 
-def _is_linear(head: Any) -> bool:
+def _check_kept(support: Any, count: int) -> None:
+    """Raise ArgumentError for kept ids, put into a batch by hand, that are no `count` lists: they are cut in chunks."""
+    if support is None or (isinstance(support, Support) and len(support) == count):
+        return
+    what = f"{len(support)} lists" if isinstance(support, Support) else kind_of(support)
+    raise ArgumentError(
+        f"packed_logprobs: kept_ids is {what}, expected a Support of {count} lists, one per loss token. "
+        "Fix: those of the batch, as mp.pack made it"
+    )
+
+
+def is_linear(head: Any) -> bool:
     """Whether the head's weight and bias say all; `fully_shard` makes a class of its own."""
     kinds = [k for k in type(head).__mro__ if not k.__module__.startswith("torch.distributed.")]
     return kinds[0] is torch.nn.Linear

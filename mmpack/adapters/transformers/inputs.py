@@ -17,6 +17,7 @@ from mmpack.adapters.transformers.attention import (
     open_ids_in_forward,
 )
 from mmpack.adapters.transformers.guards import BoundIds
+from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.tower import (
     Features,
     encoded_inputs,
@@ -59,7 +60,8 @@ def model_inputs(
     `attention_mask`; it encodes a medium once per occurrence, as frameworks do.
     The inputs are for this model's forward, attached if it is attached now: any other raises. What depends on weights
     is made in the forward (see `BoundIds`), so the same inputs may be used again after a step of the optimizer. After
-    the forward `batch.stats["patches_encoded"]` says what the tower ran.
+    the forward `batch.stats["patches_encoded"]` says what the tower ran. `routed_experts` of a batch are replayed: the
+    model's routers take these experts, and weigh them by their own logits.
 
     Args:
         batch: packed or padded; its media must have pixels.
@@ -72,9 +74,9 @@ def model_inputs(
             with gradients checkpoints each chunk unless it checkpoints its layers already. As `features` otherwise.
 
     Returns: input_ids and position_ids, `visible_until` [T] int32 and `attention_plan` (or attention_mask), use_cache,
-    and with media their encoded features, or pixels and grids.
-    Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids; SchemaError (MM404) for
-    missing pixels; ArgumentError for other options, or for what is no batch.
+    with media their encoded features, or pixels and grids, and with routes `routed_experts`.
+    Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
+    for missing pixels; ArgumentError for other options, or for what is no batch.
     """
     if vision not in ("auto", "always"):
         raise ArgumentError(f"model_inputs: vision is {vision!r}. Fix: use 'auto' or 'always'")
@@ -106,6 +108,9 @@ def model_inputs(
         inputs["attention_plan"] = attention_plan_of(batch, model)
     else:
         _refuse_missing_kernels(model.config.get_text_config())
+    if batch.routed_experts is not None:
+        routes_of(batch, model, "model_inputs")
+        inputs[KEYWORD] = batch.routed_experts
     batch.stats["patches_encoded"] = 0
     make: Callable[[], dict[str, Any]] | None = None
     if not batch.media and isinstance(features, SummedFeatures):
@@ -119,7 +124,7 @@ def model_inputs(
     elif batch.media:  # the model's forward encodes
         inputs |= pixel_inputs(batch)
     if not attached:
-        if make is None:  # any model of the family may take these
+        if make is None and KEYWORD not in inputs:  # any model of the family may take these
             return inputs | {"input_ids": ids}
         open_ids_in_forward(model.model)
     return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict)}

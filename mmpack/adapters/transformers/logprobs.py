@@ -12,6 +12,7 @@ from mmpack.adapters.transformers.heads import head_of, reader
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.tower import Features
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
+from mmpack.errors import check_flag
 from mmpack.packing.batch import Batch
 
 
@@ -26,6 +27,7 @@ def packed_logprobs(
     features: Features | None = None,
     max_patches: int | None = None,
     memory_budget: int | None = None,
+    kept_ids: bool = True,
 ) -> torch.Tensor: ...
 
 
@@ -40,6 +42,7 @@ def packed_logprobs(
     features: Features | None = None,
     max_patches: int | None = None,
     memory_budget: int | None = None,
+    kept_ids: bool = True,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -53,6 +56,7 @@ def packed_logprobs(
     features: Features | None = None,
     max_patches: int | None = None,
     memory_budget: int | None = None,
+    kept_ids: bool = True,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
@@ -66,12 +70,15 @@ def packed_logprobs(
         vision, features, max_patches: see `model_inputs`.
         memory_budget: bytes for the head's probabilities, which the backward then need not compute again; see
             `linear_selected_logprobs`.
+        kept_ids: the distribution is that of the batch's kept ids, where it has some: of old, new and reference
+            logprobs and of the entropy. False: that of the whole vocabulary.
 
-    Raises: as `model_inputs` does; ModelError for what is no transformers model.
+    Raises: as `model_inputs` does; ModelError for what is no transformers model; ArgumentError.
     """
+    check_flag("packed_logprobs", "kept_ids", kept_ids)
     whole = unwrap(model, "packed_logprobs")
     head = head_of(whole)
-    read = reader(head, batch, temperature, entropy, memory_budget)
+    read = reader(head, batch, temperature, entropy, memory_budget, kept_ids)
     inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
     if not (is_parallel(model) or is_sharded(whole)):
         return read(whole.model(**inputs).last_hidden_state)
@@ -83,14 +90,14 @@ def packed_logprobs(
 
     # DDP and FSDP watch what the outermost forward returns; FSDP has the weights whole only in it. Complex
     # numbers pass as they are; real ones are cast to a policy's output_dtype.
-    with _forward_of(head, read_as_logits):
+    with forward_of(head, read_as_logits):
         values = model(**inputs).logits
     logprobs = values.real.contiguous()
     return (logprobs, values.imag.contiguous()) if entropy else logprobs
 
 
 @contextlib.contextmanager
-def _forward_of(module: Any, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
+def forward_of(module: Any, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
     """Another forward within the block; the module may have one of its own already, as accelerate's hooks set it."""
     own = vars(module).get("forward")
     module.forward = forward

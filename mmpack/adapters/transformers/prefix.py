@@ -31,7 +31,7 @@ from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.cache.index import PrefixIndex
 from mmpack.cache.rows import RowStore
 from mmpack.cache.tower import Levels, Tower
-from mmpack.errors import ArgumentError, ModelError, check_number, kind_of
+from mmpack.errors import ArgumentError, ModelError, check_flag, check_number, kind_of
 from mmpack.families import family_of_model_type
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import PackedBatch
@@ -96,6 +96,7 @@ def prefix_logprobs(
     weights: str | None = None,
     adapter: str = "",
     max_patches: int | None = None,
+    kept_ids: bool = True,
 ) -> PrefixLogprobs:
     """Logprobs of a sample's loss tokens, without gradients; only what follows its cached prefix is computed.
 
@@ -108,12 +109,14 @@ def prefix_logprobs(
         weights: the version's name; default `version_of(model)`, which reads all weights.
         adapter: a name beside it.
         max_patches: see `model_inputs`.
+        kept_ids: over the sample's kept ids, where it has some; see `packed_logprobs`.
 
-    Raises: ModelError for a model that is attached, random, sharded or has other than full attention, and before
-    transformers 5.19 for a sample with media; ArgumentError for arguments that don't fit together.
+    Raises: ModelError for a model that is attached, random, sharded or has other than full attention, for a sample with
+    routes, and before transformers 5.19 for one with media; ArgumentError for arguments that don't fit together.
     """
     whole = unwrap(model, "prefix_logprobs")
     check_number("prefix_logprobs", "temperature", temperature, above=0)
+    check_flag("prefix_logprobs", "kept_ids", kept_ids)
     _refuse(whole, sample, index, kv)
     keys = index.keys(
         sample, weights=version_of(model) if weights is None else weights, adapter=adapter
@@ -130,7 +133,8 @@ def prefix_logprobs(
             cache = _filled(kv, hit.rows)
             hidden, patches = _suffix(whole, batch, cache, hit.tokens, index, max_patches)
             on_device = _shifted(batch.to(device), hit.tokens)
-            logprobs = reader(head_of(whole), on_device, temperature, False)(hidden)
+            read = reader(head_of(whole), on_device, temperature, False, kept_ids=kept_ids)
+            logprobs = read(hidden)
         with index.reserve(keys, packed_rows=np.arange(len(sample)), pack=sample.sample_id) as new:
             if new.stop > new.start:
                 kv.write(new.rows, _rows_of(cache, new.start, new.stop, index))
@@ -152,6 +156,11 @@ def _refuse(whole: Any, sample: Sample, index: PrefixIndex, kv: RowStore) -> Non
         raise ArgumentError(
             f"prefix_logprobs: the store has {kv.rows} rows, the index speaks of {index.num_rows}. "
             "Fix: RowStore(index.num_rows)"
+        )
+    if sample.routed_experts is not None:
+        raise ModelError(
+            "prefix_logprobs: the sample has routed_experts, and KV in the store is of the model's own routes. "
+            "Fix: packed_logprobs, which replays them, or set routed_experts of the sample to None"
         )
     if is_attached(whole):
         raise ModelError(

@@ -14,8 +14,16 @@ from mmpack.adapters.transformers.heads import head_of, reader
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.probe_hooks import Hooks
 from mmpack.adapters.transformers.probe_rows import BatchRows
+from mmpack.adapters.transformers.routes import take_routes
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ArgumentError, check_name, check_number, installed_version, kind_of
+from mmpack.errors import (
+    ArgumentError,
+    check_flag,
+    check_name,
+    check_number,
+    installed_version,
+    kind_of,
+)
 from mmpack.packing.batch import Batch
 from mmpack.packing.pack import pack
 from mmpack.packing.pad import pad
@@ -36,6 +44,7 @@ def probe_side(
     attached: bool | None = None,
     temperature: float = 1.0,
     samples_per_batch: int | None = None,
+    kept_ids: bool = True,
 ) -> Side:
     """A side of `mp.probe.run` that runs a transformers VLM in eval mode, without gradients.
 
@@ -53,6 +62,7 @@ def probe_side(
             else as the model is.
         temperature: of the logprobs.
         samples_per_batch: micro-batches of so many samples; None: all in one.
+        kept_ids: logprobs are over the samples' kept ids, where they have some; see `packed_logprobs`.
 
     On a GPU, float32 convolutions are computed without TF32 while it runs.
 
@@ -75,6 +85,7 @@ def probe_side(
         raise ArgumentError(
             f"{what}: samples_per_batch is {samples_per_batch!r:.40}. Fix: a whole number of 1 or more, or None"
         )
+    check_flag(what, "kept_ids", kept_ids)
     if attached is not None and not isinstance(attached, bool):
         raise ArgumentError(f"{what}: attached is {attached!r:.40}. Fix: True, False or None")
     if attached is False and layout in ("packed", "shared"):
@@ -104,7 +115,7 @@ def probe_side(
             for start in range(0, len(samples), size):
                 members = list(range(start, min(start + size, len(samples))))
                 batch = _batch([samples[i] for i in members], layout, own)
-                _run_batch(own, batch, members, samples, recorder, temperature)
+                _run_batch(own, batch, members, samples, recorder, temperature, kept_ids)
 
     return Side(name or " ".join(words), run, about)
 
@@ -181,11 +192,14 @@ def _run_batch(
     samples: Sequence[Sample],
     recorder: Recorder,
     temperature: float,
+    kept_ids: bool,
 ) -> None:
     whole = unwrap(model, "probe_side")
     own = [samples[i] for i in members]
     rows = BatchRows(batch, members, own, recorder.places, whole)
     recorder.begin()
+    if batch.routed_experts is not None:
+        take_routes(whole)  # its hooks before those of the recorder, which sees what was replayed
     with Hooks(whole, rows, recorder):
         inputs = model_inputs(batch, model)
         hidden = whole.model(**inputs).last_hidden_state
@@ -201,7 +215,8 @@ def _run_batch(
         source = recorder.put("lm_head", IN, some, part)
         logits = recorder.shaken(head(some))
         recorder.put("lm_head", OUT, logits, part, source, some.shape[-1])
-    values = reader(head, batch, temperature, False)(recorder.shaken(hidden))
+    read_out = reader(head, batch, temperature, False, kept_ids=kept_ids)
+    values = read_out(recorder.shaken(hidden))
     assert torch.is_tensor(values)
     scored = torch.stack([values, torch.ones_like(values)], dim=1)  # so that errors are of order 1
     for part in rows.loss_rows():

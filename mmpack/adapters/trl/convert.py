@@ -14,6 +14,12 @@ import torch
 
 from mmpack.adapters.checks import check_each, check_same
 from mmpack.adapters.processed_media import name_images
+from mmpack.adapters.response_lists import (
+    KEPT_IDS,
+    ragged_of,
+    refuse_missing,
+    response_lists,
+)
 from mmpack.adapters.row_sample import prompt_group
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.errors import ArgumentError, LayoutError
@@ -47,6 +53,7 @@ LAYOUT = {
     "image_grid_thw",
     "num_images",
     "mm_token_type_ids",
+    KEPT_IDS,
 }
 
 
@@ -61,7 +68,8 @@ def to_samples(
     """What `GRPOTrainer` holds as samples, one per completion: ids as they are, positions by the family's rule.
 
     Loss spans are the tokens that `completion_mask` and `tool_mask` keep, tool tokens are observations,
-    `sampling_per_token_logps` become `rollout_logprobs`. A field that is None is absent.
+    `sampling_per_token_logps` become `rollout_logprobs`; lists of `kept_ids`, as `MmpackGRPO` has them, are of the
+    sample's. A field that is None is absent.
 
     Args:
         outputs: of `_generate_and_score_completions`, or one of the batches that it is split into.
@@ -81,7 +89,8 @@ def to_samples(
             f"to_samples: {unknown[0]!r} is no field of a batch of mmpack's families. Fix: drop it"
         )
     rows = len(outputs["prompt_ids"])
-    check_each("to_samples", rows, "rows", {"images": images, "group_ids": group_ids})
+    given = {"images": images, "group_ids": group_ids, KEPT_IDS: outputs.get(KEPT_IDS)}
+    check_each("to_samples", rows, "rows", given)
     wrapped = wrap_processor(processing_class)
     pad_id = wrapped.tokenizer.pad_token_id
     ids = torch.cat([outputs["prompt_ids"], outputs["completion_ids"]], dim=1)
@@ -108,6 +117,11 @@ def to_samples(
         sample.processor_fingerprint = fingerprint(wrapped.settings)
         sample.sampling = sampling
         sample.metadata[KEY] = _metadata(outputs, b, prompt, int(lengths[b]), pad_id)
+        if KEPT_IDS in outputs:
+            at, where = sample.loss_indices, f"to_samples: row {b}"
+            lists = response_lists(outputs[KEPT_IDS][b], int(lengths[b]), where)
+            sample.kept_ids = lists[at - prompt]
+            refuse_missing(sample.kept_ids, np.ones(len(at), bool), where)
         if "sampling_per_token_logps" in outputs:
             logprobs = _at_loss_tokens(sample, "sampling_per_token_logps")
             sample.rollout_logprobs = None if np.isnan(logprobs).any() else logprobs
@@ -133,7 +147,8 @@ def loss_columns(samples: Sequence[Sample]) -> dict[str, list[np.ndarray]]:
 def from_batch(batch: PackedBatch, samples: Sequence[Sample] | None = None) -> dict[str, Any]:
     """TRL's dict of a packed batch: prompts padded left, completions right, an image as often as it occurs.
 
-    Ids, images and loss tokens are the batch's, and so are its `loss_columns` of the names in `loss_columns`.
+    Ids, images and loss tokens are the batch's, and so are its `loss_columns` of the names in `loss_columns`, and its
+    `kept_ids`: of each row a Ragged with a list per completion token, empty where there is no loss.
     `samples`, those of the batch in its order, give the rest: where a prompt ends, the width of the rectangles, tool
     tokens, values of tokens out of the loss. Without them a prompt ends at its first loss token.
 
@@ -195,6 +210,12 @@ def from_batch(batch: PackedBatch, samples: Sequence[Sample] | None = None) -> d
         else:
             rows = [[math.nan if v is None else v for v in row] for row in recorded]
             out[name] = rectangle(rows, fill, 1)
+    if batch.kept_ids is not None:
+        own = zip(ids, prompts, scored, batch.unpack_loss(batch.kept_ids), strict=True)
+        out[KEPT_IDS] = [
+            ragged_of(lists).spread(np.asarray(n, dtype=np.int64) - p, len(i) - p)
+            for i, p, n, lists in own
+        ]
     if batch.media or any(k.get("pictures") for k in known):
         out |= _images(batch, prompts, wide)
     return out

@@ -1,8 +1,8 @@
 """`class Trainer(MmpackGRPO, GRPOTrainer)`: TRL's trainer, its logprob passes on packed, prefix-shared batches.
 
-Two methods are overridden: the one that every logprob and entropy [B, C] comes from (old, reference and loss passes),
-and the one that calls the reward functions, which refuses infinite rewards. The models are attached in the first
-only. Generation, rewards, advantages, losses, corrections and metrics are TRL's.
+Overridden are the method that every logprob and entropy [B, C] comes from (old, reference and loss passes), the one
+that calls the reward functions, which refuses infinite rewards, and those that kept ids pass through. The models are
+attached in the first only. Generation, rewards, advantages, losses, corrections and metrics are TRL's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from mmpack.adapters.response_lists import (
+    KEPT_IDS,
+    refuse_missing,
+    response_lists,
+    scored_lists,
+)
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
@@ -22,13 +28,14 @@ from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.pass_stats import PassStats
 from mmpack.cache.features import FeatureStore
-from mmpack.errors import ArgumentError, BackendError, ModelError, require
+from mmpack.errors import ArgumentError, BackendError, ModelError, kind_of, require
 from mmpack.families import Family, family_of_model_type
 from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
 from mmpack.parity.fixes import FIXES
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 
 if TYPE_CHECKING:
@@ -46,6 +53,10 @@ class MmpackGRPO(_Trainer):
     entropies that agree with stock ones within the contract ("one model, two layouts": 1e-5 in fp32). Tokens outside
     the attention mask have logprob and entropy 0, as in TRL; so have placeholders inside a completion.
 
+    TRL's own generation keeps no lists of what top-p, top-k and min-p left. A `rollout_func` may return them as
+    `kept_ids`, one list of ids per completion token, empty where nothing was sampled: old, reference and loss passes
+    are then over these.
+
     A tower that is not trained encodes each picture once for old, reference and loss passes: its features are kept in
     `feature_bytes` on the device and `feature_host_bytes` on the host, both set in a class body; 0 keeps none.
 
@@ -57,6 +68,7 @@ class MmpackGRPO(_Trainer):
     mmpack_stats: PassStats
     feature_bytes: int = 2**29
     feature_host_bytes: int = 0
+    _kept_ids: list[Ragged] | None = None  # of the rows that the next passes read
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -90,6 +102,28 @@ class MmpackGRPO(_Trainer):
             self.vllm_generation.generate = check_prompts(
                 self.vllm_generation.generate, self._mmpack_family
             )
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's. A rollout_func's `kept_ids` are checked and held, and don't reach the reward functions."""
+        out = super()._generate(*args, **kwargs)
+        completions, mask, fields = out[1], out[2], out[5]
+        self._kept_ids = kept_of_rollout(fields.pop(KEPT_IDS, None), completions, mask)
+        return out
+
+    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, with the rows' `kept_ids` in its dict, where it shuffles and splits them with the other fields."""
+        try:
+            out = super()._generate_and_score_completions(*args, **kwargs)
+            return out if self._kept_ids is None else out | {KEPT_IDS: self._kept_ids}
+        finally:
+            self._kept_ids = None
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        self._kept_ids = inputs.get(KEPT_IDS)
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self._kept_ids = None
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's, [B, functions]. NaN is "no reward" to it, and it warns; an infinite one becomes 0 in silence."""
@@ -134,6 +168,12 @@ class MmpackGRPO(_Trainer):
             mask = attention_mask.cpu()
             samples = rows_to_samples(input_ids, mask, start, self._mmpack_family, media)
             columns = mask.argmax(dim=1).tolist()  # of each row's first token
+            if self._kept_ids is not None:
+                rows = zip(samples, columns, self._kept_ids, strict=True)
+                for sample, first, lists in rows:
+                    at = sample.loss_indices
+                    ids = sample.input_ids[at]
+                    sample.kept_ids = scored_lists(lists, at + first - start, ids)
             size = batch_size or len(samples)
             logps, entropies = [], []
             for first in range(0, len(samples), size):
@@ -201,6 +241,30 @@ class MmpackGRPO(_Trainer):
             store = next(fitting, None) or FeatureStore(self.feature_bytes, self.feature_host_bytes)
             self._mmpack_stores[tower.modules[0]] = store
         return store
+
+
+def kept_of_rollout(
+    given: Any, completions: Sequence[Sequence[int]], mask: Sequence[Sequence[int]] | None
+) -> list[Ragged] | None:
+    """One Ragged per completion, of a list for each of its ids. `mask`: 1 where the policy sampled; None: everywhere.
+
+    Raises: ArgumentError for other lengths, and for an empty list of a token that was sampled.
+    """
+    if given is None:
+        return None
+    where = "MmpackGRPO: rollout_func"
+    if not isinstance(given, Sequence) or len(given) != len(completions):
+        what = f"has {len(given)} rows" if isinstance(given, Sequence) else f"is {kind_of(given)}"
+        raise ArgumentError(
+            f"{where}: kept_ids {what}, there are {len(completions)} completions. Fix: one for each completion"
+        )
+    out = []
+    for b, (own, ids) in enumerate(zip(given, completions, strict=True)):
+        lists = response_lists(own, len(ids), f"{where}, completion {b}")
+        sampled = np.ones(len(ids), bool) if mask is None else np.asarray(mask[b]).astype(bool)
+        refuse_missing(lists, sampled, f"{where}, completion {b}")
+        out.append(lists)
+    return out
 
 
 def check_prompts(generate: Callable[..., Any], family: Family) -> Callable[..., Any]:

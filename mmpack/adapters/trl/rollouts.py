@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmpack.adapters.checks import as_list, check_each, check_groups, is_list
-from mmpack.adapters.row_sample import prompt_group
+from mmpack.adapters.checks import as_list, check_each, is_list
+from mmpack.adapters.episodes import kept_as_json, named
+from mmpack.adapters.response_lists import KEPT_IDS, response_lists
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.layout.names import numbered_in_groups
 from mmpack.processors.wrap import Processor, wrap_processor
+from mmpack.schema.ragged import Ragged
 from mmpack.trajectory.masked import from_masked
-from mmpack.trajectory.samples import to_samples
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "trl"  # in Trajectory.metadata
 MASKS = ("env_mask", "tool_mask")
-_READ = ("prompt_ids", "completion_ids", "logprobs", "logprob_token_ids", "images", *MASKS)
+_READ = (
+    "prompt_ids",
+    "completion_ids",
+    "logprobs",
+    "logprob_token_ids",
+    "images",
+    KEPT_IDS,
+    *MASKS,
+)
 
 
 def to_trajectories(
@@ -34,7 +40,8 @@ def to_trajectories(
 
     Args:
         rollouts: `prompt_ids` [n][P], `completion_ids` [n][C], `logprobs` [n][C] ([n][C][k] with `logprob_token_ids`),
-            and `env_mask` or `tool_mask` [n][C], 1 where the policy sampled; without one, all of it is sampled.
+            `kept_ids` [n][C] lists of ids, as `MmpackGRPO` takes them, and `env_mask` or `tool_mask` [n][C], 1 where
+            the policy sampled; without one, all of it is sampled.
         processing_class: the trainer's processor, or `mp.wrap_processor` of it.
         images: of each completion, the data set's and then the tools', in order; None: `rollouts["images"]`, if there.
         group_ids: one per completion; None: completions of one prompt are a group.
@@ -61,7 +68,7 @@ def to_trajectories(
     masks = [name for name in MASKS if rollouts.get(name) is not None]
     if len(masks) > 1:
         raise ArgumentError("to_trajectories: rollouts has env_mask and tool_mask. Fix: pass one")
-    lists = {name: rollouts.get(name) for name in ("prompt_ids", "logprobs", *masks)}
+    lists = {name: rollouts.get(name) for name in ("prompt_ids", "logprobs", KEPT_IDS, *masks)}
     lists |= {"images": images, "group_ids": group_ids}
     check_each("to_trajectories", count, "completions", lists)
     processor = (
@@ -86,19 +93,21 @@ def to_trajectories(
                 group_id=str(i),
                 media=() if images is None else as_list(images[i], f"to_trajectories: images[{i}]"),
                 logprobs=_logprobs(rollouts, i),
+                kept_ids=_lists(rollouts, i),
                 expanded=expanded,
                 sampling=sampling,
                 metadata=_rest(rollouts, i, count),
             )
         )
-    if group_ids is None:
-        group_ids = [_group(t) for t in made]
-    check_groups("to_trajectories", group_ids)
-    names = numbered_in_groups(group_ids)
-    return [
-        dataclasses.replace(t, trajectory_id=name, group_id=group)
-        for t, name, group in zip(made, names, group_ids, strict=True)
-    ]
+    return named(made, group_ids)
+
+
+def _lists(rollouts: Mapping[str, Any], i: int) -> Ragged | None:
+    given = rollouts.get(KEPT_IDS)
+    if given is None or given[i] is None:
+        return None
+    count = len(rollouts["completion_ids"][i])
+    return response_lists(given[i], count, f"to_trajectories: completion {i}")
 
 
 def _logprobs(rollouts: Mapping[str, Any], i: int) -> Any:
@@ -133,21 +142,10 @@ def _logprobs(rollouts: Mapping[str, Any], i: int) -> Any:
     return out
 
 
-def _group(trajectory: Trajectory) -> str:
-    (sample,) = to_samples(dataclasses.replace(trajectory, turns=trajectory.turns[:1]))
-    return prompt_group(sample, len(trajectory.turns[0].context_ids))
-
-
 def _rest(rollouts: Mapping[str, Any], i: int, count: int) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    left_out = []
-    for name, values in rollouts.items():
-        if name in _READ or values is None:
-            continue
-        try:
-            own = values[i] if isinstance(values, Sequence) and len(values) == count else values
-            kept[name] = json.loads(json.dumps(own, allow_nan=False))
-        except (TypeError, ValueError, RecursionError):
-            left_out.append(name)
-    kept |= {"left_out": left_out} if left_out else {}
+    own = {
+        name: values[i] if isinstance(values, Sequence) and len(values) == count else values
+        for name, values in rollouts.items()
+    }
+    kept = kept_as_json(own, _READ)
     return {KEY: kept} if kept else {}

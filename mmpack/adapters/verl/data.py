@@ -22,6 +22,11 @@ from mmpack.adapters.processed_media import (
     name_images,
     pixels_of,
 )
+from mmpack.adapters.response_lists import (
+    KEPT_IDS,
+    refuse_missing,
+    response_lists,
+)
 from mmpack.adapters.row_sample import response_start, row_sample
 from mmpack.errors import ArgumentError, require
 from mmpack.families import Family, get_family
@@ -29,6 +34,7 @@ from mmpack.layout.mrope import sample_positions
 from mmpack.layout.names import numbered_in_groups
 from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import Score
 
@@ -56,7 +62,8 @@ def to_samples(
     """The rows of a DataProto as samples, called `<uid>/<k>`: ids, positions and grids as verl holds them.
 
     Loss spans are where `response_mask` is 1; the rest of a response is an observation. `rollout_log_probs` of loss
-    tokens become `rollout_logprobs`. Columns, fields and meta_info that a Sample has no place for stay in
+    tokens become `rollout_logprobs`, and a row's `kept_ids`, one list of ids per response token, those of its loss
+    tokens. Columns, fields and meta_info that a Sample has no place for stay in
     `metadata["verl"]`; see `loss_columns` and `from_samples`.
 
     Args:
@@ -136,7 +143,7 @@ def from_samples(
     Args: `columns`: name -> one [n] array per sample, written at the loss tokens of a [B, R] column, over what was
     recorded. `media`: cache key -> pixels, of samples that were read from a trace.
     Raises: MissingExtraError without verl; SchemaError (MM404) for missing pixels; ArgumentError for samples of which
-    only some come from verl, or with unlike columns.
+    only some come from verl or have kept ids, or with unlike columns.
     """
     verl = require("verl", "verl", "from_samples")
     check_samples(samples, columns)
@@ -163,6 +170,9 @@ def from_samples(
     for name in own[0]["fields"]:
         values = [decode(o["fields"][name]) for o in own]
         fields[name] = _stacked(values, own[0]["field_types"][name])
+    if any(s.kept_ids is not None for s in samples):
+        kept = [_kept_column(s, o["prompt_tokens"]) for s, o in zip(samples, own, strict=True)]
+        fields[KEPT_IDS] = _stacked(kept, "|O")
     if "multi_modal_inputs" in own[0]["field_types"] or any(s.media for s in samples):
         inputs = [
             None
@@ -200,6 +210,11 @@ def _sample(
     if "response_mask" in row:
         scored[width:] &= row["response_mask"].bool()
     inputs = fields.pop("multi_modal_inputs", None)
+    kept = fields.pop(KEPT_IDS, None)
+    if kept is not None:
+        lists = response_lists(kept, int(valid[width:].sum()), where)
+        kept = lists[np.flatnonzero(scored[width:][valid[width:]].numpy())]
+        refuse_missing(kept, np.ones(len(kept), bool), where)
     media = media_of_inputs(inputs, family, where)
     if images is not None:
         name_images(media, images, processor, where)
@@ -214,6 +229,7 @@ def _sample(
         processor=processor,
         position_ids=None if places is None else _positions(where, places, valid, family),
         rollout_logprobs=None if logprobs is None else logprobs[scored[width:]].float().numpy(),
+        kept_ids=kept,
         rewards=None if score is None else [Score("verl", float(score.sum()))],
         metadata={KEY: _recorded(row, fields, inputs, valid) | whole},
         **named,
@@ -358,6 +374,18 @@ def _widened(row: torch.Tensor, width: list[int], wide: list[int]) -> torch.Tens
     left = left if len(row) == sum(width) else 0
     zeros = [row.new_zeros(n, *row.shape[1:]) for n in (left, right)]
     return torch.cat([zeros[0], row, zeros[1]])
+
+
+def _kept_column(sample: Sample, start: int) -> Ragged:
+    """A list per token of the response, which begins at `start`. Raises: ArgumentError for a sample without lists."""
+    lists = sample.kept_ids
+    if lists is None and sample.num_loss_tokens:
+        raise ArgumentError(
+            f"from_samples: {sample.sample_id!r:.60} has no kept_ids, other samples have. "
+            "Fix: record them for all, or set them to None on all"
+        )
+    own = Ragged.empty(0) if lists is None else lists
+    return own.spread(sample.loss_indices - start, len(sample) - start)
 
 
 def _stacked(values: list[Any], kind: str) -> np.ndarray:

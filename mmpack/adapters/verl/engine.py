@@ -17,15 +17,18 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from mmpack.adapters.processed_media import media_of_inputs
+from mmpack.adapters.response_lists import KEPT_IDS, response_lists, scored_lists
 from mmpack.adapters.row_sample import row_sample
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.attention import refuse_unpackable
+from mmpack.adapters.transformers.routes import num_experts
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ModelError
+from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import Family, family_of_model_type
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
+from mmpack.schema.routes import compact_routes
 from mmpack.schema.sample import Sample
 
 REFUSED = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
@@ -119,7 +122,9 @@ def forward_step(
     wanted = [name for name in REFUSED if flag(name)]
     if wanted:
         raise ModelError(f"verl engine: {wanted[0]} needs logits of every row. Fix: turn it off")
-    samples = samples_of(micro_batch, family_of_model_type(_model(engine).config.model_type))
+    model = _model(engine)
+    experts = num_experts(model)
+    samples = samples_of(micro_batch, family_of_model_type(model.config.model_type), experts)
     micro_batch = micro_batch.to(get_device_id())
     batch = pack(samples, share_prefix=True).to(micro_batch["input_ids"].device)
     dtype = getattr(engine, "_autocast_dtype", torch.bfloat16)
@@ -139,26 +144,45 @@ def forward_step(
     return loss, about
 
 
-def samples_of(micro_batch: Any, family: Family) -> list[Sample]:
+def samples_of(micro_batch: Any, family: Family, experts: int = 0) -> list[Sample]:
     """The rows of a worker's TensorDict: nested ids and positions, every response token scored, as verl does.
 
-    `response_mask` and the loss are verl's. Raises: ModelError without responses.
+    `response_mask` and the loss are verl's. Where rows carry `kept_ids`, a list of ids per response token (a Ragged, a
+    dict of `offsets` and `ids`, or lists), logprobs and entropy are over these; an empty list, of a token that came
+    back, gives 0. With `experts` in the model, samples have the `routed_experts` of `enable_rollout_routing_replay`.
+    What came back after the last recorded row is not scored: it gives 0.
+
+    Raises: ModelError without responses; ArgumentError for lists that don't fit, and a sampled token without routes.
     """
     if "responses" not in micro_batch:
         raise ModelError(
             "verl engine: the batch has no responses. Fix: use mmpack for actor and reference only"
         )
     inputs = micro_batch.get("multi_modal_inputs", None)
+    kept = micro_batch.get(KEPT_IDS, None)
     positions = micro_batch["position_ids"]
     ends = micro_batch["input_ids"].offsets().tolist()
     ids = micro_batch["input_ids"].values().cpu().numpy()
     places = positions.values().cpu().numpy()  # [4, sum of j], or [sum of j]
     counts = _response_lengths(micro_batch)
+    routes = _routes(micro_batch, ends, experts)
     out = []
     for b, (start, stop) in enumerate(pairwise(ends)):
         own = places[..., start:stop]
         scored = np.arange(start, stop) >= stop - counts[b]
+        taken = routes[b]
+        if taken is not None:  # what came back after the last response has none, and is in no loss
+            last = _last_recorded(taken)
+            _refuse_unrecorded(micro_batch, b, last + 1 - (stop - start - counts[b]))
+            scored &= np.arange(stop - start) <= last + 1
         given = None if inputs is None else getattr(inputs[b], "data", inputs[b])
+        lists = None
+        if kept is not None:
+            lists = response_lists(
+                getattr(kept[b], "data", kept[b]), counts[b], f"verl engine: row {b}"
+            )
+            tokens = np.flatnonzero(scored[stop - start - counts[b] :])
+            lists = scored_lists(lists, tokens, ids[stop - counts[b] : stop][tokens])
         out.append(
             row_sample(
                 f"verl engine: row {b}",
@@ -169,6 +193,8 @@ def samples_of(micro_batch: Any, family: Family) -> list[Sample]:
                 response_start=stop - start - counts[b],
                 sample_id=str(b),
                 group_id=str(b),
+                kept_ids=lists,
+                routed_experts=taken,
                 position_ids=np.broadcast_to(
                     own[-family.position_rows :] if own.ndim > 1 else own,
                     (family.position_rows, stop - start),
@@ -176,6 +202,35 @@ def samples_of(micro_batch: Any, family: Family) -> list[Sample]:
             )
         )
     return out
+
+
+def _routes(micro_batch: Any, ends: list[int], experts: int) -> list[np.ndarray | None]:
+    """[j, layers, k] of each row, where verl's rollout recorded them and the model has experts."""
+    given = micro_batch.get("routed_experts", None) if experts else None
+    if given is None:
+        return [None] * (len(ends) - 1)
+    flat = given.values().cpu().numpy()
+    return [compact_routes(flat[a:b], experts) for a, b in pairwise(ends)]
+
+
+def _last_recorded(routes: np.ndarray) -> int:
+    """The last row that is not all zeros; verl pads with these."""
+    recorded = np.flatnonzero(routes.any(axis=(1, 2)))
+    return int(recorded[-1]) if len(recorded) else -1
+
+
+def _refuse_unrecorded(micro_batch: Any, b: int, last: int) -> None:
+    """Raise ArgumentError for a sampled token after response token `last`, the one that the last recorded row gave."""
+    mask = micro_batch.get("response_mask", None)
+    if mask is None:
+        return
+    sampled = np.flatnonzero(mask[b].cpu().numpy())
+    late = sampled[sampled > last]
+    if len(late):
+        raise ArgumentError(
+            f"verl engine: row {b}: response token {late[0]} was sampled, and routed_experts has nothing there. "
+            "Fix: a rollout that returns routes of every call, or enable_rollout_routing_replay=False"
+        )
 
 
 def _response_lengths(micro_batch: Any) -> list[int]:
@@ -205,6 +260,7 @@ def _logprobs(
         rows=batch.loss_row_inverse,
         temperature=temperature,
         entropy=entropy,
+        support=batch.kept_ids,
     )
     if isinstance(values, tuple):
         return dict(zip(("log_probs", "entropy"), values, strict=True))

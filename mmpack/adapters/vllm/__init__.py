@@ -6,19 +6,27 @@ with needs("vllm", __name__):
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
+from mmpack.adapters.rendered import MediaStore
 from mmpack.adapters.vllm.cache import cached_media
+from mmpack.adapters.vllm.calls import to_trajectories
 from mmpack.adapters.vllm.engine import VllmEngine, load_vllm
+from mmpack.adapters.vllm.generate import from_generate, from_render, to_generate
 from mmpack.adapters.vllm.samples import from_batch, from_samples, to_samples
 from mmpack.adapters.vllm.weights import engine_checksums, unlike_weights, weight_checksums
 
 __all__ = [
+    "MediaStore",
     "VllmEngine",
     "cached_media",
     "engine_checksums",
     "from_batch",
+    "from_generate",
+    "from_render",
     "from_samples",
     "load_vllm",
+    "to_generate",
     "to_samples",
+    "to_trajectories",
     "unlike_weights",
     "weight_checksums",
 ]

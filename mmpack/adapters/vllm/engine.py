@@ -20,9 +20,10 @@ from PIL import Image
 from transformers import AutoConfig
 
 from mmpack.adapters.vllm.cache import item_of
+from mmpack.adapters.vllm.kept import EVERY_ID, PROCESSED, asked_logprobs
 from mmpack.adapters.vllm.samples import from_samples, to_samples
 from mmpack.adapters.vllm.weights import engine_checksums
-from mmpack.errors import BackendError, require
+from mmpack.errors import ArgumentError, BackendError, check_flag, require
 from mmpack.families import family_of_model_type
 from mmpack.processors.messages import kind_of_part, parts_of
 from mmpack.processors.videos import Clip
@@ -31,7 +32,7 @@ from mmpack.schema.sample import Sample
 from mmpack.video.hand_over import hf_metadata
 
 POSITION_RULE = "max"  # of vLLM's get_mrope_input_positions, where a family has more than one
-LOGPROBS_MODE = "raw_logprobs"
+RAW = "raw_logprobs"
 LONGEST = 4096  # tokens of a prompt and its response, where max_model_len is None
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights and positions are asked of the model itself
@@ -39,6 +40,11 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a trainer shares the process
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+}
+# settings of vLLM by where kept ids come from
+_KEPT_SETTINGS: dict[str | None, dict[str, Any]] = {
+    "sampling_mask": {"return_sampling_mask": True},
+    "logprobs": {"max_logprobs": EVERY_ID},
 }
 
 
@@ -51,6 +57,9 @@ class VllmEngine:
         prefix_caching: keys and values of shared prompts are computed once.
         media_cache_gb: GiB of processed media that are kept for when they come again; 0: each is processed every time.
         chunked_prefill: prompts are cut into pieces of at most this many tokens; None: each in one piece.
+        kept_ids: samples name the ids that top-k, top-p and min-p left, and `rollout_logprobs` are over these. By
+            vLLM's Model Runner V2, which needs Triton and a `top_k`; without Triton, on a CPU, by asking for the
+            logprobs of every id that can be left.
         max_model_len: longest prompt and response together, in tokens; None: 4096, or the model's own if less.
         media_root, video_policy, video_settings: of `wrap_processor`: which files messages may name, and how their
             videos are sampled. vLLM gets the planned frames, and samples nothing itself.
@@ -67,6 +76,7 @@ class VllmEngine:
         prefix_caching: bool = True,
         media_cache_gb: float = 4.0,
         chunked_prefill: int | None = None,
+        kept_ids: bool = False,
         max_model_len: int | None = None,
         media_root: str | Path | None = None,
         video_policy: str | None = None,
@@ -74,6 +84,9 @@ class VllmEngine:
         **options: Any,
     ):
         vllm = load_vllm()
+        check_flag("VllmEngine", "kept_ids", kept_ids)
+        self.logprobs_mode = PROCESSED if kept_ids else RAW
+        kept_from = _kept_from() if kept_ids else None
         defaults = {
             "block_size": 32,
             "enforce_eager": True,
@@ -82,6 +95,7 @@ class VllmEngine:
             "mm_device_do_normalize": False,  # pixels are normalised once, by the processor
             "mm_processor_cache_gb": media_cache_gb,
             "skip_mm_profiling": True,
+            **_KEPT_SETTINGS.get(kept_from, {}),
         }
         try:
             length = max_model_len or min(LONGEST, _context(checkpoint))
@@ -92,7 +106,7 @@ class VllmEngine:
                 enable_chunked_prefill=chunked_prefill is not None,
                 max_num_batched_tokens=chunked_prefill or length,
                 max_model_len=length,
-                logprobs_mode=LOGPROBS_MODE,
+                logprobs_mode=self.logprobs_mode,
                 **(defaults | options),
             )
         except Exception as error:  # pydantic's, the platform's, the model's
@@ -117,6 +131,7 @@ class VllmEngine:
             "prefix_caching": prefix_caching,
             "media_cache": self.llm.model_config.multimodal_config.mm_processor_cache_gb > 0,
             "chunked_prefill": chunked_prefill,
+            "kept_ids": kept_from,
         }
 
     def __enter__(self) -> VllmEngine:
@@ -141,6 +156,8 @@ class VllmEngine:
         max_new_tokens: int = 32,
         temperature: float = 1.0,
         top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
         together: bool = True,
     ) -> list[Sample]:
         """Sample `n` responses of each prompt; torch's global seed decides them.
@@ -149,7 +166,11 @@ class VllmEngine:
             prompts: chat messages, their media as `mp.wrap_processor` takes them.
             together: all requests in one batch, or one after the other.
 
-        `rollout_logprobs` are raw: of the model, whatever `temperature` and `top_p` are.
+        `rollout_logprobs` are raw: of the model, whatever `temperature`, `top_p`, `top_k` (0: off) and `min_p` are.
+        With an engine of `kept_ids=True` they are processed: at that temperature, over the kept ids.
+
+        Raises: ArgumentError where such an engine samples with temperature 0 or leaves every id in (`top_k` of 0 too,
+        by Model Runner V2); BackendError where the media of one prompt don't fit into the media cache.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -157,9 +178,11 @@ class VllmEngine:
         params = SamplingParams(
             temperature=temperature,
             top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
             max_tokens=max_new_tokens,
-            logprobs=1,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            **self._asked(temperature, top_p, top_k, min_p),
         )
         opened = [self.open(messages) for messages in prompts]
         handed = [self._prompt(m, media) for m, media in zip(prompts, opened, strict=True)]
@@ -176,9 +199,27 @@ class VllmEngine:
             media=[opened[p] for p in order],
             group_ids=[group_ids[p] for p in order],
             positions=[places[p] for p in order],
-            logprobs_mode=LOGPROBS_MODE,
+            logprobs_mode=self.logprobs_mode,
             engine=self.about,
         )
+
+    def _asked(self, temperature: float, top_p: float, top_k: int, min_p: float) -> dict[str, Any]:
+        """The part of SamplingParams that asks for logprobs, and for kept ids where they are read off them."""
+        kept_from = self.about["kept_ids"]
+        if kept_from is None:
+            return {"logprobs": 1}
+        cut = top_k > 0 or (kept_from == "logprobs" and (top_p < 1 or min_p > 0))
+        if temperature <= 0 or not cut:
+            wanted = "top_k" if kept_from == "sampling_mask" else "top_p, top_k or min_p"
+            raise ArgumentError(
+                f"VllmEngine.rollout: temperature={temperature}, top_p={top_p}, top_k={top_k}, min_p={min_p}, no ids "
+                f"can be kept by these. Fix: temperature above 0 and {wanted}, or an engine without kept_ids"
+            )
+        if kept_from == "sampling_mask":
+            return {"logprobs": 1}
+        vocabulary = self.llm.model_config.get_vocab_size()
+        asked = asked_logprobs(top_k, vocabulary, every_id=self.about["dtype"] != "float32")
+        return {"logprobs": asked, "flat_logprobs": True, "detokenize": False}
 
     def score(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """float32 [n] of each sample: raw logprobs of its loss tokens under the engine's weights, by one prefill."""
@@ -316,6 +357,12 @@ def load_vllm() -> Any:
             "Fix: apt-get install libnuma1 (Debian, Ubuntu), or your system's package of it"
         )
     return vllm
+
+
+def _kept_from() -> str:
+    """Where kept ids come from: V2's own lists, or the logprobs of the model runner that does without Triton."""
+    triton = require("vllm.triton_utils", "vllm", "VllmEngine")
+    return "sampling_mask" if triton.HAS_TRITON else "logprobs"
 
 
 def _loads(library: str) -> bool:

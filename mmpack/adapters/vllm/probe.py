@@ -39,7 +39,8 @@ def engine_side(engine: VllmEngine, name: str = "vllm") -> Side:
     """A side of `mp.probe.run` that scores samples with a vLLM engine in this process, one after the other.
 
     Prefix cache and encoder cache are emptied before each sample, so that every row is computed. Logprobs are the
-    engine's own raw ones. Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+    engine's own raw ones, over all ids: beside it, `probe_side(…, kept_ids=False)` has the same.
+    Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
     Raises: ArgumentError for what is no VllmEngine; ModelError where the engine cuts a prompt into chunks.
     """
     if not isinstance(engine, VllmEngine):

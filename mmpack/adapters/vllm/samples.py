@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmpack.adapters.engine_routes import routes_of_rows
 from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_medium, pixels_of
+from mmpack.adapters.rendered import MediaStore, processed_medium
 from mmpack.adapters.row_sample import continued_positions
 from mmpack.adapters.vllm.cache import item_of, items_of
+from mmpack.adapters.vllm.kept import Step, kept_ids
 from mmpack.errors import ArgumentError
 from mmpack.layout.fingerprint import content_hash, fingerprint
 from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
@@ -40,7 +43,7 @@ Run = tuple[int, int, Medium]  # start, stop, what the placeholders stand for
 def to_samples(
     outputs: Sequence[Any],
     inputs: Sequence[Any],
-    prompts: Sequence[Any],
+    prompts: Sequence[Any] | None,
     sampling: Any,
     processor: Processor,
     *,
@@ -50,26 +53,33 @@ def to_samples(
     engine: dict[str, Any] | None = None,
     media: Sequence[Mapping[str, Sequence[Any]]] | None = None,
     cached: Mapping[str, Any] | None = None,
+    store: MediaStore | None = None,
 ) -> list[Sample]:
-    """One sample per completion of each RequestOutput.
+    """One sample per completion of each RequestOutput; with `routed_experts` where the engine returned them.
 
     Args:
         outputs: what `LLM.generate` returned.
         inputs: what `llm.renderer.render_cmpl(prompts)` made, one per output.
-        prompts: dicts with `multi_modal_data`, one per output; content hashes are of what is in them.
+        prompts: dicts with `multi_modal_data`, one per output; content hashes are of what is in them. None: media are
+            known by their processed pixels.
         sampling: the SamplingParams, one for all or one per output.
         processor: `wrap_processor` of the engine's own processor: its settings are recorded.
         group_ids: one per output; by default its request_id. Samples are called `<group_id>/<k>`, k counting up.
         positions: int64 [3, P] and rope delta of each prompt, as the engine's model computes them.
-        logprobs_mode: the engine's. `raw_logprobs` are of the model, before temperature, top-p and penalties.
+        logprobs_mode: the engine's. `raw_logprobs` are of the model, before temperature, top-p and penalties;
+            `processed_logprobs` are over the ids that top-k, top-p and min-p left. These go to `kept_ids`, where the
+            engine returns them (`return_sampling_mask=True`), or where the params ask for all that can be left
+            (`logprobs=-1`, or more than `top_k`).
         engine: what else is known of the engine; goes to `metadata["engine"]`.
         media: of each output what `VllmEngine.open` returned: videos with their plans, which are recorded. Else a
             video's frames and metadata are taken as `(frames, {"fps": …})` is by `wrap_processor`.
         cached: processed media by vLLM's hash, as `cached_media(llm)` gives them. vLLM's processor cache leaves pixels
             and grid out of an input whose media it has seen, unless it was rendered with `skip_mm_cache=True`. Media
             that another of these inputs holds need not be in it.
+        store: takes the pixels, each medium's once, and has those of media that came before. None: samples hold them.
 
-    Raises: ArgumentError for lists of unlike length, for modes that give logits, and for media without pixels.
+    Raises: ArgumentError for lists of unlike length, for modes that give logits, for media without pixels, and for kept
+    ids that do not fit the logprobs.
     """
     if logprobs_mode not in LOGPROB_KINDS:
         raise ArgumentError(
@@ -79,16 +89,18 @@ def to_samples(
     per_output = sampling if isinstance(sampling, Sequence) else [sampling] * len(outputs)
     groups = [o.request_id for o in outputs] if group_ids is None else group_ids
     places = [None] * len(outputs) if positions is None else positions
-    handed = [p.get("multi_modal_data") or {} for p in prompts] if media is None else media
-    lengths = {len(x) for x in (outputs, inputs, prompts, handed, per_output, groups, places)}
-    if len(lengths) > 1:
+    handed = media
+    if handed is None:
+        own_media = ((p.get("multi_modal_data") or {}) for p in prompts or ())
+        handed = [{}] * len(outputs) if prompts is None else list(own_media)
+    lengths = {len(x) for x in (outputs, inputs, handed, per_output, groups, places)}
+    if len(lengths | ({len(prompts)} if prompts is not None else set())) > 1:
         raise ArgumentError(
-            f"to_samples: {len(outputs)} outputs, {len(inputs)} inputs, {len(prompts)} prompts, "
+            f"to_samples: {len(outputs)} outputs, {len(inputs)} inputs, {len(handed)} prompts, "
             f"{len(per_output)} sampling, {len(groups)} groups, {len(places)} positions. Fix: one of each per output"
         )
     known = items_of(inputs, cached or {})
     settings = processor.settings
-    kind = LOGPROB_KINDS[logprobs_mode]
     sample_ids = iter(
         numbered_in_groups(
             [g for g, output in zip(groups, outputs, strict=True) for _ in output.outputs]
@@ -98,26 +110,39 @@ def to_samples(
     for output, given, own, params, group, place in zip(
         outputs, inputs, handed, per_output, groups, places, strict=True
     ):
-        found, spans = _media(given, own, known, processor, settings)
+        found, spans = _media(given, own, known, processor, settings, store)
         out += [
-            _sample(
-                *(next(sample_ids), group, output, completion, found, spans),
-                *(place, settings, params, kind, processor.tokenizer, engine),
+            sample_of(
+                f"to_samples: {name!r:.60}",
+                *(name, group, output, completion, found, spans),
+                *(place, settings, params, logprobs_mode, processor.tokenizer, engine),
             )
-            for completion in output.outputs
+            for completion, name in zip(output.outputs, sample_ids, strict=False)
         ]
     return out
 
 
-def from_samples(samples: Sequence[Sample], responses: bool = True) -> list[Any]:
+def from_samples(
+    samples: Sequence[Sample],
+    responses: bool = True,
+    media: Mapping[str, Any] | None = None,
+    engine_hashes: bool = False,
+) -> list[Any]:
     """Engine inputs with the samples' own ids, pixels and placeholder ranges, for `LLMEngine.add_request`.
 
-    `responses`: with what was sampled, to be scored (`prompt_logprobs`) or continued; False: up to the first loss
-    token, to be sampled anew. The hash of a medium is its `cache_key`. Pixels are normalised: the engine must not do it
-    again (`mm_device_do_normalize=False`).
+    Args:
+        responses: with what was sampled, to be scored (`prompt_logprobs`) or continued; False: up to the first loss
+            token, to be sampled anew.
+        media: cache key -> pixels, of samples that hold none.
+        engine_hashes: the hash of a medium is the one that vLLM gave it, where it did, and not its `cache_key`.
+
+    Pixels are normalised: the engine must not do it again (`mm_device_do_normalize=False`).
     Raises: SchemaError (MM404) for media without pixels.
     """
-    return [_engine_input(s.input_ids[: _stop(s, responses)], _runs(s, responses)) for s in samples]
+    return [
+        _engine_input(s.input_ids[: _stop(s, responses)], _runs(s, responses, media), engine_hashes)
+        for s in samples
+    ]
 
 
 def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
@@ -154,23 +179,22 @@ def _stop(sample: Sample, responses: bool) -> int:
     return len(sample) if responses or not sample.loss_spans else sample.loss_spans[0].start
 
 
-def _runs(sample: Sample, responses: bool) -> list[Run]:
+def _runs(sample: Sample, responses: bool, store: Mapping[str, Any] | None) -> list[Run]:
     stop = _stop(sample, responses)
-    media = [_as_floats(medium, sample) for medium in sample.media]
-    return [
-        (s.start, s.stop, media[s.media_index]) for s in sample.modality_spans if s.stop <= stop
-    ]
+    spans = [s for s in sample.modality_spans if s.stop <= stop]
+    shown = {s.media_index for s in spans}
+    media = {k: _as_floats(sample.media[k], sample, store) for k in sorted(shown)}
+    return [(s.start, s.stop, media[s.media_index]) for s in spans]
 
 
-def _as_floats(medium: Medium, sample: Sample) -> Medium:
+def _as_floats(medium: Medium, sample: Sample, store: Mapping[str, Any] | None) -> Medium:
     """The medium as an engine takes it: pixels that are bytes become what its processor makes of them."""
-    if medium.pixel_values is None:
-        return medium
-    pixels = as_floats(medium.pixel_values, medium.modality, sample.processor)
+    [found] = held_pixels([medium], "from_samples", store)
+    pixels = as_floats(found, medium.modality, sample.processor)
     return dataclasses.replace(medium, pixel_values=pixels)
 
 
-def _engine_input(ids: np.ndarray, runs: Sequence[Run]) -> Any:
+def _engine_input(ids: np.ndarray, runs: Sequence[Run], engine_hashes: bool = False) -> Any:
     """vLLM's TokensInput or MultiModalInput. A video of several runs (one per temporal patch) is one item."""
     from transformers import BatchFeature
     from vllm.inputs import mm_input, tokens_input
@@ -202,7 +226,8 @@ def _engine_input(ids: np.ndarray, runs: Sequence[Run]) -> Any:
         if None not in seconds:  # only videos have them, and not of every family
             data[SECONDS] = torch.tensor(seconds)
             config[SECONDS] = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
-        hashes[modality] = [m.cache_key for m in media]
+        own = "vllm_hash" if engine_hashes else ""
+        hashes[modality] = [m.metadata.get(own, m.cache_key) for m in media]
         ranges[modality] = [_range(PlaceholderRange, spans) for spans, _ in items]
     kwargs = MultiModalKwargsItems.from_hf_inputs(BatchFeature(data), config)
     return mm_input(tokens, kwargs, hashes, ranges)
@@ -237,6 +262,7 @@ def _media(
     known: Mapping[str, Any],
     processor: Processor,
     settings: dict[str, Any],
+    store: MediaStore | None,
 ) -> tuple[list[Medium], list[ModalitySpan]]:
     """The distinct media of an engine input in order of appearance, and the spans of their placeholders."""
     if given["type"] != "multimodal":
@@ -244,11 +270,14 @@ def _media(
     found: list[Placed] = []
     for modality, ranges in given["mm_placeholders"].items():
         handed = own.get(modality)
-        handed = handed if isinstance(handed, list) else [handed]
+        handed = handed if isinstance(handed, list) else [handed] * len(ranges)
         for k, where in enumerate(ranges):
-            item = item_of(given, modality, k, known, "to_samples")
             digest = given["mm_hashes"][modality][k]
-            medium = _medium(modality, item, digest, handed[k], processor, settings)
+            medium = None if store is None else store.medium(digest)
+            if medium is None:
+                item = item_of(given, modality, k, known, "to_samples")
+                medium = _medium(modality, item, digest, handed[k], processor, settings)
+                medium = medium if store is None else store.add(digest, medium)
             ranges_of = where.extract_embeds_range()  # inclusive of the last index
             found.append((medium, [(int(a), int(b) + 1) for a, b in ranges_of]))
     found.sort(key=lambda placed: placed[1][0])
@@ -263,6 +292,9 @@ def _medium(
     processor: Processor,
     settings: dict[str, Any],
 ) -> Medium:
+    if handed is None:
+        made = {name: element.data.clone() for name, element in item.items()}  # may lie in a cache
+        return processed_medium("to_samples", modality, made, digest, processor.family)
     known: dict[str, Any]
     if modality == "image":
         pixels, known = processor.rgb_pixels(handed, "to_samples")
@@ -298,7 +330,8 @@ def _normalised(rows: torch.Tensor, part: dict[str, Any]) -> np.ndarray:
     return values.flatten(1).numpy()
 
 
-def _sample(
+def sample_of(
+    where: str,
     sample_id: str,
     group_id: str,
     output: Any,
@@ -308,14 +341,20 @@ def _sample(
     place: tuple[np.ndarray, int] | None,
     settings: dict[str, Any],
     params: Any,
-    kind: str,
+    logprobs_mode: str,
     tokenizer: Any,
     engine: dict[str, Any] | None,
 ) -> Sample:
+    """A RequestOutput's completion as a sample; `where` is for errors.
+
+    Raises: ArgumentError for kept ids that do not fit the logprobs, and for routes of other tokens.
+    """
     response = [int(i) for i in completion.token_ids]
     start = len(output.prompt_token_ids)
     ids = np.array([*output.prompt_token_ids, *response], dtype=np.int64)
-    logprobs, likeliest = _logprobs(completion, response)
+    steps = _steps(completion.logprobs)
+    logprobs, likeliest = _logprobs(steps, response)
+    kept = kept_ids(completion, steps, params, logprobs_mode, where)
     versions = [
         PolicyVersion(start + span.start, start + span.end, span.version)
         for span in completion.weight_versions or ()
@@ -333,9 +372,11 @@ def _sample(
         processor=settings,
         processor_fingerprint=fingerprint(settings),
         rollout_logprobs=logprobs,
+        kept_ids=kept,
         sampling={name: getattr(params, name) for name in SAMPLING_NAMES}
-        | {"seed": params.seed, "logprobs": kind},
+        | {"seed": params.seed, "logprobs": LOGPROB_KINDS[logprobs_mode]},
         finish_reason=_FINISHED.get(completion.finish_reason),
+        routed_experts=_routes(completion, len(ids), where),
         policy_versions=versions or None,
         prefix_cached_tokens=output.num_cached_tokens,
         metadata={
@@ -352,15 +393,40 @@ def _sample(
     )
 
 
+def _steps(found: Any) -> list[Step] | None:
+    """Ids, logprobs and ranks of each step, of dicts of Logprob or of vLLM's FlatLogprobs."""
+    if found is None:
+        return None
+    if hasattr(found, "start_indices"):  # item by item it would make an object of each id
+        columns = (found.token_ids, found.logprobs, found.ranks)
+        ids, logprobs, ranks = (np.asarray(column) for column in columns)
+        bounds = zip(found.start_indices, found.end_indices, strict=True)
+        return [(ids[a:b], logprobs[a:b], ranks[a:b]) for a, b in bounds]
+    return [
+        (
+            np.fromiter(step, np.int64, len(step)),
+            np.array([of.logprob for of in step.values()]),
+            np.array([of.rank for of in step.values()]),
+        )
+        for step in found
+    ]
+
+
+def _routes(completion: Any, length: int, where: str) -> np.ndarray | None:
+    """Of an engine with `enable_return_routed_experts=True`."""
+    rows = getattr(completion, "routed_experts", None)
+    return None if rows is None else routes_of_rows(rows, length, where)
+
+
 def _logprobs(
-    completion: Any, response: list[int]
+    steps: list[Step] | None, response: list[int]
 ) -> tuple[np.ndarray | None, list[int | None] | None]:
     """float32 [n] of the sampled ids, and the likeliest id of each step where the engine was asked for it."""
-    if completion.logprobs is None:
+    if steps is None:
         return None, None
-    sampled = [step[i].logprob for step, i in zip(completion.logprobs, response, strict=True)]
-    likeliest = [
-        next((int(i) for i, found in step.items() if found.rank == 1), None)
-        for step in completion.logprobs
-    ]
+    sampled, likeliest = [], []
+    for (ids, logprobs, ranks), token in zip(steps, response, strict=True):
+        sampled.append(logprobs[np.flatnonzero(ids == token)[0]])
+        first = np.flatnonzero(ranks == 1)
+        likeliest.append(int(ids[first[0]]) if len(first) else None)
     return np.array(sampled, dtype=np.float32), likeliest

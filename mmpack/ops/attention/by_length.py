@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from mmpack.ops.attention.sequence_plan import SequencePlan
+from mmpack.ops.attention.without_cudnn import attend
 from mmpack.ops.rows.gather import gather_rows
 
 
@@ -60,7 +60,7 @@ def _batched(
     out = []
     for (length, count), piece in zip(batches, pieces, strict=True):
         query, key, value = (x.unflatten(0, (count, length)).transpose(1, 2) for x in piece)
-        heads_first = scaled_dot_product_attention(
+        heads_first = attend(
             query,
             key,
             value,

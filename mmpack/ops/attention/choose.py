@@ -269,7 +269,6 @@ SEQUENCES = Chooser(
     "MMPACK_TOWER_ATTENTION",
     80,
     # Costs of one layer of 16 heads on one H200, bf16, forward and backward, by benchmarks/tower_attention.py.
-    # sdpa takes 0.6 of varlen's time on whole pictures there, by cuDNN, which builds a plan for each new shape.
     {
         "flash_attn_4": Backend(
             "flash-attn-4", (9, 0), head_dims=range(8, 129, 8), row=16.3, pair=0.0383, sequence=4800

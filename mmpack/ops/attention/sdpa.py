@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+
+from mmpack.ops.attention.without_cudnn import attend
 
 QUERY_ROWS = 1024  # whose mask is held at a time
 
@@ -24,9 +25,7 @@ def sdpa(
     # one program for packs of any length: no loop over chunks of T
     if torch.compiler.is_compiling():
         mask = (row[None] <= row[:, None]) & (row[:, None] < visible_until[:, None])
-        whole = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask[:, None], dropout_p=dropout, scale=scale
-        )
+        whole = attend(query, key, value, attn_mask=mask[:, None], dropout_p=dropout, scale=scale)
         return whole.transpose(1, 2).contiguous()
     out = []
     for start in range(0, max(query.shape[2], 1), QUERY_ROWS):
@@ -34,7 +33,7 @@ def sdpa(
         q = row[start:stop, None]
         mask = (row[None, :stop] <= q) & (q < visible_until[:, None, :stop])
         out.append(
-            scaled_dot_product_attention(
+            attend(
                 query[:, :, start:stop],
                 key[:, :, :stop],
                 value[:, :, :stop],

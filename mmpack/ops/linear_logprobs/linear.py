@@ -17,10 +17,13 @@ from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.linear_logprobs.call import Call, Needs, Statistics
-from mmpack.ops.logprobs.arguments import check_arguments
+from mmpack.ops.logprobs.arguments import check_arguments, check_support
 from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
-from mmpack.ops.logprobs.row_groups import make_row_groups
+from mmpack.ops.logprobs.call import runtime_scalar
+from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
+from mmpack.ops.logprobs.support import Support
 from mmpack.ops.records import flat
+from mmpack.ops.support_logprobs.hidden import from_hidden
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -44,6 +47,7 @@ def linear_selected_logprobs(
     softcap: float | None = None,
     memory_budget: int | None = None,
     group: ProcessGroup | None = None,
+    support: Support | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """log softmax(z / temperature) of each target, natural log, z = hidden · weightᵀ + bias, without the logits.
 
@@ -62,19 +66,25 @@ def linear_selected_logprobs(
             and [V / ranks], all else is the same on each. Every rank gets all values and the whole gradient to
             `hidden`, summed in the order of the ranks. Values are the same bits for any number of ranks if a shard is
             a whole number of tiles (256 columns with Triton on CUDA, 128 on ROCm; 16,384 with torch).
+        support: the ids that the sampler left for each target, `PackedBatch.kept_ids`. The softmax and the entropy are
+            over these alone. Only their rows of `weight` are read, and have a gradient other than 0; `memory_budget`
+            does nothing, and values are the same bits for any number of ranks. Where the lists are so long that
+            products with the whole weight cost less (`ops/support_logprobs/route.py`: on an H200 in bf16 from a mean
+            of V / 179 ids), these are made, and with them a float32 sum of the size of `weight`.
 
     Returns [N] float32 (float64 for float64 inputs), or (logprobs, entropy in nats). The gradient to `hidden` is
     exactly 0 in rows that are not read or whose incoming gradients are all 0, which costs their products too; it
     and the values are the same bits in any batch and order. Gradients to weight and bias are summed in fp32; that to
     a bf16 or fp16 weight is rounded once per block of rows, of which there are up to four.
 
-    Kernels take bf16 and fp16; other dtypes run on torch, where fp32 products obey
+    Kernels take bf16 and fp16 (with `support` float32 too); other dtypes run on torch, where fp32 products obey
     `torch.set_float32_matmul_precision`, and the numerical contract needs its default, "highest". Logits of some
     hundreds are rounded by 1e-5 and more, and errors of values and gradients grow with them, as those of any fp32
     product do (`linear_logprob_bound`, `linear_gradient_fp32_bound`).
 
     Raises ArgumentError for wrong shapes, different devices, DTensors and forward-mode tangents, and on the CPU for
-    indices out of range.
+    indices out of range and for a list of `support` that is empty, does not rise or lacks its target: on a GPU, where
+    nothing is looked at, such a list gives NaN.
 
     Example: logits of the one row that is read are 0, 2 and 0.
         >>> import torch
@@ -87,53 +97,99 @@ def linear_selected_logprobs(
         NAME, OPTIONAL, hidden=hidden, weight=weight, bias=bias, targets=targets, rows=rows,
         rows_unique=rows_unique, row_inverse=row_inverse,
     )  # fmt: skip
+    check_flag(NAME, "entropy", entropy)
+    shard = check_head(NAME, hidden, weight, bias, softcap, memory_budget, group)
+    num_rows, vocab = hidden.shape[0], shard[1]
+    check_arguments(NAME, (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature)
+    if support is not None:
+        check_support(NAME, support, targets, vocab)
+        distinct = rows is None
+        if rows_unique is not None and row_inverse is not None:
+            rows = rows_unique.index_select(0, row_inverse)
+            distinct = len(rows_unique) == len(row_inverse)
+        found = from_hidden(
+            hidden, weight, bias, support, targets, runtime_scalar(temperature, hidden.device), rows, distinct,
+            softcap, bool(entropy), shard,
+        )  # fmt: skip
+        return found if entropy else found[0]
+    groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
+    logprobs, entropies = from_groups(
+        hidden, weight, bias, targets, groups, temperature, softcap, entropy, memory_budget, shard
+    )
+    return (logprobs, entropies) if entropy else logprobs
+
+
+def check_head(
+    what: str,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    softcap: float | None,
+    memory_budget: int | None,
+    group: ProcessGroup | None,
+) -> tuple[int, int, str]:
+    """First column of this rank's weight, V, and the name of the group ("": one rank).
+
+    Raises ArgumentError for what makes no logits.
+    """
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ArgumentError(
-            f"{NAME}: hidden has shape {list(hidden.shape)} and weight {list(weight.shape)}, expected [T, H] and "
+            f"{what}: hidden has shape {list(hidden.shape)} and weight {list(weight.shape)}, expected [T, H] and "
             f"[V, H]. Fix: drop the batch dimension; weight is lm_head.weight"
         )
     if not (hidden.is_floating_point() and weight.is_floating_point()):
         raise ArgumentError(
-            f"{NAME}: hidden is {hidden.dtype} and weight {weight.dtype}, expected float dtypes. "
+            f"{what}: hidden is {hidden.dtype} and weight {weight.dtype}, expected float dtypes. "
             f"Fix: pass hidden states, not ids or quantised weights"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
-            f"{NAME}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: one per vocabulary entry"
+            f"{what}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: one per vocabulary entry"
         )
-    check_flag(NAME, "entropy", entropy)
     if softcap is not None:
-        check_number(NAME, "softcap", softcap, above=0, fix="pass None for no softcap")
+        check_number(what, "softcap", softcap, above=0, fix="pass None for no softcap")
     if memory_budget is not None:
-        check_number(NAME, "memory_budget", memory_budget, least=0, fix="pass bytes, or None")
-    ranks, rank, group_name = 1, 0, ""
-    if group is not None:
-        _check_group(group)
-        ranks, rank, group_name = group.size(), group.rank(), group.group_name
-    num_rows, shard = hidden.shape[0], weight.shape[0]
-    vocab = ranks * shard
-    check_arguments(NAME, (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature)
-    groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
+        check_number(what, "memory_budget", memory_budget, least=0, fix="pass bytes, or None")
+    shard = weight.shape[0]
+    if group is None:
+        return 0, shard, ""
+    _check_group(what, group)
+    return group.rank() * shard, group.size() * shard, group.group_name
+
+
+def from_groups(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    groups: RowGroups,
+    temperature: float,
+    softcap: float | None,
+    entropy: bool,
+    memory_budget: int | None,
+    shard: tuple[int, int, str],
+) -> tuple[Tensor, Tensor]:
+    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments; `shard` as of `check_head`."""
     inputs = (hidden, weight) if bias is None else (hidden, weight, bias)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    count = num_rows if groups.rows is None else groups.rows.shape[0]
+    count = hidden.shape[0] if groups.rows is None else groups.rows.shape[0]
     # with one, chunks follow from how many tokens there are
     budget = 0 if invariance.is_on() else int(memory_budget or 0)
-    store = differentiable and count * shard * 2 <= budget
+    store = differentiable and count * weight.shape[0] * 2 <= budget
     call = Call(
-        hidden, weight, bias, targets.long(), *groups, float(temperature), softcap, entropy, store,
-        budget, rank * shard, vocab, group_name,
+        hidden, weight, bias, targets.long(), *groups, float(temperature), softcap, bool(entropy),
+        store, budget, *shard,
     )  # fmt: skip
     logprobs, entropies, *_ = _forward(*call)
     invariance.hold(logprobs)
     invariance.hold(entropies)
-    return (logprobs, entropies) if entropy else logprobs
+    return logprobs, entropies
 
 
-def _check_group(group: Any) -> None:
+def _check_group(what: str, group: Any) -> None:
     if not (torch.distributed.is_available() and isinstance(group, torch.distributed.ProcessGroup)):
         raise ArgumentError(
-            f"{NAME}: group is {kind_of(group)}, expected a ProcessGroup. "
+            f"{what}: group is {kind_of(group)}, expected a ProcessGroup. "
             f"Fix: pass torch.distributed.new_group(…), or None"
         )
 

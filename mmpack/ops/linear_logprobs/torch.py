@@ -6,6 +6,8 @@ of other ranks too. Products are summed in fp32 or better, whatever the inputs a
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,19 @@ CHUNK_ROWS_GPU = 256
 BLOCK_COLUMNS = 16384  # of the vocabulary: bounds what is upcast or summed at a time
 
 
+class Head(Protocol):
+    """What logits are made of: the fields of a call."""
+
+    @property
+    def hidden(self) -> Tensor: ...
+    @property
+    def weight(self) -> Tensor: ...
+    @property
+    def bias(self) -> Tensor | None: ...
+    @property
+    def softcap(self) -> float | None: ...
+
+
 def stored_shapes(count: int, vocab: int, device: torch.device) -> tuple[list[int], list[int]]:
     """As the Triton path's: nothing is stored here."""
     return [0, 0], [0, 0]
@@ -29,10 +44,10 @@ def stored_shapes(count: int, vocab: int, device: torch.device) -> tuple[list[in
 def forward(call: Call) -> Statistics:
     """Statistics in nats, over the ranks of a split vocabulary; nothing is stored."""
     hidden, columns, temperature = call.hidden, call.columns, call.temperature
-    chunk_rows, product = _chunk_rows(hidden), _product_dtype(call)
+    chunk_rows, product = _chunk_rows(hidden), product_dtype(call)
     slots = slots_of(call.groups, len(hidden), len(columns), hidden.device, chunk_rows)
     dtype = torch.promote_types(product, torch.float32)
-    blocks = _blocks(len(call.weight))
+    blocks = blocks_of(len(call.weight))
     maximum, total, weighted = (
         torch.empty(len(blocks), len(slots.rows), dtype=dtype, device=hidden.device)
         for _ in range(3)
@@ -43,7 +58,7 @@ def forward(call: Call) -> Statistics:
             chunk = slice(start, start + chunk_rows)
             x = hidden.index_select(0, slots.rows[chunk])
             for i, block in enumerate(blocks):
-                z = _logits(call, x, block, product)
+                z = block_logits(call, x, block, product)
                 inside, place, column = _tokens_of(slots.of, start, chunk_rows, columns, block)
                 chosen = torch.where(inside, z[place, column], chosen)
                 z = z[:-1]
@@ -73,7 +88,7 @@ def backward(given: Incoming, call: Call, statistics: Statistics, needs: Needs) 
     slots, at_targets = found.slots, found.at_targets.to(dtype)
     maximum, log_total = by_slot(statistics.maximum, slots), by_slot(statistics.log_total, slots)
 
-    product, blocks = _product_dtype(call), _blocks(len(weight))
+    product, blocks = product_dtype(call), blocks_of(len(weight))
     to_hidden = hidden.new_zeros(num_rows + 1, width) if needs.to_hidden else None
     to_weight = weight.new_zeros(weight.shape, dtype=dtype) if needs.to_weight else None
     to_bias = None
@@ -86,7 +101,7 @@ def backward(given: Incoming, call: Call, statistics: Statistics, needs: Needs) 
             masked = x.masked_fill(~live, 0.0)
             total = torch.zeros(len(x), width, dtype=dtype, device=hidden.device)
             for block in blocks:
-                z = _logits(call, x, block, product)
+                z = block_logits(call, x, block, product)
                 slope = None if call.softcap is None else 1 - (z[:-1] / call.softcap) ** 2
                 grad = row_gradient(z[:-1], maximum, log_total, found, chunk, call.temperature)
                 if slope is not None:
@@ -95,9 +110,9 @@ def backward(given: Incoming, call: Call, statistics: Statistics, needs: Needs) 
                 z[place, column] = at_targets
                 grad = grad[:, : block.stop - block.start]
                 if to_hidden is not None:
-                    total += _product(grad, weight[block], product)
+                    total += product_of(grad, weight[block], product)
                 if to_weight is not None:
-                    to_weight[block] += _product(grad.T, masked, product)
+                    to_weight[block] += product_of(grad.T, masked, product)
                 if to_bias is not None:
                     to_bias[block] += grad.sum(0)
             if to_hidden is not None:
@@ -129,13 +144,13 @@ def _chunk_rows(hidden: Tensor) -> int:
     return CHUNK_ROWS_CPU if hidden.device.type == "cpu" else CHUNK_ROWS_GPU
 
 
-def _logits(call: Call, x: Tensor, block: slice, product: torch.dtype) -> Tensor:
+def block_logits(call: Head, x: Tensor, block: slice, product: torch.dtype) -> Tensor:
     """Logits of a chunk x [C, H] as [C + 1, columns padded]; padding holds -inf, the last row is scratch."""
     columns = block.stop - block.start
     shape = len(x) + 1, columns + pad_columns(columns)
     z = torch.empty(shape, dtype=torch.promote_types(product, torch.float32), device=x.device)
     z[:, columns:] = -torch.inf
-    z[:-1, :columns] = _product(x, call.weight[block].T, product)
+    z[:-1, :columns] = product_of(x, call.weight[block].T, product)
     if call.bias is not None:
         z[:-1, :columns] += call.bias[block]
     if call.softcap is not None:
@@ -143,7 +158,7 @@ def _logits(call: Call, x: Tensor, block: slice, product: torch.dtype) -> Tensor
     return z
 
 
-def _product_dtype(call: Call) -> torch.dtype:
+def product_dtype(call: Head) -> torch.dtype:
     """What factors are cast to: on a GPU bf16 stays bf16, all else is at least float32."""
     a, b = call.hidden.dtype, call.weight.dtype
     if call.hidden.device.type != "cpu" and a == b == torch.bfloat16:
@@ -151,7 +166,7 @@ def _product_dtype(call: Call) -> torch.dtype:
     return torch.promote_types(torch.promote_types(a, b), torch.float32)
 
 
-def _product(a: Tensor, b: Tensor, product: torch.dtype) -> Tensor:
+def product_of(a: Tensor, b: Tensor, product: torch.dtype) -> Tensor:
     """a · b with sums and result of float32 or better.
 
     Columns are padded to whole lanes: with fewer than 12 of them MKL sums a row by its place among the others.
@@ -166,7 +181,7 @@ def _product(a: Tensor, b: Tensor, product: torch.dtype) -> Tensor:
     return torch.mm(a, b)[:, :columns]
 
 
-def _blocks(vocab: int) -> list[slice]:
+def blocks_of(vocab: int) -> list[slice]:
     return [slice(i, min(i + BLOCK_COLUMNS, vocab)) for i in range(0, vocab, BLOCK_COLUMNS)]
 
 

@@ -1,12 +1,15 @@
-"""What selected_logprobs and linear_selected_logprobs refuse in targets, rows and temperature."""
+"""What selected_logprobs and linear_selected_logprobs refuse in targets, rows, temperature and support."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number
-from mmpack.ops.inputs import can_look_at
+from mmpack.errors import ArgumentError, check_number, kind_of
+from mmpack.ops.inputs import can_look_at, check_tensors
+from mmpack.ops.logprobs.support import Support
 
 
 def check_arguments(
@@ -28,12 +31,12 @@ def check_arguments(
         raise ArgumentError(
             f"{what}: rows_unique and row_inverse go together. Fix: pass both or none"
         )
-    _check_index(what, "targets", targets, vocab)
-    _check_index(what, "rows", rows, num_rows)
-    _check_index(what, "rows_unique", rows_unique, num_rows)
+    check_index(what, "targets", targets, vocab)
+    check_index(what, "rows", rows, num_rows)
+    check_index(what, "rows_unique", rows_unique, num_rows)
     read = num_rows if rows is None else len(rows)
     if rows_unique is not None and row_inverse is not None:
-        _check_index(what, "row_inverse", row_inverse, len(rows_unique))
+        check_index(what, "row_inverse", row_inverse, len(rows_unique))
         _check_inverse(what, rows, rows_unique, row_inverse)
         read = len(row_inverse)
     if len(targets) != read:
@@ -43,7 +46,8 @@ def check_arguments(
         )
 
 
-def _check_index(what: str, name: str, index: Tensor | None, bound: int) -> None:
+def check_index(what: str, name: str, index: Tensor | None, bound: int) -> None:
+    """Raise ArgumentError for what is no index [n], and on the CPU for one that is not in [0, bound)."""
     if index is None:
         return
     if index.ndim != 1 or index.dtype not in (torch.int64, torch.int32):
@@ -77,3 +81,87 @@ def _check_inverse(
             f"{what}: row_inverse names {len(row_inverse.unique())} of {len(rows_unique)} rows. "
             f"Fix: pass rows_unique without rows that no loss token reads"
         )
+
+
+def check_list(what: str, where: str, support: Any) -> None:
+    """Raise ArgumentError unless `support` is a Support whose offsets [N + 1] cut its ids [M] into lists.
+
+    Offsets are looked at on the CPU only, as above.
+    """
+    if not isinstance(support, Support):
+        raise ArgumentError(
+            f"{what}: {where} is {kind_of(support)}, expected a Support. "
+            "Fix: pass batch.kept_ids, or mp.Support(offsets, ids)"
+        )
+    offsets, ids = support.offsets, support.ids
+    named = {f"{where}.offsets": offsets, f"{where}.ids": ids}
+    check_tensors(what, (), **named)
+    for name, x in named.items():
+        if x.ndim != 1 or x.dtype not in (torch.int64, torch.int32):
+            raise ArgumentError(
+                f"{what}: {name} has shape {list(x.shape)} and dtype {x.dtype}, expected one dimension of int64 or "
+                f"int32. Fix: pass offsets [N + 1] and ids [M]"
+            )
+    if len(offsets) < 2 and (len(offsets) == 0 or len(ids)):
+        raise ArgumentError(
+            f"{what}: {where} has {len(offsets)} offsets and {len(ids)} ids. Fix: pass offsets [N + 1], from 0 to M"
+        )
+    if can_look_at(offsets):
+        first, last = int(offsets[0]), int(offsets[-1])
+        falls = bool((offsets.diff() < 0).any())
+        if first != 0 or last != len(ids) or falls:
+            order = "and fall in between" if falls else f"for {len(ids)} ids"
+            raise ArgumentError(
+                f"{what}: {where}.offsets run from {first} to {last} {order}, expected to rise from 0 to {len(ids)}. "
+                f"Fix: offsets are the running sum of the lists' lengths"
+            )
+
+
+def check_support(what: str, support: Any, targets: Tensor, vocab: int) -> None:
+    """Raise ArgumentError unless `support` has a list for each of `targets` [N], which rises and holds the target.
+
+    Values are checked on the CPU only, as above.
+    """
+    check_list(what, "support", support)
+    offsets, ids = support.offsets, support.ids
+    check_tensors(what, (), targets=targets, **{"support.ids": ids})
+    if len(support) != len(targets):
+        raise ArgumentError(
+            f"{what}: support has {len(offsets)} offsets and {len(ids)} ids for {len(targets)} targets, expected "
+            f"{len(targets) + 1} offsets. Fix: pass one list per target"
+        )
+    if can_look_at(offsets) and can_look_at(ids) and can_look_at(targets):
+        _check_lists(what, offsets.long(), ids.long(), targets.long(), vocab)
+
+
+def _check_lists(what: str, offsets: Tensor, ids: Tensor, targets: Tensor, vocab: int) -> None:
+    """Lists are not empty, in [0, V) and rising, with their target."""
+    length = offsets.diff()
+    empty = _first(length == 0)
+    if empty is not None:
+        raise ArgumentError(
+            f"{what}: the list of loss token {empty} in support is empty, and its softmax has no value. "
+            f"Fix: a list holds at least its target"
+        )
+    check_index(what, "support.ids", ids, vocab)
+    tokens = torch.repeat_interleave(length)
+    falls = _first((ids[1:] <= ids[:-1]) & (tokens[1:] == tokens[:-1]))
+    if falls is not None:
+        raise ArgumentError(
+            f"{what}: the list of loss token {int(tokens[falls])} in support has {int(ids[falls + 1])} after "
+            f"{int(ids[falls])}, expected ids that rise. Fix: sort each list, and keep each id once"
+        )
+    held = torch.zeros_like(targets, dtype=torch.bool)
+    held[tokens[ids == targets[tokens]]] = True
+    missing = _first(~held)
+    if missing is not None:
+        raise ArgumentError(
+            f"{what}: the list of loss token {missing} in support lacks its target, id {int(targets[missing])}. "
+            f"Fix: pass the lists of the same sampling as the targets"
+        )
+
+
+def _first(found: Tensor) -> int | None:
+    """The first index where `found` is True."""
+    where = found.nonzero()
+    return int(where[0]) if len(where) else None

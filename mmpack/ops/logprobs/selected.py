@@ -15,11 +15,13 @@ from mmpack.errors import ArgumentError, check_flag, check_name
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
-from mmpack.ops.logprobs.arguments import check_arguments
+from mmpack.ops.logprobs.arguments import check_arguments, check_support
 from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
 from mmpack.ops.logprobs.call import Call, Statistics, runtime_scalar
-from mmpack.ops.logprobs.row_groups import make_row_groups
+from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
+from mmpack.ops.logprobs.support import Support
 from mmpack.ops.records import flat
+from mmpack.ops.support_logprobs.logits import from_logits
 
 OPTIONAL = ("rows", "rows_unique", "row_inverse")
 TENSORS = Call._fields.index("entropy")  # before the options
@@ -36,6 +38,7 @@ def selected_logprobs(
     rows_unique: Tensor | None = None,
     row_inverse: Tensor | None = None,
     gradient: Literal["dense", "compact", "inplace"] = "dense",
+    support: Support | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """log softmax(logits / temperature) of each target, natural log.
 
@@ -52,13 +55,16 @@ def selected_logprobs(
             for leaves and `torch.autograd.grad`, not under torch.compile. "inplace": dense, written over the logits,
             which the backward destroys; no second backward. The last two need rows that are known not to repeat:
             `rows_unique` and `row_inverse`, or no `rows`.
+        support: the ids that the sampler left for each target, `PackedBatch.kept_ids`. The softmax and the entropy are
+            over these alone: log p(target) - log Σ p(id), and no other logit is read or has a gradient.
 
     Returns [N] float32 (float64 for float64 logits), or (logprobs, entropy). The gradient to the logits is exactly 0
     in rows that are not read or whose incoming gradients are all 0; gradients of one row are summed in the order of
     n. Values and gradients of a row are the same bits in any batch and order, if the logits have the same alignment.
 
     Raises ArgumentError for wrong shapes, different devices, DTensors and forward-mode tangents, and on the CPU for
-    indices out of range. On a GPU that check would wait for the device: there a target out of range gives NaN.
+    indices out of range and for a list of `support` that is empty, does not rise or lacks its target. On a GPU that
+    check would wait for the device: there such a target or list gives NaN.
 
     Example: two tokens, predicted by rows 0 and 2.
         >>> import torch
@@ -71,26 +77,60 @@ def selected_logprobs(
         "selected_logprobs", OPTIONAL, logits=logits, targets=targets, rows=rows,
         rows_unique=rows_unique, row_inverse=row_inverse,
     )  # fmt: skip
-    if logits.ndim != 2 or not logits.is_floating_point():
-        raise ArgumentError(
-            f"selected_logprobs: logits has shape {list(logits.shape)} and dtype {logits.dtype}, expected a float "
-            f"[T, V]. Fix: drop the batch dimension, e.g. logits[0]"
-        )
+    check_logits("selected_logprobs", logits)
     num_rows, vocab = logits.shape
     check_arguments(
         "selected_logprobs", (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature
     )
-    check_name("selected_logprobs", "gradient", gradient, GRADIENTS)
     check_flag("selected_logprobs", "entropy", entropy)
+    check_gradient("selected_logprobs", gradient, rows, rows_unique)
+    scale = runtime_scalar(temperature, logits.device)
+    if support is not None:
+        check_support("selected_logprobs", support, targets, vocab)
+        if rows_unique is not None and row_inverse is not None:
+            rows = rows_unique.index_select(0, row_inverse)
+        logprobs, entropies = from_logits(
+            logits, support, targets, scale, rows, rows_unique, row_inverse, bool(entropy), gradient
+        )
+    else:
+        groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
+        logprobs, entropies = from_groups(logits, targets, groups, scale, entropy, gradient)
+    return (logprobs, entropies) if entropy else logprobs
+
+
+def check_logits(what: str, logits: Tensor) -> None:
+    """Raise ArgumentError unless `logits` is a float [T, V]."""
+    if logits.ndim != 2 or not logits.is_floating_point():
+        raise ArgumentError(
+            f"{what}: logits has shape {list(logits.shape)} and dtype {logits.dtype}, expected a float "
+            f"[T, V]. Fix: drop the batch dimension, e.g. logits[0]"
+        )
+
+
+def check_gradient(
+    what: str, gradient: str, rows: Tensor | None, rows_unique: Tensor | None
+) -> None:
+    """Raise ArgumentError for an unknown form of the gradient, and one that needs rows which don't repeat."""
+    check_name(what, "gradient", gradient, GRADIENTS)
     if gradient != "dense" and rows is not None and rows_unique is None:
         raise ArgumentError(
-            f"selected_logprobs: gradient is {gradient!r}, and rows may repeat. "
+            f"{what}: gradient is {gradient!r}, and rows may repeat. "
             f"Fix: pass rows_unique and row_inverse, or gradient='dense'"
         )
-    groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
-    scale = runtime_scalar(temperature, logits.device)
-    logprobs, entropies, *_ = _forward(*Call(logits, targets, *groups, scale, entropy, gradient))
-    return (logprobs, entropies) if entropy else logprobs
+
+
+def from_groups(
+    logits: Tensor,
+    targets: Tensor,
+    groups: RowGroups,
+    temperature: Tensor,
+    entropy: bool,
+    gradient: str,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments."""
+    call = Call(logits, targets, *groups, temperature, bool(entropy), gradient)
+    logprobs, entropies, *_ = _forward(*call)
+    return logprobs, entropies
 
 
 @torch.library.custom_op("mmpack::selected_logprobs", mutates_args=())

@@ -14,6 +14,7 @@ from mmpack.parity.causes.loss import loss_hits
 from mmpack.parity.causes.media import media_hits
 from mmpack.parity.causes.pair import Decode, Hit, Pair
 from mmpack.parity.causes.positions import position_hits
+from mmpack.parity.causes.replay import replay_hits
 from mmpack.parity.causes.rules import broken_rules, rule_hits, structured_pair
 from mmpack.parity.causes.runs import run_hits
 from mmpack.parity.causes.settings import setting_hits
@@ -28,7 +29,7 @@ def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
     What was cut off says nothing more: what both sides have is compared by itself.
     """
     cut = truncation(pair)
-    always = setting_hits(pair) + coordinate_hits(pair)
+    always = setting_hits(pair) + coordinate_hits(pair) + replay_hits(pair)
     if cut is None:
         return _hits(pair, decode) + always
     rest = _hits(common_part(pair, cut), decode, recounted=cut.at_left)

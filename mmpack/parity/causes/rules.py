@@ -10,8 +10,9 @@ from mmpack.parity.causes.alike import VIDEO_FIELDS
 from mmpack.parity.causes.pair import Hit, Pair, Side
 from mmpack.parity.causes.runs import sampled_runs
 from mmpack.parity.fixes import UNKNOWN
+from mmpack.schema.fields import same
 from mmpack.schema.rules import Problem, rule_problems, structured
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import REPLAY, Sample
 
 _CAUSES = {"MM107": "dropped_image", "MM109": "cache_key", "MM204": "loss_mask_shift"}
 _COLUMNS = (  # what rules read and parity does not compare
@@ -70,6 +71,10 @@ def _adds_nothing(left: Sample, right: Sample) -> bool:
     """Whether the right side, of equal fields, holds nothing that a rule could find broken only there."""
     return (
         left.loss_spans == right.loss_spans
+        and all(
+            getattr(right, name) is None or same(getattr(left, name), getattr(right, name))
+            for name in REPLAY
+        )
         and all(
             getattr(b, name) is None or getattr(a, name) is not None
             for a, b in zip(left.media, right.media, strict=True)

@@ -10,6 +10,7 @@ import numpy as np
 from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
 from mmpack.parity.causes.settings import compare_settings
 from mmpack.parity.records import MEDIA_NOTES, RECORDS
+from mmpack.parity.replay import REPLAYED
 from mmpack.parity.sampling import lacking_sampling, unlike_sampling, who_lacks
 from mmpack.parity.values import same_value
 from mmpack.schema.columns.items import Items
@@ -38,7 +39,7 @@ def lacking_layout(left: Table, right: Table, ok: np.ndarray) -> list[Lacks]:
 
     rows = np.arange(left.rows)
     extra = (left.columns.keys() | right.columns.keys()) - Sample.columns().keys()
-    for name in ("position_ids", "attention_mask", "rollout_logprobs", *RECORDS):
+    for name in ("position_ids", "attention_mask", "rollout_logprobs", *RECORDS, *REPLAYED):
         lack(name, rows, _recorded(left, name), _recorded(right, name))
     a, b = left.items("media"), right.items("media")
     mine, theirs = (np.flatnonzero(ok[side.row]) for side in (a, b))

@@ -15,12 +15,14 @@ from mmpack.parity.columnar.lacking import (
 )
 from mmpack.parity.fields import MODALITY_SPAN
 from mmpack.parity.records import RECORDS
+from mmpack.parity.replay import REPLAYED
 from mmpack.schema.columns.table import Table
+from mmpack.schema.ragged import RaggedSpec
 from mmpack.schema.rules import surely_valid
 from mmpack.schema.sample import Sample
 from mmpack.schema.specs import Array
 
-ARRAYS = [name for name, c in Sample.columns().items() if isinstance(c.spec, Array)]
+ARRAYS = [n for n, c in Sample.columns().items() if isinstance(c.spec, Array | RaggedSpec)]
 LOSS_SPAN = ("start", "stop", "kind")
 MEDIUM = ("cache_key", "grid_thw", "modality", "num_tokens")
 
@@ -81,6 +83,12 @@ def _same_layout(left: Table, right: Table) -> np.ndarray:
         both = left.present(name) & right.present(name)
         if name not in right.shared and both.any():
             same &= ~both | _same_values(left, right, name)
+    for name in REPLAYED:  # of one side alone it is a difference
+        has = left.present(name), right.present(name)
+        same &= has[0] == has[1]
+        if name not in right.shared and (has[0] & has[1]).any():
+            equal = _same_numbers if name in ARRAYS else _same_values
+            same &= ~has[0] | equal(left, right, name)
     return same
 
 
@@ -94,7 +102,8 @@ def _same_numbers(left: Table, right: Table, name: str) -> np.ndarray:
 def _of_kind(table: Table, name: str) -> bool:
     """Whether an array is of integers where it has to be: 1.0 equals 1, and `Sample.from_dict` refuses it."""
     spec, numbers = Sample.columns()[name].spec, table.numbers(name)
-    whole = isinstance(spec, Array) and spec.dtype.startswith("int")
+    whole = isinstance(spec, RaggedSpec)
+    whole |= isinstance(spec, Array) and spec.dtype.startswith("int")
     return not whole or (numbers is not None and numbers.flat.dtype.kind in "iu")
 
 

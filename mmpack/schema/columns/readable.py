@@ -10,8 +10,10 @@ import numpy as np
 from mmpack.errors import require
 from mmpack.schema.columns.table import UNREADABLE, Table
 from mmpack.schema.fields import Records
-from mmpack.schema.sample import Sample
-from mmpack.schema.specs import Array, Json, Spec
+from mmpack.schema.ragged import RaggedSpec, TeachersSpec
+from mmpack.schema.routes import RoutesSpec
+from mmpack.schema.sample import REPLAY, Sample
+from mmpack.schema.specs import COUNT_MAX, Array, Json, Spec
 
 
 def readable(table: Table) -> np.ndarray:
@@ -27,6 +29,9 @@ def readable(table: Table) -> np.ndarray:
             ok &= table.once((readable, name), check, name)
         elif not _is_plain(column.type):
             ok &= ~table.present(name)
+    old = np.array([version == "1" for version in table.values("schema_version")], bool)
+    for name in REPLAY:  # unknown to version 1
+        ok &= ~(old & table.present(name))
     return ok
 
 
@@ -35,8 +40,18 @@ def _fits(table: Table, name: str, spec: Spec) -> np.ndarray:
     if isinstance(spec, Array):
         numbers = table.numbers(name)
         return np.zeros(table.rows, bool) if numbers is None else numbers.each(spec.reads_values)
+    if isinstance(spec, RaggedSpec):
+        numbers = table.numbers(name)
+        if numbers is None:
+            return ~table.present(name)
+        return numbers.each(Array("int32", high=COUNT_MAX).reads_values)
     if isinstance(spec, Records):
         return table.items(name).good
+    if isinstance(spec, TeachersSpec):
+        return ~table.present(name)  # left to `Sample.from_dict`
+    if isinstance(spec, RoutesSpec):
+        stored = table.objects(name)
+        return np.array([value is None or spec.reads(value) for value in stored], bool)
     if isinstance(spec, Json):
         return np.array([value is not UNREADABLE for value in table.objects(name)], bool)
     pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")

@@ -13,6 +13,7 @@ from mmpack.schema.columns.items import Items, items, parse
 from mmpack.schema.columns.numbers import Numbers, numbers
 from mmpack.schema.fields import Records
 from mmpack.schema.parquet import parse_text
+from mmpack.schema.ragged import RaggedSpec
 from mmpack.schema.sample import Sample
 from mmpack.schema.specs import Array, Json
 
@@ -61,7 +62,8 @@ class Table:
         if name not in self.columns:
             return None
         spec = Sample.columns()[name].spec
-        depth = 2 if isinstance(spec, Array) and spec.rows is not None else 1
+        rows = isinstance(spec, Array) and spec.rows is not None
+        depth = 2 if rows or isinstance(spec, RaggedSpec) else 1
         return self.once((numbers, name), lambda table: numbers(table.columns[name], depth), name)
 
     @property

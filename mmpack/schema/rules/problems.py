@@ -22,11 +22,15 @@ from mmpack.schema.rules.loss import LOSS
 from mmpack.schema.rules.media import MEDIA
 from mmpack.schema.rules.placeholders import PLACEHOLDERS
 from mmpack.schema.rules.places import PLACES
+from mmpack.schema.rules.replay import REPLAY_RULES
 from mmpack.schema.rules.scores import SCORES
 from mmpack.schema.rules.trajectories import Trajectories
 from mmpack.schema.sample import Sample, shape_faults
 
-TOPICS = (MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ACTIONS, ARRAYS, SCORES, CODECS)
+TOPICS = (
+    *(MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ACTIONS, ARRAYS, SCORES, CODECS),
+    REPLAY_RULES,
+)
 
 
 @dataclass(frozen=True)

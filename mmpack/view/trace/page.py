@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.schema.replay_figures import replay_figures
 from mmpack.schema.rules import problems_of
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import REPLAY, Sample
 from mmpack.view.media import finder
 from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.tags import Markup, joined, tag
@@ -27,7 +28,7 @@ from mmpack.view.trace.screens import SHOWN, Album, figures, film, new_marks, ne
 from mmpack.view.trace.script import SCRIPT
 from mmpack.view.trace.style import STYLE
 from mmpack.view.trace.texts import KEY, texts_of
-from mmpack.view.trace.tokens import Written, logprobs_of, rows, score_chip
+from mmpack.view.trace.tokens import Written, kept_of, logprobs_of, rows, score_chip
 
 PROBLEMS = 5  # broken rules shown of a sample
 FIELDS = (
@@ -223,7 +224,7 @@ def _sample(node: Node, album: Album, tokenizer: Any) -> Markup:
     marks = new_marks(node)
     shown = new_media(node, marks)
     texts = texts_of(sample, tokenizer)
-    written = Written(node, texts, scores, logprobs_of(sample))
+    written = Written(node, texts, scores, logprobs_of(sample), kept_of(sample))
     turn = "" if sample.turn is None else f"turn {sample.turn}"
     facts = [
         turn,
@@ -283,8 +284,10 @@ def _prefix(node: Node) -> Markup:
 def _fields(sample: Sample) -> Markup:
     """The other fields that are set, as JSON."""
     terms: list[Markup] = []
-    for name in FIELDS:
-        value = getattr(sample, name)
+    to_replay = replay_figures(sample)
+    value: Any
+    for name in (*FIELDS, *REPLAY):
+        value = to_replay.get(name) if name in REPLAY else getattr(sample, name)
         if name == "policy_versions":
             value = [version.to_dict() for version in value or ()]
         if name == "metadata":

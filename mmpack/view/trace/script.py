@@ -39,11 +39,13 @@ const open = row => {
       continue;
     }
     const logprobs = numbers(p.dataset.p || "", 2).map(number);
+    const kept = numbers(p.dataset.q || "", 3).map(number);
     p.replaceChildren(...parts(p).map((part, k) => {
       const el = document.createElement("i");
       el.textContent = part;
       const text = p.dataset.l === undefined ? null : part;
-      row.units.push({row, more, el, at: at + k, n: 1, id: known[k], text, logprob: logprobs[k]});
+      row.units.push({row, more, el, at: at + k, n: 1, id: known[k], text, logprob: logprobs[k],
+        kept: kept[k]});
       return el;
     }));
   }
@@ -68,6 +70,7 @@ const select = u => {
   if (u.text === "") put("goes on with the character before");
   put(u.row.dataset.k);
   if (u.logprob !== undefined && u.logprob < 4095) put(`logprob ${(-u.logprob / 100).toFixed(2)}`);
+  if (u.kept !== undefined && u.kept < 262143) put(`1 of ${u.kept} kept ids`);
   if (u.more) put(u.more);
   if (u.row.dataset.m) put(u.row.dataset.m);
   now.replaceChildren(...cells);

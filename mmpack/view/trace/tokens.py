@@ -35,6 +35,7 @@ HEAD = 96  # tokens of a row outside the loss that are seen before it is opened
 ROW_HEAD, ROW_TAIL = 1536, 512  # tokens that are drawn of such a row
 DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 LONGEST = len(DIGITS) - 1  # of a length in one digit: this digit says that the next one goes on
+NO_COUNT = len(DIGITS) ** 3 - 1
 NO_LOGPROB = len(DIGITS) ** 2 - 1  # in hundredths, as two digits
 
 
@@ -46,6 +47,8 @@ class Written:
     texts: list[str] | None
     scores: Sequence[Placed]
     logprobs: np.ndarray | None  # float [L], NaN where there is none
+    # int64 [L], how many ids the sampler kept; -1 where that is not known
+    kept: np.ndarray | None = None
 
 
 def rows(written: Written) -> Markup:
@@ -71,6 +74,17 @@ def logprobs_of(sample: Sample) -> np.ndarray | None:
     out = np.full(len(sample), np.nan, np.float32)
     inside = indices >= 0
     out[indices[inside]] = recorded[inside]
+    return out
+
+
+def kept_of(sample: Sample) -> np.ndarray | None:
+    """int64 [L], see `Written`; None where they are not recorded, or not one list per loss token."""
+    lists, indices = sample.kept_ids, sample.loss_indices
+    if lists is None or len(lists) != len(indices):
+        return None
+    out = np.full(len(sample), -1, np.int64)
+    inside = indices >= 0
+    out[indices[inside]] = lists.lengths[inside]
     return out
 
 
@@ -195,6 +209,8 @@ def _piece(written: Written, start: int, stop: int, same: bool) -> Markup:
         given += f' data-l="{packed_lengths(shown)}"'
     if written.logprobs is not None and not same:
         given += _logprobs(written.logprobs[start:stop])
+    if written.kept is not None and not same:
+        given += _kept(written.kept[start:stop])
     body = escape(("" if texts is not None else " ").join(shown))
     opened = Markup(f'<span class="{" ".join(names)}" data-s={start}{given}>')
     mark = tag("sup", " ".join(f"r{i}" for i in regions)) if regions else ""
@@ -228,6 +244,14 @@ def _logprobs(values: np.ndarray) -> str:
         return ""
     digits = [_digits(c if 0 <= c < NO_LOGPROB else NO_LOGPROB, 2) for c in cents]
     return f' data-p="{"".join(digits)}"'
+
+
+def _kept(counts: np.ndarray) -> str:
+    """An attribute: how many ids were kept, in three digits."""
+    if (counts < 0).all():
+        return ""
+    digits = [_digits(c if 0 <= c < NO_COUNT else NO_COUNT, 3) for c in counts.tolist()]
+    return f' data-q="{"".join(digits)}"'
 
 
 def _chips(ends: dict[int, list[Placed]], start: int, stop: int) -> list[Markup]:

@@ -277,6 +277,14 @@ def tiles(scene: Scene, model: Any) -> Answer:
     return scene.answer(model, first_rows(model), span.sample, span.start)
 
 
+@plant("logprobs over all ids", kept_ids=True, side={"kept_ids": False})
+def truncated_support(scene: Scene, model: Any) -> Answer:
+    """The sampler kept a few ids for each token; no module differs, the softmax does."""
+    return scene.answer(
+        model, ["logprobs"], *scene.first_prediction(), suggests="truncated_support"
+    )
+
+
 def _first_where(scene: Scene, rule: Any) -> tuple[int, int]:
     """The first token whose three positions obey the rule."""
     for s, sample in enumerate(scene.samples):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from planting.scene import FAMILIES, Answer, Scene
@@ -14,7 +14,8 @@ Planting = Callable[[Scene, Any], Answer]
 @dataclass(frozen=True)
 class Plant:
     """A fault. `prepare` is done to both sides before it; `longest` is the length of the longest sample;
-    `layouts` are those that it shows in."""
+    `layouts` are those that it shows in. `kept_ids`: the samples have some. `side`: options of the planted
+    side, where it is the fault and not the model."""
 
     name: str
     families: tuple[str, ...]
@@ -22,10 +23,12 @@ class Plant:
     prepare: Callable[[Any], Any] | None = None
     longest: int = 24
     layouts: tuple[str, ...] = ("packed", "padded", "alone")
+    kept_ids: bool = False
+    side: dict[str, Any] = field(default_factory=dict)
 
     def scene(self, family: str, seed: int) -> Scene:
         """What it is planted in."""
-        return Scene(family, seed, self.longest)
+        return Scene(family, seed, self.longest, self.kept_ids)
 
     def pair(self, scene: Scene) -> tuple[Any, Any, Answer]:
         """The healthy model, the planted one, and what must be found between them."""

@@ -7,6 +7,7 @@ works in packed and padded batches and in samples by themselves, and needs nothi
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from support.models import spread_out, with_pixels
 from support.samples import make_sample
 
 from mmpack.families import get_family
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 from mmpack.smoke.tiny_models import tiny_model
 
@@ -30,6 +32,7 @@ class Answer:
     """What must be found: any of these modules, and the first token that parts there.
 
     A row of the tower is the token that it is merged into. `reached`: the first token of the text model that changes.
+    `suggests`: a word of what the report says to look at.
     """
 
     modules: frozenset[str]
@@ -37,6 +40,7 @@ class Answer:
     token: int
     modality: str
     reached: tuple[int, int]
+    suggests: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,12 @@ class Span:
 class Scene:
     """A family's tiny model and five samples, drawn by a seed; `rng` chooses the places of faults."""
 
-    def __init__(self, family: str, seed: int, longest: int = 24):
+    def __init__(self, family: str, seed: int, longest: int = 24, kept_ids: bool = False):
         self.family, self.seed = family, seed
         self.rng = np.random.default_rng([seed, FAMILIES.index(family)])
         self.samples = _samples(family, self.rng, longest)
+        if kept_ids:
+            self.samples = [_with_kept_ids(s, self.rng) for s in self.samples]
         self.rows = Rows(self.samples)
 
     def model(self) -> Any:
@@ -91,12 +97,13 @@ class Scene:
         sample: int = 0,
         token: int = 0,
         reached: tuple[int, int] | None = None,
+        suggests: str = "",
     ) -> Answer:
         """Of modules of `model`, or names of them."""
         names = {id(m): name for name, m in model.named_modules()}
         found = frozenset(m if isinstance(m, str) else names[id(m)] for m in modules)
         modality = self.modality(sample, token)
-        return Answer(found, sample, token, modality, reached or (sample, token))
+        return Answer(found, sample, token, modality, reached or (sample, token), suggests)
 
     def first_prediction(self) -> tuple[int, int]:
         """The place of the first row that predicts a loss token: the first that the head is asked for."""
@@ -152,6 +159,13 @@ def _grown(family: str) -> Any:
             if parameter.ndim == 1 or not parameter.any():
                 parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     return model
+
+
+def _with_kept_ids(sample: Sample, rng: np.random.Generator) -> Sample:
+    """Each loss token with a list of 1 to 30 ids, as a sampler leaves them."""
+    targets = sample.input_ids[sample.loss_indices]
+    lists = [{int(t), *rng.integers(0, 150_000, rng.integers(0, 30)).tolist()} for t in targets]
+    return dataclasses.replace(sample, kept_ids=Ragged.of([sorted(ids) for ids in lists]))
 
 
 def _samples(family: str, rng: np.random.Generator, longest: int) -> list[Sample]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from support.kept_ids import values
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, model_inputs
+from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.unwrap import unwrap
+from planting.registry import Plant
 from planting.scene import Answer, Scene
 
 Event = tuple[str, list[torch.Tensor]]
@@ -34,6 +36,25 @@ def events_of(model: Any, scene: Scene) -> tuple[list[Event], torch.Tensor]:
     for handle in handles:
         handle.remove()
     return events, logits
+
+
+def assert_read(scene: Scene, plant: Plant) -> None:
+    """The models are the same to the bit, and so are logits; what is read of them differs at every loss token."""
+    healthy, planted, answer = plant.pair(scene)
+    scene.rows.watch(healthy)
+    (a, logits), (b, other) = events_of(healthy, scene), events_of(planted, scene)
+    for (_, x), (_, y) in zip(a, b, strict=True):
+        assert all(map(torch.equal, x, y))
+    assert torch.equal(logits, other)
+    batch = mp.pack(scene.samples)
+    rows = logits[batch.loss_rows.long()].double()
+    kept, _ = values(rows, batch.loss_targets, batch.kept_ids)
+    with torch.no_grad(), attach(planted):
+        read = packed_logprobs(planted, batch, **plant.side)
+    every = rows.log_softmax(-1).gather(1, batch.loss_targets[:, None])[:, 0]
+    assert (read - every).abs().max() <= 1e-5
+    assert (kept - every > 1).all()
+    assert (answer.sample, answer.token) == scene.first_prediction()
 
 
 def places(scene: Scene) -> list[tuple[int, int]]:

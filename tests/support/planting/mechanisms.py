@@ -335,6 +335,24 @@ def logprob_kind(left: Spec, right: Spec) -> None:
         spec.sampling = {"temperature": 0.5, "top_p": 1.0, "logprobs": kind}
 
 
+def truncated_support(left: Spec, right: Spec) -> None:
+    left.after.append(_kept)
+
+
+def _kept(sample: mp.Sample) -> None:
+    sample.kept_ids = mp.Ragged.of([[i, i + 1] for i in sample.input_ids[sample.loss_indices]])
+
+
+def routing(left: Spec, right: Spec) -> None:
+    left.after.append(_routed)
+
+
+def _routed(sample: mp.Sample) -> None:
+    """Two experts of eight per token."""
+    taken = np.stack([np.arange(len(sample)) % 4 + 4, np.arange(len(sample)) % 4], axis=-1)
+    sample.routed_experts = mp.compact_routes(taken[:, None], 8)
+
+
 MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "model_family": model_family,
     "exif_rotation": exif_rotation,
@@ -370,6 +388,8 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "empty_response": empty_response,
     "coordinate_system": coordinate_system,
     "logprob_kind": logprob_kind,
+    "truncated_support": truncated_support,
+    "routing": routing,
 }
 
 

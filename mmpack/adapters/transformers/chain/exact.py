@@ -32,7 +32,10 @@ def exact_copy(model: Any, dtype: torch.dtype) -> Any:
 
 
 def exact_logprobs(wide: Any, batch: Batch) -> Tensor:
-    """[N] of a padded batch: the model's own forward, all logits of the loss rows, torch's log_softmax."""
+    """[N] of a padded batch: the model's own forward, all logits of the loss rows, torch's log_softmax.
+
+    Where the batch has kept ids, it is over these.
+    """
     double = next(wide.parameters()).dtype == torch.float64
     with Wide() if double else contextlib.nullcontext():
         logits = _logits(wide, batch)
@@ -52,6 +55,10 @@ def _logits(model: Any, batch: Batch) -> Tensor:
 
 def _chosen(logits: Tensor, batch: Batch) -> Tensor:
     targets = batch.loss_targets[:, None]
+    if (kept := batch.kept_ids) is not None:
+        others = torch.ones_like(logits, dtype=torch.bool)
+        others[torch.repeat_interleave(kept.offsets.diff()), kept.ids] = False
+        logits = logits.masked_fill(others, -torch.inf)
     logprobs: Tensor = logits.log_softmax(-1).gather(1, targets)[:, 0]
     return logprobs
 

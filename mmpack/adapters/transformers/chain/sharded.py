@@ -75,6 +75,7 @@ def tensor_parallel_run(
             rows_unique=batch.loss_rows_unique,
             row_inverse=batch.loss_row_inverse,
             group=None if tree else group,
+            support=batch.kept_ids,
         )
         assert isinstance(found, Tensor)
         return found

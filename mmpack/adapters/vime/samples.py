@@ -1,4 +1,4 @@
-"""vime and slime: their Sample (tokens, response_length, loss_mask, rollout_log_probs) as samples and back.
+"""Their Sample (tokens, response_length, loss_mask, rollout_log_probs) as samples and back.
 
 Neither is on the package index: this adapter follows the fields that their sources and docs name, and its tests use a
 class of those fields. It takes their objects, or the dicts of `to_dict`, and gives what `from_dict` takes.
@@ -11,11 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, needs
-
-with needs("hf", __name__):
-    import torch  # noqa: F401
-
 from mmpack.adapters.checks import check_each, refuse_reward_on_no_token
 from mmpack.adapters.json_values import decode, encode
 from mmpack.adapters.loss_values import columns_of, values_by_name
@@ -27,6 +22,14 @@ from mmpack.adapters.processed_media import (
     pixels_of,
 )
 from mmpack.adapters.row_sample import response_start, row_sample
+from mmpack.adapters.vime.replay import (
+    MOVED,
+    most_experts,
+    replayed,
+    replayed_fields,
+    teacher_logprobs,
+)
+from mmpack.errors import ArgumentError
 from mmpack.layout.names import numbered_in_groups
 from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
@@ -53,11 +56,13 @@ def to_samples(
     *,
     images: Sequence[Sequence[Any] | None] | None = None,
     sampling: dict[str, Any] | None = None,
+    num_experts: int | None = None,
 ) -> list[Sample]:
     """vime's or slime's samples as mmpack's, called `<group_index>/<k>`; without one, by index, or the item's number.
 
     Loss spans are where loss_mask is 1 (None: all of the response; remove_sample: nowhere), `rollout_log_probs` there
-    become `rollout_logprobs`; what a Sample has no field for stays in `metadata["vime"]`.
+    become `rollout_logprobs`, `rollout_top_p_token_ids` `kept_ids`, `teacher_log_probs` the teacher "teacher", which
+    scores the tokens themselves, and `rollout_routed_experts` `routed_experts`. The rest stays in `metadata["vime"]`.
 
     Args:
         items: their Sample objects, or the dicts of `to_dict`.
@@ -65,6 +70,7 @@ def to_samples(
         images: of each; None: those of `multimodal_inputs["images"]`, where all can be opened. Media
             without images are known by their processed pixels.
         sampling: `temperature`, `top_p`, …, and `logprobs`: "processed" or "raw", of rollout_log_probs.
+        num_experts: per layer, which decides the bytes of a route; None: as many as the routes of `items` name.
 
     Raises: ArgumentError for columns of another length than the response, a response longer than tokens, a reward that
     is no number; LayoutError where grids, placeholders and images differ in number, and for a reward of an empty
@@ -72,8 +78,9 @@ def to_samples(
     """
     check_each("to_samples", len(items), "items", {"images": images})
     out = []
-    for i, item in enumerate(items):
-        given = dict(item) if isinstance(item, Mapping) else dict(item.to_dict())
+    dicts = [dict(x) if isinstance(x, Mapping) else dict(x.to_dict()) for x in items]
+    experts = most_experts(dicts) if num_experts is None else num_experts
+    for i, given in enumerate(dicts):
         if given.get("tokens") is None:
             raise ArgumentError(
                 f"to_samples: items[{i}] has no tokens. Fix: pass samples that were generated"
@@ -81,7 +88,9 @@ def to_samples(
         named = (given.get("group_index"), given.get("index"), i)
         group = next(str(name) for name in named if name is not None)
         own = _open_images(given) if images is None else images[i] or []
-        out.append(_sample(f"to_samples: items[{i}]", given, processor, own, group, sampling))
+        out.append(
+            _sample(f"to_samples: items[{i}]", given, processor, own, group, sampling, experts)
+        )
     for sample, sample_id in zip(out, numbered_in_groups([s.group_id for s in out]), strict=True):
         sample.sample_id = sample_id
     return out
@@ -133,6 +142,7 @@ def _sample(
     images: Sequence[Any] | None,
     group: str,
     sampling: dict[str, Any] | None,
+    num_experts: int,
 ) -> Sample:
     ids = np.asarray(given["tokens"], dtype=np.int64)
     length = int(given.get("response_length") or 0)
@@ -161,7 +171,9 @@ def _sample(
         name_images(media, images, processor, where)
     versions = given.get("weight_versions") or []
     cached = (given.get("prefix_cache_info") or {}).get("cached_tokens")
-    kept = {k: v for k, v in given.items() if k not in ("tokens", "multimodal_train_inputs")}
+    replay, record = replayed(where, given, ids, scored, num_experts)
+    elsewhere = ("tokens", "multimodal_train_inputs")
+    kept = {k: None if k in MOVED else v for k, v in given.items() if k not in elsewhere}
     others = None if inputs is None else encoded_rest(inputs)
     return row_sample(
         where,
@@ -183,7 +195,8 @@ def _sample(
         if len(set(versions)) == 1
         else None,
         prefix_cached_tokens=cached,
-        metadata={KEY: {"fields": encode(kept), "inputs": others}},
+        metadata={KEY: {"fields": encode(kept), "inputs": others, "replay": record}},
+        **replay,
     )
 
 
@@ -224,6 +237,11 @@ def _dict(
     out["multimodal_train_inputs"] = (
         inputs | (others or {}) if inputs or others is not None else None
     )
+    length = int(out["response_length"])
+    out |= replayed_fields(sample, start, length, known.get("replay", {}))
+    teacher = teacher_logprobs(sample)
+    if teacher is not None:
+        columns = {"teacher_logprobs": teacher, **columns}
     places = sample.loss_indices - start
     for name, values in values_by_name(sample, columns, COLUMNS).items():
         column = list(out.get(name) or [0.0] * int(out["response_length"]))

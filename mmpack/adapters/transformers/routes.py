@@ -1,0 +1,310 @@
+"""Routing replay (R3, arXiv 2510.11370): experts as a trace recorded them, weights by the model's own router.
+
+Routes [T, layers, k] go through the model's forward as the keyword `routed_experts`. A hook of each layer's attention
+takes them out and leaves the layer's own [T, k] for its router, whose hook gives these out in place of what it would
+take. As a keyword they are also what gradient checkpointing runs a layer with again: some transformers run its hooks
+again too, others what is within them only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from mmpack.adapters.transformers.modules import decoder_layers
+from mmpack.adapters.transformers.router_rule import Rule, rule_of
+from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.errors import ArgumentError, ModelError, kind_of
+from mmpack.packing.batch import Batch
+
+KEYWORD = "routed_experts"
+SLOT = "_mmpack_route_slot"  # on a layer, its attention and its router: the same object
+SLOTS = "_mmpack_route_slots"  # on the model below its head
+# Whether gradient checkpointing runs a layer's own hooks again; newer transformers checkpoint what is within them.
+RUNS_HOOKS_AGAIN = "__call__" in vars(GradientCheckpointingLayer)
+WHOLE = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+class Slot:
+    """What a layer and its router share."""
+
+    def __init__(self, layer: int, nth: int):
+        self.layer = layer  # its number
+        self.nth = nth  # its number among those with experts
+        self.layers = 0  # how many there are with experts
+        self.rule: Rule | None = None
+        self.within = False  # whether a module of the layer, before its router, gets the keyword
+        # [T, k], from the layer's start until its router took them
+        self.routes: torch.Tensor | None = None
+        self.handed = False  # in this forward
+        self.records = False
+        self.taken: torch.Tensor | None = None  # int64 [T, k] of the last forward, where it records
+
+    def column(self, layers: int) -> int:
+        """Where its routes are among those of `layers`: of each layer with experts, or of all, dense ones too."""
+        return self.nth if layers == self.layers else self.layer
+
+
+class Routes:
+    """The experts that the last forward took, in `record_routes`."""
+
+    def __init__(self, slots: list[Slot]):
+        self._slots = slots
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """int64 [rows, layers, k]: of the forward's rows, and of the layers that have experts.
+
+        Raises: ModelError before a forward.
+        """
+        taken = [slot.taken for slot in self._slots if slot.taken is not None]
+        if len(taken) < len(self._slots):
+            raise ModelError("record_routes: no forward ran in it. Fix: run one, then read rows")
+        return torch.stack(taken, dim=1)
+
+
+@contextlib.contextmanager
+def record_routes(model: Any) -> Iterator[Routes]:
+    """Keep which experts the model's routers take, of the last forward within the block: `routes.rows`.
+
+    For a rollout by transformers, for the trainer's side of `logprob_drift(routed_experts=)`, and for replay of a
+    trainer's own first pass in its later ones: `batch.routed_experts = routes.rows`. Of a packed batch they are
+    [T, layers, k], of a padded one [B·S, layers, k]; `batch.unpack_tokens(routes.rows)` cuts them by sample.
+
+    Raises: ModelError for a model without experts, or with routers that give no ids.
+    """
+    whole = unwrap(model, "record_routes")
+    slots = take_routes(whole)
+    if not slots:
+        raise ModelError(
+            f"record_routes: {type(whole).__name__} has no experts. Fix: leave it out, there are no routes"
+        )
+    _learn_rules(whole)
+    for slot in slots:
+        slot.records, slot.taken = True, None
+    try:
+        yield Routes(slots)
+    finally:
+        for slot in slots:
+            slot.records = False
+
+
+def take_routes(whole: Any) -> list[Slot]:
+    """Let the model's forward take `routed_experts=`; the slots of its layers with experts, none for a dense model.
+
+    The hooks stay, and pass other forwards on as they are.
+    """
+    core = whole.model
+    if SLOTS in vars(core):
+        found: list[Slot] = vars(core)[SLOTS]
+        return found
+    slots: list[Slot] = []
+    for number, layer in enumerate(decoder_layers(whole)):
+        routers = [module for module in layer.modules() if _is_router(module)]
+        if len(routers) > 1:
+            raise ModelError(
+                f"routed_experts: layer {number} of {type(whole).__name__} has {len(routers)} routers, routes are of "
+                "one per layer. Fix: set routed_experts of the samples to None"
+            )
+        for router in routers:
+            slot = Slot(number, len(slots))
+            slots.append(slot)
+            setattr(layer, SLOT, slot)
+            setattr(router, SLOT, slot)
+            layer.register_forward_pre_hook(_hand_over, with_kwargs=True)
+            layer.register_forward_hook(_check_taken)
+            for module in layer.children():
+                if _takes_keywords(module) and router not in module.modules():
+                    setattr(module, SLOT, slot)
+                    slot.within = True
+                    module.register_forward_pre_hook(_take_out, with_kwargs=True)
+            router.register_forward_hook(_exchange)
+    for slot in slots:
+        slot.layers = len(slots)
+    setattr(core, SLOTS, slots)
+    if slots:
+        core.register_forward_pre_hook(_begin, with_kwargs=True)
+        core.register_forward_hook(_check_handed, with_kwargs=True)
+    return slots
+
+
+def routes_of(batch: Batch, whole: Any, what: str) -> list[torch.Tensor]:
+    """The batch's routes [rows, k] for each layer that has experts; the model's forward takes them from now on.
+
+    Raises: ArgumentError for what are no routes, or of other rows; ModelError for a model without experts, with other
+    layers, another k or fewer experts, or one that weighs them by an unknown rule.
+    """
+    routes = _rows_of(batch, what)
+    name, slots, count = type(whole).__name__, take_routes(whole), len(decoder_layers(whole))
+    why = None
+    if not slots:
+        raise ModelError(
+            f"{what}: the batch has routed_experts, {name} has no experts. "
+            "Fix: set routed_experts of the samples to None"
+        )
+    _, layers, k = routes.shape
+    routers = _routers(whole)
+    if layers not in (len(slots), count):
+        of = f"{len(slots)} layers with experts" + ("" if len(slots) == count else f" of {count}")
+        why = f"has {layers} layers, {name} has {of}"
+    elif any(router.top_k != k for router in routers):
+        why = f"has {k} experts per token, {name} takes {routers[0].top_k}"
+    elif not 0 <= (odd := _outermost_expert(batch)) < routers[0].num_experts:
+        why = f"names expert {odd}, {name} has {routers[0].num_experts} per layer"
+    if why is not None:
+        raise ModelError(f"{what}: routed_experts {why}. Fix: routes of this model's engine")
+    _learn_rules(whole)
+    return [routes[:, slot.column(layers)] for slot in slots]
+
+
+def num_experts(whole: Any) -> int:
+    """Of each layer that has some; 0 for a dense model."""
+    routers = _routers(whole)
+    return int(routers[0].num_experts) if routers else 0
+
+
+def recorded_rows(routes: torch.Tensor) -> torch.Tensor:
+    """bool [T, 1] of routes [T, k]: rows that an engine recorded. One expert k times says that it did not."""
+    if routes.shape[1] == 1:
+        return torch.ones_like(routes, dtype=torch.bool)
+    return (routes[:, 1:] != routes[:, :1]).any(dim=1, keepdim=True)
+
+
+# ---- hooks: functions, so that deep copies and pickles of a model have them too -----------------------
+
+
+def _begin(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Of the model below its head, when its forward starts."""
+    routes = kwargs.get(KEYWORD)
+    if routes is None:
+        return
+    if any(slot.rule is None for slot in vars(core)[SLOTS]):
+        raise ModelError(
+            "routed_experts: they were not checked against this model. Fix: call model(**model_inputs(batch, model))"
+        )
+    for slot in vars(core)[SLOTS]:
+        slot.handed = False
+
+
+def _check_handed(core: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    if kwargs.get(KEYWORD) is None:
+        return
+    for slot in vars(core)[SLOTS]:
+        if not slot.handed:
+            raise ModelError(
+                f"routed_experts: layer {slot.layer} got none, the model's forward keeps keywords from its layers. "
+                "Fix: set routed_experts of the samples to None"
+            )
+
+
+def _hand_over(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before a layer: its own routes [T, k] in the place of all. Outside of its graph, which all layers share."""
+    slot = vars(layer)[SLOT]
+    routes = kwargs.get(KEYWORD)
+    slot.routes = None
+    if routes is None:
+        return args, kwargs
+    again_without = not (slot.within or RUNS_HOOKS_AGAIN)
+    if again_without and layer.training and getattr(layer, "gradient_checkpointing", False):
+        raise ModelError(
+            f"routed_experts: gradient checkpointing would run layer {slot.layer} again with other experts. "
+            "Fix: model.gradient_checkpointing_disable()"
+        )
+    slot.routes, slot.handed = routes[:, slot.column(routes.shape[1])], True
+    return args, kwargs | {KEYWORD: slot.routes}
+
+
+def _take_out(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before a layer's attention, which has no use for the keyword."""
+    if KEYWORD not in kwargs:
+        return args, kwargs
+    vars(module)[SLOT].routes = kwargs[KEYWORD]
+    return args, {name: value for name, value in kwargs.items() if name != KEYWORD}
+
+
+def _check_taken(layer: Any, args: Any, output: Any) -> None:
+    slot = vars(layer)[SLOT]
+    if slot.routes is not None:
+        slot.routes = None
+        raise ModelError(
+            f"routed_experts: the experts of layer {slot.layer} ran without their router (a kernel in its place). "
+            "Fix: the model's own layers, or set routed_experts of the samples to None"
+        )
+
+
+def _exchange(router: Any, args: Any, output: Any) -> Any:
+    """The router's (logits, weights, ids) with the ids that are replayed, and weights at these."""
+    slot = vars(router)[SLOT]
+    routes = slot.routes
+    if routes is not None:
+        slot.routes = None
+        output = _replayed(slot.rule, routes, output)
+    if slot.records:
+        slot.taken = output[2].detach()
+    return output
+
+
+def _replayed(rule: Rule, routes: torch.Tensor, output: Any) -> Any:
+    logits, weights, own = output
+    if routes.shape[0] != own.shape[0]:
+        raise ModelError(
+            f"routed_experts: there are {routes.shape[0]} rows of routes, the router has {own.shape[0]} rows. "
+            "Fix: those of the batch, as mp.pack made it"
+        )
+    ids = torch.where(recorded_rows(routes), routes.to(own.dtype), own)
+    return logits, rule.weights(logits, ids).to(weights.dtype), ids
+
+
+# ---- helpers -----------------------------------------------------------------------------------------
+
+
+def _routers(whole: Any) -> list[Any]:
+    return [m for layer in decoder_layers(whole) for m in layer.modules() if _is_router(m)]
+
+
+def _takes_keywords(module: Any) -> bool:
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _outermost_expert(batch: Batch) -> int:
+    """The largest id, or one below 0. Read from a GPU only where routes were put into a batch that had none."""
+    routes = batch.routed_experts
+    assert routes is not None
+    if batch.last_expert is None or routes.device.type == "cpu":
+        low, high = (int(x) for x in routes.aminmax())
+        if low < 0:
+            return low
+        batch.last_expert = high
+    return batch.last_expert
+
+
+def _rows_of(batch: Batch, what: str) -> torch.Tensor:
+    """The batch's routes, integers [rows, layers, k] for each of its rows. Raises: ArgumentError."""
+    routes: Any = batch.routed_experts
+    rows = batch.input_ids.numel()
+    known = isinstance(routes, torch.Tensor)
+    if known and routes.dtype in WHOLE and routes.ndim == 3 and len(routes) == rows:
+        out: torch.Tensor = routes
+        return out
+    found = f"{routes.dtype} {list(routes.shape)}" if known else kind_of(routes)
+    raise ArgumentError(
+        f"{what}: routed_experts is {found}, expected integers [{rows}, layers, k]. "
+        "Fix: those of the batch, as mp.pack made it"
+    )
+
+
+def _learn_rules(whole: Any) -> None:
+    for slot, router in zip(take_routes(whole), _routers(whole), strict=True):
+        slot.rule = slot.rule or rule_of(router)
+
+
+def _is_router(module: Any) -> bool:
+    """One of transformers' routers, which give (logits, weights, ids)."""
+    known = all(hasattr(module, name) for name in ("top_k", "num_experts", "hidden_dim"))
+    return known and "router" in type(module).__name__.lower()

@@ -1,0 +1,165 @@
+"""Logprobs and entropies of response tokens from their model's logits [1, T, V / tensor-parallel ranks].
+
+What their `get_log_probs_and_entropy` computes for every row of a micro-batch, for the rows of responses alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.nn.functional import all_reduce
+
+from mmpack.adapters.vime.kept import kept_support
+from mmpack.adapters.vime.megatron import Ranks, ranks
+from mmpack.adapters.vime.places import Layout, Places, places
+from mmpack.errors import ArgumentError, ModelError
+from mmpack.ops.logprobs.selected import selected_logprobs
+from mmpack.ops.logprobs.sharded import sharded_selected_logprobs
+from mmpack.ops.logprobs.support import Support
+
+
+def log_probs_and_entropy(
+    logits: Tensor,
+    *,
+    args: Any,
+    unconcat_tokens: Sequence[Tensor],
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    with_entropy: bool = False,
+    non_loss_data: bool = True,
+    top_p_token_ids: Sequence[Any] | None = None,
+    top_p_token_offsets: Sequence[Any] | None = None,
+    max_seq_lens: Sequence[int] | None = None,
+) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    """Stands in for `get_log_probs_and_entropy` of vime and slime: its arguments, and what it returns.
+
+    Args:
+        logits: [1, T, V / tensor-parallel ranks], not divided by the temperature.
+        args: read are `rollout_temperature`, `entropy_coef` (at 0 the entropy has no gradient), `allgather_cp` and
+            vime's `qkv_format`.
+        unconcat_tokens: int64 [L] of each sample.
+        top_p_token_ids, top_p_token_offsets: per sample the ids that the sampler left, and where the list of each
+            response token begins and ends; logprobs are over these, entropies over the whole vocabulary, as theirs
+            are. An empty list stands for a token that no policy sampled, a tool's: its logprob is 0.
+        non_loss_data, max_seq_lens: not read.
+
+    Returns an empty tensor, and `log_probs` and, `with_entropy`, `entropy`: per sample float32 [n], of the response
+    tokens of this context-parallel rank (all-gathered sequences come back in zigzag order, as theirs do).
+
+    Raises: ArgumentError for lengths that don't fit; ModelError for `qkv_format` bshd.
+    """
+    if getattr(args, "qkv_format", "thd") != "thd":
+        raise ModelError(
+            f"vime: qkv_format is {args.qkv_format!r}, whose samples are padded. Fix: --qkv-format thd"
+        )
+    if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[0] != 1:
+        what = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ArgumentError(
+            f"vime: logits are {what}, expected [1, T, V]. Fix: pass what the model returns"
+        )
+    if (top_p_token_ids is None) != (top_p_token_offsets is None):
+        raise ArgumentError(
+            "vime: top_p_token_ids and top_p_token_offsets go together. Fix: pass both or none"
+        )
+    rows_of = logits[0]
+    here, device = ranks(), logits.device
+    layout: Layout = "zigzag" if here.cp_size > 1 else "single"
+    gathered = bool(getattr(args, "allgather_cp", False)) and here.cp_size > 1
+    own = places(
+        total_lengths,
+        response_lengths,
+        "allgather" if gathered else layout,
+        here.cp_rank,
+        here.cp_size,
+        len(rows_of),
+    )
+    targets = torch.cat(list(unconcat_tokens))[_on(own.tokens, device)]
+    support = None
+    if top_p_token_ids is not None and top_p_token_offsets is not None:
+        support = kept_support(
+            top_p_token_ids, top_p_token_offsets, own.responses, response_lengths, targets
+        )
+    values = scores(
+        rows_of,
+        targets,
+        _on(own.rows, device),
+        here,
+        float(getattr(args, "rollout_temperature", 1.0)),
+        with_entropy,
+        with_entropy and getattr(args, "entropy_coef", 0.0) != 0,
+        support,
+    )
+    if gathered:
+        zigzag = places(total_lengths, response_lengths, layout, here.cp_rank, here.cp_size, None)
+        values = [_exchanged(x, own, zigzag, response_lengths, here.cp_group) for x in values]
+        own = zigzag
+    counts = [len(x) for x in own.responses]
+    out = {
+        name: list(x.split(counts))
+        for name, x in zip(("log_probs", "entropy"), values, strict=False)
+    }
+    return logits.new_zeros(0), out
+
+
+def scores(
+    logits: Tensor,
+    targets: Tensor,
+    rows: Tensor,
+    here: Ranks,
+    temperature: float,
+    entropy: bool,
+    entropy_gradient: bool,
+    support: Support | None,
+) -> list[Tensor]:
+    """Logprobs [N] of `targets` at `rows` of logits [T, V / ranks], over `support`; entropies [N] over all of V."""
+
+    def compute(entropy: bool, support: Support | None) -> Any:
+        if here.tp_size > 1:
+            return sharded_selected_logprobs(
+                logits, targets, rows, here.tp_group, temperature, entropy, support=support
+            )
+        distinct = torch.arange(len(rows), device=rows.device)
+        return selected_logprobs(
+            logits,
+            targets,
+            temperature=temperature,
+            entropy=entropy,
+            rows_unique=rows,
+            row_inverse=distinct,
+            support=support,
+        )
+
+    if not entropy:
+        return [compute(False, support)]
+    if support is None:
+        logprobs, entropies = compute(True, None)
+    else:
+        logprobs = compute(False, support)
+        with nullcontext() if entropy_gradient else torch.no_grad():
+            entropies = compute(True, None)[1]
+    return [logprobs, entropies if entropy_gradient else entropies.detach()]
+
+
+def _exchanged(
+    values: Tensor, own: Places, zigzag: Places, response_lengths: Sequence[int], group: Any
+) -> Tensor:
+    """Values of this rank's piece of all-gathered samples, for those of its zigzag chunks."""
+    first = np.cumsum([0, *response_lengths])
+    flat, wanted = (
+        np.concatenate(
+            [np.zeros(0, np.int64), *(a + x for a, x in zip(first, p.responses, strict=False))]
+        )
+        for p in (own, zigzag)
+    )
+    whole = values.new_zeros(int(first[-1])).index_copy(0, _on(flat, values.device), values)
+    summed: Tensor = all_reduce(whole, group=group)
+    return summed[_on(wanted, values.device)]
+
+
+def _on(index: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(index)).to(device, non_blocking=True)

@@ -1,0 +1,147 @@
+"""Logprobs of whole lists of ids beside the sampled one, all from one pass over the vocabulary.
+
+An entry is one id that a loss token is scored on: its target first, then those of its lists. K entries of N loss
+tokens go through the op of selected logprobs as K targets of N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError, check_flag, kind_of
+from mmpack.ops.inputs import can_look_at, check_tensors
+from mmpack.ops.logprobs.arguments import check_arguments, check_index, check_list
+from mmpack.ops.logprobs.call import runtime_scalar
+from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups, slots_of
+from mmpack.ops.logprobs.selected import OPTIONAL, check_gradient, check_logits, from_groups
+from mmpack.ops.logprobs.support import Support
+from mmpack.ops.segments import entry_segments
+
+NAME = "listed_logprobs"
+
+
+@dataclass(frozen=True, eq=False)
+class ListedLogprobs:
+    """Logprobs under the softmax over the whole vocabulary, natural log; float32, or float64 for float64 inputs."""
+
+    targets: Tensor  # [N]
+    lists: dict[str, Tensor]  # by the lists' name [M], one for each of its ids
+    entropy: Tensor | None  # [N] in nats, where asked for
+
+
+def listed_logprobs(
+    logits: Tensor,
+    targets: Tensor,
+    lists: Mapping[str, Support],
+    rows: Tensor | None = None,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    *,
+    rows_unique: Tensor | None = None,
+    row_inverse: Tensor | None = None,
+    gradient: Literal["dense", "compact", "inplace"] = "dense",
+) -> ListedLogprobs:
+    """log softmax(logits / temperature) of each target and of each id of its lists, natural log.
+
+    Args:
+        logits, targets, rows, temperature, entropy, rows_unique, row_inverse, gradient: see `selected_logprobs`.
+        lists: by name, N lists of any length each, `PackedBatch.teachers`. A list may be empty, and ids may be in
+            several lists, and in one several times.
+
+    A row of the logits is read once forward and once backward, however many ids are scored on it. Values are those of
+    `selected_logprobs`, bit by bit. The backward on a GPU compares the ids of a row with each other: for lists of
+    thousands take `linear_listed_logprobs`.
+
+    Raises ArgumentError as `selected_logprobs` does, and for lists that are not one per target. Values of offsets and
+    ids are looked at on the CPU only.
+
+    Example: a teacher names ids 0 and 1 for the first token, and says nothing of the second.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> logits = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+        >>> teacher = mp.Support(torch.tensor([0, 2, 2]), torch.tensor([0, 1]))
+        >>> out = mp.listed_logprobs(logits, torch.tensor([1, 2]), {"32B": teacher})
+        >>> out.targets, out.lists["32B"]
+        (tensor([-0.2395, -1.0986]), tensor([-2.2395, -0.2395]))
+    """
+    check_tensors(
+        NAME, OPTIONAL, logits=logits, targets=targets, rows=rows,
+        rows_unique=rows_unique, row_inverse=row_inverse,
+    )  # fmt: skip
+    check_logits(NAME, logits)
+    num_rows, vocab = logits.shape
+    check_arguments(NAME, (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature)
+    check_flag(NAME, "entropy", entropy)
+    check_gradient(NAME, gradient, rows, rows_unique)
+    check_lists(NAME, lists, targets, vocab)
+    groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
+    ids, groups = entries_of(targets, lists, groups, num_rows)
+    scale = runtime_scalar(temperature, logits.device)
+    found = from_groups(logits, ids, groups, scale, entropy, gradient)
+    return split_entries(*found, targets, lists, bool(entropy))
+
+
+def check_lists(what: str, lists: Any, targets: Tensor, vocab: int) -> None:
+    """Raise ArgumentError unless `lists` maps names to Supports of one list per target, with ids in [0, V).
+
+    Values are checked on the CPU only.
+    """
+    if not isinstance(lists, Mapping) or not all(isinstance(name, str) for name in lists):
+        raise ArgumentError(
+            f"{what}: lists is {kind_of(lists)}, expected a mapping of names to Supports. "
+            f"Fix: pass batch.teachers, or {{'teacher': Support(offsets, ids)}}"
+        )
+    for name, support in lists.items():
+        where = f"lists[{name!r:.40}]"
+        check_list(what, where, support)
+        check_tensors(what, (), targets=targets, **{f"{where}.ids": support.ids})
+        if len(support) != len(targets):
+            raise ArgumentError(
+                f"{what}: {where} has {len(support)} lists for {len(targets)} targets. "
+                f"Fix: pass one list per loss token, an empty one where nothing is said"
+            )
+        if can_look_at(support.ids):
+            check_index(what, f"{where}.ids", support.ids, vocab)
+
+
+def tokens_of(support: Support) -> Tensor:
+    """The loss token of each id of the lists, [M] int64."""
+    return entry_segments(support.offsets.long(), len(support.ids))
+
+
+def entries_of(
+    targets: Tensor, lists: Mapping[str, Support], groups: RowGroups, num_rows: int
+) -> tuple[Tensor, RowGroups]:
+    """Ids [K] of all entries, targets first, and which of them read one row. `groups`: of the N loss tokens."""
+    count, device = len(targets), targets.device
+    ids = torch.cat([targets.long(), *(support.ids.long() for support in lists.values())])
+    if len(ids) == count:
+        return ids, groups
+    own = torch.arange(count, device=device)
+    tokens = torch.cat([own, *(tokens_of(support) for support in lists.values())])
+    rows, size = groups.rows, count if groups.rows is None else len(groups.rows)
+    of = own if groups.order is None else slots_of(groups, num_rows, count, device, 1).of
+    slots, order = torch.sort(of[tokens], stable=True)
+    bounds = torch.arange(size + 1, device=device)
+    rows = own if rows is None else rows
+    return ids, RowGroups(rows, order, torch.searchsorted(slots, bounds))
+
+
+def split_entries(
+    logprobs: Tensor,
+    entropies: Tensor,
+    targets: Tensor,
+    lists: Mapping[str, Support],
+    entropy: bool,
+) -> ListedLogprobs:
+    """Values [K] of all entries, by what they are of."""
+    count = len(targets)
+    sizes = [count, *(len(support.ids) for support in lists.values())]
+    own, *others = logprobs.split(sizes)
+    named = dict(zip(lists, others, strict=True))
+    return ListedLogprobs(own, named, entropies[:count] if entropy else None)

@@ -1,0 +1,176 @@
+"""Logprobs over lists of ids from hidden states [T, H] and the output weight [V, H]: an op for autograd.
+
+The entries of all lists are a sparse matrix D [T, V]. Its values are products of a row of hidden and one of weight; the
+gradient to hidden is D · weight, and that to weight Dᵀ · hidden, both summed over sorted runs of entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmpack.ops.backend import implementation
+from mmpack.ops.linear_logprobs.shards import ordered_sum, take_owned
+from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
+from mmpack.ops.logprobs.support import Support
+from mmpack.ops.records import flat
+from mmpack.ops.segments import segment_sum
+from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS, products
+from mmpack.ops.support_logprobs.call import HiddenCall, Needs, Runs, Statistics, lists_of, runs_by
+from mmpack.ops.support_logprobs.route import by_products, can_multiply
+
+TENSORS = HiddenCall._fields.index("distinct")  # before the options
+
+
+def from_hidden(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    support: Support,
+    targets: Tensor,
+    temperature: Tensor,
+    rows: Tensor | None,
+    distinct: bool,
+    softcap: float | None,
+    entropy: bool,
+    shard: tuple[int, int, str],
+) -> tuple[Tensor, Tensor]:
+    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments.
+
+    `rows` [N] or None; `distinct`: none repeats. `shard`: first column of this weight, V, name of the group.
+    """
+    dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    # by the whole vocabulary, so that values are the same bits for any number of ranks
+    multiply = by_products(targets.shape[0], support.ids.shape[0], shard[1], hidden.device, dtype)
+    call = HiddenCall(
+        hidden, weight, bias, *lists_of(support, targets), temperature, rows, distinct, multiply,
+        softcap, entropy, *shard,
+    )  # fmt: skip
+    logprobs, entropies, *_ = _forward(*call)
+    return logprobs, entropies
+
+
+@torch.library.custom_op("mmpack::support_linear_logprobs", mutates_args=())
+@flat
+def _forward(call: HiddenCall) -> Statistics:
+    path = _path(call)
+    found = products.entry_logits(path, call) if _multiplies(call) else path.dots(call)
+    if call.group:
+        found = take_owned(found, call.owner, call.group)
+    made: Statistics = path.statistics(call.lists, found, call.entropy)
+    return made
+
+
+@_forward.register_fake
+@flat
+def _(call: HiddenCall) -> Statistics:
+    hidden, count = call.hidden, call.targets.shape[0]
+    return Statistics(
+        hidden.new_empty(count, dtype=call.dtype),
+        hidden.new_empty(count if call.entropy else 0, dtype=call.dtype),
+        hidden.new_empty(count, dtype=torch.float64),
+        hidden.new_empty(count, dtype=torch.float64),
+        hidden.new_empty(call.ids.shape[0], dtype=call.dtype),
+    )
+
+
+@torch.library.custom_op("mmpack::support_linear_logprobs_backward", mutates_args=())
+@flat
+def _backward(
+    given: Incoming, call: HiddenCall, statistics: Statistics, needs: Needs
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients to hidden, weight and bias; [0] for those not asked for."""
+    path = _path(call)
+    slopes = path.slopes(call.lists, given, statistics, call.softcap)
+    columns = call.columns
+    by_id, multiplies = None, _multiplies(call)
+    if needs.to_bias or (needs.to_weight and not multiplies):
+        by_id = runs_by(columns, len(call.weight))
+    if multiplies:
+        live = given.grad_logprobs != 0
+        if given.grad_entropies is not None:
+            live |= given.grad_entropies != 0
+        hidden, weight = products.gradients(path, call, slopes, live, needs)
+    else:
+        entry_rows = call.entry_rows
+        hidden = _to_hidden(path, call, slopes, columns, entry_rows) if needs.to_hidden else None
+        weight = None
+        if needs.to_weight and by_id is not None:
+            weight = torch.empty_like(call.weight, memory_format=torch.contiguous_format)
+            path.sum_runs(weight, None, call.hidden, entry_rows, slopes, by_id)
+    bias = None
+    if needs.to_bias and by_id is not None and call.bias is not None:
+        # One run more, of the entries of other ranks.
+        offsets = torch.nn.functional.pad(by_id.offsets, (0, 1), value=len(slopes))
+        bias = segment_sum(slopes[by_id.order], offsets)[:-1].to(call.bias.dtype)
+    like = call.hidden, call.weight, call.hidden if call.bias is None else call.bias
+    made = zip((hidden, weight, bias), like, strict=True)
+    a, b, c = (x.new_empty(0) if g is None else g for g, x in made)
+    return a, b, c
+
+
+@_backward.register_fake
+@flat
+def _(
+    given: Incoming, call: HiddenCall, statistics: Statistics, needs: Needs
+) -> tuple[Tensor, Tensor, Tensor]:
+    hidden, weight, bias = call.hidden, call.weight, call.bias
+    return (
+        hidden.new_empty(hidden.shape if needs.to_hidden else 0),
+        weight.new_empty(weight.shape if needs.to_weight else 0),
+        hidden.new_empty(0) if bias is None else bias.new_empty(bias.shape if needs.to_bias else 0),
+    )
+
+
+def _to_hidden(
+    path: Any, call: HiddenCall, slopes: Tensor, columns: Tensor, entry_rows: Tensor
+) -> Tensor:
+    """D · weight [T, H], summed over the ranks in their order."""
+    hidden, places = call.hidden, None
+    if call.distinct:
+        # Offsets beyond M made all values NaN; they are not followed.
+        offsets = call.starts.clamp(0, len(call.ids))
+        runs, places = Runs(call.lists.tokens, None, offsets), call.rows
+    else:
+        runs = runs_by(entry_rows, len(hidden))
+    here = columns < len(call.weight)
+    columns, slopes = torch.where(here, columns, 0), torch.where(here, slopes, 0.0)
+    # Of a split vocabulary it is rounded once, after the sum over the ranks.
+    out = hidden.new_zeros(hidden.shape, dtype=call.dtype if call.group else hidden.dtype)
+    path.sum_runs(out, places, call.weight, columns, slopes, runs)
+    return ordered_sum(out, call.group).to(hidden.dtype)
+
+
+def _path(call: HiddenCall) -> Any:
+    """The module that runs it, `torch` or `triton`."""
+    return implementation(SUPPORT_LOGPROBS, call.hidden.device, _factors(call))
+
+
+def _multiplies(call: HiddenCall) -> bool:
+    return call.products and can_multiply(call.hidden.device, _factors(call))
+
+
+def _factors(call: HiddenCall) -> torch.dtype:
+    return torch.promote_types(call.hidden.dtype, call.weight.dtype)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
+    keep(ctx, tensors, output, HiddenCall(*inputs).entropy)
+
+
+def _autograd(
+    ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
+) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    call, statistics = HiddenCall(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
+    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
+    needs = Needs(*ctx.needs_input_grad[: len(Needs._fields)])
+    found = _backward(*given, *call, *statistics, *needs)
+    grads = (g if need else None for g, need in zip(found, needs, strict=True))
+    return *grads, *(None,) * (len(call) - len(needs))
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

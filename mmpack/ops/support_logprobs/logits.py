@@ -1,0 +1,146 @@
+"""Logprobs over lists of ids from logits [T, V] that exist: an op for autograd.
+
+An entry is one element of the logits, and of their gradient, which is 0 elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmpack.ops.backend import implementation
+from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
+from mmpack.ops.logprobs.support import Support
+from mmpack.ops.records import flat
+from mmpack.ops.segments import keyed_sum
+from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
+from mmpack.ops.support_logprobs.call import LogitsCall, Statistics, lists_of
+
+TENSORS = LogitsCall._fields.index("distinct")  # before the options
+
+
+def from_logits(
+    logits: Tensor,
+    support: Support,
+    targets: Tensor,
+    temperature: Tensor,
+    rows: Tensor | None,
+    rows_unique: Tensor | None,
+    row_inverse: Tensor | None,
+    entropy: bool,
+    gradient: str,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments; `rows` [N] or None."""
+    places, num_places, distinct = rows, logits.shape[0], rows is None
+    if rows_unique is not None and row_inverse is not None:
+        distinct = rows_unique.shape[0] == row_inverse.shape[0]
+        if gradient == "compact":
+            places, num_places = row_inverse, rows_unique.shape[0]
+    call = LogitsCall(
+        logits, *lists_of(support, targets), temperature, rows, places, distinct, entropy, gradient,
+        num_places,
+    )  # fmt: skip
+    logprobs, entropies, *_ = _forward(*call)
+    return logprobs, entropies
+
+
+@torch.library.custom_op("mmpack::support_logprobs", mutates_args=())
+@flat
+def _forward(call: LogitsCall) -> Statistics:
+    logits, ids = call.logits, call.ids.long()
+    here = (ids >= 0) & (ids < logits.shape[1])
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    found = logits[call.entries_of(call.rows), torch.where(here, ids, 0)].to(dtype)
+    found = torch.where(here, found, torch.nan)
+    made: Statistics = _path(call).statistics(call.lists, found, call.entropy)
+    return made
+
+
+@_forward.register_fake
+@flat
+def _(call: LogitsCall) -> Statistics:
+    logits, count = call.logits, call.targets.shape[0]
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return Statistics(
+        logits.new_empty(count, dtype=dtype),
+        logits.new_empty(count if call.entropy else 0, dtype=dtype),
+        logits.new_empty(count, dtype=torch.float64),
+        logits.new_empty(count, dtype=torch.float64),
+        logits.new_empty(call.ids.shape[0], dtype=dtype),
+    )
+
+
+@torch.library.custom_op("mmpack::support_logprobs_backward", mutates_args=())
+@flat
+def _backward(given: Incoming, call: LogitsCall, statistics: Statistics) -> Tensor:
+    """Gradient to the logits: [T, V], or compact [S, V]."""
+    out = call.logits.new_zeros(call.num_places, call.logits.shape[1])
+    _write(out, given, call, statistics)
+    return out
+
+
+@_backward.register_fake
+@flat
+def _(given: Incoming, call: LogitsCall, statistics: Statistics) -> Tensor:
+    return call.logits.new_empty(call.num_places, call.logits.shape[1])
+
+
+@torch.library.custom_op("mmpack::support_logprobs_backward_", mutates_args={"logits"})
+@flat
+def _backward_inplace(given: Incoming, call: LogitsCall, statistics: Statistics) -> None:
+    """The gradient [T, V] written over the logits."""
+    _write(call.logits.zero_(), given, call, statistics)
+
+
+def _write(out: Tensor, given: Incoming, call: LogitsCall, statistics: Statistics) -> None:
+    """Write the entries' gradients to `out`, which holds zeros."""
+    slopes = _path(call).slopes(call.lists, given, statistics, None)
+    vocab, places, ids = out.shape[1], call.entries_of(call.places), call.ids.long()
+    ids = ids.clamp(0, max(vocab - 1, 0))  # one out of range made its token NaN
+    if not call.distinct:
+        slopes = keyed_sum(slopes, places * vocab + ids)
+    # Entries of one place and id write the same bits.
+    out.index_put_((places, ids), slopes.to(out.dtype))
+
+
+def _path(call: LogitsCall) -> Any:
+    """The module that runs it, `torch` or `triton`."""
+    return implementation(SUPPORT_LOGPROBS, call.logits.device, call.logits.dtype)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
+    keep(ctx, tensors, output, LogitsCall(*inputs).entropy)
+
+
+def _autograd(
+    ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
+) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    call, statistics = LogitsCall(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
+    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
+    grad: Tensor
+    if call.gradient == "inplace":
+        call = call._replace(logits=call.logits.detach())
+        _backward_inplace(*given, *call, *statistics)
+        grad = call.logits
+    else:
+        grad = _backward(*given, *call, *statistics)
+    if call.gradient == "compact":
+        grad = _sparse(grad, call)
+    return grad, *(None,) * (len(call) - 1)
+
+
+def _sparse(values: Tensor, call: LogitsCall) -> Tensor:
+    """Rows [S, V] of the gradient as a sparse COO tensor [T, V]."""
+    index = torch.arange(call.num_places, device=values.device)
+    if call.rows is not None and call.places is not None:
+        # Entries of one place write the same row.
+        index = index.index_copy_(0, call.places.long(), call.rows.long())
+    with torch.sparse.check_sparse_tensor_invariants(False):  # it would wait for the GPU
+        return torch.sparse_coo_tensor(index[None], values, call.logits.shape)
+
+
+_forward.register_autograd(_autograd, setup_context=_setup_context)

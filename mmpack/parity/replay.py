@@ -1,0 +1,169 @@
+"""What the engine did and the trainer is to replay: kept ids of loss tokens, routes of experts.
+
+Where one side has it and the other has not, logprobs differ: that is a difference, not something left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmpack.parity.differences import Difference
+from mmpack.schema.ragged import Ragged
+from mmpack.schema.routes import rows_read
+from mmpack.schema.sample import Sample
+
+REPLAYED = ("kept_ids", "routed_experts")
+
+
+def unlike_replay(left: Sample, right: Sample) -> list[str]:
+    """Fields of REPLAYED that only one side has, or that differ over the same tokens."""
+    out = []
+    for name in REPLAYED:
+        a, b = getattr(left, name), getattr(right, name)
+        if a is None and b is None:
+            continue
+        if a is None or b is None:
+            unlike = bool(left.num_loss_tokens or right.num_loss_tokens)
+        else:
+            unlike = _same_tokens(name, left, right) and _differs(name, left, right)
+        if unlike:
+            out.append(name)
+    return out
+
+
+def lacking_replay(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
+    """(field, who) of REPLAYED, as `fields.lacking` gives them."""
+    for name in REPLAYED:
+        a, b = getattr(left, name), getattr(right, name)
+        if a is None or b is None:
+            yield name, "both" if a is None and b is None else "rollout" if a is None else "train"
+        elif not _same_tokens(name, left, right):
+            yield name, "moved"
+
+
+def replay_difference(name: str, left: Sample, right: Sample) -> Difference:
+    """The first difference of a field that `unlike_replay` names."""
+    a, b = getattr(left, name), getattr(right, name)
+    if a is None or b is None:
+        return Difference(name, _described(name, a), _described(name, b))
+    if name == "kept_ids":
+        k = int(np.argmax(unlike_lists(a, b)))
+        token = int(left.loss_indices[k])
+        one, two = (f"{_ids(x[k : k + 1])} kept" for x in (a, b))
+        return Difference(name, one, two, token, (token, token + 1))
+    if a.shape[1:] != b.shape[1:]:
+        return Difference(name, _described(name, a), _described(name, b))
+    token, layer = (int(i) for i in np.argwhere(unlike_routes(left, right))[0])
+    one, two = (f"experts {x[token, layer].tolist()} in layer {layer}" for x in (a, b))
+    return Difference(name, one, two, token, (token, token + 1))
+
+
+def unlike_lists(a: Ragged, b: Ragged) -> np.ndarray:
+    """bool [n]: lists that differ; `a` and `b` have n each."""
+    out = a.lengths != b.lengths
+    same = np.flatnonzero(~out)
+    x, y = a[same], b[same]
+    owner = np.repeat(same, x.lengths)
+    out[owner[x.ids != y.ids]] = True
+    return out
+
+
+def unlike_routes(left: Sample, right: Sample) -> np.ndarray:
+    """bool [rows, layers]: where other experts are taken, of rows that a logprob reads. Their order says nothing."""
+    rows = rows_read(len(left), left.loss_indices)
+    return _unlike(*(s.routed_experts[:rows] for s in (left, right)))  # type: ignore[index]
+
+
+def _unlike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    unlike: np.ndarray = (np.sort(a, axis=-1) != np.sort(b, axis=-1)).any(axis=-1)
+    return unlike
+
+
+def _same_tokens(name: str, left: Sample, right: Sample) -> bool:
+    """Whether entries of both sides are of the same tokens."""
+    if not np.array_equal(left.input_ids, right.input_ids):
+        return False
+    if name == "routed_experts":
+        return len(left.routed_experts) == len(right.routed_experts)  # type: ignore[arg-type]
+    same = np.array_equal(left.loss_indices, right.loss_indices)
+    return same and len(left.kept_ids) == len(right.kept_ids)  # type: ignore[arg-type]
+
+
+def _differs(name: str, left: Sample, right: Sample) -> bool:
+    if name == "kept_ids":
+        return left.kept_ids != right.kept_ids
+    a, b = left.routed_experts, right.routed_experts
+    assert a is not None and b is not None
+    if np.array_equal(a, b):
+        return False
+    return a.shape[1:] != b.shape[1:] or bool(unlike_routes(left, right).any())
+
+
+def _described(name: str, value: Ragged | np.ndarray | None) -> str:
+    if value is None:
+        return f"no {name}"
+    if isinstance(value, Ragged):
+        mean = len(value.ids) / max(len(value), 1)
+        return f"{len(value)} lists of kept ids, {mean:.1f} each on average"
+    return f"{value.shape[2]} experts in each of {value.shape[1]} layers"
+
+
+def _ids(lists: Ragged) -> str:
+    shown = ", ".join(map(str, lists.ids[:4].tolist()))
+    more = f", … ({len(lists.ids)})" if len(lists.ids) > 4 else ""
+    return f"ids {shown}{more}" if len(lists.ids) else "no id"
+
+
+@dataclass
+class ComparedRoutes:
+    """The experts that a rollout took beside those of a trainer, sample by sample, for a drift of logprobs."""
+
+    tokens: int = 0  # that a logprob reads, where both sides have routes
+    unlike: int = 0  # of these, with other experts
+    first_layer: int | None = None  # where they part
+    other_shape: int = 0  # samples whose routes are of another number of layers, experts or tokens
+    rollout_only: int = 0  # samples
+    train_only: int = 0
+
+    def add(self, sample: Sample, routes: np.ndarray | None) -> None:
+        """Args: `sample`: of the rollout. `routes` [L, layers, k]: the trainer's, None where it has none."""
+        mine = sample.routed_experts
+        if mine is None or routes is None:
+            self.rollout_only += mine is not None
+            self.train_only += routes is not None
+        elif mine.shape != routes.shape:
+            self.other_shape += 1
+        else:
+            rows = rows_read(len(sample), sample.loss_indices)
+            unlike = _unlike(mine[:rows], routes[:rows])
+            self.tokens += rows
+            self.unlike += int(unlike.any(axis=1).sum())
+            if unlike.any():
+                layer = int(np.argmax(unlike.any(axis=0)))
+                self.first_layer = min(
+                    layer, layer if self.first_layer is None else self.first_layer
+                )
+
+    def evidence(self, drifts: bool) -> str:
+        """Why routes are a cause of drift; nothing if they are none. Routes of one side say so if there is drift."""
+        out = []
+        if self.unlike:
+            out.append(
+                f"{self.unlike} of {self.tokens} tokens that a logprob reads take other experts, the first in layer "
+                f"{self.first_layer}"
+            )
+        if self.other_shape:
+            samples = (
+                "1 sample has" if self.other_shape == 1 else f"{self.other_shape} samples have"
+            )
+            out.append(f"{samples} routes of other layers, experts or tokens")
+        if self.rollout_only and drifts:
+            out.append(
+                "the rollout recorded the experts of each token, the trainer's are not known"
+            )
+        if self.train_only and drifts:
+            out.append("the trainer recorded the experts of each token, the rollout did not")
+        return "; ".join(out)

@@ -1,0 +1,183 @@
+"""What a record says of its tokens, checked: lists, versions, rewards, routes. R counts the ids of its response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.layout.occurrences import medium_key, occurring_media
+from mmpack.schema.ragged import Ragged
+from mmpack.schema.routes import compact_routes, layers_with_experts
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import Score
+from mmpack.trajectory.trajectory import Turn
+
+if TYPE_CHECKING:
+    from mmpack.trajectory.records import Record
+
+# a score, and the place in the response whose token it is of; None: the turn's
+Paid = tuple[Score, int | None]
+
+
+def lists_of(given: Any, count: int, name: str, where: str, scored: bool = False) -> Ragged | None:
+    """R lists. Raises: ArgumentError."""
+    if given is None:
+        return None
+    lists = given
+    if not isinstance(given, Ragged) and not scored:
+        try:
+            lists = Ragged.of(given)
+        except ArgumentError as error:
+            raise ArgumentError(f"{where}: {name}: {error}") from None
+    if not isinstance(lists, Ragged) or (lists.logprobs is not None) != scored:
+        fix = "Ragged.of(lists, logprobs)" if scored else "a list of ids per response id"
+        raise ArgumentError(f"{where}: {name} is {kind_of(given)}. Fix: pass {fix}")
+    if len(lists) != count:
+        raise ArgumentError(
+            f"{where}: {name} has {len(lists)} lists for {count} response ids. Fix: one per id, empty where mask is 0"
+        )
+    return lists
+
+
+def versions_of(given: Any, count: int, where: str) -> list[tuple[int, int, str]]:
+    """[start, stop) of the response and the name of the weights, in order. Raises: ArgumentError."""
+    if given is None:
+        return []
+    if isinstance(given, str | int) and not isinstance(given, bool):
+        return [(0, count, str(given))]
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bool):
+        raise ArgumentError(
+            f"{where}: policy_versions is {kind_of(given)}. Fix: a name, or (start, stop, name) for runs of ids"
+        )
+    out: list[tuple[int, int, str]] = []
+    end = 0
+    for i, span in enumerate(given):
+        try:
+            start, stop, name = span
+            start, stop = index(start), index(stop)
+            named = isinstance(name, str | Integral) and not isinstance(name, bool)
+        except (TypeError, ValueError):
+            named = False
+        if not named:
+            raise ArgumentError(
+                f"{where}: policy_versions[{i}] is {kind_of(span)}, expected whole numbers and a name. "
+                "Fix: (start, stop, name)"
+            )
+        if not end <= start <= stop <= count:
+            raise ArgumentError(
+                f"{where}: policy_versions[{i}] is [{start}, {stop}) after {end}, of {count} response ids. "
+                "Fix: sort and cut them, and count the response's ids"
+            )
+        out.append((start, stop, str(name)))
+        end = stop
+    return out
+
+
+def rewards_of(
+    record: Record, runs: Sequence[tuple[int, int]], count: int, where: str
+) -> list[list[Paid]]:
+    """What each run is paid: a number is the last one's; a token's is its run's, or that of the run before it."""
+    out: list[list[Paid]] = [[] for _ in runs]
+    name = record.score
+    if record.turn_rewards is not None:
+        if record.rewards is not None:
+            raise ArgumentError(f"{where} has rewards and turn_rewards. Fix: pass one of them")
+        values = _numbers(record.turn_rewards, "turn_rewards", len(runs), "turn", where)
+        if not values.ndim:
+            raise ArgumentError(f"{where}: turn_rewards is a number. Fix: pass one per turn")
+        return [[(Score(name, value), None)] for value in values.tolist()]
+    if record.rewards is None:
+        return out
+    values = _numbers(record.rewards, "rewards", count, "response id", where)
+    if not values.ndim:
+        out[-1].append((Score(name, float(values)), None))
+        return out
+    starts = [a for a, _ in runs]
+    for at in np.flatnonzero(values).tolist():
+        k = max(int(np.searchsorted(starts, at, side="right")) - 1, 0)
+        inside = runs[k][0] <= at < runs[k][1]
+        out[k].append((Score(name, float(values[at])), at if inside else None))
+    return out
+
+
+def _numbers(given: Any, name: str, count: int, of: str, where: str) -> np.ndarray:
+    """float64 [] or [count], finite. Raises: ArgumentError."""
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        values = np.zeros((0, 0))
+    right = values.shape in ((), (count,)) and np.isfinite(values).all()
+    if isinstance(given, str | bytes | bool) or not right:
+        what = f"of shape {list(values.shape)}" if values.size else kind_of(given)
+        raise ArgumentError(
+            f"{where}: {name} is {what}, expected finite numbers [{count}]. Fix: one per {of}"
+        )
+    return values
+
+
+class Routes(NamedTuple):
+    """Routes of tokens [start, start + n) of a record."""
+
+    values: np.ndarray  # uint8 or uint16 [n, layers, k]
+    start: int
+
+    @classmethod
+    def of(cls, record: Record, num_experts: int | None, where: str) -> Routes | None:
+        """Those of a record, compact, of its layers with experts. Raises: ArgumentError."""
+        given = record.routed_experts
+        if given is None:
+            return None
+        check_whole(where, "routes_start", record.routes_start, least=0)
+        try:
+            array = np.asarray(given)
+        except (TypeError, ValueError, RuntimeError):
+            array = np.zeros(0, object)
+        if num_experts is None:
+            wide = array.dtype.kind in "iu" and array.size and int(array.max()) > 255
+            num_experts = 2**16 if wide else 256
+        routes = layers_with_experts(compact_routes(array, num_experts))
+        return cls(np.ascontiguousarray(routes), record.routes_start)
+
+    def cut(self, stop: int, where: str) -> np.ndarray:
+        """Routes of tokens [0, stop): the engine may not have run the last one yet. Raises: ArgumentError."""
+        have = len(self.values)
+        if have < stop - 1:
+            raise ArgumentError(
+                f"{where}: routed_experts end at token {have}, the answer at {stop}. "
+                "Fix: record all but the last token's, or leave routed_experts out"
+            )
+        missing = np.zeros((max(stop - have, 0), *self.values.shape[1:]), self.values.dtype)
+        return np.concatenate([self.values[:stop], missing])
+
+
+def full_routes(
+    routes: Routes, sample: Sample, context: int, turns: Sequence[Turn], where: str
+) -> Routes:
+    """Routes from token 0 on: what an engine left out, since it had returned it, is an earlier turn's.
+
+    Args: `sample`, `context`: the record's ids and media, and the tokens before its first answer.
+    """
+    if not routes.start:
+        return routes
+    ids, keys = (
+        sample.input_ids[:context],
+        [medium_key(m) for m in occurring_media(sample, context)],
+    )
+    for turn in sorted(turns, key=len, reverse=True):
+        if (
+            turn.routed_experts is not None
+            and turn.routed_experts.shape[1:] == routes.values.shape[1:]
+            and routes.start < len(turn) <= len(ids)
+            and np.array_equal(ids[: len(turn)], turn.input_ids)
+            and keys[: len(turn.media)] == [medium_key(m) for m in turn.media]
+        ):
+            return Routes(np.concatenate([turn.routed_experts[: routes.start], routes.values]), 0)
+    raise ArgumentError(
+        f"{where}: routed_experts begin at token {routes.start}, and no earlier turn has those before it. "
+        "Fix: ask for all (routed_experts_prompt_start=0), or leave them out"
+    )

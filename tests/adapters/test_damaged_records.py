@@ -1,0 +1,152 @@
+"""Records of other frameworks with each field damaged in turn: read as they say, or refused in one line."""
+
+import base64
+import copy
+
+import numpy as np
+import pytest
+from support.recorded_trees import (
+    npy,
+    processor,
+    skyrl_output,
+    trace,
+    training_samples,
+    turn_of,
+    verl_rows,
+    vllm_calls,
+)
+from support.trajectories import joined, screen, shot
+
+from mmpack.adapters import prime_rl, skyrl
+from mmpack.adapters.verl import agent_loop
+from mmpack.errors import ArgumentError, MmpackError
+from mmpack.trajectory import Record, from_records, to_samples
+
+ODD = [None, "x", -1, 2.5, float("inf"), {}, ["x"], [[1]], 2**70, np.zeros((2, 2)), object()]
+LINE = r"^[^\n]+\. Fix: [^\n]+$"
+
+
+def turns():
+    """Two turns with a picture each, and one of another context."""
+    first = turn_of(screen([1, 2], shot("a0")), [3, 4], 0)
+    seen = (first.input_ids.tolist(), first.media)
+    return [first, turn_of(joined(seen, screen([5], shot("b0"))), [6, 8], 1), plain()]
+
+
+def plain():
+    return turn_of(([9, 8], []), [1, 3], 2)
+
+
+def vllm(given):
+    calls = pytest.importorskip("mmpack.adapters.vllm.calls", reason="vllm's folder needs hf")
+    media = {m.cache_key: m for turn in turns() for m in turn.media}
+    return calls.to_trajectories([given], processor(), media=media)
+
+
+def prime(given):
+    media = {m.cache_key: m for turn in turns() for m in turn.media}
+    return prime_rl.to_trajectories([given], processor(), media=media)
+
+
+READERS = {
+    "vllm": (lambda: vllm_calls(turns()), vllm),
+    "prime_rl": (lambda: trace(turns()), prime),
+    "prime_rl samples": (lambda: training_samples([plain()]), prime),
+    "skyrl": (
+        lambda: skyrl_output([[plain()]]),
+        lambda given: skyrl.to_trajectories(given, processor()),
+    ),
+    "verl": (
+        lambda: verl_rows([plain()]),
+        lambda given: agent_loop.to_trajectories([given], processor()),
+    ),
+}
+
+
+def paths(value, at=()):
+    if at:
+        yield at
+    items = value.items() if isinstance(value, dict) else ()
+    items = list(enumerate(value))[:2] if isinstance(value, list) else items
+    for key, inner in items:
+        yield from paths(inner, (*at, key))
+
+
+def damaged(record, path, value):
+    out = copy.deepcopy(record)
+    holder = out
+    for key in path[:-1]:
+        holder = holder[key]
+    if isinstance(value, str) and value == "gone":
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    return out
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_field(name):
+    write, read = READERS[name]
+    record, refused = write(), 0
+    assert read(copy.deepcopy(record))
+    for path in paths(record):
+        for value in [*ODD, "gone"]:
+            try:
+                for episode in read(damaged(record, path, value)):
+                    to_samples(episode)
+            except MmpackError as error:
+                assert "\n" not in str(error) and "Fix: " in str(error), (path, value)
+                refused += 1
+            except Exception as error:
+                raise AssertionError(f"{path} as {value!r:.60} raises {error!r:.200}") from error
+    assert refused
+
+
+def refuses(read, record, path, value, message):
+    with pytest.raises(ArgumentError, match=LINE) as caught:
+        read(damaged(record, path, value))
+    assert message in str(caught.value)
+
+
+def test_no_number_is_made_up():
+    """A field that was taken for another number, or for a mask of ones."""
+    calls, rollout = vllm_calls([plain()]), trace([plain()])
+    choice = (0, "response", "choices", 0)
+    step = (*choice, "logprobs", "content", 0, "logprob")
+    refuses(vllm, calls, step, -9999.0, "sampled token 0 has no logprob")
+    span = (*choice, "weight_versions", 0)
+    refuses(vllm, calls, (*span, "version"), None, "whole numbers and a name")
+    refuses(vllm, calls, (*span, "end"), 1.5, "whole numbers and a name")
+    refuses(prime, rollout, ("nodes", 0, "token_ids", 0), 2.5, "prompt_ids")
+    refuses(prime, rollout, ("nodes", 1, "mask", 1), -1, "expected 0 or 1")
+    refuses(prime, rollout, ("rewards", "task", "score"), "gone", "score is None")
+    refuses(prime, rollout, ("rewards", "task", "score"), float("nan"), "expected a finite number")
+    counts = ("nodes", 1, "sampling_mask", "counts")
+    refuses(prime, rollout, counts, [3.0, 3.5], "expected whole numbers")
+    read = READERS["skyrl"][1]
+    output = READERS["skyrl"][0]()
+    refuses(read, output, ("loss_masks", 0), None, "has no loss_masks")
+    refuses(read, output, ("rewards", 0), float("inf"), "expected a finite number")
+
+
+def test_a_npy_file_that_promises_more_than_it_holds():
+    text = npy(np.zeros((3, 1, 2), np.uint8))
+    for shape in (b"(9999999999999, 1, 2)", b"(9" + b"9" * 30 + b", 1, 2)", b"((((((((("):
+        raw = base64.b64decode(text)
+        own = b"(3, 1, 2), }" + b" " * max(len(shape) - 9, 0)
+        broken = raw.replace(own, shape.ljust(9) + b", }")
+        assert broken != raw and len(broken) == len(raw)
+        where = (0, "response", "choices", 0, "routed_experts")
+        given = base64.b64encode(broken).decode()
+        refuses(vllm, vllm_calls([plain()]), where, given, "no base64 of a .npy file")
+
+
+def test_names_of_versions_are_texts_or_numbers():
+    for name in (None, 1.5, {}, True):
+        with pytest.raises(ArgumentError, match=r"policy_versions\[0\] is .+ a name"):
+            from_records(
+                [Record([1], [2], policy_versions=[(0, 1, name)])],
+                processor(),
+                trajectory_id="e",
+                group_id="g",
+            )

@@ -1,0 +1,89 @@
+"""Routes as vLLM and SGLang hand them over: rows of the tokens that the engine ran."""
+
+import base64
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mmpack.adapters.engine_routes import decoded_rows, encoded_rows, routes_of_rows
+from mmpack.errors import ArgumentError
+
+CONFIG = SimpleNamespace(num_hidden_layers=3, num_experts_per_tok=2)
+
+
+def rows(tokens=5, layers=3, experts=8, dtype=np.uint8, seed=0):
+    order = np.random.default_rng(seed).random((tokens, layers, experts)).argsort(-1)
+    return order[..., :2].astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "experts", "stored"),
+    [
+        (np.uint8, 8, "uint8"),
+        (np.uint16, 300, "uint16"),
+        (np.int32, 8, "uint8"),
+        (np.int16, 300, "uint16"),
+    ],
+)
+def test_the_last_token_gets_a_row(dtype, experts, stored):
+    given = rows(experts=experts, dtype=dtype)
+    given[0, 0, 0] = experts - 1
+    out = routes_of_rows(given, 6, "x")
+    assert out.dtype == stored and out.shape == (6, 3, 2)
+    assert out[:5].tolist() == given.tolist() and not out[5].any()
+    whole = np.concatenate([given, given[:1]])  # a row for each token: the last one's says nothing
+    assert np.array_equal(routes_of_rows(whole, 6, "x"), out)
+
+
+def test_layers_without_experts_are_left_out():
+    given = rows()
+    given[:, 1] = 0
+    assert routes_of_rows(given, 6, "x")[:5].tolist() == given[:, [0, 2]].tolist()
+
+
+def test_sglangs_form_and_back():
+    given = rows(dtype=np.int32)
+    text = base64.b64encode(given.tobytes()).decode()
+    read = decoded_rows(text, CONFIG, "x")
+    assert np.array_equal(read, given)
+    assert encoded_rows(routes_of_rows(read, 6, "x")) == text
+    whole = SimpleNamespace(get_text_config=lambda: CONFIG)  # of a VLM
+    assert np.array_equal(decoded_rows(text, whole, "x"), given)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        (rows(3), "has 3 rows for 6 tokens, of which the engine ran 5. Fix: routes from the first"),
+        (rows(7), "has 7 rows for 6 tokens"),
+        (rows()[0], r"is uint8 \[3, 2\], expected expert ids \[5, layers, k\]"),
+        (rows().astype(np.float32), "is float32"),
+        (rows(dtype=np.int32) - 9, "is int32"),
+        (np.zeros((5, 3, 2), np.uint8), "zero everywhere"),
+        ([[1], [2, 3]], "is of type list"),
+        (None, "is None"),
+        (np.full((5, 3, 2), 70_000), "there are 65536 experts"),
+    ],
+)
+def test_what_is_no_rows(given, match):
+    with pytest.raises(ArgumentError, match=match) as caught:
+        routes_of_rows(given, 6, "x")
+    assert "Fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "match"),
+    [
+        ("no base64!", CONFIG, "no base64 of int32"),
+        ("AAAA", CONFIG, "no base64 of int32"),  # three bytes
+        (3, CONFIG, "no base64 of int32"),
+        ("AAAAAA==", CONFIG, "has 1 ids, no rows of 3 layers with 2 each"),
+        ("", CONFIG, "has 0 ids"),
+        ("AAAAAA==", None, "only the model's config says"),
+        ("AAAAAA==", SimpleNamespace(num_hidden_layers=3), "only the model's config says"),
+    ],
+)
+def test_what_is_not_sglangs(text, config, match):
+    with pytest.raises(ArgumentError, match=match):
+        decoded_rows(text, config, "x")

@@ -1,0 +1,127 @@
+"""Sessions of verl's gateway (uni-agent): chains as rows, teachers, routes and versions, without verl."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support.recorded_trees import chains, parents, processor, said, trees, verl_rows
+from support.trajectories import scored_of_samples, scored_of_turns
+
+import mmpack as mp
+from mmpack.adapters.verl import to_trajectories
+from mmpack.errors import ArgumentError
+from mmpack.schema.spans import Score
+from mmpack.trajectory import branches
+from mmpack.trajectory import to_samples as samples_of
+
+
+@dataclasses.dataclass
+class Trajectory:
+    """The fields of uni_agent/gateway/session/types.py."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    response_logprobs: list[float] | None = None
+    reward_info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    reward_score: float | None = None
+    num_turns: int = 0
+    routed_experts: Any = None
+    multi_modal_data: dict[str, Any] | None = None
+    extra_fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@settings(deadline=None, max_examples=30)
+@given(trees())
+def test_a_session_is_one_tree(turns):
+    rows = verl_rows(turns)
+    for form in (rows, [Trajectory(**row) for row in rows]):
+        (episode,) = to_trajectories([form], processor())
+        assert sorted(said(episode.turns)) == sorted(said(turns))
+        found, wanted = ([p is None for p in parents(t)] for t in (episode.turns, turns))
+        assert sorted(found) == sorted(wanted)
+        samples = samples_of(episode)
+        assert len(samples) == len(chains(turns)) and mp.validate(samples) == []
+        assert scored_of_samples(samples) == scored_of_turns(turns)
+        assert episode.rewards == [Score("reward", 0.5)]
+        whole = {
+            (tuple(t.input_ids), tuple(m.cache_key for m in t.media), t.logprobs.tobytes()): t
+            for t in turns
+        }
+        for turn in episode.turns:
+            keys = tuple(m.cache_key for m in turn.media)
+            told = whole[tuple(turn.input_ids), keys, turn.logprobs.tobytes()]
+            assert turn.teachers == told.teachers
+            assert np.array_equal(turn.routed_experts[:-1], told.routed_experts[:-1])
+            assert [(v.start, v.stop, v.version) for v in turn.policy_versions] == [
+                (len(turn.context_ids), len(turn), "3")
+            ]
+
+
+def row(**fields):
+    return {
+        "prompt_ids": [1, 2],
+        "response_ids": [3, 4, 5],
+        "response_mask": [1, 0, 1],
+        **fields,
+    }
+
+
+def test_an_answer_that_the_client_rewrote():
+    """The gateway encodes the whole conversation anew: a chain of its own, which says where it parts."""
+    again = row(prompt_ids=[1, 2, 33, 4], response_ids=[6], response_mask=[1])
+    (episode,) = to_trajectories([[row(), again]], processor())
+    assert [b.kind for b in branches(episode)] == ["first", "goes_on", "rewritten"]
+    found = episode.turns[2].metadata["parts"]
+    assert (found["position"], found["answer"]) == (2, [0, 0])
+    assert len(samples_of(episode)) == 2
+
+
+def test_versions_that_differ_within_a_row_are_not_guessed():
+    extra = {"min_global_steps": 3, "max_global_steps": 4}
+    (episode,) = to_trajectories([row(extra_fields=extra)], processor())
+    assert [t.policy_versions for t in episode.turns] == [None, None]
+    assert episode.metadata["verl"][0]["extra_fields.max_global_steps"] == 4
+
+
+def test_lists_of_an_agent_loop_stay_with_their_turns():
+    given = row(
+        response_ids=[3, 8, 4],
+        response_mask=[1, 0, 1],
+        extra_fields={"kept_ids": [[9, 3], [], [4]]},
+    )
+    (episode,) = to_trajectories([given], processor())
+    (sample,) = samples_of(episode)
+    assert sample.kept_ids == mp.Ragged.of([[3, 9], [4]]) and mp.validate(sample) == []
+    short = row(extra_fields={"kept_ids": [[3]]})
+    with pytest.raises(ArgumentError, match="kept_ids has 1 lists for"):
+        to_trajectories([short], processor())
+
+
+def test_rewards():
+    given = row(reward_score=0.25, reward_info={"reward": 1.0, "acc": 1.0})
+    (episode,) = to_trajectories([given], processor())
+    assert episode.rewards == [Score("reward_score", 0.25)]
+    assert episode.metadata["verl"][0]["reward_info"]["acc"] == 1.0
+    (episode,) = to_trajectories([row(reward_info={"finished": False})], processor())
+    assert episode.rewards is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reward_info": 3}, "reward_info is of type int"),
+        ({"reward_info": {"reward": "x"}}, "reward is of type str"),
+        (
+            {"extra_fields": {"teacher_ids": [[1]], "teacher_logprobs": [[-1.0]]}},
+            r"teacher_ids is \[1, 1\] and teacher_logprobs \[1, 1\], expected \[5, K\]",
+        ),
+        ({"routed_experts": np.zeros((2, 1, 1), int)}, "routed_experts end at token 2"),
+    ],
+)
+def test_what_can_t_be_read_is_refused(fields, message):
+    with pytest.raises(ArgumentError, match=message) as caught:
+        to_trajectories([row(**fields)], processor())
+    assert "Fix: " in str(caught.value)

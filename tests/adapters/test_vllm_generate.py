@@ -1,0 +1,329 @@
+"""vLLM's own `/render` and `/inference/v1/generate` over a real engine: what they say, as samples and back."""
+
+import base64
+import copy
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.engines import image, messages, picture, reset, shared_engine, trainer, video
+from support.process import run_python
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, model_inputs
+from mmpack.adapters.vllm import (
+    MediaStore,
+    from_generate,
+    from_render,
+    from_samples,
+    to_generate,
+    to_samples,
+)
+from mmpack.contracts import TOLERANCES
+from mmpack.errors import ArgumentError, LayoutError, SchemaError
+
+pytestmark = pytest.mark.engine
+
+MAX = TOLERANCES["engines_max"].value
+SAMPLING = {"temperature": 0.8, "top_k": 20, "max_tokens": 5, "logprobs": True, "top_logprobs": 84}
+
+
+@pytest.fixture
+def engine():
+    engine = shared_engine(kept_ids=True)
+    reset(engine)
+    return engine
+
+
+@pytest.fixture
+def server(engine):
+    from support.vllm_server import Server
+
+    return Server(engine)
+
+
+def shown(*pictures, text="What is the size of the angle x in this figure?"):
+    """Messages of OpenAI's form, pictures as data URLs."""
+    parts = []
+    for p in pictures:
+        file = io.BytesIO()
+        p.save(file, "PNG")
+        url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return messages(*parts, text=text)
+
+
+def trainer_logprobs(samples, store=None):
+    model, _ = trainer()
+    batch = mp.pack(samples, share_prefix=True, media=store)
+    with attach(model), torch.no_grad():
+        logprobs = mp.linear_selected_logprobs(
+            model.model(**model_inputs(batch, model))[0][0],
+            model.lm_head.weight,
+            batch.loss_targets,
+            rows=batch.loss_rows,
+            temperature=SAMPLING["temperature"],
+            support=batch.kept_ids,
+        )
+    return batch, logprobs.numpy()
+
+
+def test_a_rendered_prompt_is_the_sample_that_the_trainer_would_make(engine, server):
+    pictures = [picture(1), picture(2, width=200), picture(1)]
+    request = server.render(shown(*pictures), **SAMPLING)
+    [sample] = from_render([request], engine.processor, images=[pictures], group_ids=["g"])
+    assert mp.validate(sample) == [] and sample.sample_id == "g/0"
+    assert sample.input_ids.tolist() == request["token_ids"] and len(sample.media) == 2
+    hf = trainer()[1]
+    shows = messages(*({"type": "image", "image": p} for p in pictures))
+    alike = mp.wrap_processor(hf, position_rule="max", video_settings={"fps": 2.0})
+    own = alike(shows, [], sample_id="g/0", group_id="g")
+    report = mp.compare([sample], [own])
+    assert not report.findings, report.lines()
+    for mine, theirs in zip(sample.media, own.media, strict=True):
+        assert mine.cache_key == theirs.cache_key
+        assert np.array_equal(np.asarray(mine.pixel_values), theirs.pixel_values)
+
+
+def test_the_ratio_is_one_from_render_to_loss(engine, server):
+    store = MediaStore()
+    prompts = [shown(picture(1)), shown(picture(2, width=200), picture(1)), shown(text="Count.")]
+    requests = [server.render(p, **SAMPLING, n=2) for p in prompts]
+    responses = [server.generate(r) for r in requests]
+    samples = from_generate(
+        *(requests, responses, engine.processor),
+        logprobs_mode="processed_logprobs",
+        group_ids=["one", "two", "text"],
+        store=store,
+    )
+    assert mp.validate(samples) == []
+    assert [s.sample_id for s in samples] == [
+        f"{g}/{k}" for g in ("one", "two", "text") for k in (0, 1)
+    ]
+    assert all(m.pixel_values is None for s in samples for m in s.media)
+    batch, mine = trainer_logprobs(samples, store)
+    assert len(store) == len(batch.media) == 2  # picture 1 came three times
+    rollout = np.concatenate([s.rollout_logprobs for s in samples])
+    assert np.abs(mine - rollout).max() <= MAX
+    assert np.exp(mine - rollout).mean() == pytest.approx(1.0, abs=1e-4)
+    for s in samples:
+        assert s.sampling["top_k"] == 20 and len(s.kept_ids) == s.num_loss_tokens == 5
+        assert s.kept_ids.lengths.tolist() == [20] * 5 and s.finish_reason == "length"
+
+
+def test_a_picture_that_the_trainer_has_brings_its_hash_alone(engine, server):
+    store = MediaStore()
+    first = server.render(shown(picture(1)), **SAMPLING)
+    second = server.render(shown(picture(1), text="And now?"), **SAMPLING, mm_payload="none")
+    assert second["features"]["kwargs_data"] is None
+    with pytest.raises(ArgumentError, match=r"has no pixels, and its hash.* Fix: store="):
+        from_render([second], engine.processor, store=store)
+    a, b = from_render([first, second], engine.processor, store=store)
+    assert a.media[0].cache_key == b.media[0].cache_key and len(store) == 1
+    assert mp.pack([a, b], media=store).media[0].grid_thw == a.media[0].grid_thw
+    store.keep_only([])
+    assert len(store) == 0 and store.medium(first["features"]["mm_hashes"]["image"][0]) is None
+
+
+def test_a_sample_goes_back_as_the_request_that_it_came_from(engine, server):
+    from vllm import SamplingParams
+    from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item
+
+    request = server.render(shown(picture(1), picture(2, width=200)), **SAMPLING)
+    store = MediaStore()
+    samples = from_render([request], engine.processor, store=store)
+    [back] = to_generate(samples, SamplingParams(max_tokens=3), media=store, model="policy")
+    assert back["token_ids"] == request["token_ids"] and back["model"] == "policy"
+    mine, theirs = back["features"], request["features"]
+    assert mine["mm_hashes"] == theirs["mm_hashes"]
+    assert mine["mm_placeholders"] == theirs["mm_placeholders"]
+    for a, b in zip(mine["kwargs_data"]["image"], theirs["kwargs_data"]["image"], strict=True):
+        a, b = decode_mm_kwargs_item(a), decode_mm_kwargs_item(b)
+        assert a.keys() == b.keys() and all(torch.equal(a[k].data, b[k].data) for k in a)
+    with pytest.raises(SchemaError, match="MM404"):
+        to_generate(samples, SamplingParams(max_tokens=3))
+
+
+def test_pixels_are_sent_once_and_the_engine_answers_from_its_cache(engine, server):
+    from vllm import SamplingParams
+
+    store, sent = MediaStore(), set()
+    [sample] = from_render(
+        [server.render(shown(picture(7)), **SAMPLING)], engine.processor, store=store
+    )
+    greedy = SamplingParams(temperature=0, max_tokens=4, logprobs=1)
+    first, again = (
+        body for _ in range(2) for body in to_generate([sample], greedy, media=store, sent=sent)
+    )
+    assert first["features"]["kwargs_data"]["image"][0]
+    assert again["features"]["kwargs_data"] == {"image": [None]} and len(sent) == 1
+    answers = []
+    for body in (first, again):
+        engine.reset_prefix_cache()
+        answers.append(server.generate(body)["choices"][0])
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    scores = [[step["logprob"] for step in a["logprobs"]["content"]] for a in answers]
+    np.testing.assert_allclose(*scores, atol=MAX, rtol=0)
+
+
+def test_engine_inputs_of_this_process_need_no_pictures(engine):
+    """`to_samples` without prompts: media by their processed pixels, those in vLLM's cache from the store."""
+    from vllm import SamplingParams
+
+    engine.llm.reset_mm_cache()
+    handed = [engine.prompt(messages(image(1))), engine.prompt(messages(video(3), image(1)))]
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=1)
+    store, runs = MediaStore(), []
+    for _ in range(2):
+        inputs = engine.llm.renderer.render_cmpl(handed)
+        outputs = engine.generate(inputs, params, True)
+        runs.append(to_samples(outputs, inputs, None, params, engine.processor, store=store))
+        engine.reset_prefix_cache()
+    assert all(item is None for items in inputs[1]["mm_kwargs"].values() for item in items)
+    assert len(store) == 2 and mp.validate(runs[1]) == []
+    for a, b in zip(*runs, strict=True):
+        assert a.media_cache_keys == b.media_cache_keys and a.modality_spans == b.modality_spans
+    assert runs[1][1].media[0].second_per_grid_ts == 1.0
+    batch = mp.pack(runs[1], media=store)
+    assert len(batch.media) == 2
+    for back, given in zip(
+        from_samples(runs[0], False, store, engine_hashes=True), inputs, strict=True
+    ):
+        assert back["mm_hashes"] == given["mm_hashes"]
+        assert back["mm_placeholders"] == given["mm_placeholders"]
+
+
+def test_the_page_s_example_runs(engine, server, capsys):
+    page = Path(__file__).resolve().parents[2] / "docs" / "engines.md"
+    code = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.M)
+    split = [block for block in code if "to_generate" in block]
+    assert len(split) == 2
+    answer = {
+        "/v1/chat/completions/render": server.asked,
+        "/inference/v1/generate": server.generate,
+    }
+    names = {
+        "mp": mp,
+        "post": lambda path, body: answer[path](body),
+        "prompts": [shown(picture(1)), shown(picture(1), picture(2, width=200))],
+        "group_ids": ["one", "two"],
+        "processor": engine.processor,
+    }
+    for block in split:
+        exec(block, names)
+    assert capsys.readouterr().out.strip().endswith("2") and len(names["sent"]) == 2
+    assert mp.validate(names["samples"]) == [] and names["batch"].kept_ids is not None
+
+
+def test_a_video_with_text_between_its_frames_does_not_go_over_the_wire():
+    from vllm import SamplingParams
+
+    from mmpack.smoke.qwen_processor import qwen_vl_processor
+
+    hf = qwen_vl_processor("qwen3_vl", min_pixels=32 * 32, max_pixels=16 * 32 * 32)
+    sample = mp.wrap_processor(hf)(messages(video(3)), [5], sample_id="film")
+    with pytest.raises(ArgumentError, match=r"text between its frames.* Fix: from_samples"):
+        to_generate([sample], SamplingParams())
+
+
+@pytest.fixture(scope="module")
+def made():
+    """A request and its response, to be broken."""
+    from support.vllm_server import Server
+
+    engine = shared_engine(kept_ids=True)
+    server = Server(engine)
+    request = server.render(shown(picture(1)), **SAMPLING)
+    return engine.processor, request, server.generate(request)
+
+
+def npy(rows):
+    """As the server writes them."""
+    from vllm.utils.serial_utils import numpy2base64
+
+    return numpy2base64(rows)
+
+
+def test_routes_of_the_server_are_the_sample_s(made):
+    """A row per token that the engine ran; a layer without experts is zeros. No engine of a CPU returns them."""
+    processor, request, response = made[0], *copy.deepcopy(made[1:])
+    [choice] = response["choices"]
+    length = len(request["token_ids"]) + len(choice["token_ids"])
+    order = np.random.default_rng(0).random((length - 1, 4, 8)).argsort(-1)
+    rows = order[..., :2].astype(np.uint8)
+    rows[:, 1] = 0
+    choice["routed_experts"] = npy(rows)
+    [sample] = from_generate([request], [response], processor, logprobs_mode="processed_logprobs")
+    assert mp.validate(sample) == [] and sample.kept_ids is not None
+    assert sample.routed_experts.dtype == np.uint8 and not sample.routed_experts[-1].any()
+    assert np.array_equal(sample.routed_experts[:-1], rows[:, [0, 2, 3]])
+    assert mp.pack([sample]).routed_experts.shape[1:] == (3, 2)
+    choice["routed_experts"] = npy(rows[3:])
+    with pytest.raises(
+        ArgumentError, match=r"^from_generate: \[0\]: routed_experts has .* rows for"
+    ):
+        from_generate([request], [response], processor, logprobs_mode="processed_logprobs")
+
+
+def step_of(response):
+    return response["choices"][0]["logprobs"]["content"]
+
+
+@pytest.mark.parametrize(
+    "change, error, why",
+    [
+        (
+            lambda q, a: q["features"]["mm_placeholders"]["image"][0].update(offset=3),
+            LayoutError,
+            "is said to fill tokens",
+        ),
+        (
+            lambda q, a: q["features"]["mm_placeholders"]["image"][0].update(offset=3000),
+            ArgumentError,
+            "is no GenerateRequest.*within the token_ids",
+        ),
+        (lambda q, a: q.update(features=None), LayoutError, "a medium was dropped"),
+        (
+            lambda q, a: q["features"]["kwargs_data"].update(image=["AAAA"]),
+            ArgumentError,
+            "is no medium of vLLM's",
+        ),
+        (lambda q, a: q["token_ids"].clear(), ArgumentError, "is no GenerateRequest"),
+        (lambda q, a: a.update(choices=7), ArgumentError, "is no GenerateTokensResponse"),
+        (
+            lambda q, a: step_of(a)[1].update(logprob=-9999.0),
+            ArgumentError,
+            "sampled token 1 has no logprob",
+        ),
+        (lambda q, a: step_of(a).pop(), ArgumentError, "4 logprobs for 5 sampled tokens"),
+        (
+            lambda q, a: a["choices"][0].update(sampling_mask=[[1]]),
+            ArgumentError,
+            "1 lists of kept ids for 5",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(made, change, error, why):
+    processor, (request, response) = made[0], copy.deepcopy(made[1:])
+    change(request, response)
+    with pytest.raises(error, match=why):
+        from_generate([request], [response], processor, logprobs_mode="processed_logprobs")
+
+
+def test_other_things_are_refused(made):
+    processor, request, response = made
+    for given in (None, {}, 7, [7], ["text"], [None], [{}]):
+        with pytest.raises(ArgumentError, match=r"GenerateRequest"):
+            from_render(given, processor)
+    with pytest.raises(ArgumentError, match="responses has 2 entries for 1 requests"):
+        from_generate([request], [response] * 2, processor)
+    with pytest.raises(ArgumentError, match="gives logits"):
+        from_generate([request], [response], processor, logprobs_mode="raw_logits")
+
+
+def test_the_adapter_is_imported_without_vllm():
+    code = "import sys, mmpack.adapters.vllm as v\nprint(v.from_render.__name__, 'vllm' in sys.modules)"
+    assert run_python(code).stdout.split() == ["from_render", "False"]
