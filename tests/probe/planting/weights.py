@@ -186,10 +186,11 @@ def tower_places(scene: Scene, model: Any) -> Answer:
     """The table's first row is the corner of each picture; its features are the first to see it."""
     tower = tower_of(model.model)
     tower.pos_embed.weight.data[0] += 0.01
-    # Older transformers read the table for all corners of all patches: values that are no rows of the tower.
+    # Older transformers read the table for all corners of all patches. These are no rows of the tower, which the probe
+    # watches: it finds the first module that gets them.
     older = hasattr(tower, "fast_pos_embed_interpolate")
-    first = tower.blocks[0].norm1 if older else tower.pos_embed
-    return scene.answer(model, [first], *scene.first_medium())
+    first = [tower.pos_embed, tower.blocks[0].norm1] if older else [tower.pos_embed]
+    return scene.answer(model, first, *scene.first_medium())
 
 
 @plant("a head's rows of a weight scaled")
