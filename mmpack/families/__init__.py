@@ -5,6 +5,7 @@ from __future__ import annotations
 from mmpack.errors import LayoutError
 from mmpack.families.base import Family
 from mmpack.families.internvl import INTERNVL
+from mmpack.families.kimi_k25 import KIMI_K25
 from mmpack.families.qwen2_5_vl import QWEN2_5_VL
 from mmpack.families.qwen2_vl import QWEN2_VL
 from mmpack.families.qwen3_5 import QWEN3_5
@@ -16,7 +17,7 @@ __all__ = ["FAMILIES", "Family", "family_of_model_type", "get_family"]
 
 FAMILIES: dict[str, Family] = {
     f.name: f
-    for f in (QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_MOE, INTERNVL)
+    for f in (QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_MOE, INTERNVL, KIMI_K25)
 }
 
 

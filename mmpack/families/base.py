@@ -28,8 +28,17 @@ class Family:
     position_rows: int  # rows of Sample.position_ids
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
-    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row
+    # "patches": patches that are merged lie together; the others row by row: "tiles": t tiles; "squares": the model takes
+    # each patch as a small picture
     pixel_layout: str = "patches"
+    # temporal patches of a video whose features the tower averages: one run of placeholders (the last: of the rest)
+    pooled_frames: int = 1
+    # the time before a run of a video in frames: "<1.5 seconds>", halfway between its first and last frame ("middle"),
+    # or 00:00:01.500, of its first frame ("clock")
+    frame_times: str = "middle"
+    frame_opening: str = ""  # text between a frame's start marker and its placeholders
+    # whether mmpack samples, decodes and resizes videos as the family's processor does; else it takes them processed
+    plans_frames: bool = True
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
     # vision start and end of an image are set by expanding it, not by the chat template
@@ -54,11 +63,12 @@ class Family:
     def vision_tokens(self, grid: tuple[int, int, int]) -> int:
         """Tokens of a medium of `grid` = (t, h, w) patches, after merging."""
         t, h, w = grid
-        return t * (h // self.spatial_merge_size) * (w // self.spatial_merge_size)
+        return -(-t // self.pooled_frames) * (h // self.spatial_merge_size) * (w // self.spatial_merge_size)
 
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
         """Runs of placeholders that one medium of `grid` has."""
-        return grid[0] if modality == "video" and self.video_layout == "frames" else 1
+        in_frames = modality == "video" and self.video_layout == "frames"
+        return -(-grid[0] // self.pooled_frames) if in_frames else 1
 
     def same_layout(self, other: Family) -> bool:
         """Whether samples of one are samples of the other: only the model behind the ids differs."""

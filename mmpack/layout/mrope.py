@@ -162,7 +162,7 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
     ):
         grids = _grids(name, given)
         if name == "video" and family.video_layout == "frames":
-            grids = _frames(grids, int(mine.sum()))
+            grids = _frames(grids, int(mine.sum()), family.pooled_frames)
         which = np.flatnonzero(mine)
         if len(grids) != len(which):
             span = None
@@ -204,9 +204,9 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
     return out
 
 
-def _frames(videos: np.ndarray, most: int) -> np.ndarray:
-    """Grids [n, 3] of videos as grids of t = 1, one per temporal patch; at most `most` + 1 per video."""
-    frames = np.repeat(videos, np.clip(videos[:, 0], 1, most + 1), axis=0)
+def _frames(videos: np.ndarray, most: int, pooled: int) -> np.ndarray:
+    """Grids [n, 3] of videos as grids of t = 1, one per `pooled` temporal patches; at most `most` + 1 per video."""
+    frames = np.repeat(videos, np.clip(-(-videos[:, 0] // pooled), 1, most + 1), axis=0)
     # an empty grid stays empty
     frames[:, 0] = np.minimum(frames[:, 0], 1)
     return frames

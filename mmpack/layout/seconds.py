@@ -11,8 +11,28 @@ from mmpack.schema.media import Medium
 DTYPES = ("float32", "float16", "bfloat16")
 
 
+def frame_texts(medium: Medium, family: Family) -> list[str]:
+    """The time that stands before each run of a video in frames, as the family's processor writes it.
+
+    Raises: as `frame_seconds` does.
+    """
+    seconds = frame_seconds(medium, family)
+    if family.frame_times == "clock":
+        return [_clock(s) for s in seconds]
+    return [f"<{s:.1f} seconds>" for s in seconds]
+
+
+def _clock(seconds: float) -> str:
+    """Hours of a day, minutes, seconds, and thousandths that are cut off: 00:01:02.500."""
+    whole = int(seconds)
+    parts = whole // 3600 % 24, whole // 60 % 60, whole % 60
+    return ":".join(f"{part:02d}" for part in parts) + f".{int(seconds % 1 * 1000):03d}"
+
+
 def frame_seconds(medium: Medium, family: Family) -> list[float]:
     """Seconds of each temporal patch: halfway between its first and last frame; the last frame fills the last patch.
+
+    Where times are of the clock (`frame_times`), those of the first frame of each run.
 
     Raises: ArgumentError where neither `frame_indices` and `fps` nor `frame_timestamps` are known; LayoutError (MM111)
     where there are more or fewer than the grid holds.
@@ -33,6 +53,8 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
             f"holds {patches} patches of {size}. Fix: the times of the sampled frames",
             "MM111",
         )
+    if family.frame_times == "clock":
+        return seconds[:: size * family.pooled_frames]
     seconds += [seconds[-1]] * (-len(seconds) % size)
     return [(seconds[k] + seconds[k + size - 1]) / 2 for k in range(0, len(seconds), size)]
 

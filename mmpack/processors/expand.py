@@ -1,7 +1,8 @@
 """One placeholder per medium to one id per vision token.
 
 Where a video is frames in text (`video_layout` "frames"), its placeholder becomes, for each temporal patch, the seconds
-as text, then the patch's placeholders between vision start and end, as transformers' Qwen3VLProcessor writes them.
+as text, then the patch's placeholders between vision start and end, as transformers' Qwen3VLProcessor writes them, or
+Kimi_K25Processor (a clock's time, frames by fours, and more text after the start).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from mmpack.errors import LayoutError
 from mmpack.families import Family
-from mmpack.layout.seconds import frame_seconds
+from mmpack.layout.seconds import frame_texts
 from mmpack.schema.media import Medium
 
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
@@ -65,8 +66,8 @@ def with_runs(
         else:
             if markers == REPLACED and out.endswith(start) and after.startswith(end):
                 out, after = out.removesuffix(start), after.removeprefix(end)
-            for seconds in frame_seconds(medium, family):
-                out += f"{_written(seconds)}{start}{pad}{end}"
+            for time in frame_texts(medium, family):
+                out += f"{time}{start}{family.frame_opening}{pad}{end}"
         out += after
     return out
 
@@ -107,10 +108,10 @@ def _ids_of(medium: Medium, family: Family, tokenizer: Any) -> np.ndarray:
             ids = [family.vision_start_id, *ids, family.vision_end_id]
         return np.asarray(ids, dtype=np.int64)
     out: list[int] = []
-    for seconds in frame_seconds(medium, family):
-        out += tokenizer(_written(seconds), add_special_tokens=False)["input_ids"]
-        run = [pad] * (count // medium.grid_thw[0])
-        out += [family.vision_start_id, *run, family.vision_end_id]
+    opening = [family.vision_start_id, *_encoded(family.frame_opening, tokenizer)]
+    for time in frame_texts(medium, family):
+        run = [pad] * (count // family.spans_of(medium.modality, medium.grid_thw))
+        out += [*_encoded(time, tokenizer), *opening, *run, family.vision_end_id]
     return np.asarray(out, dtype=np.int64)
 
 
@@ -118,8 +119,8 @@ def _in_frames(medium: Medium, family: Family) -> bool:
     return medium.modality == "video" and family.video_layout == "frames"
 
 
-def _written(seconds: float) -> str:
-    return f"<{seconds:.1f} seconds>"
+def _encoded(text: str, tokenizer: Any) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
 
 def _markers_around(ids: np.ndarray, i: int, family: Family) -> list[int]:

@@ -44,7 +44,7 @@ def process(
     if family.pixel_layout == "tiles":
         return patches_of(made, family)
     t, h, w = (int(n) for n in out["image_grid_thw"][0])
-    return Processed((t, h, w), made)
+    return Processed((t, h, w), made.reshape(t * h * w, family.patch_dim))
 
 
 def as_bytes(made: np.ndarray, where: str) -> np.ndarray:

@@ -19,7 +19,10 @@ from mmpack.schema.plain_json import canonical_json
 
 # a setting counts only while its switch is on
 _SWITCHED = {
-    "do_resize": ("resample", "min_pixels", "max_pixels", "height", "width"),
+    "do_resize": (
+        *("resample", "min_pixels", "max_pixels", "height", "width"),
+        *("max_height", "max_width", "max_patches"),
+    ),
     "do_rescale": ("rescale_factor",),
     "do_normalize": ("image_mean", "image_std"),
     "do_sample_frames": ("fps", "num_frames", "min_frames", "max_frames"),
@@ -99,7 +102,7 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
     size = raw.get("size") or {}
     raw["min_pixels"] = size.get("shortest_edge", raw.get("min_pixels"))
     raw["max_pixels"] = size.get("longest_edge", raw.get("max_pixels"))
-    raw |= {side: size.get(side) for side in ("height", "width")}
+    raw |= {side: size.get(side) for side in ("height", "width", "max_height", "max_width")}
     out: dict[str, Any] = {
         "backend": "pil" if type(processor).__name__.endswith("Pil") else "torchvision"
     }

@@ -138,7 +138,7 @@ def wrap_processor(
     root = None if media_root is None else Path(media_root)
     check_number("wrap_processor", "cache_bytes", cache_bytes, least=0, finite=False)
     reader = None
-    if about.video_token_id is not None:
+    if about.video_token_id is not None and about.plans_frames:
         if parts["video_processor"] is None:
             parts["video_processor"] = own_video_processor(about, parts["image_processor"])
         given_settings = {} if video_settings is None else video_settings
@@ -151,8 +151,9 @@ def wrap_processor(
             )
         reader = VideoReader(sampling, root, decode_threads, frame_cache, pixels)
     elif video_policy is not None or video_settings:
+        why = "takes a video as images" if about.video_token_id is None else "has no video policy"
         raise ArgumentError(
-            f"wrap_processor: {about.name} takes a video as images. Fix: drop video_policy and video_settings"
+            f"wrap_processor: {about.name} {why}. Fix: drop video_policy and video_settings"
         )
     if pixels == "uint8":
         for name in ("image_processor", "video_processor"):
@@ -485,9 +486,11 @@ class Processor:
 
     def _reader(self, where: str) -> VideoReader:
         if self.videos is None:
-            raise ArgumentError(
-                f"{where}: {self.family.name} takes a video as images. Fix: one image part per frame"
-            )
+            why, fix = "takes a video as images", "one image part per frame"
+            if self.family.video_token_id is not None:
+                why = "has no video policy, so mmpack can't lay a video out"
+                fix = "a Medium with the pixels and the grid that its own processor made"
+            raise ArgumentError(f"{where}: {self.family.name} {why}. Fix: {fix}")
         return self.videos
 
     def _kind(self, item: Any, asked: str | None, where: str) -> str:

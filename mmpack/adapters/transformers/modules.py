@@ -21,7 +21,9 @@ def decoder_layers(whole: Any) -> list[torch.nn.Module]:
 def tower_blocks(whole: Any) -> list[torch.nn.Module]:
     """The vision tower's blocks, in order."""
     tower: Any = tower_of(whole.model)
-    return list(tower.blocks if hasattr(tower, "blocks") else tower.encoder.layer)
+    held = getattr(tower, "encoder", tower)
+    names = ("blocks", "layers", "layer")
+    return list(next(getattr(held, name) for name in names if hasattr(held, name)))
 
 
 def attention_configs(*modules: torch.nn.Module) -> list[Any]:

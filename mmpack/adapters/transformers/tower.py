@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from mmpack.adapters.transformers.tower_attention import on_their_device
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
+from mmpack.errors import ModelError
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
 from mmpack.ops.rows.gather import gather_rows
@@ -76,6 +78,8 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
         pixels = float_pixels(batch, runs)
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in runs]
+        if modality == "video" and family.pooled_frames > 1:
+            grids = _equal_pieces(grids, family)
         made = _tower_arguments(family, modality, pixels, grids)
         out |= {name: x.to(pixels.device) for name, x in made.items()}
     batch.stats["patches_encoded"] = encoded
@@ -197,8 +201,57 @@ def _encode_chunk(
     pixels: Callable[[], torch.Tensor],
 ) -> list[Levels]:
     """Features of media with these grids, by one call of the tower. `pixels`: made here, so that nothing holds them."""
+    if modality == "video" and family.pooled_frames > 1:
+        return _encode_pooled(model, family, pixels(), grids)
     features = _encode(model, modality, _tower_arguments(family, modality, pixels(), grids))
     return _per_medium(features, [t for t, _, _ in grids])
+
+
+def _encode_pooled(
+    model: Any, family: Family, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
+) -> list[Levels]:
+    """Features of videos whose frames the tower averages, by one call for all pieces of as many frames.
+
+    transformers' tower takes no pieces of unlike numbers of frames in one call.
+    """
+    pieces = [(i, piece) for i, grid in enumerate(grids) for piece in pooled_pieces(grid, family)]
+    rows = pixels.split([math.prod(piece) for _, piece in pieces])
+    made: list[list[torch.Tensor]] = [[] for _ in pieces]
+    for t in sorted({piece[0] for _, piece in pieces}):
+        own = [k for k, (_, piece) in enumerate(pieces) if piece[0] == t]
+        arguments = _tower_arguments(
+            family, "video", torch.cat([rows[k] for k in own]), [pieces[k][1] for k in own]
+        )
+        for k, levels in zip(own, _per_medium(_encode(model, "video", arguments), []), strict=True):
+            made[k] = list(levels)
+    out: list[Levels] = []
+    for i in range(len(grids)):
+        own_levels = zip(*(made[k] for k, (of, _) in enumerate(pieces) if of == i), strict=True)
+        out.append(tuple(torch.cat(level) for level in own_levels))
+    return out
+
+
+def pooled_pieces(grid: tuple[int, int, int], family: Family) -> list[tuple[int, int, int]]:
+    """The grid of a video as grids of at most `pooled_frames` frames."""
+    t, h, w = grid
+    return [
+        (min(family.pooled_frames, t - at), h, w) for at in range(0, t, family.pooled_frames)
+    ]
+
+
+def _equal_pieces(
+    grids: list[tuple[int, int, int]], family: Family
+) -> list[tuple[int, int, int]]:
+    """Pieces of all videos, in order. Raises: ModelError where they differ in frames, which one call can't have."""
+    pieces = [piece for grid in grids for piece in pooled_pieces(grid, family)]
+    counts = sorted({t for t, _, _ in pieces})
+    if len(counts) > 1:
+        raise ModelError(
+            f"model_inputs: the model's forward encodes pieces of videos of one number of frames at a time, the batch has "
+            f"pieces of {counts}. Fix: mp.pack with transformers 5.19 or newer, or videos of whole {family.pooled_frames} "
+            "frames"
+        )
+    return pieces
 
 
 def tile_patches(config: Any, family: Family) -> tuple[int, int]:
@@ -235,6 +288,8 @@ def _tower_arguments(
     if family.pixel_layout == "tiles":
         return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
     on_host = torch.tensor(grids)
+    if family.pixel_layout == "squares":
+        pixels = pixels.view(-1, 3, family.patch_size, family.patch_size)
     if modality == "image":
         return {"pixel_values": pixels, "image_grid_thw": on_host}
     return {"pixel_values_videos": pixels, "video_grid_thw": on_host}

@@ -83,9 +83,7 @@ def _expected(side: Side) -> Iterator[tuple[int, int, int]]:
             if k < 0 or span.start >= stops[k] or span.media_index >= len(media):
                 continue
             medium = media[span.media_index]
-            patches = 1
-            if side.family.video_layout == "frames" and medium.modality == "video":
-                patches = max(medium.grid_thw[0], 1)
+            patches = max(side.family.spans_of(medium.modality, medium.grid_thw), 1)
             wanted[k] += side.tokens_of(medium) // patches
     elif len(media) == len(starts):
         wanted = [side.tokens_of(medium) for medium in media]

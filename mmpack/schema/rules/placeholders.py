@@ -58,9 +58,9 @@ def problems(sample: Sample, family: Family) -> Found:
             yield "MM101", field, message, at
     for index, frames in frames_of.items():
         grid = sample.media[index].grid_thw
-        patches = max(grid[0], 1)
+        patches = max(family.spans_of("video", grid), 1)
         if len(frames) % patches or any(f != k % patches for k, f in enumerate(frames)):
-            message = f"has frame spans {frames[:8]}, its grid has {grid[0]} temporal patches"
+            message = f"has frame spans {frames[:8]}, its grid has {family.spans_of('video', grid)} temporal patches"
             yield "MM111", f"media[{index}]", message, None
         elif tokens_of[index] != family.vision_tokens(grid) * (len(frames) // patches):
             message = f"has {tokens_of[index]} tokens in frames, its grid {list(grid)} needs others"
@@ -96,7 +96,7 @@ def valid(table: Table) -> np.ndarray:
     framed = (code == _bit("video")) & (family.video_layout == "frames")
     ok[row[~framed & (stop - start != tokens[medium])]] = False
     frame = spans.numbers("frame")[kept]
-    patches = np.maximum(grids[:, 0], 1).astype(np.int64)
+    patches = np.maximum(-(-grids[:, 0] // family.pooled_frames), 1).astype(np.int64)
     unlike = _wrong_frames(frame[framed], medium[framed], (stop - start)[framed], patches, tokens)
     ok[media.row[unlike]] = False
 

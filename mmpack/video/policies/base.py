@@ -82,7 +82,9 @@ class Policy:
     @property
     def models(self) -> tuple[str, ...]:
         """Names of the families that it serves."""
-        return tuple(f.name for f in FAMILIES.values() if f.video_layout in self.layouts)
+        return tuple(
+            f.name for f in FAMILIES.values() if f.plans_frames and f.video_layout in self.layouts
+        )
 
     def resolve(self, given: dict[str, Any]) -> Any:
         """All settings, checked, with the model's defaults and the policy's. Raises: ArgumentError."""
