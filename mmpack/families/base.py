@@ -34,10 +34,12 @@ class Family:
     pixel_layout: str = "patches"
     # temporal patches of a video whose features the tower averages: one run of placeholders (the last: of the rest)
     pooled_frames: int = 1
-    # the time before a run of a video in frames: "<1.5 seconds>", halfway between its first and last frame ("middle"),
-    # or 00:00:01.500, of its first frame ("clock")
-    frame_times: str = "middle"
-    frame_opening: str = ""  # text between a frame's start marker and its placeholders
+    # the model's module that makes embeddings of what such a tower gives
+    projector: str | None = None
+    # what one run of a video in frames is written as; {seconds}: a float; {time}: 00:00:01.500; {run}: its placeholders
+    # between vision start and end, or these three by themselves: {start}, {pads}, {end}
+    frame_text: str = "<{seconds:.1f} seconds>{run}"
+    frame_time: str = "middle"  # the run's time: halfway between its first and last frame, or "first"
     # whether mmpack samples, decodes and resizes videos as the family's processor does; else it takes them processed
     plans_frames: bool = True
     # rows of the largest released embedding; the last ones belong to no token

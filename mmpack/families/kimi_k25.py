@@ -23,8 +23,9 @@ KIMI_K25 = Family(
     tokens_per_second=None,
     pixel_layout="squares",
     pooled_frames=4,
-    frame_times="clock",
-    frame_opening="video<|media_content|>",
+    projector="mm_projector",
+    frame_text="{time}{start}video<|media_content|>{pads}{end}",
+    frame_time="first",
     plans_frames=False,
     vocab_size=163_968,
 )

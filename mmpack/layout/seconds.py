@@ -11,15 +11,16 @@ from mmpack.schema.media import Medium
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def frame_texts(medium: Medium, family: Family) -> list[str]:
-    """The time that stands before each run of a video in frames, as the family's processor writes it.
+def frame_texts(medium: Medium, family: Family, start: str, pad: str, end: str) -> list[str]:
+    """What each run of a video in frames is written as: its time and one placeholder `pad` between `start` and `end`.
 
     Raises: as `frame_seconds` does.
     """
-    seconds = frame_seconds(medium, family)
-    if family.frame_times == "clock":
-        return [_clock(s) for s in seconds]
-    return [f"<{s:.1f} seconds>" for s in seconds]
+    markers = {"start": start, "pads": pad, "end": end, "run": f"{start}{pad}{end}"}
+    return [
+        family.frame_text.format(seconds=s, time=_clock(s), **markers)
+        for s in frame_seconds(medium, family)
+    ]
 
 
 def _clock(seconds: float) -> str:
@@ -32,7 +33,7 @@ def _clock(seconds: float) -> str:
 def frame_seconds(medium: Medium, family: Family) -> list[float]:
     """Seconds of each temporal patch: halfway between its first and last frame; the last frame fills the last patch.
 
-    Where times are of the clock (`frame_times`), those of the first frame of each run.
+    With `frame_time` "first", those of each run's first frame.
 
     Raises: ArgumentError where neither `frame_indices` and `fps` nor `frame_timestamps` are known; LayoutError (MM111)
     where there are more or fewer than the grid holds.
@@ -53,7 +54,7 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
             f"holds {patches} patches of {size}. Fix: the times of the sampled frames",
             "MM111",
         )
-    if family.frame_times == "clock":
+    if family.frame_time == "first":
         return seconds[:: size * family.pooled_frames]
     seconds += [seconds[-1]] * (-len(seconds) % size)
     return [(seconds[k] + seconds[k + size - 1]) / 2 for k in range(0, len(seconds), size)]

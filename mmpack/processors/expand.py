@@ -66,8 +66,7 @@ def with_runs(
         else:
             if markers == REPLACED and out.endswith(start) and after.startswith(end):
                 out, after = out.removesuffix(start), after.removeprefix(end)
-            for time in frame_texts(medium, family):
-                out += f"{time}{start}{family.frame_opening}{pad}{end}"
+            out += "".join(frame_texts(medium, family, start, pad, end))
         out += after
     return out
 
@@ -108,19 +107,17 @@ def _ids_of(medium: Medium, family: Family, tokenizer: Any) -> np.ndarray:
             ids = [family.vision_start_id, *ids, family.vision_end_id]
         return np.asarray(ids, dtype=np.int64)
     out: list[int] = []
-    opening = [family.vision_start_id, *_encoded(family.frame_opening, tokenizer)]
-    for time in frame_texts(medium, family):
-        run = [pad] * (count // family.spans_of(medium.modality, medium.grid_thw))
-        out += [*_encoded(time, tokenizer), *opening, *run, family.vision_end_id]
+    run = [pad] * (count // family.spans_of(medium.modality, medium.grid_thw))
+    special = [family.vision_start_id, pad, family.vision_end_id]
+    for text in frame_texts(medium, family, *tokenizer.convert_ids_to_tokens(special)):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        at = ids.index(pad)
+        out += [*ids[:at], *run, *ids[at + 1 :]]
     return np.asarray(out, dtype=np.int64)
 
 
 def _in_frames(medium: Medium, family: Family) -> bool:
     return medium.modality == "video" and family.video_layout == "frames"
-
-
-def _encoded(text: str, tokenizer: Any) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
 
 def _markers_around(ids: np.ndarray, i: int, family: Family) -> list[int]:

@@ -139,11 +139,18 @@ def attention_plan_of(batch: Batch, model: Any) -> AttentionPlan:
     plan = dataclasses.replace(batch.attention_plan)
     plan.check(batch.visible_until)
     text = model.config.get_text_config()
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head_dim = head_dim_of(text)
     dropout = getattr(text, "attention_dropout", 0.0) if model.training else 0.0
     without = FLEX if has_compiled_text(model) else ()
     resolve(plan, batch.visible_until, head_dim, dropout, without)
     return plan
+
+
+def head_dim_of(text: Any) -> int:
+    """Of queries and keys, by the text model's config."""
+    if hasattr(text, "qk_nope_head_dim"):  # latent attention, whose head_dim is of its rotary part
+        return int(text.qk_nope_head_dim + text.qk_rope_head_dim)
+    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def visible_attention(

@@ -122,7 +122,7 @@ def model_inputs(
     elif batch.media and isinstance(batch, PackedBatch) and takes_encoded_media(model):
         make = functools.partial(encoded_inputs, batch, model, features, max_patches, always)
     elif batch.media:  # the model's forward encodes
-        inputs |= pixel_inputs(batch)
+        inputs |= pixel_inputs(batch, model)
     if not attached:
         if make is None and KEYWORD not in inputs:  # any model of the family may take these
             return inputs | {"input_ids": ids}

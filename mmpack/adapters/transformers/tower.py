@@ -18,7 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from mmpack.adapters.transformers.modules import attention_configs
+from mmpack.adapters.transformers.modules import attention_configs, tower_of
 from mmpack.adapters.transformers.recompute import switched
 from mmpack.adapters.transformers.tower_attention import on_their_device
 from mmpack.cache.features import FeatureStore
@@ -66,7 +66,7 @@ def media_names(batch: PackedBatch) -> list[str]:
     return [media_name(m) for m in batch.media]
 
 
-def pixel_inputs(batch: Batch) -> dict[str, Any]:
+def pixel_inputs(batch: Batch, model: Any) -> dict[str, Any]:
     """Keywords of the forward, which encodes a medium once per placeholder run: pixels and grids of every run.
 
     The batch's media must have pixels. `batch.stats["patches_encoded"]` becomes the patches that the forward encodes.
@@ -79,8 +79,11 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in runs]
         if modality == "video" and family.pooled_frames > 1:
-            grids = _equal_pieces(grids, family)
-        made = _tower_arguments(family, modality, pixels, grids)
+            raise ModelError(
+                f"model_inputs: the forward of {family.name} can't encode videos, whose frames its tower averages. "
+                "Fix: mp.pack, attach, and transformers 5.19 or newer"
+            )
+        made = _tower_arguments(family, modality, _of_tower(pixels, model, family), grids)
         out |= {name: x.to(pixels.device) for name, x in made.items()}
     batch.stats["patches_encoded"] = encoded
     return out
@@ -143,7 +146,8 @@ def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, 
     h, w = tile_patches(model.config, family) if tiles else (family.spatial_merge_size,) * 2
     embeds = model.get_input_embeddings()(ids)
     pixels = embeds.new_zeros(h * w, family.patch_dim)
-    features = _encode(model, "image", _tower_arguments(family, "image", pixels, [(1, h, w)]))
+    own = _of_tower(pixels, model, family)
+    features = _encode(model, "image", _tower_arguments(family, "image", own, [(1, h, w)]))
     batch.stats["patches_encoded"] = len(pixels)
     outputs = [*features.pooler_output, *_levels(features)]
     idle = 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
@@ -202,9 +206,17 @@ def _encode_chunk(
 ) -> list[Levels]:
     """Features of media with these grids, by one call of the tower. `pixels`: made here, so that nothing holds them."""
     if modality == "video" and family.pooled_frames > 1:
-        return _encode_pooled(model, family, pixels(), grids)
-    features = _encode(model, modality, _tower_arguments(family, modality, pixels(), grids))
+        return _encode_pooled(model, family, _of_tower(pixels(), model, family), grids)
+    own = _of_tower(pixels(), model, family)
+    features = _encode(model, modality, _tower_arguments(family, modality, own, grids))
     return _per_medium(features, [t for t, _, _ in grids])
+
+
+def _of_tower(pixels: torch.Tensor, model: Any, family: Family) -> torch.Tensor:
+    """In the tower's dtype, where it does not cast them itself."""
+    if family.pixel_layout != "squares":
+        return pixels
+    return pixels.to(next(tower_of(model.model).parameters()).dtype)
 
 
 def _encode_pooled(
@@ -212,46 +224,31 @@ def _encode_pooled(
 ) -> list[Levels]:
     """Features of videos whose frames the tower averages, by one call for all pieces of as many frames.
 
-    transformers' tower takes no pieces of unlike numbers of frames in one call.
+    By tower and projector themselves: transformers 5.23's own call takes no pieces of unlike numbers of frames, and cuts
+    what it made as if nothing had been averaged.
     """
-    pieces = [(i, piece) for i, grid in enumerate(grids) for piece in pooled_pieces(grid, family)]
-    rows = pixels.split([math.prod(piece) for _, piece in pieces])
-    made: list[list[torch.Tensor]] = [[] for _ in pieces]
-    for t in sorted({piece[0] for _, piece in pieces}):
-        own = [k for k, (_, piece) in enumerate(pieces) if piece[0] == t]
-        arguments = _tower_arguments(
-            family, "video", torch.cat([rows[k] for k in own]), [pieces[k][1] for k in own]
+    pieces = [piece for grid in grids for piece in _pooled_pieces(grid, family)]
+    rows = pixels.split([math.prod(piece) for piece in pieces])
+    project = getattr(model.model, str(family.projector))
+    made: dict[int, torch.Tensor] = {}
+    for t in sorted({piece[0] for piece in pieces}):
+        own = [k for k, piece in enumerate(pieces) if piece[0] == t]
+        given = _tower_arguments(
+            family, "video", torch.cat([rows[k] for k in own]), [pieces[k] for k in own]
         )
-        for k, levels in zip(own, _per_medium(_encode(model, "video", arguments), []), strict=True):
-            made[k] = list(levels)
-    out: list[Levels] = []
-    for i in range(len(grids)):
-        own_levels = zip(*(made[k] for k, (of, _) in enumerate(pieces) if of == i), strict=True)
-        out.append(tuple(torch.cat(level) for level in own_levels))
-    return out
+        patches, sizes = on_their_device(model, given).values()
+        tower = tower_of(model.model)
+        out = project(tower(patches, grid_thw=sizes).pooler_output).squeeze(1)
+        counts = [family.vision_tokens(pieces[k]) for k in own]
+        made |= dict(zip(own, out.split(counts), strict=True))
+    of_each = iter(made[k] for k in range(len(pieces)))
+    return [(torch.cat([next(of_each) for _ in _pooled_pieces(g, family)]),) for g in grids]
 
 
-def pooled_pieces(grid: tuple[int, int, int], family: Family) -> list[tuple[int, int, int]]:
+def _pooled_pieces(grid: tuple[int, int, int], family: Family) -> list[tuple[int, int, int]]:
     """The grid of a video as grids of at most `pooled_frames` frames."""
     t, h, w = grid
-    return [
-        (min(family.pooled_frames, t - at), h, w) for at in range(0, t, family.pooled_frames)
-    ]
-
-
-def _equal_pieces(
-    grids: list[tuple[int, int, int]], family: Family
-) -> list[tuple[int, int, int]]:
-    """Pieces of all videos, in order. Raises: ModelError where they differ in frames, which one call can't have."""
-    pieces = [piece for grid in grids for piece in pooled_pieces(grid, family)]
-    counts = sorted({t for t, _, _ in pieces})
-    if len(counts) > 1:
-        raise ModelError(
-            f"model_inputs: the model's forward encodes pieces of videos of one number of frames at a time, the batch has "
-            f"pieces of {counts}. Fix: mp.pack with transformers 5.19 or newer, or videos of whole {family.pooled_frames} "
-            "frames"
-        )
-    return pieces
+    return [(min(family.pooled_frames, t - at), h, w) for at in range(0, t, family.pooled_frames)]
 
 
 def tile_patches(config: Any, family: Family) -> tuple[int, int]:
