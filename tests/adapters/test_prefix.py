@@ -24,7 +24,7 @@ from mmpack.errors import ArgumentError, ModelError
 
 pytestmark = pytest.mark.adapter
 CLOSE = TOLERANCES["layouts"].value
-FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen2_vl", "internvl", "kimi_k25"]
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen2_vl", "internvl"]
 models = {}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mmpack.families import Family
 from mmpack.smoke.kits.base import Grid, Kit
 from mmpack.smoke.kits.parts import whole
@@ -19,6 +21,13 @@ def written(family: Family, modality: str, grid: Grid) -> list[int]:
             ids += [410, 25, 410, 25, 2620 + k, 13, 1302]
         ids += [family.vision_start_id, 18647, CONTENT, *run, family.vision_end_id]
     return ids
+
+
+def processor(tokenizer: Any = None) -> Any:
+    """At most 16 patches a side."""
+    from mmpack.smoke.kimi_processor import kimi_processor
+
+    return kimi_processor(max_side=16, tokenizer=tokenizer)
 
 
 KIT = Kit(
@@ -64,6 +73,8 @@ KIT = Kit(
     ),
     narrow={"text_config": {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}},
     video=None,
+    processor=processor,
+    needs_torchvision=True,
     written=written,
     text_ids=160_000,
     spread=2.0,
