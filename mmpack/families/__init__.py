@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mmpack.errors import LayoutError
-from mmpack.families.base import Family
+from mmpack.families.base import Family, Views
 from mmpack.families.internvl import INTERNVL
 from mmpack.families.kimi_k25 import KIMI_K25
+from mmpack.families.minicpmv4_6 import MINICPMV4_6
 from mmpack.families.qwen2_5_vl import QWEN2_5_VL
 from mmpack.families.qwen2_vl import QWEN2_VL
 from mmpack.families.qwen3_5 import QWEN3_5
@@ -13,11 +14,21 @@ from mmpack.families.qwen3_5_moe import QWEN3_5_MOE
 from mmpack.families.qwen3_vl import QWEN3_VL
 from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
 
-__all__ = ["FAMILIES", "Family", "family_of_model_type", "get_family"]
+__all__ = ["FAMILIES", "Family", "Views", "family_of_model_type", "get_family"]
 
 FAMILIES: dict[str, Family] = {
     f.name: f
-    for f in (QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_MOE, INTERNVL, KIMI_K25)
+    for f in (
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        QWEN3_VL_MOE,
+        QWEN3_5,
+        QWEN3_5_MOE,
+        INTERNVL,
+        KIMI_K25,
+        MINICPMV4_6,
+    )
 }
 
 

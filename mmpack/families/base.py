@@ -10,6 +10,16 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
+class Views:
+    """Texts around the placeholders of a picture's views: the whole picture, then slices of it, row by row."""
+
+    whole: tuple[str, str]
+    slice: tuple[str, str]
+    row_end: str  # between two rows of slices
+    number: tuple[str, str]  # around the picture's number in its sample, before the views
+
+
+@dataclass(frozen=True)
 class Family:
     """A model family. Ids are token ids, sizes are in pixels (patch), frames (temporal patch) or patches (merge)."""
 
@@ -29,8 +39,8 @@ class Family:
     position_rows: int  # rows of Sample.position_ids
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
-    # "patches": patches that are merged lie together; the others row by row: "tiles": t tiles; "squares": the model takes
-    # each patch as a small picture
+    # "patches": patches that are merged lie together; the others row by row: "tiles": t tiles; "squares": the model
+    # takes each patch as a small picture; "strip": all patches beside each other, as one picture of a patch's height
     pixel_layout: str = "patches"
     # temporal patches of a video whose features the tower averages: one run of placeholders (the last: of the rest)
     pooled_frames: int = 1
@@ -39,13 +49,19 @@ class Family:
     # what one run of a video in frames is written as; {seconds}: a float; {time}: 00:00:01.500; {run}: its placeholders
     # between vision start and end, or these three by themselves: {start}, {pads}, {end}
     frame_text: str = "<{seconds:.1f} seconds>{run}"
-    frame_time: str = "middle"  # the run's time: halfway between its first and last frame, or "first"
+    frame_time: str = (
+        "middle"  # the run's time: halfway between its first and last frame, or "first"
+    )
     # whether mmpack samples, decodes and resizes videos as the family's processor does; else it takes them processed
     plans_frames: bool = True
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
     # vision start and end of an image are set by expanding it, not by the chat template
     writes_markers: bool = False
+    # a picture is cut into views, each a medium of its own
+    views: Views | None = None
+    # settings of its image processor that layouts rest on
+    fixed_settings: tuple[tuple[str, object], ...] = ()
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     # what released models write boxes and points in: a `coordinate_system`; None: not known
     coordinates: str | None = None
@@ -70,7 +86,11 @@ class Family:
     def vision_tokens(self, grid: tuple[int, int, int]) -> int:
         """Tokens of a medium of `grid` = (t, h, w) patches, after merging."""
         t, h, w = grid
-        return -(-t // self.pooled_frames) * (h // self.spatial_merge_size) * (w // self.spatial_merge_size)
+        return (
+            -(-t // self.pooled_frames)
+            * (h // self.spatial_merge_size)
+            * (w // self.spatial_merge_size)
+        )
 
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
         """Runs of placeholders that one medium of `grid` has."""

@@ -8,7 +8,7 @@ Kimi_K25Processor (a clock's time, frames by fours, and more text after the star
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from mmpack.errors import LayoutError
 from mmpack.families import Family
 from mmpack.layout.seconds import frame_texts
+from mmpack.processors.views import pictures, text_of
 from mmpack.schema.media import Medium
 
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
@@ -24,17 +25,30 @@ KEPT, REPLACED = "kept", "replaced"
 
 
 def expanded_ids(
-    ids: np.ndarray, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
+    ids: np.ndarray,
+    media: Sequence[Medium],
+    family: Family,
+    tokenizer: Any,
+    markers: str,
+    numbers: Mapping[str, int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """ids [L] with one placeholder per medium -> expanded ids, and int64 [L + 1]: where each of `ids` begins in them.
 
-    Seconds are encoded separately from the text around them, as vLLM does. Raises: LayoutError, ArgumentError.
+    Seconds are encoded separately from the text around them, as vLLM does. `numbers`: see `with_runs`.
+    Raises: LayoutError, ArgumentError.
     """
-    at = _placeholders(ids, media, family)
+    groups = [[m] for m in media] if family.views is None else pictures(media)
+    firsts = [views[0] for views in groups]
+    at = _placeholders(ids, firsts, family)
     lengths = np.ones(len(ids), dtype=np.int64)
     pieces: dict[int, np.ndarray] = {}
-    for i, medium in zip(at, media, strict=True):
-        pieces[i] = _ids_of(medium, family, tokenizer)
+    for i, views, number in zip(at, groups, _numbers(firsts, numbers), strict=True):
+        medium = views[0]
+        pieces[i] = (
+            _ids_of(medium, family, tokenizer)
+            if family.views is None
+            else _ids_of_views(views, family, tokenizer, number)
+        )
         if markers == REPLACED and _in_frames(medium, family):
             lengths[_markers_around(ids, i, family)] = 0
         lengths[i] = len(pieces[i])
@@ -46,9 +60,17 @@ def expanded_ids(
 
 
 def with_runs(
-    text: str, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
+    text: str,
+    media: Sequence[Medium],
+    family: Family,
+    tokenizer: Any,
+    markers: str,
+    numbers: Mapping[str, int] | None = None,
 ) -> str:
-    """`text` with one placeholder per run and what else expanding writes around it; `repeated` does the rest."""
+    """`text` with one placeholder per run and what else expanding writes around it; `repeated` does the rest.
+
+    `numbers`: of a family with views, pictures before the text by modality; None: their numbers are not written.
+    """
     if not family.writes_markers and family.video_layout != "frames":
         return text
     start, end = tokenizer.convert_ids_to_tokens([family.vision_start_id, family.vision_end_id])
@@ -58,7 +80,10 @@ def with_runs(
     }
     kinds = {pad: modality for modality, pad in pads.items()}
     parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    _refuse_others([kinds[pad] for pad in parts[1::2]], media)
+    found = [kinds[pad] for pad in parts[1::2]]
+    if family.views is not None:
+        return _with_views(parts, found, media, family, numbers)
+    _refuse_others(found, media)
     out = parts[0]
     for medium, pad, after in zip(media, parts[1::2], parts[2::2], strict=True):
         if not _in_frames(medium, family):
@@ -68,6 +93,36 @@ def with_runs(
                 out, after = out.removesuffix(start), after.removeprefix(end)
             out += "".join(frame_texts(medium, family, start, pad, end))
         out += after
+    return out
+
+
+def _with_views(
+    parts: list[str],
+    found: list[str],
+    media: Sequence[Medium],
+    family: Family,
+    numbers: Mapping[str, int] | None,
+) -> str:
+    """`parts`: text, placeholder, text, … of modalities `found`, one per picture."""
+    groups = pictures(media)
+    firsts = [views[0] for views in groups]
+    _refuse_others(found, firsts)
+    out = parts[0]
+    numbered = _numbers(firsts, numbers)
+    for views, number, pad, after in zip(groups, numbered, parts[1::2], parts[2::2], strict=True):
+        out += text_of(views, pad, family, number) + after
+    return out
+
+
+def _numbers(media: Sequence[Medium], before: Mapping[str, int] | None) -> list[int | None]:
+    """Of each picture and each video, counted apart; None each where they are not written."""
+    if before is None:
+        return [None] * len(media)
+    counts = dict(before)
+    out: list[int | None] = []
+    for medium in media:
+        out.append(counts.get(medium.modality, 0))
+        counts[medium.modality] = counts.get(medium.modality, 0) + 1
     return out
 
 
@@ -114,6 +169,14 @@ def _ids_of(medium: Medium, family: Family, tokenizer: Any) -> np.ndarray:
         at = ids.index(pad)
         out += [*ids[:at], *run, *ids[at + 1 :]]
     return np.asarray(out, dtype=np.int64)
+
+
+def _ids_of_views(
+    views: Sequence[Medium], family: Family, tokenizer: Any, number: int | None
+) -> np.ndarray:
+    pad = tokenizer.convert_ids_to_tokens(family.placeholder_ids[views[0].modality])
+    ids = tokenizer(text_of(views, pad, family, number), add_special_tokens=False)["input_ids"]
+    return repeated(np.asarray(ids, dtype=np.int64), views, family)
 
 
 def _in_frames(medium: Medium, family: Family) -> bool:

@@ -21,14 +21,21 @@ from mmpack.schema.plain_json import canonical_json
 _SWITCHED = {
     "do_resize": (
         *("resample", "min_pixels", "max_pixels", "height", "width"),
-        *("max_height", "max_width", "max_patches"),
+        *("max_height", "max_width", "max_patches", "scale_resolution", "downsample_mode"),
     ),
     "do_rescale": ("rescale_factor",),
     "do_normalize": ("image_mean", "image_std"),
     "do_sample_frames": ("fps", "num_frames", "min_frames", "max_frames"),
     "crop_to_patches": ("min_patches", "max_patches"),
+    "slice_mode": ("max_slice_nums",),
+    "use_image_id": (),
 }
-_NOT_EVERYWHERE = ("do_sample_frames", "crop_to_patches")  # switches that few processors have
+_NOT_EVERYWHERE = (
+    "do_sample_frames",
+    "crop_to_patches",
+    "slice_mode",
+    "use_image_id",
+)  # switches that few processors have
 _ALWAYS = ("patch_size", "temporal_patch_size", "merge_size")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from mmpack.processors.replay import Replay
 from mmpack.processors.resolve import (
     check_settings,
     family_of,
+    numbers_pictures,
     own_video_processor,
     video_markers,
 )
@@ -44,6 +46,7 @@ from mmpack.processors.settings import (
     vocab_size,
 )
 from mmpack.processors.videos import Clip, VideoReader
+from mmpack.processors.views import counted, cut, media_of_cut, pictures
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
@@ -170,6 +173,7 @@ def wrap_processor(
         cache_bytes=cache_bytes,
         videos=reader,
         kept_as=pixels,
+        numbered=numbers_pictures(about, hf_processor, parts["image_processor"]),
     )
 
 
@@ -190,6 +194,7 @@ class Processor:
         cache_bytes: int,
         videos: VideoReader | None,
         kept_as: str = "float32",
+        numbered: bool = False,
     ):
         self.tokenizer = tokenizer
         self.image_processor = image_processor
@@ -203,6 +208,7 @@ class Processor:
         self.media_root = media_root
         self.videos = videos
         self.kept_as = kept_as  # what pixels are held as
+        self.numbered = numbered  # writes each picture's number before its views
         self.cache = MediaCache(cache_bytes)
         self._tokenizer_hash = TokenizerHash()
 
@@ -213,7 +219,7 @@ class Processor:
     @property
     def settings(self) -> dict[str, Any]:
         """`Sample.processor`: every setting that decides the layout, as the parts have it now."""
-        return describe(
+        out = describe(
             self.family,
             self.tokenizer,
             self.image_processor,
@@ -225,6 +231,9 @@ class Processor:
             self._tokenizer_hash,
             None if self.videos is None else self.videos.sampling,
         )
+        if self.family.views is not None and out["image"] is not None:
+            out["image"]["use_image_id"] = self.numbered
+        return out
 
     @property
     def vocab_size(self) -> int:
@@ -267,8 +276,9 @@ class Processor:
         Raises: ArgumentError, LayoutError, VideoError.
         """
         items = [
-            self.medium(item, f"processor: media[{i}]", kind)
+            view
             for i, (kind, item) in enumerate(parts_of(messages, media))
+            for view in self.views(item, f"processor: media[{i}]", kind)
         ]
         options = {"add_generation_prompt": response_ids is not None or not assistant_loss}
         options |= template_options(template_kwargs)
@@ -330,7 +340,12 @@ class Processor:
             sampled = covered(spans, len(ids))
             context = context_ids(ids, sampled, self.family)
             whole, moved = expanded_ids(
-                context, items, self.family, self.tokenizer, self.video_markers
+                context,
+                items,
+                self.family,
+                self.tokenizer,
+                self.video_markers,
+                self.numbers_after(()),
             )
             whole[moved[:-1][sampled]] = ids[sampled]
             spans = [
@@ -379,14 +394,24 @@ class Processor:
             Replay(kept_ids, teachers, routed_experts),
         )
 
-    def encoded(self, text: str, items: Sequence[Medium]) -> np.ndarray:
-        """int64 [L]: a rendered text, each placeholder as many times as its medium has vision tokens."""
+    def numbers_after(self, media: Sequence[Medium]) -> Counter[str] | None:
+        """How many pictures and videos `media` (in order of appearance) are; None: their numbers are not written."""
+        return counted(media) if self.numbered else None
+
+    def encoded(
+        self, text: str, items: Sequence[Medium], before: Sequence[Medium] = ()
+    ) -> np.ndarray:
+        """int64 [L]: a rendered text, each placeholder as many times as its medium has vision tokens.
+
+        `before`: the media in front of it, where pictures are numbered.
+        """
         if any("\ud800" <= c <= "\udfff" for c in text):
             raise ArgumentError(
                 "processor: the text holds a lone surrogate, which no encoding has. "
                 "Fix: text.encode('utf-8', 'replace').decode()"
             )
-        text = with_runs(text, items, self.family, self.tokenizer, self.video_markers)
+        numbers = self.numbers_after(before)
+        text = with_runs(text, items, self.family, self.tokenizer, self.video_markers, numbers)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return repeated(np.asarray(ids, dtype=np.int64), items, self.family)
 
@@ -395,13 +420,16 @@ class Processor:
     ) -> tuple[np.ndarray, list[LossSpan]]:
         """Ids of `text`, each turn encoded by itself, as a policy is prompted; and the turns in them."""
         pads = self.tokenizer.convert_ids_to_tokens(list(self.family.placeholder_ids.values()))
-        left, done = list(items), 0
+        left, done = pictures(items), 0
         pieces: list[np.ndarray] = []
         spans: list[LossSpan] = []
+        before: list[Medium] = []
 
-        def add(piece: str, media: Sequence[Medium]) -> tuple[int, int]:
+        def add(piece: str, shown: Sequence[Sequence[Medium]]) -> tuple[int, int]:
+            media = [view for views in shown for view in views]
             start = sum(map(len, pieces))
-            pieces.append(self.encoded(piece, media))
+            pieces.append(self.encoded(piece, media, before))
+            before.extend(media)
             return start, start + len(pieces[-1])
 
         for k, (start, stop) in enumerate(turns):
@@ -440,26 +468,50 @@ class Processor:
         return text
 
     def medium(self, item: Any, where: str = "processor: media", kind: str | None = None) -> Medium:
-        """An image or a video to a Medium with pixels, grid, content hash and cache key.
+        """An image or a video to a Medium with pixels, grid, content hash and cache key; see `views`.
 
-        `kind`: `image` or `video`; None: as `item` is, of files by their first bytes. A Medium is taken as it is, but
-        of a video without pixels whose `source` lies below `media_root` the recorded frames are decoded again.
+        Raises: as `views` does; ArgumentError for a picture of several views.
+        """
+        found = self.views(item, where, kind)
+        if len(found) > 1:
+            raise ArgumentError(
+                f"{where}: {self.family.name} cuts this picture into {len(found)} views, each a medium. Fix: views(…), "
+                "messages, or an image processor with slice_mode=False"
+            )
+        return found[0]
+
+    def views(
+        self, item: Any, where: str = "processor: media", kind: str | None = None
+    ) -> list[Medium]:
+        """An image or a video to Mediums with pixels, grid, content hash and cache key.
+
+        One; of a family that cuts a picture into views one for each: the whole, then its slices row by row. `kind`:
+        `image` or `video`; None: as `item` is, of files by their first bytes. A Medium is taken as it is, but of a
+        video without pixels whose `source` lies below `media_root` the recorded frames are decoded again.
         Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError.
         """
         item = loaded(item, where)
         if isinstance(item, Medium):
             again = item.modality == "video" and item.pixel_values is None and item.source
             if not again or self.media_root is None or item.frame_indices is None:
-                return item
+                return [item]
         if self._kind(item, kind, where) == "video":
             part = self.settings["video"]
-            return self._reader(where).medium(item, self.video_processor, part, self.cache, where)
+            reader = self._reader(where)
+            return [reader.medium(item, self.video_processor, part, self.cache, where)]
         pixels, known = self.rgb_pixels(item, where)
         content = content_hash("image", pixels)
         part = self.settings["image"]
         # the grid follows from content and settings
         seen = cache_key(content, (0, 0, 0), part)
         done = self.cache.get(seen)
+        if self.family.views is not None:
+            if done is None:
+                done = cut(
+                    self.image_processor, pixels, part["backend"], self.family, where, self.kept_as
+                )
+                self.cache.put(seen, done)
+            return media_of_cut(done, content, part, self.family, known)
         if done is None:
             done = process(
                 self.image_processor, pixels, part["backend"], self.family, where, self.kept_as
@@ -475,7 +527,7 @@ class Processor:
             **known,
         )
         medium.pixel_values = done.pixel_values
-        return medium
+        return [medium]
 
     def clip(self, item: Any, where: str = "processor: media") -> Clip:
         """The frames of a video as its loader hands them to a processor, and their plan: what an engine is given.
@@ -527,8 +579,9 @@ class Processor:
         return np.ascontiguousarray(np.moveaxis(np.asarray(channels_first), 0, -1))
 
     def media_from(self, items: Sequence[Any]) -> list[Medium]:
-        """`medium` of each item."""
+        """`views` of each item."""
         return [
-            self.medium(item, f"processor: media[{i}]")
+            view
             for i, item in enumerate(items_of(items, "media"))
+            for view in self.views(item, f"processor: media[{i}]")
         ]

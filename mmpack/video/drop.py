@@ -105,8 +105,8 @@ def _asked(
     family = get_family(sample.family)
     if family.pooled_frames > 1:
         raise ArgumentError(
-            f"{what}: {family.name}'s tower averages {family.pooled_frames} frames into one run of placeholders, so none "
-            "goes by itself. Fix: make the sample of the shorter video"
+            f"{what}: {family.name}'s tower averages {family.pooled_frames} frames into one run of placeholders, so "
+            "none goes by itself. Fix: make the sample of the shorter video"
         )
     fix = "numbers of its temporal patches"
     numbers = np.unique(read_numbers(f"{what}: temporal_patches", temporal_patches, fix))

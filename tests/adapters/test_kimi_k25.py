@@ -40,7 +40,7 @@ def model():
 
 
 def clips():
-    """Six frames are a run of four and one of two; the clip comes in two samples of one prompt, and another beside it."""
+    """Six frames are a run of four and one of two; the clip comes in two samples of one prompt, another beside it."""
     rng = np.random.default_rng(5)
 
     def ids(kind, count):
@@ -66,7 +66,7 @@ def alone(model, samples):
         places = iter(sample.modality_spans)
         for medium in sample.media:
             pixels = torch.as_tensor(medium.pixel_values).view(-1, 3, 14, 14)
-            t, h, w = medium.grid_thw
+            _, h, w = medium.grid_thw
             for piece in pixels.split(4 * h * w):
                 grid = torch.tensor([[len(piece) // (h * w), h, w]])
                 made = core.mm_projector(core.vision_tower(piece, grid_thw=grid).pooler_output)

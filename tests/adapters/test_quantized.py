@@ -18,7 +18,6 @@ CLOSE = TOLERANCES["layouts"].value
 SETTINGS = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
 
 
-
 def with_adapters(model):
     """LoRA in every Linear but the head, drawn by the adapters' names."""
     config = peft.LoraConfig(r=2, target_modules="all-linear")
@@ -43,7 +42,6 @@ def dequantised(name, quantised):
                 )
                 plain.get_submodule(path).weight.copy_(weight)
     return plain
-
 
 
 def test_adapters_over_a_4_bit_base(tmp_path):

@@ -224,8 +224,8 @@ def _encode_pooled(
 ) -> list[Levels]:
     """Features of videos whose frames the tower averages, by one call for all pieces of as many frames.
 
-    By tower and projector themselves: transformers 5.23's own call takes no pieces of unlike numbers of frames, and cuts
-    what it made as if nothing had been averaged.
+    By tower and projector themselves: transformers 5.23's own call takes no pieces of unlike numbers of frames, and
+    cuts what it made as if nothing had been averaged.
     """
     pieces = [piece for grid in grids for piece in _pooled_pieces(grid, family)]
     rows = pixels.split([math.prod(piece) for piece in pieces])
@@ -285,6 +285,13 @@ def _tower_arguments(
     if family.pixel_layout == "tiles":
         return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
     on_host = torch.tensor(grids)
+    if family.pixel_layout == "strip":
+        side = family.patch_size
+        strip = pixels.view(-1, 3, side, side).permute(1, 2, 0, 3).reshape(1, 3, side, -1)
+        sizes = on_host[:, 1:].repeat_interleave(on_host[:, 0], dim=0).to(torch.int32)
+        if modality == "image":
+            return {"pixel_values": strip, "target_sizes": sizes}
+        return {"pixel_values_videos": strip, "target_sizes_videos": sizes}
     if family.pixel_layout == "squares":
         pixels = pixels.view(-1, 3, family.patch_size, family.patch_size)
     if modality == "image":
@@ -300,8 +307,11 @@ def _encode(model: Any, modality: str, arguments: dict[str, torch.Tensor]) -> An
 
 
 def _per_medium(features: Any, times: list[int]) -> list[Levels]:
-    """The tower's output, by medium; `times`: tiles of each, where they are stacked."""
+    """The tower's output, by medium; `times`: tiles of each where they are stacked, else frames made one by one."""
     made = features.pooler_output
+    if len(made) > len(times) and not torch.is_tensor(made):
+        frames = iter(made)
+        return [(torch.cat([next(frames) for _ in range(t)]),) for t in times]
     if torch.is_tensor(made):
         return [(tiles.flatten(0, 1),) for tiles in made.split(times)]
     return list(zip(made, *(getattr(features, "deepstack_features", None) or ()), strict=True))

@@ -78,5 +78,7 @@ KIT = Kit(
     written=written,
     text_ids=160_000,
     spread=2.0,
-    lacks={"video": "transformers' forward can't encode one; packed videos have tests of their own"},
+    lacks={
+        "video": "transformers' forward can't encode one; packed videos have tests of their own"
+    },
 )
