@@ -17,6 +17,7 @@ from mmpack.adapters.transformers.attention import (
     open_ids_in_forward,
 )
 from mmpack.adapters.transformers.guards import BoundIds
+from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.tower import (
     Features,
@@ -74,7 +75,7 @@ def model_inputs(
             with gradients checkpoints each chunk unless it checkpoints its layers already. As `features` otherwise.
 
     Returns: input_ids and position_ids, `visible_until` [T] int32 and `attention_plan` (or attention_mask), use_cache,
-    with media their encoded features, or pixels and grids, and with routes `routed_experts`.
+    with linear attention `segment_plan`, with media their encoded features, or pixels and grids, and with routes `routed_experts`.
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
     for missing pixels; ArgumentError for other options, or for what is no batch.
     """
@@ -106,6 +107,8 @@ def model_inputs(
     inputs[key] = getattr(batch, key)
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
+        if batch.segment_plan is not None:
+            inputs[SEGMENTS] = batch.segment_plan
     else:
         _refuse_missing_kernels(model.config.get_text_config())
     if batch.routed_experts is not None:
