@@ -18,6 +18,7 @@ from mmpack.adapters.transformers.attention import (
 )
 from mmpack.adapters.transformers.guards import BoundIds
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
+from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.tower import (
     Features,
@@ -41,6 +42,7 @@ from mmpack.errors import (
     kind_of,
 )
 from mmpack.families import Family, family_of_model_type
+from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
@@ -107,8 +109,8 @@ def model_inputs(
     inputs[key] = getattr(batch, key)
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
-        if batch.segment_plan is not None:
-            inputs[SEGMENTS] = batch.segment_plan
+        if has_linear_attention(model):
+            inputs[SEGMENTS] = _segment_plan(batch)
     else:
         _refuse_missing_kernels(model.config.get_text_config())
     if batch.routed_experts is not None:
@@ -158,6 +160,15 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
             f"{what}: the vision tower is sharded (FSDP2), and ranks that call it more often than others would wait "
             "for ever. Fix: leave features and max_patches out, or shard the text model's layers only"
         )
+
+
+def _segment_plan(batch: Batch) -> SegmentPlan:
+    if batch.segment_plan is None:
+        raise ModelError(
+            f"model_inputs: the batch has no segment_plan, which the model's linear attention runs by; {batch.family} "
+            "declares none. Fix: mp.pack or mp.pad samples of a family with linear_attention=True"
+        )
+    return batch.segment_plan
 
 
 def _refuse_padded(batch: Batch) -> None:
