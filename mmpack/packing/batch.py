@@ -83,7 +83,9 @@ class Batch(LossIndex):
     # int32, [T] or [B, S]: row q sees row k if k <= q < visible_until[k]
     visible_until: torch.Tensor
     attention_plan: AttentionPlan  # the same for attention kernels
-    segment_plan: SegmentPlan | None = None  # the same for linear attention, of families that have it
+    segment_plan: SegmentPlan | None = (
+        None  # the same for linear attention, of families that have it
+    )
     id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
     last_expert: int | None = None  # the largest id in `routed_experts`, on the host
 

@@ -77,7 +77,8 @@ def model_inputs(
             with gradients checkpoints each chunk unless it checkpoints its layers already. As `features` otherwise.
 
     Returns: input_ids and position_ids, `visible_until` [T] int32 and `attention_plan` (or attention_mask), use_cache,
-    with linear attention `segment_plan`, with media their encoded features, or pixels and grids, and with routes `routed_experts`.
+    with linear attention `segment_plan`, with media their encoded features, or pixels and grids, with routes
+    `routed_experts`.
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
     for missing pixels; ArgumentError for other options, or for what is no batch.
     """
