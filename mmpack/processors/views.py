@@ -117,9 +117,9 @@ def counted(media: Iterable[Medium]) -> Counter[str]:
 
 
 def text_of(views: Sequence[Medium], pad: str, family: Family, number: int | None) -> str:
-    """What stands for a picture or a video: each view's placeholder, once, within its markers. `number`: None: unwritten.
+    """What stands for a picture or a video: each view's placeholder, once, within its markers.
 
-    A video's frames are whole views, one after the other.
+    `number`: None: not written. A video's frames are whole views, one after the other.
     """
     about = family.views
     assert about is not None
@@ -144,7 +144,7 @@ def _view_of(medium: Medium) -> tuple[int, int, int]:
 
 def _broken(medium: Medium) -> LayoutError:
     return LayoutError(
-        f"processor: {medium.media_id!r:.60} is view {medium.metadata.get(VIEW)!r:.40} of a picture (k, rows, columns), "
-        "and the others are not beside it. Fix: all views of a picture, in order",
+        f"processor: {medium.media_id!r:.60} is view {medium.metadata.get(VIEW)!r:.40} of a picture (k, rows, "
+        "columns), and the others are not beside it. Fix: all views of a picture, in order",
         "MM106",
     )

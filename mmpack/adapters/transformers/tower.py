@@ -66,7 +66,7 @@ def media_names(batch: PackedBatch) -> list[str]:
     return [media_name(m) for m in batch.media]
 
 
-def pixel_inputs(batch: Batch, model: Any) -> dict[str, Any]:
+def pixel_inputs(batch: Batch, model: Any = None) -> dict[str, Any]:
     """Keywords of the forward, which encodes a medium once per placeholder run: pixels and grids of every run.
 
     The batch's media must have pixels. `batch.stats["patches_encoded"]` becomes the patches that the forward encodes.
@@ -214,7 +214,7 @@ def _encode_chunk(
 
 def _of_tower(pixels: torch.Tensor, model: Any, family: Family) -> torch.Tensor:
     """In the tower's dtype, where it does not cast them itself."""
-    if family.pixel_layout != "squares":
+    if family.pixel_layout != "squares" or model is None:
         return pixels
     return pixels.to(next(tower_of(model.model).parameters()).dtype)
 

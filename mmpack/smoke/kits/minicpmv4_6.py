@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6 over Qwen3.5's layers: views of 4 × 4 patches and more, two layers of linear attention and one of full."""
+"""MiniCPM-V 4.6 over Qwen3.5's layers, two of linear attention and one of full; views of 4 × 4 patches and more."""
 
 from __future__ import annotations
 
