@@ -46,7 +46,8 @@ def model():
         "num_key_value_heads": 1,
         "head_dim": 16,
         "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] + ["sliding_attention"],
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]
+        + ["sliding_attention"],
         "pad_token_id": 0,
     }
     vision = {
