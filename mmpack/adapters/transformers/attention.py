@@ -2,8 +2,8 @@
 
 It reads `visible_until` ([T] or [B, S]) from the keyword arguments of the model's forward, and raises where the rule
 can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack comes out wrong without an error.
-`attention_plan` beside it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does. Models with
-sliding windows or two-way blocks need it: see layer_rules.py.
+`attention_plan` beside it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does. Models
+with sliding windows or two-way blocks need it: see layer_rules.py.
 """
 
 from __future__ import annotations
