@@ -27,6 +27,11 @@ from mmpack.adapters.transformers.layer_rules import (
     plan_of_layer,
     plans_of_forward,
 )
+from mmpack.adapters.transformers.linear_attention import (
+    check_segments,
+    refuse_unknown_nets,
+    take_segments,
+)
 from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
@@ -122,6 +127,7 @@ def refuse_unpackable(whole: Any) -> None:
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
         )
     layer_rules(whole, "attach")
+    refuse_unknown_nets(whole)
 
 
 def _attach(core: Any, parts: list[Part]) -> list[Part]:
@@ -255,6 +261,10 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return None if made is None else (args, kwargs | {"attention_plan": made})
 
 
+def _check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return check_segments(decoder, args, kwargs) if TEXT.is_attached(decoder) else None
+
+
 def _refuse_wrong_use(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -287,10 +297,13 @@ def _register() -> None:
 
 
 def _hook(core: Any) -> list[Any]:
+    take_segments(core)
+    decoder = core.get_decoder()
     return [
         KeptRules(core),
         core.register_forward_pre_hook(open_ids, with_kwargs=True),
-        core.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True),
+        decoder.register_forward_pre_hook(_refuse_cache, with_kwargs=True),
+        decoder.register_forward_pre_hook(_check_segments, with_kwargs=True),
     ]
 
 
