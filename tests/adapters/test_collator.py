@@ -186,7 +186,7 @@ def test_every_family_that_packs(family):
     """Packed and shared, against rectangles and the model's own attention."""
     model = spread_out(tiny_model(family))
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        with pytest.raises(mp.ModelError, match="has no logits_to_keep"):
+        with pytest.raises(ModelError, match="has no logits_to_keep"):
             SampleCollator(model)
         return
     tiles = FAMILIES[family].pixel_layout == "tiles"
