@@ -1,4 +1,4 @@
-"""Kimi K2.5's and MiniCPM-V 4.6's processors, which need torchvision: equal ids and pixels, wrapped and by themselves."""
+"""Kimi K2.5 and MiniCPM-V 4.6, whose processors need torchvision: equal ids and pixels, wrapped and by themselves."""
 
 import numpy as np
 import pytest

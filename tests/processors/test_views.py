@@ -141,7 +141,7 @@ def test_what_is_refused(tokenizer):
     views = processor.views(picture(100, 150))
     assert [v.metadata[VIEW] for v in views] == [[k, 2, 2] for k in range(5)]
     for broken in (views[1:], views[:-1], views[:2] + views[3:], views[::-1]):
-        with pytest.raises(LayoutError, match="MM106|all views of a picture, in order"):
+        with pytest.raises(LayoutError, match="all views of a picture, in order"):
             pictures(broken)
     with pytest.raises(ArgumentError, match="downsample_mode is 4x"):
         wrapped(tokenizer, downsample_mode="4x")
