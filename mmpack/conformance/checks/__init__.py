@@ -1,0 +1,48 @@
+"""The checks, in the order of README's table. Each takes a `Subject` and raises AssertionError, or NotHere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mmpack.conformance.checks.generating import generate
+from mmpack.conformance.checks.heads import head, lora
+from mmpack.conformance.checks.layouts import layout, parity, positions
+from mmpack.conformance.checks.media import tower, video
+from mmpack.conformance.checks.packing import pack, padded, share
+from mmpack.conformance.checks.trl_step import trl
+from mmpack.conformance.checks.verl_pass import verl
+from mmpack.conformance.subject import Subject
+
+__all__ = ["CHECKS", "Check"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise: `run(subject)`; `slow`: takes a few seconds or more; `packages`: whose versions matter beside
+    torch's and transformers'."""
+
+    name: str
+    run: Callable[[Subject], None]
+    slow: bool = True
+    packages: tuple[str, ...] = ()
+
+
+CHECKS: dict[str, Check] = {
+    check.name: check
+    for check in (
+        Check("layout", layout, slow=False),
+        Check("positions", positions, slow=False),
+        Check("parity", parity, slow=False),
+        Check("pack", pack),
+        Check("share", share),
+        Check("padded", padded),
+        Check("video", video),
+        Check("head", head),
+        Check("tower", tower),
+        Check("lora", lora, packages=("peft",)),
+        Check("generate", generate),
+        Check("trl", trl, packages=("trl",)),
+        Check("verl", verl, packages=("verl",)),
+    )
+}

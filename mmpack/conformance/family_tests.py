@@ -1,0 +1,39 @@
+"""The test that pytest collects: one item per family and check. A family's model is made once; one at a time is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mmpack.conformance.agree import NotHere
+from mmpack.conformance.subject import Subject
+from mmpack.smoke.kits import get_kit
+
+_HELD: dict[str, Subject] = {}
+
+
+@pytest.fixture
+def subject(family: str, check: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The family's `Subject`; skips, with the reason, where the family or this machine lacks something."""
+    kit = get_kit(family)
+    properties = request.node.user_properties
+    properties += [("family", family), ("check", check.name), ("packages", check.packages)]
+    if check.name in kit.lacks:
+        properties.append(("lacks", kit.lacks[check.name]))
+        pytest.skip(f"{family}: {kit.lacks[check.name]}")
+    if family not in _HELD:
+        _HELD.clear()
+        try:
+            _HELD[family] = Subject(kit)
+        except NotHere as error:
+            pytest.skip(str(error))
+    yield _HELD[family]
+
+
+def test_family(subject: Subject, check: Any) -> None:
+    try:
+        check.run(subject)
+    except NotHere as error:
+        pytest.skip(str(error))
