@@ -1,4 +1,4 @@
-"""The test that pytest collects: one item per family and check. A family's model is made once; one at a time is held."""
+"""The test that pytest collects: one item per family and check. Models are made once; one family at a time is held."""
 
 from __future__ import annotations
 

@@ -47,4 +47,4 @@ class Results:
             old = json.loads(path.read_text("utf-8"))["checks"] if path.exists() else {}
             checks = {name: (old | new)[name] for name in CHECKS if name in old | new}
             text = json.dumps({"family": family, "checks": checks}, indent=2, ensure_ascii=False)
-            path.write_text(text + "\n", encoding="utf-8")
+            write_text(path, text + "\n")

@@ -15,7 +15,6 @@ from mmpack.conformance.agree import expect, same
 from mmpack.conformance.subject import Subject, user
 from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import occurring_media
-from mmpack.packing.pack import pack
 from mmpack.packing.pad import pad
 from mmpack.parity.compare import compare
 from mmpack.schema.rules import validate
@@ -26,7 +25,7 @@ TYPES = {"image": 1, "video": 2, "audio": 3}
 
 
 def layout(subject: Subject) -> None:
-    """Two pictures, one of them twice: ids and what the forward takes are the processor's; every way in is one sample."""
+    """Two pictures, one of them twice: ids and pixels are the processor's, and every way in gives one sample."""
     one, two = subject.pictures
     shown = [one, two, one]
     messages = user(one, "and", two, "beside", one, "?")
@@ -75,14 +74,12 @@ def _every_way(subject: Subject, sample: Sample, text: str, shown: list[Any]) ->
 def positions(subject: Subject) -> None:
     """Of each sample, what reaches the text model's rotary embedding where the forward is given no positions."""
     model, samples = subject.model, subject.samples
-    packed = pack(samples).position_ids
-    packed = packed if len(packed) == 1 else packed[1:]
-    ours = pack(samples).unpack_tokens(packed.T)
-    for sample, of_pack in zip(samples, ours, strict=True):
+    for sample in samples:
         found, _ = sample_positions(sample)
         wanted = _counted(model, sample)
         same(found, wanted, f"positions of sample {sample.sample_id}")
-        same(of_pack.T, wanted, f"packed positions of sample {sample.sample_id}")
+        given = model_inputs(pad([sample]), model)["position_ids"].reshape(-1, len(sample))
+        same(given[-len(wanted) :], wanted, f"position_ids of the forward, {sample.sample_id}")
 
 
 def _counted(model: Any, sample: Sample) -> torch.Tensor:
@@ -139,7 +136,7 @@ def parity(subject: Subject) -> None:
             first = report.first
             expect(first is not None and first.cause == cause, f"{where}: found {first}")
             assert first is not None
-            of = {s.sample_id: s for s in changed}[first.sample_id]
+            of = {s.sample_id: s for s in left}[first.sample_id]
             runs = [(span.start, span.stop) for span in of.modality_spans]
             expect(first.span in runs, f"{where}: found at {first.span}, the runs are {runs}")
 

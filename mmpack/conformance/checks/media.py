@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import unittest.mock
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers import attach, inputs, packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media
-from mmpack.conformance.agree import close, expect, same
+from mmpack.conformance.agree import as_exact_as_separate, close, expect, same
 from mmpack.conformance.checks.packing import tower_names
+from mmpack.conformance.oracle import logprobs_and_gradients
 from mmpack.conformance.subject import Subject
 from mmpack.packing.pack import pack
 from mmpack.packing.pad import pad
 
 
 def tower(subject: Subject) -> None:
+    """Attached and not; each medium once, and pixels repeated as a forward needs them that takes no encoded media."""
     model, samples = subject.model, subject.samples
-    wanted, gradients = subject.exact
+    (wanted, gradients), (_, apart) = subject.exact, subject.separate
     names = tower_names(subject, gradients)
     idle = [n for n in names if n.endswith("weight") and not (gradients[n] != 0).any()]
     expect(bool(names) and not idle, f"weights of the tower without a gradient: {idle}")
@@ -28,12 +31,20 @@ def tower(subject: Subject) -> None:
             close(packed_logprobs(model, pad(samples)), wanted, "attach(text=False), padded")
         with attach(model, tower="keep"):
             close(packed_logprobs(model, pack(samples)), wanted, "attach(tower='keep'), packed")
-        batch = pack(samples, share_prefix=True)
-        with attach(model):
-            close(packed_logprobs(model, batch), wanted, "attach(), shared")
-    if takes_encoded_media(model):
-        ran, distinct = batch.stats["patches_encoded"], sum(m.num_patches for m in batch.media)
-        expect(ran == distinct, f"the tower ran {ran} patches, the distinct media have {distinct}")
+    batch = pack(samples)
+    with attach(model):
+        if takes_encoded_media(model):
+            with torch.no_grad():
+                close(packed_logprobs(model, batch), wanted, "each medium once")
+            ran, distinct = batch.stats["patches_encoded"], sum(m.num_patches for m in batch.media)
+            expect(ran == distinct, f"{ran} patches ran, the distinct media have {distinct}")
+        with unittest.mock.patch.object(inputs, "takes_encoded_media", lambda model: False):
+            values, found = logprobs_and_gradients(model, batch)
+    close(values, wanted, "pixels repeated")
+    as_exact_as_separate(found, apart, gradients, "pixels repeated")
+    ran = batch.stats["patches_encoded"]
+    occurring = sum(batch.media[i].num_patches for i in batch.media_order)
+    expect(ran == occurring, f"pixels repeated: {ran} patches ran, {occurring} occur")
 
 
 def video(subject: Subject) -> None:
