@@ -20,9 +20,12 @@ def subject(family: str, check: Any, request: pytest.FixtureRequest) -> Iterator
     kit = get_kit(family)
     properties = request.node.user_properties
     properties += [("family", family), ("check", check.name), ("packages", check.packages)]
-    if check.name in kit.lacks:
-        properties.append(("lacks", kit.lacks[check.name]))
-        pytest.skip(f"{family}: {kit.lacks[check.name]}")
+    lacks = dict(kit.lacks)
+    if check.packs and kit.about.packing != "yes":
+        lacks[check.name] = "it can't be packed (MM401)"
+    if check.name in lacks:
+        properties.append(("lacks", lacks[check.name]))
+        pytest.skip(f"{family}: {lacks[check.name]}")
     if family not in _HELD:
         _HELD.clear()
         try:
