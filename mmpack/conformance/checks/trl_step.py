@@ -49,7 +49,11 @@ def trl(subject: Subject) -> None:
 def _load(subject: Subject, folder: str) -> Any:
     import transformers
 
-    return getattr(transformers, subject.kit.model_class).from_pretrained(folder)
+    model = getattr(transformers, subject.kit.model_class).from_pretrained(folder)
+    for config in (model.config, model.config.get_text_config()):
+        if hasattr(config, "output_router_logits"):
+            config.output_router_logits = False  # the packed pass refuses the auxiliary loss
+    return model
 
 
 def _stepped(subject: Subject, kind: Any, folder: str, processor: Any) -> dict[str, torch.Tensor]:
