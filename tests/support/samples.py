@@ -242,13 +242,19 @@ def samples(
     `replay`: also what is to be replayed, which all samples of a pack have or none.
     """
     family = get_family(draw(st.sampled_from(families)))
-    videos = st.tuples(st.just("video"), VIDEO_GRIDS, NAMES.map(lambda name: name + " film"))
+    unit = family.spatial_merge_size // 2
+
+    def merged(grids: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return grids.map(lambda g: (g[0], g[1] * unit, g[2] * unit))
+
+    films = NAMES.map(lambda name: name + " film")
+    videos = st.tuples(st.just("video"), merged(VIDEO_GRIDS), films)
     parts = draw(
         st.lists(
             st.tuples(st.just("text"), TOKENS)
             | st.tuples(st.just("response"), TOKENS, TURNS, st.sampled_from(LOSS_KINDS))
             | st.tuples(st.just("observation"), TOKENS, TURNS, st.sampled_from(OBSERVATION_SOURCES))
-            | st.tuples(st.just("image"), GRIDS, NAMES)
+            | st.tuples(st.just("image"), merged(GRIDS), NAMES)
             | (videos if "video" in family.placeholder_ids else st.nothing()),
             max_size=6,
         )
