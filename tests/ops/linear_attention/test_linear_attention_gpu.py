@@ -98,7 +98,7 @@ def test_the_plain_path_in_float32():
     tensors = drawn(222, heads, dims, torch.float32)
     found = segment_delta_rule(*tensors, plan_of(OFFSETS, PARENTS))
     wanted = rule_alone([x.cpu() for x in tensors], OFFSETS, PARENTS)
-    assert max(relative([found.cpu()], [wanted])) <= 2e-6
+    assert max(relative([found.cpu()], [wanted])) <= 5e-6
 
 
 def test_no_call_waits_for_the_gpu(fla):
