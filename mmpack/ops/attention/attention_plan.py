@@ -97,7 +97,7 @@ class AttentionPlan:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if isinstance(value, torch.Tensor | Inverse | BlockPlan):
-                moved[f.name] = _moved(value, move)
+                moved[f.name] = moved_to(value, move)
         return dataclasses.replace(self, **moved)
 
     def check(self, visible_until: torch.Tensor, visible_from: torch.Tensor | None = None) -> None:
@@ -252,12 +252,12 @@ def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
     return int(full), int(seen - full + until.shape[0] * count)
 
 
-def _moved(
+def moved_to(
     value: torch.Tensor | Inverse | BlockPlan, move: Callable[[torch.Tensor], torch.Tensor]
 ) -> Any:
     if isinstance(value, torch.Tensor):
         return move(value)
-    parts = (_moved(x, move) if isinstance(x, torch.Tensor | Inverse) else x for x in value)
+    parts = (moved_to(x, move) if isinstance(x, torch.Tensor | Inverse) else x for x in value)
     return type(value)(*parts)
 
 
