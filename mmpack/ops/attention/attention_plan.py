@@ -106,6 +106,7 @@ class AttentionPlan:
         An array on the CPU is read every time. Elsewhere only a change in place of the tensor seen last is found, by
         torch's count of changes, which tensors of inference mode lack.
         """
+        given: list[tuple[str, torch.Tensor, int | None]]
         given = [("visible_until", visible_until, self.checksum)]
         if visible_from is not None:
             given.append(("visible_from", visible_from, self.start_checksum))
@@ -257,8 +258,9 @@ def moved_to(
 ) -> Any:
     if isinstance(value, torch.Tensor):
         return move(value)
-    parts = (moved_to(x, move) if isinstance(x, torch.Tensor | Inverse) else x for x in value)
-    return type(value)(*parts)
+    parts = [moved_to(x, move) if isinstance(x, torch.Tensor | Inverse) else x for x in value]
+    record: Callable[..., Any] = type(value)
+    return record(*parts)
 
 
 def checksum_of(array: np.ndarray) -> int:

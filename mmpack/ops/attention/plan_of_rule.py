@@ -67,7 +67,7 @@ def _made(plan: AttentionPlan, window: int | None, two_way: bool) -> AttentionPl
     assert plan.host is not None
     until = np.atleast_2d(plan.host.until).astype(np.int64)
     path = path_of(until)
-    start = np.atleast_2d(plan.host.start) if two_way else None
+    start = None if plan.host.start is None or not two_way else np.atleast_2d(plan.host.start)
     if start is not None and (start == np.arange(until.shape[1])).all():
         start = None
     counts = None if window is None or window > path.max(initial=0) else window
