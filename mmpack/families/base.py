@@ -43,7 +43,8 @@ class Family:
     position_rows: int  # rows of Sample.position_ids
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
-    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row
+    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row; "canvas": one picture, row by
+    # row, which the tower reads beside others as [n, 3, height, width] and the size of each
     pixel_layout: str = "patches"
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.families import Family
@@ -151,6 +152,21 @@ def tiles_of(pixels: torch.Tensor, size: Sequence[int], family: Family) -> torch
     h, w, patch = *size, family.patch_size
     cells = pixels.reshape(-1, h, w, 3, patch, patch)
     return cells.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, h * patch, w * patch)
+
+
+def canvas_of(
+    pixels: torch.Tensor, grids: Sequence[tuple[int, int, int]], family: Family
+) -> torch.Tensor:
+    """[n, 3, height, width] of patches [t·h·w of all, patch_dim], pictures padded with 0 on the right and below.
+
+    For families of `pixel_layout` "canvas"; patches as in `tiles_of`.
+    """
+    parts = pixels.split([h * w for _, h, w in grids])
+    pictures = [tiles_of(p, g[1:], family)[0] for p, g in zip(parts, grids, strict=True)]
+    height, width = (max(p.shape[k] for p in pictures) for k in (1, 2))
+    return torch.stack(
+        [pad(p, (0, width - p.shape[2], 0, height - p.shape[1])) for p in pictures]
+    )
 
 
 def patch_offsets(media: Sequence[Medium]) -> list[int]:

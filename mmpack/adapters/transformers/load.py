@@ -14,7 +14,7 @@ from transformers.utils.import_utils import is_torchvision_available
 
 from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, MmpackError
-from mmpack.families import family_of_model_type
+from mmpack.families import family_of_config
 
 FOLDER = "a folder with a checkpoint of an image-and-text model"
 
@@ -27,14 +27,14 @@ def load_checkpoint(name: str, option: str = "--model") -> tuple[Any, Any]:
 def load_model(name: str, option: str = "--model") -> Any:
     """The model in fp32 and eval mode; raises as `load_checkpoint`."""
     with loading(option, name, FOLDER), _quiet():
-        family_of_model_type(AutoConfig.from_pretrained(name).model_type)
+        family_of_config(AutoConfig.from_pretrained(name))
         return AutoModelForImageTextToText.from_pretrained(name, dtype=torch.float32).eval()
 
 
 def load_processor(name: str, option: str = "--model") -> Any:
     """The checkpoint's processor; raises as `load_checkpoint`."""
     with loading(option, name, f"{FOLDER} and its processor's files"):
-        family = family_of_model_type(AutoConfig.from_pretrained(name).model_type)
+        family = family_of_config(AutoConfig.from_pretrained(name))
         return _processor_class(family.processors[0]).from_pretrained(name)
 
 

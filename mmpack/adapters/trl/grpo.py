@@ -29,7 +29,7 @@ from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.pass_stats import PassStats
 from mmpack.cache.features import FeatureStore
 from mmpack.errors import ArgumentError, BackendError, ModelError, kind_of, require
-from mmpack.families import Family, family_of_model_type
+from mmpack.families import Family, family_of_config
 from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
 from mmpack.packing.batch import PackedBatch
@@ -96,7 +96,7 @@ class MmpackGRPO(_Trainer):
         self.mmpack_stats = PassStats()
         self._mmpack_stores: WeakKeyDictionary[torch.nn.Module, FeatureStore] = WeakKeyDictionary()
         policy = unwrap(self.accelerator.unwrap_model(self.model), "MmpackGRPO")
-        self._mmpack_family = family_of_model_type(policy.config.model_type)
+        self._mmpack_family = family_of_config(policy.config)
         refuse_unpackable(policy)
         if self.use_vllm:
             self.vllm_generation.generate = check_prompts(
