@@ -58,8 +58,10 @@ def family_of_config(config: Any) -> Family:
 
 
 def family_of_model_type(model_type: str, image_token_id: int | None = None) -> Family:
-    """The family of a transformers `config.model_type`; of several, the first with this image token. Raises: LayoutError
-    (MM006)."""
+    """The family of a transformers `config.model_type`; of several, the first that has this image token.
+
+    Raises LayoutError (MM006).
+    """
     families = [f for f in FAMILIES.values() if model_type in f.model_types]
     for family in families:
         if image_token_id == family.image_token_id:

@@ -43,8 +43,8 @@ class Family:
     position_rows: int  # rows of Sample.position_ids
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
-    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row; "canvas": one picture, row by
-    # row, which the tower reads beside others as [n, 3, height, width] and the size of each
+    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row; "canvas": one picture,
+    # patches row by row, which the tower reads beside others as [n, 3, height, width] and the size of each
     pixel_layout: str = "patches"
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
@@ -60,7 +60,7 @@ class Family:
     video_prompt_id: int | None = None
     # placeholders of images between these two ids are a video's: one id for both modalities
     video_bounds: tuple[int, int] | None = None
-    # an image is one run per row of merged patches: this id follows each row but the last, which `vision_end_id` follows
+    # an image is one run per row of merged patches: this id follows each row but the last, `vision_end_id` that one
     row_end_id: int | None = None
     # what one temporal patch of a video in text is: {run}: vision start, placeholders, vision end; {seconds}, or
     # {whole} ones

@@ -32,6 +32,11 @@ GLM4V = Family(
         area=(112 * 112, 28 * 28 * 2 * 30_000),
         mean=(0.48145466, 0.4578275, 0.40821073),
         std=(0.26862954, 0.26130258, 0.27577711),
-        sampling=(("do_sample_frames", True), ("fps", 2), ("num_frames", 16), ("max_duration", 300)),
+        sampling=(
+            ("do_sample_frames", True),
+            ("fps", 2),
+            ("num_frames", 16),
+            ("max_duration", 300),
+        ),
     ),
 )

@@ -1,4 +1,7 @@
-"""GLM-4.5V: GLM-4.1V's layout with ids of its own, and experts. GLM-4.6V is of its model type, and of family `glm46v`."""
+"""GLM-4.5V: GLM-4.1V's layout with ids of its own, and experts.
+
+GLM-4.6V is of this model type too, and of family `glm46v`: it writes and samples videos otherwise.
+"""
 
 from dataclasses import replace
 

@@ -164,9 +164,7 @@ def canvas_of(
     parts = pixels.split([h * w for _, h, w in grids])
     pictures = [tiles_of(p, g[1:], family)[0] for p, g in zip(parts, grids, strict=True)]
     height, width = (max(p.shape[k] for p in pictures) for k in (1, 2))
-    return torch.stack(
-        [pad(p, (0, width - p.shape[2], 0, height - p.shape[1])) for p in pictures]
-    )
+    return torch.stack([pad(p, (0, width - p.shape[2], 0, height - p.shape[1])) for p in pictures])
 
 
 def patch_offsets(media: Sequence[Medium]) -> list[int]:

@@ -1,4 +1,4 @@
-"""A transformers processor of GLM-4.1V, 4.5V or 4.6V without a model hub: their special ids, Qwen's commonest tokens."""
+"""A transformers processor of GLM-4.1V, 4.5V or 4.6V without a hub: their special ids, Qwen's commonest tokens."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ def byte_level_tokenizer(added: Mapping[int, str], size: int, first: int = 0, **
     vocabulary, merges = _vocabulary(_ranks_file())
     ids = {token: rank + first for token, rank in vocabulary.items() if rank < size}
     kept = [pair for pair in merges if "".join(pair) in ids]
-    ids |= {text: i for i, text in added.items()}
+    twins = {ids[text] for text in added.values() if text in ids}  # texts that Qwen has as well
+    ids |= {text: i for i, text in added.items()} | {f"<|unused_{i}|>": i for i in sorted(twins)}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=kept))
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated")
     bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

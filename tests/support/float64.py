@@ -33,7 +33,7 @@ def wide_copy(model: Any) -> Any:
     """The model in float64, weights as they are; inputs of its forward are cast. Run it `with Wide():`."""
     wide = copy.deepcopy(model).double()
     text = wide.config.get_text_config()
-    if hasattr(text, "num_experts"):
+    if hasattr(text, "num_experts") or hasattr(text, "num_local_experts"):
         text._experts_implementation = "eager"  # grouped products take no float64
     wide.register_forward_pre_hook(_cast, with_kwargs=True)
     return wide

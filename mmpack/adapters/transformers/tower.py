@@ -138,7 +138,9 @@ def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, 
     """
     family = batch.family_of()
     tiles = family.pixel_layout == "tiles"
-    h, w = tile_patches(model.config, family) if tiles else (family.spatial_merge_size,) * 2
+    merge = family.spatial_merge_size
+    # a canvas of one token is more than transformers' Mistral 3 can take
+    h, w = tile_patches(model.config, family) if tiles else (merge, 2 * merge)
     embeds = model.get_input_embeddings()(ids)
     pixels = embeds.new_zeros(h * w, family.patch_dim)
     features = _encode(model, "image", _tower_arguments(family, "image", pixels, [(1, h, w)]))

@@ -107,7 +107,9 @@ def valid(table: Table) -> np.ndarray:
     starts, stops = first[row] + start, first[row] + stop
     placeholders = family.placeholder_ids
     ok[row[~np.isin(code, [_bit(modality) for modality in placeholders])]] = False
-    kinds = {i: [_bit(m) for m, own in placeholders.items() if own == i] for i in placeholders.values()}
+    kinds = {
+        i: [_bit(m) for m, own in placeholders.items() if own == i] for i in placeholders.values()
+    }
     for found, bits in zip(_found(ids.flat, [*kinds]), kinds.values(), strict=True):
         mine = np.isin(code, bits)
         ok &= _only_within(found, ids.bounds, starts[mine], stops[mine])

@@ -35,9 +35,7 @@ def processor(family: str, tokenizer: Any = None) -> Any:
     from mmpack.smoke.glm_processor import glm_processor
 
     volume = 2 * 28**2  # pixels of one vision token, in both frames
-    return glm_processor(
-        family, min_pixels=4 * volume, max_pixels=24 * volume, tokenizer=tokenizer
-    )
+    return glm_processor(family, min_pixels=4 * volume, max_pixels=24 * volume, tokenizer=tokenizer)
 
 
 KIT = Kit(
