@@ -53,6 +53,8 @@ class Family:
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     # what released models write boxes and points in: a `coordinate_system`; None: not known
     coordinates: str | None = None
+    # layers whose state runs from row to row along a path: its batches carry a `segment_plan`
+    linear_attention: bool = False
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
     # ids that stand for a medium before it is expanded (chat templates write them), where they are not its placeholder

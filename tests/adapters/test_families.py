@@ -6,7 +6,6 @@ from support.families import LAYOUTS, mixed_batch
 from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import (
     logprobs_and_gradients,
-    relative_difference,
     small_model,
     with_pixels,
 )
@@ -14,7 +13,6 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
@@ -23,7 +21,6 @@ from mmpack.smoke.tiny_models import tiny_model
 pytestmark = pytest.mark.adapter
 TWIN = "glm46v"  # GLM-4.1V's model with other ids
 PACKABLE = [n for n, family in FAMILIES.items() if family.packing == "yes" and n != TWIN]
-LINEAR = [name for name in FAMILIES if name not in (*PACKABLE, TWIN)]
 # GLM-4.1V's layout and attention, Qwen3-VL's kind of experts
 EACH = [pytest.param(n, marks=[pytest.mark.slow] * (n == "glm4v_moe")) for n in PACKABLE]
 
@@ -75,23 +72,6 @@ def test_every_layout_gives_what_each_sample_gets_alone(models, oracles, name):
         assert_as_exact_as_separate(*of_tower, layout)
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_linear_attention_is_padded_and_never_packed(models, name):
-    """Left padding moves the chunks of 64 rows that these layers sum in, so gradients agree less well."""
-    model, samples = models(name), mixed_batch(name)
-    wanted, gradients = separate(model, samples)
-    for side in ("left", "right"):
-        values, found = logprobs_and_gradients(model, mp.pad(samples, side=side))
-        assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, side
-        assert relative_difference(found, gradients) <= 2e-5, side
-    with pytest.raises(mp.SchemaError, match="MM401") as caught:
-        mp.pack(samples)
-    assert {p.code for p in caught.value.problems} == {"MM401"}
-    with pytest.raises(mp.ModelError, match="MM401"):
-        attach(model)
-    assert not is_attached(model)
-
-
 @pytest.mark.parametrize("name", EACH)
 def test_repeated_pixels_give_what_repeated_features_give(models, oracles, name, monkeypatch):
     model, batch = models(name), mp.pack(mixed_batch(name))
@@ -131,7 +111,7 @@ def test_every_deepstack_level_matters(models, name, level):
     assert (of["s4"] == 0).all()  # text
 
 
-@pytest.mark.parametrize("name", [*PACKABLE, *LINEAR])
+@pytest.mark.parametrize("name", PACKABLE)
 def test_an_idle_tower_runs_all_of_the_tower_and_changes_nothing(models, name):
     model = models(name)
     samples = [make_sample([("text", [1, 2]), ("response", [3, 4])], family=name)]
