@@ -165,6 +165,9 @@ class PixtralProcessor(transformers.ProcessorMixin):
         if videos is not None:
             raise BackendError("processor: Mistral 3 has no videos. Fix: one image per frame")
         texts = [text] if isinstance(text, str) else list(text)
+        for part in ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs"):
+            own = kwargs.pop(part, None) or {}
+            kwargs |= own if part in ("common_kwargs", "text_kwargs") else {}
         tensors = kwargs.pop("return_tensors", "pt")
         made: dict[str, Any] = {}
         if images is not None:
