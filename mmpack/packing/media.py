@@ -167,6 +167,22 @@ def canvas_of(
     return torch.stack([pad(p, (0, width - p.shape[2], 0, height - p.shape[1])) for p in pictures])
 
 
+def patches_of_canvas(
+    canvas: torch.Tensor, sizes: Sequence[Sequence[int]], family: Family
+) -> tuple[torch.Tensor, list[tuple[int, int, int]]]:
+    """`canvas_of` backwards: patches of all pictures, and their grids. canvas [n, 3, height, width].
+
+    Args: `sizes`: (height, width) of each picture in pixels, whole patches.
+    """
+    size, rows, grids = family.patch_size, [], []
+    for picture, (height, width) in zip(canvas, sizes, strict=True):
+        h, w = height // size, width // size
+        cells = picture[:, : h * size, : w * size].reshape(3, h, size, w, size)
+        rows.append(cells.permute(1, 3, 0, 2, 4).reshape(h * w, -1))
+        grids.append((1, h, w))
+    return torch.cat(rows), grids
+
+
 def patch_offsets(media: Sequence[Medium]) -> list[int]:
     """[M+1]: patches of medium i are rows [i], [i+1) of the stacked pixels."""
     out = [0]

@@ -148,6 +148,7 @@ class MmpackGRPO(_Trainer):
         image_grid_thw: torch.Tensor | None = None,
         num_images: Sequence[int] | None = None,
         mm_token_type_ids: torch.Tensor | None = None,
+        image_sizes: torch.Tensor | None = None,
         **fields: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """TRL's: logprobs and entropies [B, C] of the last C = `logits_to_keep` ids, 0 where nothing is attended.
@@ -164,9 +165,10 @@ class MmpackGRPO(_Trainer):
 
         with profiling_context(self, "_get_per_token_logps_and_entropies"):
             start, device = input_ids.shape[1] - logits_to_keep, input_ids.device
-            media = media_of_rows(pixel_values, image_grid_thw, num_images, self._mmpack_family)
+            family = self._mmpack_family
+            media = media_of_rows(pixel_values, image_grid_thw, num_images, family, image_sizes)
             mask = attention_mask.cpu()
-            samples = rows_to_samples(input_ids, mask, start, self._mmpack_family, media)
+            samples = rows_to_samples(input_ids, mask, start, family, media)
             columns = mask.argmax(dim=1).tolist()  # of each row's first token
             if self._kept_ids is not None:
                 rows = zip(samples, columns, self._kept_ids, strict=True)
