@@ -26,6 +26,5 @@ KIMI_K25 = Family(
     projector="mm_projector",
     frame_text="{time}{start}video<|media_content|>{pads}{end}",
     frame_time="first",
-    plans_frames=False,
     vocab_size=163_968,
 )

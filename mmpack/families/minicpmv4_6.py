@@ -29,5 +29,6 @@ MINICPMV4_6 = replace(
         number=("<image_id>", "</image_id>"),
     ),
     fixed_settings=(("downsample_mode", "16x"),),
-    plans_frames=False,
+    video_policies=(),
+    video=None,
 )

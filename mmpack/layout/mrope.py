@@ -161,8 +161,13 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
         ("video", videos, runs.is_video),
     ):
         grids = _grids(name, given)
-        if name == "video" and family.video_layout == "frames":
-            grids = _frames(grids, int(mine.sum()), family.pooled_frames)
+        if family.in_pieces(name):
+            count = int(mine.sum())
+            grids = (
+                _frames(grids, count, family.pooled_frames)
+                if name == "video"
+                else _rows(grids, count, family.spatial_merge_size)
+            )
         which = np.flatnonzero(mine)
         if len(grids) != len(which):
             span = None
@@ -202,6 +207,16 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
             (start, stop),
         )
     return out
+
+
+def _rows(images: np.ndarray, most: int, merge: int) -> np.ndarray:
+    """Grids [n, 3] of images as grids of one row of merged patches each; at most `most` + 1 per image."""
+    heights = np.maximum(images[:, 1], 0)
+    rows = np.repeat(images, np.clip(heights // merge, 1, most + 1), axis=0)
+    # no whole row: the grid stays as it is, to be refused
+    whole = rows[:, 1] % merge == 0
+    rows[whole, 1] = np.minimum(rows[whole, 1], merge)
+    return rows
 
 
 def _frames(videos: np.ndarray, most: int, pooled: int) -> np.ndarray:

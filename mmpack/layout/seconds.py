@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError
@@ -18,7 +20,7 @@ def frame_texts(medium: Medium, family: Family, start: str, pad: str, end: str) 
     """
     markers = {"start": start, "pads": pad, "end": end, "run": f"{start}{pad}{end}"}
     return [
-        family.frame_text.format(seconds=s, time=_clock(s), **markers)
+        family.frame_text.format(seconds=s, whole=int(s), time=_clock(s), **markers)
         for s in frame_seconds(medium, family)
     ]
 
@@ -31,9 +33,9 @@ def _clock(seconds: float) -> str:
 
 
 def frame_seconds(medium: Medium, family: Family) -> list[float]:
-    """Seconds of each temporal patch: halfway between its first and last frame; the last frame fills the last patch.
+    """Seconds of each run of temporal patches: halfway between first and last frame, or the first's, as the family has it.
 
-    With `frame_time` "first", those of each run's first frame.
+    The last frame fills the last patch.
 
     Raises: ArgumentError where neither `frame_indices` and `fps` nor `frame_timestamps` are known; LayoutError (MM111)
     where there are more or fewer than the grid holds.
@@ -54,10 +56,14 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
             f"holds {patches} patches of {size}. Fix: the times of the sampled frames",
             "MM111",
         )
-    if family.frame_time == "first":
-        return seconds[:: size * family.pooled_frames]
-    seconds += [seconds[-1]] * (-len(seconds) % size)
-    return [(seconds[k] + seconds[k + size - 1]) / 2 for k in range(0, len(seconds), size)]
+    return patch_seconds(seconds, size * family.pooled_frames, family)
+
+
+def patch_seconds(seconds: Sequence[float], size: int, family: Family) -> list[float]:
+    """Of each `size` frames, by the times of all, what the family writes into the prompt."""
+    padded = [*seconds, *[seconds[-1]] * (-len(seconds) % size)]
+    last = 0 if family.frame_time == "first" else size - 1
+    return [(padded[k] + padded[k + last]) / 2 for k in range(0, len(padded), size)]
 
 
 def seconds_in(seconds: float, dtype: str) -> float:

@@ -1,8 +1,8 @@
 """One placeholder per medium to one id per vision token.
 
-Where a video is frames in text (`video_layout` "frames"), its placeholder becomes, for each temporal patch, the seconds
-as text, then the patch's placeholders between vision start and end, as transformers' Qwen3VLProcessor writes them, or
-Kimi_K25Processor (a clock's time, frames by fours, and more text after the start).
+Where a video is frames in text (`video_layout` "frames"), its placeholder becomes, for each temporal patch, its seconds
+as text and its placeholders between vision start and end (`frame_text`), as transformers' processors write them. Where
+an image is rows (`row_end_id`), each row of merged patches is followed by that id, the last by vision end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from mmpack.errors import LayoutError
 from mmpack.families import Family
+from mmpack.layout.runs import placeholder_runs
 from mmpack.layout.seconds import frame_texts
 from mmpack.processors.views import pictures, text_of
 from mmpack.schema.media import Medium
@@ -22,6 +23,7 @@ from mmpack.schema.media import Medium
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
 # transformers before 5.10 replaced all three, since then only the placeholder: the two stay.
 KEPT, REPLACED = "kept", "replaced"
+_RUN = "\0"  # stands for a patch's vision tokens, in a text that is cut there
 
 
 def expanded_ids(
@@ -71,27 +73,36 @@ def with_runs(
 
     `numbers`: of a family with views, pictures before the text by modality; None: their numbers are not written.
     """
-    if not family.writes_markers and family.video_layout != "frames":
+    written = family.writes_markers or any(map(family.in_pieces, family.placeholder_ids))
+    if not written:
         return text
-    start, end = tokenizer.convert_ids_to_tokens([family.vision_start_id, family.vision_end_id])
-    pads = {
-        modality: tokenizer.convert_ids_to_tokens(i)
-        for modality, i in family.placeholder_ids.items()
+    spelled = {
+        i: tokenizer.convert_ids_to_tokens(i)
+        for i in {*family.prompt_ids.values(), *family.placeholder_ids.values()}
     }
-    kinds = {pad: modality for modality, pad in pads.items()}
+    pads = {modality: spelled[i] for modality, i in family.placeholder_ids.items()}
+    start, row_end, end = (
+        "" if i is None else tokenizer.convert_ids_to_tokens(i)
+        for i in (family.vision_start_id, family.row_end_id, family.vision_end_id)
+    )
+    kinds = {spelled[i]: modality for modality, i in family.prompt_ids.items()}
     parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    found = [kinds[pad] for pad in parts[1::2]]
+    found = [kinds[prompt] for prompt in parts[1::2]]
     if family.views is not None:
         return _with_views(parts, found, media, family, numbers)
     _refuse_others(found, media)
     out = parts[0]
-    for medium, pad, after in zip(media, parts[1::2], parts[2::2], strict=True):
-        if not _in_frames(medium, family):
-            out += f"{start}{pad}{end}" if family.writes_markers else pad
-        else:
+    for medium, after in zip(media, parts[2::2], strict=True):
+        pad = pads[medium.modality]
+        if _in_frames(medium, family):
             if markers == REPLACED and out.endswith(start) and after.startswith(end):
                 out, after = out.removesuffix(start), after.removeprefix(end)
             out += "".join(frame_texts(medium, family, start, pad, end))
+        elif family.in_pieces(medium.modality):
+            rows = family.spans_of(medium.modality, medium.grid_thw)
+            out += f"{pad}{row_end}" * (rows - 1) + f"{pad}{end}"
+        else:
+            out += f"{start}{pad}{end}" if family.writes_markers else pad
         out += after
     return out
 
@@ -129,16 +140,19 @@ def _numbers(media: Sequence[Medium], before: Mapping[str, int] | None) -> list[
 def repeated(ids: np.ndarray, media: Sequence[Medium], family: Family) -> np.ndarray:
     """ids with one placeholder per run -> one per vision token. Raises: LayoutError."""
     runs = [m for m in media for _ in range(family.spans_of(m.modality, m.grid_thw))]
+    found = placeholder_runs(ids, family)
+    lengths = found.stops - found.starts
+    _refuse_others(np.repeat(found.modalities, lengths).tolist(), runs)
     repeats = np.ones(len(ids), dtype=np.int64)
-    repeats[_placeholders(ids, runs, family)] = [
+    repeats[np.isin(ids, list(family.placeholder_ids.values()))] = [
         m.num_tokens // family.spans_of(m.modality, m.grid_thw) for m in runs
     ]
     return np.repeat(ids, repeats)
 
 
 def _placeholders(ids: np.ndarray, media: Sequence[Medium], family: Family) -> list[int]:
-    """Where the placeholders of `media` are, one each, in order."""
-    kinds = {v: k for k, v in family.placeholder_ids.items()}
+    """Where `media` stand in ids that are not expanded, one id each, in order."""
+    kinds = {v: k for k, v in family.prompt_ids.items()}
     at: list[int] = np.flatnonzero(np.isin(ids, list(kinds))).tolist()
     _refuse_others([kinds[int(ids[i])] for i in at], media)
     return at
@@ -156,18 +170,29 @@ def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
 
 def _ids_of(medium: Medium, family: Family, tokenizer: Any) -> np.ndarray:
     pad, count = family.placeholder_ids[medium.modality], medium.num_tokens
-    if not _in_frames(medium, family):
-        ids = [pad] * count
-        if family.writes_markers:
-            ids = [family.vision_start_id, *ids, family.vision_end_id]
-        return np.asarray(ids, dtype=np.int64)
+    start = [] if family.vision_start_id is None else [family.vision_start_id]
     out: list[int] = []
-    run = [pad] * (count // family.spans_of(medium.modality, medium.grid_thw))
-    special = [family.vision_start_id, pad, family.vision_end_id]
-    for text in frame_texts(medium, family, *tokenizer.convert_ids_to_tokens(special)):
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        at = ids.index(pad)
-        out += [*ids[:at], *run, *ids[at + 1 :]]
+    if _in_frames(medium, family):
+        run = [pad] * (count // family.spans_of(medium.modality, medium.grid_thw))
+        opening, end = (
+            "" if i is None else tokenizer.convert_ids_to_tokens(i)
+            for i in (family.vision_start_id, family.vision_end_id)
+        )
+        for text in frame_texts(medium, family, opening, _RUN, end):
+            before, after = (
+                tokenizer(part, add_special_tokens=False)["input_ids"] if part else []
+                for part in text.split(_RUN)
+            )
+            out += [*before, *run, *after]
+    elif family.in_pieces(medium.modality):
+        rows = family.spans_of(medium.modality, medium.grid_thw)
+        row = [*[pad] * (count // rows), family.row_end_id]
+        out = [*start, *row * rows]
+        out[-1] = family.vision_end_id
+    else:
+        out = [pad] * count
+        if family.writes_markers:
+            out = [*start, *out, family.vision_end_id]
     return np.asarray(out, dtype=np.int64)
 
 

@@ -141,7 +141,7 @@ def wrap_processor(
     root = None if media_root is None else Path(media_root)
     check_number("wrap_processor", "cache_bytes", cache_bytes, least=0, finite=False)
     reader = None
-    if about.video_token_id is not None and about.plans_frames:
+    if about.video_token_id is not None and about.video_policies:
         if parts["video_processor"] is None:
             parts["video_processor"] = own_video_processor(about, parts["image_processor"])
         given_settings = {} if video_settings is None else video_settings
@@ -419,7 +419,7 @@ class Processor:
         self, text: str, turns: Sequence[tuple[int, int]], items: Sequence[Medium]
     ) -> tuple[np.ndarray, list[LossSpan]]:
         """Ids of `text`, each turn encoded by itself, as a policy is prompted; and the turns in them."""
-        pads = self.tokenizer.convert_ids_to_tokens(list(self.family.placeholder_ids.values()))
+        pads = self.tokenizer.convert_ids_to_tokens(list(self.family.prompt_ids.values()))
         left, done = pictures(items), 0
         pieces: list[np.ndarray] = []
         spans: list[LossSpan] = []

@@ -13,7 +13,7 @@ from mmpack.adapters.transformers.linear_attention import KEYWORD
 from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
-from mmpack.families import Family, family_of_model_type
+from mmpack.families import Family, family_of_config
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.media import held_pixels
 from mmpack.packing.pack import pack
@@ -58,7 +58,7 @@ class SampleCollator:
                 f"SampleCollator: the forward of {type(whole).__name__} has no logits_to_keep, by which packed rows "
                 "are scored. Fix: padding='left', or packed_logprobs in a step of your own"
             )
-        self.family = family_of_model_type(whole.config.model_type)
+        self.family = family_of_config(whole.config)
         self.padding = padding
         self.share_prefix = share_prefix
         self.pad_to_multiple_of = pad_to_multiple_of
