@@ -33,7 +33,7 @@ def _clock(seconds: float) -> str:
 
 
 def frame_seconds(medium: Medium, family: Family) -> list[float]:
-    """Seconds of each run of temporal patches: halfway between first and last frame, or the first's, as the family has it.
+    """Seconds of each run of a video: halfway between its first and last frame, or the first's, as the family has it.
 
     The last frame fills the last patch.
 
