@@ -1,4 +1,4 @@
-"""The chain of a tiny Qwen3.5: layouts are within the contract, a leak of state is named, and what can't run is said."""
+"""The chain of a tiny Qwen3.5: layouts are within the contract, a leak of state is named, what can't run is said."""
 
 import pytest
 import torch
