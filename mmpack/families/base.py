@@ -38,6 +38,12 @@ class Family:
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     # what released models write boxes and points in: a `coordinate_system`; None: not known
     coordinates: str | None = None
+    # modalities whose placeholders see each other, both ways, within one run of adjacent tokens
+    two_way_media: tuple[str, ...] = ()
+    # the config's `layer_types` where they do; None: all layers
+    two_way_layers: tuple[str, ...] | None = None
+    # name and value of the text config's setting that switches it on; None: always on
+    two_way_setting: tuple[str, str | bool] | None = None
     # layers whose state runs from row to row along a path: its batches carry a `segment_plan`
     linear_attention: bool = False
     full_attention_share: float = 1.0  # of the layers: only these cost by pairs of rows
