@@ -21,8 +21,10 @@ from mmpack.ops.linear_attention import SegmentPlan, segment_conv1d, segment_del
 
 KEYWORD = "segment_plan"
 KIND = "linear_attention"  # in `layer_types` of a text model's config
-PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "A_log", "dt_bias")
-PARTS += ("norm", "out_proj", "head_k_dim", "head_v_dim", "key_dim", "value_dim", "activation")
+PARTS = (  # of a net
+    *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "A_log", "dt_bias"),
+    *("norm", "out_proj", "head_k_dim", "head_v_dim", "key_dim", "value_dim", "activation"),
+)
 
 
 class Segments(NoMask):
@@ -157,7 +159,8 @@ def check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "batch_invariant: the model has linear attention, whose states are summed in an order that follows from "
             "the batch. Fix: a model with full attention in all layers"
         )
-    plan, given = kwargs.get(KEYWORD), kwargs.get("inputs_embeds")
+    plan: SegmentPlan | None = kwargs.get(KEYWORD)
+    given = kwargs.get("inputs_embeds")
     if given is None:
         given = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
     rows, why = given.shape[0] * given.shape[1], None
@@ -167,7 +170,7 @@ def check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         why = f"segment_plan is of {plan.rows} rows, there are {given.shape[0]} × {given.shape[1]}"
     elif not _is_of(plan, kwargs):
         why = "segment_plan is of another batch than visible_until"
-    if why is not None:
+    if plan is None or why is not None:
         raise ModelError(
             f"mmpack linear attention: {why}. Fix: call model(**model_inputs(batch, model)), or detach"
         )
