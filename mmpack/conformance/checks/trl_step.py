@@ -49,11 +49,7 @@ def trl(subject: Subject) -> None:
 def _load(subject: Subject, folder: str) -> Any:
     import transformers
 
-    model = getattr(transformers, subject.kit.model_class).from_pretrained(folder)
-    for config in (model.config, model.config.get_text_config()):
-        if hasattr(config, "output_router_logits"):
-            config.output_router_logits = False  # the packed pass refuses the auxiliary loss
-    return model
+    return getattr(transformers, subject.kit.model_class).from_pretrained(folder)
 
 
 def _stepped(subject: Subject, kind: Any, folder: str, processor: Any) -> dict[str, torch.Tensor]:
@@ -78,6 +74,7 @@ def _stepped(subject: Subject, kind: Any, folder: str, processor: Any) -> dict[s
             # Adam would turn rounding of near-zero gradients into whole steps
             optim="sgd",
             gradient_checkpointing=False,
+            router_aux_loss_coef=0.0,  # the packed pass refuses it
             use_cpu=True,
             bf16=False,
             save_strategy="no",

@@ -35,5 +35,8 @@ KIT = Kit(
     image=(1, 4, 4),
     other=(3, 4, 4),
     video=None,
-    lacks={"video": "a video is images"},
+    lacks={
+        "video": "a video is images",
+        "verl": "the adapter to verl writes patches, and no tiles",
+    },
 )
