@@ -47,9 +47,7 @@ def trl(subject: Subject) -> None:
 
 
 def _load(subject: Subject, folder: str) -> Any:
-    import transformers
-
-    return getattr(transformers, subject.kit.model_class).from_pretrained(folder)
+    return subject.kit.classes()[0].from_pretrained(folder)
 
 
 def _stepped(subject: Subject, kind: Any, folder: str, processor: Any) -> dict[str, torch.Tensor]:
