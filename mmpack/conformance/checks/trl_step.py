@@ -38,8 +38,9 @@ def trl(subject: Subject) -> None:
     for name, value in stock.items():
         way = float((value - start[name]).norm())
         off = float((value - own[name]).norm())
+        rounding = 2.0**-23 * float(value.norm())  # of the sum of a weight and its step
         expect(
-            off <= FARTHEST * way + 1e-7,
+            off <= FARTHEST * way + rounding,
             f"{name} is {off:.2e} from stock's, which moved by {way:.2e}",
         )
         moved += way > 0

@@ -37,6 +37,7 @@ KIT = Kit(
     video=None,
     lacks={
         "video": "a video is images",
+        "trl": "TRL's batches count tiles, for which MmpackGRPO has no place",
         "verl": "the adapter to verl writes patches, and no tiles",
     },
 )
