@@ -36,7 +36,7 @@ from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, check_flag
-from mmpack.families import family_of_model_type
+from mmpack.families import family_of_config
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.ops.attention.choose import FLEX
 from mmpack.packing.batch import Batch
@@ -89,7 +89,7 @@ def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     whole = unwrap(model, "attach")
     if text:
         refuse_unpackable(whole)
-    family_of_model_type(whole.config.model_type)
+    family_of_config(whole.config)
     parts = [TEXT] * bool(text) + [TOWER] * (tower == "auto")
     load_kernels(next(whole.parameters()).device)
     return Attached(model, _attach(whole.model, parts))
@@ -121,7 +121,7 @@ def is_attached(model: Any) -> bool:
 
 def refuse_unpackable(whole: Any) -> None:
     """Raises as `attach` does."""
-    family = family_of_model_type(whole.config.model_type)
+    family = family_of_config(whole.config)
     if family.packing != "yes":
         raise ModelError(
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
