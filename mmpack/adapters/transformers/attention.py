@@ -223,6 +223,8 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
             "mmpack attention: position_ids is missing, and the model's own count would run across samples. "
             "Fix: call model(**model_inputs(batch, model))"
         )
+    if args and isinstance(args[0], BoundIds):  # as the forwards pass them that verl puts in
+        args, kwargs = args[1:], kwargs | {"input_ids": args[0]}
     ids = kwargs.get("input_ids")
     if isinstance(ids, BoundIds):
         kwargs = kwargs | ids.open(core, attached)
