@@ -129,7 +129,7 @@ class _Path:
         return int(self.tokens[index]), positions, routes
 
     def agrees_until(self, other: _Path, start: int, stop: int) -> int:
-        """The first index from `start` on at which they differ; `stop` if none does. Blocks grow: most paths part soon."""
+        """The first index from `start` on at which they differ; else `stop`. Blocks grow: most paths part soon."""
         size = 64
         while start < stop:
             block = slice(start, min(start + size, stop))
