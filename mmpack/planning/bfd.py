@@ -184,8 +184,10 @@ def _by_scan(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray) -> li
     most = (sizes / scale).argmax(axis=1).tolist()
     shares, needs = scale.tolist(), sizes.tolist()
     least = np.minimum.accumulate(sizes[order][::-1], axis=0)[::-1]  # of each item and those after
-    free = np.zeros((len(capacities), 64), dtype=np.int64)
-    free_share, index = np.zeros(64), np.zeros(64, dtype=np.int64)  # of the open bins, rising
+    free: np.ndarray = np.zeros((len(capacities), 64), dtype=np.int64)
+    # of the bins in the search, rising
+    free_share: np.ndarray = np.zeros(64)
+    index: np.ndarray = np.zeros(64, dtype=np.int64)
     for number, item in enumerate(order.tolist()):
         if number % 1024 == 0 and count:
             kept = np.flatnonzero((free[:, :count] >= least[number][:, None]).all(axis=0))
