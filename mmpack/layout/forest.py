@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.families import Family
+from mmpack.families import Family, get_family
 from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import medium_key, occurrences
 from mmpack.schema.sample import Sample
@@ -145,7 +145,7 @@ class _Path:
 
 
 def _paths(samples: Sequence[Sample], positions: Sequence[np.ndarray] | None) -> list[_Path]:
-    """Runs have one number if medium, seconds, ids, positions and routes agree in all of their tokens.
+    """Runs have one number if media, seconds, ids, positions and routes agree in all of their tokens.
 
     Positions by a family's rule follow from the tokens before: they are compared only where a sample recorded its own,
     or where samples follow two rules.
@@ -162,12 +162,12 @@ def _paths(samples: Sequence[Sample], positions: Sequence[np.ndarray] | None) ->
         tokens = np.asarray(sample.input_ids, dtype=np.int64)
         places = None if positions is None else positions[b]
         routes = all_routes[b]
-        found = occurrences(sample)
+        found = _runs(sample)
         if found:
             tokens = tokens.copy()
-        for start, stop, m in found:
+        for start, stop, media in found:
             key = (
-                medium_key(sample.media[m]),
+                media,
                 sample.input_ids[start:stop].tobytes(),
                 b"" if places is None else places[:, start:stop].tobytes(),
                 b"" if routes is None else routes[start:stop].tobytes(),
@@ -175,6 +175,22 @@ def _paths(samples: Sequence[Sample], positions: Sequence[np.ndarray] | None) ->
             tokens[start:stop] = -1 - runs.setdefault(key, len(runs))
         paths.append(_Path(tokens, places, routes))
     return paths
+
+
+def _runs(sample: Sample) -> list[tuple[int, int, tuple[Any, ...]]]:
+    """Tokens [start, stop) that are shared as a whole, and the keys of their media.
+
+    Where placeholders see each other, media that touch are one run: what one of them is, changes the other.
+    """
+    joined = bool(get_family(sample.family).two_way_media)
+    out: list[tuple[int, int, tuple[Any, ...]]] = []
+    for start, stop, m in occurrences(sample):
+        media: tuple[Any, ...] = (medium_key(sample.media[m]),)
+        if joined and out and out[-1][1] == start:
+            start, _, before = out.pop()
+            media = before + media
+        out.append((start, stop, media))
+    return out
 
 
 def _position_settings(sample: Sample) -> tuple[Any, Any]:

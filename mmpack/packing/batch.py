@@ -18,6 +18,7 @@ from mmpack.families import Family, get_family
 from mmpack.ops.attention import AttentionPlan
 from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.ops.logprobs.support import ScoredSupport, Support
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.media import patch_offsets
@@ -81,7 +82,13 @@ class Batch(LossIndex):
     stats: dict[str, int] = field(default_factory=dict)
     # int32, [T] or [B, S]: row q sees row k if k <= q < visible_until[k]
     visible_until: torch.Tensor
-    attention_plan: AttentionPlan  # the same for attention kernels
+    # int32, as visible_until, of families with two-way media: then row q sees row k if
+    # visible_from[k] <= q < visible_until[k]
+    visible_from: torch.Tensor | None = None
+    # of `visible_until` for attention kernels; of other rules: `plan_of_rule`
+    attention_plan: AttentionPlan
+    # the same for linear attention, of families that have it
+    segment_plan: SegmentPlan | None = None
     id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
     last_expert: int | None = None  # the largest id in `routed_experts`, on the host
 
@@ -112,7 +119,8 @@ class Batch(LossIndex):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         """The batch with every tensor on `device`; the layout that hosts need stays where it is.
 
-        Raises ArgumentError where `visible_until` is no longer what `attention_plan` was made of, before the move.
+        Raises ArgumentError where `visible_until` or `visible_from` is no longer what `attention_plan` was made of,
+        before the move.
         """
         return self._with_tensors("to", device, non_blocking=non_blocking)
 
@@ -143,17 +151,17 @@ class Batch(LossIndex):
 
     def _with_tensors(self, move: str, *args: Any, **kwargs: Any) -> Any:
         """The batch with `tensor.move(…)` in place of each tensor."""
-        self.attention_plan.check(self.visible_until)
+        self.attention_plan.check(self.visible_until, self.visible_from)
         moved: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, torch.Tensor | AttentionPlan | VisionRows | Support):
+            if isinstance(value, torch.Tensor | AttentionPlan | SegmentPlan | VisionRows | Support):
                 moved[f.name] = getattr(value, move)(*args, **kwargs)
             elif isinstance(value, dict) and value and all(map(_moves, value.values())):
                 moved[f.name] = {k: getattr(v, move)(*args, **kwargs) for k, v in value.items()}
         batch = dataclasses.replace(self, **moved)
         # not read: the copy may not have arrived yet
-        batch.attention_plan.bind(batch.visible_until)
+        batch.attention_plan.bind(batch.visible_until, batch.visible_from)
         return batch
 
     def __repr__(self) -> str:
@@ -211,7 +219,7 @@ class Batch(LossIndex):
 
 @dataclass(kw_only=True, repr=False)
 class PackedBatch(Batch):
-    """One row of T tokens. Only `visible_until` is the attention rule; the other fields: see the bases."""
+    """One row of T tokens. `visible_until` (and `visible_from`) is the attention rule; other fields: see the bases."""
 
     input_ids: torch.Tensor  # [T] int64
     position_ids: torch.Tensor  # [1 + rows, T] int64
@@ -247,7 +255,7 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a batch's field: itself, or those of a plan, a table or columns."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, AttentionPlan | Support):
+    elif isinstance(value, AttentionPlan | SegmentPlan | Support):
         yield from _tensors_of({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     elif isinstance(value, dict):
         for part in value.values():

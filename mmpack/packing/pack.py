@@ -10,6 +10,7 @@ import torch
 
 from mmpack.errors import SchemaError
 from mmpack.families import Family
+from mmpack.layout.blocks import visible_from
 from mmpack.layout.forest import Forest, build_forest, positions_of
 from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
@@ -18,8 +19,9 @@ from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.media import vision_rows
 from mmpack.packing.prepare import common_fields, counted, prepare, row_multiple
 from mmpack.packing.replay import routes_in_rows
+from mmpack.packing.segments import packed_segments
 from mmpack.packing.tensors import to_int32
-from mmpack.planning.cost import LayoutCost, layout_of, sharing_of
+from mmpack.planning.cost import layout_cost, layout_of, sharing_of
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
@@ -77,7 +79,7 @@ def pack(
     forest = build_forest(samples, bool(sharing), positions)
     if sharing == "auto":
         plain = build_forest(samples, share=False)
-        pays = LayoutCost().sharing_pays(layout_of(plain), layout_of(forest))
+        pays = layout_cost(family).sharing_pays(layout_of(plain), layout_of(forest))
         forest = forest if pays else plain
     rows = [forest.rows(b) for b in range(len(samples))]
     runs = _runs(samples, rows)
@@ -85,11 +87,12 @@ def pack(
     common = common_fields(
         given, rows, [(run.sample, run.media_index) for run in runs], media, pin_memory
     )
-    in_rows = _row_fields(given.samples, family, positions, forest, padding)
+    in_rows = _row_fields(given.samples, family, positions, forest, rows, padding)
     batch = PackedBatch(
         **common,
         **in_rows,
         **_segment_fields(forest, padding),
+        segment_plan=packed_segments(family, forest, padding, in_rows["attention_plan"]),
         **_media_fields(given.samples, family, runs, in_rows["input_ids"], common),
         loss_spans=[_spans_in_rows(s, r) for s, r in zip(samples, rows, strict=True)],
         token_columns={
@@ -131,6 +134,7 @@ def _row_fields(
     family: Family,
     positions: list[np.ndarray],
     forest: Forest,
+    rows: list[np.ndarray],
     padding: int,
 ) -> dict[str, Any]:
     """ids, positions and the attention rule of every row; each segment is read from a sample that has it."""
@@ -151,11 +155,13 @@ def _row_fields(
     total = forest.num_tokens
     itself = np.arange(total + 1, total + padding + 1)
     seen = to_int32(np.concatenate([forest.visible_until(), itself]))
+    first = visible_from(samples, rows, total + padding, family) if family.two_way_media else None
     return {
         "input_ids": torch.from_numpy(np.concatenate(ids)),
         "position_ids": torch.from_numpy(position_ids),
         "visible_until": seen,
-        "attention_plan": plan_attention(seen.numpy(), np.arange(total + padding) >= total),
+        "visible_from": None if first is None else torch.from_numpy(first),
+        "attention_plan": plan_attention(seen.numpy(), np.arange(total + padding) >= total, first),
     }
 
 

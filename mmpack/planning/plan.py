@@ -10,7 +10,7 @@ from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.families import FAMILIES, Family
 from mmpack.planning.arrange import Arranged, SharedPrefixes, TooFew, Unit, Work
 from mmpack.planning.budgets import Budgets
-from mmpack.planning.cost import Cost, CostModel, sharing_of
+from mmpack.planning.cost import Cost, cost_model, layout_cost, sharing_of
 from mmpack.planning.keep import check_age, sort_out, tail_of
 from mmpack.planning.planned import Dropped, Plan, fingerprint_of
 from mmpack.planning.room import check_memory, room_of
@@ -57,9 +57,9 @@ def plan(
     samples: `Plan.deferred`. `max_policy_lag`: samples of which older weights wrote a token are dropped (MM409);
     `policy_versions`: all names of weights, the oldest first, unless they are numbers; the last of them, else the
     newest of the samples, is 0 behind.
-    `cost`: callable (rows, pairs, patches) -> float, by default `CostModel()`. `model`, `memory`: a
-    model's config (or its dict) and the bytes that weights, gradients and optimizer leave free: the
-    stats then say how many rows a pack may have with gradient checkpointing, and how many more without
+    `cost`: callable (rows, pairs, patches) -> float, by default `cost_model` of the samples' family.
+    `model`, `memory`: a model's config (or its dict) and the bytes that weights, gradients and optimizer leave free:
+    the stats then say how many rows a pack may have with gradient checkpointing, and how many more without
     gradients, as old and reference logprobs run (`planning.memory`; of the group that takes most).
 
     Raises SchemaError with every broken rule; PlanError for a sample that exceeds a budget by itself
@@ -80,7 +80,8 @@ def plan(
         ([[0, 1], [2, 3]], [[0], [1]], 4)
     """
     given = as_samples(samples, "plan")
-    sharing = sharing_of(share_prefix, _family(given), "plan")
+    family = _family(given)
+    sharing = sharing_of(share_prefix, family, "plan")
     _check_arguments(ranks, on_invalid, cost, defer_tail)
     age = check_age(max_policy_lag, policy_versions)
     check_memory(model, memory)
@@ -105,7 +106,7 @@ def plan(
     groups: dict[str, list[int]] = {}
     for k, sample in enumerate(ordered):
         groups.setdefault(sample.group_id, []).append(k)
-    found = _arranged(ordered, list(groups.values()), budgets, ranks, sharing, cost)
+    found = _arranged(ordered, list(groups.values()), budgets, ranks, sharing, cost, family)
     numbers, bins = _in_callers_order(found.bins, order)
     ranked = [[numbers[b] for b in rank] for rank in found.ranks]
     costs = [cost for _, cost in sorted(zip(numbers, found.costs, strict=True))]
@@ -131,14 +132,16 @@ def _arranged(
     ranks: int,
     sharing: bool | str,
     cost: Cost | None,
+    family: Family | None,
 ) -> Arranged:
     """Bins and ranks; with `sharing` "auto", of both ways the one that takes less time. Raises PlanError."""
     work = Work(
         samples,
         budgets,
         SharedPrefixes(samples, list(range(len(samples)))) if sharing else None,
-        CostModel() if cost is None else cost,
+        cost_model(family) if cost is None else cost,
         auto=sharing == "auto",
+        time=layout_cost(family),
     )
     found = work.arranged(groups, ranks)
     if sharing == "auto":

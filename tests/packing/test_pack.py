@@ -254,8 +254,8 @@ def test_to_moves_every_tensor_and_keeps_the_rest(make):
         if field.name == "vision_rows":
             pairs = list(zip(old, new, strict=True))
         if field.name == "attention_plan":
-            assert new.checked[0]() is moved.visible_until
-            own = vars(old).keys() - {"checked"}
+            assert new.checked[0][0]() is moved.visible_until
+            own = vars(old).keys() - {"checked", "made"}
             pairs = [(getattr(old, name), getattr(new, name)) for name in own]
         for a, b in pairs:
             if torch.is_tensor(a):
@@ -380,6 +380,17 @@ def break_mm407(monkeypatch):
 def break_mm408(monkeypatch):
     kept = make_sample([("text", [1]), ("response", [2])], "a", kept_ids=mp.Ragged.of([[2, 3]]))
     mp.pack([kept, replace(kept, sample_id="b", kept_ids=None)])
+
+
+def break_mm409(monkeypatch):
+    old, new = (
+        make_sample(
+            [("text", [1]), ("response", [2])], v, policy_versions=[mp.PolicyVersion(1, 2, v)]
+        )
+        for v in ("1", "3")
+    )
+    plan = mp.plan([old, new], max_tokens=5, max_policy_lag=1)
+    raise mp.SchemaError([p for d in plan.dropped for p in d.problems])
 
 
 BREAKS = {name[-5:].upper(): f for name, f in list(globals().items()) if name.startswith("break_")}

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
+from mmpack.adapters.transformers.linear_attention import KEYWORD
 from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
-from mmpack.families import Family, family_of_model_type
+from mmpack.families import Family, family_of_config
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.media import held_pixels
 from mmpack.packing.pack import pack
@@ -50,7 +51,7 @@ class SampleCollator:
             attach_in_forwards(model)
         elif is_attached(model):
             raise ModelError("SampleCollator: the model is attached. Fix: detach it, or pack")
-        self.family = family_of_model_type(unwrap(model, "SampleCollator").config.model_type)
+        self.family = family_of_config(unwrap(model, "SampleCollator").config)
         self.padding = padding
         self.share_prefix = share_prefix
         self.pad_to_multiple_of = pad_to_multiple_of
@@ -91,7 +92,7 @@ def _packed(batch: PackedBatch, family: Family) -> dict[str, Any]:
     """Rows repeat in `logits_to_keep` where branches leave one prefix, so each has one label: its target."""
     targets = batch.loss_targets[None]
     positions = batch.position_ids[:, None]
-    return {
+    inputs = {
         "input_ids": batch.input_ids[None],
         "position_ids": positions if family.position_rows > 1 else positions[0],
         "visible_until": batch.visible_until,
@@ -101,6 +102,8 @@ def _packed(batch: PackedBatch, family: Family) -> dict[str, Any]:
         # one longer than the logits: whoever shifts them, as label smoothing does, gets an error
         "labels": torch.nn.functional.pad(targets, (1, 0), value=IGNORED),
     }
+    more = {KEYWORD: batch.segment_plan, "visible_from": batch.visible_from}
+    return inputs | {name: x for name, x in more.items() if x is not None}
 
 
 def _padded(batch: PaddedBatch, family: Family) -> dict[str, Any]:

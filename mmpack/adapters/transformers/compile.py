@@ -7,12 +7,14 @@ compiled: `generate`, padded batches with a mask and a detached model run as the
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental import _config as shapes
 
+from mmpack.adapters.transformers.layer_rules import LayerPlans
+from mmpack.adapters.transformers.linear_attention import Segments
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.adapters.transformers.routes import take_routes
 from mmpack.adapters.transformers.unwrap import unwrap
@@ -50,7 +52,8 @@ def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     each process. There is one graph for each of: plain packs, shared packs; with
     gradients, without; an input that needs gradients, one that does not (behind frozen embeddings); each kind of
     layer; each attention backend that packs choose, of which FlexAttention is none: `auto` leaves it out, and layers
-    run eagerly where MMPACK_ATTENTION names it. Packs of other lengths, or of other numbers of samples, make no more.
+    run eagerly where MMPACK_ATTENTION names it; so do layers with linear attention, whose waves are another number for
+    each pack. Packs of other lengths, or of other numbers of samples, make no more.
 
     Call it after what changes the layers (LoRA, Liger); the order with `attach`, gradient checkpointing, DDP and
     `fully_shard` does not matter. Checkpointing needs `use_reentrant=False`.
@@ -112,11 +115,12 @@ class CompiledForward:
     def _is_one_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the layer gets packed rows, and an attention that torch traces for sequences of any lengths."""
         rule = kwargs.get(self.keyword)
-        if rule is None:
+        if rule is None or isinstance(kwargs.get("attention_mask"), Segments):
             return False
         if self.keyword == TEXT_KEYWORD:
             plan = kwargs.get("attention_plan")
-            return plan is None or set(FLEX).isdisjoint((plan.choice or {}).values())
+            plans = plan.plans if isinstance(plan, LayerPlans) else [plan] if plan else []
+            return all(set(FLEX).isdisjoint((p.choice or {}).values()) for p in plans)
         dtype = attended_dtype(args[0] if args else kwargs["hidden_states"])
         chosen = {(plan.choice or {}).get(dtype, "sdpa") for plan in rule if plan is not None}
         return chosen.isdisjoint(("sdpa", *FLEX))
@@ -127,7 +131,12 @@ class CompiledForward:
 
 def has_compiled_text(whole: Any) -> bool:
     """Whether `compile_layers` compiled the text model."""
-    return any(_is_compiled(layer) for layer in decoder_layers(whole)[:1])
+    return are_compiled(decoder_layers(whole))
+
+
+def are_compiled(layers: Sequence[torch.nn.Module]) -> bool:
+    """Whether `compile_layers` compiled these."""
+    return any(_is_compiled(layer) for layer in layers[:1])
 
 
 def _is_compiled(layer: torch.nn.Module) -> bool:

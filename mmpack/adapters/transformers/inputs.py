@@ -17,6 +17,8 @@ from mmpack.adapters.transformers.attention import (
     open_ids_in_forward,
 )
 from mmpack.adapters.transformers.guards import BoundIds
+from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
+from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.tower import (
     Features,
@@ -39,7 +41,8 @@ from mmpack.errors import (
     installed_version,
     kind_of,
 )
-from mmpack.families import Family, family_of_model_type
+from mmpack.families import Family, family_of_config
+from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
@@ -73,8 +76,9 @@ def model_inputs(
         max_patches: the tower runs whole media in chunks of at most so many patches (one larger medium by itself), and
             with gradients checkpoints each chunk unless it checkpoints its layers already. As `features` otherwise.
 
-    Returns: input_ids and position_ids, `visible_until` [T] int32 and `attention_plan` (or attention_mask), use_cache,
-    with media their encoded features, or pixels and grids, and with routes `routed_experts`.
+    Returns: input_ids and position_ids, `visible_until` [T] int32 (and `visible_from`, of a family with two-way media)
+    and `attention_plan` (or attention_mask), use_cache, with linear attention `segment_plan`, with media their encoded
+    features, or pixels and grids, with routes `routed_experts`.
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
     for missing pixels; ArgumentError for other options, or for what is no batch.
     """
@@ -84,7 +88,7 @@ def model_inputs(
         raise ArgumentError(f"model_inputs: {type(batch).__name__} is no batch. Fix: use mp.pack")
     always = vision == "always" or is_parallel(model)
     model = unwrap(model, "model_inputs")
-    family = family_of_model_type(model.config.model_type)
+    family = family_of_config(model.config)
     refuse_other_batch(batch, model, "model_inputs")
     if features is not None or max_patches is not None:
         refuse_options(model, features, max_patches, "model_inputs")
@@ -104,8 +108,12 @@ def model_inputs(
         key = "visible_until" if attached else "attention_mask"
     inputs["position_ids"] = positions if family.position_rows > 1 else positions[0]
     inputs[key] = getattr(batch, key)
+    if attached and batch.visible_from is not None:
+        inputs["visible_from"] = batch.visible_from
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
+        if has_linear_attention(model):
+            inputs[SEGMENTS] = _segment_plan(batch)
     else:
         _refuse_missing_kernels(model.config.get_text_config())
     if batch.routed_experts is not None:
@@ -132,7 +140,7 @@ def model_inputs(
 
 def refuse_other_batch(batch: Batch, model: Any, what: str) -> None:
     """Raise, as `what`, for a batch of another model: ids, media and pixels."""
-    family = family_of_model_type(model.config.model_type)
+    family = family_of_config(model.config)
     _refuse_other_ids(batch, model.config, family, what)
     _refuse_other_media(batch, model.config, family, what)
 
@@ -155,6 +163,15 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
             f"{what}: the vision tower is sharded (FSDP2), and ranks that call it more often than others would wait "
             "for ever. Fix: leave features and max_patches out, or shard the text model's layers only"
         )
+
+
+def _segment_plan(batch: Batch) -> SegmentPlan:
+    if batch.segment_plan is None:
+        raise ModelError(
+            f"model_inputs: the batch has no segment_plan, which the model's linear attention runs by; {batch.family} "
+            "declares none. Fix: mp.pack or mp.pad samples of a family with linear_attention=True"
+        )
+    return batch.segment_plan
 
 
 def _refuse_padded(batch: Batch) -> None:
