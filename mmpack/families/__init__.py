@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mmpack.errors import LayoutError
 from mmpack.families.base import Family
+from mmpack.families.gemma3 import GEMMA3
+from mmpack.families.gemma4 import GEMMA4
 from mmpack.families.internvl import INTERNVL
 from mmpack.families.qwen2_5_vl import QWEN2_5_VL
 from mmpack.families.qwen2_vl import QWEN2_VL
@@ -16,7 +18,7 @@ __all__ = ["FAMILIES", "Family", "family_of_model_type", "get_family"]
 
 FAMILIES: dict[str, Family] = {
     f.name: f
-    for f in (QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_MOE, INTERNVL)
+    for f in (QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_MOE, INTERNVL, GEMMA3, GEMMA4)
 }
 
 

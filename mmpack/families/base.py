@@ -6,6 +6,7 @@ One file per family beside this one; everything else asks the `Family` and never
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,29 @@ class Family:
     position_rows: int  # rows of Sample.position_ids
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
-    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row
+    # how patches lie, and what the tower takes. "patches": those that are merged lie together; "tiles": row by row,
+    # the tower takes t whole tiles; "padded": row by row, the tower takes lines of patches with their places
     pixel_layout: str = "patches"
+    # the id that stands for a picture in ids that are not expanded; None: its placeholder
+    image_prompt_id: int | None = None
+    # what a picture is written as where it is expanded; {run}: its placeholders, between vision start and end where
+    # `writes_markers`
+    image_text: str = "{run}"
+    # of a picture of several tiles, each a run of its own: {first} and {rest} are their `image_text`, the rest with
+    # blanks between; None: the tiles of a picture are one run
+    tiles_text: str | None = None
+    # what a temporal patch of a video in text is written as ({seconds}; {clock}: minutes and seconds; {run}:
+    # placeholders between vision start and end), and what stands between two
+    frame_text: str = "<{seconds:.1f} seconds>{run}"
+    frames_between: str = ""
+    # what transformers' processor of the family hands to its image processor, in place of that one's own
+    image_options: tuple[tuple[str, Any], ...] = ()
+    # and what it hands over where that one says nothing
+    image_defaults: tuple[tuple[str, Any], ...] = ()
+    # the forward's keyword for which tokens are of an image (1) or a video (2); None: it asks for none
+    token_types: str | None = None
+    # setting of the text config by which the forward caps logits: cap · tanh(logits / cap); None: it caps none
+    logit_cap: str | None = None
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
     # vision start and end of an image are set by expanding it, not by the chat template
@@ -47,6 +69,12 @@ class Family:
         return {modality: i for modality, i in ids.items() if i is not None}
 
     @property
+    def prompt_ids(self) -> dict[str, int]:
+        """Modality name to the id that stands for a medium in ids that are not expanded."""
+        given = {"image": self.image_prompt_id}
+        return {m: given.get(m) or placeholder for m, placeholder in self.placeholder_ids.items()}
+
+    @property
     def patch_dim(self) -> int:
         """Values of a patch: channels, frames, height, width."""
         return 3 * self.temporal_patch_size * self.patch_size**2
@@ -58,7 +86,13 @@ class Family:
 
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
         """Runs of placeholders that one medium of `grid` has."""
-        return grid[0] if modality == "video" and self.video_layout == "frames" else 1
+        return grid[0] if self.in_pieces(modality) else 1
+
+    def in_pieces(self, modality: str) -> bool:
+        """Whether a medium lies in the text piece by piece, a run for each t of its grid: frames, or tiles."""
+        if modality == "video":
+            return self.video_layout == "frames"
+        return self.tiles_text is not None
 
     def same_layout(self, other: Family) -> bool:
         """Whether samples of one are samples of the other: only the model behind the ids differs."""

@@ -161,7 +161,7 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
         ("video", videos, runs.is_video),
     ):
         grids = _grids(name, given)
-        if name == "video" and family.video_layout == "frames":
+        if family.in_pieces(name):
             grids = _frames(grids, int(mine.sum()))
         which = np.flatnonzero(mine)
         if len(grids) != len(which):

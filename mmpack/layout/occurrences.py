@@ -65,7 +65,7 @@ def match_runs(runs: Runs, media: Sequence[Medium], family: Family, what: str) -
 def spans_of(placed: Iterable[Placed], family: Family) -> tuple[list[Medium], list[ModalitySpan]]:
     """The distinct media of `placed` (in order of appearance), and one span per run.
 
-    `frame` counts the runs of a video that the family lays out frame by frame; else it is None.
+    `frame` counts the runs of a medium that the family lays out piece by piece; else it is None.
     """
     index: dict[tuple[str, float | None], int] = {}
     distinct: list[Medium] = []
@@ -76,9 +76,9 @@ def spans_of(placed: Iterable[Placed], family: Family) -> tuple[list[Medium], li
         at = index.setdefault(medium_key(medium), len(distinct))
         if at == len(distinct):
             distinct.append(medium)
-        in_frames = family.video_layout == "frames" and medium.modality == "video"
+        in_pieces = family.in_pieces(medium.modality)
         for k, (start, stop) in enumerate(runs):
-            frame = k if in_frames else None
+            frame = k if in_pieces else None
             spans.append(ModalitySpan(start, stop, medium.modality, at, frame))
     return distinct, spans
 

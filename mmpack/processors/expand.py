@@ -1,7 +1,7 @@
-"""One placeholder per medium to one id per vision token.
+"""One prompt id per medium to one id per vision token.
 
-Where a video is frames in text (`video_layout` "frames"), its placeholder becomes, for each temporal patch, the seconds
-as text, then the patch's placeholders between vision start and end, as transformers' Qwen3VLProcessor writes them.
+Where a medium lies in the text piece by piece (`Family.in_pieces`: frames of a video, tiles of a picture), it becomes a
+run of placeholders for each, with the family's text between them (`frame_text`, `tiles_text`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,30 @@ from mmpack.schema.media import Medium
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
 # transformers before 5.10 replaced all three, since then only the placeholder: the two stay.
 KEPT, REPLACED = "kept", "replaced"
+_RUN = "\0"  # stands for a run in a medium's text; no family writes it
+_BARE = "{run}"
 
 
 def expanded_ids(
     ids: np.ndarray, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """ids [L] with one placeholder per medium -> expanded ids, and int64 [L + 1]: where each of `ids` begins in them.
+    """ids [L] with one prompt id per medium -> expanded ids, and int64 [L + 1]: where each of `ids` begins in them.
 
-    Seconds are encoded separately from the text around them, as vLLM does. Raises: LayoutError, ArgumentError.
+    What expanding writes around a medium is encoded separately from the text around it, as vLLM does; line breaks
+    beside line breaks become one token. Raises: LayoutError, ArgumentError.
     """
-    at = _placeholders(ids, media, family)
+    at = _placeholders(ids, media, family.prompt_ids)
     lengths = np.ones(len(ids), dtype=np.int64)
-    pieces: dict[int, np.ndarray] = {}
+    texts: dict[int, list[str]] = {}  # around the runs of the medium that stands there
     for i, medium in zip(at, media, strict=True):
-        pieces[i] = _ids_of(medium, family, tokenizer)
-        if markers == REPLACED and _in_frames(medium, family):
+        texts[i] = medium_text(medium, family, _RUN).split(_RUN)
+        _take_breaks(ids, i, texts, lengths, tokenizer)
+        if markers == REPLACED and medium.modality == "video" and family.in_pieces("video"):
             lengths[_markers_around(ids, i, family)] = 0
-        lengths[i] = len(pieces[i])
+    pieces = {
+        i: _ids_of(medium, texts[i], family, tokenizer) for i, medium in zip(at, media, strict=True)
+    }
+    lengths[at] = [len(pieces[i]) for i in at]
     moved = np.concatenate([[0], np.cumsum(lengths)])
     out = np.repeat(ids, lengths)
     for i, piece in pieces.items():
@@ -48,42 +55,60 @@ def with_runs(
     text: str, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
 ) -> str:
     """`text` with one placeholder per run and what else expanding writes around it; `repeated` does the rest."""
-    if not family.writes_markers and family.video_layout != "frames":
+    if family.image_text == _BARE and not family.writes_markers and not family.in_pieces("video"):
         return text
     start, end = tokenizer.convert_ids_to_tokens([family.vision_start_id, family.vision_end_id])
-    pads = {
-        modality: tokenizer.convert_ids_to_tokens(i)
-        for modality, i in family.placeholder_ids.items()
-    }
-    kinds = {pad: modality for modality, pad in pads.items()}
+    pads, kinds = {}, {}
+    for modality, placeholder in family.placeholder_ids.items():
+        written = [placeholder, family.prompt_ids[modality]]
+        pads[modality], prompt = tokenizer.convert_ids_to_tokens(written)
+        kinds[prompt] = modality
     parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    _refuse_others([kinds[pad] for pad in parts[1::2]], media)
+    _refuse_others([kinds[prompt] for prompt in parts[1::2]], media)
     out = parts[0]
-    for medium, pad, after in zip(media, parts[1::2], parts[2::2], strict=True):
-        if not _in_frames(medium, family):
-            out += f"{start}{pad}{end}" if family.writes_markers else pad
-        else:
-            if markers == REPLACED and out.endswith(start) and after.startswith(end):
-                out, after = out.removesuffix(start), after.removeprefix(end)
-            for seconds in frame_seconds(medium, family):
-                out += f"{_written(seconds)}{start}{pad}{end}"
-        out += after
+    for medium, after in zip(media, parts[2::2], strict=True):
+        framed = medium.modality == "video" and family.in_pieces("video")
+        run = pads[medium.modality]
+        if framed and markers == REPLACED and out.endswith(start) and after.startswith(end):
+            out, after = out.removesuffix(start), after.removeprefix(end)
+        if framed or family.writes_markers:
+            run = f"{start}{run}{end}"
+        out += medium_text(medium, family, run) + after
     return out
+
+
+def medium_text(medium: Medium, family: Family, run: str) -> str:
+    """What a medium is written as, `run` for each of its runs of placeholders.
+
+    Raises: as `frame_seconds` for a video whose times are unknown.
+    """
+    if medium.modality == "video":
+        if not family.in_pieces("video"):
+            return run
+        frames = [
+            family.frame_text.format(seconds=s, clock=_clock(s), run=run)
+            for s in frame_seconds(medium, family)
+        ]
+        return family.frames_between.join(frames)
+    tiles = [family.image_text.format(run=run)] * family.spans_of("image", medium.grid_thw)
+    if len(tiles) == 1 or family.tiles_text is None:
+        return tiles[0]
+    return family.tiles_text.format(first=tiles[0], rest=" ".join(tiles[1:]))
 
 
 def repeated(ids: np.ndarray, media: Sequence[Medium], family: Family) -> np.ndarray:
     """ids with one placeholder per run -> one per vision token. Raises: LayoutError."""
     runs = [m for m in media for _ in range(family.spans_of(m.modality, m.grid_thw))]
     repeats = np.ones(len(ids), dtype=np.int64)
-    repeats[_placeholders(ids, runs, family)] = [
+    repeats[_placeholders(ids, runs, family.placeholder_ids)] = [
         m.num_tokens // family.spans_of(m.modality, m.grid_thw) for m in runs
     ]
     return np.repeat(ids, repeats)
 
 
-def _placeholders(ids: np.ndarray, media: Sequence[Medium], family: Family) -> list[int]:
-    """Where the placeholders of `media` are, one each, in order."""
-    kinds = {v: k for k, v in family.placeholder_ids.items()}
+def _placeholders(ids: np.ndarray, media: Sequence[Medium], known: dict[str, int]) -> list[int]:
+    """Where the ids of `media` are, one each, in order; `known`: modality -> id."""
+    kinds = {v: k for k, v in known.items()}
     at: list[int] = np.flatnonzero(np.isin(ids, list(kinds))).tolist()
     _refuse_others([kinds[int(ids[i])] for i in at], media)
     return at
@@ -99,27 +124,52 @@ def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
         )
 
 
-def _ids_of(medium: Medium, family: Family, tokenizer: Any) -> np.ndarray:
-    pad, count = family.placeholder_ids[medium.modality], medium.num_tokens
-    if not _in_frames(medium, family):
-        ids = [pad] * count
-        if family.writes_markers:
-            ids = [family.vision_start_id, *ids, family.vision_end_id]
-        return np.asarray(ids, dtype=np.int64)
+def _take_breaks(
+    ids: np.ndarray, i: int, texts: dict[int, list[str]], lengths: np.ndarray, tokenizer: Any
+) -> None:
+    """Draw line breaks beside the medium at `i` into its text, where that begins or ends with some.
+
+    They were ids of their own; in a text they are one token with those beside them. Between two media the first
+    has them all.
+    """
+    mine = texts[i]
+    if mine[0].startswith("\n"):
+        j = i - 1
+        while j >= 0 and j not in texts and (not lengths[j] or _breaks(ids[j], tokenizer)):
+            mine[0] = _breaks(ids[j], tokenizer) * int(lengths[j]) + mine[0]
+            lengths[j] = 0
+            j -= 1
+        if j in texts and texts[j][-1].endswith("\n"):
+            texts[j][-1] += mine[0]
+            mine[0] = ""
+    k = i + 1
+    while mine[-1].endswith("\n") and k < len(ids) and _breaks(ids[k], tokenizer):
+        mine[-1] += _breaks(ids[k], tokenizer)
+        lengths[k] = 0
+        k += 1
+
+
+def _breaks(token: int, tokenizer: Any) -> str:
+    """The line breaks that an id stands for; empty where it stands for anything else."""
+    text: str = tokenizer.decode([int(token)])
+    return "" if text.strip("\n") else text
+
+
+def _ids_of(medium: Medium, texts: list[str], family: Family, tokenizer: Any) -> np.ndarray:
+    """Ids of a medium: `texts` around its runs, each encoded by itself."""
+    run = [family.placeholder_ids[medium.modality]] * (medium.num_tokens // (len(texts) - 1))
+    framed = medium.modality == "video" and family.in_pieces("video")
+    if framed or family.writes_markers:
+        run = [family.vision_start_id, *run, family.vision_end_id]
     out: list[int] = []
-    for seconds in frame_seconds(medium, family):
-        out += tokenizer(_written(seconds), add_special_tokens=False)["input_ids"]
-        run = [pad] * (count // medium.grid_thw[0])
-        out += [family.vision_start_id, *run, family.vision_end_id]
+    for k, text in enumerate(texts):
+        out += run if k else []
+        out += tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
     return np.asarray(out, dtype=np.int64)
 
 
-def _in_frames(medium: Medium, family: Family) -> bool:
-    return medium.modality == "video" and family.video_layout == "frames"
-
-
-def _written(seconds: float) -> str:
-    return f"<{seconds:.1f} seconds>"
+def _clock(seconds: float) -> str:
+    return f"{int(seconds // 60):02d}:{int(seconds % 60):02d}"
 
 
 def _markers_around(ids: np.ndarray, i: int, family: Family) -> list[int]:

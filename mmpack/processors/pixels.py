@@ -29,7 +29,7 @@ def process(
     """
     image = require("PIL.Image", "hf", where).fromarray(pixels)
     kind = "np" if backend == "pil" else "pt"
-    options = image_options(family) | (AS_BYTES if kept_as == "uint8" else {})
+    options = image_options(family, image_processor) | (AS_BYTES if kept_as == "uint8" else {})
     try:
         out = image_processor(images=[image], return_tensors=kind, **options)
     except ValueError as error:  # a shape that it can't resize
@@ -60,9 +60,17 @@ def as_bytes(made: np.ndarray, where: str) -> np.ndarray:
     return out
 
 
-def image_options(family: Family) -> dict[str, Any]:
-    """What the family's processor of transformers hands to its image processor beside the image."""
-    return {"crop_to_patches": True} if family.pixel_layout == "tiles" else {}
+def image_options(family: Family, image_processor: Any) -> dict[str, Any]:
+    """What the family's processor of transformers hands to its image processor beside the image.
+
+    Of `image_defaults` only what the image processor does not set itself.
+    """
+    unset = {
+        name: value
+        for name, value in family.image_defaults
+        if getattr(image_processor, name, None) is None
+    }
+    return unset | dict(family.image_options)
 
 
 def patches_of(tiles: np.ndarray, family: Family) -> Processed:

@@ -84,7 +84,7 @@ def _expected(side: Side) -> Iterator[tuple[int, int, int]]:
                 continue
             medium = media[span.media_index]
             patches = 1
-            if side.family.video_layout == "frames" and medium.modality == "video":
+            if side.family.in_pieces(medium.modality):
                 patches = max(medium.grid_thw[0], 1)
             wanted[k] += side.tokens_of(medium) // patches
     elif len(media) == len(starts):

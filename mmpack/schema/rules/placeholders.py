@@ -46,7 +46,7 @@ def problems(sample: Sample, family: Family) -> Found:
         if s.media_index > newest + 1:
             yield "MM110", field, f"names media[{s.media_index}] before media[{newest + 1}]", at
         newest = max(newest, s.media_index)
-        if family.video_layout == "frames" and s.modality == "video":
+        if family.in_pieces(s.modality):
             frames_of.setdefault(s.media_index, []).append(s.frame)
             tokens_of[s.media_index] = tokens_of.get(s.media_index, 0) + s.stop - s.start
         elif s.stop - s.start != family.vision_tokens(medium.grid_thw):
@@ -93,7 +93,7 @@ def valid(table: Table) -> np.ndarray:
     code = _bits(spans)[kept]
     medium = media.first[row] + index
     ok[row[code != _bits(media)[medium]]] = False
-    framed = (code == _bit("video")) & (family.video_layout == "frames")
+    framed = np.isin(code, [_bit(m) for m in family.placeholder_ids if family.in_pieces(m)])
     ok[row[~framed & (stop - start != tokens[medium])]] = False
     frame = spans.numbers("frame")[kept]
     patches = np.maximum(grids[:, 0], 1).astype(np.int64)
