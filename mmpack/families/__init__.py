@@ -18,7 +18,17 @@ __all__ = ["FAMILIES", "Family", "family_of_model_type", "get_family"]
 
 FAMILIES: dict[str, Family] = {
     f.name: f
-    for f in (QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_MOE, INTERNVL, GEMMA3, GEMMA4)
+    for f in (
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        QWEN3_VL_MOE,
+        QWEN3_5,
+        QWEN3_5_MOE,
+        INTERNVL,
+        GEMMA3,
+        GEMMA4,
+    )
 }
 
 

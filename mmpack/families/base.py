@@ -5,9 +5,21 @@ One file per family beside this one; everything else asks the `Family` and never
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
+
+
+@dataclass(frozen=True)
+class VideoDefaults:
+    """Settings of released video processors."""
+
+    # least and most pixels: of a frame, where a video is one span; of the whole video, where it is frames in text
+    area: tuple[int, int]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    # those that decide which frames are taken, by their names in preprocessor_config.json
+    sampling: tuple[tuple[str, Any], ...]
+    max_video_tokens: int | None = None  # of a budget for frames; None: there is no such setting
 
 
 @dataclass(frozen=True)
@@ -19,7 +31,7 @@ class Family:
     processors: tuple[str, ...]  # transformers' class names
     image_token_id: int
     video_token_id: int | None  # None: a video is a series of images
-    vision_start_id: int
+    vision_start_id: int | None  # None: nothing stands before an image
     vision_end_id: int
     pad_token_id: int
     patch_size: int
@@ -33,26 +45,6 @@ class Family:
     # how patches lie, and what the tower takes. "patches": those that are merged lie together; "tiles": row by row,
     # the tower takes t whole tiles; "padded": row by row, the tower takes lines of patches with their places
     pixel_layout: str = "patches"
-    # the id that stands for a picture in ids that are not expanded; None: its placeholder
-    image_prompt_id: int | None = None
-    # what a picture is written as where it is expanded; {run}: its placeholders, between vision start and end where
-    # `writes_markers`
-    image_text: str = "{run}"
-    # of a picture of several tiles, each a run of its own: {first} and {rest} are their `image_text`, the rest with
-    # blanks between; None: the tiles of a picture are one run
-    tiles_text: str | None = None
-    # what a temporal patch of a video in text is written as ({seconds}; {clock}: minutes and seconds; {run}:
-    # placeholders between vision start and end), and what stands between two
-    frame_text: str = "<{seconds:.1f} seconds>{run}"
-    frames_between: str = ""
-    # what transformers' processor of the family hands to its image processor, in place of that one's own
-    image_options: tuple[tuple[str, Any], ...] = ()
-    # and what it hands over where that one says nothing
-    image_defaults: tuple[tuple[str, Any], ...] = ()
-    # the forward's keyword for which tokens are of an image (1) or a video (2); None: it asks for none
-    token_types: str | None = None
-    # setting of the text config by which the forward caps logits: cap · tanh(logits / cap); None: it caps none
-    logit_cap: str | None = None
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
     # vision start and end of an image are set by expanding it, not by the chat template
@@ -62,6 +54,34 @@ class Family:
     coordinates: str | None = None
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
+    # ids that stand for a medium before it is expanded (chat templates write them), where they are not its placeholder
+    image_prompt_id: int | None = None
+    video_prompt_id: int | None = None
+    # placeholders of images between these two ids are a video's: one id for both modalities
+    video_bounds: tuple[int, int] | None = None
+    # an image is one run per row of merged patches: this id follows each row but the last, `vision_end_id` that one
+    row_end_id: int | None = None
+    # what an image is expanded to; {run}: its placeholders, with vision start and end where `writes_markers`
+    image_text: str = "{run}"
+    # of an image of several tiles, each a run of its own: {first} and {rest} are their `image_text`, the rest with
+    # blanks between; None: the tiles of an image are one run
+    tiles_text: str | None = None
+    # what one temporal patch of a video in text is: {run}: vision start, placeholders, vision end; {seconds}, or
+    # {whole} ones, or as a {clock} shows them; and what stands between two patches
+    frame_text: str = "<{seconds:.1f} seconds>{run}"
+    frames_between: str = ""
+    frame_time: str = "middle"  # of a temporal patch's frames: "middle" of first and last | "first"
+    # policies that sample its videos, transformers' first; and what released video processors are set to
+    video_policies: tuple[str, ...] = ()
+    video: VideoDefaults | None = None
+    # what transformers' processor hands to its image processor in place of that one's own settings, and what where
+    # that one says nothing
+    image_options: tuple[tuple[str, Any], ...] = ()
+    image_defaults: tuple[tuple[str, Any], ...] = ()
+    # the forward's keyword for which tokens are of an image (1) or a video (2); None: it asks for none
+    token_types: str | None = None
+    # setting of the text config by which the forward caps logits: cap · tanh(logits / cap); None: it caps none
+    logit_cap: str | None = None
 
     @property
     def placeholder_ids(self) -> dict[str, int]:
@@ -71,18 +91,17 @@ class Family:
 
     @property
     def prompt_ids(self) -> dict[str, int]:
-        """Modality name to the id that stands for a medium in ids that are not expanded."""
-        given = {"image": self.image_prompt_id}
-        return {m: given.get(m) or placeholder for m, placeholder in self.placeholder_ids.items()}
+        """Modality name to the id that stands for one medium in ids that are not expanded."""
+        own = {"image": self.image_prompt_id, "video": self.video_prompt_id}
+        return {
+            modality: i if own[modality] is None else own[modality]
+            for modality, i in self.placeholder_ids.items()
+        }
 
     @property
     def patch_dim(self) -> int:
         """Values of a patch: channels, frames, height, width."""
         return 3 * self.temporal_patch_size * self.patch_size**2
-
-    def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
-        """Shape of a medium's `pixel_values`: one row per patch."""
-        return math.prod(grid), self.patch_dim
 
     def vision_tokens(self, grid: tuple[int, int, int]) -> int:
         """Tokens of a medium of `grid` = (t, h, w) patches, after merging."""
@@ -91,14 +110,34 @@ class Family:
 
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
         """Runs of placeholders that one medium of `grid` has."""
-        return grid[0] if self.in_pieces(modality) else 1
+        if not self.in_pieces(modality):
+            return 1
+        in_rows = modality == "image" and self.row_end_id is not None
+        return grid[0] * (grid[1] // self.spatial_merge_size if in_rows else 1)
 
     def in_pieces(self, modality: str) -> bool:
-        """Whether a medium lies in the text piece by piece, a run for each t of its grid: frames, or tiles."""
+        """Whether a medium is several runs of placeholders, numbered by `ModalitySpan.frame`: frames, rows, tiles."""
         if modality == "video":
             return self.video_layout == "frames"
-        return self.tiles_text is not None
+        return self.row_end_id is not None or self.tiles_text is not None
 
     def same_layout(self, other: Family) -> bool:
-        """Whether samples of one are samples of the other: only the model behind the ids differs."""
-        return replace(self, name=other.name, model_types=other.model_types) == other
+        """Whether samples of one are samples of the other: what wrote the ids differs, or the model behind them."""
+        alike = {name: getattr(other, name) for name in _OF_MAKERS}
+        return replace(self, **alike) == other
+
+
+# what says who wrote a sample's ids, and for which model; not how they are read
+_OF_MAKERS = (
+    "name",
+    "model_types",
+    "processors",
+    "frame_text",
+    "frame_time",
+    "frames_between",
+    "image_options",
+    "image_defaults",
+    "video_policies",
+    "video",
+    "coordinates",
+)

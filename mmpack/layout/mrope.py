@@ -162,7 +162,8 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
     ):
         grids = _grids(name, given)
         if family.in_pieces(name):
-            grids = _frames(grids, int(mine.sum()))
+            split = _frames if name == "video" or family.row_end_id is None else _rows
+            grids = split(grids, int(mine.sum()), family.spatial_merge_size)
         which = np.flatnonzero(mine)
         if len(grids) != len(which):
             span = None
@@ -204,8 +205,18 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
     return out
 
 
-def _frames(videos: np.ndarray, most: int) -> np.ndarray:
-    """Grids [n, 3] of videos as grids of t = 1, one per temporal patch; at most `most` + 1 per video."""
+def _rows(images: np.ndarray, most: int, merge: int) -> np.ndarray:
+    """Grids [n, 3] of images as grids of one row of merged patches each; at most `most` + 1 per image."""
+    heights = np.maximum(images[:, 1], 0)
+    rows = np.repeat(images, np.clip(heights // merge, 1, most + 1), axis=0)
+    # no whole row: the grid stays as it is, to be refused
+    whole = rows[:, 1] % merge == 0
+    rows[whole, 1] = np.minimum(rows[whole, 1], merge)
+    return rows
+
+
+def _frames(videos: np.ndarray, most: int, merge: int) -> np.ndarray:
+    """Grids [n, 3] as grids of t = 1, one per temporal patch or tile; at most `most` + 1 of each."""
     frames = np.repeat(videos, np.clip(videos[:, 0], 1, most + 1), axis=0)
     # an empty grid stays empty
     frames[:, 0] = np.minimum(frames[:, 0], 1)

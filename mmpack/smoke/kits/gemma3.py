@@ -12,11 +12,17 @@ TEXT_CONFIG = TEXT | {
     "num_hidden_layers": 4,
     "query_pre_attn_scalar": 32,
     "sliding_window": 8,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "layer_types": [
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+    ],
     "bos_token_id": 2,
     "eos_token_id": 106,
     "pad_token_id": 0,
 }
+
 
 def processor(tokenizer: Any = None) -> Any:
     """Of squares of 112 pixels."""
