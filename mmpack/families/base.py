@@ -5,6 +5,7 @@ One file per family beside this one; everything else asks the `Family` and never
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,9 @@ class VideoDefaults:
     # those that decide which frames are taken, by their names in preprocessor_config.json
     sampling: tuple[tuple[str, Any], ...]
     max_video_tokens: int | None = None  # of a budget for frames; None: there is no such setting
+    # "area": a medium keeps its size between least and most pixels; "budget": it is scaled to the most tokens, of
+    # which processors say the number (`max_soft_tokens`) in place of an area
+    resize: str = "area"
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Family:
     # that one says nothing
     image_options: tuple[tuple[str, Any], ...] = ()
     image_defaults: tuple[tuple[str, Any], ...] = ()
+    # the first transformers whose forward takes what mmpack gives; None: any that mmpack supports
+    oldest_transformers: str | None = None
     # the forward's keyword for which tokens are of an image (1) or a video (2); None: it asks for none
     token_types: str | None = None
     # setting of the text config by which the forward caps logits: cap · tanh(logits / cap); None: it caps none
@@ -102,6 +108,10 @@ class Family:
     def patch_dim(self) -> int:
         """Values of a patch: channels, frames, height, width."""
         return 3 * self.temporal_patch_size * self.patch_size**2
+
+    def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
+        """Shape of a medium's `pixel_values`: one row per patch."""
+        return math.prod(grid), self.patch_dim
 
     def vision_tokens(self, grid: tuple[int, int, int]) -> int:
         """Tokens of a medium of `grid` = (t, h, w) patches, after merging."""

@@ -4,7 +4,7 @@ A video is its frames in text, each after its clock time. In models of `use_bidi
 a picture or a frame see each other, in the layers that see a window.
 """
 
-from mmpack.families.base import Family
+from mmpack.families.base import Family, VideoDefaults
 
 GEMMA4 = Family(
     name="gemma4",
@@ -27,6 +27,15 @@ GEMMA4 = Family(
     writes_markers=True,
     frame_text="{clock} {run}",
     frames_between=" ",
+    video_policies=("transformers_uniform",),
+    video=VideoDefaults(
+        area=(48 * 48, 70 * 48 * 48),  # of a frame: a token, and the 70 that fit
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        sampling=(("do_sample_frames", True), ("fps", None), ("num_frames", 32)),
+        resize="budget",
+    ),
+    oldest_transformers="5.19",
     token_types="mm_token_type_ids",
     logit_cap="final_logit_softcapping",
 )

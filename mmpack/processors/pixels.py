@@ -43,6 +43,8 @@ def process(
         made = as_bytes(made, where)
     if family.pixel_layout == "tiles":
         return patches_of(made, family)
+    if family.pixel_layout == "padded":
+        return patches_of_lines(made, np.asarray(out["image_position_ids"]), family)
     t, h, w = (int(n) for n in out["image_grid_thw"][0])
     return Processed((t, h, w), made)
 
@@ -71,6 +73,18 @@ def image_options(family: Family, image_processor: Any) -> dict[str, Any]:
         if getattr(image_processor, name, None) is None
     }
     return unset | dict(family.image_options)
+
+
+def patches_of_lines(lines: np.ndarray, places: np.ndarray, family: Family) -> Processed:
+    """[t, longest, patch_dim] of pictures of one size, places [t, longest, 2] (-1: padding), as rows of patches.
+
+    In lines a patch is height, width, channels; in rows channels, height, width.
+    """
+    size = family.patch_size
+    w, h = (int(n) + 1 for n in places[0].max(axis=0))
+    cells = lines[:, : h * w].reshape(-1, size, size, 3).transpose(0, 3, 1, 2)
+    rows = np.ascontiguousarray(cells).reshape(len(lines) * h * w, family.patch_dim)
+    return Processed((len(lines), h, w), rows)
 
 
 def patches_of(tiles: np.ndarray, family: Family) -> Processed:
