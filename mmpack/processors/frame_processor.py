@@ -1,4 +1,4 @@
-"""Sampled frames to patches [t·h·w, patch_dim], as transformers' Qwen-VL and GLM-V video processors make them, bit for bit.
+"""Sampled frames to patches [t·h·w, patch_dim], as transformers' own video processors make them, bit for bit.
 
 transformers' own need torchvision, whose resize of a tensor is torch's.
 """

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from mmpack.adapters.transformers.attention import (
@@ -44,6 +45,7 @@ from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
 from mmpack.schema.rules import Problem
+from mmpack.schema.spans import MODALITIES
 
 
 def model_inputs(
@@ -106,6 +108,8 @@ def model_inputs(
     inputs[key] = getattr(batch, key)
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
+    elif family.token_types is not None:
+        inputs[family.token_types] = _token_types(batch.input_ids, family)
     else:
         _refuse_missing_kernels(model.config.get_text_config())
     if batch.routed_experts is not None:
@@ -128,6 +132,14 @@ def model_inputs(
             return inputs | {"input_ids": ids}
         open_ids_in_forward(model.model)
     return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict)}
+
+
+def _token_types(ids: torch.Tensor, family: Family) -> torch.Tensor:
+    """Like `ids`: 1 at placeholders of images, 2 at those of videos, 0 elsewhere."""
+    out = torch.zeros_like(ids)
+    for modality, placeholder in family.placeholder_ids.items():
+        out += (ids == placeholder) * (1 + MODALITIES.index(modality))
+    return out
 
 
 def refuse_other_batch(batch: Batch, model: Any, what: str) -> None:

@@ -19,12 +19,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from mmpack.adapters.transformers.modules import attention_configs
 from mmpack.adapters.transformers.recompute import switched
-from mmpack.adapters.transformers.tower_attention import on_their_device
+from mmpack.adapters.transformers.tower_attention import LENGTHS, on_their_device
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
+from mmpack.ops.patches.lines import lines_of
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import tiles_of
@@ -77,7 +78,7 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in runs]
         made = _tower_arguments(family, modality, pixels, grids)
-        out |= {name: x.to(pixels.device) for name, x in made.items()}
+        out |= {name: x.to(pixels.device) for name, x in made.items() if torch.is_tensor(x)}
     batch.stats["patches_encoded"] = encoded
     return out
 
@@ -203,7 +204,8 @@ def _encode_chunk(
 
 def tile_patches(config: Any, family: Family) -> tuple[int, int]:
     """Patches (h, w) of a tile, the one size that the tower of such a family reads."""
-    height, width = config.vision_config.image_size
+    size = config.vision_config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
     return height // family.patch_size, width // family.patch_size
 
 
@@ -230,17 +232,33 @@ def _chunks(media: list[int], counts: list[int], most: int | None) -> list[list[
 
 def _tower_arguments(
     family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """What forward and encoder call `pixels` [patches, patch_dim] of media with these grids, which are on the CPU."""
     if family.pixel_layout == "tiles":
         return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
+    if family.pixel_layout == "padded":
+        return _line_arguments(family, modality, pixels, grids)
     on_host = torch.tensor(grids)
     if modality == "image":
         return {"pixel_values": pixels, "image_grid_thw": on_host}
     return {"pixel_values_videos": pixels, "video_grid_thw": on_host}
 
 
-def _encode(model: Any, modality: str, arguments: dict[str, torch.Tensor]) -> Any:
+def _line_arguments(
+    family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
+) -> dict[str, Any]:
+    """Of a tower of lines: one for each picture or frame."""
+    sizes = [(h, w) for t, h, w in grids for _ in range(t)]
+    values, places = lines_of(pixels, sizes, family)
+    lengths = {LENGTHS: [h * w for h, w in sizes]}
+    if modality == "image":
+        return {"pixel_values": values, "image_position_ids": places} | lengths
+    frames = torch.tensor([t for t, _, _ in grids])
+    videos = {"pixel_values_videos": values, "video_position_ids": places}
+    return videos | {"num_frames_per_video": frames} | lengths
+
+
+def _encode(model: Any, modality: str, arguments: dict[str, Any]) -> Any:
     """The tower's output. `pooler_output`: [tokens, H] per medium, or [tiles, tokens, H] of all."""
     core = model.model
     make = core.get_image_features if modality == "image" else core.get_video_features
