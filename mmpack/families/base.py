@@ -56,6 +56,12 @@ class Family:
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     # what released models write boxes and points in: a `coordinate_system`; None: not known
     coordinates: str | None = None
+    # modalities whose placeholders see each other, both ways, within one run of adjacent tokens
+    two_way_media: tuple[str, ...] = ()
+    # the config's `layer_types` where they do; None: all layers
+    two_way_layers: tuple[str, ...] | None = None
+    # name and value of the text config's setting that switches it on; None: always on
+    two_way_setting: tuple[str, str | bool] | None = None
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
     # ids that stand for a medium before it is expanded (chat templates write them), where they are not its placeholder

@@ -91,7 +91,8 @@ def _packed(batch: PackedBatch, family: Family) -> dict[str, Any]:
     """Rows repeat in `logits_to_keep` where branches leave one prefix, so each has one label: its target."""
     targets = batch.loss_targets[None]
     positions = batch.position_ids[:, None]
-    return {
+    rule = {} if batch.visible_from is None else {"visible_from": batch.visible_from}
+    return rule | {
         "input_ids": batch.input_ids[None],
         "position_ids": positions if family.position_rows > 1 else positions[0],
         "visible_until": batch.visible_until,
