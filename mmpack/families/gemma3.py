@@ -38,4 +38,5 @@ GEMMA3 = Family(
         ("pan_and_scan_min_ratio_to_activate", 1.2),
     ),
     token_types="token_type_ids",
+    two_way_media=("image",),
 )

@@ -37,5 +37,8 @@ GEMMA4 = Family(
     ),
     oldest_transformers="5.19",
     token_types="mm_token_type_ids",
+    two_way_media=("image", "video"),
+    two_way_layers=("sliding_attention",),
+    two_way_setting=("use_bidirectional_attention", "vision"),
     logit_cap="final_logit_softcapping",
 )
