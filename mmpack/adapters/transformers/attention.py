@@ -252,7 +252,14 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "mmpack attention: use_cache is on. Fix: leave use_cache=False, as model_inputs sets it; detach to generate"
         )
     made = plans_of_forward(decoder, kwargs, FLEX if are_compiled(list(decoder.layers)) else ())
-    return None if made is None else (args, kwargs | {"attention_plan": made})
+    more: dict[str, Any] = {} if made is None else {"attention_plan": made}
+    if (
+        getattr(decoder.config, "num_kv_shared_layers", 0)
+        and kwargs.get("visible_until") is not None
+    ):
+        # such a decoder cuts rows, and masks with them, by any whole number
+        more["logits_to_keep"] = slice(None)
+    return (args, kwargs | more) if more else None
 
 
 def _refuse_wrong_use(

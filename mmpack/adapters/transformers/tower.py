@@ -127,7 +127,7 @@ def encoded_inputs(
 def joined_inputs(features: SummedFeatures, model: Any, ids: torch.Tensor) -> dict[str, Any]:
     """Keywords of the forward of a batch without media: token embeddings plus a 0 of every weight of the tower."""
     embeds = model.get_input_embeddings()(ids)
-    return {"input_ids": None, "inputs_embeds": embeds + features.zero().to(embeds.dtype)}
+    return _as_embeds(model, ids, embeds + features.zero().to(embeds.dtype))
 
 
 def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
@@ -144,7 +144,16 @@ def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, 
     batch.stats["patches_encoded"] = len(pixels)
     outputs = [*features.pooler_output, *_levels(features)]
     idle = 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
-    return {"input_ids": None, "inputs_embeds": embeds + idle}
+    return _as_embeds(model, ids, embeds + idle)
+
+
+def _as_embeds(model: Any, ids: torch.Tensor, embeds: torch.Tensor) -> dict[str, Any]:
+    """Keywords of a forward that gets embeddings in place of ids, and what else the text model looks up by ids."""
+    out = {"input_ids": None, "inputs_embeds": embeds}
+    decoder = model.get_decoder()
+    if getattr(decoder.config, "hidden_size_per_layer_input", 0):
+        out["per_layer_inputs"] = decoder.get_per_layer_inputs(ids, None)
+    return out
 
 
 def encode_media(

@@ -59,6 +59,8 @@ class Kit:
     # weights are made larger by it, so that attention is far from uniform and a wrong row shows
     spread: float = 4.0
     lacks: Mapping[str, str] = field(default_factory=dict)
+    # called with a model just made: weights that transformers' initialisation makes zero, or attention too sharp
+    adjust: Callable[[Any], None] | None = None
 
     @property
     def about(self) -> Family:
@@ -68,6 +70,9 @@ class Kit:
     def available(self) -> bool:
         """Whether the installed transformers has this model."""
         transformers = require("transformers", "hf", f"the kit of {self.family}")
+        oldest = self.about.oldest_transformers
+        if oldest is not None and _release(transformers.__version__) < _release(oldest):
+            return False
         return hasattr(transformers, self.model_class) and hasattr(transformers, self.config_class)
 
     def model_config(self, narrow: bool = False) -> Any:
@@ -98,7 +103,14 @@ class Kit:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = getattr(transformers, self.model_class)(config)
+            if self.adjust is not None:
+                with torch.no_grad():
+                    self.adjust(model)
         return model.to(torch.float32 if dtype is None else dtype).eval()
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def spread_out(model: Any, factor: float = 4) -> Any:

@@ -31,6 +31,11 @@ def processor(tokenizer: Any = None) -> Any:
     return gemma3_processor(side=112, tokenizer=tokenizer)
 
 
+def adjust(model: Any) -> None:
+    """The projector's weight, which transformers makes zero: pictures would be nothing."""
+    model.model.multi_modal_projector.mm_input_projection_weight.normal_(std=0.1)
+
+
 KIT = Kit(
     family="gemma3",
     model_class="Gemma3ForConditionalGeneration",
@@ -54,5 +59,6 @@ KIT = Kit(
     image=(1, 8, 8),
     other=(3, 8, 8),
     video=None,
+    adjust=adjust,
     lacks={"video": "a video is images"},
 )
