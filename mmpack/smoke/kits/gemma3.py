@@ -56,6 +56,7 @@ KIT = Kit(
     ),
     narrow={"text_config": HALF},
     processor=processor,
+    spread=2.0,
     image=(1, 8, 8),
     other=(3, 8, 8),
     video=None,
