@@ -62,6 +62,8 @@ class Family:
     two_way_layers: tuple[str, ...] | None = None
     # name and value of the text config's setting that switches it on; None: always on
     two_way_setting: tuple[str, str | bool] | None = None
+    # layers whose state runs from row to row along a path: its batches carry a `segment_plan`
+    linear_attention: bool = False
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
     # ids that stand for a medium before it is expanded (chat templates write them), where they are not its placeholder

@@ -19,6 +19,7 @@ from mmpack.packing.batch import Batch
 from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.prepare import Prepared, common_fields, counted, prepare, row_multiple
 from mmpack.packing.replay import routes_in_rows
+from mmpack.packing.segments import padded_segments
 from mmpack.packing.tensors import to_int32
 from mmpack.schema.sample import Sample
 
@@ -118,13 +119,15 @@ def _row_fields(
     if family.two_way_media:
         first = (visible_from(samples, rows, size, family) % width).reshape(-1, width)
     padding = mask.reshape(-1, width) == 0
+    plan = plan_attention(seen.reshape(-1, width), padding, first)
     return {
         "input_ids": torch.from_numpy(ids).view(-1, width),
         "attention_mask": torch.from_numpy(mask).view(-1, width),
         "position_ids": torch.from_numpy(places).view(len(places), -1, width),
         "visible_until": to_int32(seen).view(-1, width),
         "visible_from": None if first is None else to_int32(first),
-        "attention_plan": plan_attention(seen.reshape(-1, width), padding, first),
+        "attention_plan": plan,
+        "segment_plan": padded_segments(family, padding, plan),
     }
 
 

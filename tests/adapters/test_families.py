@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from support.families import LAYOUTS, mixed_batch
-from support.float64 import assert_as_exact_as_separate, exact, separate
+from support.families import mixed_batch
 from support.models import (
     logprobs_and_gradients,
-    relative_difference,
     small_model,
     with_pixels,
 )
@@ -14,15 +12,11 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.attention import is_attached
-from mmpack.adapters.transformers.tower import takes_encoded_media
-from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
-LINEAR = [name for name in FAMILIES if name not in PACKABLE]
 
 
 @pytest.fixture(scope="module")
@@ -36,77 +30,6 @@ def models():
         return made[name]
 
     return get
-
-
-@pytest.fixture(scope="module")
-def oracles(models):
-    """Of a family's mixed batch: values and gradients in float64, and those of separate forwards in float32."""
-    made = {}
-
-    def get(name):
-        if name not in made:
-            model, samples = models(name), mixed_batch(name)
-            made[name] = exact(model, samples), separate(model, samples)
-        return made[name]
-
-    return get
-
-
-@pytest.mark.parametrize("name", PACKABLE)
-def test_every_layout_gives_what_each_sample_gets_alone(models, oracles, name):
-    model, samples = models(name), mixed_batch(name)
-    assert mp.validate(samples) == []
-    (wanted, gradients), (alone, separately) = oracles(name)
-    assert (alone - wanted).abs().max() <= TOLERANCES["layouts"].value
-    towers = [n for n in gradients if "visual" in n or "vision" in n]
-    assert towers and all((gradients[n] != 0).any() for n in towers if n.endswith("weight"))
-    with attach(model), torch.no_grad():
-        for layout, make in LAYOUTS.items():
-            values = packed_logprobs(model, make(samples))
-            assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, layout
-    for layout in ("packed, rounded up", "shared"):
-        with attach(model):
-            _, found = logprobs_and_gradients(model, LAYOUTS[layout](samples))
-        assert_as_exact_as_separate(found, separately, gradients, layout)
-        of_tower = ({n: g[n] for n in towers} for g in (found, separately, gradients))
-        assert_as_exact_as_separate(*of_tower, layout)
-
-
-@pytest.mark.parametrize("name", LINEAR)
-def test_linear_attention_is_padded_and_never_packed(models, name):
-    """Left padding moves the chunks of 64 rows that these layers sum in, so gradients agree less well."""
-    model, samples = models(name), mixed_batch(name)
-    wanted, gradients = separate(model, samples)
-    for side in ("left", "right"):
-        values, found = logprobs_and_gradients(model, mp.pad(samples, side=side))
-        assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, side
-        assert relative_difference(found, gradients) <= 2e-5, side
-    with pytest.raises(mp.SchemaError, match="MM401") as caught:
-        mp.pack(samples)
-    assert {p.code for p in caught.value.problems} == {"MM401"}
-    with pytest.raises(mp.ModelError, match="MM401"):
-        attach(model)
-    assert not is_attached(model)
-
-
-@pytest.mark.parametrize("name", PACKABLE)
-def test_repeated_pixels_give_what_repeated_features_give(models, oracles, name, monkeypatch):
-    model, batch = models(name), mp.pack(mixed_batch(name))
-    (wanted, exactly), (_, separately) = oracles(name)
-    with attach(model):
-        once, gradients = logprobs_and_gradients(model, batch)
-        first = batch.stats["patches_encoded"]
-        monkeypatch.setattr(
-            "mmpack.adapters.transformers.inputs.takes_encoded_media", lambda model: False
-        )
-        again, others = logprobs_and_gradients(model, batch)
-    occurring = sum(len(batch.media[i].pixel_values) for i in batch.media_order)
-    assert batch.stats["patches_encoded"] == occurring > batch.stats["patches"]
-    monkeypatch.undo()
-    assert first == (batch.stats["patches"] if takes_encoded_media(model) else occurring)
-    for values, found in ((once, gradients), (again, others)):
-        assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value
-        assert_as_exact_as_separate(found, separately, exactly)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe"])

@@ -7,6 +7,9 @@ import torch
 from support.float64 import Wide
 from torch.nn import functional
 
+# Depth 4, an empty segment with a child, segments of one row and of more than two chunks.
+OFFSETS, PARENTS = [0, 70, 200, 201, 201, 215, 218, 222], [-1, 0, 1, 1, 3, 0, -1]
+
 
 def rows_of(offsets: list[int], parents: list[int]) -> list[list[int]]:
     """For each segment the rows of its path, root first."""
@@ -73,3 +76,17 @@ def conv_alone(x, weight, bias, activation, offsets, parents) -> torch.Tensor:
         out = convolve(path, weight.double(), wide, activation=activation)
         pieces.append(out[0].T[len(rows) - own :])
     return torch.cat(pieces)
+
+
+def values_and_gradients(run, tensors, upstream):
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    out = run(leaves)
+    gradients = torch.autograd.grad(out, leaves, upstream.to(out.dtype))
+    return [out.detach(), *gradients]
+
+
+def assert_near(found, wanted, bound):
+    for name, a, b in zip(("out", "q", "k", "v", "g", "beta"), found, wanted, strict=True):
+        assert a.shape == b.shape
+        off = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30)
+        assert off <= bound, (name, float(off))

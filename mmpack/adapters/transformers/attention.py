@@ -2,8 +2,8 @@
 
 It reads `visible_until` ([T] or [B, S]) from the keyword arguments of the model's forward, and raises where the rule
 can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack comes out wrong without an error.
-`attention_plan` beside it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does. Models with
-sliding windows or two-way blocks need it: see layer_rules.py.
+`attention_plan` beside it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does. Models
+with sliding windows or two-way blocks need it: see layer_rules.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from mmpack.adapters.transformers.layer_rules import (
     plan_layers,
     plan_of_layer,
     plans_of_forward,
+)
+from mmpack.adapters.transformers.linear_attention import (
+    check_segments,
+    refuse_unknown_nets,
+    take_segments,
 )
 from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import TOWER
@@ -122,6 +127,7 @@ def refuse_unpackable(whole: Any) -> None:
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
         )
     layer_rules(whole, "attach")
+    refuse_unknown_nets(whole)
 
 
 def _attach(core: Any, parts: list[Part]) -> list[Part]:
@@ -262,6 +268,10 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return (args, kwargs | more) if more else None
 
 
+def _check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return check_segments(decoder, args, kwargs) if TEXT.is_attached(decoder) else None
+
+
 def _refuse_wrong_use(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -294,10 +304,13 @@ def _register() -> None:
 
 
 def _hook(core: Any) -> list[Any]:
+    take_segments(core)
+    decoder = core.get_decoder()
     return [
         KeptRules(core),
         core.register_forward_pre_hook(open_ids, with_kwargs=True),
-        core.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True),
+        decoder.register_forward_pre_hook(_refuse_cache, with_kwargs=True),
+        decoder.register_forward_pre_hook(_check_segments, with_kwargs=True),
     ]
 
 

@@ -112,7 +112,7 @@ class AttentionPlan:
         last = self.checked or ()
         for i, (name, tensor, checksum) in enumerate(given):
             if tensor.device.type == "cpu":
-                same = _checksum(tensor.numpy()) == checksum
+                same = checksum_of(tensor.numpy()) == checksum
             else:
                 seen, version = last[i] if i < len(last) else (lambda: None, 0)
                 same = seen() is not tensor or version == _version(tensor)
@@ -180,8 +180,8 @@ def plan_attention(
         pairs=int((queries * (keys - queries) + queries * (queries + 1) // 2).sum()),
         full_blocks=full,
         mixed_blocks=mixed,
-        checksum=_checksum(visible_until),
-        start_checksum=None if visible_from is None else _checksum(visible_from),
+        checksum=checksum_of(visible_until),
+        start_checksum=None if visible_from is None else checksum_of(visible_from),
         host=HostRule(visible_until, visible_from, padding),
     )
 
@@ -261,7 +261,7 @@ def _moved(
     return type(value)(*parts)
 
 
-def _checksum(array: np.ndarray) -> int:
+def checksum_of(array: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(array, dtype=np.int32).data)
 
 

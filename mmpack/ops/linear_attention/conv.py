@@ -9,13 +9,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.backend import Op, implementation
+from mmpack.ops.backend import Kernel, Op, implementation
+from mmpack.ops.custom_op import define_op
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_attention.rule import check_plan
 from mmpack.ops.linear_attention.segment_plan import SegmentPlan
 from mmpack.ops.rows.inverse import Inverse
 
-SEGMENT_CONV1D = Op("segment_conv1d", __package__, ())
+_FLOATS = ("bfloat16", "float16", "float32")
+SEGMENT_CONV1D = Op(
+    "segment_conv1d",
+    "mmpack.ops.linear_attention",
+    (Kernel("triton", only=_FLOATS, why="the kernel can't take {dtype}"),),
+)
 
 
 def segment_conv1d(
@@ -45,6 +51,10 @@ def segment_conv1d(
         raise ArgumentError(
             f"segment_conv1d: bias has shape {list(bias.shape)}, expected [{x.shape[1]}]. Fix: pass conv1d.bias"
         )
+    if not (x.is_floating_point() and weight.is_floating_point()):
+        raise ArgumentError(
+            f"segment_conv1d: x is {x.dtype}, weight {weight.dtype}. Fix: pass floating tensors"
+        )
     if activation not in ("silu", None):
         raise ArgumentError(
             f"segment_conv1d: activation is {activation!r}. Fix: 'silu', or None and your own after it"
@@ -59,27 +69,95 @@ def segment_conv1d(
     return made
 
 
+def _run(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, silu: bool) -> Tensor:
+    out: Tensor = _path(x, weight).conv1d(x, weight, bias, previous, silu)
+    return out
+
+
+def _run_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    previous: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    silu: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What is not asked for is empty."""
+    to_x, to_weight, to_bias = _path(x, weight).conv1d_backward(
+        grad, x, weight, bias, previous, Inverse(order, offsets), silu, needs_weight
+    )
+    none = weight.new_empty(0)
+    return to_x, none if to_weight is None else to_weight, none if to_bias is None else to_bias
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, silu: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    previous: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    silu: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    to_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    to_weight = weight.new_empty(weight.shape if needs_weight else [0])
+    to_bias = weight.new_empty(0)
+    if needs_weight and bias is not None:
+        to_bias = bias.new_empty(bias.shape)
+    return to_x, to_weight, to_bias
+
+
+_conv = define_op(
+    "segment_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor previous, bool silu) -> Tensor",
+    _run,
+    _fake,
+)
+_conv_backward = define_op(
+    "segment_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor previous, Tensor order, "
+    "Tensor offsets, bool silu, bool needs_weight) -> (Tensor, Tensor, Tensor)",
+    _run_backward,
+    _fake_backward,
+)
+
+
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, order: Tensor,
-        offsets: Tensor, silu: bool,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        previous: Tensor,
+        order: Tensor,
+        offsets: Tensor,
+        silu: bool,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, bias, previous, order, offsets)
         ctx.silu = silu
-        out: Tensor = _path(x).conv1d(x, weight, bias, previous, silu)
+        out: Tensor = _conv(x, weight, bias, previous, silu)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, previous, order, offsets = ctx.saved_tensors
-        needs_weight = any(ctx.needs_input_grad[1:3])
-        to_x, to_weight, to_bias = _path(x).conv1d_backward(
-            grad, x, weight, bias, previous, Inverse(order, offsets), ctx.silu, needs_weight
+        needs_weight = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        to_x, *to_weights = _conv_backward(grad, *ctx.saved_tensors, ctx.silu, needs_weight)
+        to_weight, to_bias = (
+            found if needed else None
+            for found, needed in zip(to_weights, ctx.needs_input_grad[1:3], strict=True)
         )
         return to_x, to_weight, to_bias, None, None, None, None
 
 
-def _path(x: Tensor) -> Any:
-    return implementation(SEGMENT_CONV1D, x.device, x.dtype)
+def _path(x: Tensor, weight: Tensor) -> Any:
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    return implementation(SEGMENT_CONV1D, x.device, dtype)

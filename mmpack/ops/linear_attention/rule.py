@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, BackendError, check_number
+from mmpack.errors import ArgumentError, check_number
 from mmpack.ops.inputs import check_tensors
-from mmpack.ops.linear_attention import chunks
+from mmpack.ops.linear_attention import chunks, waves
+from mmpack.ops.linear_attention.choose import choose
 from mmpack.ops.linear_attention.segment_plan import SegmentPlan
 
 
@@ -28,9 +30,12 @@ def segment_delta_rule(
             Hv], how much of a row is written.
         plan: of the rows' segments, on their device.
         scale: of the queries; Dk ** -0.5 if not given.
+        backend: "torch" or "fla" instead of what MMPACK_LINEAR_ATTENTION or the device chooses (`choose.py`).
         qk_l2norm: queries and keys are divided by their norm first, as Qwen3.5 has it.
 
-    States are float32 (float64 where an input is). Raises ArgumentError for shapes, devices and plans that don't fit.
+    States are float32 (float64 where an input is). A sample of a plain pack has the bits that it has alone, in plain
+    torch on a CPU. Raises ArgumentError for shapes, devices and plans that don't fit; BackendError where what was asked
+    for, or what a GPU needs, can't run.
     """
     tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     check_tensors("segment_delta_rule", (), **tensors)
@@ -39,10 +44,12 @@ def segment_delta_rule(
     if scale is not None:
         check_number("segment_delta_rule", "scale", scale)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    if backend not in ("auto", "torch"):
-        raise BackendError(f"segment_delta_rule: backend is {backend!r}. Fix: one of auto, torch")
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+    name = choose(q.device, q.dtype, q.shape[-1], gradients, backend)
     if not q.numel() or not v.numel():
         return (v * (g + beta)[..., None] + q.sum() + k.sum()).to(q.dtype)
+    if name == "fla":
+        return waves.delta_rule(q, k, v, g, beta, plan, scale, qk_l2norm)
     return chunks.delta_rule(q, k, v, g, beta, plan.chunk_plan(), scale, qk_l2norm)
 
 

@@ -50,6 +50,7 @@ class SegmentPlan:
     )  # [T, conv_width - 1] the 1st, 2nd, … row before, on the path; -1 for none
     readers: Inverse  # for each row the entries of `previous` that name it
     chunks: dict[torch.device, ChunkPlan] = field(default_factory=dict, repr=False)
+    checksum: int | None = None  # of the batch's visible_until, where it is a batch's
 
     @property
     def segments(self) -> int:
