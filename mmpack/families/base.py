@@ -90,6 +90,8 @@ class Family:
     # that one says nothing
     image_options: tuple[tuple[str, Any], ...] = ()
     image_defaults: tuple[tuple[str, Any], ...] = ()
+    # placeholders of media that mmpack doesn't read: what they are, and their id
+    unread: tuple[tuple[str, int], ...] = ()
     # the first transformers whose forward takes what mmpack gives; None: any that mmpack supports
     oldest_transformers: str | None = None
     # the forward's keyword for which tokens are of an image (1) or a video (2); None: it asks for none

@@ -25,6 +25,7 @@ GEMMA4 = Family(
     pixel_layout="padded",
     vocab_size=262_144,
     writes_markers=True,
+    unread=(("audio", 258881),),
     frame_text="{clock} {run}",
     frames_between=" ",
     video_policies=("transformers_uniform",),

@@ -18,7 +18,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mmpack.adapters.transformers.ahead import load_kernels
 from mmpack.adapters.transformers.compile import are_compiled, has_compiled_text
-from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
+from mmpack.adapters.transformers.guards import (
+    NO_MASK,
+    BoundIds,
+    NoMask,
+    refuse_old_transformers,
+)
 from mmpack.adapters.transformers.layer_rules import (
     KeptRules,
     LayerPlans,
@@ -126,6 +131,7 @@ def refuse_unpackable(whole: Any) -> None:
         raise ModelError(
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
         )
+    refuse_old_transformers(family, "attach")
     layer_rules(whole, "attach")
     refuse_unknown_nets(whole)
 

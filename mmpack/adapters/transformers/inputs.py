@@ -17,7 +17,7 @@ from mmpack.adapters.transformers.attention import (
     is_attached,
     open_ids_in_forward,
 )
-from mmpack.adapters.transformers.guards import BoundIds
+from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
 from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
@@ -91,6 +91,7 @@ def model_inputs(
     always = vision == "always" or is_parallel(model)
     model = unwrap(model, "model_inputs")
     family = family_of_model_type(model.config.model_type)
+    refuse_old_transformers(family, "model_inputs")
     refuse_other_batch(batch, model, "model_inputs")
     if features is not None or max_patches is not None:
         refuse_options(model, features, max_patches, "model_inputs")
