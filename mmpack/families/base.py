@@ -47,7 +47,8 @@ class Family:
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
     # how patches lie, and what the tower takes. "patches": those that are merged lie together; "tiles": row by row,
-    # the tower takes t whole tiles; "padded": row by row, the tower takes lines of patches with their places
+    # the tower takes t whole tiles; "canvas": row by row, it takes pictures beside each other as [n, 3, height, width]
+    # and the size of each; "padded": row by row, it takes lines of patches with their places
     pixel_layout: str = "patches"
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064

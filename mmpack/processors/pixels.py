@@ -41,7 +41,7 @@ def process(
     made = np.asarray(out["pixel_values"])
     if kept_as == "uint8":
         made = as_bytes(made, where)
-    if family.pixel_layout == "tiles":
+    if family.pixel_layout in ("tiles", "canvas"):
         return patches_of(made, family)
     if family.pixel_layout == "padded":
         return patches_of_lines(made, np.asarray(out["image_position_ids"]), family)
@@ -72,6 +72,8 @@ def image_options(family: Family, image_processor: Any) -> dict[str, Any]:
         for name, value in family.image_defaults
         if getattr(image_processor, name, None) is None
     }
+    if family.pixel_layout == "canvas":  # sides are whole merged patches
+        unset["patch_size"] = family.patch_size * family.spatial_merge_size
     return unset | dict(family.image_options)
 
 

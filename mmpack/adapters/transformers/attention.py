@@ -41,7 +41,7 @@ from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, check_flag
-from mmpack.families import family_of_model_type
+from mmpack.families import family_of_config
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.ops.attention.choose import FLEX
 from mmpack.packing.batch import Batch
@@ -94,7 +94,7 @@ def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     whole = unwrap(model, "attach")
     if text:
         refuse_unpackable(whole)
-    family_of_model_type(whole.config.model_type)
+    family_of_config(whole.config)
     parts = [TEXT] * bool(text) + [TOWER] * (tower == "auto")
     load_kernels(next(whole.parameters()).device)
     return Attached(model, _attach(whole.model, parts))
@@ -126,7 +126,7 @@ def is_attached(model: Any) -> bool:
 
 def refuse_unpackable(whole: Any) -> None:
     """Raises as `attach` does."""
-    family = family_of_model_type(whole.config.model_type)
+    family = family_of_config(whole.config)
     if family.packing != "yes":
         raise ModelError(
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
@@ -228,6 +228,8 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
             "mmpack attention: position_ids is missing, and the model's own count would run across samples. "
             "Fix: call model(**model_inputs(batch, model))"
         )
+    if args and isinstance(args[0], BoundIds):  # as the forwards pass them that verl puts in
+        args, kwargs = args[1:], kwargs | {"input_ids": args[0]}
     ids = kwargs.get("input_ids")
     if isinstance(ids, BoundIds):
         kwargs = kwargs | ids.open(core, attached)

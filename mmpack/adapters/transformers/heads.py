@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.families import family_of_model_type
+from mmpack.families import family_of_config
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.support import Support
@@ -35,7 +35,7 @@ def head_of(whole: Any) -> Any:
 
 def logit_cap(whole: Any) -> float | None:
     """The bound that the model's forward puts on what its head makes, cap · tanh(logits / cap), if it does so."""
-    name = family_of_model_type(whole.config.model_type).logit_cap
+    name = family_of_config(whole.config).logit_cap
     return None if name is None else getattr(whole.config.get_text_config(), name)
 
 
@@ -51,7 +51,7 @@ def capped(
 @contextlib.contextmanager
 def uncapped(whole: Any) -> Iterator[None]:
     """The model's forward leaves what its head makes as it is, within the block."""
-    cap, name = logit_cap(whole), family_of_model_type(whole.config.model_type).logit_cap
+    cap, name = logit_cap(whole), family_of_config(whole.config).logit_cap
     if cap is None:
         yield
         return

@@ -24,7 +24,8 @@ def tower_blocks(whole: Any) -> list[torch.nn.Module]:
     if hasattr(tower, "blocks"):
         return list(tower.blocks)
     tower = getattr(tower, "vision_model", tower)
-    return list(tower.encoder.layer if hasattr(tower.encoder, "layer") else tower.encoder.layers)
+    stack = tower.transformer if hasattr(tower, "transformer") else tower.encoder
+    return list(stack.layer if hasattr(stack, "layer") else stack.layers)
 
 
 def attention_configs(*modules: torch.nn.Module) -> list[Any]:

@@ -7,6 +7,8 @@ from typing import Any
 from mmpack.errors import ArgumentError
 from mmpack.video.policies import (
     qwen_vl_utils,
+    transformers_glm4v,
+    transformers_glm46v,
     transformers_qwen2_vl,
     transformers_qwen3_vl,
     transformers_uniform,
@@ -20,6 +22,8 @@ POLICIES: dict[str, Policy] = {
         qwen_vl_utils,
         transformers_qwen2_vl,
         transformers_qwen3_vl,
+        transformers_glm4v,
+        transformers_glm46v,
         transformers_uniform,
         vllm,
     )
