@@ -86,7 +86,11 @@ def frames_of_processor(subject: Subject) -> None:
     import transformers
 
     frames = np.random.default_rng(9).integers(0, 256, (6, 64, 96, 3), dtype=np.uint8)
-    about: dict[str, Any] = {"fps": 4.0, "frames_indices": np.arange(0, 12, 2), "total_num_frames": 12}
+    about: dict[str, Any] = {
+        "fps": 4.0,
+        "frames_indices": np.arange(0, 12, 2),
+        "total_num_frames": 12,
+    }
     content = [{"type": "video", "video": (frames, about)}, {"type": "text", "text": "Which?"}]
     sample = subject.wrapped([{"role": "user", "content": content}], sample_id="s")
     hf = subject.processor
