@@ -1,7 +1,7 @@
 """Media over runs of placeholders: from runs to modality spans, and from spans back to occurrences.
 
-An occurrence is one place where a medium stands in the ids: one run of placeholders, or, where a family lays a video
-out frame by frame, the runs of all its temporal patches with the text between them. Token indices, half-open.
+An occurrence is one place where a medium stands in the ids: one run of placeholders, or, where a family lays it out in
+pieces (a video frame by frame, an image row by row), all its runs with the text between them. Token indices, half-open.
 
 One place for each of these:
 - ids -> spans: `spans_from_runs` (media in order), or `match_runs` and `spans_of` (media per modality, known ranges);
@@ -65,7 +65,7 @@ def match_runs(runs: Runs, media: Sequence[Medium], family: Family, what: str) -
 def spans_of(placed: Iterable[Placed], family: Family) -> tuple[list[Medium], list[ModalitySpan]]:
     """The distinct media of `placed` (in order of appearance), and one span per run.
 
-    `frame` counts the runs of a video that the family lays out frame by frame; else it is None.
+    `frame` counts the runs of a medium that the family lays out in pieces (frames, rows); else it is None.
     """
     index: dict[tuple[str, float | None], int] = {}
     distinct: list[Medium] = []
@@ -76,9 +76,9 @@ def spans_of(placed: Iterable[Placed], family: Family) -> tuple[list[Medium], li
         at = index.setdefault(medium_key(medium), len(distinct))
         if at == len(distinct):
             distinct.append(medium)
-        in_frames = family.video_layout == "frames" and medium.modality == "video"
+        in_pieces = family.in_pieces(medium.modality)
         for k, (start, stop) in enumerate(runs):
-            frame = k if in_frames else None
+            frame = k if in_pieces else None
             spans.append(ModalitySpan(start, stop, medium.modality, at, frame))
     return distinct, spans
 

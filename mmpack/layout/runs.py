@@ -40,6 +40,8 @@ class Runs:
 def placeholder_runs(input_ids: Sequence[int] | np.ndarray, family: str | Family) -> Runs:
     """Maximal runs of one placeholder id in `input_ids` int [L], in order.
 
+    Where images and videos have one id, a run is a video's if more videos began before it than ended (`video_bounds`).
+
     Raises: LayoutError (MM006) for an unknown family.
 
     Example:
@@ -52,7 +54,10 @@ def placeholder_runs(input_ids: Sequence[int] | np.ndarray, family: str | Family
     family = get_family(family)
     ids = np.asarray(input_ids)
     kind = (ids == family.image_token_id).astype(np.int8)
-    if family.video_token_id is not None:
+    if family.video_bounds is not None:
+        begins, ends = (np.cumsum(ids == i) for i in family.video_bounds)
+        kind[(kind == 1) & (begins > ends)] = 2
+    elif family.video_token_id is not None:
         kind += 2 * (ids == family.video_token_id).astype(np.int8)
     edges = np.flatnonzero(np.diff(kind, prepend=0, append=0))
     starts, stops = edges[:-1], edges[1:]

@@ -41,7 +41,9 @@ class ModalitySpan(Record):
     stop: int = column(Int(), "one past the last token")
     modality: str = column(Modality(), "what the placeholders stand for")
     media_index: int = column(Int(), "index into `media`")
-    frame: int | None = column(Int(), "temporal patch, where a video has one span each", None)
+    frame: int | None = column(
+        Int(), "temporal patch of a video, or row of an image, where each has a span", None
+    )
     metadata: dict[str, Any] = _extra()
 
 
