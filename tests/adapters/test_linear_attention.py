@@ -21,6 +21,7 @@ from mmpack.adapters.transformers.prefix import kv_bytes_per_token
 from mmpack.adapters.transformers.router import router_loss
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.linear_attention import plan_segments
+from mmpack.packing.batch import _tensors_of
 from mmpack.planning.memory import memory_model
 
 pytestmark = pytest.mark.adapter
@@ -89,6 +90,20 @@ def test_the_tests_can_see_a_wrong_plan(model, offsets, parents):
         right = packed_logprobs(model, batch)
         batch.segment_plan = wrong
         assert (packed_logprobs(model, batch) - right).abs().max() > 1e-3
+
+
+def test_a_moved_batch_moves_all_of_its_plan():
+    """And a stream is told of each of its tensors, those of its waves too."""
+    batch = mp.pack(tree(), share_prefix=True)
+    plan = batch.segment_plan
+    known = {x.data_ptr() for x in _tensors_of(plan)}
+    for wave in plan.waves[1:]:
+        own = {wave.cu_seqlens, wave.chunk_indices, wave.parents, *wave.children}
+        assert {x.data_ptr() for x in own} <= known
+    assert plan.previous.data_ptr() in known and plan.readers.order.data_ptr() in known
+    moved = batch.to("meta").segment_plan
+    assert {x.device.type for x in _tensors_of(moved)} == {"meta"}
+    assert moved.checksum == plan.checksum == batch.attention_plan.checksum
 
 
 # ---- wrong use ----------------------------------------------------------------------------------------

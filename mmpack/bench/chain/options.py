@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -85,7 +86,7 @@ def shape_of(options: Options) -> Shape:
         text["layer_types"] = kinds[: options.layers][::-1]
     if options.size == "layer":
         return replace(real, text=text, vision=vision)
-    sections = {"mrope_section": [3, 3, 2] if deep else [2, 1, 1]}
+    sections: dict[str, Any] = {"mrope_section": [3, 3, 2] if deep else [2, 1, 1]}
     if hybrid:
         sections["partial_rotary_factor"] = 0.5
         text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
