@@ -24,7 +24,8 @@ KIMI_K25 = Family(
     pixel_layout="squares",
     pooled_frames=4,
     projector="mm_projector",
-    frame_text="{time}{start}video<|media_content|>{pads}{end}",
+    frame_text="{time}<|media_begin|>video{run}",
+    frame_start_id=163603,  # <|media_content|>
     frame_time="first",
     vocab_size=163_968,
 )

@@ -163,11 +163,10 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
         grids = _grids(name, given)
         if family.in_pieces(name):
             count = int(mine.sum())
-            grids = (
-                _frames(grids, count, family.pooled_frames)
-                if name == "video"
-                else _rows(grids, count, family.spatial_merge_size)
-            )
+            if name == "image" and family.row_end_id is not None:
+                grids = _rows(grids, count, family.spatial_merge_size)
+            else:
+                grids = _frames(grids, count, family.pooled_frames if name == "video" else 1)
         which = np.flatnonzero(mine)
         if len(grids) != len(which):
             span = None
@@ -220,7 +219,7 @@ def _rows(images: np.ndarray, most: int, merge: int) -> np.ndarray:
 
 
 def _frames(videos: np.ndarray, most: int, pooled: int) -> np.ndarray:
-    """Grids [n, 3] of videos as grids of t = 1, one per `pooled` temporal patches; at most `most` + 1 per video."""
+    """Grids [n, 3] as grids of t = 1, one per `pooled` temporal patches, or per tile; at most `most` + 1 of each."""
     frames = np.repeat(videos, np.clip(-(-videos[:, 0] // pooled), 1, most + 1), axis=0)
     # an empty grid stays empty
     frames[:, 0] = np.minimum(frames[:, 0], 1)

@@ -13,19 +13,7 @@ from mmpack.schema.media import Medium
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def frame_texts(medium: Medium, family: Family, start: str, pad: str, end: str) -> list[str]:
-    """What each run of a video in frames is written as: its time and one placeholder `pad` between `start` and `end`.
-
-    Raises: as `frame_seconds` does.
-    """
-    markers = {"start": start, "pads": pad, "end": end, "run": f"{start}{pad}{end}"}
-    return [
-        family.frame_text.format(seconds=s, whole=int(s), time=_clock(s), **markers)
-        for s in frame_seconds(medium, family)
-    ]
-
-
-def _clock(seconds: float) -> str:
+def time_of_day(seconds: float) -> str:
     """Hours of a day, minutes, seconds, and thousandths that are cut off: 00:01:02.500."""
     whole = int(seconds)
     parts = whole // 3600 % 24, whole // 60 % 60, whole % 60

@@ -21,6 +21,7 @@ def decoder_layers(whole: Any) -> list[torch.nn.Module]:
 def tower_blocks(whole: Any) -> list[torch.nn.Module]:
     """The vision tower's blocks, in order."""
     tower: Any = tower_of(whole.model)
+    tower = getattr(tower, "vision_model", tower)
     held = getattr(tower, "encoder", getattr(tower, "transformer", tower))
     names = ("blocks", "layers", "layer")
     return list(next(getattr(held, name) for name in names if hasattr(held, name)))
