@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from mmpack.errors import LayoutError
-from mmpack.families.base import Family
+from mmpack.families.base import Audio, Family
 from mmpack.families.internvl import INTERNVL
+from mmpack.families.qwen2_5_omni import QWEN2_5_OMNI
 from mmpack.families.qwen2_5_vl import QWEN2_5_VL
 from mmpack.families.qwen2_vl import QWEN2_VL
 from mmpack.families.qwen3_5 import QWEN3_5
 from mmpack.families.qwen3_5_moe import QWEN3_5_MOE
+from mmpack.families.qwen3_omni_moe import QWEN3_OMNI_MOE
 from mmpack.families.qwen3_vl import QWEN3_VL
 from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
 
-__all__ = ["FAMILIES", "Family", "family_of_model_type", "get_family"]
+__all__ = ["FAMILIES", "Audio", "Family", "family_of_model_type", "get_family"]
 
 FAMILIES: dict[str, Family] = {
     f.name: f
-    for f in (QWEN2_VL, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN3_5, QWEN3_5_MOE, INTERNVL)
+    for f in (
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        QWEN3_VL_MOE,
+        QWEN3_5,
+        QWEN3_5_MOE,
+        INTERNVL,
+        QWEN2_5_OMNI,
+        QWEN3_OMNI_MOE,
+    )
 }
 
 

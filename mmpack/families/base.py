@@ -6,6 +6,41 @@ One file per family beside this one; everything else asks the `Family` and never
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Audio:
+    """Audio that a family hears. A feature frame is `mel_bins` values of `hop_length` samples; ids are token ids."""
+
+    token_id: int
+    start_id: int
+    end_id: int
+    # the tower reads `chunk_frames` at a time, and halves their number by each of these, rounding "up" or "down"
+    chunk_frames: int
+    halvings: tuple[str, ...]
+    # a video's sound lies between its placeholders: "chunks" of `seconds_per_chunk`, or by "time", token by token
+    interleaving: str
+    # handed to the feature extractor with each audio, as transformers' processor of the family does
+    options: tuple[tuple[str, Any], ...]
+    sampling_rate: int = 16_000
+    hop_length: int = 160
+    mel_bins: int = 128
+    seconds_per_chunk: float = 2.0
+    # vision start and audio start before a video with sound have one position, and both ends have
+    joint_markers: bool = False
+    # whether a video's temporal patch that starts between two positions is moved to the one before
+    cuts_times: bool = True
+
+    def tokens(self, frames: Any) -> Any:
+        """Tokens of an audio of so many feature frames; a number, or an array of them."""
+        whole, rest = frames // self.chunk_frames, frames % self.chunk_frames
+        return whole * self._halved(self.chunk_frames) + self._halved(rest)
+
+    def _halved(self, frames: Any) -> Any:
+        for rounding in self.halvings:
+            frames = (frames + (rounding == "up")) // 2
+        return frames
 
 
 @dataclass(frozen=True)
@@ -37,6 +72,7 @@ class Family:
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     # what released models write boxes and points in: a `coordinate_system`; None: not known
     coordinates: str | None = None
+    audio: Audio | None = None  # None: the family hears nothing
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
 
@@ -44,6 +80,7 @@ class Family:
     def placeholder_ids(self) -> dict[str, int]:
         """Modality name to placeholder id, of the modalities that the family has."""
         ids = {"image": self.image_token_id, "video": self.video_token_id}
+        ids["audio"] = None if self.audio is None else self.audio.token_id
         return {modality: i for modality, i in ids.items() if i is not None}
 
     @property
@@ -56,8 +93,20 @@ class Family:
         t, h, w = grid
         return t * (h // self.spatial_merge_size) * (w // self.spatial_merge_size)
 
+    def tokens_of(self, modality: str, grid: tuple[int, int, int]) -> int:
+        """Tokens of a medium: of an image or a video of patches, of an audio of (frames, 1, 1)."""
+        if modality == "audio" and self.audio is not None:
+            return int(self.audio.tokens(grid[0]))
+        return self.vision_tokens(grid)
+
+    def row_width(self, modality: str) -> int:
+        """Values of a row that a tower reads: of a patch, or of a feature frame of an audio."""
+        if modality == "audio" and self.audio is not None:
+            return self.audio.mel_bins
+        return self.patch_dim
+
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
-        """Runs of placeholders that one medium of `grid` has."""
+        """Runs of placeholders that one medium of `grid` has; one in pieces, beside a video's sound, counts as one."""
         return grid[0] if modality == "video" and self.video_layout == "frames" else 1
 
     def same_layout(self, other: Family) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mmpack.families import Family
 from mmpack.layout.mrope import sample_positions
-from mmpack.layout.occurrences import occurrences
+from mmpack.layout.occurrences import joined, occurrences
 from mmpack.schema.sample import Sample
 
 
@@ -118,14 +118,15 @@ def _token_keys(samples: Sequence[Sample], positions: Sequence[np.ndarray]) -> l
 
     Runs have one number if medium, ids, positions and routes agree in all of their tokens.
     """
-    runs: dict[tuple[str, bytes, bytes, bytes], int] = {}
+    runs: dict[tuple[tuple[str, ...], bytes, bytes, bytes], int] = {}
     keys = []
     for sample, position, routes in zip(samples, positions, _route_keys(samples), strict=True):
         run = np.full(len(sample), -1, dtype=np.int64)
-        for start, stop, m in occurrences(sample):
+        for start, stop, indices in joined(occurrences(sample)):
             ids, places = sample.input_ids[start:stop], position[:, start:stop]
             own = routes[start:stop].tobytes()
-            key = (sample.media[m].cache_key, ids.tobytes(), places.tobytes(), own)
+            names = tuple(sample.media[m].cache_key for m in indices)
+            key = (names, ids.tobytes(), places.tobytes(), own)
             run[start:stop] = runs.setdefault(key, len(runs))
         keys.append(np.column_stack([sample.input_ids, run, position.T, routes]))
     return keys

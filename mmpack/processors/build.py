@@ -66,13 +66,10 @@ def build_sample(
     context = context_ids(ids, policy, family)
     runs = placeholder_runs(context, family)
     _refuse_lone(runs, media, family)
-    images, videos, seconds = grids_of_media(media)
     positions, _ = mrope_positions(
         context,
         family,
-        image_grid_thw=images,
-        video_grid_thw=videos,
-        second_per_grid_ts=seconds,
+        **grids_of_media(media),
         rule=processor.position_rule,
         tokens_per_second=processor.tokens_per_second,
     )
