@@ -5,6 +5,7 @@ One file per family beside this one; everything else asks the `Family` and never
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +88,10 @@ class Family:
     def patch_dim(self) -> int:
         """Values of a patch: channels, frames, height, width."""
         return 3 * self.temporal_patch_size * self.patch_size**2
+
+    def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
+        """Shape of a medium's `pixel_values`: one row per patch."""
+        return math.prod(grid), self.patch_dim
 
     def vision_tokens(self, grid: tuple[int, int, int]) -> int:
         """Tokens of a medium of `grid` = (t, h, w) patches, after merging."""

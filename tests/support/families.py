@@ -10,8 +10,8 @@ from support.models import with_pixels
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.families import get_family
 from mmpack.schema.sample import Sample
+from mmpack.smoke.kits import get_kit
 
 # every way to lay samples out, by name
 LAYOUTS: dict[str, Callable[[list[Sample]], Any]] = {
@@ -26,7 +26,7 @@ LAYOUTS: dict[str, Callable[[list[Sample]], Any]] = {
 
 def mixed_batch(name: str) -> list[Sample]:
     """Five samples: three that branch off one prompt at two depths, a video, an image that comes twice, and text."""
-    family = get_family(name)
+    kit = get_kit(name)
     rng = np.random.default_rng(3)
 
     def text(n: int) -> tuple[Any, ...]:
@@ -35,10 +35,8 @@ def mixed_batch(name: str) -> list[Sample]:
     def response(n: int, turn: int | None = None) -> tuple[Any, ...]:
         return "response", rng.integers(0, 151643, n), turn
 
-    tiles = family.pixel_layout == "tiles"  # all of one size
-    image = ("image", (1, 4, 4) if tiles else (1, 4, 6), "x")
-    other = ("image", (3, 4, 4) if tiles else (1, 8, 4), "y")
-    video = ("video", (2, 4, 4), "f") if family.video_token_id else ("image", (1, 4, 4), "z")
+    image, other = ("image", kit.image, "x"), ("image", kit.other, "y")
+    video = ("video", kit.video, "f") if kit.video else ("image", kit.image, "z")
     prompt, end = [text(5), image, text(3)], response(4)
     parts = [
         [*prompt, end, text(2), other, response(3, 1)],

@@ -12,7 +12,9 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from mmpack.adapters.transformers import packed_logprobs
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
-from mmpack.smoke.tiny_models import tiny_model, tiny_qwen2_5_vl
+from mmpack.smoke.kits import get_kit
+from mmpack.smoke.kits.base import spread_out
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 Gradients = dict[str, torch.Tensor]
 PATCH_DIM = get_family("qwen2_5_vl").patch_dim  # 3 channels · 2 frames · 14 · 14
@@ -23,27 +25,15 @@ def with_pixels(samples: list[Sample]) -> list[Sample]:
     for sample in samples:
         for medium in sample.media:
             seed = int(hashlib.sha256(medium.cache_key.encode()).hexdigest()[:8], 16)
-            patch_dim = get_family(sample.family).patch_dim
-            shape = (int(np.prod(medium.grid_thw)), patch_dim)
+            shape = get_family(sample.family).pixel_shape(medium.grid_thw)
             pixels = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
             medium.pixel_values = pixels
     return samples
 
 
-def small_model(family: str, factor: float = 4) -> Any:
+def small_model(family: str, factor: float | None = None) -> Any:
     """`tiny_model` at half its width, spread out: the same layers, vocabulary and tower; two queries per key."""
-    with torch.device("meta"):
-        whole = tiny_model(family)
-    config = whole.config
-    config.text_config.update({"hidden_size": 64, "num_attention_heads": 2})
-    config.text_config.update({"num_key_value_heads": 1})
-    tower = config.vision_config
-    if family == "qwen2_vl":
-        tower.hidden_size = 64  # of its output; its own width is embed_dim
-    elif hasattr(tower, "out_hidden_size"):
-        tower.out_hidden_size = 64
-    torch.manual_seed(0)
-    return spread_out(type(whole)(config), factor).eval()
+    return get_kit(family).small(spread=factor)
 
 
 def smallest_qwen2_5_vl(tied: bool = True) -> Any:
@@ -55,15 +45,6 @@ def smallest_qwen2_5_vl(tied: bool = True) -> Any:
     config.tie_word_embeddings = config.text_config.tie_word_embeddings = tied
     torch.manual_seed(0)
     return spread_out(Qwen2_5_VLForConditionalGeneration(config)).eval()
-
-
-def spread_out(model: Any, factor: float = 4) -> Any:
-    """Larger weights, by `factor`, so that attention is far from uniform and a wrong row shows in the logprobs."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "layers" in name:
-                parameter.mul_(factor)
-    return model
 
 
 def weights_of(batch: Any) -> torch.Tensor:

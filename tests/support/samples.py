@@ -24,13 +24,14 @@ from mmpack.schema.spans import (
     BboxTarget,
     Cost,
     LossSpan,
-    ModalitySpan,
     ObservationSpan,
     PointTarget,
     PolicyVersion,
     RegionSpan,
     Score,
 )
+from mmpack.smoke.kits import get_kit
+from mmpack.smoke.kits.samples import placeholder_spans
 
 TEXT_IDS = 151643  # ids below it are text
 PROCESSOR = {
@@ -53,9 +54,8 @@ def make_medium(
         modality=modality,
         cache_key=key,
         grid_thw=grid,
-        num_tokens=family.vision_tokens(grid),
         content_hash=content,
-        **{"size": size, **fields},
+        **{"size": size, "num_tokens": family.vision_tokens(grid), **fields},
     )
 
 
@@ -73,6 +73,7 @@ def make_sample(
     A name that returns is the same medium. A response must not come first.
     """
     about = get_family(family)
+    written = get_kit(family).written
     ids: list[int] = []
     media: dict[str, Medium] = {}
     spans: dict[str, list[Any]] = {"modality": [], "loss": [], "observation": []}
@@ -80,19 +81,11 @@ def make_sample(
         start = len(ids)
         if kind in ("image", "video"):
             name = more[0] if more else f"{kind}-{len(media)}"
-            medium = media.setdefault(name, make_medium(name, tuple(what), kind))
+            tokens = about.vision_tokens(tuple(what))
+            medium = media.setdefault(name, make_medium(name, tuple(what), kind, num_tokens=tokens))
             index = list(media).index(name)
-            count = about.spans_of(kind, medium.grid_thw)
-            in_frames = about.video_layout == "frames" and kind == "video"
-            for frame in range(count):
-                if in_frames:
-                    ids += [27, 15 + frame, 13, 20, 6486, 29]  # <k.5 seconds>
-                run = [about.placeholder_ids[kind]] * (medium.num_tokens // count)
-                ids += [about.vision_start_id, *run, about.vision_end_id]
-                where = (len(ids) - 1 - len(run), len(ids) - 1)
-                spans["modality"].append(
-                    ModalitySpan(*where, kind, index, frame if in_frames else None)
-                )
+            ids += written(about, kind, medium.grid_thw)
+            spans["modality"] += placeholder_spans(ids, start, about, kind, index)
             continue
         ids += [int(i) for i in what]
         if kind == "response":

@@ -1,0 +1,111 @@
+"""What a family's kit declares: a tiny transformers model as data, a processor without a hub, how samples are drawn.
+
+Imports torch and transformers only when a model or a processor is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mmpack.errors import BackendError, installed_version, require
+from mmpack.families import Family, get_family
+
+if TYPE_CHECKING:
+    import torch
+
+Grid = tuple[int, int, int]
+# ids that stand for one medium in a sample, its placeholders among them
+Written = Callable[[Family, str, Grid], list[int]]
+
+
+def written_with_markers(family: Family, modality: str, grid: Grid) -> list[int]:
+    """Each run of placeholders between the vision marks; a time as text before each run of a video that has several."""
+    runs = family.spans_of(modality, grid)
+    run = [family.placeholder_ids[modality]] * (family.vision_tokens(grid) // runs)
+    ids: list[int] = []
+    for frame in range(runs):
+        if modality == "video" and family.video_layout == "frames":
+            ids += [27, 15 + frame, 13, 20, 6486, 29]  # <k.5 seconds>
+        ids += [family.vision_start_id, *run, family.vision_end_id]
+    return ids
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A family without a hub. What is not given is as the Qwen-VLs have it.
+
+    `config`: keyword arguments of the config class (parts as dicts); `narrow`: part of the config → what makes it half
+    as wide, for tests of many passes. `lacks`: name of a conformance check → why the family does not have it.
+    """
+
+    family: str
+    model_class: str  # transformers' names
+    config_class: str
+    config: Mapping[str, Any]
+    narrow: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # called with tokenizer=None; pictures stay small
+    processor: Callable[..., Any] | None = None
+    # its processor can't be made without torchvision
+    needs_torchvision: bool = False
+    # grids of drawn media: two pictures of unlike sizes, a clip (None: the family has no video)
+    image: Grid = (1, 4, 6)
+    other: Grid = (1, 8, 4)
+    video: Grid | None = (2, 4, 4)
+    written: Written = written_with_markers
+    # drawn text ids are below it
+    text_ids: int = 100_000
+    # weights are made larger by it, so that attention is far from uniform and a wrong row shows
+    spread: float = 4.0
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def about(self) -> Family:
+        return get_family(self.family)
+
+    @property
+    def available(self) -> bool:
+        """Whether the installed transformers has this model."""
+        transformers = require("transformers", "hf", f"the kit of {self.family}")
+        return hasattr(transformers, self.model_class) and hasattr(transformers, self.config_class)
+
+    def model_config(self, narrow: bool = False) -> Any:
+        """transformers' config. Raises: BackendError where transformers lacks the model."""
+        transformers = require("transformers", "hf", f"the kit of {self.family}")
+        if not self.available:
+            raise BackendError(
+                f"tiny_model: transformers {installed_version('transformers')} has no {self.model_class}. "
+                f"Fix: a newer transformers, for {self.family}"
+            )
+        config = getattr(transformers, self.config_class)(**self.config)
+        for part, values in self.narrow.items() if narrow else ():
+            getattr(config, part).update(dict(values))
+        return config
+
+    def tiny(self, seed: int = 0, dtype: torch.dtype | None = None) -> Any:
+        """The tiny model in eval mode on the CPU, weights by seed; float32 if no dtype is given."""
+        return self._model(self.model_config(), seed, dtype)
+
+    def small(self, seed: int = 0, spread: float | None = None) -> Any:
+        """`tiny`, narrowed and spread out, in float32: the same layers, vocabulary and tower."""
+        model = self._model(self.model_config(narrow=True), seed, None)
+        return spread_out(model, self.spread if spread is None else spread)
+
+    def _model(self, config: Any, seed: int, dtype: torch.dtype | None) -> Any:
+        torch = require("torch", "torch", f"the kit of {self.family}")
+        transformers = require("transformers", "hf", f"the kit of {self.family}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = getattr(transformers, self.model_class)(config)
+        return model.to(torch.float32 if dtype is None else dtype).eval()
+
+
+def spread_out(model: Any, factor: float = 4) -> Any:
+    """Larger weights of layers, by `factor`, in place."""
+    torch = require("torch", "torch", "spread_out")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "layers" in name:
+                parameter.mul_(factor)
+    return model

@@ -1,0 +1,18 @@
+"""Qwen3.5 with eight experts, two per token, and a shared one."""
+
+from mmpack.smoke.kits.base import Kit
+from mmpack.smoke.kits.parts import EXPERTS, NARROW, TOWER, whole, without
+from mmpack.smoke.kits.qwen3_5 import TEXT_CONFIG
+
+KIT = Kit(
+    family="qwen3_5_moe",
+    model_class="Qwen3_5MoeForConditionalGeneration",
+    config_class="Qwen3_5MoeConfig",
+    config=whole(
+        without(TEXT_CONFIG, "intermediate_size")
+        | EXPERTS
+        | {"shared_expert_intermediate_size": 64},
+        TOWER,
+    ),
+    narrow=NARROW,
+)
