@@ -89,8 +89,10 @@ class Family:
         """Values of a patch: channels, frames, height, width."""
         return 3 * self.temporal_patch_size * self.patch_size**2
 
-    def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
-        """Shape of a medium's `pixel_values`: one row per patch."""
+    def pixel_shape(self, grid: tuple[int, int, int], modality: str = "image") -> tuple[int, ...]:
+        """Shape of a medium's `pixel_values`: one row per patch, or per feature frame of an audio."""
+        if modality == "audio" and self.audio is not None:
+            return grid[0], self.audio.mel_bins
         return math.prod(grid), self.patch_dim
 
     def vision_tokens(self, grid: tuple[int, int, int]) -> int:
@@ -103,12 +105,6 @@ class Family:
         if modality == "audio" and self.audio is not None:
             return int(self.audio.tokens(grid[0]))
         return self.vision_tokens(grid)
-
-    def row_width(self, modality: str) -> int:
-        """Values of a row that a tower reads: of a patch, or of a feature frame of an audio."""
-        if modality == "audio" and self.audio is not None:
-            return self.audio.mel_bins
-        return self.patch_dim
 
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
         """Runs of placeholders that one medium of `grid` has; one in pieces, beside a video's sound, counts as one."""

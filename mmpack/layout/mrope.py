@@ -4,7 +4,7 @@ Rules in the wild for where text goes on after a medium that started at position
 `grid`: s + max(h, w) // merge (transformers from 5.3 on); `max`: the largest position so far + 1 (before it, and vLLM,
 which multiplies seconds in float64, all others in float32);
 `grid_int`: as `grid`, and a video's seconds are cut to whole ones first (transformers 5.3 to 5.18, Qwen2.5-VL);
-`seconds`: the largest + 1, and a second is so many positions of a video and of audio (layout/tmrope.py);
+`seconds`: as `max`, and a second is so many positions of a video and of audio (layout/tmrope.py);
 `count`: every token one further (families with one row).
 """
 

@@ -1,8 +1,9 @@
 """Positions (rows time, height, width) of families that hear: a second is so many positions, of videos and of sound.
 
 A video's temporal patch k starts `k · seconds · tokens_per_second` after its first (float32, in this order), an audio
-token is one further than the last, and text goes on at the largest position so far + 1. A video and its sound start
-together: their placeholders lie in turns, as `interleaved` says, and each counts for itself.
+token is one further than the last, and text goes on behind the last placeholder's largest position. A video and its
+sound start together: their placeholders lie in turns, as `interleaved` says, and each counts for itself. If the one
+that ends last in the ids ends first in time, text goes on in the midst of the other, as in transformers.
 """
 
 from __future__ import annotations
@@ -51,7 +52,6 @@ def positions_by_seconds(
         if joint:  # audio start stands where vision start does
             positions[:, max(start - 1, at) : start] -= 1
             following -= start > at
-        most = following
         for modality, pieces in block:
             grid = grids[modality][seen[modality]]
             step = seconds[seen["video"]] if modality == "video" else np.float32(1)
@@ -59,8 +59,7 @@ def positions_by_seconds(
             seen[modality] += 1
             for row, place in enumerate(places):
                 _spread(positions[row], pieces, place + following)
-            most = max(most, following + int(places.max()) + 1)
-        at, following = stop, most
+        at, following = stop, int(positions[:, stop - 1].max()) + 1
         if joint and at < length:  # the two ends have one position, too
             positions[:, at] = following
             at += 1

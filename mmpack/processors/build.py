@@ -100,14 +100,16 @@ def build_sample(
 
 def _refuse_lone(found: Runs, media: Sequence[Medium], family: Family) -> None:
     """Raise LayoutError for one placeholder where a medium has several: ids that were not expanded."""
-    lengths = (found.stops - found.starts).tolist()
+    lengths = [sum(b - a for a, b in runs) for _, runs in found.media()]
+    starts = [runs[0][0] for _, runs in found.media()]
     i = 0
     for m in media:
         runs = family.spans_of(m.modality, m.grid_thw)
         if lengths[i : i + 1] == [1] and m.num_tokens > runs:
+            what = "audio" if m.modality == "audio" else "vision"
             raise LayoutError(
-                f"processor: token {found.starts[i]} is one {m.modality} placeholder, the {m.modality} has "
-                f"{m.num_tokens} vision tokens. Fix: expanded=False, for ids with one placeholder per medium",
+                f"processor: token {starts[i]} is one {m.modality} placeholder, the {m.modality} has "
+                f"{m.num_tokens} {what} tokens. Fix: expanded=False, for ids with one placeholder per medium",
                 "MM101",
             )
         i += runs

@@ -2,6 +2,8 @@
 
 Where a video is frames in text (`video_layout` "frames"), its placeholder becomes, for each temporal patch, the seconds
 as text, then the patch's placeholders between vision start and end, as transformers' Qwen3VLProcessor writes them.
+A video's sound (an audio with `in_video`, behind its video) has no placeholder of its own: the video's becomes both, in
+turns, between audio start and end.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import LayoutError
+from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
 from mmpack.layout.seconds import frame_seconds
+from mmpack.layout.tmrope import interleaved
 from mmpack.schema.media import Medium
 
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
@@ -22,18 +25,35 @@ from mmpack.schema.media import Medium
 KEPT, REPLACED = "kept", "replaced"
 
 
+# a medium, and a video's sound
+Unit = tuple[Medium, Medium | None]
+
+
 def expanded_ids(
-    ids: np.ndarray, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
+    ids: np.ndarray,
+    media: Sequence[Medium],
+    family: Family,
+    tokenizer: Any,
+    markers: str,
+    per_second: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """ids [L] with one placeholder per medium -> expanded ids, and int64 [L + 1]: where each of `ids` begins in them.
 
-    Seconds are encoded separately from the text around them, as vLLM does. Raises: LayoutError, ArgumentError.
+    Seconds are encoded separately from the text around them, as vLLM does. `per_second`: positions of a video that has
+    its sound. Raises: LayoutError, ArgumentError.
     """
-    at = _placeholders(ids, media, family)
+    units = units_of(media)
+    at = _placeholders(ids, [medium for medium, _ in units], family)
     lengths = np.ones(len(ids), dtype=np.int64)
     pieces: dict[int, np.ndarray] = {}
-    for i, medium in zip(at, media, strict=True):
-        pieces[i] = _ids_of(medium, family, tokenizer)
+    for i, (medium, sound) in zip(at, units, strict=True):
+        if sound is not None:
+            assert family.audio is not None
+            ends = family.audio.start_id, family.audio.end_id
+            run = _run_of(medium, sound, family, per_second)
+            pieces[i] = np.concatenate([ends[:1], run, ends[1:]])
+        else:
+            pieces[i] = _ids_of(medium, family, tokenizer)
         if markers == REPLACED and _in_frames(medium, family):
             lengths[_markers_around(ids, i, family)] = 0
         lengths[i] = len(pieces[i])
@@ -48,7 +68,9 @@ def with_runs(
     text: str, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
 ) -> str:
     """`text` with one placeholder per run and what else expanding writes around it; `repeated` does the rest."""
-    if not family.writes_markers and family.video_layout != "frames":
+    units = units_of(media)
+    heard = any(sound is not None for _, sound in units)
+    if not (heard or family.writes_markers or family.video_layout == "frames"):
         return text
     start, end = tokenizer.convert_ids_to_tokens([family.vision_start_id, family.vision_end_id])
     pads = {
@@ -57,10 +79,14 @@ def with_runs(
     }
     kinds = {pad: modality for modality, pad in pads.items()}
     parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    _refuse_others([kinds[pad] for pad in parts[1::2]], media)
+    _refuse_others([kinds[pad] for pad in parts[1::2]], [medium for medium, _ in units])
     out = parts[0]
-    for medium, pad, after in zip(media, parts[1::2], parts[2::2], strict=True):
-        if not _in_frames(medium, family):
+    for (medium, sound), pad, after in zip(units, parts[1::2], parts[2::2], strict=True):
+        if sound is not None:
+            assert family.audio is not None
+            ends = [family.audio.start_id, family.audio.end_id]
+            out += pad.join(tokenizer.convert_ids_to_tokens(ends))
+        elif not _in_frames(medium, family):
             out += f"{start}{pad}{end}" if family.writes_markers else pad
         else:
             if markers == REPLACED and out.endswith(start) and after.startswith(end):
@@ -71,14 +97,66 @@ def with_runs(
     return out
 
 
-def repeated(ids: np.ndarray, media: Sequence[Medium], family: Family) -> np.ndarray:
-    """ids with one placeholder per run -> one per vision token. Raises: LayoutError."""
-    runs = [m for m in media for _ in range(family.spans_of(m.modality, m.grid_thw))]
-    repeats = np.ones(len(ids), dtype=np.int64)
-    repeats[_placeholders(ids, runs, family)] = [
-        m.num_tokens // family.spans_of(m.modality, m.grid_thw) for m in runs
+def repeated(
+    ids: np.ndarray, media: Sequence[Medium], family: Family, per_second: float | None = None
+) -> np.ndarray:
+    """ids with one placeholder per run -> one per vision or audio token. Raises: LayoutError, ArgumentError."""
+    runs = [
+        u for u in units_of(media) for _ in range(family.spans_of(u[0].modality, u[0].grid_thw))
     ]
-    return np.repeat(ids, repeats)
+    at = _placeholders(ids, [medium for medium, _ in runs], family)
+    repeats = np.ones(len(ids), dtype=np.int64)
+    repeats[at] = [
+        m.num_tokens // family.spans_of(m.modality, m.grid_thw) + (0 if s is None else s.num_tokens)
+        for m, s in runs
+    ]
+    out = np.repeat(ids, repeats)
+    starts = np.cumsum(repeats) - repeats
+    for i, (medium, sound) in zip(at, runs, strict=True):
+        if sound is not None:
+            run = _run_of(medium, sound, family, per_second)
+            out[starts[i] : starts[i] + len(run)] = run
+    return out
+
+
+def units_of(media: Sequence[Medium]) -> list[Unit]:
+    """Each medium that has a placeholder of its own, with a video's sound. Raises: ArgumentError for a sound alone."""
+    out: list[Unit] = []
+    for medium in media:
+        if not medium.in_video:
+            out.append((medium, None))
+            continue
+        if not out or out[-1][0].modality != "video" or out[-1][1] is not None:
+            raise ArgumentError(
+                f"processor: {medium.media_id!r:.60} is a video's sound, and no video stands before it. "
+                "Fix: the video, then its sound"
+            )
+        out[-1] = (out[-1][0], medium)
+    return out
+
+
+def media_of_units(units: Sequence[Unit]) -> list[Medium]:
+    """The media of units, each sound behind its video."""
+    return [medium for unit in units for medium in unit if medium is not None]
+
+
+def _run_of(video: Medium, sound: Medium, family: Family, per_second: float | None) -> np.ndarray:
+    """Placeholders of a video and its sound, in turns."""
+    if video.second_per_grid_ts is None or family.audio is None:
+        raise ArgumentError(
+            f"processor: {video.media_id!r:.60} has no times, its sound lies among its patches by them. "
+            "Fix: set second_per_grid_ts"
+        )
+    mine = interleaved(
+        family.audio,
+        video.grid_thw,
+        family.spatial_merge_size,
+        video.second_per_grid_ts,
+        per_second or family.tokens_per_second or 1.0,
+        sound.num_tokens,
+    )
+    ids = family.placeholder_ids
+    return np.where(mine, ids["video"], ids["audio"]).astype(np.int64)
 
 
 def _placeholders(ids: np.ndarray, media: Sequence[Medium], family: Family) -> list[int]:

@@ -55,6 +55,9 @@ class Medium(Record):
     metadata: dict[str, Any] = column(Json(), "unknown fields, carried through", factory=dict)
 
     pixel_values: Any = None  # [t·h·w, patch_dim]; of an audio its features [frames, mel_bins]
+    in_video: bool = (
+        False  # of an audio: its placeholders are written among those of the video before it
+    )
 
     @property
     def num_patches(self) -> int:

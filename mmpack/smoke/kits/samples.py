@@ -21,7 +21,7 @@ def sample_of(
 ) -> Sample:
     """A valid sample out of parts, in order, its media without pixels.
 
-    Parts: `("text", ids)`, `("loss", ids[, turn])`, `("image", grid, name)`, `("video", grid, name)`; a name that
+    Parts: `("text", ids)`, `("loss", ids[, turn])`, `("image", grid, name)`, `("video", grid, name)`, `("audio", grid, name)`; a name that
     returns is the same medium. A loss part must not come first.
     """
     family = kit.about
@@ -58,14 +58,17 @@ def medium_of(family: Family, name: str, kind: str, grid: Grid) -> Medium:
         modality=kind,
         cache_key=cache_key(content, grid, {}),
         grid_thw=grid,
-        num_tokens=family.vision_tokens(grid),
+        num_tokens=family.tokens_of(kind, grid),
         content_hash=content,
         second_per_grid_ts=1.0 if kind == "video" else None,
     )
 
 
 def mixed_samples(kit: Kit, seed: int = 3) -> list[Sample]:
-    """Five samples: three that branch off one prompt at two depths, a clip, a picture that comes twice, and text."""
+    """Five samples: three that branch off one prompt at two depths, a clip, a picture that comes twice, and text.
+
+    Of a family that hears, two more: an audio, and the same audio twice beside a picture.
+    """
     random = np.random.default_rng(seed)
 
     def text(count: int) -> tuple[Any, ...]:
@@ -84,6 +87,9 @@ def mixed_samples(kit: Kit, seed: int = 3) -> list[Sample]:
         [text(5), clip, image, text(2), loss(3)],
         [text(5), loss(3)],
     ]
+    if kit.audio is not None:
+        heard = ("audio", kit.audio, "a")
+        parts += [[text(3), heard, text(2), loss(3)], [text(3), heard, image, heard, loss(2)]]
     samples = [sample_of(kit, p, f"s{i}") for i, p in enumerate(parts)]
     draw_pixels(samples)
     return samples
@@ -99,7 +105,7 @@ def draw_pixels(samples: Iterable[Sample]) -> int:
                 seed = int.from_bytes(
                     hashlib.sha256(medium.cache_key.encode()).digest()[:8], "little"
                 )
-                shape = family.pixel_shape(medium.grid_thw)
+                shape = family.pixel_shape(medium.grid_thw, medium.modality)
                 medium.pixel_values = np.random.default_rng(seed).standard_normal(shape, np.float32)
                 count += 1
     return count
