@@ -74,8 +74,8 @@ def describe(
     sampling: dict[str, Any] | None = None,
     audio: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The `processor` object of a sample. `sampling`: how videos are sampled, part of `video`. `audio`: of families that
-    hear, its part.
+    """The `processor` object of a sample. `sampling`: how videos are sampled, part of `video`. `audio`: of families
+    that hear, its part.
     """
     video = vision_settings(video_processor)
     out = {

@@ -33,6 +33,7 @@ from mmpack.processors.messages import media_of, parts_of, plain_parts
 from mmpack.processors.pixels import PIXELS, process
 from mmpack.processors.replay import Replay
 from mmpack.processors.resolve import (
+    as_called,
     check_settings,
     family_of,
     own_video_processor,
@@ -147,6 +148,8 @@ def wrap_processor(
         if parts["video_processor"] is None:
             parts["video_processor"] = own_video_processor(about, parts["image_processor"])
         given_settings = {} if video_settings is None else video_settings
+        if video_processor is None:
+            parts["video_processor"] = as_called(hf_processor, parts["video_processor"])
         sampling = resolved_sampling(video_policy, given_settings, parts["video_processor"], about)
         check_threads(decode_threads, "wrap_processor: decode_threads")
         if not isinstance(frame_cache, FrameCache | None):
@@ -457,8 +460,8 @@ class Processor:
         """An image, a video or an audio to a Medium with pixels (features), grid, content hash and cache key.
 
         `kind`: `image`, `video`, `audio`, or `sound`: an audio that lies among the placeholders of the video before it.
-        None: as `item` is, of files by their first bytes. A Medium is taken as it is, but of a video without pixels whose
-        `source` lies below `media_root` the recorded frames are decoded again.
+        None: as `item` is, of files by their first bytes. A Medium is taken as it is, but of a video without pixels
+        whose `source` lies below `media_root` the recorded frames are decoded again.
         Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError,
         AudioError.
         """

@@ -30,7 +30,7 @@ def omni_processor(
     released, about = _RELEASED[family], get_family(family)
     settings: Any = {"size": {"shortest_edge": min_pixels, "longest_edge": max_pixels}}
     settings |= {"patch_size": about.patch_size, **released.settings}
-    return hf_processor(
+    processor = hf_processor(
         about.processors[0],
         lambda: transformers.Qwen2VLVideoProcessor(**settings),
         image_processor=transformers.Qwen2VLImageProcessorPil(**settings),
@@ -43,6 +43,9 @@ def omni_processor(
         tokenizer=omni_tokenizer(family) if tokenizer is None else tokenizer,
         chat_template=released.chat_template,
     )
+    # which it hands to its video processor at each call, in place of that one's own
+    processor.videos_kwargs = {"size": settings["size"]}
+    return processor
 
 
 def omni_tokenizer(family: str) -> Any:

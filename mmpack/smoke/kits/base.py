@@ -47,6 +47,8 @@ class Kit:
     narrow: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # called with tokenizer=None; pictures stay small
     processor: Callable[..., Any] | None = None
+    # more of transformers' names, which only versions have whose model is laid out as mmpack needs it
+    needs: tuple[str, ...] = ()
     # its processor can't be made without torchvision
     needs_torchvision: bool = False
     # grids of drawn media: two pictures of unlike sizes, a clip (None: the family has no video)
@@ -70,7 +72,8 @@ class Kit:
     def available(self) -> bool:
         """Whether the installed transformers has this model."""
         transformers = require("transformers", "hf", f"the kit of {self.family}")
-        return hasattr(transformers, self.model_class) and hasattr(transformers, self.config_class)
+        names = (self.model_class, self.config_class, *self.needs)
+        return all(hasattr(transformers, name) for name in names)
 
     def model_config(self, narrow: bool = False) -> Any:
         """transformers' config. Raises: BackendError where transformers lacks the model."""

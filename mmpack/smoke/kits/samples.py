@@ -21,8 +21,8 @@ def sample_of(
 ) -> Sample:
     """A valid sample out of parts, in order, its media without pixels.
 
-    Parts: `("text", ids)`, `("loss", ids[, turn])`, `("image", grid, name)`, `("video", grid, name)`, `("audio", grid, name)`; a name that
-    returns is the same medium. A loss part must not come first.
+    Parts: `("text", ids)`, `("loss", ids[, turn])`, `("image", grid, name)`, and as that `video` and `audio`; a name
+    that returns is the same medium. A loss part must not come first.
     """
     family = kit.about
     ids: list[int] = []
