@@ -32,6 +32,8 @@ class Audio:
     joint_markers: bool = False
     # whether a video's temporal patch that starts between two positions is moved to the one before
     cuts_times: bool = True
+    # whether features of an audio shorter than a chunk depend on how far the tower pads it, beside longer ones
+    padding_shows: bool = False
 
     def tokens(self, frames: Any) -> Any:
         """Tokens of an audio of so many feature frames; a number, or an array of them."""

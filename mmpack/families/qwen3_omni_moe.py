@@ -32,5 +32,6 @@ QWEN3_OMNI_MOE = Family(
         interleaving="time",
         options=(("padding", True), ("truncation", False)),
         cuts_times=False,
+        padding_shows=True,
     ),
 )

@@ -19,9 +19,9 @@ from mmpack.adapters.transformers.ahead import load_kernels
 from mmpack.adapters.transformers.compile import has_compiled_text
 from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
 from mmpack.adapters.transformers.parts import Part
-from mmpack.adapters.transformers.tower_attention import TOWER
+from mmpack.adapters.transformers.tower_attention import AUDIO_TOWER, TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ArgumentError, ModelError, check_flag
+from mmpack.errors import ArgumentError, ModelError, check_flag, installed_version
 from mmpack.families import family_of_model_type
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.ops.attention.choose import FLEX
@@ -55,10 +55,10 @@ class Attached:
 def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     """Let the text model of a transformers VLM (or of one that PEFT or DDP wraps) obey `visible_until`.
 
-    The vision tower gets an attention too, which runs all windows and all media in one launch, with the tower's own
-    numbers. Returns a handle: `attach(model)` until `detach(model)`, or `with attach(model): …`. A backward after
-    detach is right: layers that gradient checkpointing runs again get the attention of their forward, or raise where
-    another library than transformers or torch checkpoints them.
+    The vision tower, and an audio tower, get an attention too, which runs all windows and all media in one launch, with
+    the tower's own numbers. Returns a handle: `attach(model)` until `detach(model)`, or `with attach(model): …`. A
+    backward after detach is right: layers that gradient checkpointing runs again get the attention of their forward, or
+    raise where another library than transformers or torch checkpoints them.
 
     Args:
         text: False: the tower only. The model stays its own for padded batches, masks, caches and `generate`.
@@ -75,8 +75,9 @@ def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     whole = unwrap(model, "attach")
     if text:
         refuse_unpackable(whole)
-    family_of_model_type(whole.config.model_type)
-    parts = [TEXT] * bool(text) + [TOWER] * (tower == "auto")
+    family = family_of_model_type(whole.config.model_type)
+    towers = [TOWER] if family.audio is None else [TOWER, AUDIO_TOWER]
+    parts = [TEXT] * bool(text) + towers * (tower == "auto")
     load_kernels(next(whole.parameters()).device)
     return Attached(model, _attach(whole.model, parts))
 
@@ -111,6 +112,11 @@ def refuse_unpackable(whole: Any) -> None:
     if family.packing != "yes":
         raise ModelError(
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
+        )
+    if family.audio is not None and not hasattr(whole.model, "get_audio_features"):
+        raise ModelError(
+            f"attach: transformers {installed_version('transformers')} keeps the towers of {family.name} beside its "
+            "text model. Fix: transformers 5.23 or newer"
         )
     text = whole.config.get_text_config()
     if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
@@ -210,7 +216,8 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
 
 def _enter(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if kwargs.get("visible_until") is not None:
-        vars(core)[ENTERED] = _attach(core, PARTS)
+        hears = family_of_model_type(core.config.model_type).audio is not None
+        vars(core)[ENTERED] = _attach(core, PARTS if hears else [TEXT, TOWER])
 
 
 def _leave(core: Any, args: Any, output: Any) -> None:
@@ -281,4 +288,4 @@ def _decoder(core: Any) -> torch.nn.Module:
 
 
 TEXT = Part("text model", NAME, _decoder, _register, _hook)
-PARTS = [TEXT, TOWER]
+PARTS = [TEXT, TOWER, AUDIO_TOWER]

@@ -17,6 +17,8 @@ KIT = Kit(
         image_token_index=151655,
         video_token_index=151656,
         audio_token_index=151646,
+        vision_start_token_id=151652,
+        audio_start_token_id=151647,
         position_id_per_seconds=25,
         seconds_per_chunk=2,
     ),
