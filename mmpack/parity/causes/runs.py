@@ -83,6 +83,9 @@ def _expected(side: Side) -> Iterator[tuple[int, int, int]]:
             if k < 0 or span.start >= stops[k] or span.media_index >= len(media):
                 continue
             medium = media[span.media_index]
+            if span.chunk is not None:  # a piece of a video with its sound, whose rule is MM117
+                wanted[k] += span.stop - span.start
+                continue
             patches = 1
             if side.family.video_layout == "frames" and medium.modality == "video":
                 patches = max(medium.grid_thw[0], 1)
