@@ -42,8 +42,8 @@ def sample_of(
         if kind == "film":
             films = [(more[0], "video", what[0]), (f"{more[0]}'s sound", "audio", what[1])]
             own = [media.setdefault(n, medium_of(family, n, k, grid)) for n, k, grid in films]
-            ids += _film_ids(family, *own)
-            spans += _film_spans(ids, start, family, [list(media).index(m.media_id) for m in own])
+            ids += film_ids(family, *own)
+            spans += film_spans(ids, start, family, [list(media).index(m.media_id) for m in own])
             continue
         medium = media.setdefault(more[0], medium_of(family, more[0], kind, what))
         ids += kit.written(family, kind, medium.grid_thw)
@@ -135,7 +135,8 @@ def placeholder_spans(
     ]
 
 
-def _film_ids(family: Family, video: Medium, sound: Medium) -> list[int]:
+def film_ids(family: Family, video: Medium, sound: Medium) -> list[int]:
+    """A video with its sound, whose placeholders lie in turns, between the marks of both."""
     audio = family.audio
     assert audio is not None and video.second_per_grid_ts is not None
     mine = interleaved(
@@ -150,9 +151,10 @@ def _film_ids(family: Family, video: Medium, sound: Medium) -> list[int]:
     return [family.vision_start_id, audio.start_id, *run, audio.end_id, family.vision_end_id]
 
 
-def _film_spans(
+def film_spans(
     ids: list[int], start: int, family: Family, indices: list[int]
 ) -> list[ModalitySpan]:
+    """The spans of `film_ids` from `start` on; `indices`: of the video and of its sound."""
     found = placeholder_runs(np.array(ids[start:]), family).media()
     spans = [
         ModalitySpan(start + a, start + b, kind, index, chunk=k)
