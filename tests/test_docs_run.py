@@ -187,6 +187,7 @@ def test_packing_and_losses_and_the_gpu_s_page(yours, samples):
     head = torch.nn.Linear(8, model.config.get_text_config().vocab_size, bias=False)
     ran = run("docs/gpu.md", {"mp": mp, "hidden": hidden, "lm_head": head, "batch": batch})
     assert len(ran["logprobs"]) == len(ran["entropy"]) == batch.num_loss_tokens
+    assert ran["mixed"].shape == (8, 4, 4)
     for parts, whole in (("merged", "out"), ("together", "lse")):
         assert (ran[parts] - ran[whole]).abs().max() <= 1e-5
     seen = batch.vision_rows.source >= 0

@@ -107,7 +107,11 @@ def test_extras_that_messages_name_exist():
     for path in [*ROOT.glob("mmpack/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]:
         for a, b in call.findall(path.read_text(encoding="utf-8")):
             named |= {a} if a else set(b.split(","))
-    assert {"torch", "hf", "cli", "fa4", "decord", "torchcodec", "vllm"} <= named <= EXTRAS.keys()
+    assert (
+        {"torch", "hf", "cli", "fa4", "fla", "decord", "torchcodec", "vllm"}
+        <= named
+        <= EXTRAS.keys()
+    )
 
 
 def requirements(extra):
@@ -149,6 +153,7 @@ def test_frameworks_have_bounds_around_the_version_that_is_tested(extra, package
     [
         ("triton", {"torch", "triton"}),
         ("fa4", {"torch", "flash-attn-4"}),
+        ("fla", {"torch", "triton", "fla-core"}),
         ("decord", {"av", "decord"}),
         ("torchcodec", {"av", "torch", "torchcodec"}),
     ],

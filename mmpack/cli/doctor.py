@@ -28,6 +28,7 @@ EXTRAS = {  # package -> the extra of mmpack that installs it
     "decord": "decord",
     "torchcodec": "torchcodec",
     "flash-attn-4": "fa4",
+    "fla-core": "fla",
     "dashscope": "smoke",
     "liger-kernel": "bench",
 }
@@ -87,11 +88,12 @@ def _ops(devices: dict[str, Any]) -> list[dict[str, Any]]:
     from mmpack.losses.table import OPS as losses
     from mmpack.ops import backend
     from mmpack.ops.attention import SEQUENCES, TREE
+    from mmpack.ops.linear_attention import choose as linear
     from mmpack.ops.table import OPS as ops
 
     device = torch.device("cuda" if devices["names"] else "cpu")
     rows = [*backend.report([*ops, *losses], device)]
-    rows += [chooser.report(device) for chooser in (TREE, SEQUENCES)]
+    rows += [chooser.report(device) for chooser in (TREE, SEQUENCES, linear)]
     return [{"op": op, "backend": backend, "why": why} for op, backend, why in rows]
 
 

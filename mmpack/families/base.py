@@ -76,6 +76,8 @@ class Family:
     # what released models write boxes and points in: a `coordinate_system`; None: not known
     coordinates: str | None = None
     audio: Audio | None = None  # None: the family hears nothing
+    # layers whose state runs from row to row along a path: its batches carry a `segment_plan`
+    linear_attention: bool = False
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
 

@@ -1,6 +1,6 @@
 """Qwen3.5: Qwen3-VL's layout with ids of its own, no deepstack; linear attention in most layers.
 
-A linear-attention layer hands its state from row to row, so two samples in one sequence would read each other.
+A linear-attention layer hands its state from row to row: it runs segment by segment, a branch from its parent's state.
 """
 
 from dataclasses import replace
@@ -18,6 +18,5 @@ QWEN3_5 = replace(
     pad_token_id=248044,
     vision_levels=1,
     vocab_size=248_320,
-    packing="no",
-    sharing="none",
+    linear_attention=True,
 )

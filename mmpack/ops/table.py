@@ -1,8 +1,9 @@
-"""The ops of this room, in the order in which `mmpack doctor` lists them; attention reports by itself."""
+"""The ops of this room, as `mmpack doctor` lists them; attention and the delta rule report by themselves."""
 
 from mmpack.ops.attention.fixed_blocks import FIXED_BLOCKS
 from mmpack.ops.backend import Op
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
+from mmpack.ops.linear_attention import SEGMENT_CONV1D
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
 from mmpack.ops.norms import RMS_NORM, ROW_SUM
@@ -27,5 +28,6 @@ OPS: tuple[Op, ...] = (
     PRODUCT,
     ROW_SUM,
     RMS_NORM,
+    SEGMENT_CONV1D,
     FIXED_BLOCKS,
 )

@@ -18,6 +18,7 @@ from mmpack.families import Family, get_family
 from mmpack.ops.attention import AttentionPlan
 from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.ops.logprobs.support import ScoredSupport, Support
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.media import patch_offsets
@@ -83,6 +84,9 @@ class Batch(LossIndex):
     # int32, [T] or [B, S]: row q sees row k if k <= q < visible_until[k]
     visible_until: torch.Tensor
     attention_plan: AttentionPlan  # the same for attention kernels
+    segment_plan: SegmentPlan | None = (
+        None  # the same for linear attention, of families that have it
+    )
     id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
     last_expert: int | None = None  # the largest id in `routed_experts`, on the host
 
@@ -150,7 +154,7 @@ class Batch(LossIndex):
         moved: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, torch.Tensor | AttentionPlan | VisionRows | Support):
+            if isinstance(value, torch.Tensor | AttentionPlan | SegmentPlan | VisionRows | Support):
                 moved[f.name] = getattr(value, move)(*args, **kwargs)
             elif isinstance(value, dict) and value and all(map(_moves, value.values())):
                 moved[f.name] = {k: getattr(v, move)(*args, **kwargs) for k, v in value.items()}
@@ -250,7 +254,7 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a batch's field: itself, or those of a plan, a table or columns."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, AttentionPlan | Support):
+    elif isinstance(value, AttentionPlan | SegmentPlan | Support):
         yield from _tensors_of({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     elif isinstance(value, dict):
         for part in value.values():

@@ -18,6 +18,7 @@ from mmpack.packing.batch import Batch
 from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.prepare import Prepared, common_fields, counted, prepare, row_multiple
 from mmpack.packing.replay import routes_in_rows
+from mmpack.packing.segments import padded_segments
 from mmpack.packing.tensors import to_int32
 from mmpack.schema.sample import Sample
 
@@ -112,12 +113,15 @@ def _row_fields(
     places[0, flat] = np.concatenate([np.arange(len(s)) for s in samples])
     if rowed:
         places[1:, flat] = np.concatenate([positions_of(s, family) for s in samples], axis=1)
+    padding = mask.reshape(-1, width) == 0
+    plan = plan_attention(seen.reshape(-1, width), padding)
     return {
         "input_ids": torch.from_numpy(ids).view(-1, width),
         "attention_mask": torch.from_numpy(mask).view(-1, width),
         "position_ids": torch.from_numpy(places).view(len(places), -1, width),
         "visible_until": to_int32(seen).view(-1, width),
-        "attention_plan": plan_attention(seen.reshape(-1, width), mask.reshape(-1, width) == 0),
+        "attention_plan": plan,
+        "segment_plan": padded_segments(family, padding, plan),
     }
 
 

@@ -6,7 +6,6 @@ from support.families import LAYOUTS, mixed_batch
 from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import (
     logprobs_and_gradients,
-    relative_difference,
     small_model,
     with_pixels,
 )
@@ -14,7 +13,6 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
@@ -22,7 +20,6 @@ from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
-LINEAR = [name for name in FAMILIES if name not in PACKABLE]
 
 
 @pytest.fixture(scope="module")
@@ -70,23 +67,6 @@ def test_every_layout_gives_what_each_sample_gets_alone(models, oracles, name):
         assert_as_exact_as_separate(found, separately, gradients, layout)
         of_tower = ({n: g[n] for n in towers} for g in (found, separately, gradients))
         assert_as_exact_as_separate(*of_tower, layout)
-
-
-@pytest.mark.parametrize("name", LINEAR)
-def test_linear_attention_is_padded_and_never_packed(models, name):
-    """Left padding moves the chunks of 64 rows that these layers sum in, so gradients agree less well."""
-    model, samples = models(name), mixed_batch(name)
-    wanted, gradients = separate(model, samples)
-    for side in ("left", "right"):
-        values, found = logprobs_and_gradients(model, mp.pad(samples, side=side))
-        assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, side
-        assert relative_difference(found, gradients) <= 2e-5, side
-    with pytest.raises(mp.SchemaError, match="MM401") as caught:
-        mp.pack(samples)
-    assert {p.code for p in caught.value.problems} == {"MM401"}
-    with pytest.raises(mp.ModelError, match="MM401"):
-        attach(model)
-    assert not is_attached(model)
 
 
 @pytest.mark.parametrize("name", PACKABLE)

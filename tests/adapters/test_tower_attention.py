@@ -164,7 +164,7 @@ def test_offsets_that_the_caller_gives_are_obeyed(models):
     assert relative(found, own) <= 1e-6 < 1e-2 < relative(whole, own)
 
 
-@pytest.mark.parametrize("family", [n for n, f in FAMILIES.items() if f.packing == "yes"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_padded_batches_and_generate_are_the_models_own(models, family):
     """With text=False: masks, caches and the tokens that are generated stay."""
     model, samples = models(family), mixed_batch(family)
@@ -192,16 +192,6 @@ def token_types(model, ids):
     return (ids == model.config.image_token_id).long() + 2 * (
         ids == getattr(model.config, "video_token_id", -1)
     ).long()
-
-
-@pytest.mark.parametrize("family", [n for n, f in FAMILIES.items() if f.packing != "yes"])
-def test_a_family_that_is_never_packed_has_its_tower_attached(models, family):
-    model, batch = models(family), mp.pad(mixed_batch(family))
-    with torch.no_grad():
-        wanted = packed_logprobs(model, batch)
-        with attach(model, text=False):
-            found = packed_logprobs(model, batch)
-    assert (found - wanted).abs().max() <= TOLERANCES["layouts"].value
 
 
 def names(model):

@@ -383,6 +383,8 @@ def test_doctor_says_which_op_runs_on_what(monkeypatch):
         monkeypatch.setenv("MMPACK_BACKEND", backend)
         monkeypatch.setenv("MMPACK_ATTENTION", attention)
         monkeypatch.setenv("MMPACK_TOWER_ATTENTION", attention)
+        linear = "auto" if attention == "auto" else "fla"
+        monkeypatch.setenv("MMPACK_LINEAR_ATTENTION", linear)
         return {op["op"]: op for op in document(call_mmpack("doctor", "--json"))["ops"]}
 
     import torch
@@ -407,6 +409,7 @@ def test_doctor_says_which_op_runs_on_what(monkeypatch):
         for op in ("attention", "tower attention"):
             assert by_itself[op]["backend"] == "sdpa"
             assert "varlen needs a CUDA device, not cpu. Fix: " in forced[op]["why"]
+        assert "it needs a GPU, not cpu. Fix: " in forced["linear attention"]["why"]
     assert ops("torch")["policy_loss"]["why"] == "MMPACK_BACKEND=torch"
 
 

@@ -73,7 +73,7 @@ COMMANDS = [
     (("schema",), 0, None),
 ]
 # One resolution for all of these, so that each has one; those of the frameworks exclude one another.
-TOGETHER = "cli,parquet,zstd,data,video,decord,torchcodec,triton,fa4,view,smoke,trl"
+TOGETHER = "cli,parquet,zstd,data,video,decord,torchcodec,triton,fa4,fla,view,smoke,trl"
 
 
 def main() -> None:

@@ -18,6 +18,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from mmpack.adapters.transformers.ahead import load_kernels
 from mmpack.adapters.transformers.compile import has_compiled_text
 from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
+from mmpack.adapters.transformers.linear_attention import (
+    check_segments,
+    refuse_unknown_nets,
+    take_segments,
+)
 from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import AUDIO_TOWER, TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
@@ -124,6 +129,7 @@ def refuse_unpackable(whole: Any) -> None:
             "attach: the model has sliding-window layers, whose window packed rows would cross. "
             "Fix: load it with use_sliding_window=False"
         )
+    refuse_unknown_nets(whole)
 
 
 def _attach(core: Any, parts: list[Part]) -> list[Part]:
@@ -243,6 +249,10 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> None:
         )
 
 
+def _check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return check_segments(decoder, args, kwargs) if TEXT.is_attached(decoder) else None
+
+
 def _refuse_wrong_use(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -276,9 +286,12 @@ def _register() -> None:
 
 
 def _hook(core: Any) -> list[Any]:
+    take_segments(core)
+    decoder = core.get_decoder()
     return [
         core.register_forward_pre_hook(open_ids, with_kwargs=True),
-        core.get_decoder().register_forward_pre_hook(_refuse_cache, with_kwargs=True),
+        decoder.register_forward_pre_hook(_refuse_cache, with_kwargs=True),
+        decoder.register_forward_pre_hook(_check_segments, with_kwargs=True),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
+from mmpack.adapters.transformers.linear_attention import KEYWORD
 from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
@@ -91,7 +92,7 @@ def _packed(batch: PackedBatch, family: Family) -> dict[str, Any]:
     """Rows repeat in `logits_to_keep` where branches leave one prefix, so each has one label: its target."""
     targets = batch.loss_targets[None]
     positions = batch.position_ids[:, None]
-    return {
+    inputs = {
         "input_ids": batch.input_ids[None],
         "position_ids": positions if family.position_rows > 1 else positions[0],
         "visible_until": batch.visible_until,
@@ -101,6 +102,7 @@ def _packed(batch: PackedBatch, family: Family) -> dict[str, Any]:
         # one longer than the logits: whoever shifts them, as label smoothing does, gets an error
         "labels": torch.nn.functional.pad(targets, (1, 0), value=IGNORED),
     }
+    return inputs if batch.segment_plan is None else inputs | {KEYWORD: batch.segment_plan}
 
 
 def _padded(batch: PaddedBatch, family: Family) -> dict[str, Any]:

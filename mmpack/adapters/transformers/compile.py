@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx.experimental import _config as shapes
 
+from mmpack.adapters.transformers.linear_attention import Segments
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.adapters.transformers.routes import take_routes
 from mmpack.adapters.transformers.unwrap import unwrap
@@ -50,7 +51,8 @@ def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     each process. There is one graph for each of: plain packs, shared packs; with
     gradients, without; an input that needs gradients, one that does not (behind frozen embeddings); each kind of
     layer; each attention backend that packs choose, of which FlexAttention is none: `auto` leaves it out, and layers
-    run eagerly where MMPACK_ATTENTION names it. Packs of other lengths, or of other numbers of samples, make no more.
+    run eagerly where MMPACK_ATTENTION names it; so do layers with linear attention, whose waves are another number for
+    each pack. Packs of other lengths, or of other numbers of samples, make no more.
 
     Call it after what changes the layers (LoRA, Liger); the order with `attach`, gradient checkpointing, DDP and
     `fully_shard` does not matter. Checkpointing needs `use_reentrant=False`.
@@ -112,7 +114,7 @@ class CompiledForward:
     def _is_one_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the layer gets packed rows, and an attention that torch traces for sequences of any lengths."""
         rule = kwargs.get(self.keyword)
-        if rule is None:
+        if rule is None or isinstance(kwargs.get("attention_mask"), Segments):
             return False
         if self.keyword == TEXT_KEYWORD:
             plan = kwargs.get("attention_plan")

@@ -17,6 +17,8 @@ from mmpack.adapters.transformers.attention import (
     open_ids_in_forward,
 )
 from mmpack.adapters.transformers.guards import BoundIds
+from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
+from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.tower import (
     Features,
@@ -41,6 +43,7 @@ from mmpack.errors import (
     kind_of,
 )
 from mmpack.families import Family, family_of_model_type
+from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
@@ -75,7 +78,8 @@ def model_inputs(
             with gradients checkpoints each chunk unless it checkpoints its layers already. As `features` otherwise.
 
     Returns: input_ids and position_ids, `visible_until` [T] int32 and `attention_plan` (or attention_mask), use_cache,
-    with media their encoded features, or pixels and grids, and with routes `routed_experts`.
+    with linear attention `segment_plan`, with media their encoded features, or pixels and grids, with routes
+    `routed_experts`.
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
     for missing pixels; ArgumentError for other options, or for what is no batch.
     """
@@ -107,6 +111,8 @@ def model_inputs(
     inputs[key] = getattr(batch, key)
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
+        if has_linear_attention(model):
+            inputs[SEGMENTS] = _segment_plan(batch)
     else:
         _refuse_missing_kernels(model.config.get_text_config())
     if batch.routed_experts is not None:
@@ -158,6 +164,15 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
             f"{what}: the vision tower is sharded (FSDP2), and ranks that call it more often than others would wait "
             "for ever. Fix: leave features and max_patches out, or shard the text model's layers only"
         )
+
+
+def _segment_plan(batch: Batch) -> SegmentPlan:
+    if batch.segment_plan is None:
+        raise ModelError(
+            f"model_inputs: the batch has no segment_plan, which the model's linear attention runs by; {batch.family} "
+            "declares none. Fix: mp.pack or mp.pad samples of a family with linear_attention=True"
+        )
+    return batch.segment_plan
 
 
 def _refuse_padded(batch: Batch) -> None:

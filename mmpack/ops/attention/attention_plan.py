@@ -87,7 +87,7 @@ class AttentionPlan:
         torch's count of changes, which tensors of inference mode lack.
         """
         if visible_until.device.type == "cpu":
-            same = _checksum(visible_until.numpy()) == self.checksum
+            same = checksum_of(visible_until.numpy()) == self.checksum
         else:
             seen, version = self.checked or (lambda: None, 0)
             same = seen() is not visible_until or version == _version(visible_until)
@@ -150,7 +150,7 @@ def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionP
         pairs=int((queries * (keys - queries) + queries * (queries + 1) // 2).sum()),
         full_blocks=full,
         mixed_blocks=mixed,
-        checksum=_checksum(visible_until),
+        checksum=checksum_of(visible_until),
     )
 
 
@@ -220,7 +220,7 @@ def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
     return int(full), int(seen - full + until.shape[0] * count)
 
 
-def _checksum(visible_until: np.ndarray) -> int:
+def checksum_of(visible_until: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(visible_until, dtype=np.int32).data)
 
 

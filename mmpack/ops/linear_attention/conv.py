@@ -1,0 +1,163 @@
+"""A causal convolution along the paths of a pack, channel by channel, with its gradient: no atomics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mmpack.errors import ArgumentError
+from mmpack.ops.backend import Kernel, Op, implementation
+from mmpack.ops.custom_op import define_op
+from mmpack.ops.inputs import check_tensors
+from mmpack.ops.linear_attention.rule import check_plan
+from mmpack.ops.linear_attention.segment_plan import SegmentPlan
+from mmpack.ops.rows.inverse import Inverse
+
+_FLOATS = ("bfloat16", "float16", "float32")
+SEGMENT_CONV1D = Op(
+    "segment_conv1d",
+    "mmpack.ops.linear_attention",
+    (Kernel("triton", only=_FLOATS, why="the kernel can't take {dtype}"),),
+)
+
+
+def segment_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    plan: SegmentPlan,
+    activation: str | None = "silu",
+) -> Tensor:
+    """x [T, C], weight [C, K], bias [C] -> [T, C], of x's dtype.
+
+    out[t] = activation(bias + sum over j of weight[:, K-1-j] · x[the j-th row before t on its path]); zeros stand
+    before a root. A branch reads its parent's last rows. Summed in float32 (float64 for float64), rounded once.
+
+    Args: plan: of the rows' segments, on their device, with a `conv_width` of K or more. activation: "silu" or None.
+
+    Raises ArgumentError for shapes, dtypes, devices and plans that don't fit.
+    """
+    check_tensors("segment_conv1d", ("bias",), x=x, weight=weight, bias=bias)
+    if x.ndim != 2 or weight.ndim != 2 or weight.shape[0] != x.shape[1] or not weight.shape[1]:
+        raise ArgumentError(
+            f"segment_conv1d: x has shape {list(x.shape)}, weight {list(weight.shape)}, expected [T, C] and [C, K]. "
+            "Fix: pass conv1d.weight.squeeze(1)"
+        )
+    if bias is not None and list(bias.shape) != [x.shape[1]]:
+        raise ArgumentError(
+            f"segment_conv1d: bias has shape {list(bias.shape)}, expected [{x.shape[1]}]. Fix: pass conv1d.bias"
+        )
+    if not (x.is_floating_point() and weight.is_floating_point()):
+        raise ArgumentError(
+            f"segment_conv1d: x is {x.dtype}, weight {weight.dtype}. Fix: pass floating tensors"
+        )
+    if activation not in ("silu", None):
+        raise ArgumentError(
+            f"segment_conv1d: activation is {activation!r}. Fix: 'silu', or None and your own after it"
+        )
+    check_plan("segment_conv1d", plan, x)
+    if plan.conv_width < weight.shape[1]:
+        raise ArgumentError(
+            f"segment_conv1d: the plan has rows of width {plan.conv_width}, weight has K = {weight.shape[1]}. "
+            "Fix: plan_segments(…, conv_width=K)"
+        )
+    made: Tensor = _Conv.apply(x, weight, bias, plan.previous, *plan.readers, activation == "silu")
+    return made
+
+
+def _run(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, silu: bool) -> Tensor:
+    out: Tensor = _path(x, weight).conv1d(x, weight, bias, previous, silu)
+    return out
+
+
+def _run_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    previous: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    silu: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What is not asked for is empty."""
+    to_x, to_weight, to_bias = _path(x, weight).conv1d_backward(
+        grad, x, weight, bias, previous, Inverse(order, offsets), silu, needs_weight
+    )
+    none = weight.new_empty(0)
+    return to_x, none if to_weight is None else to_weight, none if to_bias is None else to_bias
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, silu: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    previous: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    silu: bool,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    to_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    to_weight = weight.new_empty(weight.shape if needs_weight else [0])
+    to_bias = weight.new_empty(0)
+    if needs_weight and bias is not None:
+        to_bias = bias.new_empty(bias.shape)
+    return to_x, to_weight, to_bias
+
+
+_conv = define_op(
+    "segment_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor previous, bool silu) -> Tensor",
+    _run,
+    _fake,
+)
+_conv_backward = define_op(
+    "segment_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor previous, Tensor order, "
+    "Tensor offsets, bool silu, bool needs_weight) -> (Tensor, Tensor, Tensor)",
+    _run_backward,
+    _fake_backward,
+)
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        previous: Tensor,
+        order: Tensor,
+        offsets: Tensor,
+        silu: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, bias, previous, order, offsets)
+        ctx.silu = silu
+        out: Tensor = _conv(x, weight, bias, previous, silu)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs_weight = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        to_x, *to_weights = _conv_backward(grad, *ctx.saved_tensors, ctx.silu, needs_weight)
+        to_weight, to_bias = (
+            found if needed else None
+            for found, needed in zip(to_weights, ctx.needs_input_grad[1:3], strict=True)
+        )
+        return to_x, to_weight, to_bias, None, None, None, None
+
+
+def _path(x: Tensor, weight: Tensor) -> Any:
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    return implementation(SEGMENT_CONV1D, x.device, dtype)

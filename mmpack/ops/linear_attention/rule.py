@@ -1,0 +1,82 @@
+"""The gated delta rule over the segments of a pack, with gradients through the states that branches start from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmpack.errors import ArgumentError, check_number
+from mmpack.ops.inputs import check_tensors
+from mmpack.ops.linear_attention import chunks, waves
+from mmpack.ops.linear_attention.choose import choose
+from mmpack.ops.linear_attention.segment_plan import SegmentPlan
+
+
+def segment_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    plan: SegmentPlan,
+    scale: float | None = None,
+    backend: str = "auto",
+    qk_l2norm: bool = True,
+) -> Tensor:
+    """[T, Hv, Dv], of q's dtype. A row reads and writes its path's state; a branch starts from its parent's last one.
+
+    Args:
+        q, k: [T, Hk, Dk]; v: [T, Hv, Dv], Hv a multiple of Hk; g: [T, Hv], logarithms of decays, at most 0; beta: [T,
+            Hv], how much of a row is written.
+        plan: of the rows' segments, on their device.
+        scale: of the queries; Dk ** -0.5 if not given.
+        backend: "torch" or "fla" instead of what MMPACK_LINEAR_ATTENTION or the device chooses (`choose.py`).
+        qk_l2norm: queries and keys are divided by their norm first, as Qwen3.5 has it.
+
+    States are float32 (float64 where an input is). A sample of a plain pack has the bits that it has alone, in plain
+    torch on a CPU. Raises ArgumentError for shapes, devices and plans that don't fit; BackendError where what was asked
+    for, or what a GPU needs, can't run.
+    """
+    tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    check_tensors("segment_delta_rule", (), **tensors)
+    _check_shapes(q, k, v, g, beta)
+    check_plan("segment_delta_rule", plan, q)
+    if scale is not None:
+        check_number("segment_delta_rule", "scale", scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+    name = choose(q.device, q.dtype, q.shape[-1], gradients, backend)
+    if not q.numel() or not v.numel():
+        return (v * (g + beta)[..., None] + q.sum() + k.sum()).to(q.dtype)
+    if name == "fla":
+        return waves.delta_rule(q, k, v, g, beta, plan, scale, qk_l2norm)
+    return chunks.delta_rule(q, k, v, g, beta, plan.chunk_plan(), scale, qk_l2norm)
+
+
+def check_plan(what: str, plan: SegmentPlan, x: Tensor) -> None:
+    """Raise ArgumentError for a plan of other rows than x's, or elsewhere."""
+    if plan.rows != x.shape[0]:
+        raise ArgumentError(
+            f"{what}: the plan is of {plan.rows} rows, there are {x.shape[0]}. Fix: pass the batch's own"
+        )
+    if plan.device != x.device:
+        raise ArgumentError(
+            f"{what}: the plan is on {plan.device}, the rows are on {x.device}. Fix: pass plan.to(device)"
+        )
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> None:
+    fits = q.ndim == 3 and k.shape == q.shape and v.ndim == 3 and len(v) == len(q)
+    fits = fits and g.shape == beta.shape == v.shape[:2]
+    fits = fits and q.shape[1] > 0 and v.shape[1] % q.shape[1] == 0
+    if not fits:
+        shapes = ", ".join(
+            f"{name} {list(x.shape)}"
+            for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta))
+        )
+        raise ArgumentError(
+            f"segment_delta_rule: shapes are {shapes}, expected [T, Hk, Dk] twice, [T, Hv, Dv], [T, Hv] twice, Hv a "
+            "multiple of Hk. Fix: pass rows without a dimension of batches"
+        )
+    if not all(x.is_floating_point() for x in (q, k, v, g, beta)):
+        raise ArgumentError("segment_delta_rule: some input is not floating. Fix: pass floats")

@@ -1,0 +1,198 @@
+"""What a forest of segments means for linear attention: waves of depth, and the rows before each row on its path.
+
+Made on the host from the batch's segments, so that nothing is asked of the GPU later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.errors import ArgumentError
+from mmpack.ops.linear_attention.chunk_plan import CHUNK, ChunkPlan, plan_chunks
+from mmpack.ops.linear_attention.segments import normal_segments
+from mmpack.ops.rows.inverse import Inverse
+
+
+@dataclass
+class Wave:
+    """S segments of one depth, in row order: `rows` rows, adjacent in the plan's order."""
+
+    rows: int
+    cu_seqlens: torch.Tensor  # [S+1] int32, from 0
+    chunk_indices: torch.Tensor  # [N, 2] int32: segment of the wave, chunk of CHUNK rows in it
+    # [S] int32: each one's parent, as a place in the wave before; None in the first wave
+    parents: torch.Tensor | None
+    children: Inverse | None  # of parents
+
+
+@dataclass
+class SegmentPlan:
+    """T rows in G segments, runs of padding among them; none is empty. Numbers of rows are int32.
+
+    Kernels run a wave at a time, over rows in `order`. `previous` says which rows a convolution reads.
+    """
+
+    rows: int
+    offsets: np.ndarray  # [G+1] int64
+    parents: np.ndarray  # [G] int64, -1 for a root
+    depths: np.ndarray  # [G] int64
+    waves: list[Wave]
+    order: torch.Tensor | None  # [T] rows wave by wave; None where they lie so
+    place: torch.Tensor | None  # [T] where each row stands in `order`
+    previous: (
+        torch.Tensor
+    )  # [T, conv_width - 1] the 1st, 2nd, … row before, on the path; -1 for none
+    readers: Inverse  # for each row the entries of `previous` that name it
+    chunks: dict[torch.device, ChunkPlan] = field(default_factory=dict, repr=False)
+    checksum: int | None = None  # of the batch's visible_until, where it is a batch's
+
+    @property
+    def segments(self) -> int:
+        return len(self.parents)
+
+    @property
+    def conv_width(self) -> int:
+        return self.previous.shape[1] + 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.previous.device
+
+    def chunk_plan(self) -> ChunkPlan:
+        """What the rule in plain torch reads, on the plan's device; made when it is first asked for."""
+        made = self.chunks.get(self.device)
+        if made is None:
+            made = plan_chunks(self.offsets, self.parents, self.depths).to(self.device)
+            self.chunks[self.device] = made
+        return made
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> SegmentPlan:
+        """The plan with its tensors on `device`; this one, if they are there."""
+        if self.device == torch.device(device):
+            return self
+        return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> SegmentPlan:
+        return self._with_tensors(torch.Tensor.pin_memory)
+
+    def _with_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SegmentPlan:
+        waves = [_moved(wave, move) for wave in self.waves]
+        return dataclasses.replace(_moved(self, move), waves=waves, chunks={})
+
+
+def _moved(x: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    made: dict[str, Any] = {}
+    for f in dataclasses.fields(x):
+        value = getattr(x, f.name)
+        if isinstance(value, torch.Tensor):
+            made[f.name] = move(value)
+        elif isinstance(value, Inverse):
+            made[f.name] = Inverse(*map(move, value))
+    return dataclasses.replace(x, **made)
+
+
+def plan_segments(
+    segment_offsets: np.ndarray,
+    segment_parent: np.ndarray,
+    padding: np.ndarray | None = None,
+    conv_width: int = 4,
+) -> SegmentPlan:
+    """The plan of a batch.
+
+    Args:
+        segment_offsets: int [G+1] rows, from 0. A padded batch [B, S] has a segment per line, all roots.
+        segment_parent: int [G], one before the segment, or -1.
+        padding: bool of the batch's shape; True for rows that hold no token, before or after a segment's tokens and
+            from segment_offsets[-1] on. They become roots of their own. None: no padding.
+        conv_width: the convolution's K, or more.
+
+    Raises ArgumentError for arrays that contradict each other, and for padding between tokens of a segment.
+
+    Example: a prompt of two rows with two branches of one row.
+        >>> import numpy as np
+        >>> from mmpack.ops.linear_attention import plan_segments
+        >>> plan = plan_segments(np.array([0, 2, 3, 4]), np.array([-1, 0, 0]), conv_width=3)
+        >>> len(plan.waves), plan.waves[1].cu_seqlens.tolist(), plan.waves[1].parents.tolist()
+        (2, [0, 1, 2], [0, 0])
+        >>> plan.previous.tolist()
+        [[-1, -1], [0, -1], [1, 0], [1, 0]]
+    """
+    if conv_width < 1:
+        raise ArgumentError(
+            f"plan_segments: conv_width is {conv_width}. Fix: pass the convolution's K"
+        )
+    offsets, parents, depths = normal_segments(segment_offsets, segment_parent, padding)
+    lengths = np.diff(offsets)
+    rows = int(offsets[-1])
+    by_wave = np.argsort(np.repeat(depths, lengths), kind="stable")
+    in_order = bool((by_wave == np.arange(rows)).all())
+    place = np.empty_like(by_wave)
+    place[by_wave] = np.arange(rows)
+    previous = _previous(offsets, parents, conv_width)
+    return SegmentPlan(
+        rows=rows,
+        offsets=offsets,
+        parents=parents,
+        depths=depths,
+        waves=_waves(lengths, parents, depths),
+        order=None if in_order else _int32(by_wave),
+        place=None if in_order else _int32(place),
+        previous=_int32(previous),
+        readers=_inverse(previous.ravel(), rows),
+    )
+
+
+def _waves(lengths: np.ndarray, parents: np.ndarray, depths: np.ndarray) -> list[Wave]:
+    out = []
+    place = np.zeros_like(parents)  # of each segment in its wave
+    for depth in range(int(depths.max(initial=-1)) + 1):
+        here = np.flatnonzero(depths == depth)
+        place[here] = np.arange(len(here))
+        above = place[parents[here]] if depth else None
+        chunks = -(-lengths[here] // CHUNK)
+        within = np.arange(chunks.sum()) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+        pairs = np.stack([np.repeat(np.arange(len(here)), chunks), within], axis=1)
+        count = int((depths == depth - 1).sum())
+        out.append(
+            Wave(
+                rows=int(lengths[here].sum()),
+                cu_seqlens=_int32(np.append(0, np.cumsum(lengths[here]))),
+                chunk_indices=_int32(pairs),
+                parents=None if above is None else _int32(above),
+                children=None if above is None else _inverse(above, count),
+            )
+        )
+    return out
+
+
+def _previous(offsets: np.ndarray, parents: np.ndarray, width: int) -> np.ndarray:
+    """[T, width - 1]"""
+    rows = int(offsets[-1])
+    last = np.append(offsets[1:] - 1, -1)  # of each segment; parent -1 reads the end
+    before = np.arange(-1, rows + 0)  # one more than rows: -1 reads the end
+    before = np.append(before[:rows], -1)
+    before[offsets[:-1]] = last[parents]
+    out = np.empty((rows, width - 1), dtype=np.int64)
+    at = np.arange(rows)
+    for tap in range(width - 1):
+        at = before[at]
+        out[:, tap] = at
+    return out
+
+
+def _inverse(index: np.ndarray, count: int) -> Inverse:
+    """Entries that are -1 are left out."""
+    order = np.argsort(index, kind="stable")
+    none = int((index < 0).sum())
+    counts = np.bincount(index[index >= 0], minlength=count)
+    return Inverse(_int32(order[none:]), _int32(np.append(0, np.cumsum(counts))))
+
+
+def _int32(x: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.int32))

@@ -1,0 +1,233 @@
+"""Gated delta nets over segments: no state leaks, wrong use raises, and checkpoints, copies and LoRA run as they do."""
+
+import copy
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from support.float64 import assert_as_exact_as_separate, exact, separate
+from support.models import logprobs_and_gradients, small_model
+from support.samples import make_sample
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, is_attached, model_inputs, packed_logprobs
+from mmpack.adapters.transformers.attention import attach_in_forwards
+from mmpack.adapters.transformers.linear_attention import net_of
+from mmpack.contracts import TOLERANCES
+from mmpack.ops.linear_attention import plan_segments
+
+pytestmark = pytest.mark.adapter
+NAME = "qwen3_5"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_model(NAME)
+
+
+def texts(last=1):
+    """Three samples of text; `last`: the id that the first one ends with."""
+    rng = np.random.default_rng(5)
+    parts = [[rng.integers(0, 999, 6), rng.integers(0, 999, 4 + k)] for k in range(3)]
+    parts[0][1][-1] = last
+    return [
+        make_sample([("text", a), ("response", b)], f"s{k}", family=NAME)
+        for k, (a, b) in enumerate(parts)
+    ]
+
+
+def tree():
+    """A prompt of two rows, an answer of one that three samples go on from, and another answer."""
+    prompt, answer = ("text", [7, 3]), ("response", [5])
+    parts = [[prompt, answer, ("text", [k]), ("response", [k, 9, k])] for k in range(3)]
+    parts.append([prompt, ("response", [4, 4])])
+    return [make_sample(p, f"s{k}", family=NAME) for k, p in enumerate(parts)]
+
+
+# ---- leaks --------------------------------------------------------------------------------------------
+
+
+def test_the_models_own_packed_forward_leaks_and_ours_does_not(model):
+    """transformers tells packed samples apart by their positions, in full attention alone."""
+    batches = [mp.pack(texts()), mp.pack(texts(last=998))]
+    behind = len(texts()[0])
+    with torch.no_grad():
+        own = [
+            model(b.input_ids[None], position_ids=b.position_ids[:, None], use_cache=False)
+            for b in batches
+        ]
+        with attach(model):
+            ours = [model(**model_inputs(b, model)) for b in batches]
+    first, second = (out.logits[0, behind:] for out in own)
+    assert (first - second).abs().max() > 1e-2
+    assert torch.equal(*(out.logits[0, behind:] for out in ours))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "parents"),
+    [
+        ([0, 18], [-1]),  # all rows in one state
+        ([0, 2, 3, 7, 11, 15, 17], [-1, 0, 1, 2, 1, 0]),  # a branch reads its sibling
+        ([0, 2, 3, 7, 11, 15, 17], [-1, 0, 1, 1, -1, 0]),  # or starts from nothing
+    ],
+)
+def test_the_tests_can_see_a_wrong_plan(model, offsets, parents):
+    batch = mp.pack(tree(), share_prefix=True)
+    assert batch.segment_offsets.tolist() == [0, 2, 3, 7, 11, 15, 17]
+    assert batch.segment_parent.tolist() == [-1, 0, 1, 1, 1, 0]
+    offsets[-1] = 17
+    wrong = plan_segments(np.array(offsets), np.array(parents))
+    wrong.checksum = batch.segment_plan.checksum
+    with attach(model), torch.no_grad():
+        right = packed_logprobs(model, batch)
+        batch.segment_plan = wrong
+        assert (packed_logprobs(model, batch) - right).abs().max() > 1e-3
+
+
+# ---- wrong use ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"segment_plan": None}, "segment_plan is missing, and linear attention would run across"),
+        ({"segment_plan": mp.pack(tree()).segment_plan}, "is of 25 rows, there are 1 × 33"),
+        (
+            {"segment_plan": mp.pack(texts()[::-1]).segment_plan},
+            "segment_plan is of another batch than visible_until",
+        ),
+        (
+            {"segment_plan": mp.pack(texts()[::-1]).segment_plan, "attention_plan": None},
+            "segment_plan is of another batch than visible_until",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_an_error(model, change, message):
+    with attach(model), torch.no_grad():
+        inputs = model_inputs(mp.pack(texts()), model)
+        with pytest.raises(mp.ModelError, match=message) as caught:
+            model(**(inputs | change))
+    assert "Fix: call model(**model_inputs(batch, model)), or detach" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_without_its_plan_is_an_error(model):
+    batch = dataclasses.replace(mp.pack(texts()), segment_plan=None)
+    with attach(model), pytest.raises(mp.ModelError, match="the batch has no segment_plan"):
+        model_inputs(batch, model)
+
+
+def test_nets_that_are_not_known_are_refused():
+    with torch.device("meta"):
+        model = small_model(NAME)
+    net = net_of(model.get_decoder().layers[1])
+    norm = net.norm
+    del net.norm
+    with pytest.raises(mp.ModelError, match=r"layer 1 has linear attention that is no gated"):
+        attach(model)
+    net.norm = norm
+    net.conv1d = torch.nn.Sequential(net.conv1d)
+    with pytest.raises(mp.ModelError, match=r"conv1d of layer 1 is a Sequential.*target_modules"):
+        attach(model)
+    assert not is_attached(model)
+
+
+# ---- wrapped, copied, detached -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_run_again_after_detach_as_they_ran(model, reentrant):
+    """And after another batch went through the model."""
+    batch = mp.pack(tree(), share_prefix=True)
+    with attach(model):
+        values, gradients = logprobs_and_gradients(model, batch)
+    other = copy.deepcopy(model).train()
+    other.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:
+        other.enable_input_require_grads()
+    weights = torch.linspace(0.1, 1, len(values))
+    with attach(model):
+        (packed_logprobs(model, batch) * weights).sum().backward()
+    with attach(other):
+        found = packed_logprobs(other, batch)
+        with torch.no_grad():
+            packed_logprobs(other, mp.pack(texts()))
+    assert not is_attached(other)
+    (found * weights).sum().backward()
+    assert torch.equal(found, values)
+    own = dict(model.named_parameters())
+    for name, p in other.named_parameters():
+        assert (p.grad is None) == (own[name].grad is None), name
+        assert p.grad is None or torch.equal(p.grad, own[name].grad), name
+    model.zero_grad(set_to_none=True)
+    assert gradients
+
+
+def test_detached_copied_and_pickled_models_are_their_own():
+    model, ids = small_model(NAME), torch.tensor([[1, 2, 3, 4]])
+    mask = torch.tensor([[0, 1, 1, 1]])
+    batch = mp.pack(tree(), share_prefix=True)
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=mask, use_cache=True).logits
+        with attach(model):
+            values = packed_logprobs(model, batch)
+            copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+            assert torch.equal(packed_logprobs(pickled, batch), values)
+            pickled_handle = attach(pickled)
+        pickled_handle.detach()
+        for own in (model, copied, pickled):
+            assert not is_attached(own)
+            found = own(input_ids=ids, attention_mask=mask, use_cache=True).logits
+            assert torch.equal(found, expected)
+            with attach(own):
+                assert torch.equal(packed_logprobs(own, batch), values)
+    nets = [net_of(layer) for layer in copied.get_decoder().layers[:3]]
+    assert all(net.forward.net is net for net in nets)
+
+
+def test_attached_in_forwards_alone():
+    model, batch = small_model(NAME), mp.pack(tree(), share_prefix=True)
+    with torch.no_grad():
+        with attach(model):
+            values = packed_logprobs(model, batch)
+            inputs = model_inputs(batch, model)
+        inputs["input_ids"] = batch.input_ids[None]
+        options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+        ids = torch.tensor([[1, 2, 3, 4]])
+        tokens = model.generate(input_ids=ids, **options)
+        attach_in_forwards(model)
+        logits = model(**inputs).logits[0]
+        found = mp.selected_logprobs(logits, batch.loss_targets, rows=batch.loss_rows)
+        assert (found - values).abs().max() <= 1e-5
+        assert torch.equal(model.generate(input_ids=ids, **options), tokens)
+
+
+def test_lora_of_linear_layers():
+    peft = pytest.importorskip("peft")
+    samples = tree()
+    targets = ["in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"]
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(
+        small_model(NAME), peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+    ).eval()
+    wanted, exactly = exact(wrapped, samples)
+    _, separately = separate(wrapped, samples)
+    with attach(wrapped):
+        found, ours = logprobs_and_gradients(wrapped, mp.pack(samples, share_prefix=True))
+    assert (found - wanted).abs().max() <= TOLERANCES["layouts"].value
+    assert len(ours) == 2 * 3 * len(targets) and all((g != 0).any() for g in ours.values())
+    assert_as_exact_as_separate(ours, separately, exactly)
+
+
+def test_half_precision_is_about_as_near_as_separate_forwards(model):
+    samples, low = tree(), copy.deepcopy(model).bfloat16()
+    wide = copy.deepcopy(low).float()
+    with torch.no_grad():
+        wanted, apart = (
+            torch.cat([packed_logprobs(m, mp.pad([s])) for s in samples]) for m in (wide, low)
+        )
+        with attach(low):
+            found = packed_logprobs(low, mp.pack(samples, share_prefix=True))
+    assert (found - wanted).square().mean() <= 2**2 * (apart - wanted).square().mean()

@@ -1,0 +1,93 @@
+"""Plans of linear attention: waves and rows before a row, beside a walk over the paths, token by token."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.linear_attention import rows_of
+
+from mmpack.errors import ArgumentError
+from mmpack.ops.linear_attention import plan_segments
+
+
+@st.composite
+def forests(draw):
+    parents, lengths = [], []
+    for g in range(draw(st.integers(1, 9))):
+        parents.append(draw(st.integers(-1, g - 1)))
+        lengths.append(draw(st.sampled_from([0, 1, 2, 3, 64, 65, 130])))
+    return [0, *np.cumsum(lengths).tolist()], parents
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(forests(), st.integers(0, 130))
+def test_any_forest(forest, loose):
+    offsets, parents = forest
+    total = offsets[-1] + loose
+    padding = np.arange(total) >= offsets[-1]
+    plan = plan_segments(np.array(offsets), np.array(parents), padding)
+    before = {}
+    for g, rows in enumerate(rows_of(offsets, parents)):
+        for at in range(len(rows) - (offsets[g + 1] - offsets[g]), len(rows)):
+            taps = [rows[at - j] if at >= j else -1 for j in (1, 2, 3)]
+            before[rows[at]] = taps
+    assert plan.previous[: offsets[-1]].tolist() == [before[r] for r in range(offsets[-1])]
+    for row in range(total):
+        start, stop = plan.readers.offsets[row : row + 2].tolist()
+        entries = plan.readers.order[start:stop].long()
+        assert plan.previous.flatten()[entries].eq(row).all() and (entries.diff() > 0).all()
+    assert len(plan.readers.order) == int((plan.previous >= 0).sum())
+
+    assert plan.rows == total and (np.diff(plan.offsets) > 0).all()
+    order = torch.arange(total) if plan.order is None else plan.order.long()
+    if plan.place is not None:
+        assert torch.equal(order[plan.place.long()], torch.arange(total))
+    at, segments = 0, []
+    for depth, wave in enumerate(plan.waves):
+        here = np.flatnonzero(plan.depths == depth)
+        wanted = [np.arange(plan.offsets[g], plan.offsets[g + 1]) for g in here]
+        assert order[at : at + wave.rows].tolist() == np.concatenate(wanted).tolist()
+        assert wave.cu_seqlens.diff().tolist() == [len(w) for w in wanted]
+        pairs = [[s, c] for s, w in enumerate(wanted) for c in range(-(-len(w) // 64))]
+        assert wave.chunk_indices.tolist() == pairs
+        if depth:
+            assert [segments[p] for p in wave.parents] == plan.parents[here].tolist()
+        segments, at = here.tolist(), at + wave.rows
+    assert at == total
+
+
+def test_to_another_device_and_through_a_pipe():
+    plan = plan_segments(np.array([0, 2, 4, 5]), np.array([-1, 0, 0]))
+    moved = plan.to("meta")
+    assert plan.to("cpu") is plan and moved.device.type == "meta"
+    assert moved.waves[1].parents.device.type == "meta" and moved.readers.order.is_meta
+    plan.chunk_plan()
+    again = pickle.loads(pickle.dumps(plan))
+    assert torch.equal(again.previous, plan.previous) and again.segments == 3
+
+
+@pytest.mark.parametrize(
+    ("offsets", "parents", "padding", "message"),
+    [
+        ([0, 2], [-1, -1], None, "expected .G.1. and .G."),
+        ([1, 2], [-1], None, "do not rise from 0"),
+        ([0, 2, 1], [-1, -1], None, "do not rise from 0"),
+        ([0, 2, 3], [-1, 1], None, "segment 1 has parent 1"),
+        ([0, 2], [-2], None, "segment 0 has parent -2"),
+        ([0, 3], [-1], [False, True, False], "segment 0, rows 0 to 3, has padding between tokens"),
+        ([0, 3], [-1], [False, False], "padding is bool of 2 rows"),
+        ([0, 2], [-1], [False, False, False], "padding is bool of 3 rows"),
+    ],
+)
+def test_refusals(offsets, parents, padding, message):
+    padding = None if padding is None else np.array(padding)
+    with pytest.raises(ArgumentError, match=message):
+        plan_segments(np.array(offsets), np.array(parents), padding)
+
+
+def test_a_width_of_none():
+    with pytest.raises(ArgumentError, match="conv_width is 0"):
+        plan_segments(np.array([0, 2]), np.array([-1]), conv_width=0)
