@@ -8,11 +8,10 @@ import wave
 
 import numpy as np
 import pytest
+import soundfile
 
 import mmpack as mp
 from mmpack.audio import Limits, decode
-
-soundfile = pytest.importorskip("soundfile")
 
 
 def sine(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:

@@ -149,7 +149,6 @@ def test_settings_and_workers(processor):
 
 
 def test_a_file_is_decoded_at_the_models_rate(processor, tmp_path):
-    pytest.importorskip("soundfile")
     samples = (noise(RATE) * 32767).astype("<i2")
     file = io.BytesIO()
     with wave.open(file, "wb") as out:

@@ -131,7 +131,7 @@ def test_audio_of_a_family_that_hears_none_is_refused(tmp_path, place):
     record[place][0]["modality"] = "audio"
     (tmp_path / "t.jsonl").write_text(json.dumps(record))
     with pytest.raises(
-        mp.TraceError, match=rf"{place}\[0\]\.modality is audio, which .* does not hear.*MM011"
+        mp.TraceError, match=rf"{place}\[0\]\.modality: is audio, which .* does not hear.*MM011"
     ):
         list(read_trace(tmp_path / "t.jsonl"))
     sample = full_sample()
