@@ -11,6 +11,8 @@ from typing import Any
 from mmpack._version import __version__
 
 _HOME = {
+    "mmpack.families.base": ("Family",),
+    "mmpack.families.register": ("register_family",),
     "mmpack.schema.sample": ("Sample",),
     "mmpack.schema.media": ("Medium",),
     "mmpack.schema.codec": ("CodecIds",),

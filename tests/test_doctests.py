@@ -9,6 +9,7 @@ import pytest
 from support.process import run_python
 
 import mmpack as mp
+from mmpack.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = re.compile(r"^\s*>>> ", re.MULTILINE)
@@ -53,7 +54,10 @@ def run_examples(name: str) -> int:
     # no names of the module: an example imports what it uses
     for test in finder.find(importlib.import_module(name), globs={"__name__": "__main__"}):
         count += len(test.examples)
+        known = dict(FAMILIES)
         runner.run(test)
+        FAMILIES.clear()  # an example may register one
+        FAMILIES.update(known)
     return count
 
 

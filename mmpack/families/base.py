@@ -76,6 +76,12 @@ class Family:
     # what released models write boxes and points in: a `coordinate_system`; None: not known
     coordinates: str | None = None
     audio: Audio | None = None  # None: the family hears nothing
+    # modalities whose placeholders see each other, both ways, within one run of adjacent tokens
+    two_way_media: tuple[str, ...] = ()
+    # the config's `layer_types` where they do; None: all layers
+    two_way_layers: tuple[str, ...] | None = None
+    # name and value of the text config's setting that switches it on; None: always on
+    two_way_setting: tuple[str, str | bool] | None = None
     # layers whose state runs from row to row along a path: its batches carry a `segment_plan`
     linear_attention: bool = False
     packing: str = "yes"  # "yes" | "kernels-only" | "no"

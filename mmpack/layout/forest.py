@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmpack.families import Family
+from mmpack.families import Family, get_family
 from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import joined, occurrences
 from mmpack.schema.sample import Sample
@@ -116,20 +116,33 @@ def positions_of(sample: Sample, family: Family | None = None) -> np.ndarray:
 def _token_keys(samples: Sequence[Sample], positions: Sequence[np.ndarray]) -> list[np.ndarray]:
     """int64 [L, 2 + rows + …] per sample: id, number of the run (-1: text), positions, routes. Equal rows: one token.
 
-    Runs have one number if medium, ids, positions and routes agree in all of their tokens.
+    Runs have one number if media, ids, positions and routes agree in all of their tokens. Where placeholders see each
+    other, media that touch are one run: what one of them is, changes the other.
     """
     runs: dict[tuple[tuple[str, ...], bytes, bytes, bytes], int] = {}
     keys = []
     for sample, position, routes in zip(samples, positions, _route_keys(samples), strict=True):
         run = np.full(len(sample), -1, dtype=np.int64)
-        for start, stop, indices in joined(occurrences(sample)):
+        for start, stop, media in _runs(sample):
             ids, places = sample.input_ids[start:stop], position[:, start:stop]
             own = routes[start:stop].tobytes()
-            names = tuple(sample.media[m].cache_key for m in indices)
-            key = (names, ids.tobytes(), places.tobytes(), own)
+            key = (media, ids.tobytes(), places.tobytes(), own)
             run[start:stop] = runs.setdefault(key, len(runs))
         keys.append(np.column_stack([sample.input_ids, run, position.T, routes]))
     return keys
+
+
+def _runs(sample: Sample) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Tokens [start, stop) that are shared as a whole, and the cache keys of their media."""
+    touching = bool(get_family(sample.family).two_way_media)
+    out: list[tuple[int, int, tuple[str, ...]]] = []
+    for start, stop, indices in joined(occurrences(sample)):
+        media = tuple(sample.media[m].cache_key for m in indices)
+        if touching and out and out[-1][1] == start:
+            start, _, before = out.pop()
+            media = before + media
+        out.append((start, stop, media))
+    return out
 
 
 def _route_keys(samples: Sequence[Sample]) -> list[np.ndarray]:

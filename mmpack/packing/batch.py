@@ -83,10 +83,13 @@ class Batch(LossIndex):
     stats: dict[str, int] = field(default_factory=dict)
     # int32, [T] or [B, S]: row q sees row k if k <= q < visible_until[k]
     visible_until: torch.Tensor
-    attention_plan: AttentionPlan  # the same for attention kernels
-    segment_plan: SegmentPlan | None = (
-        None  # the same for linear attention, of families that have it
-    )
+    # int32, as visible_until, of families with two-way media: then row q sees row k if
+    # visible_from[k] <= q < visible_until[k]
+    visible_from: torch.Tensor | None = None
+    # of `visible_until` for attention kernels; of other rules: `plan_of_rule`
+    attention_plan: AttentionPlan
+    # the same for linear attention, of families that have it
+    segment_plan: SegmentPlan | None = None
     id_range: tuple[int, int] | None = None  # smallest and largest id, on the host
     last_expert: int | None = None  # the largest id in `routed_experts`, on the host
 
@@ -117,7 +120,8 @@ class Batch(LossIndex):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         """The batch with every tensor on `device`; the layout that hosts need stays where it is.
 
-        Raises ArgumentError where `visible_until` is no longer what `attention_plan` was made of, before the move.
+        Raises ArgumentError where `visible_until` or `visible_from` is no longer what `attention_plan` was made of,
+        before the move.
         """
         return self._with_tensors("to", device, non_blocking=non_blocking)
 
@@ -150,7 +154,7 @@ class Batch(LossIndex):
 
     def _with_tensors(self, move: str, *args: Any, **kwargs: Any) -> Any:
         """The batch with `tensor.move(…)` in place of each tensor."""
-        self.attention_plan.check(self.visible_until)
+        self.attention_plan.check(self.visible_until, self.visible_from)
         moved: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -160,7 +164,7 @@ class Batch(LossIndex):
                 moved[f.name] = {k: getattr(v, move)(*args, **kwargs) for k, v in value.items()}
         batch = dataclasses.replace(self, **moved)
         # not read: the copy may not have arrived yet
-        batch.attention_plan.bind(batch.visible_until)
+        batch.attention_plan.bind(batch.visible_until, batch.visible_from)
         return batch
 
     def __repr__(self) -> str:
@@ -218,7 +222,7 @@ class Batch(LossIndex):
 
 @dataclass(kw_only=True, repr=False)
 class PackedBatch(Batch):
-    """One row of T tokens. Only `visible_until` is the attention rule; the other fields: see the bases."""
+    """One row of T tokens. `visible_until` (and `visible_from`) is the attention rule; other fields: see the bases."""
 
     input_ids: torch.Tensor  # [T] int64
     position_ids: torch.Tensor  # [1 + rows, T] int64

@@ -10,6 +10,7 @@ import torch
 
 from mmpack.errors import SchemaError
 from mmpack.families import Family
+from mmpack.layout.blocks import visible_from
 from mmpack.layout.forest import Forest, build_forest, positions_of
 from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
@@ -86,7 +87,7 @@ def pack(
     common = common_fields(
         given, rows, [(run.sample, run.media_index) for run in runs], media, pin_memory
     )
-    in_rows = _row_fields(given.samples, family, positions, forest, padding)
+    in_rows = _row_fields(given.samples, family, positions, forest, rows, padding)
     batch = PackedBatch(
         **common,
         **in_rows,
@@ -133,6 +134,7 @@ def _row_fields(
     family: Family,
     positions: list[np.ndarray],
     forest: Forest,
+    rows: list[np.ndarray],
     padding: int,
 ) -> dict[str, Any]:
     """ids, positions and the attention rule of every row; each segment is read from a sample that has it."""
@@ -153,11 +155,13 @@ def _row_fields(
     total = forest.num_tokens
     itself = np.arange(total + 1, total + padding + 1)
     seen = to_int32(np.concatenate([forest.visible_until(), itself]))
+    first = visible_from(samples, rows, total + padding, family) if family.two_way_media else None
     return {
         "input_ids": torch.from_numpy(np.concatenate(ids)),
         "position_ids": torch.from_numpy(position_ids),
         "visible_until": seen,
-        "attention_plan": plan_attention(seen.numpy(), np.arange(total + padding) >= total),
+        "visible_from": None if first is None else torch.from_numpy(first),
+        "attention_plan": plan_attention(seen.numpy(), np.arange(total + padding) >= total, first),
     }
 
 

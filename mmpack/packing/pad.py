@@ -11,6 +11,7 @@ import torch
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
+from mmpack.layout.blocks import visible_from
 from mmpack.layout.forest import build_forest, positions_of
 from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
@@ -113,13 +114,17 @@ def _row_fields(
     places[0, flat] = np.concatenate([np.arange(len(s)) for s in samples])
     if rowed:
         places[1:, flat] = np.concatenate([positions_of(s, family) for s in samples], axis=1)
+    first = None
+    if family.two_way_media:
+        first = (visible_from(samples, rows, size, family) % width).reshape(-1, width)
     padding = mask.reshape(-1, width) == 0
-    plan = plan_attention(seen.reshape(-1, width), padding)
+    plan = plan_attention(seen.reshape(-1, width), padding, first)
     return {
         "input_ids": torch.from_numpy(ids).view(-1, width),
         "attention_mask": torch.from_numpy(mask).view(-1, width),
         "position_ids": torch.from_numpy(places).view(len(places), -1, width),
         "visible_until": to_int32(seen).view(-1, width),
+        "visible_from": None if first is None else to_int32(first),
         "attention_plan": plan,
         "segment_plan": padded_segments(family, padding, plan),
     }

@@ -78,7 +78,7 @@ class Sample(Record):
 
     sample_id: str = column(Str(), "unique in a trace")
     group_id: str = column(Str(), "the prompt's id")
-    family: str = column(Str(tuple(FAMILIES), code="MM006"), "model family")
+    family: str = column(Str(FAMILIES.keys(), code="MM006"), "model family")
     input_ids: np.ndarray = column(
         Array("int64"), "expanded ids, one per vision token, never padded"
     )

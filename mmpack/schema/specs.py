@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -125,7 +126,7 @@ class Float(Spec):
 
 @dataclass(frozen=True)
 class Str(Spec):
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     pattern: str = ""
     code: str = "MM003"  # of the rule that another string breaks
 

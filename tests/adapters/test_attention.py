@@ -245,10 +245,10 @@ def test_a_forced_attention_that_cannot_run_is_an_error(attached, monkeypatch):
         attached(**(inputs | {"attention_plan": other}))
 
 
-def test_sliding_windows_are_refused():
+def test_layers_of_an_unknown_kind_are_refused():
     model = tiny_qwen2_5_vl()
-    model.config.get_text_config().layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(mp.ModelError, match="sliding-window"):
+    model.config.get_text_config().layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(mp.ModelError, match="layers of chunked_attention, which packed rows"):
         attach(model)
     assert not is_attached(model)
 

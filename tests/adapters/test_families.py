@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from support.families import LAYOUTS, mixed_batch
-from support.float64 import assert_as_exact_as_separate, exact, separate
+from support.families import mixed_batch
 from support.models import (
     logprobs_and_gradients,
     small_model,
@@ -13,8 +12,6 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.tower import takes_encoded_media
-from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 from mmpack.smoke.tiny_models import tiny_model
 
@@ -33,60 +30,6 @@ def models():
         return made[name]
 
     return get
-
-
-@pytest.fixture(scope="module")
-def oracles(models):
-    """Of a family's mixed batch: values and gradients in float64, and those of separate forwards in float32."""
-    made = {}
-
-    def get(name):
-        if name not in made:
-            model, samples = models(name), mixed_batch(name)
-            made[name] = exact(model, samples), separate(model, samples)
-        return made[name]
-
-    return get
-
-
-@pytest.mark.parametrize("name", PACKABLE)
-def test_every_layout_gives_what_each_sample_gets_alone(models, oracles, name):
-    model, samples = models(name), mixed_batch(name)
-    assert mp.validate(samples) == []
-    (wanted, gradients), (alone, separately) = oracles(name)
-    assert (alone - wanted).abs().max() <= TOLERANCES["layouts"].value
-    towers = [n for n in gradients if "visual" in n or "vision" in n]
-    assert towers and all((gradients[n] != 0).any() for n in towers if n.endswith("weight"))
-    with attach(model), torch.no_grad():
-        for layout, make in LAYOUTS.items():
-            values = packed_logprobs(model, make(samples))
-            assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, layout
-    for layout in ("packed, rounded up", "shared"):
-        with attach(model):
-            _, found = logprobs_and_gradients(model, LAYOUTS[layout](samples))
-        assert_as_exact_as_separate(found, separately, gradients, layout)
-        of_tower = ({n: g[n] for n in towers} for g in (found, separately, gradients))
-        assert_as_exact_as_separate(*of_tower, layout)
-
-
-@pytest.mark.parametrize("name", PACKABLE)
-def test_repeated_pixels_give_what_repeated_features_give(models, oracles, name, monkeypatch):
-    model, batch = models(name), mp.pack(mixed_batch(name))
-    (wanted, exactly), (_, separately) = oracles(name)
-    with attach(model):
-        once, gradients = logprobs_and_gradients(model, batch)
-        first = batch.stats["patches_encoded"]
-        monkeypatch.setattr(
-            "mmpack.adapters.transformers.inputs.takes_encoded_media", lambda model: False
-        )
-        again, others = logprobs_and_gradients(model, batch)
-    occurring = sum(len(batch.media[i].pixel_values) for i in batch.media_order)
-    assert batch.stats["patches_encoded"] == occurring > batch.stats["patches"]
-    monkeypatch.undo()
-    assert first == (batch.stats["patches"] if takes_encoded_media(model) else occurring)
-    for values, found in ((once, gradients), (again, others)):
-        assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value
-        assert_as_exact_as_separate(found, separately, exactly)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe"])

@@ -13,6 +13,7 @@ from support.attention import forest, packed
 from mmpack.errors import ArgumentError
 from mmpack.ops.attention import plan_attention
 from mmpack.ops.attention.attention_plan import FLEX_BLOCK, PADDING_PIECE
+from mmpack.ops.attention.rule import Rule
 
 
 @st.composite
@@ -127,7 +128,7 @@ def test_blocks(some):
     assert plan.full_blocks == all_seen.sum()
     assert plan.mixed_blocks == some_seen.sum() - all_seen.sum()
 
-    mask = block_mask(torch.from_numpy(until.astype(np.int32)))
+    mask = block_mask(Rule(torch.from_numpy(until.astype(np.int32))))
     assert np.array_equal(mask.to_dense()[:, 0].bool().numpy(), some_seen)
     for b in range(len(some)):
         for i in range(count):

@@ -30,6 +30,7 @@ from mmpack.ops.attention import (
     tree_attention,
     varlen,
 )
+from mmpack.ops.attention.rule import Rule
 from mmpack.ops.attention.sdpa import sdpa
 
 SHARED = [(5, [3, (2, [4, 1, 1]), 6]), 7, (1, [1, 1]), (4, [2])]
@@ -76,7 +77,7 @@ def test_paths_of_random_forests(forest, padding):
     expected = gradients(lambda *x: by_weights(*x, until), q, k, v, grad)
     found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None), q, k, v, grad)
     assert_near(found, expected, rows)
-    assert_near(gradients(lambda *x: sdpa(*x, until[None]), q, k, v, grad), expected)
+    assert_near(gradients(lambda *x: sdpa(*x, Rule(until[None])), q, k, v, grad), expected)
 
 
 def test_rectangles_as_sequences():
@@ -396,7 +397,7 @@ def test_flash_attn_4_differentiates_and_is_traced(monkeypatch):
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     assert_near(gradients(compiled, q, k, v, grad), expected)
     flat = [x.transpose(1, 2)[0].detach().requires_grad_() for x in (q, k, v)]
-    numbers = (plan.max_seqlen_q, plan.max_seqlen_k, True, None, False)
+    numbers = (plan.max_seqlen_q, plan.max_seqlen_k, True, None, None, False)
     cu = torch.tensor([0, *plan.cu_seqlens_q.tolist()[1:]], dtype=torch.int32)
     torch.library.opcheck(torch.ops.mmpack.flash_attn_4.default, (*flat, cu, cu, *numbers))
 

@@ -116,8 +116,18 @@ def frames_sample(rng, name):
     return sample
 
 
+def heard_sample(rng, name):
+    """An audio, or a video with its sound."""
+    audio = (rng.randrange(20, 60), 1, 1)
+    medium = ("audio", audio, "a") if rng.random() < 0.7 else ("film", ((2, 2, 4), audio), "f")
+    parts = [("text", [5, 6]), medium, ("text", [7]), ("response", [8, 9])]
+    return make_sample(parts, name, family=rng.choice(["qwen2_5_omni", "qwen3_omni_moe"]))
+
+
 def any_sample(rng, name):
-    kind = rng.randrange(4)
+    kind = rng.randrange(5)
+    if kind == 4:
+        return heard_sample(rng, name)
     if kind == 0:
         return full_sample(name, rng.randrange(100))
     return frames_sample(rng, name) if kind == 1 else text_sample(rng, name)

@@ -64,7 +64,15 @@ def by_weights(q, k, v, until, scale=None):
     return (weights @ v).transpose(1, 2)
 
 
-def one_sequence_after_the_other(q, k, v, cu_q, cu_k, scale=None, causal=True):
+def in_sequence(queries, keys, causal=True, window=None):
+    """bool [queries, keys]: what kernels of sequences let see. The last query stands at the last key."""
+    place = torch.arange(queries)[:, None] + keys - queries
+    key = torch.arange(keys)
+    seen = key <= place if causal else torch.ones(queries, keys, dtype=torch.bool)
+    return seen if window is None else seen & (place - key < window)
+
+
+def one_sequence_after_the_other(q, k, v, cu_q, cu_k, scale=None, causal=True, window=None):
     """What a varlen kernel does, [rows, heads, d]: also log-sum-exp [heads, rows]."""
     pieces, sums = [], []
     for s in range(len(cu_q) - 1):
@@ -74,15 +82,14 @@ def one_sequence_after_the_other(q, k, v, cu_q, cu_k, scale=None, causal=True):
             x[cu_k[s] : cu_k[s + 1]].transpose(0, 1).repeat_interleave(groups, 0) for x in (k, v)
         )
         scores = own_q @ own_k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-        ahead = own_k.shape[1] - own_q.shape[1] if causal else own_k.shape[1]
-        seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(ahead)
+        seen = in_sequence(own_q.shape[1], own_k.shape[1], causal, window)
         scores = scores.masked_fill(~seen, -torch.inf)
         pieces.append((torch.softmax(scores, -1) @ own_v).transpose(0, 1))
         sums.append(torch.logsumexp(scores, -1).float())
     return torch.cat(pieces), torch.cat(sums, 1)
 
 
-def gradients_in_turn(q, k, v, grad, cu_q, cu_k, causal=True):
+def gradients_in_turn(q, k, v, grad, cu_q, cu_k, causal=True, window=None):
     """Of `one_sequence_after_the_other`, by the formulas of the FlashAttention paper (Dao et al., 2022, appendix B)."""
     found = [torch.zeros_like(x) for x in (q, k, v)]
     groups, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
@@ -91,8 +98,7 @@ def gradients_in_turn(q, k, v, grad, cu_q, cu_k, causal=True):
         for h in range(q.shape[1]):
             own_q, own_k, own_v = q[rows, h], k[keys, h // groups], v[keys, h // groups]
             scores = own_q @ own_k.T * scale
-            ahead = len(own_k) - len(own_q) if causal else len(own_k)
-            seen = torch.ones_like(scores).bool().tril(ahead)
+            seen = in_sequence(len(own_q), len(own_k), causal, window)
             weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
             back = grad[rows, h] @ own_v.T
             back = weights * (back - (back * weights).sum(1, keepdim=True)) * scale
@@ -100,6 +106,12 @@ def gradients_in_turn(q, k, v, grad, cu_q, cu_k, causal=True):
             found[1][keys, h // groups] += back.T @ own_q
             found[2][keys, h // groups] += weights.T @ grad[rows, h]
     return tuple(found)
+
+
+def of_window(window):
+    """Keywords of the two above from a kernel's (left, right)."""
+    left, right = window
+    return {"causal": right == 0, "window": None if left == -1 else left + 1}
 
 
 def stand_in(name, **functions):
@@ -114,17 +126,16 @@ def run_varlen_on_the_cpu(library: torch.library.Library) -> None:
     """Give torch's varlen op a kernel on the CPU, for as long as `library` lives: causal, bottom-right, or not."""
 
     def forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False, scale=None, window=None, *rest):
-        assert window in ([-1, 0], [-1, -1])
+        assert window[1] in (0, -1)
         assert max_q == int(cu_q.diff().max()) and max_k == int(cu_k.diff().max())
         out, lse = one_sequence_after_the_other(
-            q, k, v, cu_q.tolist(), cu_k.tolist(), scale, causal=window == [-1, 0]
+            q, k, v, cu_q.tolist(), cu_k.tolist(), scale, **of_window(window)
         )
         return out, lse, torch.zeros(2, dtype=torch.uint64)
 
     def backward(grad, q, k, v, out, lse, cu_q, cu_k, *rest):
-        return gradients_in_turn(
-            q, k, v, grad, cu_q.tolist(), cu_k.tolist(), causal=[-1, 0] in rest
-        )
+        (window,) = (x for x in rest if isinstance(x, list))
+        return gradients_in_turn(q, k, v, grad, cu_q.tolist(), cu_k.tolist(), **of_window(window))
 
     torch.library.register_kernel("torch_attn::_varlen_attn", "cpu", forward, lib=library)
     torch.library.register_kernel("torch_attn::_varlen_attn_backward", "cpu", backward, lib=library)

@@ -9,14 +9,29 @@ import numpy as np
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from mmpack.adapters.transformers import packed_logprobs
+from mmpack.conformance.oracle import (
+    Gradients,
+    logprobs_and_gradients,
+    relative_difference,
+    weights_of,
+)
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
 from mmpack.smoke.kits import get_kit
 from mmpack.smoke.kits.base import spread_out
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
-Gradients = dict[str, torch.Tensor]
+__all__ = [
+    "PATCH_DIM",
+    "Gradients",
+    "logprobs_and_gradients",
+    "relative_difference",
+    "small_model",
+    "smallest_qwen2_5_vl",
+    "spread_out",
+    "weights_of",
+    "with_pixels",
+]
 PATCH_DIM = get_family("qwen2_5_vl").patch_dim  # 3 channels · 2 frames · 14 · 14
 
 
@@ -45,25 +60,3 @@ def smallest_qwen2_5_vl(tied: bool = True) -> Any:
     config.tie_word_embeddings = config.text_config.tie_word_embeddings = tied
     torch.manual_seed(0)
     return spread_out(Qwen2_5_VLForConditionalGeneration(config)).eval()
-
-
-def weights_of(batch: Any) -> torch.Tensor:
-    """float32 [N]: a weight for each loss token, that follows from its id and its index in the sample."""
-    return (1 + (batch.loss_targets % 7 + batch.loss_token_index % 5).float()) / 10
-
-
-def logprobs_and_gradients(model: Any, batch: Any, **kwargs: Any) -> tuple[torch.Tensor, Gradients]:
-    """float32 [N], and the gradient of their weighted sum, by parameter."""
-    model.zero_grad(set_to_none=True)
-    logprobs = packed_logprobs(model, batch, **kwargs)
-    (logprobs * weights_of(batch)).sum().backward()
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return logprobs.detach(), gradients
-
-
-def relative_difference(a: Gradients, b: Gradients) -> float:
-    """Frobenius norm of the difference of two sets of gradients, over that of the second."""
-    assert a.keys() == b.keys()
-    off = sum((a[n].double() - b[n].double()).square().sum() for n in a)
-    return float((off / sum(g.double().square().sum() for g in b.values())).sqrt())

@@ -2,7 +2,8 @@
 
 It reads `visible_until` ([T] or [B, S]) from the keyword arguments of the model's forward, and raises where the rule
 can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack comes out wrong without an error.
-`attention_plan` beside it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does.
+`attention_plan` beside it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does. Models
+with sliding windows or two-way blocks need it: see layer_rules.py.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mmpack.adapters.transformers.ahead import load_kernels
-from mmpack.adapters.transformers.compile import has_compiled_text
+from mmpack.adapters.transformers.compile import are_compiled, has_compiled_text
 from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
+from mmpack.adapters.transformers.layer_rules import (
+    KeptRules,
+    LayerPlans,
+    layer_rules,
+    plan_layers,
+    plan_of_layer,
+    plans_of_forward,
+)
 from mmpack.adapters.transformers.linear_attention import (
     check_segments,
     refuse_unknown_nets,
@@ -123,12 +132,7 @@ def refuse_unpackable(whole: Any) -> None:
             f"attach: transformers {installed_version('transformers')} keeps the towers of {family.name} beside its "
             "text model. Fix: transformers 5.23 or newer"
         )
-    text = whole.config.get_text_config()
-    if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
-        raise ModelError(
-            "attach: the model has sliding-window layers, whose window packed rows would cross. "
-            "Fix: load it with use_sliding_window=False"
-        )
+    layer_rules(whole, "attach")
     refuse_unknown_nets(whole)
 
 
@@ -146,14 +150,19 @@ def _detach(core: Any, parts: list[Part]) -> None:
             stack.callback(part.detach, core)
 
 
-def attention_plan_of(batch: Batch, model: Any) -> AttentionPlan:
-    """The batch's attention plan, with backends chosen for the text model; its dropout counts in training only."""
+def attention_plan_of(batch: Batch, model: Any) -> AttentionPlan | LayerPlans:
+    """The batch's attention plan, with backends chosen for the text model; its dropout counts in training only.
+
+    `LayerPlans` for a model with sliding windows or two-way blocks.
+    """
     plan = dataclasses.replace(batch.attention_plan)
-    plan.check(batch.visible_until)
     text = model.config.get_text_config()
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     dropout = getattr(text, "attention_dropout", 0.0) if model.training else 0.0
     without = FLEX if has_compiled_text(model) else ()
+    if rules := layer_rules(model, "model_inputs"):
+        return plan_layers(plan, rules, batch.visible_until, batch.visible_from, dropout, without)
+    plan.check(batch.visible_until, batch.visible_from)
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     resolve(plan, batch.visible_until, head_dim, dropout, without)
     return plan
 
@@ -167,7 +176,8 @@ def visible_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     visible_until: torch.Tensor | None = None,
-    attention_plan: AttentionPlan | None = None,
+    attention_plan: AttentionPlan | LayerPlans | None = None,
+    visible_from: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface.
@@ -180,13 +190,17 @@ def visible_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     no_mask(attention_mask=attention_mask)
-    _refuse_wrong_use(query, key, visible_until, kwargs)
+    _refuse_wrong_use(query, key, visible_until)
+    window = kwargs.get("sliding_window")
+    two_way, plan = plan_of_layer(attention_plan, module, window, query.shape[-1])
     out = tree_attention(
         query,
         key,
         value,
         visible_until,  # type: ignore[arg-type]
-        attention_plan,
+        plan,
+        visible_from=visible_from if two_way else None,
+        window=window,
         scale=scaling,
         dropout=dropout,
     )
@@ -239,14 +253,19 @@ def open_ids_in_forward(core: Any) -> None:
         core.register_forward_pre_hook(open_ids, with_kwargs=True)
 
 
-def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Before the text model's forward: not every transformers hands an empty cache to the attention."""
+def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Before the text model's forward: not every transformers hands an empty cache to the attention.
+
+    A batch's own plan, as a collator hands it over, becomes one for each rule of the layers.
+    """
     if not TEXT.is_attached(decoder):
-        return  # a deep copy, which has the hook
+        return None  # a deep copy, which has the hook
     if kwargs.get("use_cache") or (kwargs.get("use_cache") is None and decoder.config.use_cache):
         raise ModelError(
             "mmpack attention: use_cache is on. Fix: leave use_cache=False, as model_inputs sets it; detach to generate"
         )
+    made = plans_of_forward(decoder, kwargs, FLEX if are_compiled(list(decoder.layers)) else ())
+    return None if made is None else (args, kwargs | {"attention_plan": made})
 
 
 def _check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -257,7 +276,6 @@ def _refuse_wrong_use(
     query: torch.Tensor,
     key: torch.Tensor,
     visible_until: torch.Tensor | None,
-    kwargs: dict[str, Any],
 ) -> None:
     why = None
     if visible_until is None:
@@ -289,6 +307,7 @@ def _hook(core: Any) -> list[Any]:
     take_segments(core)
     decoder = core.get_decoder()
     return [
+        KeptRules(core),
         core.register_forward_pre_hook(open_ids, with_kwargs=True),
         decoder.register_forward_pre_hook(_refuse_cache, with_kwargs=True),
         decoder.register_forward_pre_hook(_check_segments, with_kwargs=True),

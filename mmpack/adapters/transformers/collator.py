@@ -102,7 +102,8 @@ def _packed(batch: PackedBatch, family: Family) -> dict[str, Any]:
         # one longer than the logits: whoever shifts them, as label smoothing does, gets an error
         "labels": torch.nn.functional.pad(targets, (1, 0), value=IGNORED),
     }
-    return inputs if batch.segment_plan is None else inputs | {KEYWORD: batch.segment_plan}
+    more = {KEYWORD: batch.segment_plan, "visible_from": batch.visible_from}
+    return inputs | {name: x for name, x in more.items() if x is not None}
 
 
 def _padded(batch: PaddedBatch, family: Family) -> dict[str, Any]:

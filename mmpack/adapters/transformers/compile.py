@@ -7,12 +7,13 @@ compiled: `generate`, padded batches with a mask and a detached model run as the
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental import _config as shapes
 
+from mmpack.adapters.transformers.layer_rules import LayerPlans
 from mmpack.adapters.transformers.linear_attention import Segments
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.adapters.transformers.routes import take_routes
@@ -118,7 +119,8 @@ class CompiledForward:
             return False
         if self.keyword == TEXT_KEYWORD:
             plan = kwargs.get("attention_plan")
-            return plan is None or set(FLEX).isdisjoint((plan.choice or {}).values())
+            plans = plan.plans if isinstance(plan, LayerPlans) else [plan] if plan else []
+            return all(set(FLEX).isdisjoint((p.choice or {}).values()) for p in plans)
         dtype = attended_dtype(args[0] if args else kwargs["hidden_states"])
         chosen = {(plan.choice or {}).get(dtype, "sdpa") for plan in rule if plan is not None}
         return chosen.isdisjoint(("sdpa", *FLEX))
@@ -129,7 +131,12 @@ class CompiledForward:
 
 def has_compiled_text(whole: Any) -> bool:
     """Whether `compile_layers` compiled the text model."""
-    return any(_is_compiled(layer) for layer in decoder_layers(whole)[:1])
+    return are_compiled(decoder_layers(whole))
+
+
+def are_compiled(layers: Sequence[torch.nn.Module]) -> bool:
+    """Whether `compile_layers` compiled these."""
+    return any(_is_compiled(layer) for layer in layers[:1])
 
 
 def _is_compiled(layer: torch.nn.Module) -> bool:

@@ -77,9 +77,9 @@ def model_inputs(
         max_patches: the tower runs whole media in chunks of at most so many patches (one larger medium by itself), and
             with gradients checkpoints each chunk unless it checkpoints its layers already. As `features` otherwise.
 
-    Returns: input_ids and position_ids, `visible_until` [T] int32 and `attention_plan` (or attention_mask), use_cache,
-    with linear attention `segment_plan`, with media their encoded features, or pixels and grids, with routes
-    `routed_experts`.
+    Returns: input_ids and position_ids, `visible_until` [T] int32 (and `visible_from`, of a family with two-way media)
+    and `attention_plan` (or attention_mask), use_cache, with linear attention `segment_plan`, with media their encoded
+    features, or pixels and grids, with routes `routed_experts`.
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
     for missing pixels; ArgumentError for other options, or for what is no batch.
     """
@@ -109,6 +109,8 @@ def model_inputs(
         key = "visible_until" if attached else "attention_mask"
     inputs["position_ids"] = positions if family.position_rows > 1 else positions[0]
     inputs[key] = getattr(batch, key)
+    if attached and batch.visible_from is not None:
+        inputs["visible_from"] = batch.visible_from
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
         if has_linear_attention(model):

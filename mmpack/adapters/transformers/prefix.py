@@ -22,6 +22,7 @@ from transformers import DynamicCache
 from mmpack.adapters.transformers.attention import attach, is_attached
 from mmpack.adapters.transformers.heads import head_of, reader
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
+from mmpack.adapters.transformers.layer_rules import layer_rules
 from mmpack.adapters.transformers.tower import (
     encode_media,
     media_names,
@@ -185,6 +186,8 @@ def _full_attention(whole: Any, what: str) -> Any:
     text = whole.config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     family = family_of_model_type(whole.config.model_type)
+    for rule in layer_rules(whole, what):
+        kinds |= {"sliding windows"} if rule.window else {"two-way blocks"}
     if kinds or family.packing != "yes":
         named = ", ".join(sorted(kinds)) or family.name
         raise ModelError(

@@ -9,13 +9,14 @@ import dataclasses
 import weakref
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError
+from mmpack.ops.attention.rule import BlockPlan, HostRule
 from mmpack.ops.rows.inverse import Inverse
 
 FLEX_BLOCK = 128  # rows and keys of FlexAttention's blocks
@@ -32,6 +33,10 @@ class AttentionPlan:
     of their own, up to PADDING_PIECE rows each.
 
     A plan belongs to one visible_until. After a change of that array make a new plan; `check` finds most changes.
+
+    `plan_of_rule` makes plans of other rules of the same rows. Where a window counts, a sequence has no keys that lie
+    before all of its windows. Rows of two-way blocks are computed with the others, and once more by `blocks`, which is
+    what counts.
     """
 
     rows: int  # T of a packed batch, B·S of a padded one
@@ -47,19 +52,36 @@ class AttentionPlan:
     full_blocks: int
     mixed_blocks: int  # and with one: some pairs are seen
     checksum: int  # of visible_until
+    start_checksum: int | None = None  # of visible_from
+    host: HostRule | None = None  # what plans of other rules are made of
+    # the rule that the plan was asked for, whether or not it says anything about these rows
+    window: int | None = None
+    two_way: bool = False
+    # int32, as visible_until: each row's path, where the window leaves out a key
+    path: torch.Tensor | None = None
+    blocks: BlockPlan | None = None  # where a block has two rows or more
+    made: dict[Any, AttentionPlan] = field(default_factory=dict)  # by `plan_of_rule`
     choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
-    checked: tuple[Any, int] | None = None  # the visible_until seen last, weakly, and its version
+    # the visible_until and visible_from seen last, weakly, and their versions
+    checked: tuple[tuple[Any, int], ...] | None = None
 
     @property
     def sequences(self) -> int:
-        return self.cu_seqlens_q.shape[0] - 1
+        own = self.cu_seqlens_q.shape[0] - 1
+        return own if self.blocks is None else own + self.blocks.cu_seqlens_q.shape[0] - 1
 
     @property
     def gathered(self) -> int:
         """Keys that are gathered from rows: none where they are the rows."""
-        return 0 if self.key_rows is None else len(self.key_rows)
+        own = 0 if self.key_rows is None else len(self.key_rows)
+        return own if self.blocks is None else own + len(self.blocks.key_rows)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether kernels have to keep to a window."""
+        return self.path is not None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AttentionPlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
@@ -71,52 +93,60 @@ class AttentionPlan:
         return self._with_tensors(torch.Tensor.pin_memory)
 
     def _with_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> AttentionPlan:
-        moved = dict(UNRESOLVED)
+        moved = dict(UNRESOLVED, made={})
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, torch.Tensor):
-                moved[f.name] = move(value)
-            elif isinstance(value, Inverse):
-                moved[f.name] = Inverse(*map(move, value))
+            if isinstance(value, torch.Tensor | Inverse | BlockPlan):
+                moved[f.name] = _moved(value, move)
         return dataclasses.replace(self, **moved)
 
-    def check(self, visible_until: torch.Tensor) -> None:
-        """Raise ArgumentError for another visible_until than the plan's, without asking a GPU.
+    def check(self, visible_until: torch.Tensor, visible_from: torch.Tensor | None = None) -> None:
+        """Raise ArgumentError for another visible_until (or visible_from) than the plan's, without asking a GPU.
 
         An array on the CPU is read every time. Elsewhere only a change in place of the tensor seen last is found, by
         torch's count of changes, which tensors of inference mode lack.
         """
-        if visible_until.device.type == "cpu":
-            same = checksum_of(visible_until.numpy()) == self.checksum
-        else:
-            seen, version = self.checked or (lambda: None, 0)
-            same = seen() is not visible_until or version == _version(visible_until)
-        if not same:
-            raise ArgumentError(
-                "attention: the plan is of another visible_until, or that was changed since. "
-                "Fix: pass the batch's own; after a change, plan_attention(visible_until, padding)"
-            )
-        self.bind(visible_until)
+        given = [("visible_until", visible_until, self.checksum)]
+        if visible_from is not None:
+            given.append(("visible_from", visible_from, self.start_checksum))
+        last = self.checked or ()
+        for i, (name, tensor, checksum) in enumerate(given):
+            if tensor.device.type == "cpu":
+                same = checksum_of(tensor.numpy()) == checksum
+            else:
+                seen, version = last[i] if i < len(last) else (lambda: None, 0)
+                same = seen() is not tensor or version == _version(tensor)
+            if not same:
+                raise ArgumentError(
+                    f"attention: the plan is of another {name}, or that was changed since. "
+                    "Fix: pass the batch's own; after a change, plan_attention(visible_until, padding, visible_from)"
+                )
+        self.bind(visible_until, visible_from)
 
-    def bind(self, visible_until: torch.Tensor) -> None:
-        """Take this visible_until for the plan's own, without reading it; `check` finds its changes from now on."""
-        self.checked = weakref.ref(visible_until), _version(visible_until)
+    def bind(self, visible_until: torch.Tensor, visible_from: torch.Tensor | None = None) -> None:
+        """Take these arrays for the plan's own, without reading them; `check` finds their changes from now on."""
+        arrays = [visible_until] if visible_from is None else [visible_until, visible_from]
+        self.checked = tuple((weakref.ref(x), _version(x)) for x in arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was resolved: it belongs to this process, and FlexAttention's mask can't be pickled."""
-        return vars(self) | UNRESOLVED
+        return vars(self) | UNRESOLVED | {"made": {}}
 
 
 UNRESOLVED: dict[str, Any] = dict.fromkeys(("choice", "chosen_under", "block_mask", "checked"))
 
 
-def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionPlan:
-    """The plan of a batch.
+def plan_attention(
+    visible_until: np.ndarray, padding: np.ndarray, visible_from: np.ndarray | None = None
+) -> AttentionPlan:
+    """The plan of a batch, for layers without a window and without two-way blocks; of others: `plan_of_rule`.
 
     Args:
         visible_until: int [T] or [B, S], of segments in depth-first order: row q of a line sees its row k exactly if
             k <= q < visible_until[k].
         padding: bool of the same shape, rows that hold no token.
+        visible_from: as visible_until, where the family has two-way blocks: the first row of each row's block, else
+            the row itself. It is kept for `plan_of_rule`.
 
     Example: one prompt of two rows, with two branches of one row.
         >>> import numpy as np
@@ -130,9 +160,9 @@ def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionP
     lines = np.atleast_2d(visible_until).astype(np.int64)
     width = lines.shape[1]
     until = (lines + width * np.arange(len(lines))[:, None]).ravel()
-    starts = _starts(until, padding.ravel())
+    starts = starts_of(until, padding.ravel())
     queries = np.diff(starts, append=len(until))
-    pieces = _Pieces(until, starts)
+    pieces = Pieces(until, starts)
     keys = np.bincount(pieces.reader, pieces.length, minlength=len(starts)).astype(np.int64)
     key_rows = inverse = None
     if keys.sum() > len(until):
@@ -141,8 +171,8 @@ def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionP
     full, mixed = _count_blocks(lines)
     return AttentionPlan(
         rows=len(until),
-        cu_seqlens_q=_offsets(queries),
-        cu_seqlens_k=_offsets(keys),
+        cu_seqlens_q=offsets_of(queries),
+        cu_seqlens_k=offsets_of(keys),
         max_seqlen_q=int(queries.max(initial=0)),
         max_seqlen_k=int(keys.max(initial=0)),
         key_rows=key_rows,
@@ -151,10 +181,12 @@ def plan_attention(visible_until: np.ndarray, padding: np.ndarray) -> AttentionP
         full_blocks=full,
         mixed_blocks=mixed,
         checksum=checksum_of(visible_until),
+        start_checksum=None if visible_from is None else checksum_of(visible_from),
+        host=HostRule(visible_until, visible_from, padding),
     )
 
 
-class _Pieces:
+class Pieces:
     """The keys of all sequences as ranges of rows, without a loop: chains of hundreds of turns have many.
 
     A run is adjacent rows of one sequence with one visible_until; below it lie the sequences that start before that.
@@ -186,10 +218,10 @@ class _Pieces:
         first = np.repeat(np.cumsum(self.readers) - self.readers, self.run_length)
         within = ranges(np.zeros_like(self.run_start), self.run_length)
         order = at[ranges(first, count)] + np.repeat(within, count)
-        return Inverse(torch.from_numpy(order.astype(np.int32)), _offsets(count))
+        return Inverse(torch.from_numpy(order.astype(np.int32)), offsets_of(count))
 
 
-def _starts(until: np.ndarray, padding: np.ndarray) -> np.ndarray:
+def starts_of(until: np.ndarray, padding: np.ndarray) -> np.ndarray:
     """Rows that do not see the row before them; in a run of padding, each PADDING_PIECE-th row instead."""
     rows = np.arange(len(until))
     new = np.append(True, until[:-1] <= rows[1:])[: len(until)]
@@ -204,7 +236,7 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
 
 
-def _offsets(lengths: np.ndarray) -> torch.Tensor:
+def offsets_of(lengths: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
 
 
@@ -220,8 +252,17 @@ def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
     return int(full), int(seen - full + until.shape[0] * count)
 
 
-def checksum_of(visible_until: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(visible_until, dtype=np.int32).data)
+def _moved(
+    value: torch.Tensor | Inverse | BlockPlan, move: Callable[[torch.Tensor], torch.Tensor]
+) -> Any:
+    if isinstance(value, torch.Tensor):
+        return move(value)
+    parts = (_moved(x, move) if isinstance(x, torch.Tensor | Inverse) else x for x in value)
+    return type(value)(*parts)
+
+
+def checksum_of(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array, dtype=np.int32).data)
 
 
 def _version(tensor: torch.Tensor) -> int:

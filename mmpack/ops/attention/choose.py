@@ -40,6 +40,7 @@ class Backend:
     only_named: bool = False  # auto leaves it
     anywhere: bool = False  # has a plain version: runs on any device
     lse: bool = True  # gives log-sum-exp
+    windows: bool = True  # keeps to a window along the path
     # Nanoseconds per item of the plan.
     row: float = 0.0
     pair: float = 0.0  # of a query and a key that it sees
@@ -93,9 +94,10 @@ class Chooser:
         name = self.wanted()
         if name == "auto":
             return {d: self._cheapest(plan, device, d, head_dim, dropout, without) for d in DTYPES}
-        able = [d for d in DTYPES if self.why_not(name, device, d, head_dim, dropout) is None]
+        asked = head_dim, dropout, plan.windowed
+        able = [d for d in DTYPES if self.why_not(name, device, d, *asked) is None]
         if not able:
-            self.demand(name, device, DTYPES[0], head_dim, dropout)
+            self.demand(name, device, DTYPES[0], *asked)
         return dict.fromkeys(able, name)
 
     def settings(self, head_dim: int, dropout: float) -> tuple[str, int, bool, bool]:
@@ -123,10 +125,11 @@ class Chooser:
         dtype: torch.dtype,
         head_dim: int,
         dropout: float = 0.0,
+        windowed: bool = False,
     ) -> None:
         """Raise BackendError where the backend, which was asked for, can't run for queries of this kind."""
         self._refuse_unknown(name)
-        reason = self.why_not(name, device, dtype, head_dim, dropout)
+        reason = self.why_not(name, device, dtype, head_dim, dropout, windowed)
         if reason is not None:
             raise BackendError(
                 f"{self.what}: {name} was asked for, and {reason}. Fix: {self.variable}=auto"
@@ -139,6 +142,7 @@ class Chooser:
         dtype: torch.dtype,
         head_dim: int,
         dropout: float = 0.0,
+        windowed: bool = False,
     ) -> str | None:
         """Why the backend can't run for queries of this kind; None where it can."""
         if name == "sdpa":
@@ -161,6 +165,10 @@ class Chooser:
             return f"{name} can't take heads of {head_dim}"
         if dropout:
             return f"{name} has no dropout"
+        if windowed and not needs.windows:
+            return (
+                f"{name} keeps to no sliding window, which the model has and a path is longer than"
+            )
         if torch.are_deterministic_algorithms_enabled() and not needs.deterministic:
             return f"{name} has no deterministic backward"
         return None
@@ -213,7 +221,8 @@ class Chooser:
         for name, backend in self.backends.items():  # torch.compile can't trace min by a key
             if name in without or backend.only_named:
                 continue
-            if self.why_not(name, device, dtype, head_dim, dropout) is not None:
+            asked = head_dim, dropout, plan.windowed
+            if self.why_not(name, device, dtype, *asked) is not None:
                 continue
             if backend.cost(plan) < least:
                 best, least = name, backend.cost(plan)
@@ -227,6 +236,7 @@ FIXED = Backend(
     head_dims=range(1, 257),
     only_named=True,
     anywhere=True,
+    windows=False,
     row=54.4,
     pair=0.25,
 )

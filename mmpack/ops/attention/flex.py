@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from mmpack.ops.attention.attention_plan import FLEX_BLOCK
+from mmpack.ops.attention.rule import Rule
 from mmpack.ops.attention.sequence_plan import SequencePlan
 from mmpack.ops.first_use import watch_inductor
 
@@ -19,28 +20,61 @@ DYNAMO: dict[str, Any] = {"recompile_limit": 64, "fail_on_recompile_limit_hit": 
 _compiled = torch.compile(flex_attention)
 
 
-def block_mask(visible_until: torch.Tensor) -> BlockMask:
-    """The rule visible_until [B, T] as blocks; made on its device, and nothing waits for it."""
-    lines, width = visible_until.shape
-    count = -(-width // FLEX_BLOCK)
-    until = torch.nn.functional.pad(visible_until, (0, count * FLEX_BLOCK - width)).view(
-        lines, count, FLEX_BLOCK
-    )
-    at = torch.arange(count, device=until.device, dtype=until.dtype)
-    below = at[:, None] > at[None]
-    seen = (below | (at[:, None] == at[None])) & (FLEX_BLOCK * at[:, None] < until.amax(2)[:, None])
-    full = below & (FLEX_BLOCK * (at[:, None] + 1) <= until.amin(2)[:, None])
-
-    def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return (k <= q) & (q < visible_until[b, k])
-
+def block_mask(rule: Rule) -> BlockMask:
+    """The rule as blocks; made on its device, and nothing waits for it."""
+    visible_until, start, path, window = rule
+    width = visible_until.shape[1]
+    until = _by_block(visible_until, 0)
+    at = torch.arange(until.shape[1], device=until.device, dtype=until.dtype)
+    q = FLEX_BLOCK * at[:, None]
+    if start is None:
+        below = at[:, None] > at[None]
+        seen, full = below | (at[:, None] == at[None]), below
+    else:
+        first = _by_block(start, torch.iinfo(start.dtype).max)
+        seen = first.amin(2)[:, None] < q + FLEX_BLOCK
+        full = first.amax(2)[:, None] <= q
+    seen = seen & (q < until.amax(2)[:, None])
+    full = full & (q + FLEX_BLOCK <= until.amin(2)[:, None])
+    if path is not None:
+        places = _by_block(path, 0)
+        seen = seen & (places.amin(2)[:, :, None] - places.amax(2)[:, None] < window)
+        full = full & (places.amax(2)[:, :, None] - places.amin(2)[:, None] < window)
     return BlockMask.from_kv_blocks(
         *_listed(seen & ~full),
-        *_listed(full),
+        *_listed(seen & full),
         BLOCK_SIZE=FLEX_BLOCK,
-        mask_mod=visible,
+        mask_mod=_mask_mod(rule),
         seq_lengths=(width, width),
     )
+
+
+def _mask_mod(rule: Rule) -> Callable[..., torch.Tensor]:
+    """The rule of one query and one key. Whatever it does not ask for is not in the kernel."""
+    until, start, path, window = rule
+
+    def causal(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (k <= q) & (q < until[b, k])
+
+    def two_way(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (start[b, k] <= q) & (q < until[b, k])  # type: ignore[index]
+
+    seen = causal if start is None else two_way
+    if path is None:
+        return seen
+
+    def within(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return seen(b, h, q, k) & (path[b, q] - path[b, k] < window)
+
+    return within
+
+
+def _by_block(lines: torch.Tensor, fill: int) -> torch.Tensor:
+    """[B, T] -> [B, blocks, FLEX_BLOCK]."""
+    count = -(-lines.shape[1] // FLEX_BLOCK)
+    padding = count * FLEX_BLOCK - lines.shape[1]
+    padded = torch.nn.functional.pad(lines, (0, padding), value=fill)
+    return padded.view(len(lines), count, FLEX_BLOCK)
 
 
 def block_mask_of_sequences(plan: SequencePlan) -> BlockMask:

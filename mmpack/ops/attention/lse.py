@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError, kind_of
+from mmpack.ops.attention.rule import Rule
 from mmpack.ops.attention.sequence_plan import SequencePlan
 from mmpack.ops.inputs import check_tensors
 
@@ -100,21 +101,20 @@ class _WithGradient(torch.autograd.Function):
 
 
 @torch.no_grad()
-def by_rule(query: Tensor, key: Tensor, visible_until: Tensor, scale: float | None) -> Tensor:
+def by_rule(query: Tensor, key: Tensor, rule: Rule, scale: float | None) -> Tensor:
     """Written out, for torch's sdpa, which gives none: [B, heads, T] from scores of ROWS queries at a time.
 
-    query [B, heads, T, d], key [B, kv heads, T, d], visible_until [1 or B, T].
+    query [B, heads, T, d], key [B, kv heads, T, d].
     """
     width = query.shape[2]
-    row = torch.arange(width, device=query.device)
     # one program for packs of any length, as in sdpa
     step = max(width, 1) if torch.compiler.is_compiling() else ROWS
     out = []
     for start in range(0, max(width, 1), step):
         stop = min(start + step, width)
-        at = row[start:stop, None]
-        mask = (row[None, :stop] <= at) & (at < visible_until[:, None, :stop])
-        out.append(_of_scores(query[:, :, start:stop], key[:, :, :stop], scale, mask[:, None]))
+        mask = rule.mask(start, stop)
+        keys = key[:, :, : mask.shape[-1]]
+        out.append(_of_scores(query[:, :, start:stop], keys, scale, mask[:, None]))
     return torch.cat(out, dim=2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from mmpack.ops.attention.rule import Rule
 from mmpack.ops.attention.without_cudnn import attend
 
 QUERY_ROWS = 1024  # whose mask is held at a time
@@ -13,30 +14,29 @@ def sdpa(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    visible_until: torch.Tensor,
+    rule: Rule,
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """query [B, heads, T, d], key and value [B, kv heads, T, d], visible_until [1 or B, T] -> [B, T, heads, d]."""
-    row = torch.arange(query.shape[2], device=query.device)
+    """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d]."""
     # Not enable_gqa: with a mask it costs seven times the memory in fp32, and twice the time in bf16 (H200).
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     # one program for packs of any length: no loop over chunks of T
     if torch.compiler.is_compiling():
-        mask = (row[None] <= row[:, None]) & (row[:, None] < visible_until[:, None])
+        mask = rule.mask(0, query.shape[2])
         whole = attend(query, key, value, attn_mask=mask[:, None], dropout_p=dropout, scale=scale)
         return whole.transpose(1, 2).contiguous()
     out = []
     for start in range(0, max(query.shape[2], 1), QUERY_ROWS):
         stop = min(start + QUERY_ROWS, query.shape[2])
-        q = row[start:stop, None]
-        mask = (row[None, :stop] <= q) & (q < visible_until[:, None, :stop])
+        mask = rule.mask(start, stop)
+        keys = mask.shape[-1]
         out.append(
             attend(
                 query[:, :, start:stop],
-                key[:, :, :stop],
-                value[:, :, :stop],
+                key[:, :, :keys],
+                value[:, :, :keys],
                 attn_mask=mask[:, None],
                 dropout_p=dropout,
                 scale=scale,

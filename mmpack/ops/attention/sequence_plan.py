@@ -40,6 +40,7 @@ class SequencePlan:
     gathered: ClassVar[int] = 0
     full_blocks: ClassVar[int] = 0
     mixed_blocks: ClassVar[int] = 0
+    windowed: ClassVar[bool] = False
 
     @property
     def sequences(self) -> int:

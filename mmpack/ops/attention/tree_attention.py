@@ -1,4 +1,4 @@
-"""Attention of packed rows: row q sees row k exactly if k <= q < visible_until[k]."""
+"""Attention of packed rows: row q sees row k exactly if k <= q < visible_until[k]; the whole rule: rule.py."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Literal, overload
 
 import torch
 
-from mmpack.errors import ArgumentError, BackendError, check_number
+from mmpack.errors import ArgumentError, BackendError, check_number, check_whole
 from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.autocast import as_autocast
 from mmpack.ops.attention.choose import FLEX, TREE
 from mmpack.ops.attention.lse import by_rule, with_gradient
+from mmpack.ops.attention.rule import Rule, path_on_device
 from mmpack.ops.attention.sdpa import sdpa
 from mmpack.ops.inputs import check_are_tensors
 
@@ -24,6 +25,8 @@ def tree_attention(
     visible_until: torch.Tensor,
     plan: AttentionPlan | None = ...,
     *,
+    visible_from: torch.Tensor | None = ...,
+    window: int | None = ...,
     scale: float | None = ...,
     dropout: float = ...,
     backend: str | None = ...,
@@ -37,6 +40,8 @@ def tree_attention(
     visible_until: torch.Tensor,
     plan: AttentionPlan | None = ...,
     *,
+    visible_from: torch.Tensor | None = ...,
+    window: int | None = ...,
     scale: float | None = ...,
     dropout: float = ...,
     backend: str | None = ...,
@@ -49,6 +54,8 @@ def tree_attention(
     visible_until: torch.Tensor,
     plan: AttentionPlan | None = None,
     *,
+    visible_from: torch.Tensor | None = None,
+    window: int | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     backend: str | None = None,
@@ -58,7 +65,12 @@ def tree_attention(
 
     Args:
         query: [B, heads, T, d]; key, value: [B, kv heads, T, d]; visible_until: int [T] or [B, T].
-        plan: of this visible_until (`batch.attention_plan`); every backend but sdpa needs it.
+        plan: of this rule (`batch.attention_plan`; `plan_of_rule` with visible_from or a window); every backend but
+            sdpa needs it.
+        visible_from: as visible_until: then row q sees row k exactly if visible_from[k] <= q < visible_until[k], for
+            blocks whose rows see each other.
+        window: rows, at least 1: then row q sees row k only if path(q) - path(k) < window, where path counts the rows
+            that a row sees by visible_until alone.
         scale: of the scores; d ** -0.5 if not given.
         dropout: of the weights, in [0, 1]; only sdpa has it.
         backend: a name of `choose.TREE.names`, instead of the one that MMPACK_ATTENTION or cost chose.
@@ -71,17 +83,19 @@ def tree_attention(
     before it; those rows are not read. Under torch.use_deterministic_algorithms the gradients are the same bits every
     time. Autocast casts as it does for torch's own sdpa.
 
-    Raises ArgumentError for shapes that don't fit, numbers out of their range, a plan of another batch or of a
-    visible_until that was changed since; BackendError for a backend that was asked for and can't run.
+    Raises ArgumentError for shapes that don't fit, numbers out of their range, a plan of another batch or rule or of
+    arrays that were changed since; BackendError for a backend that was asked for and can't run.
     """
-    _check_arguments(query, key, value, visible_until, scale, dropout)
+    _check_arguments(query, key, value, visible_until, visible_from, window, scale, dropout)
     lines, _, width, head_dim = query.shape
     query, key, value = as_autocast(query, key, value)
-    seen = torch.atleast_2d(visible_until.to(query.device))
     if plan is not None:
-        _check_plan(plan, visible_until, lines, width)
+        _check_plan(plan, visible_until, visible_from, window, lines, width)
         if plan.choice is None or not torch.compiler.is_compiling():
-            resolve(plan, seen, head_dim, dropout)
+            resolve(
+                plan, visible_until.to(query.device), head_dim, dropout, visible_from=visible_from
+            )
+    seen = rule_of(visible_until.to(query.device), visible_from, window, plan)
     name = _backend(query, plan, dropout, backend)
     if not return_lse:
         return _attend(name, query, key, value, seen, plan, scale, dropout)[0]
@@ -100,7 +114,7 @@ def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    seen: torch.Tensor,
+    seen: Rule,
     plan: AttentionPlan | None,
     scale: float | None,
     dropout: float,
@@ -160,18 +174,54 @@ def _backend(
     chosen = (plan.choice or {}).get(query.dtype)
     name = asked or chosen or TREE.wanted()
     if name != chosen:
-        TREE.demand(name, query.device, query.dtype, query.shape[-1], dropout)
+        windowed = plan.windowed
+        TREE.demand(name, query.device, query.dtype, query.shape[-1], dropout, windowed)
     return name
 
 
-def _check_plan(plan: AttentionPlan, visible_until: torch.Tensor, lines: int, width: int) -> None:
+def rule_of(
+    visible_until: torch.Tensor,
+    visible_from: torch.Tensor | None,
+    window: int | None,
+    plan: AttentionPlan | None = None,
+) -> Rule:
+    """The rule on the device of visible_until ([T] or [B, T]); of a plan, without what says nothing about its rows."""
+    until = torch.atleast_2d(visible_until)
+    start = path = None
+    if visible_from is not None and (plan is None or plan.blocks is not None):
+        start = torch.atleast_2d(visible_from.to(until.device))
+    if plan is not None:
+        path = None if plan.path is None else torch.atleast_2d(plan.path)
+    elif window is not None:
+        path = path_on_device(until)
+    return Rule(until, start, path, None if path is None else window)
+
+
+def _check_plan(
+    plan: AttentionPlan,
+    visible_until: torch.Tensor,
+    visible_from: torch.Tensor | None,
+    window: int | None,
+    lines: int,
+    width: int,
+) -> None:
     if plan.rows != lines * width:
         raise ArgumentError(
             f"attention: the plan is of {plan.rows} rows, there are {lines} × {width}. "
             "Fix: pass the batch's own"
         )
+    if (plan.window, plan.two_way) != (window, visible_from is not None):
+        raise ArgumentError(
+            f"attention: the plan is of {_named(plan.window, plan.two_way)}, the call of "
+            f"{_named(window, visible_from is not None)}. Fix: plan_of_rule(batch.attention_plan, window, two_way)"
+        )
     if not torch.compiler.is_compiling():
-        plan.check(visible_until)
+        plan.check(visible_until, visible_from)
+
+
+def _named(window: int | None, two_way: bool) -> str:
+    blocks = "two-way blocks" if two_way else "no two-way blocks"
+    return f"{'no window' if window is None else f'a window of {window}'} and {blocks}"
 
 
 def _check_arguments(
@@ -179,22 +229,30 @@ def _check_arguments(
     key: torch.Tensor,
     value: torch.Tensor,
     visible_until: torch.Tensor,
+    visible_from: torch.Tensor | None,
+    window: int | None,
     scale: float | None,
     dropout: float,
 ) -> None:
     tensors = {"query": query, "key": key, "value": value}
-    check_are_tensors("attention", **tensors, visible_until=visible_until)
+    rules = {"visible_until": visible_until}
+    if visible_from is not None:
+        rules["visible_from"] = visible_from
+    check_are_tensors("attention", **tensors, **rules)
     for name, x in tensors.items():
         if x.ndim != 4 or x.shape[0] != query.shape[0] or x.shape[2] != query.shape[2]:
             raise ArgumentError(
                 f"attention: {name} has shape {list(x.shape)}, query {list(query.shape)}, expected "
                 "[B, heads, T, d]. Fix: pass heads before rows, as attention modules do"
             )
-    if visible_until.shape[-1:] != query.shape[2:3] or visible_until.is_floating_point():
-        raise ArgumentError(
-            f"attention: visible_until has shape {list(visible_until.shape)} and dtype {visible_until.dtype}, expected "
-            f"[{query.shape[2]}] integers. Fix: pass batch.visible_until"
-        )
+    for name, x in rules.items():
+        if x.shape[-1:] != query.shape[2:3] or x.is_floating_point():
+            raise ArgumentError(
+                f"attention: {name} has shape {list(x.shape)} and dtype {x.dtype}, expected "
+                f"[{query.shape[2]}] integers. Fix: pass batch.{name}"
+            )
+    if window is not None:
+        check_whole("attention", "window", window)
     if scale is not None:
         check_number("attention", "scale", scale)
     check_number("attention", "dropout", dropout, least=0, most=1)
@@ -206,11 +264,13 @@ def resolve(
     head_dim: int,
     dropout: float = 0.0,
     without: Collection[str] = (),
+    *,
+    visible_from: torch.Tensor | None = None,
 ) -> None:
     """Fill in which backends run on the device of visible_until ([T] or [B, T]), and move there what they need.
 
     Does nothing if the plan was resolved under the same settings: MMPACK_ATTENTION, determinism, head size, dropout.
-    `without`: backends that `auto` leaves out.
+    `without`: backends that `auto` leaves out. `visible_from`: of a plan of two-way blocks.
     Raises BackendError where MMPACK_ATTENTION names one that is unknown or can't run.
     """
     device = visible_until.device
@@ -225,4 +285,4 @@ def resolve(
     if flexes and plan.block_mask is None and plan.rows:
         from mmpack.ops.attention.flex import block_mask
 
-        plan.block_mask = block_mask(torch.atleast_2d(visible_until))
+        plan.block_mask = block_mask(rule_of(visible_until, visible_from, plan.window, plan))

@@ -1,7 +1,7 @@
 """Kernels that take sequences of different lengths: torch's, FlashAttention-2 and FlashAttention-4, fixed blocks.
 
 A shared pack becomes plain sequences too: the queries are a branch, the keys its path, gathered. A row of several paths
-is gathered several times; its gradients are summed in a fixed order.
+is gathered several times; its gradients are summed in a fixed order. Two-way blocks are a second launch, not causal.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.fixed_blocks.attend import fixed_blocks
 from mmpack.ops.attention.lengths import Lengths
+from mmpack.ops.attention.rule import BlockPlan
 from mmpack.ops.first_use import flash_attn_4_interface
 from mmpack.ops.records import flat
 from mmpack.ops.rows.gather import gather_rows
@@ -40,7 +41,11 @@ def by_sequences(
 
     `kernel` takes query [rows, heads, d], key and value [K, kv heads, d], their lengths, scale.
     """
-    out: torch.Tensor = kernel(*_operands(query, key, value, plan), scale)
+    rows = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
+    out: torch.Tensor = kernel(*_operands(*rows, plan), scale)
+    if plan.blocks is not None:
+        of_blocks = kernel(*_of_blocks(*rows, plan.blocks, _window(plan)), scale)
+        out = out.index_copy(0, plan.blocks.rows, of_blocks)
     return out.unflatten(0, (query.shape[0], query.shape[2]))
 
 
@@ -53,21 +58,51 @@ def by_sequences_with_lse(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, and log-sum-exp [B, heads, T]."""
-    out, lse = kernel(*_operands(query, key, value, plan), scale, return_lse=True)
+    rows = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
+    out, lse = kernel(*_operands(*rows, plan), scale, return_lse=True)
+    if plan.blocks is not None:
+        operands = _of_blocks(*rows, plan.blocks, _window(plan))
+        of_blocks, their_lse = kernel(*operands, scale, return_lse=True)
+        out = out.index_copy(0, plan.blocks.rows, of_blocks)
+        lse = lse.index_copy(1, plan.blocks.rows, their_lse)
     lines = query.shape[0], query.shape[2]
     return out.unflatten(0, lines), lse.unflatten(1, lines).transpose(0, 1)
 
 
-def _operands(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: AttentionPlan
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Lengths]:
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Lengths]
+
+
+def _operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan) -> Operands:
+    """Of [rows, heads, d]; rows of two-way blocks as if they were text."""
     if plan.key_rows is not None:
         k, v = (gather_rows(x, plan.key_rows, inverse=plan.key_inverse) for x in (k, v))
     lengths = Lengths(
-        plan.cu_seqlens_q, plan.cu_seqlens_k, plan.max_seqlen_q, plan.max_seqlen_k, causal=True
+        plan.cu_seqlens_q,
+        plan.cu_seqlens_k,
+        plan.max_seqlen_q,
+        plan.max_seqlen_k,
+        causal=True,
+        window=_window(plan),
     )
     return q, k, v, lengths
+
+
+def _of_blocks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: BlockPlan, window: int | None
+) -> Operands:
+    """The rows of two-way blocks, and their paths up to the end of each."""
+    q = gather_rows(q, blocks.rows, inverse=blocks.inverse)
+    k, v = (gather_rows(x, blocks.key_rows, inverse=blocks.key_inverse) for x in (k, v))
+    return q, k, v, Lengths(*blocks[2:6], causal=False, window=window)
+
+
+def _window(plan: AttentionPlan) -> int | None:
+    return plan.window if plan.windowed else None
+
+
+def _left(lengths: Lengths) -> int:
+    """Keys before a query's own place that it sees; -1: all."""
+    return -1 if lengths.window is None else lengths.window - 1
 
 
 def torch_varlen(
@@ -86,7 +121,7 @@ def torch_varlen(
         *lengths[:4],
         return_aux=AuxRequest(lse=True) if return_lse else None,
         scale=scale,
-        window_size=(-1, 0) if lengths.causal else (-1, -1),
+        window_size=(_left(lengths), 0 if lengths.causal else -1),
         **GROUPED_HEADS,
     )
 
@@ -110,6 +145,7 @@ def flash_attn(
         *lengths[:4],
         softmax_scale=scale,
         causal=lengths.causal,
+        window_size=(_left(lengths), -1),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         **options,
     )
@@ -149,6 +185,7 @@ class Call(NamedTuple):
     max_seqlen_q: int
     max_seqlen_k: int
     causal: bool
+    window: int | None  # of `Lengths`
     scale: float | None
     deterministic: bool  # the backward
 
@@ -162,7 +199,7 @@ class Call(NamedTuple):
             "max_seqlen_k": self.max_seqlen_k,
             "softmax_scale": self.scale,
             "causal": self.causal,
-        }
+        } | ({} if self.window is None else {"window_size_left": self.window - 1})
 
 
 class Result(NamedTuple):

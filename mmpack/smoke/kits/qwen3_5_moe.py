@@ -2,7 +2,7 @@
 
 from mmpack.smoke.kits.base import Kit
 from mmpack.smoke.kits.parts import EXPERTS, NARROW, TOWER, whole, without
-from mmpack.smoke.kits.qwen3_5 import TEXT_CONFIG
+from mmpack.smoke.kits.qwen3_5 import TEXT_CONFIG, processor
 
 KIT = Kit(
     family="qwen3_5_moe",
@@ -15,4 +15,5 @@ KIT = Kit(
         TOWER,
     ),
     narrow=NARROW,
+    processor=processor,
 )

@@ -1,0 +1,96 @@
+"""One step of TRL's real GRPOTrainer, stock and packed: the same weights afterwards."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmpack.conformance.agree import NotHere, expect
+from mmpack.conformance.subject import Subject
+from mmpack.errors import installed_version
+
+FARTHEST = 1e-4  # of the way that stock's weights moved
+GENERATIONS, PROMPTS = 2, 2
+
+
+def trl(subject: Subject) -> None:
+    """Two prompts with a picture each, two completions of each, plain SGD."""
+    for package in ("trl", "datasets"):
+        if installed_version(package) is None:
+            raise NotHere(f"{package} is not installed")
+    import trl as library
+
+    from mmpack.adapters.trl import MmpackGRPO
+
+    packed = type("Packed", (MmpackGRPO, library.GRPOTrainer), {})
+    processor = subject.processor
+    with tempfile.TemporaryDirectory() as folder:
+        subject.kit.small(spread=2.0).save_pretrained(folder)
+        before = _load(subject, folder)
+        start = {n: p.detach().clone() for n, p in before.named_parameters()}
+        stock, own = (
+            _stepped(subject, kind, folder, processor) for kind in (library.GRPOTrainer, packed)
+        )
+    moved = 0
+    for name, value in stock.items():
+        way = float((value - start[name]).norm())
+        off = float((value - own[name]).norm())
+        expect(
+            off <= FARTHEST * way + 1e-7,
+            f"{name} is {off:.2e} from stock's, which moved by {way:.2e}",
+        )
+        moved += way > 0
+    expect(moved > 0, "stock's step moved nothing")
+
+
+def _load(subject: Subject, folder: str) -> Any:
+    import transformers
+
+    model = getattr(transformers, subject.kit.model_class).from_pretrained(folder)
+    for config in (model.config, model.config.get_text_config()):
+        if hasattr(config, "output_router_logits"):
+            config.output_router_logits = False  # the packed pass refuses the auxiliary loss
+    return model
+
+
+def _stepped(subject: Subject, kind: Any, folder: str, processor: Any) -> dict[str, torch.Tensor]:
+    """Weights after one step."""
+    import datasets
+    import trl as library
+
+    rows = [
+        {"prompt": [{"role": "user", "content": f"What is drawn, {n}?"}], "images": [picture]}
+        for n, picture in enumerate(subject.pictures[:PROMPTS])
+    ]
+    trainer = kind(
+        model=_load(subject, folder),
+        reward_funcs=_reward,
+        args=library.GRPOConfig(
+            output_dir=str(Path(folder) / "runs"),
+            per_device_train_batch_size=GENERATIONS * PROMPTS,
+            num_generations=GENERATIONS,
+            max_completion_length=5,
+            max_steps=1,
+            learning_rate=0.5,
+            # Adam would turn rounding of near-zero gradients into whole steps
+            optim="sgd",
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            seed=0,
+        ),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=processor,
+    )
+    trainer.train()
+    return {n: p.detach() for n, p in trainer.model.named_parameters()}
+
+
+def _reward(completion_ids: Any, **columns: Any) -> list[float]:
+    return [sum(ids) % 11 / 11 for ids in completion_ids]

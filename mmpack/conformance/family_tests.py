@@ -1,0 +1,42 @@
+"""The test that pytest collects: one item per family and check. Models are made once; one family at a time is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mmpack.conformance.agree import NotHere
+from mmpack.conformance.subject import Subject
+from mmpack.smoke.kits import get_kit
+
+_HELD: dict[str, Subject] = {}
+
+
+@pytest.fixture
+def subject(family: str, check: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The family's `Subject`; skips, with the reason, where the family or this machine lacks something."""
+    kit = get_kit(family)
+    properties = request.node.user_properties
+    properties += [("family", family), ("check", check.name), ("packages", check.packages)]
+    lacks = dict(kit.lacks)
+    if check.packs and kit.about.packing != "yes":
+        lacks[check.name] = "it can't be packed (MM401)"
+    if check.name in lacks:
+        properties.append(("lacks", lacks[check.name]))
+        pytest.skip(f"{family}: {lacks[check.name]}")
+    if family not in _HELD:
+        _HELD.clear()
+        try:
+            _HELD[family] = Subject(kit)
+        except NotHere as error:
+            pytest.skip(str(error))
+    yield _HELD[family]
+
+
+def test_family(subject: Subject, check: Any) -> None:
+    try:
+        check.run(subject)
+    except NotHere as error:
+        pytest.skip(str(error))

@@ -1,0 +1,151 @@
+"""`register_family`: a family of one's own, from its declaration on known to everything that asks by name.
+
+What mmpack reads of a family is what the built-in ones say; a declaration beyond that is refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from mmpack.errors import ArgumentError, kind_of
+from mmpack.families import FAMILIES
+from mmpack.families.base import Family
+
+# fields that hold one of the words that built-in families use
+_WORDS = ("video_layout", "pixel_layout", "coordinates")
+_CHOICES = {"packing": ("yes", "kernels-only", "no"), "sharing": ("tree", "none")}
+_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size", "vision_levels", "vocab_size")
+
+
+def register_family(family: Family) -> Family:
+    """Make a family known by its name, its model types and its processors, in this process; returns it.
+
+    Call it where your program starts: before traces are read, and in every worker that is spawned.
+
+    Raises: ArgumentError for what is no `Family`, a name or model type that is taken, and fields that contradict each
+    other or that mmpack could not follow.
+
+    Example: a checkpoint whose vocabulary differs from its family's.
+        >>> from dataclasses import replace
+        >>> import mmpack as mp
+        >>> from mmpack.families import get_family
+        >>> mine = replace(
+        ...     get_family("internvl"),
+        ...     name="internvl_long",
+        ...     model_types=("internvl_long",),
+        ...     processors=("InternVLLongProcessor",),
+        ...     image_token_id=151671,
+        ... )
+        >>> mp.register_family(mine).name
+        'internvl_long'
+    """
+    if not isinstance(family, Family):
+        raise ArgumentError(
+            f"register_family: {kind_of(family)} is no Family. Fix: mp.Family(name=…), or dataclasses.replace of one"
+        )
+    for why, fix in problems(family):
+        raise ArgumentError(f"register_family: {family.name!r:.60} {why}. Fix: {fix}")
+    FAMILIES[family.name] = family
+    return family
+
+
+def problems(family: Family) -> Iterable[tuple[str, str]]:
+    """Why a family can't be registered, and the fix of each."""
+    others = [f for f in FAMILIES.values() if f is not family]
+    if not (isinstance(family.name, str) and re.fullmatch(r"[a-z][a-z0-9_]*", family.name)):
+        yield (
+            "is no name",
+            "small letters, digits and _, as in a transformers model_type",
+        )
+        return
+    if any(f.name == family.name for f in others):
+        yield "exists", "another name; a family is declared once"
+    yield from _types(family, others)
+    yield from _ids(family)
+    yield from _sizes(family)
+    yield from _words(family, others)
+    yield from _positions(family, others)
+
+
+def _types(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
+    for name in ("model_types", "processors"):
+        value = getattr(family, name)
+        if not (isinstance(value, tuple) and value and all(isinstance(v, str) for v in value)):
+            yield f"has {name}={value!r:.60}", f"a tuple of names, as in {name}=('…',)"
+            return
+    for other in others:
+        taken = set(family.model_types) & set(other.model_types)
+        if taken:
+            yield (
+                f"has the model type {min(taken)!r}, which is of {other.name}",
+                f"get_family({other.name!r}), or the model type of your own config",
+            )
+
+
+def _ids(family: Family) -> Iterable[tuple[str, str]]:
+    names = ("image_token_id", "video_token_id", "vision_start_id", "vision_end_id", "pad_token_id")
+    ids = {name: getattr(family, name) for name in names}
+    for name, value in ids.items():
+        if value is None and name == "video_token_id":
+            continue
+        if not _whole(value) or not 0 <= value < family.vocab_size:
+            yield (
+                f"has {name}={value!r:.40}, expected an id below vocab_size={family.vocab_size}",
+                "the tokenizer's id, and the rows of the embedding as vocab_size",
+            )
+    held = set(family.placeholder_ids.values())
+    for name in ("vision_start_id", "vision_end_id", "pad_token_id"):
+        if ids[name] in held:
+            yield (
+                f"has {name}={ids[name]}, which is a placeholder",
+                "the id of the token that one vision token stands on is of placeholders alone",
+            )
+
+
+def _sizes(family: Family) -> Iterable[tuple[str, str]]:
+    for name in _SIZES:
+        value = getattr(family, name)
+        if not _whole(value) or value < 1:
+            yield f"has {name}={value!r:.40}", "a whole number of 1 or more"
+    per_second = family.tokens_per_second
+    if per_second is not None and not (isinstance(per_second, int | float) and per_second > 0):
+        yield f"has tokens_per_second={per_second!r:.40}", "a number above 0, or None"
+
+
+def _words(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
+    known = {name: {getattr(f, name) for f in others} for name in _WORDS}
+    known["coordinates"].add(None)
+    for name, words in [*known.items(), *((n, set(w)) for n, w in _CHOICES.items())]:
+        value = getattr(family, name)
+        if value not in words:
+            listed = ", ".join(sorted(repr(word) for word in words))
+            yield f"has {name}={value!r:.40}", f"one of {listed}"
+    if family.video_token_id is None and family.video_layout != "images":
+        yield (
+            f"has video_layout={family.video_layout!r} and no video_token_id",
+            "video_layout='images', or the id",
+        )
+
+
+def _positions(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
+    rows: dict[str, int] = {}
+    for other in others:
+        rows |= dict.fromkeys(other.position_rules, other.position_rows)
+    rules = family.position_rules
+    if not (isinstance(rules, tuple) and rules and set(rules) <= rows.keys()):
+        yield (
+            f"has position_rules={rules!r:.60}",
+            f"a tuple of {', '.join(sorted(rows))}; the first is the newest transformers'",
+        )
+        return
+    wrong = [rule for rule in rules if rows[rule] != family.position_rows]
+    if wrong:
+        yield (
+            f"has position_rows={family.position_rows!r:.20}, the rule {wrong[0]!r} gives {rows[wrong[0]]}",
+            f"position_rows={rows[wrong[0]]}",
+        )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

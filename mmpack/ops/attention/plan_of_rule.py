@@ -1,0 +1,192 @@
+"""Plans of other rules than `visible_until` alone: a window along the path, two-way blocks, or both.
+
+Made on the host from what a batch's plan keeps there, once per rule, and moved to where that plan is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mmpack.errors import ArgumentError, check_whole
+from mmpack.ops.attention.attention_plan import (
+    FLEX_BLOCK,
+    UNRESOLVED,
+    AttentionPlan,
+    Pieces,
+    offsets_of,
+    ranges,
+    starts_of,
+)
+from mmpack.ops.attention.rule import BlockPlan, path_of
+from mmpack.ops.rows.inverse import inverse_index
+
+
+def plan_of_rule(
+    plan: AttentionPlan, window: int | None = None, two_way: bool = False
+) -> AttentionPlan:
+    """The plan for layers in which row q sees row k only if path(q) - path(k) < window.
+
+    Args:
+        plan: `plan_attention`'s, or a batch's, on any device.
+        window: rows, at least 1; None: no window. One that is longer than all paths leaves everything as it is.
+        two_way: rows of a block see each other, later ones too: row q sees row k if visible_from[k] <= q.
+
+    Raises ArgumentError for a window below 1, a plan that was made here, or two-way blocks of a plan that has no
+    visible_from.
+
+    Example: a window of two rows, in a prompt of three rows with two branches of one row.
+        >>> import numpy as np
+        >>> from mmpack.ops.attention import plan_attention, plan_of_rule
+        >>> plan = plan_attention(np.array([5, 5, 5, 4, 5]), np.zeros(5, dtype=bool))
+        >>> plan_of_rule(plan, window=2).key_rows.tolist()
+        [0, 1, 2, 3, 2, 4]
+    """
+    if window is not None:
+        check_whole("plan_of_rule", "window", window)
+    if plan.host is None or plan.window is not None or plan.two_way:
+        raise ArgumentError(
+            "plan_of_rule: the plan is of a rule already. Fix: pass batch.attention_plan, or plan_attention's"
+        )
+    if two_way and plan.host.start is None:
+        raise ArgumentError(
+            "plan_of_rule: the plan knows no two-way blocks. Fix: plan_attention(visible_until, padding, visible_from)"
+        )
+    key = window, two_way
+    if key not in plan.made:
+        made = _made(plan, window, two_way)
+        plan.made[key] = made.to(plan.cu_seqlens_q.device)
+    return dataclasses.replace(plan.made[key])
+
+
+def _made(plan: AttentionPlan, window: int | None, two_way: bool) -> AttentionPlan:
+    assert plan.host is not None
+    until = np.atleast_2d(plan.host.until).astype(np.int64)
+    path = path_of(until)
+    start = np.atleast_2d(plan.host.start) if two_way else None
+    if start is not None and (start == np.arange(until.shape[1])).all():
+        start = None
+    counts = None if window is None or window > path.max(initial=0) else window
+    own = {"window": window, "two_way": two_way} | UNRESOLVED
+    if start is None and counts is None:
+        return dataclasses.replace(plan, **own)
+    sequences = _Sequences.of(until, plan.host.padding)
+    full, mixed = _count_blocks(until, start, path, counts)
+    host_path = torch.from_numpy(path.reshape(plan.host.until.shape))
+    made = dataclasses.replace(
+        plan.to("cpu"),
+        **own,
+        made={},
+        path=None if counts is None else host_path,
+        full_blocks=full,
+        mixed_blocks=mixed,
+    )
+    if counts is not None:
+        _keep_to_window(made, sequences, counts)
+    if start is not None:
+        made.blocks = _blocks(start, path, sequences, counts)
+        made.pairs += made.blocks.pairs
+    return made
+
+
+class _Sequences(NamedTuple):
+    """The sequences of all lines, and their keys before any is left out."""
+
+    first: np.ndarray  # [S] row
+    queries: np.ndarray  # [S]
+    keys: np.ndarray  # [S]
+    ends: np.ndarray  # [S] of its keys in key_rows
+    key_rows: np.ndarray  # [sum of keys]
+
+    @classmethod
+    def of(cls, lines: np.ndarray, padding: np.ndarray) -> _Sequences:
+        until = (lines + lines.shape[1] * np.arange(len(lines))[:, None]).ravel()
+        first = starts_of(until, padding.ravel())
+        pieces = Pieces(until, first)
+        keys = np.bincount(pieces.reader, pieces.length, minlength=len(first)).astype(np.int64)
+        queries = np.diff(first, append=len(until))
+        return cls(first, queries, keys, np.cumsum(keys), pieces.rows())
+
+
+def _keep_to_window(plan: AttentionPlan, sequences: _Sequences, window: int) -> None:
+    """Leave out the keys before the window of a sequence's first query, where keys are gathered."""
+    _, queries, keys, ends, key_rows = sequences
+    plan.pairs = int((_seen_in_turn(keys, window) - _seen_in_turn(keys - queries, window)).sum())
+    if plan.key_rows is None:
+        return
+    kept = np.minimum(keys, queries + window - 1)
+    plan.key_rows = torch.from_numpy(key_rows[ranges(ends - kept, kept)].astype(np.int32))
+    plan.key_inverse = inverse_index(plan.key_rows, plan.rows)
+    plan.cu_seqlens_k = offsets_of(kept)
+    plan.max_seqlen_k = int(kept.max(initial=0))
+
+
+def _blocks(
+    start: np.ndarray, path: np.ndarray, sequences: _Sequences, window: int | None
+) -> BlockPlan:
+    """The blocks of two rows or more; each lies in one sequence, and its keys are the first of that sequence's."""
+    lines, width = start.shape
+    owner = (start + width * np.arange(lines, dtype=np.int64)[:, None]).ravel()
+    first, counts = np.unique(owner, return_counts=True)
+    first, counts = first[counts > 1], counts[counts > 1]
+    of = np.searchsorted(sequences.first, first, side="right") - 1
+    above = path.ravel()[first].astype(np.int64)  # keys before the block
+    length = above + counts
+    kept = length if window is None else np.minimum(length, counts + window - 1)
+    begin = sequences.ends[of] - sequences.keys[of]
+    key_rows = sequences.key_rows[ranges(begin + length - kept, kept)]
+    rows = torch.from_numpy(ranges(first, counts))
+    index = torch.from_numpy(key_rows.astype(np.int32))
+    lost = np.zeros_like(length)
+    if window is not None:
+        # query i of a block leaves out max(0, above + i - window + 1) keys
+        low = above - window + 1
+        last = np.maximum(low + counts - 1, 0)
+        before = np.maximum(low, 1) - 1
+        lost = last * (last + 1) // 2 - before * (before + 1) // 2
+    return BlockPlan(
+        rows=rows,
+        inverse=inverse_index(rows, lines * width),
+        cu_seqlens_q=offsets_of(counts),
+        cu_seqlens_k=offsets_of(kept),
+        max_seqlen_q=int(counts.max(initial=0)),
+        max_seqlen_k=int(kept.max(initial=0)),
+        key_rows=index,
+        key_inverse=inverse_index(index, lines * width),
+        pairs=int((counts * length - lost).sum()),
+    )
+
+
+def _seen_in_turn(count: np.ndarray, window: int) -> np.ndarray:
+    """Pairs of the first `count` rows of a path: row i sees min(i + 1, window) rows."""
+    short = np.minimum(count, window)
+    return short * (short + 1) // 2 + (count - short) * window
+
+
+def _count_blocks(
+    until: np.ndarray, start: np.ndarray | None, path: np.ndarray, window: int | None
+) -> tuple[int, int]:
+    """FlexAttention's blocks that are seen in full, and in part, as `flex.block_mask` takes them."""
+    count = -(-until.shape[1] // FLEX_BLOCK)
+    low = np.arange(count) * FLEX_BLOCK  # first row of each block
+    first = np.broadcast_to(np.arange(until.shape[1]), until.shape) if start is None else start
+    ends, begins = _by_block(until, 0), _by_block(first, np.iinfo(np.int64).max)
+    q = low[:, None]
+    seen = (begins.min(2)[:, None] < q + FLEX_BLOCK) & (q < ends.max(2)[:, None])
+    full = (begins.max(2)[:, None] <= q) & (q + FLEX_BLOCK <= ends.min(2)[:, None])
+    if window is not None:
+        places = _by_block(path, 0)
+        seen &= places.min(2)[:, :, None] - places.max(2)[:, None] < window
+        full &= places.max(2)[:, :, None] - places.min(2)[:, None] < window
+    return int((seen & full).sum()), int((seen & ~full).sum())
+
+
+def _by_block(lines: np.ndarray, fill: int) -> np.ndarray:
+    """[B, T] -> [B, blocks, FLEX_BLOCK]."""
+    count = -(-lines.shape[1] // FLEX_BLOCK)
+    out = np.full((len(lines), count * FLEX_BLOCK), fill, dtype=np.int64)
+    out[:, : lines.shape[1]] = lines
+    return out.reshape(len(lines), count, FLEX_BLOCK)
