@@ -7,7 +7,9 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
+from support.float64 import Wide, wide_copy
 from support.heard import HEARING, alone, layouts, some_samples
+from support.models import relative_difference
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
@@ -65,32 +67,26 @@ def test_a_swapped_audio_changes_what_follows(case):
     """The oracle can fail: features of one audio in the place of another's."""
     model, samples, wanted = case
     batch = mp.pack(samples)
-    batch.audio_features = batch.audio_features.flip(0).contiguous()
+    batch.audio_features = 10 * batch.audio_features.flip(0)
     with attach(model), torch.no_grad():
         found = packed_logprobs(model, batch)
-    assert (found - wanted).abs().max() > 1e-3
+    assert (found - wanted).abs().max() > 10 * TOLERANCES["layouts"].value
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_separate_forwards(case):
-    """Against the same passes in float64; the bound is that of parameter gradients in the contract."""
+    """Against the same passes in float64, as the contract of parameter gradients has it."""
     model, samples, _ = case
-    wide = get_kit(samples[0].family).small().double()
-    parameters = dict(wide.named_parameters())
-    weights = torch.linspace(0.5, 1.5, sum(s.num_loss_tokens for s in samples), dtype=torch.float64)
-    (alone(wide, samples) * weights).sum().backward()
+    wide = wide_copy(model)
+    weights = torch.linspace(0.5, 1.5, sum(s.num_loss_tokens for s in samples))
+    with Wide():
+        (alone(wide, samples) * weights.double()).sum().backward()
     with attach(model):
-        (
-            packed_logprobs(model, mp.pack(samples, share_prefix=True)) * weights.float()
-        ).sum().backward()
-    top = max(p.grad.abs().max() for p in parameters.values() if p.grad is not None)
-    for name, parameter in model.named_parameters():
-        exact = parameters[name].grad
-        assert (exact is None) == (parameter.grad is None), name
-        if exact is not None:
-            off = (parameter.grad.double() - exact).norm() / exact.norm().clamp(
-                min=1e-3 * float(top)
-            )
-            assert off < 1e-4, (name, float(off))
+        (packed_logprobs(model, mp.pack(samples, share_prefix=True)) * weights).sum().backward()
+    exact = {n: p.grad for n, p in wide.named_parameters() if p.grad is not None}
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert any("audio_tower" in name for name in exact)
+    assert relative_difference(found, exact) <= 1e-5
     model.zero_grad(set_to_none=True)
 
 
