@@ -111,7 +111,7 @@ def of_the_rule(plan: SegmentPlan) -> list[dict[str, Any]]:
 
 
 def rule_flops(rows: int) -> int:
-    """Of a forward's products, a chunk's: q·k, k·k, both sides of the system, and four with the state."""
+    """Of a forward's products, a chunk's: q·k, k·k, both sides of the system, outputs, and three with the state."""
     return 2 * rows * VALUE_HEADS * DIM * (5 * CHUNK + 3 * DIM)
 
 

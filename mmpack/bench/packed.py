@@ -48,6 +48,7 @@ def removed_padding(model: Any, job: Job, members: list[int]) -> Outcome:
         input_ids=batch.input_ids[None],
         position_ids=batch.position_ids[:, None],
         visible_until=batch.visible_until,
+        visible_from=batch.visible_from,
         attention_plan=attention_plan_of(batch, model),
         use_cache=False,
         **pixel_inputs(batch),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mmpack.errors import LayoutError
 from mmpack.families.base import Audio, Family
+from mmpack.families.glm4v import GLM4V
+from mmpack.families.glm4v_moe import GLM4V_MOE
+from mmpack.families.glm46v import GLM46V
 from mmpack.families.internvl import INTERNVL
+from mmpack.families.mistral3 import MISTRAL3
 from mmpack.families.qwen2_5_omni import QWEN2_5_OMNI
 from mmpack.families.qwen2_5_vl import QWEN2_5_VL
 from mmpack.families.qwen2_vl import QWEN2_VL
@@ -14,7 +20,7 @@ from mmpack.families.qwen3_omni_moe import QWEN3_OMNI_MOE
 from mmpack.families.qwen3_vl import QWEN3_VL
 from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
 
-__all__ = ["FAMILIES", "Audio", "Family", "family_of_model_type", "get_family"]
+__all__ = ["FAMILIES", "Audio", "Family", "family_of_config", "family_of_model_type", "get_family"]
 
 FAMILIES: dict[str, Family] = {
     f.name: f
@@ -26,6 +32,10 @@ FAMILIES: dict[str, Family] = {
         QWEN3_5,
         QWEN3_5_MOE,
         INTERNVL,
+        GLM4V,
+        GLM4V_MOE,
+        GLM46V,
+        MISTRAL3,
         QWEN2_5_OMNI,
         QWEN3_OMNI_MOE,
     )
@@ -43,11 +53,25 @@ def get_family(name: str | Family) -> Family:
     return FAMILIES[name]
 
 
-def family_of_model_type(model_type: str) -> Family:
-    """The family of a transformers `config.model_type`. Raises LayoutError (MM006)."""
-    for family in FAMILIES.values():
-        if model_type in family.model_types:
+def family_of_config(config: Any) -> Family:
+    """The family of a transformers config: by its model type and, where families share one, its image token.
+
+    Raises LayoutError (MM006).
+    """
+    return family_of_model_type(config.model_type, getattr(config, "image_token_id", None))
+
+
+def family_of_model_type(model_type: str, image_token_id: int | None = None) -> Family:
+    """The family of a transformers `config.model_type`; of several, the first that has this image token.
+
+    Raises LayoutError (MM006).
+    """
+    families = [f for f in FAMILIES.values() if model_type in f.model_types]
+    for family in families:
+        if image_token_id == family.image_token_id:
             return family
+    if families:
+        return families[0]
     known = ", ".join(t for f in FAMILIES.values() for t in f.model_types)
     raise LayoutError(
         f"model_type {model_type!r} belongs to no family. Fix: use a model of type {known}", "MM006"

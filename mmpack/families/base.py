@@ -47,6 +47,19 @@ class Audio:
 
 
 @dataclass(frozen=True)
+class VideoDefaults:
+    """Settings of released video processors."""
+
+    # least and most pixels: of a frame, where a video is one span; of the whole video, where it is frames in text
+    area: tuple[int, int]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    # those that decide which frames are taken, by their names in preprocessor_config.json
+    sampling: tuple[tuple[str, Any], ...]
+    max_video_tokens: int | None = None  # of a budget for frames; None: there is no such setting
+
+
+@dataclass(frozen=True)
 class Family:
     """A model family. Ids are token ids, sizes are in pixels (patch), frames (temporal patch) or patches (merge)."""
 
@@ -55,7 +68,7 @@ class Family:
     processors: tuple[str, ...]  # transformers' class names
     image_token_id: int
     video_token_id: int | None  # None: a video is a series of images
-    vision_start_id: int
+    vision_start_id: int | None  # None: nothing stands before an image
     vision_end_id: int
     pad_token_id: int
     patch_size: int
@@ -66,7 +79,8 @@ class Family:
     position_rows: int  # rows of Sample.position_ids
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
-    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row
+    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row; "canvas": one picture,
+    # patches row by row, which the tower reads beside others as [n, 3, height, width] and the size of each
     pixel_layout: str = "patches"
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
@@ -86,6 +100,20 @@ class Family:
     linear_attention: bool = False
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
+    # ids that stand for a medium before it is expanded (chat templates write them), where they are not its placeholder
+    image_prompt_id: int | None = None
+    video_prompt_id: int | None = None
+    # placeholders of images between these two ids are a video's: one id for both modalities
+    video_bounds: tuple[int, int] | None = None
+    # an image is one run per row of merged patches: this id follows each row but the last, `vision_end_id` that one
+    row_end_id: int | None = None
+    # what one temporal patch of a video in text is: {run}: vision start, placeholders, vision end; {seconds}, or
+    # {whole} ones
+    frame_text: str = "<{seconds:.1f} seconds>{run}"
+    frame_time: str = "middle"  # of a temporal patch's frames: "middle" of first and last | "first"
+    # policies that sample its videos, transformers' first; and what released video processors are set to
+    video_policies: tuple[str, ...] = ()
+    video: VideoDefaults | None = None
 
     @property
     def placeholder_ids(self) -> dict[str, int]:
@@ -93,6 +121,15 @@ class Family:
         ids = {"image": self.image_token_id, "video": self.video_token_id}
         ids["audio"] = None if self.audio is None else self.audio.token_id
         return {modality: i for modality, i in ids.items() if i is not None}
+
+    @property
+    def prompt_ids(self) -> dict[str, int]:
+        """Modality name to the id that stands for one medium in ids that are not expanded."""
+        own = {"image": self.image_prompt_id, "video": self.video_prompt_id}
+        return {
+            modality: i if own[modality] is None else own[modality]
+            for modality, i in self.placeholder_ids.items()
+        }
 
     @property
     def patch_dim(self) -> int:
@@ -118,8 +155,30 @@ class Family:
 
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
         """Runs of placeholders that one medium of `grid` has; one in pieces, beside a video's sound, counts as one."""
-        return grid[0] if modality == "video" and self.video_layout == "frames" else 1
+        if not self.in_pieces(modality):
+            return 1
+        return grid[0] if modality == "video" else grid[0] * (grid[1] // self.spatial_merge_size)
+
+    def in_pieces(self, modality: str) -> bool:
+        """Whether a medium is several runs of placeholders, numbered by `ModalitySpan.frame`: frames, or rows."""
+        if modality == "video":
+            return self.video_layout == "frames"
+        return modality == "image" and self.row_end_id is not None
 
     def same_layout(self, other: Family) -> bool:
-        """Whether samples of one are samples of the other: only the model behind the ids differs."""
-        return replace(self, name=other.name, model_types=other.model_types) == other
+        """Whether samples of one are samples of the other: what wrote the ids differs, or the model behind them."""
+        alike = {name: getattr(other, name) for name in _OF_MAKERS}
+        return replace(self, **alike) == other
+
+
+# what says who wrote a sample's ids, and for which model; not how they are read
+_OF_MAKERS = (
+    "name",
+    "model_types",
+    "processors",
+    "frame_text",
+    "frame_time",
+    "video_policies",
+    "video",
+    "coordinates",
+)

@@ -1,6 +1,6 @@
 """Qwen2-VL: dynamic resolution, one run of placeholders per medium; each temporal patch is one position further."""
 
-from mmpack.families.base import Family
+from mmpack.families.base import Family, VideoDefaults
 
 QWEN2_VL = Family(
     name="qwen2_vl",
@@ -19,4 +19,18 @@ QWEN2_VL = Family(
     position_rows=3,
     tokens_per_second=None,
     coordinates="normalized_1000",
+    video_policies=("transformers_qwen2_vl", "qwen_vl_utils", "vllm"),
+    video=VideoDefaults(
+        area=(56 * 56, 16384 * 28 * 28),
+        mean=(0.48145466, 0.4578275, 0.40821073),
+        std=(0.26862954, 0.26130258, 0.27577711),
+        sampling=(
+            ("do_sample_frames", False),
+            ("fps", None),
+            ("num_frames", None),
+            ("min_frames", 4),
+            ("max_frames", 768),
+        ),
+        max_video_tokens=128_000,
+    ),
 )

@@ -5,6 +5,7 @@ Each temporal patch is a grid of t = 1 to the position rule, so rules `grid` and
 
 from dataclasses import replace
 
+from mmpack.families.base import VideoDefaults
 from mmpack.families.qwen2_vl import QWEN2_VL
 
 QWEN3_VL = replace(
@@ -17,4 +18,18 @@ QWEN3_VL = replace(
     position_rules=("grid",),
     # the last layer's and three of deepstack
     vision_levels=4,
+    video_policies=("transformers_qwen3_vl", "qwen_vl_utils", "vllm"),
+    video=VideoDefaults(
+        area=(64 * 64, 24576 * 32 * 32),
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        sampling=(
+            ("do_sample_frames", True),
+            ("fps", 2),
+            ("num_frames", None),
+            ("min_frames", 4),
+            ("max_frames", 768),
+        ),
+        max_video_tokens=768,
+    ),
 )

@@ -76,7 +76,7 @@ def _types(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
             return
     for other in others:
         taken = set(family.model_types) & set(other.model_types)
-        if taken:
+        if taken and family.image_token_id == other.image_token_id:
             yield (
                 f"has the model type {min(taken)!r}, which is of {other.name}",
                 f"get_family({other.name!r}), or the model type of your own config",
@@ -87,7 +87,7 @@ def _ids(family: Family) -> Iterable[tuple[str, str]]:
     names = ("image_token_id", "video_token_id", "vision_start_id", "vision_end_id", "pad_token_id")
     ids = {name: getattr(family, name) for name in names}
     for name, value in ids.items():
-        if value is None and name == "video_token_id":
+        if value is None and name in ("video_token_id", "vision_start_id"):
             continue
         if not _whole(value) or not 0 <= value < family.vocab_size:
             yield (

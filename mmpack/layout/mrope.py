@@ -172,8 +172,9 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
         ("video", videos, runs.is_video),
     ):
         grids = _grids(name, given)
-        if name == "video" and family.video_layout == "frames":
-            grids = _frames(grids, int(mine.sum()))
+        if family.in_pieces(name):
+            split = _frames if name == "video" else _rows
+            grids = split(grids, int(mine.sum()), family.spatial_merge_size)
         which = np.flatnonzero(mine)
         if len(grids) != len(which):
             span = None
@@ -215,7 +216,17 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
     return out
 
 
-def _frames(videos: np.ndarray, most: int) -> np.ndarray:
+def _rows(images: np.ndarray, most: int, merge: int) -> np.ndarray:
+    """Grids [n, 3] of images as grids of one row of merged patches each; at most `most` + 1 per image."""
+    heights = np.maximum(images[:, 1], 0)
+    rows = np.repeat(images, np.clip(heights // merge, 1, most + 1), axis=0)
+    # no whole row: the grid stays as it is, to be refused
+    whole = rows[:, 1] % merge == 0
+    rows[whole, 1] = np.minimum(rows[whole, 1], merge)
+    return rows
+
+
+def _frames(videos: np.ndarray, most: int, merge: int) -> np.ndarray:
     """Grids [n, 3] of videos as grids of t = 1, one per temporal patch; at most `most` + 1 per video."""
     frames = np.repeat(videos, np.clip(videos[:, 0], 1, most + 1), axis=0)
     # an empty grid stays empty

@@ -1,8 +1,8 @@
 """Media over runs of placeholders: from runs to modality spans, and from spans back to occurrences.
 
-An occurrence is one place where a medium stands in the ids: one run of placeholders, or, where a family lays a video
-out frame by frame, the runs of all its temporal patches with the text between them. A video with its sound is two
-occurrences, whose runs lie in turns. Token indices, half-open.
+An occurrence is one place where a medium stands in the ids: one run of placeholders, or, where a family lays it out in
+pieces (a video frame by frame, an image row by row), all its runs with the text between them. A video with
+its sound is two occurrences, whose runs lie in turns. Token indices, half-open.
 
 One place for each of these:
 - ids -> spans: `spans_from_runs` (media in order), or `match_runs` and `spans_of` (media per modality, known ranges);
@@ -70,8 +70,8 @@ def match_runs(runs: Runs, media: Sequence[Medium], family: Family, what: str) -
 def spans_of(placed: Iterable[Placed], family: Family) -> tuple[list[Medium], list[ModalitySpan]]:
     """The distinct media of `placed` (in order of appearance), and one span per run.
 
-    `frame` counts the runs of a video that the family lays out frame by frame, `chunk` those of a video with its
-    sound, and of the sound; else they are None. Spans are in order of their tokens.
+    `frame` counts the runs of a medium that the family lays out in pieces (frames, rows), `chunk` those of a video with
+    its sound, and of the sound; else they are None. Spans are in order of their tokens.
     """
     placed = list(placed)
     index: dict[tuple[str, float | None], int] = {}
@@ -84,9 +84,9 @@ def spans_of(placed: Iterable[Placed], family: Family) -> tuple[list[Medium], li
         at = index.setdefault(medium_key(medium), len(distinct))
         if at == len(distinct):
             distinct.append(medium)
-        in_frames = family.video_layout == "frames" and medium.modality == "video"
+        in_pieces = family.in_pieces(medium.modality)
         for piece, (start, stop) in enumerate(runs):
-            frame, chunk = piece if in_frames else None, piece if in_turns else None
+            frame, chunk = piece if in_pieces else None, piece if in_turns else None
             spans.append(ModalitySpan(start, stop, medium.modality, at, frame, chunk))
     return distinct, sorted(spans, key=lambda span: span.start)
 

@@ -65,6 +65,8 @@ class Runs:
 def placeholder_runs(input_ids: Sequence[int] | np.ndarray, family: str | Family) -> Runs:
     """Maximal runs of one placeholder id in `input_ids` int [L], in order.
 
+    Where images and videos have one id, a run is a video's if more videos began before it than ended (`video_bounds`).
+
     Raises: LayoutError (MM006) for an unknown family.
 
     Example:
@@ -78,7 +80,11 @@ def placeholder_runs(input_ids: Sequence[int] | np.ndarray, family: str | Family
     ids = np.asarray(input_ids)
     kind = np.zeros(len(ids), dtype=np.int8)
     for modality, token in family.placeholder_ids.items():
-        kind += (1 + MODALITIES.index(modality)) * (ids == token).astype(np.int8)
+        if modality != "video" or family.video_bounds is None:
+            kind += (1 + MODALITIES.index(modality)) * (ids == token).astype(np.int8)
+    if family.video_bounds is not None:
+        begins, ends = (np.cumsum(ids == i) for i in family.video_bounds)
+        kind[(kind == 1) & (begins > ends)] = 2
     edges = np.flatnonzero(np.diff(kind, prepend=0, append=0))
     starts, stops = edges[:-1], edges[1:]
     keep = kind[starts] > 0

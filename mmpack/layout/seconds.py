@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError
@@ -12,7 +14,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def frame_seconds(medium: Medium, family: Family) -> list[float]:
-    """Seconds of each temporal patch: halfway between its first and last frame; the last frame fills the last patch.
+    """Seconds of each temporal patch: halfway between its first and last frame, or the first's, as the family has it.
+
+    The last frame fills the last patch.
 
     Raises: ArgumentError where neither `frame_indices` and `fps` nor `frame_timestamps` are known; LayoutError (MM111)
     where there are more or fewer than the grid holds.
@@ -33,8 +37,14 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
             f"holds {patches} patches of {size}. Fix: the times of the sampled frames",
             "MM111",
         )
-    seconds += [seconds[-1]] * (-len(seconds) % size)
-    return [(seconds[k] + seconds[k + size - 1]) / 2 for k in range(0, len(seconds), size)]
+    return patch_seconds(seconds, size, family)
+
+
+def patch_seconds(seconds: Sequence[float], size: int, family: Family) -> list[float]:
+    """Of each `size` frames, by the times of all, what the family writes into the prompt."""
+    padded = [*seconds, *[seconds[-1]] * (-len(seconds) % size)]
+    last = 0 if family.frame_time == "first" else size - 1
+    return [(padded[k] + padded[k + last]) / 2 for k in range(0, len(padded), size)]
 
 
 def seconds_in(seconds: float, dtype: str) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.families import Family
@@ -156,6 +157,35 @@ def tiles_of(pixels: torch.Tensor, size: Sequence[int], family: Family) -> torch
     h, w, patch = *size, family.patch_size
     cells = pixels.reshape(-1, h, w, 3, patch, patch)
     return cells.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, h * patch, w * patch)
+
+
+def canvas_of(
+    pixels: torch.Tensor, grids: Sequence[tuple[int, int, int]], family: Family
+) -> torch.Tensor:
+    """[n, 3, height, width] of patches [t·h·w of all, patch_dim], pictures padded with 0 on the right and below.
+
+    For families of `pixel_layout` "canvas"; patches as in `tiles_of`.
+    """
+    parts = pixels.split([h * w for _, h, w in grids])
+    pictures = [tiles_of(p, g[1:], family)[0] for p, g in zip(parts, grids, strict=True)]
+    height, width = (max(p.shape[k] for p in pictures) for k in (1, 2))
+    return torch.stack([pad(p, (0, width - p.shape[2], 0, height - p.shape[1])) for p in pictures])
+
+
+def patches_of_canvas(
+    canvas: torch.Tensor, sizes: Sequence[Sequence[int]], family: Family
+) -> tuple[torch.Tensor, list[tuple[int, int, int]]]:
+    """`canvas_of` backwards: patches of all pictures, and their grids. canvas [n, 3, height, width].
+
+    Args: `sizes`: (height, width) of each picture in pixels, whole patches.
+    """
+    size, rows, grids = family.patch_size, [], []
+    for picture, (height, width) in zip(canvas, sizes, strict=True):
+        h, w = height // size, width // size
+        cells = picture[:, : h * size, : w * size].reshape(3, h, size, w, size)
+        rows.append(cells.permute(1, 3, 0, 2, 4).reshape(h * w, -1))
+        grids.append((1, h, w))
+    return torch.cat(rows), grids
 
 
 def patch_offsets(media: Sequence[Medium], audio: bool = False) -> list[int]:

@@ -1,7 +1,8 @@
 """One placeholder per medium to one id per vision token.
 
-Where a video is frames in text (`video_layout` "frames"), its placeholder becomes, for each temporal patch, the seconds
-as text, then the patch's placeholders between vision start and end, as transformers' Qwen3VLProcessor writes them.
+Where a video is frames in text (`video_layout` "frames"), its placeholder becomes, for each temporal patch, its seconds
+as text and its placeholders between vision start and end (`frame_text`), as transformers' processors write them. Where
+an image is rows (`row_end_id`), each row of merged patches is followed by that id, the last by vision end.
 A video's sound (an audio with `in_video`, behind its video) has no placeholder of its own: the video's becomes both, in
 turns, between audio start and end.
 """
@@ -16,6 +17,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
+from mmpack.layout.runs import placeholder_runs
 from mmpack.layout.seconds import frame_seconds
 from mmpack.layout.tmrope import interleaved
 from mmpack.schema.media import Medium
@@ -23,6 +25,7 @@ from mmpack.schema.media import Medium
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
 # transformers before 5.10 replaced all three, since then only the placeholder: the two stay.
 KEPT, REPLACED = "kept", "replaced"
+_RUN = "\0"  # stands for a patch's vision tokens, in a text that is cut there
 
 
 # a medium, and a video's sound
@@ -69,30 +72,38 @@ def with_runs(
 ) -> str:
     """`text` with one placeholder per run and what else expanding writes around it; `repeated` does the rest."""
     units = units_of(media)
-    heard = any(sound is not None for _, sound in units)
-    if not (heard or family.writes_markers or family.video_layout == "frames"):
+    written = family.writes_markers or any(map(family.in_pieces, family.placeholder_ids))
+    if not (written or any(sound is not None for _, sound in units)):
         return text
-    start, end = tokenizer.convert_ids_to_tokens([family.vision_start_id, family.vision_end_id])
-    pads = {
-        modality: tokenizer.convert_ids_to_tokens(i)
-        for modality, i in family.placeholder_ids.items()
+    spelled = {
+        i: tokenizer.convert_ids_to_tokens(i)
+        for i in {*family.prompt_ids.values(), *family.placeholder_ids.values()}
     }
-    kinds = {pad: modality for modality, pad in pads.items()}
+    pads = {modality: spelled[i] for modality, i in family.placeholder_ids.items()}
+    start, row_end, end = (
+        "" if i is None else tokenizer.convert_ids_to_tokens(i)
+        for i in (family.vision_start_id, family.row_end_id, family.vision_end_id)
+    )
+    kinds = {spelled[i]: modality for modality, i in family.prompt_ids.items()}
     parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    _refuse_others([kinds[pad] for pad in parts[1::2]], [medium for medium, _ in units])
+    _refuse_others([kinds[prompt] for prompt in parts[1::2]], [medium for medium, _ in units])
     out = parts[0]
-    for (medium, sound), pad, after in zip(units, parts[1::2], parts[2::2], strict=True):
+    for (medium, sound), after in zip(units, parts[2::2], strict=True):
+        pad = pads[medium.modality]
         if sound is not None:
             assert family.audio is not None
             ends = [family.audio.start_id, family.audio.end_id]
             out += pad.join(tokenizer.convert_ids_to_tokens(ends))
-        elif not _in_frames(medium, family):
-            out += f"{start}{pad}{end}" if family.writes_markers else pad
-        else:
+        elif _in_frames(medium, family):
             if markers == REPLACED and out.endswith(start) and after.startswith(end):
                 out, after = out.removesuffix(start), after.removeprefix(end)
             for seconds in frame_seconds(medium, family):
-                out += f"{_written(seconds)}{start}{pad}{end}"
+                out += _written(seconds, family, f"{start}{pad}{end}")
+        elif family.in_pieces(medium.modality):
+            rows = family.spans_of(medium.modality, medium.grid_thw)
+            out += f"{pad}{row_end}" * (rows - 1) + f"{pad}{end}"
+        else:
+            out += f"{start}{pad}{end}" if family.writes_markers else pad
         out += after
     return out
 
@@ -104,7 +115,10 @@ def repeated(
     runs = [
         u for u in units_of(media) for _ in range(family.spans_of(u[0].modality, u[0].grid_thw))
     ]
-    at = _placeholders(ids, [medium for medium, _ in runs], family)
+    found = placeholder_runs(ids, family)
+    lengths = found.stops - found.starts
+    _refuse_others(np.repeat(found.modalities, lengths).tolist(), [medium for medium, _ in runs])
+    at = np.flatnonzero(np.isin(ids, list(family.placeholder_ids.values()))).tolist()
     repeats = np.ones(len(ids), dtype=np.int64)
     repeats[at] = [
         m.num_tokens // family.spans_of(m.modality, m.grid_thw) + (0 if s is None else s.num_tokens)
@@ -160,8 +174,8 @@ def _run_of(video: Medium, sound: Medium, family: Family, per_second: float | No
 
 
 def _placeholders(ids: np.ndarray, media: Sequence[Medium], family: Family) -> list[int]:
-    """Where the placeholders of `media` are, one each, in order."""
-    kinds = {v: k for k, v in family.placeholder_ids.items()}
+    """Where `media` stand in ids that are not expanded, one id each, in order."""
+    kinds = {v: k for k, v in family.prompt_ids.items()}
     at: list[int] = np.flatnonzero(np.isin(ids, list(kinds))).tolist()
     _refuse_others([kinds[int(ids[i])] for i in at], media)
     return at
@@ -179,16 +193,25 @@ def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
 
 def _ids_of(medium: Medium, family: Family, tokenizer: Any) -> np.ndarray:
     pad, count = family.placeholder_ids[medium.modality], medium.num_tokens
-    if not _in_frames(medium, family):
-        ids = [pad] * count
-        if family.writes_markers:
-            ids = [family.vision_start_id, *ids, family.vision_end_id]
-        return np.asarray(ids, dtype=np.int64)
+    start = [] if family.vision_start_id is None else [family.vision_start_id]
     out: list[int] = []
-    for seconds in frame_seconds(medium, family):
-        out += tokenizer(_written(seconds), add_special_tokens=False)["input_ids"]
+    if _in_frames(medium, family):
         run = [pad] * (count // medium.grid_thw[0])
-        out += [family.vision_start_id, *run, family.vision_end_id]
+        for seconds in frame_seconds(medium, family):
+            before, after = (
+                tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+                for text in _written(seconds, family, _RUN).split(_RUN)
+            )
+            out += [*before, *start, *run, family.vision_end_id, *after]
+    elif family.in_pieces(medium.modality):
+        rows = family.spans_of(medium.modality, medium.grid_thw)
+        row = [*[pad] * (count // rows), family.row_end_id]
+        out = [*start, *row * rows]
+        out[-1] = family.vision_end_id
+    else:
+        out = [pad] * count
+        if family.writes_markers:
+            out = [*start, *out, family.vision_end_id]
     return np.asarray(out, dtype=np.int64)
 
 
@@ -196,8 +219,8 @@ def _in_frames(medium: Medium, family: Family) -> bool:
     return medium.modality == "video" and family.video_layout == "frames"
 
 
-def _written(seconds: float) -> str:
-    return f"<{seconds:.1f} seconds>"
+def _written(seconds: float, family: Family, run: str) -> str:
+    return family.frame_text.format(seconds=seconds, whole=int(seconds), run=run)
 
 
 def _markers_around(ids: np.ndarray, i: int, family: Family) -> list[int]:

@@ -1,4 +1,4 @@
-"""Sampled frames to patches [t·h·w, patch_dim], as transformers' Qwen-VL video processors make them, bit for bit.
+"""Sampled frames to patches [t·h·w, patch_dim], bit for bit as transformers' Qwen-VL and GLM-V video processors do.
 
 transformers' own need torchvision, whose resize of a tensor is torch's.
 """
@@ -11,14 +11,11 @@ from mmpack.errors import ArgumentError, require
 from mmpack.families import Family, get_family
 from mmpack.processors.sampling import resolved, resolved_sampling
 from mmpack.video.pixel_settings import normalization
-from mmpack.video.policies.base import AREAS, VIDEO_TOKENS
 from mmpack.video.policies.processor import processed_size
 
 if TYPE_CHECKING:
     import torch
 
-_CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-_HALF = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
 BICUBIC = 3  # Pillow's number
 
 
@@ -117,9 +114,13 @@ def resized_by_utils(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tenso
 
 
 def _released(family: Family) -> dict[str, Any]:
-    in_frames = family.video_layout == "frames"
-    mean, std = _HALF if in_frames else _CLIP
-    low, high = AREAS[family.video_layout]
+    video = family.video
+    if video is None:
+        raise ArgumentError(
+            f"FrameProcessor: {family.name} takes a video as images. Fix: one image per frame"
+        )
+    low, high = video.area
+    budget = {"cap_pixels_per_frame": None, "max_video_tokens": video.max_video_tokens}
     return {
         "do_resize": True,
         "size": {"shortest_edge": low, "longest_edge": high},
@@ -127,16 +128,11 @@ def _released(family: Family) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": mean,
-        "image_std": std,
+        "image_mean": list(video.mean),
+        "image_std": list(video.std),
         "do_convert_rgb": True,
-        "do_sample_frames": in_frames,
-        "fps": 2 if in_frames else None,
-        "num_frames": None,
-        "min_frames": 4,
-        "max_frames": 768,
-        "cap_pixels_per_frame": None,
-        "max_video_tokens": VIDEO_TOKENS[family.video_layout],
+        **dict(video.sampling),
+        **({} if video.max_video_tokens is None else budget),
         "patch_size": family.patch_size,
         "temporal_patch_size": family.temporal_patch_size,
         "merge_size": family.spatial_merge_size,

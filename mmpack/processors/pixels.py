@@ -41,7 +41,7 @@ def process(
     made = np.asarray(out["pixel_values"])
     if kept_as == "uint8":
         made = as_bytes(made, where)
-    if family.pixel_layout == "tiles":
+    if family.pixel_layout in ("tiles", "canvas"):
         return patches_of(made, family)
     t, h, w = (int(n) for n in out["image_grid_thw"][0])
     return Processed((t, h, w), made)
@@ -62,6 +62,8 @@ def as_bytes(made: np.ndarray, where: str) -> np.ndarray:
 
 def image_options(family: Family) -> dict[str, Any]:
     """What the family's processor of transformers hands to its image processor beside the image."""
+    if family.pixel_layout == "canvas":  # sides are whole merged patches
+        return {"patch_size": family.patch_size * family.spatial_merge_size}
     return {"crop_to_patches": True} if family.pixel_layout == "tiles" else {}
 
 

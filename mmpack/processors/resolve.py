@@ -75,6 +75,8 @@ def check_settings(
         )
     if tokens_per_second is not None:
         check_number("wrap_processor", "tokens_per_second", tokens_per_second, above=0)
+    if family.pixel_layout == "canvas":
+        return  # its image processor is told the size
     for name, own in (
         ("merge_size", family.spatial_merge_size),
         ("patch_size", family.patch_size),

@@ -12,9 +12,9 @@ from mmpack.families import Family
 from mmpack.video.policies.base import Policy
 from mmpack.video.policies.registry import policy_of
 
-_OF_TRANSFORMERS = {"single": "transformers_qwen2_vl", "frames": "transformers_qwen3_vl"}
 _SIZES = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens")
 _COUNTS = ("fps", "num_frames")
+_LIMITS = ("min_frames", "max_frames", "max_duration")
 
 
 def resolved_sampling(
@@ -31,7 +31,7 @@ def resolved_sampling(
             f"wrap_processor: video_settings is {type(given).__name__}. "
             'Fix: an object such as {"fps": 2.0, "max_frames": 64}'
         )
-    chosen = policy_of(_OF_TRANSFORMERS[family.video_layout] if policy is None else policy)
+    chosen = policy_of(family.video_policies[0] if policy is None else policy)
     own = _own_settings(chosen, video_processor, family)
     if any(name in given for name in _COUNTS):
         own = {k: v for k, v in own.items() if k not in (*_COUNTS, "do_sample_frames")}
@@ -71,12 +71,12 @@ def _own_settings(policy: Policy, video_processor: Any, family: Family) -> dict[
     out |= {name: getattr(video_processor, name, None) for name in _SIZES}
     if not out["cap_pixels_per_frame"]:
         del out["max_video_tokens"]
-    if policy.name in _OF_TRANSFORMERS.values():
+    if policy.name == family.video_policies[0]:
         sampled = bool(video_processor.do_sample_frames)
         if sampled or family.video_layout == "frames":
             out["do_sample_frames"] = sampled
         rates = _COUNTS if sampled else ()
-        for name in (*rates, "min_frames", "max_frames"):
+        for name in (*rates, *_LIMITS):
             out[name] = getattr(video_processor, name, None)
     known = {f.name for f in fields(policy.settings)}
     return {k: v for k, v in out.items() if k in known and v is not None}

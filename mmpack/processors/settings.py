@@ -83,7 +83,7 @@ def describe(
         "tokenizer": tokenizer_hash.of(tokenizer)
         | {"special_ids": special_ids(tokenizer), "vocab_size": vocab_size(family, tokenizer)},
         "chat_template": None if chat_template is None else text_hash(chat_template),
-        "image": vision_settings(image_processor, image_options(family)),
+        "image": vision_settings(image_processor, image_options(family) | _merges(family)),
         "video": video if sampling is None or video is None else video | {"sampling": sampling},
         "position_rule": position_rule,
         "tokens_per_second": tokens_per_second,
@@ -117,6 +117,13 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
             out |= {name: _plain(name, raw[name]) for name in names if raw.get(name) is not None}
     out["do_convert_rgb"] = bool(raw.get("do_convert_rgb", False))
     return out | {name: int(raw[name]) for name in _ALWAYS if name in raw}
+
+
+def _merges(family: Family) -> dict[str, Any]:
+    """Sizes that the family has and its image processor does not: it gets their product."""
+    if family.pixel_layout != "canvas":
+        return {}
+    return {"patch_size": family.patch_size, "merge_size": family.spatial_merge_size}
 
 
 def special_ids(tokenizer: Any) -> dict[str, int]:

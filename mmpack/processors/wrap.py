@@ -410,7 +410,7 @@ class Processor:
         self, text: str, turns: Sequence[tuple[int, int]], items: Sequence[Medium]
     ) -> tuple[np.ndarray, list[LossSpan]]:
         """Ids of `text`, each turn encoded by itself, as a policy is prompted; and the turns in them."""
-        pads = self.tokenizer.convert_ids_to_tokens(list(self.family.placeholder_ids.values()))
+        pads = self.tokenizer.convert_ids_to_tokens(list(self.family.prompt_ids.values()))
         left, done = list(items), 0
         pieces: list[np.ndarray] = []
         spans: list[LossSpan] = []

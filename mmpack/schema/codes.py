@@ -72,8 +72,8 @@ RULES: dict[str, Rule] = {
         Rule("MM110", "media not in order of first appearance", "order media by their first span"),
         Rule(
             "MM111",
-            "video frames do not fit the grid",
-            "one frame span per temporal patch, in order",
+            "a medium's frames or rows do not fit the grid",
+            "one span per temporal patch (or merged row of an image), in order",
         ),
         Rule("MM112", "a video's rate or seconds below 0", "record the video's real times"),
         Rule("MM113", "a video's frames and times differ in number", "record one time per frame"),

@@ -29,7 +29,9 @@ class ModalitySpan(Record):
     stop: int = column(Int(), "one past the last token")
     modality: str = column(Str(MODALITIES), "what the placeholders stand for")
     media_index: int = column(Int(), "index into `media`")
-    frame: int | None = column(Int(), "temporal patch, where a video has one span each", None)
+    frame: int | None = column(
+        Int(), "temporal patch of a video, or row of an image, where each has a span", None
+    )
     chunk: int | None = column(
         Int(), "which piece of the medium, where a video and its sound lie in turns", None
     )

@@ -70,3 +70,44 @@ for _name, _own in (
 QWEN2_5_VL = _filled(_DEFAULT_SYSTEM, _QWEN_PART, _COUNTS)
 QWEN3_VL = _filled("", _QWEN_PART, _COUNTS)  # no system prompt of its own
 INTERNVL = _filled("", _INTERNVL_PART)  # in transformers' form, of images and text
+GLM = r"""
+{{- "[gMASK]<sop>" -}}
+{%- for message in messages -%}
+  {{- "<|" ~ message["role"] ~ "|>\n" -}}
+  {%- if message["content"] is string -%}
+    {{- message["content"] -}}
+  {%- else -%}
+    {%- for part in message["content"] -%}
+      {%- if part["type"] == "video" or "video" in part -%}
+        {{- "<|begin_of_video|><|video|><|end_of_video|>" -}}
+      {%- elif part["type"] == "image" or "image" in part -%}
+        {{- "<|begin_of_image|><|image|><|end_of_image|>" -}}
+      {%- elif part["type"] == "text" -%}
+        {{- part["text"] -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- "<|assistant|>\n" -}}
+{%- endif -%}
+"""
+MISTRAL = r"""
+{{- "<s>" -}}
+{%- for message in messages -%}
+  {%- set ends = {"system": "[/SYSTEM_PROMPT]", "user": "[/INST]", "assistant": "</s>"} -%}
+  {{- {"system": "[SYSTEM_PROMPT]", "user": "[INST]", "assistant": ""}[message["role"]] -}}
+  {%- if message["content"] is string -%}
+    {{- message["content"] -}}
+  {%- else -%}
+    {%- for part in message["content"] -%}
+      {%- if part["type"] == "image" or "image" in part -%}
+        {{- "[IMG]" -}}
+      {%- elif part["type"] == "text" -%}
+        {{- part["text"] -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- ends[message["role"]] -}}
+{%- endfor -%}
+"""

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmpack.errors import ArgumentError, MissingExtraError, require
 from mmpack.layout.token_text import byte_letters
@@ -44,6 +44,11 @@ MARKUP_TOKENS = (  # ids from 151657 on; one token each, but text to decode()
     "<|fim_pad|>",
     "<|repo_name|>",
     "<|file_sep|>",
+)
+# how Qwen cuts a text before byte-pair encoding; GLM and Mistral cut alike but for runs of digits
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
 )
 # of qwen.tiktoken; another file would give other ids
 RANKS_SHA256 = "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186"
@@ -84,6 +89,32 @@ def tokenizer_of(
         **({} if named is None else {"model_specific_special_tokens": dict(named)}),
     )
     return tokenizer
+
+
+def byte_level_tokenizer(added: Mapping[int, str], size: int, first: int = 0, **named: str) -> Any:
+    """A fast tokenizer of another model's shape: Qwen's commonest `size` tokens from id `first` on, and `added` ones.
+
+    Args: `added`: id to text, special tokens. `named`: `eos_token=…`. The first takes seconds; raises as
+    `qwen_tokenizer`.
+    """
+    tokenizers = require("tokenizers", "smoke", "byte_level_tokenizer")
+    transformers = require("transformers", "smoke", "byte_level_tokenizer")
+    vocabulary, merges = _vocabulary(_ranks_file())
+    ids = {token: rank + first for token, rank in vocabulary.items() if rank < size}
+    kept = [pair for pair in merges if "".join(pair) in ids]
+    twins = {ids[text] for text in added.values() if text in ids}  # texts that Qwen has as well
+    ids |= {text: i for i, text in added.items()} | {f"<|unused_{i}|>": i for i in sorted(twins)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=kept))
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated")
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, bytes_])
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(text, special=True, normalized=False) for text in added.values()]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, padding_side="left", **named
+    )
 
 
 @cache

@@ -24,7 +24,8 @@ def sample(info_or_source: Any, *, policy: str, **settings: Any) -> FramePlan:
 
     Args:
         info_or_source: a VideoInfo, or a video's bytes or path (then the container is read, nothing is decoded).
-        policy: a name of `POLICIES`: `qwen_vl_utils`, `transformers_qwen2_vl`, `transformers_qwen3_vl`, `vllm`.
+        policy: a name of `POLICIES`: `qwen_vl_utils`, `transformers_qwen2_vl`, `transformers_qwen3_vl`,
+            `transformers_glm4v`, `transformers_glm46v`, `vllm`.
         settings: of the policy, under upstream's names; `docs/video.md` lists them.
 
     Returns: indices and times as upstream has them; a clip's real times beside them where the container has them.

@@ -28,12 +28,13 @@ def mixed_batch(name: str) -> list[Sample]:
     """Five samples: three that branch off one prompt at two depths, a video, an image that comes twice, and text."""
     kit = get_kit(name)
     rng = np.random.default_rng(3)
+    ids = min(151643, kit.about.vocab_size)
 
     def text(n: int) -> tuple[Any, ...]:
-        return "text", rng.integers(0, 151643, n)
+        return "text", rng.integers(0, ids, n)
 
     def response(n: int, turn: int | None = None) -> tuple[Any, ...]:
-        return "response", rng.integers(0, 151643, n), turn
+        return "response", rng.integers(0, ids, n), turn
 
     image, other = ("image", kit.image, "x"), ("image", kit.other, "y")
     video = ("video", kit.video, "f") if kit.video else ("image", kit.image, "z")

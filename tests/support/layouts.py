@@ -25,10 +25,13 @@ def random_layout(
         h, w = (2 * int(n) for n in rng.integers(1, 9, 2))
         kind = "video" if is_video else "image"
         runs = family.spans_of(kind, (t, h, w))
+        begin, end = ([i] for i in family.video_bounds) if family.video_bounds else ([], [])
+        ids += begin if is_video else []
         for _ in range(runs):
             run = [family.placeholder_ids[kind]] * (t * h * w // 4 // runs)
             text = _text(rng, 1) if is_video and family.video_layout == "frames" else []
             ids += [*text, family.vision_start_id, *run, family.vision_end_id]
+        ids += end if is_video else []
         if is_video:
             video_grids.append([t, h, w])
             seconds.append(float(rng.choice([0.5, 1.0, 0.48, 0.08, 0.3333, 2.7, 1 / 3, 1 / 24])))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
-from support.float64 import Wide
 from torch.nn import functional
 
 # Depth 4, an empty segment with a child, segments of one row and of more than two chunks.
@@ -41,15 +41,16 @@ def inputs(rows: int, heads: tuple[int, int], dims: tuple[int, int], seed: int =
 
 
 def of_transformers(name: str):
-    from transformers.models.qwen3_5 import modeling_qwen3_5
-
-    return getattr(modeling_qwen3_5, name)
+    modeling = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+    return getattr(modeling, name)
 
 
 def rule_alone(tensors, offsets, parents, recurrent: bool = True) -> torch.Tensor:
     """Each segment's path through transformers' rule in float64; the segment's own rows are kept. [T, Hv, Dv]"""
     rule = of_transformers(f"torch_{'recurrent' if recurrent else 'chunk'}_gated_delta_rule")
     rule = getattr(rule, "__wrapped__", rule)
+    from support.float64 import Wide
+
     pieces = []
     for g, rows in enumerate(rows_of(offsets, parents)):
         own = offsets[g + 1] - offsets[g]

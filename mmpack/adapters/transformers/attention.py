@@ -36,7 +36,7 @@ from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import AUDIO_TOWER, TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, check_flag, installed_version
-from mmpack.families import family_of_model_type
+from mmpack.families import family_of_config
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.ops.attention.choose import FLEX
 from mmpack.packing.batch import Batch
@@ -89,7 +89,7 @@ def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     whole = unwrap(model, "attach")
     if text:
         refuse_unpackable(whole)
-    family = family_of_model_type(whole.config.model_type)
+    family = family_of_config(whole.config)
     towers = [TOWER] if family.audio is None else [TOWER, AUDIO_TOWER]
     parts = [TEXT] * bool(text) + towers * (tower == "auto")
     load_kernels(next(whole.parameters()).device)
@@ -122,7 +122,7 @@ def is_attached(model: Any) -> bool:
 
 def refuse_unpackable(whole: Any) -> None:
     """Raises as `attach` does."""
-    family = family_of_model_type(whole.config.model_type)
+    family = family_of_config(whole.config)
     if family.packing != "yes":
         raise ModelError(
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
@@ -236,7 +236,7 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
 
 def _enter(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if kwargs.get("visible_until") is not None:
-        hears = family_of_model_type(core.config.model_type).audio is not None
+        hears = family_of_config(core.config).audio is not None
         vars(core)[ENTERED] = _attach(core, PARTS if hears else [TEXT, TOWER])
 
 

@@ -19,12 +19,13 @@ from torch.utils.checkpoint import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from mmpack.adapters.transformers.layer_rules import layer_rules
 from mmpack.adapters.transformers.modules import tower_of
 from mmpack.adapters.transformers.recompute import exchange_checkpoint
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, check_flag, check_number, kind_of
-from mmpack.ops.attention import choose
+from mmpack.ops.attention import choose, plan_of_rule
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.planning.memory import Kept, Load, memory_model
 
@@ -176,6 +177,13 @@ def _attention(device: torch.device, dtype: torch.dtype) -> str:
     return "sequences" if fast else "sdpa"
 
 
+def _gathered(batch: Batch, model: Any) -> int:
+    """Keys that a layer gathers; of layers with unlike rules the most."""
+    rules = layer_rules(model, "checkpoint_layers")
+    plans = [plan_of_rule(batch.attention_plan, r.window, r.two_way) for r in rules]
+    return max(plan.gathered for plan in plans or [batch.attention_plan])
+
+
 def _load_of(batch: Batch | int, model: Any) -> Load:
     """What the batch holds, read on the host. Media are encoded once each, or once per run of placeholders."""
     if isinstance(batch, Integral):
@@ -190,6 +198,6 @@ def _load_of(batch: Batch | int, model: Any) -> Load:
         rows=batch.input_ids.numel(),
         loss_tokens=batch.num_loss_tokens,
         patches=sum(medium.num_patches for medium in (batch.media if once else runs)),
-        keys=batch.attention_plan.gathered,
+        keys=_gathered(batch, model),
         vision_rows=sum(medium.num_tokens for medium in runs),
     )

@@ -12,7 +12,7 @@ from mmpack.adapters.transformers.linear_attention import KEYWORD
 from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
-from mmpack.families import Family, family_of_model_type
+from mmpack.families import Family, family_of_config
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.media import held_pixels
 from mmpack.packing.pack import pack
@@ -51,7 +51,7 @@ class SampleCollator:
             attach_in_forwards(model)
         elif is_attached(model):
             raise ModelError("SampleCollator: the model is attached. Fix: detach it, or pack")
-        self.family = family_of_model_type(unwrap(model, "SampleCollator").config.model_type)
+        self.family = family_of_config(unwrap(model, "SampleCollator").config)
         self.padding = padding
         self.share_prefix = share_prefix
         self.pad_to_multiple_of = pad_to_multiple_of

@@ -13,7 +13,7 @@ from mmpack.adapters.transformers.tower import encode_media, media_names, tower_
 from mmpack.adapters.transformers.unwrap import is_parallel, unwrap
 from mmpack.cache.summed import SummedFeatures
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.families import family_of_model_type
+from mmpack.families import family_of_config
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.pixels import float_pixels
 from mmpack.schema.media import Medium
@@ -66,7 +66,7 @@ def encode_once(
             [float_pixels(first[i][0], [first[i][1]]).to(tower.device) for i in indices]
         )
 
-    family = family_of_model_type(whole.config.model_type)
+    family = family_of_config(whole.config)
     made = encode_media(whole, family, media, chosen, max_patches) if media else []
     features = SummedFeatures(tower, list(places), made, keys)
     del made

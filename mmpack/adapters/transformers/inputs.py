@@ -42,7 +42,7 @@ from mmpack.errors import (
     installed_version,
     kind_of,
 )
-from mmpack.families import Family, family_of_model_type
+from mmpack.families import Family, family_of_config
 from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import held_pixels, patch_offsets
@@ -89,7 +89,7 @@ def model_inputs(
         raise ArgumentError(f"model_inputs: {type(batch).__name__} is no batch. Fix: use mp.pack")
     always = vision == "always" or is_parallel(model)
     model = unwrap(model, "model_inputs")
-    family = family_of_model_type(model.config.model_type)
+    family = family_of_config(model.config)
     refuse_other_batch(batch, model, "model_inputs")
     if features is not None or max_patches is not None:
         refuse_options(model, features, max_patches, "model_inputs")
@@ -143,7 +143,7 @@ def model_inputs(
 
 def refuse_other_batch(batch: Batch, model: Any, what: str) -> None:
     """Raise, as `what`, for a batch of another model: ids, media and pixels."""
-    family = family_of_model_type(model.config.model_type)
+    family = family_of_config(model.config)
     _refuse_other_ids(batch, model.config, family, what)
     _refuse_other_media(batch, model.config, family, what)
 

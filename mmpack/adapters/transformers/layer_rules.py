@@ -15,7 +15,7 @@ from transformers import masking_utils
 
 from mmpack.adapters.transformers.modules import decoder_layers
 from mmpack.errors import ModelError
-from mmpack.families import Family, family_of_model_type
+from mmpack.families import Family, family_of_config
 from mmpack.ops.attention import AttentionPlan, plan_of_rule, resolve
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -63,7 +63,7 @@ def layer_rules(whole: Any, what: str) -> tuple[LayerRule, ...]:
     Raises ModelError, as `what`, for layers of a kind that packed rows can't obey.
     """
     text = whole.config.get_text_config()
-    family = family_of_model_type(whole.config.model_type)
+    family = family_of_config(whole.config)
     layers = decoder_layers(whole)
     types = getattr(text, "layer_types", None)
     if unknown := sorted(set(types or ()) - set(KNOWN)):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME
+from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_torchvision_available
 
 from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, MmpackError
-from mmpack.families import family_of_model_type
+from mmpack.families import FAMILIES, family_of_config
 
 FOLDER = "a folder with a checkpoint of an image-and-text model"
 
@@ -27,15 +31,15 @@ def load_checkpoint(name: str, option: str = "--model") -> tuple[Any, Any]:
 def load_model(name: str, option: str = "--model") -> Any:
     """The model in fp32 and eval mode; raises as `load_checkpoint`."""
     with loading(option, name, FOLDER), _quiet():
-        family_of_model_type(AutoConfig.from_pretrained(name).model_type)
+        family_of_config(AutoConfig.from_pretrained(name))
         return AutoModelForImageTextToText.from_pretrained(name, dtype=torch.float32).eval()
 
 
 def load_processor(name: str, option: str = "--model") -> Any:
     """The checkpoint's processor; raises as `load_checkpoint`."""
     with loading(option, name, f"{FOLDER} and its processor's files"):
-        family = family_of_model_type(AutoConfig.from_pretrained(name).model_type)
-        return _processor_class(family.processors[0]).from_pretrained(name)
+        family = family_of_config(AutoConfig.from_pretrained(name))
+        return _processor_class(_written_class(name) or family.processors[0]).from_pretrained(name)
 
 
 @contextmanager
@@ -68,6 +72,19 @@ def loading(option: str, name: str, folder: str) -> Iterator[None]:
             f"{option}: {name!r:.200} can't be loaded ({type(error).__name__}: {reason}). "
             f"Fix: {folder}, or a hub name"
         ) from None
+
+
+def _written_class(name: str) -> str | None:
+    """The class of the checkpoint's processor, if its files say one that mmpack knows: one model may have several."""
+    known = {p for family in FAMILIES.values() for p in family.processors}
+    for file in (PROCESSOR_NAME, IMAGE_PROCESSOR_NAME, VIDEO_PROCESSOR_NAME):
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        written = None
+        if found is not None:
+            written = json.loads(Path(found).read_text("utf-8")).get("processor_class")
+        if written in known:
+            return str(written)
+    return None
 
 
 def _processor_class(name: str) -> Any:

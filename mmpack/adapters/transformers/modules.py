@@ -27,7 +27,9 @@ def decoder_layers(whole: Any) -> list[torch.nn.Module]:
 def tower_blocks(whole: Any) -> list[torch.nn.Module]:
     """The vision tower's blocks, in order."""
     tower: Any = tower_of(whole.model)
-    return list(tower.blocks if hasattr(tower, "blocks") else tower.encoder.layer)
+    if hasattr(tower, "blocks"):
+        return list(tower.blocks)
+    return list(tower.transformer.layers if hasattr(tower, "transformer") else tower.encoder.layer)
 
 
 def attention_configs(*modules: torch.nn.Module) -> list[Any]:

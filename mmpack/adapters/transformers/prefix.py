@@ -33,7 +33,7 @@ from mmpack.cache.index import PrefixIndex
 from mmpack.cache.rows import RowStore
 from mmpack.cache.tower import Levels, Tower
 from mmpack.errors import ArgumentError, ModelError, check_flag, check_number, kind_of
-from mmpack.families import family_of_model_type
+from mmpack.families import family_of_config
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
@@ -185,7 +185,7 @@ def _full_attention(whole: Any, what: str) -> Any:
     """The text model's config."""
     text = whole.config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-    family = family_of_model_type(whole.config.model_type)
+    family = family_of_config(whole.config)
     for rule in layer_rules(whole, what):
         kinds |= {"sliding windows"} if rule.window else {"two-way blocks"}
     if kinds or family.packing != "yes":

@@ -28,7 +28,7 @@ from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
-from mmpack.packing.media import tiles_of
+from mmpack.packing.media import canvas_of, tiles_of
 from mmpack.packing.pixels import float_pixels
 from mmpack.schema.media import Medium
 
@@ -79,6 +79,8 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
         pixels = float_pixels(batch, runs)
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in runs]
+        if family.video_bounds is not None:  # frames of videos among the images
+            grids = [(1, h, w) for t, h, w in grids for _ in range(t)]
         made = _tower_arguments(family, modality, pixels, grids)
         out |= {name: x.to(pixels.device) for name, x in made.items()}
     batch.stats["patches_encoded"] = encoded
@@ -198,7 +200,8 @@ def _idle(batch: Batch, model: Any, modality: str, embeds: torch.Tensor) -> torc
     elif family.pixel_layout == "tiles":
         grid = (1, *tile_patches(model.config, family))
     else:
-        grid = (1, family.spatial_merge_size, family.spatial_merge_size)
+        # a canvas of one token is more than transformers' Mistral 3 can take
+        grid = (1, family.spatial_merge_size, 2 * family.spatial_merge_size)
     pixels = embeds.new_zeros(family.pixel_shape(grid, modality))
     features = _encode(model, modality, _tower_arguments(family, modality, pixels, [grid]))
     batch.stats["patches_encoded"] += len(pixels)
@@ -283,7 +286,11 @@ def tile_patches(config: Any, family: Family) -> tuple[int, int]:
 
 
 def _runs(batch: Batch, family: Family) -> Iterator[tuple[str, list[int]]]:
-    """By modality, the medium of each placeholder run, in row order."""
+    """By modality, the medium of each place of one, in row order; where modalities share an id, all as images."""
+    if family.video_bounds is not None:
+        if batch.media_order:
+            yield "image", list(batch.media_order)
+        return
     for modality in family.placeholder_ids:
         runs = [i for i in batch.media_order if batch.media[i].modality == modality]
         if runs:
@@ -311,6 +318,9 @@ def _tower_arguments(
         return _padded_audio(pixels, [frames for frames, _, _ in grids])
     if family.pixel_layout == "tiles":
         return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
+    if family.pixel_layout == "canvas":
+        sizes = torch.tensor([(h * family.patch_size, w * family.patch_size) for _, h, w in grids])
+        return {"pixel_values": canvas_of(pixels, grids, family), "image_sizes": sizes}
     on_host = torch.tensor(grids)
     if modality == "image":
         return {"pixel_values": pixels, "image_grid_thw": on_host}

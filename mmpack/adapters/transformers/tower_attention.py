@@ -57,7 +57,7 @@ def tower_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [B, heads, S, d], key and value of that shape -> [B, S, heads, d].
 
-    Without `cu_seq_lens_q` (InternVL's tiles) each of the B lines is one sequence.
+    Without `cu_seq_lens_q` and plans (InternVL's tiles) each of the B lines is one sequence.
     """
     if attention_mask is not None:
         raise ModelError(
@@ -65,7 +65,9 @@ def tower_attention(
             "Fix: attach(model, tower='keep')"
         )
     if cu_seq_lens_q is None:
-        plan = plan_tiles(query.shape[0], query.shape[2], query.device)
+        # pictures of unlike sizes, one after the other, or one tile a line
+        whole = None if tower_plans is None else tower_plans.frames
+        plan = whole or plan_tiles(query.shape[0], query.shape[2], query.device)
     else:
         known = None if tower_plans is None else tower_plans.of(cu_seq_lens_q)
         plan = known or _plan_of(cu_seq_lens_q)
@@ -94,8 +96,12 @@ def on_their_device(model: Any, arguments: dict[str, torch.Tensor]) -> dict[str,
 
 def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Before the tower's forward: the plans of its layers and, where it takes them, what it would make of the grids."""
-    if not TOWER.is_attached(tower) or not hasattr(tower, "spatial_merge_size"):
-        return args, kwargs  # a deep copy, which has the hook; a tower of tiles
+    if not TOWER.is_attached(tower):
+        return args, kwargs  # a deep copy, which has the hook
+    if kwargs.get("image_sizes") is not None:
+        return args, kwargs | {"tower_plans": _plans_of_sizes(tower, args, kwargs)}
+    if not hasattr(tower, "spatial_merge_size"):
+        return args, kwargs  # a tower of tiles
     grids = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
     given = any(kwargs.get(name) is not None for name in ("cu_seqlens", "cu_window_seqlens"))
     if grids is None or given:
@@ -111,7 +117,18 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         if plan is not None:
             resolve_sequences(plan, device, _head_dim(tower.config))
     known = _known(tower, grids, plans, device) if TAKES_KNOWN else {}
+    if hasattr(tower, "embeddings") and "grid_thw" in kwargs:  # which look each patch's grid up
+        kwargs = kwargs | {"grid_thw": _moved(grids, device)}
     return args, known | kwargs | {"tower_plans": plans}
+
+
+def _plans_of_sizes(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TowerPlans:
+    """Of a tower that takes pictures of unlike sizes as one tensor, and their sizes in pixels."""
+    device = (args[0] if args else kwargs["pixel_values"]).device
+    sizes = torch.as_tensor(kwargs["image_sizes"]).cpu() // tower.patch_size
+    plan = _moved(plan_sequences(sizes.prod(dim=-1).numpy()), device)
+    resolve_sequences(plan, device, _head_dim(tower.config))
+    return TowerPlans(plan, None)
 
 
 def sequence_lengths(tower: Any, grids: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
@@ -177,7 +194,8 @@ def _moved(x: Any, device: torch.device) -> Any:
 def _head_dim(config: Any) -> int:
     # hidden_size of Qwen2-VL is of the tower's output
     width = getattr(config, "embed_dim", None) or config.hidden_size
-    return int(width // config.num_heads)
+    heads = getattr(config, "num_heads", None) or config.num_attention_heads
+    return int(width // heads)
 
 
 def _register() -> None:

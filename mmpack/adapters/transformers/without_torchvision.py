@@ -103,6 +103,16 @@ class Qwen3VLProcessor(_WithVideos, transformers.Qwen3VLProcessor):
     saved_as = "Qwen3VLVideoProcessor"
 
 
+class Glm4vProcessor(_WithVideos, transformers.Glm4vProcessor):
+    family = "glm4v"
+    saved_as = "Glm4vVideoProcessor"
+
+
+class Glm46VProcessor(_WithVideos, transformers.Glm46VProcessor):
+    family = "glm46v"
+    saved_as = "Glm46VVideoProcessor"
+
+
 class _Hearing(_WithVideos):
     """Of the Omni families, whose processors have a feature extractor too."""
 
@@ -156,6 +166,67 @@ class InternVLProcessor(_Parts, transformers.InternVLProcessor):
         return super().__call__(images=images, text=text, **kwargs)
 
 
+class PixtralProcessor(transformers.ProcessorMixin):
+    """Mistral 3's. transformers' own can't be imported without torchvision; this writes and returns what it does."""
+
+    def __init__(
+        self,
+        image_processor: Any,
+        tokenizer: Any,
+        patch_size: int = 16,
+        spatial_merge_size: int = 1,
+        chat_template: str | None = None,
+        image_token: str = "[IMG]",
+        image_break_token: str = "[IMG_BREAK]",
+        image_end_token: str = "[IMG_END]",
+    ):
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.patch_size, self.spatial_merge_size = patch_size, spatial_merge_size
+        self.image_token, self.image_break_token = image_token, image_break_token
+        self.image_end_token = image_end_token
+        self.image_token_id = tokenizer.convert_tokens_to_ids(image_token)
+
+    def __call__(
+        self,
+        images: Any = None,
+        text: Any = None,
+        videos: Any = None,
+        return_mm_token_type_ids: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        if videos is not None:
+            raise BackendError("processor: Mistral 3 has no videos. Fix: one image per frame")
+        texts = [text] if isinstance(text, str) else list(text)
+        for part in ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs"):
+            own = kwargs.pop(part, None) or {}
+            kwargs |= own if part in ("common_kwargs", "text_kwargs") else {}
+        tensors = kwargs.pop("return_tensors", "pt")
+        made: dict[str, Any] = {}
+        if images is not None:
+            flat = transformers.image_utils.make_flat_list_of_images(images)
+            unit = self.patch_size * self.spatial_merge_size
+            made = dict(self.image_processor(flat, patch_size=unit, return_tensors=tensors))
+            rows = iter([[int(n) // unit for n in size] for size in made["image_sizes"]])
+            texts = [self._expanded(own, rows) for own in texts]
+        ids = self.tokenizer(texts, return_tensors=tensors, **kwargs)
+        return transformers.BatchFeature({**ids, **made})
+
+    def _expanded(self, text: str, sizes: Any) -> str:
+        """Each image token as rows of (height, width) of the next of `sizes`."""
+        first, *rest = text.split(self.image_token)
+        for after in rest:
+            height, width = next(sizes)
+            row = self.image_token * width
+            first += f"{row}{self.image_break_token}" * (height - 1)
+            first += f"{row}{self.image_end_token}{after}"
+        return first
+
+    @property
+    def model_input_names(self) -> list[str]:
+        parts = (self.tokenizer, self.image_processor)
+        return [name for part in parts for name in part.model_input_names] + ["image_sizes"]
+
+
 WITHOUT_TORCHVISION: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
@@ -164,6 +235,9 @@ WITHOUT_TORCHVISION: dict[str, Any] = {
         Qwen3VLProcessor,
         Qwen2_5OmniProcessor,
         Qwen3OmniMoeProcessor,
+        Glm4vProcessor,
+        Glm46VProcessor,
         InternVLProcessor,
+        PixtralProcessor,
     )
 }

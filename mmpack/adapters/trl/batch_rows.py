@@ -16,6 +16,7 @@ from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
 from mmpack.layout.occurrences import spans_from_runs
 from mmpack.layout.runs import placeholder_runs, true_runs
+from mmpack.packing.media import patches_of_canvas
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, covered
@@ -45,14 +46,24 @@ def media_of_rows(
     image_grid_thw: torch.Tensor | None,
     num_images: Sequence[int] | None,
     family: Family,
+    image_sizes: torch.Tensor | None = None,
 ) -> list[list[Medium]]:
     """The images of each row, or [] where the batch has none. Equal pixels of equal grids get one cache key.
 
     Args: `pixel_values`: [patches, patch_dim], the images of all rows one after the other. `image_grid_thw`:
-    [images, 3]. `num_images`: [B]. Raises: ArgumentError where the three don't fit.
+    [images, 3]. `num_images`: [B]. `image_sizes`: [images, 2], where a family's pixels are padded pictures [images, 3,
+    height, width] and these say how large each is. Raises: ArgumentError where they don't fit.
     """
     if pixel_values is None:
         return []
+    if family.pixel_layout == "canvas" and image_sizes is not None:
+        sizes = image_sizes.tolist()
+        if len(sizes) != len(pixel_values):
+            raise ArgumentError(
+                f"trl: {len(sizes)} image_sizes for {len(pixel_values)} pictures. Fix: pass the fields of one batch"
+            )
+        pixel_values, grids_of = patches_of_canvas(pixel_values.detach().cpu(), sizes, family)
+        image_grid_thw = torch.tensor(grids_of)
     if image_grid_thw is None or num_images is None:
         raise ArgumentError(
             "trl: pixel_values come without image_grid_thw or num_images. "

@@ -29,7 +29,7 @@ from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.pass_stats import PassStats
 from mmpack.cache.features import FeatureStore
 from mmpack.errors import ArgumentError, BackendError, ModelError, kind_of, require
-from mmpack.families import Family, family_of_model_type
+from mmpack.families import Family, family_of_config
 from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
 from mmpack.packing.batch import PackedBatch
@@ -96,7 +96,7 @@ class MmpackGRPO(_Trainer):
         self.mmpack_stats = PassStats()
         self._mmpack_stores: WeakKeyDictionary[torch.nn.Module, FeatureStore] = WeakKeyDictionary()
         policy = unwrap(self.accelerator.unwrap_model(self.model), "MmpackGRPO")
-        self._mmpack_family = family_of_model_type(policy.config.model_type)
+        self._mmpack_family = family_of_config(policy.config)
         refuse_unpackable(policy)
         if self.use_vllm:
             self.vllm_generation.generate = check_prompts(
@@ -148,6 +148,7 @@ class MmpackGRPO(_Trainer):
         image_grid_thw: torch.Tensor | None = None,
         num_images: Sequence[int] | None = None,
         mm_token_type_ids: torch.Tensor | None = None,
+        image_sizes: torch.Tensor | None = None,
         **fields: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """TRL's: logprobs and entropies [B, C] of the last C = `logits_to_keep` ids, 0 where nothing is attended.
@@ -164,9 +165,10 @@ class MmpackGRPO(_Trainer):
 
         with profiling_context(self, "_get_per_token_logps_and_entropies"):
             start, device = input_ids.shape[1] - logits_to_keep, input_ids.device
-            media = media_of_rows(pixel_values, image_grid_thw, num_images, self._mmpack_family)
+            family = self._mmpack_family
+            media = media_of_rows(pixel_values, image_grid_thw, num_images, family, image_sizes)
             mask = attention_mask.cpu()
-            samples = rows_to_samples(input_ids, mask, start, self._mmpack_family, media)
+            samples = rows_to_samples(input_ids, mask, start, family, media)
             columns = mask.argmax(dim=1).tolist()  # of each row's first token
             if self._kept_ids is not None:
                 rows = zip(samples, columns, self._kept_ids, strict=True)

@@ -24,7 +24,7 @@ from mmpack.adapters.transformers.attention import refuse_unpackable
 from mmpack.adapters.transformers.routes import num_experts
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
-from mmpack.families import Family, family_of_model_type
+from mmpack.families import Family, family_of_config
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
@@ -124,7 +124,7 @@ def forward_step(
         raise ModelError(f"verl engine: {wanted[0]} needs logits of every row. Fix: turn it off")
     model = _model(engine)
     experts = num_experts(model)
-    samples = samples_of(micro_batch, family_of_model_type(model.config.model_type), experts)
+    samples = samples_of(micro_batch, family_of_config(model.config), experts)
     micro_batch = micro_batch.to(get_device_id())
     batch = pack(samples, share_prefix=True).to(micro_batch["input_ids"].device)
     dtype = getattr(engine, "_autocast_dtype", torch.bfloat16)

@@ -24,7 +24,7 @@ from mmpack.adapters.vllm.kept import EVERY_ID, PROCESSED, asked_logprobs
 from mmpack.adapters.vllm.samples import from_samples, to_samples
 from mmpack.adapters.vllm.weights import engine_checksums
 from mmpack.errors import ArgumentError, BackendError, check_flag, require
-from mmpack.families import family_of_model_type
+from mmpack.families import family_of_config
 from mmpack.processors.messages import kind_of_part, parts_of
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import wrap_processor
@@ -116,7 +116,7 @@ class VllmEngine:
                 "Fix: a checkpoint and settings that vllm.LLM takes"
             ) from error
         self.hf_processor = self.llm.renderer.get_mm_processor().info.get_hf_processor()
-        rules = family_of_model_type(self.llm.model_config.hf_config.model_type).position_rules
+        rules = family_of_config(self.llm.model_config.hf_config).position_rules
         self.processor = wrap_processor(
             self.hf_processor,
             position_rule=POSITION_RULE if POSITION_RULE in rules else rules[0],

@@ -111,7 +111,9 @@ def other_inputs(inputs: dict[str, Any], model: Any, sample: Sample) -> dict[str
     if "mm_token_type_ids" in takes and "mm_token_type_ids" not in inputs:
         kinds = torch.zeros(1, len(sample), dtype=torch.long)
         for span in sample.modality_spans:
-            kinds[0, span.start : span.stop] = TYPES[span.modality]
+            # a clip may be handed over as images, frame by frame
+            given = f"{span.modality}_grid_thw" in inputs
+            kinds[0, span.start : span.stop] = TYPES[span.modality if given else "image"]
         inputs = inputs | {"mm_token_type_ids": kinds}
     seconds = [
         m.second_per_grid_ts for m in occurring_media(sample) if m.second_per_grid_ts is not None

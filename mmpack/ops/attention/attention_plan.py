@@ -97,7 +97,7 @@ class AttentionPlan:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if isinstance(value, torch.Tensor | Inverse | BlockPlan):
-                moved[f.name] = _moved(value, move)
+                moved[f.name] = moved_to(value, move)
         return dataclasses.replace(self, **moved)
 
     def check(self, visible_until: torch.Tensor, visible_from: torch.Tensor | None = None) -> None:
@@ -106,6 +106,7 @@ class AttentionPlan:
         An array on the CPU is read every time. Elsewhere only a change in place of the tensor seen last is found, by
         torch's count of changes, which tensors of inference mode lack.
         """
+        given: list[tuple[str, torch.Tensor, int | None]]
         given = [("visible_until", visible_until, self.checksum)]
         if visible_from is not None:
             given.append(("visible_from", visible_from, self.start_checksum))
@@ -252,13 +253,14 @@ def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
     return int(full), int(seen - full + until.shape[0] * count)
 
 
-def _moved(
+def moved_to(
     value: torch.Tensor | Inverse | BlockPlan, move: Callable[[torch.Tensor], torch.Tensor]
 ) -> Any:
     if isinstance(value, torch.Tensor):
         return move(value)
-    parts = (_moved(x, move) if isinstance(x, torch.Tensor | Inverse) else x for x in value)
-    return type(value)(*parts)
+    parts = [moved_to(x, move) if isinstance(x, torch.Tensor | Inverse) else x for x in value]
+    record: Callable[..., Any] = type(value)
+    return record(*parts)
 
 
 def checksum_of(array: np.ndarray) -> int:

@@ -36,7 +36,7 @@ def block_mask(rule: Rule) -> BlockMask:
         full = first.amax(2)[:, None] <= q
     seen = seen & (q < until.amax(2)[:, None])
     full = full & (q + FLEX_BLOCK <= until.amin(2)[:, None])
-    if path is not None:
+    if path is not None and window is not None:
         places = _by_block(path, 0)
         seen = seen & (places.amin(2)[:, :, None] - places.amax(2)[:, None] < window)
         full = full & (places.amax(2)[:, :, None] - places.amin(2)[:, None] < window)
@@ -60,7 +60,7 @@ def _mask_mod(rule: Rule) -> Callable[..., torch.Tensor]:
         return (start[b, k] <= q) & (q < until[b, k])  # type: ignore[index]
 
     seen = causal if start is None else two_way
-    if path is None:
+    if path is None or window is None:
         return seen
 
     def within(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,13 @@
 """Plans of other rules than `visible_until` alone: a window along the path, two-way blocks, or both.
 
-Made on the host from what a batch's plan keeps there, once per rule, and moved to where that plan is.
+Made on the host from what a batch's plan keeps there, once per rule; what is new goes to where that plan is, and
+nothing is asked of a GPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +18,13 @@ from mmpack.ops.attention.attention_plan import (
     UNRESOLVED,
     AttentionPlan,
     Pieces,
+    moved_to,
     offsets_of,
     ranges,
     starts_of,
 )
 from mmpack.ops.attention.rule import BlockPlan, path_of
-from mmpack.ops.rows.inverse import inverse_index
+from mmpack.ops.rows.inverse import Inverse, inverse_index
 
 
 def plan_of_rule(
@@ -57,8 +59,7 @@ def plan_of_rule(
         )
     key = window, two_way
     if key not in plan.made:
-        made = _made(plan, window, two_way)
-        plan.made[key] = made.to(plan.cu_seqlens_q.device)
+        plan.made[key] = _made(plan, window, two_way)
     return dataclasses.replace(plan.made[key])
 
 
@@ -66,7 +67,7 @@ def _made(plan: AttentionPlan, window: int | None, two_way: bool) -> AttentionPl
     assert plan.host is not None
     until = np.atleast_2d(plan.host.until).astype(np.int64)
     path = path_of(until)
-    start = np.atleast_2d(plan.host.start) if two_way else None
+    start = None if plan.host.start is None or not two_way else np.atleast_2d(plan.host.start)
     if start is not None and (start == np.arange(until.shape[1])).all():
         start = None
     counts = None if window is None or window > path.max(initial=0) else window
@@ -75,21 +76,18 @@ def _made(plan: AttentionPlan, window: int | None, two_way: bool) -> AttentionPl
         return dataclasses.replace(plan, **own)
     sequences = _Sequences.of(until, plan.host.padding)
     full, mixed = _count_blocks(until, start, path, counts)
-    host_path = torch.from_numpy(path.reshape(plan.host.until.shape))
-    made = dataclasses.replace(
-        plan.to("cpu"),
-        **own,
-        made={},
-        path=None if counts is None else host_path,
-        full_blocks=full,
-        mixed_blocks=mixed,
-    )
+    new: dict[str, Any] = {"pairs": plan.pairs}
     if counts is not None:
-        _keep_to_window(made, sequences, counts)
+        new = _in_window(plan, sequences, counts)
+        new["path"] = torch.from_numpy(path.reshape(plan.host.until.shape))
     if start is not None:
-        made.blocks = _blocks(start, path, sequences, counts)
-        made.pairs += made.blocks.pairs
-    return made
+        new["blocks"] = _blocks(start, path, sequences, counts)
+        new["pairs"] += new["blocks"].pairs
+    device = plan.cu_seqlens_q.device
+    for name, value in new.items():
+        if isinstance(value, torch.Tensor | Inverse | BlockPlan):
+            new[name] = moved_to(value, lambda x: x.to(device, non_blocking=True))
+    return dataclasses.replace(plan, **own, **new, made={}, full_blocks=full, mixed_blocks=mixed)
 
 
 class _Sequences(NamedTuple):
@@ -111,17 +109,21 @@ class _Sequences(NamedTuple):
         return cls(first, queries, keys, np.cumsum(keys), pieces.rows())
 
 
-def _keep_to_window(plan: AttentionPlan, sequences: _Sequences, window: int) -> None:
-    """Leave out the keys before the window of a sequence's first query, where keys are gathered."""
+def _in_window(plan: AttentionPlan, sequences: _Sequences, window: int) -> dict[str, Any]:
+    """Fields of the plan without the keys before the window of a sequence's first query, where keys are gathered."""
     _, queries, keys, ends, key_rows = sequences
-    plan.pairs = int((_seen_in_turn(keys, window) - _seen_in_turn(keys - queries, window)).sum())
+    seen = _seen_in_turn(keys, window) - _seen_in_turn(keys - queries, window)
     if plan.key_rows is None:
-        return
+        return {"pairs": int(seen.sum())}
     kept = np.minimum(keys, queries + window - 1)
-    plan.key_rows = torch.from_numpy(key_rows[ranges(ends - kept, kept)].astype(np.int32))
-    plan.key_inverse = inverse_index(plan.key_rows, plan.rows)
-    plan.cu_seqlens_k = offsets_of(kept)
-    plan.max_seqlen_k = int(kept.max(initial=0))
+    index = torch.from_numpy(key_rows[ranges(ends - kept, kept)].astype(np.int32))
+    return {
+        "pairs": int(seen.sum()),
+        "key_rows": index,
+        "key_inverse": inverse_index(index, plan.rows),
+        "cu_seqlens_k": offsets_of(kept),
+        "max_seqlen_k": int(kept.max(initial=0)),
+    }
 
 
 def _blocks(

@@ -41,7 +41,7 @@ def by_sequences(
 
     `kernel` takes query [rows, heads, d], key and value [K, kv heads, d], their lengths, scale.
     """
-    rows = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
+    rows = _rows(query, key, value)
     out: torch.Tensor = kernel(*_operands(*rows, plan), scale)
     if plan.blocks is not None:
         of_blocks = kernel(*_of_blocks(*rows, plan.blocks, _window(plan)), scale)
@@ -58,7 +58,7 @@ def by_sequences_with_lse(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, and log-sum-exp [B, heads, T]."""
-    rows = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
+    rows = _rows(query, key, value)
     out, lse = kernel(*_operands(*rows, plan), scale, return_lse=True)
     if plan.blocks is not None:
         operands = _of_blocks(*rows, plan.blocks, _window(plan))
@@ -69,7 +69,14 @@ def by_sequences_with_lse(
     return out.unflatten(0, lines), lse.unflatten(1, lines).transpose(0, 1)
 
 
+Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Lengths]
+
+
+def _rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Rows:
+    """[B, heads, T, d] each -> [B · T, heads, d]."""
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    return q, k, v
 
 
 def _operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan) -> Operands:

@@ -50,7 +50,8 @@ def segment_delta_rule(
         return (v * (g + beta)[..., None] + q.sum() + k.sum()).to(q.dtype)
     if name == "fla":
         return waves.delta_rule(q, k, v, g, beta, plan, scale, qk_l2norm)
-    return chunks.delta_rule(q, k, v, g, beta, plan.chunk_plan(), scale, qk_l2norm)
+    with torch.autocast(q.device.type, enabled=False):  # its products are of states, in float32
+        return chunks.delta_rule(q, k, v, g, beta, plan.chunk_plan(), scale, qk_l2norm)
 
 
 def check_plan(what: str, plan: SegmentPlan, x: Tensor) -> None:

@@ -175,8 +175,7 @@ def _previous(offsets: np.ndarray, parents: np.ndarray, width: int) -> np.ndarra
     """[T, width - 1]"""
     rows = int(offsets[-1])
     last = np.append(offsets[1:] - 1, -1)  # of each segment; parent -1 reads the end
-    before = np.arange(-1, rows + 0)  # one more than rows: -1 reads the end
-    before = np.append(before[:rows], -1)
+    before = np.append(np.arange(-1, rows - 1), -1)  # one more than rows: -1 reads the end
     before[offsets[:-1]] = last[parents]
     out = np.empty((rows, width - 1), dtype=np.int64)
     at = np.arange(rows)

@@ -109,16 +109,35 @@ class Side:
 
     @cached_property
     def framed(self) -> list[Occurrence]:
-        """The occurrences of videos that lie in the text frame by frame, timestamps between; cut at the ids' end."""
-        if self.family.video_layout != "frames":
+        """The occurrences of videos that lie in the text frame by frame, timestamps between; cut at the ids' end.
+
+        Where the marks of a video are known, up to its end: a time may follow the last frame.
+        """
+        return self._in_pieces("video")
+
+    @cached_property
+    def in_rows(self) -> list[Occurrence]:
+        """The occurrences of images that lie in the text row by row; cut at the ids' end."""
+        return self._in_pieces("image")
+
+    def _in_pieces(self, modality: str) -> list[Occurrence]:
+        if not self.family.in_pieces(modality):
             return []
         spans = self.sample.modality_spans
-        videos = {s.media_index for s in spans if s.modality == "video"}
+        wanted = {s.media_index for s in spans if s.modality == modality}
         return [
-            Occurrence(min(o.start, len(self)), min(o.stop, len(self)), o.media_index)
+            Occurrence(min(o.start, len(self)), self._end_of(o.stop), o.media_index)
             for o in self.occurrences
-            if o.media_index in videos
+            if o.media_index in wanted
         ]
+
+    def _end_of(self, stop: int) -> int:
+        """Where what belongs to the video ends that has its last placeholder before `stop`."""
+        stop = min(stop, len(self))
+        if self.family.video_bounds is None:
+            return stop
+        ends = np.flatnonzero(self.ids[stop:] == self.family.video_bounds[1])
+        return stop + int(ends[0]) if len(ends) else stop
 
     @cached_property
     def videos_in_text(self) -> dict[int, tuple[int, int]]:
@@ -175,7 +194,7 @@ class Pair:
 
     @cached_property
     def text_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each side, the indices of its text tokens: all but placeholders and the timestamps within a video.
+        """Of each side, the indices of its text tokens: all but placeholders and what lies between those of one medium.
 
         If a side has fewer runs of placeholders, the tokens that open and close media are left out as well, and so are
         those around whole videos in text if one side lacks them. If one was cut off within a medium, text counts
@@ -189,7 +208,7 @@ class Pair:
             if not same_runs:
                 family = side.family
                 drop = drop | np.isin(side.ids, (family.vision_start_id, family.vision_end_id))
-            for first, last, _ in side.framed:
+            for first, last, _ in [*side.framed, *side.in_rows]:
                 drop[first:last] = True
             if self.other_markers:
                 drop[side.markers[0]] = True

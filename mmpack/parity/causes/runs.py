@@ -68,7 +68,7 @@ def _expansion(pair: Pair, side: Side) -> Iterator[Hit]:
 
 def _other_patches(pair: Pair, side: Side, start: int) -> bool:
     """Whether patch or merge sizes differ, from which other runs follow."""
-    video = side.ids[start] == side.family.video_token_id
+    video = bool(side.runs.is_video[np.searchsorted(side.runs.starts, start)])
     return decisive(pair, "video" if video else "image") is not None
 
 
@@ -86,10 +86,8 @@ def _expected(side: Side) -> Iterator[tuple[int, int, int]]:
             if span.chunk is not None:  # a piece of a video with its sound, whose rule is MM117
                 wanted[k] += span.stop - span.start
                 continue
-            patches = 1
-            if side.family.video_layout == "frames" and medium.modality == "video":
-                patches = max(medium.grid_thw[0], 1)
-            wanted[k] += side.tokens_of(medium) // patches
+            pieces = side.family.spans_of(medium.modality, medium.grid_thw)
+            wanted[k] += side.tokens_of(medium) // max(pieces, 1)
     elif len(media) == len(starts):
         wanted = [side.tokens_of(medium) for medium in media]
     yield from zip(starts.tolist(), stops.tolist(), wanted, strict=True)

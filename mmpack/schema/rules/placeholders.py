@@ -48,7 +48,7 @@ def problems(sample: Sample, family: Family) -> Found:
         if s.media_index > newest + 1:
             yield "MM110", field, f"names media[{s.media_index}] before media[{newest + 1}]", at
         newest = max(newest, s.media_index)
-        if family.video_layout == "frames" and s.modality == "video":
+        if family.in_pieces(s.modality):
             frames_of.setdefault(s.media_index, []).append(s.frame)
             tokens_of[s.media_index] = tokens_of.get(s.media_index, 0) + s.stop - s.start
         elif s.chunk is not None:
@@ -61,12 +61,13 @@ def problems(sample: Sample, family: Family) -> Found:
             )
             yield "MM101", field, message, at
     for index, frames in frames_of.items():
-        grid = sample.media[index].grid_thw
-        patches = max(grid[0], 1)
-        if len(frames) % patches or any(f != k % patches for k, f in enumerate(frames)):
-            message = f"has frame spans {frames[:8]}, its grid has {grid[0]} temporal patches"
+        modality, grid = sample.media[index].modality, sample.media[index].grid_thw
+        pieces = max(family.spans_of(modality, grid), 1)
+        if len(frames) % pieces or any(f != k % pieces for k, f in enumerate(frames)):
+            unit = "temporal patches" if modality == "video" else "merged rows"
+            message = f"has frame spans {frames[:8]}, its grid has {pieces} {unit}"
             yield "MM111", f"media[{index}]", message, None
-        elif tokens_of[index] != family.vision_tokens(grid) * (len(frames) // patches):
+        elif tokens_of[index] != family.vision_tokens(grid) * (len(frames) // pieces):
             message = f"has {tokens_of[index]} tokens in frames, its grid {list(grid)} needs others"
             yield "MM101", f"media[{index}]", message, None
     for index, chunks in chunks_of.items():
@@ -115,21 +116,25 @@ def valid(table: Table) -> np.ndarray:
     code = _bits(spans)[kept]
     medium = media.first[row] + index
     ok[row[code != _bits(media)[medium]]] = False
-    framed = (code == _bit("video")) & (family.video_layout == "frames")
+    framed = np.isin(code, [_bit(m) for m in family.placeholder_ids if family.in_pieces(m)])
     ok[spans.row[spans.numbers("chunk") >= 0]] = False  # a video with its sound: left to `problems`
     ok[row[~framed & (stop - start != tokens[medium])]] = False
     frame = spans.numbers("frame")[kept]
-    patches = np.maximum(grids[:, 0], 1).astype(np.int64)
-    unlike = _wrong_frames(frame[framed], medium[framed], (stop - start)[framed], patches, tokens)
+    t, h = (np.maximum(grids[:, k], 1).astype(np.int64) for k in (0, 1))
+    rows = t * np.maximum(h // family.spatial_merge_size, 1)
+    pieces = np.where(_bits(media) == _bit("video"), t, rows)
+    unlike = _wrong_frames(frame[framed], medium[framed], (stop - start)[framed], pieces, tokens)
     ok[media.row[unlike]] = False
 
     first = ids.bounds[:-1].astype(np.int64)
     starts, stops = first[row] + start, first[row] + stop
     placeholders = family.placeholder_ids
     ok[row[~np.isin(code, [_bit(modality) for modality in placeholders])]] = False
-    each = _found(ids.flat, [*placeholders.values()])
-    for modality, found in zip(placeholders, each, strict=True):
-        mine = code == _bit(modality)
+    kinds = {
+        i: [_bit(m) for m, own in placeholders.items() if own == i] for i in placeholders.values()
+    }
+    for found, bits in zip(_found(ids.flat, [*kinds]), kinds.values(), strict=True):
+        mine = np.isin(code, bits)
         ok &= _only_within(found, ids.bounds, starts[mine], stops[mine])
     return ok
 
@@ -138,10 +143,10 @@ def _wrong_frames(
     frame: np.ndarray,
     medium: np.ndarray,
     tokens: np.ndarray,
-    patches: np.ndarray,
+    pieces: np.ndarray,
     needed: np.ndarray,
 ) -> np.ndarray:
-    """Media whose spans are not one per temporal patch, in order, of all its tokens (any number of times)."""
+    """Media whose spans are not one per piece, in order, of all its tokens (any number of times)."""
     if not len(medium):
         return medium
     order = np.argsort(medium, kind="stable")
@@ -150,10 +155,10 @@ def _wrong_frames(
     counts = np.diff(heads, append=len(medium))
     of = medium[heads]
     place = np.arange(len(medium)) - np.repeat(heads, counts)
-    wrong = (counts % patches[of] != 0) | (
-        np.add.reduceat(tokens, heads) != needed[of] * (counts // patches[of])
+    wrong = (counts % pieces[of] != 0) | (
+        np.add.reduceat(tokens, heads) != needed[of] * (counts // pieces[of])
     )
-    return np.concatenate([of[wrong], medium[frame != place % patches[medium]]])
+    return np.concatenate([of[wrong], medium[frame != place % pieces[medium]]])
 
 
 def _found(flat: np.ndarray, tokens: list[int]) -> np.ndarray:

@@ -128,7 +128,7 @@ def placeholder_spans(
     """The runs of placeholders from `start` on, numbered as frames where the family does so."""
     held = np.isin(ids[start:], list(family.placeholder_ids.values())).astype(np.int8)
     edges = np.flatnonzero(np.diff(held, prepend=0, append=0)) + start
-    frames = kind == "video" and family.video_layout == "frames"
+    frames = family.in_pieces(kind)
     return [
         ModalitySpan(int(a), int(b), kind, index, k if frames else None)
         for k, (a, b) in enumerate(edges.reshape(-1, 2))

@@ -20,11 +20,6 @@ from mmpack.video.policies.resize import Size
 from mmpack.video.values import read_value
 
 ASSUMED_FPS = 24.0  # transformers' guess where a container has no frame rate
-AREAS = {  # area limits of released checkpoints: of a frame (single), of a whole video (frames)
-    "single": (56 * 56, 16384 * 28 * 28),
-    "frames": (64 * 64, 24576 * 32 * 32),
-}
-VIDEO_TOKENS = {"single": 128_000, "frames": 768}
 _ANY_SIGN = ("video_start", "video_end")
 _SIZES = ("patch_size", "image_patch_size", "temporal_patch_size", "merge_size")
 _LARGEST_SIZE = 1024
@@ -73,7 +68,6 @@ class Policy:
     settings: type[ProcessorSettings]
     complete: Callable[[Any], Any]  # with the policy's own defaults; refuses a contradiction
     choose: Callable[[VideoInfo, Any], Choice]
-    layouts: tuple[str, ...] = ("single", "frames")  # video layouts of the families that it serves
     reader: str = "torchcodec"  # the library that upstream asks first
     checks_end: bool = False  # upstream compares a frame count with a seek to the end
     # first and last frame of (total, fps, settings), where settings can cut the video; None: all
@@ -82,7 +76,7 @@ class Policy:
     @property
     def models(self) -> tuple[str, ...]:
         """Names of the families that it serves."""
-        return tuple(f.name for f in FAMILIES.values() if f.video_layout in self.layouts)
+        return tuple(f.name for f in FAMILIES.values() if self.name in f.video_policies)
 
     def resolve(self, given: dict[str, Any]) -> Any:
         """All settings, checked, with the model's defaults and the policy's. Raises: ArgumentError."""
@@ -153,7 +147,8 @@ class Policy:
 
 def _with_defaults(settings: Any, reader: str) -> Any:
     family = get_family(settings.model)
-    low, high = AREAS[family.video_layout]
+    assert family.video is not None
+    low, high = family.video.area
     defaults = {
         "reader": reader,
         "patch_size": family.patch_size,
@@ -163,5 +158,5 @@ def _with_defaults(settings: Any, reader: str) -> Any:
         "max_pixels": high,
     }
     if settings.cap_pixels_per_frame:
-        defaults["max_video_tokens"] = VIDEO_TOKENS[family.video_layout]
+        defaults["max_video_tokens"] = family.video.max_video_tokens
     return type(settings)(**(defaults | settings.to_dict()))

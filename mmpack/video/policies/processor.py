@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmpack.families import Family, get_family
+from mmpack.layout.seconds import patch_seconds
 from mmpack.video.policies.base import Policy
 from mmpack.video.policies.resize import Size, qwen2_size, qwen3_size
 
@@ -47,11 +48,10 @@ def seconds_per_patch(
 def written_timestamps(
     family: Family, times: Sequence[float], patch: int
 ) -> tuple[float, ...] | None:
-    """Seconds in the prompt: of each temporal patch, halfway between its first and last frame. None: not written."""
+    """Seconds in the prompt, of each temporal patch. None: not written."""
     if family.video_layout != "frames":
         return None
-    padded = list(times) + [times[-1]] * (-len(times) % patch)
-    return tuple((padded[k] + padded[k + patch - 1]) / 2 for k in range(0, len(padded), patch))
+    return tuple(patch_seconds(times, patch, family))
 
 
 def _of_qwen2_vl(policy: Policy, settings: Any, frames: int, size: Size) -> Size | None:
@@ -78,7 +78,7 @@ def _of_qwen3_vl(policy: Policy, settings: Any, frames: int, size: Size) -> Size
         )
     if not old and frames < patch:
         raise policy.error(
-            f"{frames} frame is less than a temporal patch of {patch}, and Qwen3-VL's processor refuses it",
+            f"{frames} frame is less than a temporal patch of {patch}, and the processor refuses it",
             "pass it as an image, or (before transformers 5.15) transformers='5.8'",
         )
     return qwen3_size(size, factor, low, high, frames, patch, round_up=old)

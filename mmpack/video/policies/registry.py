@@ -5,12 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from mmpack.errors import ArgumentError
-from mmpack.video.policies import qwen_vl_utils, transformers_qwen2_vl, transformers_qwen3_vl, vllm
+from mmpack.video.policies import (
+    qwen_vl_utils,
+    transformers_glm4v,
+    transformers_glm46v,
+    transformers_qwen2_vl,
+    transformers_qwen3_vl,
+    vllm,
+)
 from mmpack.video.policies.base import Policy
 
 POLICIES: dict[str, Policy] = {
     module.POLICY.name: module.POLICY
-    for module in (qwen_vl_utils, transformers_qwen2_vl, transformers_qwen3_vl, vllm)
+    for module in (
+        qwen_vl_utils,
+        transformers_qwen2_vl,
+        transformers_qwen3_vl,
+        transformers_glm4v,
+        transformers_glm46v,
+        vllm,
+    )
 }
 
 

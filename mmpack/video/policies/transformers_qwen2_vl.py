@@ -87,5 +87,4 @@ POLICY = Policy(
     settings=Settings,
     complete=complete,
     choose=choose,
-    layouts=("single",),
 )

@@ -75,5 +75,4 @@ POLICY = Policy(
     settings=Settings,
     complete=complete,
     choose=choose,
-    layouts=("frames",),
 )

@@ -62,7 +62,7 @@ def forests(draw):
     return [0, *np.cumsum(lengths).tolist()], parents
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(forests())
 def test_any_forest(forest):
     offsets, parents = forest

@@ -147,6 +147,40 @@ def test_gradients_of_gradients():
     )
 
 
+def test_autocast_leaves_states_as_they_are():
+    tensors = inputs(70, (1, 2), (8, 8))
+    plan = plan_of([0, 70], [-1])
+    upstream = torch.ones(70, 2, 8)
+
+    def run(x):
+        return segment_delta_rule(*x, plan)
+
+    def cast(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return run(x)
+
+    wanted = values_and_gradients(run, tensors, upstream)
+    found = values_and_gradients(cast, tensors, upstream)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_recomputed_forward():
+    """As gradient checkpointing runs it: the same bits."""
+    tensors = inputs(222, (1, 2), (4, 4))
+    plan = plan_of(OFFSETS, PARENTS)
+    upstream = torch.ones(222, 2, 4)
+
+    def run(x):
+        return segment_delta_rule(*x, plan)
+
+    def again(x):
+        return torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False)
+
+    wanted = values_and_gradients(run, tensors, upstream)
+    found = values_and_gradients(again, tensors, upstream)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 def test_without_norm_and_with_a_scale():
     tensors = inputs(20, (1, 1), (4, 4), dtype=torch.float64)
     plan = plan_of([0, 20], [-1])

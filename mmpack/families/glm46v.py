@@ -1,0 +1,18 @@
+"""GLM-4.6V: GLM-4.5V's ids, tenths of seconds behind frames, and frames taken by another rule.
+
+Checkpoints are `glm4v` (GLM-4.6V-Flash, told from GLM-4.1V by its ids) or `glm4v_moe` (GLM-4.6V: the model of that
+family, whose samples have this layout); transformers has a type of its own besides.
+"""
+
+from dataclasses import replace
+
+from mmpack.families.glm4v_moe import GLM4V_MOE
+
+GLM46V = replace(
+    GLM4V_MOE,
+    name="glm46v",
+    model_types=("glm46v", "glm4v"),
+    processors=("Glm46VProcessor",),
+    frame_text="{run}{seconds:.1f} seconds",
+    video_policies=("transformers_glm46v",),
+)

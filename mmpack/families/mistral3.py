@@ -1,0 +1,27 @@
+"""Mistral 3: an image is rows of merged patches, `[IMG_BREAK]` behind each, `[IMG_END]` behind the last.
+
+No video. Positions count tokens. The tower reads pictures of unlike sizes as one padded tensor.
+"""
+
+from mmpack.families.base import Family
+
+MISTRAL3 = Family(
+    name="mistral3",
+    model_types=("mistral3",),
+    processors=("PixtralProcessor",),
+    image_token_id=10,
+    video_token_id=None,
+    vision_start_id=None,
+    vision_end_id=13,
+    pad_token_id=11,
+    patch_size=14,
+    temporal_patch_size=1,
+    spatial_merge_size=2,
+    video_layout="images",
+    position_rules=("count",),
+    position_rows=1,
+    tokens_per_second=None,
+    pixel_layout="canvas",
+    vocab_size=131_072,
+    row_end_id=12,
+)

@@ -1,0 +1,24 @@
+"""GLM-4.6V as the dense checkpoint has it (GLM-4.6V-Flash): GLM-4.1V's model, the newer ids."""
+
+from functools import partial
+
+from mmpack.families import get_family
+from mmpack.smoke.kits.base import Kit
+from mmpack.smoke.kits.glm4v import GLM_TOWER, NARROW_GLM, TEXT_CONFIG, processor, written
+from mmpack.smoke.kits.parts import whole
+
+_IDS = get_family("glm46v")
+KIT = Kit(
+    family="glm46v",
+    model_class="Glm4vForConditionalGeneration",
+    config_class="Glm4vConfig",
+    config=whole(
+        TEXT_CONFIG,
+        GLM_TOWER,
+        image_token_id=_IDS.image_token_id,
+        video_token_id=_IDS.video_prompt_id,
+    ),
+    narrow=NARROW_GLM,
+    processor=partial(processor, "glm46v"),
+    written=written,
+)
