@@ -127,7 +127,7 @@ class Family:
         """Modality name to the id that stands for one medium in ids that are not expanded."""
         own = {"image": self.image_prompt_id, "video": self.video_prompt_id}
         return {
-            modality: i if own[modality] is None else own[modality]
+            modality: i if (prompt := own.get(modality)) is None else prompt
             for modality, i in self.placeholder_ids.items()
         }
 

@@ -3,7 +3,7 @@
 A video's sound lies between its placeholders, in chunks of two seconds. The tower reads 200 feature frames at a time.
 """
 
-from mmpack.families.base import Audio, Family
+from mmpack.families.base import Audio, Family, VideoDefaults
 
 QWEN2_5_OMNI = Family(
     name="qwen2_5_omni",
@@ -21,6 +21,20 @@ QWEN2_5_OMNI = Family(
     position_rules=("seconds",),
     position_rows=3,
     tokens_per_second=25.0,
+    video_policies=("transformers_qwen2_vl",),
+    # what its processor hands its video processor at each call
+    video=VideoDefaults(
+        area=(128 * 28 * 28, 768 * 28 * 28),
+        mean=(0.48145466, 0.4578275, 0.40821073),
+        std=(0.26862954, 0.26130258, 0.27577711),
+        sampling=(
+            ("do_sample_frames", False),
+            ("fps", None),
+            ("num_frames", None),
+            ("min_frames", 4),
+            ("max_frames", 768),
+        ),
+    ),
     audio=Audio(
         token_id=151646,
         start_id=151647,

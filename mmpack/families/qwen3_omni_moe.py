@@ -3,7 +3,7 @@
 A video's sound lies between its placeholders token by token, by time. The tower reads 100 feature frames at a time.
 """
 
-from mmpack.families.base import Audio, Family
+from mmpack.families.base import Audio, Family, VideoDefaults
 
 QWEN3_OMNI_MOE = Family(
     name="qwen3_omni_moe",
@@ -23,6 +23,20 @@ QWEN3_OMNI_MOE = Family(
     tokens_per_second=13.0,
     # the last layer's and three of deepstack
     vision_levels=4,
+    video_policies=("transformers_qwen2_vl",),
+    # what its processor hands its video processor at each call
+    video=VideoDefaults(
+        area=(128 * 32 * 32, 768 * 32 * 32),
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+        sampling=(
+            ("do_sample_frames", False),
+            ("fps", None),
+            ("num_frames", None),
+            ("min_frames", 4),
+            ("max_frames", 768),
+        ),
+    ),
     audio=Audio(
         token_id=151675,
         start_id=151669,
