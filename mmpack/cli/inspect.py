@@ -168,8 +168,8 @@ def _one_for_people(document: dict[str, Any]) -> list[str | Table]:
         out += ["", table(head, [(i, *_shown(v)) for i, v in videos])]
     heard = [(i, *m["audio"].values()) for i, m in enumerate(document["media"]) if "audio" in m]
     if heard:
-        head = ("audio", "samples", "per second", "seconds", "hop", "frames")
-        out += ["", table(head, [tuple("" if v is None else v for v in row) for row in heard])]
+        names = ("audio", "samples", "per second", "seconds", "hop", "frames")
+        out += ["", table(names, [tuple("" if v is None else v for v in row) for row in heard])]
     if "replay" in document:
         out += ["", table(("to be replayed", "figures"), _replay_rows(document["replay"]))]
     if document["spans"]:

@@ -98,6 +98,7 @@ class Family:
     two_way_setting: tuple[str, str | bool] | None = None
     # layers whose state runs from row to row along a path: its batches carry a `segment_plan`
     linear_attention: bool = False
+    full_attention_share: float = 1.0  # of the layers; only these cost by pairs of rows
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
     # ids that stand for a medium before it is expanded (chat templates write them), where they are not its placeholder

@@ -17,7 +17,14 @@ from mmpack.errors import PlanError, check_number
 from mmpack.layout.forest import build_forest
 from mmpack.planning.balance import balance
 from mmpack.planning.bfd import best_fit_decreasing, spread
-from mmpack.planning.cost import Cost, Layout, LayoutCost, plain_layout, shared_layout
+from mmpack.planning.cost import (
+    Cost,
+    Layout,
+    LayoutCost,
+    plain_layout,
+    shared_layout,
+    waves_of,
+)
 from mmpack.schema.sample import Sample
 
 
@@ -70,6 +77,7 @@ class SharedPrefixes:
         self.start: list[int] = start.tolist()  # depths, of each segment
         self.stop: list[int] = stop.tolist()
         self.parent: list[int] = forest.segment_parent.tolist()
+        self.wave = waves_of(self.parent)
         self.path = {i: forest.path(k) for k, i in enumerate(kept)}
 
     def rows(self, segment: int) -> int:
@@ -82,6 +90,7 @@ class SharedPrefixes:
             [self.start[g] for g in segments],
             [self.stop[g] for g in segments],
             [g not in above for g in segments],
+            max((self.wave[g] for g in segments), default=1),
         )
 
 
@@ -94,6 +103,7 @@ class Work:
     shared: SharedPrefixes | None
     cost: Cost
     auto: bool = False
+    time: LayoutCost = LayoutCost()
 
     def arranged(self, groups: list[list[int]], ranks: int) -> Arranged | TooFew:
         """Groups to bins, bins to ranks."""
@@ -105,7 +115,7 @@ class Work:
         measured = [self.laid_out(b) for b in bins]
         costs = [self.cost_of(u) for u in measured]
         ranked = balance(costs, ranks, equal_counts=True)
-        times = [LayoutCost()(u.layout, u.patches) for u in measured]
+        times = [self.time(u.layout, u.patches) for u in measured]
         slowest = max((sum(times[b] for b in rank) for rank in ranked), default=0.0)
         return Arranged(measured, ranked, costs, slowest)
 
@@ -122,12 +132,12 @@ class Work:
         if not (self.auto and bin.share):
             return bin
         plain = plain_layout([len(self.samples[i]) for i in members])
-        if plain.rows > self.capacity[0] or LayoutCost().sharing_pays(plain, bin.layout):
+        if plain.rows > self.capacity[0] or self.time.sharing_pays(plain, bin.layout):
             return bin
         return replace(bin, layout=plain, share=False)
 
     def cost_of(self, unit: Unit) -> float:
-        rows, pairs, _ = unit.layout
+        rows, pairs, *_ = unit.layout
         cost = self.cost(rows, pairs, unit.patches)
         where = f"cost({rows}, {pairs}, {unit.patches})"
         check_number(

@@ -12,7 +12,7 @@ from typing import Any
 from mmpack.errors import ArgumentError, PlanError, SchemaError, check_number, kind_of
 from mmpack.families import FAMILIES, Family
 from mmpack.planning.arrange import Arranged, SharedPrefixes, TooFew, Unit, Work, media_patches
-from mmpack.planning.cost import Cost, CostModel, plain_layout, sharing_of
+from mmpack.planning.cost import Cost, cost_model, layout_cost, plain_layout, sharing_of
 from mmpack.planning.memory import largest_pack
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.rules import Problem, packing_problems, problems_of
@@ -98,9 +98,9 @@ def plan(
     rows don't fit otherwise: `mp.pack(…, share_prefix=plan.share[b])`. `max_patches`: vision patches
     before merging, each distinct medium (by cache key) once per bin. `max_samples`: samples of a bin. `on_invalid`:
     "raise", or "drop": `Plan.dropped` lists samples that break a rule or exceed a budget by themselves.
-    `cost`: callable (rows, pairs, patches) -> float, by default `CostModel()`. `model`, `memory`: a
-    model's config (or its dict) and the bytes that weights, gradients and optimizer leave free: the
-    stats then say how many rows a pack may have with gradient checkpointing, and how many more without
+    `cost`: callable (rows, pairs, patches) -> float, by default `cost_model` of the samples' family.
+    `model`, `memory`: a model's config (or its dict) and the bytes that weights, gradients and optimizer leave free:
+    the stats then say how many rows a pack may have with gradient checkpointing, and how many more without
     gradients, as old and reference logprobs run (`planning.memory`; of the group that takes most).
 
     Raises SchemaError with every broken rule; PlanError for a sample that exceeds a budget by itself
@@ -121,7 +121,8 @@ def plan(
         ([[0, 1], [2, 3]], [[0], [1]], 4)
     """
     samples = as_samples(samples, "plan")
-    sharing = sharing_of(share_prefix, _family(samples), "plan")
+    family = _family(samples)
+    sharing = sharing_of(share_prefix, family, "plan")
     room = _room(samples, model, memory, max_patches, bool(sharing), on_invalid)
     if max_tokens is None:
         if not room:
@@ -144,8 +145,9 @@ def plan(
             max(len(samples), 1) if max_samples is None else max_samples,
         ),
         SharedPrefixes(samples, kept) if sharing else None,
-        CostModel() if cost is None else cost,
+        cost_model(family) if cost is None else cost,
         auto=sharing == "auto",
+        time=layout_cost(family),
     )
     groups: dict[str, list[int]] = {}
     for i in kept:

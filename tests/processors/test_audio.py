@@ -167,7 +167,7 @@ def test_a_file_is_decoded_at_the_models_rate(processor, tmp_path):
         ((np.zeros((2, 8), np.float32), RATE), "of one"),
         ((np.zeros(8, np.int16), RATE), "expected floats"),
         ((np.full(999, np.nan, np.float32), RATE), "no finite numbers"),
-        ((noise(300), RATE), "no token|refuses"),
+        ((noise(150), RATE), "no token|refuses"),
         (noise(1000), "is no audio"),
     ],
 )

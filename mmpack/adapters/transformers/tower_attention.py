@@ -175,15 +175,24 @@ def _known(
         known["cu_window_seqlens"] = plans.windows.cu_seqlens
         known["max_window_seqlen"] = plans.windows.max_seqlen
     if hasattr(tower, "num_grid_per_side"):
-        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
-            grids,
-            num_grid_per_side=tower.num_grid_per_side,
-            mode=tower.interpolation_mode,
-            align_corners=tower.interpolation_align_corners,
-            spatial_merge_size=merge,
-        )
-        known["interp_indices"], known["interp_weights"] = move(indices), move(weights)
+        known |= {n: move(x) for n, x in _interpolation(tower, grids, vision_utils).items()}
     return known
+
+
+def _interpolation(tower: Any, grids: torch.Tensor, vision_utils: Any) -> dict[str, torch.Tensor]:
+    """Which learned positions a patch lies between, and how near; older transformers name it otherwise."""
+    side, merge = tower.num_grid_per_side, tower.spatial_merge_size
+    if not hasattr(vision_utils, "get_vision_interpolation_indices_and_weights"):
+        both = vision_utils.get_vision_bilinear_indices_and_weights(grids, side, merge)
+        return dict(zip(("bilinear_indices", "bilinear_weights"), both, strict=True))
+    both = vision_utils.get_vision_interpolation_indices_and_weights(
+        grids,
+        num_grid_per_side=side,
+        mode=tower.interpolation_mode,
+        align_corners=tower.interpolation_align_corners,
+        spatial_merge_size=merge,
+    )
+    return dict(zip(("interp_indices", "interp_weights"), both, strict=True))
 
 
 def _moved(x: Any, device: torch.device) -> Any:

@@ -66,12 +66,13 @@ def _one_audio(found: list[str], a: Medium, b: Medium) -> bool:
         return False
     if _as_if_resampled(a, b):
         return True
-    rates, counts = (a.sampling_rate, b.sampling_rate), (a.num_samples, b.num_samples)
-    if known_as_one(a, b) or None in (*rates, *counts):
+    if known_as_one(a, b) or not (a.sampling_rate and b.sampling_rate):
+        return True
+    if a.num_samples is None or b.num_samples is None:
         return True
     # as long, but for a sample of rounding at each end
-    longest = [count / rate for rate, count in zip(rates, counts, strict=True)]  # type: ignore[operator]
-    return abs(longest[0] - longest[1]) <= 2 / min(rates)  # type: ignore[type-var]
+    off = abs(a.num_samples / a.sampling_rate - b.num_samples / b.sampling_rate)
+    return off <= 2 / min(a.sampling_rate, b.sampling_rate)
 
 
 def _unexplained(pair: Pair, a: Medium, b: Medium) -> Cause:

@@ -41,8 +41,8 @@ class Kit:
     """
 
     family: str
-    model_class: str  # transformers' names
-    config_class: str
+    model_class: str | type  # transformers' names, or classes of one's own
+    config_class: str | type
     config: Mapping[str, Any]
     narrow: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # called with tokenizer=None; pictures stay small
@@ -72,18 +72,24 @@ class Kit:
     def available(self) -> bool:
         """Whether the installed transformers has this model."""
         transformers = require("transformers", "hf", f"the kit of {self.family}")
-        names = (self.model_class, self.config_class, *self.needs)
-        return all(hasattr(transformers, name) for name in names)
+        made = [*self.classes(), *(getattr(transformers, name, None) for name in self.needs)]
+        return None not in made
+
+    def classes(self) -> tuple[Any, Any]:
+        """The model's and the config's; None for one that transformers lacks."""
+        transformers = require("transformers", "hf", f"the kit of {self.family}")
+        given = (self.model_class, self.config_class)
+        made = [getattr(transformers, c, None) if isinstance(c, str) else c for c in given]
+        return made[0], made[1]
 
     def model_config(self, narrow: bool = False) -> Any:
         """transformers' config. Raises: BackendError where transformers lacks the model."""
-        transformers = require("transformers", "hf", f"the kit of {self.family}")
         if not self.available:
             raise BackendError(
                 f"tiny_model: transformers {installed_version('transformers')} has no {self.model_class}. "
                 f"Fix: a newer transformers, for {self.family}"
             )
-        config = getattr(transformers, self.config_class)(**self.config)
+        config = self.classes()[1](**self.config)
         for part, values in self.narrow.items() if narrow else ():
             getattr(config, part).update(dict(values))
         return config
@@ -99,10 +105,9 @@ class Kit:
 
     def _model(self, config: Any, seed: int, dtype: torch.dtype | None) -> Any:
         torch = require("torch", "torch", f"the kit of {self.family}")
-        transformers = require("transformers", "hf", f"the kit of {self.family}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = getattr(transformers, self.model_class)(config)
+            model = self.classes()[0](config)
         return model.to(torch.float32 if dtype is None else dtype).eval()
 
 
