@@ -35,6 +35,8 @@ QWEN2_5_OMNI = Family(
             ("max_frames", 768),
         ),
     ),
+    # before, the towers stand beside the text model
+    oldest_transformers="5.23",
     audio=Audio(
         token_id=151646,
         start_id=151647,

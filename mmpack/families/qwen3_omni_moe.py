@@ -37,6 +37,8 @@ QWEN3_OMNI_MOE = Family(
             ("max_frames", 768),
         ),
     ),
+    # before, the towers stand beside the text model
+    oldest_transformers="5.23",
     audio=Audio(
         token_id=151675,
         start_id=151669,

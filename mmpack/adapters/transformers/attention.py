@@ -18,7 +18,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mmpack.adapters.transformers.ahead import load_kernels
 from mmpack.adapters.transformers.compile import are_compiled, has_compiled_text
-from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask, refuse_wrong_use
+from mmpack.adapters.transformers.guards import (
+    NO_MASK,
+    BoundIds,
+    NoMask,
+    refuse_old_transformers,
+    refuse_wrong_use,
+)
 from mmpack.adapters.transformers.layer_rules import (
     KeptRules,
     LayerPlans,
@@ -35,7 +41,7 @@ from mmpack.adapters.transformers.linear_attention import (
 from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import AUDIO_TOWER, TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ArgumentError, ModelError, check_flag, installed_version
+from mmpack.errors import ArgumentError, ModelError, check_flag
 from mmpack.families import family_of_config
 from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
 from mmpack.ops.attention.choose import FLEX
@@ -127,11 +133,7 @@ def refuse_unpackable(whole: Any) -> None:
         raise ModelError(
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
         )
-    if family.audio is not None and not hasattr(whole.model, "get_audio_features"):
-        raise ModelError(
-            f"attach: transformers {installed_version('transformers')} keeps the towers of {family.name} beside its "
-            "text model. Fix: transformers 5.23 or newer"
-        )
+    refuse_old_transformers(family, "attach")
     layer_rules(whole, "attach")
     refuse_unknown_nets(whole)
 
@@ -268,7 +270,14 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "mmpack attention: use_cache is on. Fix: leave use_cache=False, as model_inputs sets it; detach to generate"
         )
     made = plans_of_forward(decoder, kwargs, FLEX if are_compiled(list(decoder.layers)) else ())
-    return None if made is None else (args, kwargs | {"attention_plan": made})
+    more: dict[str, Any] = {} if made is None else {"attention_plan": made}
+    if (
+        getattr(decoder.config, "num_kv_shared_layers", 0)
+        and kwargs.get("visible_until") is not None
+    ):
+        # such a decoder cuts rows, and masks with them, by any whole number
+        more["logits_to_keep"] = slice(None)
+    return (args, kwargs | more) if more else None
 
 
 def _check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:

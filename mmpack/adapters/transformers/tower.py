@@ -20,12 +20,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from mmpack.adapters.transformers.modules import attention_configs
 from mmpack.adapters.transformers.recompute import switched
-from mmpack.adapters.transformers.tower_attention import on_their_device
+from mmpack.adapters.transformers.tower_attention import LENGTHS, on_their_device
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
+from mmpack.ops.patches.lines import lines_of
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import canvas_of, tiles_of
@@ -82,7 +83,7 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
         if family.video_bounds is not None:  # frames of videos among the images
             grids = [(1, h, w) for t, h, w in grids for _ in range(t)]
         made = _tower_arguments(family, modality, pixels, grids)
-        out |= {name: x.to(pixels.device) for name, x in made.items()}
+        out |= {name: x.to(pixels.device) for name, x in made.items() if torch.is_tensor(x)}
     batch.stats["patches_encoded"] = encoded
     return out
 
@@ -173,7 +174,7 @@ def _with_audio(
 def joined_inputs(features: SummedFeatures, model: Any, ids: torch.Tensor) -> dict[str, Any]:
     """Keywords of the forward of a batch without media: token embeddings plus a 0 of every weight of the tower."""
     embeds = model.get_input_embeddings()(ids)
-    return {"input_ids": None, "inputs_embeds": embeds + features.zero().to(embeds.dtype)}
+    return _as_embeds(model, ids, embeds + features.zero().to(embeds.dtype))
 
 
 def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, 
     modalities = ["image"] if batch.family_of().audio is None else ["image", "audio"]
     for modality in modalities:
         embeds = embeds + _idle(batch, model, modality, embeds)
-    return {"input_ids": None, "inputs_embeds": embeds}
+    return _as_embeds(model, ids, embeds)
 
 
 def _idle(batch: Batch, model: Any, modality: str, embeds: torch.Tensor) -> torch.Tensor:
@@ -208,6 +209,15 @@ def _idle(batch: Batch, model: Any, modality: str, embeds: torch.Tensor) -> torc
     outputs = [*features.pooler_output, *_levels(features)]
     idle: torch.Tensor = 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
     return idle
+
+
+def _as_embeds(model: Any, ids: torch.Tensor, embeds: torch.Tensor) -> dict[str, Any]:
+    """Keywords of a forward that gets embeddings in place of ids, and what else the text model looks up by ids."""
+    out = {"input_ids": None, "inputs_embeds": embeds}
+    decoder = model.get_decoder()
+    if getattr(decoder.config, "hidden_size_per_layer_input", 0):
+        out["per_layer_inputs"] = decoder.get_per_layer_inputs(ids, None)
+    return out
 
 
 def encode_media(
@@ -281,7 +291,8 @@ def _alike(family: Family, modality: str, media: Sequence[Medium]) -> list[list[
 
 def tile_patches(config: Any, family: Family) -> tuple[int, int]:
     """Patches (h, w) of a tile, the one size that the tower of such a family reads."""
-    height, width = config.vision_config.image_size
+    size = config.vision_config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
     return height // family.patch_size, width // family.patch_size
 
 
@@ -312,12 +323,14 @@ def _chunks(media: list[int], counts: list[int], most: int | None) -> list[list[
 
 def _tower_arguments(
     family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """What forward and encoder call `pixels` [patches, patch_dim] of media with these grids, which are on the CPU."""
     if modality == "audio":
         return _padded_audio(pixels, [frames for frames, _, _ in grids])
     if family.pixel_layout == "tiles":
         return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
+    if family.pixel_layout == "padded":
+        return _line_arguments(family, modality, pixels, grids)
     if family.pixel_layout == "canvas":
         sizes = torch.tensor([(h * family.patch_size, w * family.patch_size) for _, h, w in grids])
         return {"pixel_values": canvas_of(pixels, grids, family), "image_sizes": sizes}
@@ -338,7 +351,21 @@ def _padded_audio(features: torch.Tensor, lengths: list[int]) -> dict[str, torch
     }
 
 
-def _encode(model: Any, modality: str, arguments: dict[str, torch.Tensor]) -> Any:
+def _line_arguments(
+    family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
+) -> dict[str, Any]:
+    """Of a tower of lines: one for each picture or frame."""
+    sizes = [(h, w) for t, h, w in grids for _ in range(t)]
+    values, places = lines_of(pixels, sizes, family)
+    lengths = {LENGTHS: [h * w for h, w in sizes]}
+    if modality == "image":
+        return {"pixel_values": values, "image_position_ids": places} | lengths
+    frames = torch.tensor([t for t, _, _ in grids])
+    videos = {"pixel_values_videos": values, "video_position_ids": places}
+    return videos | {"num_frames_per_video": frames} | lengths
+
+
+def _encode(model: Any, modality: str, arguments: dict[str, Any]) -> Any:
     """The tower's output. `pooler_output`: [tokens, H] per medium, or [tiles, tokens, H] of all."""
     core = model.model
     if modality == "audio":

@@ -22,7 +22,6 @@ KIT = Kit(
         position_id_per_seconds=25,
         seconds_per_chunk=2,
     ),
-    needs=("Qwen2_5OmniThinkerModel",),
     narrow={
         "text_config": HALF,
         "vision_config": {"out_hidden_size": 64},

@@ -22,7 +22,6 @@ KIT = Kit(
         vision_start_token_id=151652,
         position_id_per_seconds=13,
     ),
-    needs=("Qwen3OmniMoeThinkerModel",),
     narrow={
         "text_config": HALF,
         "vision_config": {"out_hidden_size": 64},
