@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ def trl(subject: Subject) -> None:
     for package in ("trl", "datasets"):
         if installed_version(package) is None:
             raise NotHere(f"{package} is not installed")
-    import trl as library
-
+    library: Any = importlib.import_module("trl")
     from mmpack.adapters.trl import MmpackGRPO
 
     packed = type("Packed", (MmpackGRPO, library.GRPOTrainer), {})
@@ -54,8 +54,8 @@ def _load(subject: Subject, folder: str) -> Any:
 def _stepped(subject: Subject, kind: Any, folder: str, processor: Any) -> dict[str, torch.Tensor]:
     """Weights after one step."""
     import datasets
-    import trl as library
 
+    library: Any = importlib.import_module("trl")
     rows = [
         {"prompt": [{"role": "user", "content": f"What is drawn, {n}?"}], "images": [picture]}
         for n, picture in enumerate(subject.pictures[:PROMPTS])
