@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmpack.errors import LayoutError
-from mmpack.families.base import Family, Views
+from mmpack.families.base import Audio, Family, Views
 from mmpack.families.gemma3 import GEMMA3
 from mmpack.families.gemma4 import GEMMA4
 from mmpack.families.glm4v import GLM4V
@@ -15,15 +15,18 @@ from mmpack.families.internvl import INTERNVL
 from mmpack.families.kimi_k25 import KIMI_K25
 from mmpack.families.minicpmv4_6 import MINICPMV4_6
 from mmpack.families.mistral3 import MISTRAL3
+from mmpack.families.qwen2_5_omni import QWEN2_5_OMNI
 from mmpack.families.qwen2_5_vl import QWEN2_5_VL
 from mmpack.families.qwen2_vl import QWEN2_VL
 from mmpack.families.qwen3_5 import QWEN3_5
 from mmpack.families.qwen3_5_moe import QWEN3_5_MOE
+from mmpack.families.qwen3_omni_moe import QWEN3_OMNI_MOE
 from mmpack.families.qwen3_vl import QWEN3_VL
 from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
 
 __all__ = [
     "FAMILIES",
+    "Audio",
     "Family",
     "Views",
     "family_of_config",
@@ -49,6 +52,8 @@ FAMILIES: dict[str, Family] = {
         MISTRAL3,
         KIMI_K25,
         MINICPMV4_6,
+        QWEN2_5_OMNI,
+        QWEN3_OMNI_MOE,
     )
 }
 

@@ -122,6 +122,7 @@ def _observed(
                 processor.tokenizer,
                 processor.video_markers,
                 processor.numbers_after(before),
+                processor.tokens_per_second,
             )
         return ids, items, given.source or "tool"
     if len(ids):

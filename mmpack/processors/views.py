@@ -91,12 +91,15 @@ def media_of_cut(
 
 
 def pictures(media: Iterable[Medium]) -> list[list[Medium]]:
-    """Media in order of appearance, by picture: a medium that is no view is a picture of its own.
+    """Media in order of appearance, by picture: a medium that is no view is one of its own, a video has its sound.
 
     Raises: LayoutError (MM106) for views that are no whole pictures.
     """
     out: list[list[Medium]] = []
     for medium in media:
+        if medium.in_video and out:
+            out[-1].append(medium)
+            continue
         k, rows, columns = _view_of(medium)
         if k == 0:
             out.append([medium])
@@ -106,7 +109,7 @@ def pictures(media: Iterable[Medium]) -> list[list[Medium]]:
             raise _broken(medium)
     for views in out:
         _, rows, columns = _view_of(views[0])
-        if len(views) != 1 + rows * columns:
+        if len(views) != 1 + rows * columns and not views[-1].in_video:
             raise _broken(views[-1])
     return out
 
