@@ -18,7 +18,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mmpack.adapters.transformers.ahead import load_kernels
 from mmpack.adapters.transformers.compile import are_compiled, has_compiled_text
-from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask, refuse_wrong_use
+from mmpack.adapters.transformers.guards import (
+    NO_MASK,
+    BoundIds,
+    NoMask,
+    refuse_old_transformers,
+    refuse_wrong_use,
+)
 from mmpack.adapters.transformers.layer_rules import (
     KeptRules,
     LayerPlans,
@@ -126,6 +132,7 @@ def refuse_unpackable(whole: Any) -> None:
         raise ModelError(
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
         )
+    refuse_old_transformers(family, "attach")
     layer_rules(whole, "attach")
     refuse_unknown_nets(whole)
 
@@ -261,7 +268,14 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "mmpack attention: use_cache is on. Fix: leave use_cache=False, as model_inputs sets it; detach to generate"
         )
     made = plans_of_forward(decoder, kwargs, FLEX if are_compiled(list(decoder.layers)) else ())
-    return None if made is None else (args, kwargs | {"attention_plan": made})
+    more: dict[str, Any] = {} if made is None else {"attention_plan": made}
+    if (
+        getattr(decoder.config, "num_kv_shared_layers", 0)
+        and kwargs.get("visible_until") is not None
+    ):
+        # such a decoder cuts rows, and masks with them, by any whole number
+        more["logits_to_keep"] = slice(None)
+    return (args, kwargs | more) if more else None
 
 
 def _check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:

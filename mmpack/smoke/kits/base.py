@@ -60,6 +60,8 @@ class Kit:
     # weights are made larger by it, so that attention is far from uniform and a wrong row shows
     spread: float = 4.0
     lacks: Mapping[str, str] = field(default_factory=dict)
+    # called with a model just made: weights that transformers' initialisation makes zero, or attention too sharp
+    adjust: Callable[[Any], None] | None = None
 
     @property
     def about(self) -> Family:
@@ -67,7 +69,10 @@ class Kit:
 
     @property
     def available(self) -> bool:
-        """Whether the installed transformers has this model."""
+        """Whether the installed transformers has this model, in a form that mmpack knows."""
+        oldest, found = self.about.oldest_transformers, installed_version("transformers")
+        if oldest is not None and found is not None and _release(found) < _release(oldest):
+            return False
         return self.classes()[0] is not None and self.classes()[1] is not None
 
     def classes(self) -> tuple[Any, Any]:
@@ -103,7 +108,14 @@ class Kit:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.classes()[0](config)
+            if self.adjust is not None:
+                with torch.no_grad():
+                    self.adjust(model)
         return model.to(torch.float32 if dtype is None else dtype).eval()
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def spread_out(model: Any, factor: float = 4) -> Any:
