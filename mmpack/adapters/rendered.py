@@ -313,7 +313,7 @@ def _check_ranges(
             )
         found.setdefault(modality, []).append((place.start, place.stop))
     for modality, places in found.items():
-        framed = modality == "video" and family.video_layout == "frames"  # with text between
+        framed = family.in_pieces(modality)  # with text between
         for (start, stop), said in zip(places, ranges[modality], strict=True):
             with reading(f"{where}: ranges of {modality}"):
                 offset, length = (index(edge) for edge in said)

@@ -88,6 +88,14 @@ def _with_timestamps(
             f"drop_frames: {sample.sample_id!r:.60} has temporal patches without markers around them. "
             "Fix: a sample of the family's processor"
         )
+    if family.frame_text.startswith("{run}"):  # a patch's time stands behind it
+        ends = (
+            np.flatnonzero(ids[stops[-1] :] == family.video_bounds[1])
+            if family.video_bounds
+            else []
+        )
+        edges = [*starts, stops[-1] + int(ends[0]) if len(ends) else stops[-1]]
+        return [(edges[k], edges[k + 1]) for k in gone.tolist()]
     first = _first_stamp(sample, media_index, starts, stops, family) if 0 in gone else starts[0]
     bounds = [first, *stops]
     # The first id of a timestamp may hold the end of the text before it. Patches that are cut from patch 0 on leave
