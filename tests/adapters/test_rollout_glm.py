@@ -6,9 +6,17 @@ import torch
 from PIL import Image
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs, rollout
+from mmpack.adapters.transformers import (
+    attach,
+    model_inputs,
+    packed_logprobs,
+    record_routes,
+    rollout,
+    router_loss,
+)
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.smoke.kits import get_kit
+from mmpack.smoke.kits.samples import mixed_samples
 
 pytestmark = pytest.mark.adapter
 RANDOM = np.random.default_rng(0)
@@ -131,3 +139,21 @@ def test_trl_rows_of_padded_pictures_give_the_models_own_logprobs():
         with attach(model):
             found = packed_logprobs(model, mp.pack(samples))
     assert torch.allclose(found.view(2, 2), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_routes_of_glm_are_recorded_and_replayed():
+    """Sigmoid scores of eight experts in two groups, behind a dense layer."""
+    kit = get_kit("glm4v_moe")
+    model, batch = kit.small(), mp.pack(mixed_samples(kit))
+    with torch.no_grad(), attach(model):
+        with record_routes(model) as routes:
+            own = packed_logprobs(model, batch)
+        assert routes.rows.shape[1:] == (2, 2)  # layers with experts, experts per token
+        batch.routed_experts = routes.rows.to(torch.int16)
+        assert torch.equal(packed_logprobs(model, batch), own)
+        batch.routed_experts = ((routes.rows + 1) % 8).to(torch.int16)
+        assert (packed_logprobs(model, batch) - own).abs().max() > 1e-3
+        batch.routed_experts = None
+        out = model(**model_inputs(batch, model), output_router_logits=True)
+        assert router_loss(model, batch, out.router_logits) > 0
