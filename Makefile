@@ -96,6 +96,14 @@ bench:  ## every op of the hot path against its floor, with the machine's own Py
 	for file in $(BENCHMARKS); do PYTHONPATH=. $(PYTHON) $$file || exit 1; done
 	$(PYTHON) benchmarks/render.py
 
+.PHONY: conformance
+conformance: $(STAMP) .venv-verl/.stamp  ## the checks of every family, to fixtures/conformance/ and README's table; FAMILY=name for one
+	families="$(or $(FAMILY),$$($(BIN)/python -c 'import mmpack.smoke.kits as k; print(*k.kit_names())'))"; \
+	set -- $$(printf -- '--family %s ' $$families); \
+	$(PYTEST) "$$@" --results fixtures/conformance || [ $$? -eq 1 ]; \
+	.venv-verl/bin/python -m pytest "$$@" --check verl --results fixtures/conformance || [ $$? -eq 1 ]
+	$(BIN)/python tests/conformance/table.py
+
 .PHONY: lint
 lint: $(STAMP)  ## ruff; imports run one way
 	$(BIN)/ruff check .
@@ -118,6 +126,8 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures,
 	.venv-upstream/bin/python fixtures/video/regenerate.py --check
 	$(BIN)/python benchmarks/render.py --check
 	$(BIN)/python tests/support/rooms.py --check
+	$(BIN)/python tests/support/family_fields.py --check
+	$(BIN)/python tests/conformance/table.py --check
 
 .PHONY: wheel-check
 wheel-check: $(STAMP)  ## does the built wheel install and run in an empty environment?

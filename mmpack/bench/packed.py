@@ -44,6 +44,7 @@ def removed_padding(model: Any, job: Job, members: list[int]) -> Outcome:
     grids = [batch.media[i].grid_thw for i in batch.media_order]
     work = Work(len(batch.input_ids), batch.attention_plan.pairs, len(batch.input_ids), grids)
     batch = batch.to(job.device)
+    linear = {} if batch.segment_plan is None else {"segment_plan": batch.segment_plan}
     out = model(
         input_ids=batch.input_ids[None],
         position_ids=batch.position_ids[:, None],
@@ -51,6 +52,7 @@ def removed_padding(model: Any, job: Job, members: list[int]) -> Outcome:
         visible_from=batch.visible_from,
         attention_plan=attention_plan_of(batch, model),
         use_cache=False,
+        **linear,
         **pixel_inputs(batch),
     )
     following = batch.input_ids.roll(-1)

@@ -18,7 +18,7 @@ ALL = "all"
 
 
 def command(
-    model: Annotated[str, typer.Option(help="qwen2.5-vl or qwen3-vl.")] = "qwen2.5-vl",
+    model: Annotated[str, typer.Option(help="qwen2.5-vl, qwen3-vl or qwen3.5.")] = "qwen2.5-vl",
     size: Annotated[
         str, typer.Option(help="tiny, or layer: few layers at the widths of 7B and 8B.")
     ] = "tiny",

@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from mmpack.errors import needs
+
+with needs("conformance", __name__):
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
 from mmpack.conformance.agree import NotHere
 from mmpack.conformance.subject import Subject
 from mmpack.smoke.kits import get_kit

@@ -6,6 +6,7 @@ Values are logprobs [N] of the loss tokens; gradients are of their weighted sum,
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,5 +98,5 @@ def logprobs_and_gradients(model: Any, batch: Any, **kwargs: Any) -> tuple[torch
 def relative_difference(a: Gradients, b: Gradients) -> float:
     """Frobenius norm of the difference of two sets of gradients, over that of the second."""
     assert a.keys() == b.keys(), sorted(a.keys() ^ b.keys())
-    off = sum((a[n].double() - b[n].double()).square().sum() for n in a)
-    return float((off / sum(g.double().square().sum() for g in b.values())).sqrt())
+    off = sum(float((a[n].double() - b[n].double()).square().sum()) for n in a)
+    return math.sqrt(off / sum(float(g.double().square().sum()) for g in b.values()))

@@ -6,6 +6,8 @@ from typing import Any
 
 from mmpack.errors import LayoutError
 from mmpack.families.base import Family
+from mmpack.families.gemma3 import GEMMA3
+from mmpack.families.gemma4 import GEMMA4
 from mmpack.families.glm4v import GLM4V
 from mmpack.families.glm4v_moe import GLM4V_MOE
 from mmpack.families.glm46v import GLM46V
@@ -30,6 +32,8 @@ FAMILIES: dict[str, Family] = {
         QWEN3_5,
         QWEN3_5_MOE,
         INTERNVL,
+        GEMMA3,
+        GEMMA4,
         GLM4V,
         GLM4V_MOE,
         GLM46V,

@@ -21,6 +21,9 @@ class VideoDefaults:
     # those that decide which frames are taken, by their names in preprocessor_config.json
     sampling: tuple[tuple[str, Any], ...]
     max_video_tokens: int | None = None  # of a budget for frames; None: there is no such setting
+    # "area": a medium keeps its size between least and most pixels; "budget": it is scaled to the most tokens, of
+    # which processors say the number (`max_soft_tokens`) in place of an area
+    resize: str = "area"
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,9 @@ class Family:
     position_rows: int  # rows of Sample.position_ids
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
-    # "patches": patches that are merged lie together; "tiles": t tiles, patches row by row; "canvas": one picture,
-    # patches row by row, which the tower reads beside others as [n, 3, height, width] and the size of each
+    # how patches lie, and what the tower takes. "patches": those that are merged lie together; "tiles": row by row,
+    # the tower takes t whole tiles; "canvas": row by row, it takes pictures beside each other as [n, 3, height, width]
+    # and the size of each; "padded": row by row, it takes lines of patches with their places
     pixel_layout: str = "patches"
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
@@ -61,6 +65,7 @@ class Family:
     two_way_setting: tuple[str, str | bool] | None = None
     # layers whose state runs from row to row along a path: its batches carry a `segment_plan`
     linear_attention: bool = False
+    full_attention_share: float = 1.0  # of the layers; only these cost by pairs of rows
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
     # ids that stand for a medium before it is expanded (chat templates write them), where they are not its placeholder
@@ -70,13 +75,31 @@ class Family:
     video_bounds: tuple[int, int] | None = None
     # an image is one run per row of merged patches: this id follows each row but the last, `vision_end_id` that one
     row_end_id: int | None = None
+    # what an image is expanded to; {run}: its placeholders, with vision start and end where `writes_markers`
+    image_text: str = "{run}"
+    # of an image of several tiles, each a run of its own: {first} and {rest} are their `image_text`, the rest with
+    # blanks between; None: the tiles of an image are one run
+    tiles_text: str | None = None
     # what one temporal patch of a video in text is: {run}: vision start, placeholders, vision end; {seconds}, or
-    # {whole} ones
+    # {whole} ones, or as a {clock} shows them; and what stands between two patches
     frame_text: str = "<{seconds:.1f} seconds>{run}"
+    frames_between: str = ""
     frame_time: str = "middle"  # of a temporal patch's frames: "middle" of first and last | "first"
     # policies that sample its videos, transformers' first; and what released video processors are set to
     video_policies: tuple[str, ...] = ()
     video: VideoDefaults | None = None
+    # what transformers' processor hands to its image processor in place of that one's own settings, and what where
+    # that one says nothing
+    image_options: tuple[tuple[str, Any], ...] = ()
+    image_defaults: tuple[tuple[str, Any], ...] = ()
+    # placeholders of media that mmpack doesn't read: what they are, and their id
+    unread: tuple[tuple[str, int], ...] = ()
+    # the first transformers whose forward takes what mmpack gives; None: any that mmpack supports
+    oldest_transformers: str | None = None
+    # the forward's keyword for which tokens are of an image (1) or a video (2); None: it asks for none
+    token_types: str | None = None
+    # setting of the text config by which the forward caps logits: cap · tanh(logits / cap); None: it caps none
+    logit_cap: str | None = None
 
     @property
     def placeholder_ids(self) -> dict[str, int]:
@@ -113,13 +136,14 @@ class Family:
         """Runs of placeholders that one medium of `grid` has."""
         if not self.in_pieces(modality):
             return 1
-        return grid[0] if modality == "video" else grid[0] * (grid[1] // self.spatial_merge_size)
+        in_rows = modality == "image" and self.row_end_id is not None
+        return grid[0] * (grid[1] // self.spatial_merge_size if in_rows else 1)
 
     def in_pieces(self, modality: str) -> bool:
-        """Whether a medium is several runs of placeholders, numbered by `ModalitySpan.frame`: frames, or rows."""
+        """Whether a medium is several runs of placeholders, numbered by `ModalitySpan.frame`: frames, rows, tiles."""
         if modality == "video":
             return self.video_layout == "frames"
-        return self.row_end_id is not None
+        return self.row_end_id is not None or self.tiles_text is not None
 
     def same_layout(self, other: Family) -> bool:
         """Whether samples of one are samples of the other: what wrote the ids differs, or the model behind them."""
@@ -134,6 +158,9 @@ _OF_MAKERS = (
     "processors",
     "frame_text",
     "frame_time",
+    "frames_between",
+    "image_options",
+    "image_defaults",
     "video_policies",
     "video",
     "coordinates",

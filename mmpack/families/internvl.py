@@ -23,5 +23,6 @@ INTERNVL = Family(
     tokens_per_second=None,
     pixel_layout="tiles",
     writes_markers=True,
+    image_options=(("crop_to_patches", True),),
     coordinates="normalized_1000",
 )

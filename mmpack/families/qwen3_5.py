@@ -19,4 +19,5 @@ QWEN3_5 = replace(
     vision_levels=1,
     vocab_size=248_320,
     linear_attention=True,
+    full_attention_share=0.25,
 )

@@ -162,7 +162,7 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
     ):
         grids = _grids(name, given)
         if family.in_pieces(name):
-            split = _frames if name == "video" else _rows
+            split = _frames if name == "video" or family.row_end_id is None else _rows
             grids = split(grids, int(mine.sum()), family.spatial_merge_size)
         which = np.flatnonzero(mine)
         if len(grids) != len(which):
@@ -216,7 +216,7 @@ def _rows(images: np.ndarray, most: int, merge: int) -> np.ndarray:
 
 
 def _frames(videos: np.ndarray, most: int, merge: int) -> np.ndarray:
-    """Grids [n, 3] of videos as grids of t = 1, one per temporal patch; at most `most` + 1 per video."""
+    """Grids [n, 3] as grids of t = 1, one per temporal patch or tile; at most `most` + 1 of each."""
     frames = np.repeat(videos, np.clip(videos[:, 0], 1, most + 1), axis=0)
     # an empty grid stays empty
     frames[:, 0] = np.minimum(frames[:, 0], 1)

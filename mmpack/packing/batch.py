@@ -19,6 +19,7 @@ from mmpack.ops.attention import AttentionPlan
 from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.linear_attention import SegmentPlan
+from mmpack.ops.linear_attention.segment_plan import Wave
 from mmpack.ops.logprobs.support import ScoredSupport, Support
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.media import patch_offsets
@@ -255,12 +256,12 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a batch's field: itself, or those of a plan, a table or columns."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, AttentionPlan | SegmentPlan | Support):
+    elif isinstance(value, AttentionPlan | SegmentPlan | Wave | Support):
         yield from _tensors_of({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     elif isinstance(value, dict):
         for part in value.values():
             yield from _tensors_of(part)
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple | list):
         for part in value:
             yield from _tensors_of(part)
 

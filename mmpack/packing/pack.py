@@ -21,7 +21,7 @@ from mmpack.packing.prepare import common_fields, counted, prepare, row_multiple
 from mmpack.packing.replay import routes_in_rows
 from mmpack.packing.segments import packed_segments
 from mmpack.packing.tensors import to_int32
-from mmpack.planning.cost import LayoutCost, layout_of, sharing_of
+from mmpack.planning.cost import layout_cost, layout_of, sharing_of
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
@@ -79,7 +79,7 @@ def pack(
     forest = build_forest(samples, bool(sharing), positions)
     if sharing == "auto":
         plain = build_forest(samples, share=False)
-        pays = LayoutCost().sharing_pays(layout_of(plain), layout_of(forest))
+        pays = layout_cost(family).sharing_pays(layout_of(plain), layout_of(forest))
         forest = forest if pays else plain
     rows = [forest.rows(b) for b in range(len(samples))]
     runs = _runs(samples, rows)

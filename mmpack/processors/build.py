@@ -64,6 +64,7 @@ def build_sample(
     family = processor.family
     policy = covered(loss_spans, len(ids))
     context = context_ids(ids, policy, family)
+    _refuse_unread(context, family)
     runs = placeholder_runs(context, family)
     _refuse_lone(runs, media, family)
     images, videos, seconds = grids_of_media(media)
@@ -99,6 +100,17 @@ def build_sample(
         metadata=metadata,
         **fields,
     )
+
+
+def _refuse_unread(ids: np.ndarray, family: Family) -> None:
+    """Raise ArgumentError for placeholders of media that samples of the family can't hold."""
+    for what, placeholder in family.unread:
+        at = np.flatnonzero(ids == placeholder)
+        if len(at):
+            raise ArgumentError(
+                f"processor: token {at[0]} stands for {what}, which mmpack does not read of {family.name}. "
+                "Fix: leave it out"
+            )
 
 
 def _refuse_lone(found: Runs, media: Sequence[Medium], family: Family) -> None:

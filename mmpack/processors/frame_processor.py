@@ -1,4 +1,4 @@
-"""Sampled frames to patches [t·h·w, patch_dim], bit for bit as transformers' Qwen-VL and GLM-V video processors do.
+"""Sampled frames to patches [t·h·w, patch_dim], as transformers' own video processors make them, bit for bit.
 
 transformers' own need torchvision, whose resize of a tensor is torch's.
 """
@@ -47,12 +47,13 @@ class FrameProcessor:
         do_sample_frames: bool = False,
         do_resize: bool | None = None,
         size: dict[str, int] | None = None,
+        max_soft_tokens: int | None = None,
         cap_pixels_per_frame: bool | None = None,
         do_rescale: bool | None = None,
         do_normalize: bool | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """`pixel_values_videos` float32 [rows, patch_dim], `video_grid_thw` int64 [n, 3].
+        """`pixel_values_videos` float32 [rows, patch_dim], `video_grid_thw` int64 [n, 3]; or lines, as Gemma 4's has.
 
         `videos`: a list of frames [n, 3, h, w], uint8 or float32 of 0 to 255. The others go before the settings.
         Frames that are neither rescaled nor normalised keep their dtype.
@@ -70,7 +71,11 @@ class FrameProcessor:
             )
         frames = [torch.as_tensor(video) for video in videos]
         if self.do_resize if do_resize is None else do_resize:
-            known = {"size": size, "cap_pixels_per_frame": cap_pixels_per_frame}
+            known = {
+                "size": size,
+                "max_soft_tokens": max_soft_tokens,
+                "cap_pixels_per_frame": cap_pixels_per_frame,
+            }
             given = {k: v for k, v in known.items() if v is not None}
             rules = FrameProcessor(self.family, **self.settings | given)
             frames = [resized(f, rules._size_of(f)) for f in frames]
@@ -79,9 +84,26 @@ class FrameProcessor:
         given = {k: v for k, v in switches.items() if v is not None}
         changes = normalization(self.settings | given)
         rows = [pack_video(f, self.family, **changes) for f in frames]
+        if self.family.pixel_layout == "padded":
+            most = self.max_soft_tokens if max_soft_tokens is None else max_soft_tokens
+            return self._lines(torch.cat(rows), plan.grids.tolist(), most)
         return {
             "pixel_values_videos": torch.cat(rows),
             "video_grid_thw": torch.from_numpy(plan.grids),
+        }
+
+    def _lines(self, rows: torch.Tensor, grids: list[list[int]], most: int) -> dict[str, Any]:
+        """Frames as lines of patches, of all videos, as long as the budget."""
+        from mmpack.ops.patches.lines import lines_of
+
+        token = self.pooling_kernel_size**2
+        sizes = [(h, w) for t, h, w in grids for _ in range(t)]
+        values, places = lines_of(rows, sizes, self.family, most * token)
+        return {
+            "pixel_values_videos": values,
+            "video_position_ids": places,
+            "num_frames_per_video": [t for t, _, _ in grids],
+            "num_soft_tokens_per_video": [h * w // token for _, h, w in grids],
         }
 
     def _size_of(self, frames: torch.Tensor) -> tuple[int, int]:
@@ -120,10 +142,22 @@ def _released(family: Family) -> dict[str, Any]:
             f"FrameProcessor: {family.name} takes a video as images. Fix: one image per frame"
         )
     low, high = video.area
+    sizes = {
+        "size": {"shortest_edge": low, "longest_edge": high},
+        "patch_size": family.patch_size,
+        "temporal_patch_size": family.temporal_patch_size,
+        "merge_size": family.spatial_merge_size,
+    }
+    if video.resize == "budget":
+        token = family.patch_size * family.spatial_merge_size
+        sizes = {
+            "max_soft_tokens": high // token**2,
+            "patch_size": family.patch_size,
+            "pooling_kernel_size": family.spatial_merge_size,
+        }
     budget = {"cap_pixels_per_frame": None, "max_video_tokens": video.max_video_tokens}
     return {
         "do_resize": True,
-        "size": {"shortest_edge": low, "longest_edge": high},
         "resample": BICUBIC,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -133,7 +167,5 @@ def _released(family: Family) -> dict[str, Any]:
         "do_convert_rgb": True,
         **dict(video.sampling),
         **({} if video.max_video_tokens is None else budget),
-        "patch_size": family.patch_size,
-        "temporal_patch_size": family.temporal_patch_size,
-        "merge_size": family.spatial_merge_size,
+        **sizes,
     }

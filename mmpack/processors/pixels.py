@@ -29,7 +29,7 @@ def process(
     """
     image = require("PIL.Image", "hf", where).fromarray(pixels)
     kind = "np" if backend == "pil" else "pt"
-    options = image_options(family) | (AS_BYTES if kept_as == "uint8" else {})
+    options = image_options(family, image_processor) | (AS_BYTES if kept_as == "uint8" else {})
     try:
         out = image_processor(images=[image], return_tensors=kind, **options)
     except ValueError as error:  # a shape that it can't resize
@@ -43,6 +43,8 @@ def process(
         made = as_bytes(made, where)
     if family.pixel_layout in ("tiles", "canvas"):
         return patches_of(made, family)
+    if family.pixel_layout == "padded":
+        return patches_of_lines(made, np.asarray(out["image_position_ids"]), family)
     t, h, w = (int(n) for n in out["image_grid_thw"][0])
     return Processed((t, h, w), made)
 
@@ -60,11 +62,31 @@ def as_bytes(made: np.ndarray, where: str) -> np.ndarray:
     return out
 
 
-def image_options(family: Family) -> dict[str, Any]:
-    """What the family's processor of transformers hands to its image processor beside the image."""
+def image_options(family: Family, image_processor: Any) -> dict[str, Any]:
+    """What the family's processor of transformers hands to its image processor beside the image.
+
+    Of `image_defaults` only what the image processor does not set itself.
+    """
+    unset = {
+        name: value
+        for name, value in family.image_defaults
+        if getattr(image_processor, name, None) is None
+    }
     if family.pixel_layout == "canvas":  # sides are whole merged patches
-        return {"patch_size": family.patch_size * family.spatial_merge_size}
-    return {"crop_to_patches": True} if family.pixel_layout == "tiles" else {}
+        unset["patch_size"] = family.patch_size * family.spatial_merge_size
+    return unset | dict(family.image_options)
+
+
+def patches_of_lines(lines: np.ndarray, places: np.ndarray, family: Family) -> Processed:
+    """[t, longest, patch_dim] of pictures of one size, places [t, longest, 2] (-1: padding), as rows of patches.
+
+    In lines a patch is height, width, channels; in rows channels, height, width.
+    """
+    size = family.patch_size
+    w, h = (int(n) + 1 for n in places[0].max(axis=0))
+    cells = lines[:, : h * w].reshape(-1, size, size, 3).transpose(0, 3, 1, 2)
+    rows = np.ascontiguousarray(cells).reshape(len(lines) * h * w, family.patch_dim)
+    return Processed((len(lines), h, w), rows)
 
 
 def patches_of(tiles: np.ndarray, family: Family) -> Processed:

@@ -30,7 +30,7 @@ def family_of(hf_processor: Any, given: str | None) -> Family:
         )
     token = getattr(hf_processor, "image_token_id", None)
     for family in families:
-        if token in (None, family.image_token_id):
+        if token in (None, family.image_token_id, family.image_prompt_id):
             return family
     known = ", ".join(f"{f.name} {f.image_token_id}" for f in families)
     raise ArgumentError(
@@ -64,6 +64,7 @@ def check_settings(
         return  # its image processor is told the size
     for name, own in (
         ("merge_size", family.spatial_merge_size),
+        ("pooling_kernel_size", family.spatial_merge_size),
         ("patch_size", family.patch_size),
         ("temporal_patch_size", family.temporal_patch_size),
     ):

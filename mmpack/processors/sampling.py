@@ -60,15 +60,14 @@ def resolved(sampling: Mapping[str, Any]) -> tuple[Policy, Any]:
 
 
 def _own_settings(policy: Policy, video_processor: Any, family: Family) -> dict[str, Any]:
-    size = video_processor.size
     out: dict[str, Any] = {
         "model": family.name,
-        "min_pixels": size["shortest_edge"],
-        "max_pixels": size["longest_edge"],
+        **_limits(video_processor, family),
         "cap_pixels_per_frame": bool(getattr(video_processor, "cap_pixels_per_frame", None)),
         "transformers": _rules_of(video_processor),
     }
-    out |= {name: getattr(video_processor, name, None) for name in _SIZES}
+    sizes = {name: getattr(video_processor, name, None) for name in _SIZES}
+    out = sizes | out
     if not out["cap_pixels_per_frame"]:
         del out["max_video_tokens"]
     if policy.name == family.video_policies[0]:
@@ -80,6 +79,16 @@ def _own_settings(policy: Policy, video_processor: Any, family: Family) -> dict[
             out[name] = getattr(video_processor, name, None)
     known = {f.name for f in fields(policy.settings)}
     return {k: v for k, v in out.items() if k in known and v is not None}
+
+
+def _limits(video_processor: Any, family: Family) -> dict[str, Any]:
+    """Pixels of a resized medium, and patches along a token's side where the processor has a name of its own for it."""
+    if family.video is not None and family.video.resize == "budget":
+        merge = video_processor.pooling_kernel_size
+        token = (video_processor.patch_size * merge) ** 2
+        return {"max_pixels": video_processor.max_soft_tokens * token, "merge_size": merge}
+    size = video_processor.size
+    return {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
 
 
 def _rules_of(video_processor: Any) -> str:

@@ -24,8 +24,14 @@ _SWITCHED = {
     "do_normalize": ("image_mean", "image_std"),
     "do_sample_frames": ("fps", "num_frames", "min_frames", "max_frames"),
     "crop_to_patches": ("min_patches", "max_patches"),
+    "do_pan_and_scan": (
+        "pan_and_scan_min_crop_size",
+        "pan_and_scan_max_num_crops",
+        "pan_and_scan_min_ratio_to_activate",
+    ),
 }
-_NOT_EVERYWHERE = ("do_sample_frames", "crop_to_patches")  # switches that few processors have
+_TILES = ("crop_to_patches", "do_pan_and_scan")  # off, too, they decide a grid
+_NOT_EVERYWHERE = ("do_sample_frames", *_TILES)  # switches that few processors have
 _ALWAYS = ("patch_size", "temporal_patch_size", "merge_size")
 
 
@@ -80,7 +86,9 @@ def describe(
         "tokenizer": tokenizer_hash.of(tokenizer)
         | {"special_ids": special_ids(tokenizer), "vocab_size": vocab_size(family, tokenizer)},
         "chat_template": None if chat_template is None else text_hash(chat_template),
-        "image": vision_settings(image_processor, image_options(family) | _merges(family)),
+        "image": vision_settings(
+            image_processor, image_options(family, image_processor) | _merges(family)
+        ),
         "video": video if sampling is None or video is None else video | {"sampling": sampling},
         "position_rule": position_rule,
         "tokens_per_second": tokens_per_second,
@@ -100,12 +108,16 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
     raw["min_pixels"] = size.get("shortest_edge", raw.get("min_pixels"))
     raw["max_pixels"] = size.get("longest_edge", raw.get("max_pixels"))
     raw |= {side: size.get(side) for side in ("height", "width")}
+    if "max_soft_tokens" in raw:  # a budget of tokens, each of pooled patches
+        raw["merge_size"] = raw["pooling_kernel_size"]
+        token = raw["patch_size"] * raw["merge_size"]
+        raw["max_pixels"] = raw["max_soft_tokens"] * token**2
     out: dict[str, Any] = {
         "backend": "pil" if type(processor).__name__.endswith("Pil") else "torchvision"
     }
     for switch, names in _SWITCHED.items():
         on = bool(raw.get(switch, False))
-        tiles = switch == "crop_to_patches" and switch in raw  # off, too, decides a grid
+        tiles = switch in _TILES and switch in raw
         if on or tiles or switch not in _NOT_EVERYWHERE:
             out[switch] = on
         if on:
@@ -153,6 +165,6 @@ def _plain(name: str, value: Any) -> Any:
         value = value.value
     if name in ("image_mean", "image_std"):
         return np.broadcast_to(np.asarray(value, dtype=np.float64), 3).tolist()
-    if name in ("rescale_factor", "fps"):
+    if name in ("rescale_factor", "fps", "pan_and_scan_min_ratio_to_activate"):
         return float(value)
     return value if isinstance(value, str) else int(value)

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError, require
+from mmpack.families import Family, get_family
 from mmpack.layout.fingerprint import cache_key, content_hash, embedding_settings, fingerprint
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.frame_processor import resized_by_utils
 from mmpack.processors.images import path_below
-from mmpack.processors.pixels import AS_BYTES, as_bytes
+from mmpack.processors.pixels import AS_BYTES, as_bytes, patches_of_lines
 from mmpack.processors.sampling import resolved
 from mmpack.schema.media import Medium
 from mmpack.video.choose_frames import plan_of, sample
@@ -282,7 +283,7 @@ def _laid_out(
             f"{where}: the video processor refuses {plan.num_frames} frames of {plan.loaded_size[0]}×"
             f"{plan.loaded_size[1]} ({why}). Fix: another video"
         ) from None
-    grid = tuple(int(n) for n in out["video_grid_thw"][0])
+    grid, made = _patches(out, get_family(plan.settings["model"]))
     if grid != plan.grid_thw:
         raise LayoutError(
             f"{where}: the video processor makes a grid of {list(grid)}, the plan says {list(plan.grid_thw)}. "
@@ -297,9 +298,17 @@ def _laid_out(
         content_hash=content,
         **plan.medium_fields(),
     )
-    made = np.asarray(out["pixel_values_videos"])
     medium.pixel_values = as_bytes(made, where) if kept_as == "uint8" else made
     return medium
+
+
+def _patches(out: Any, family: Family) -> tuple[tuple[int, ...], np.ndarray]:
+    """Grid and patches of the one video that a processor of transformers laid out."""
+    made = np.asarray(out["pixel_values_videos"])
+    if family.pixel_layout == "padded":
+        done = patches_of_lines(made, np.asarray(out["video_position_ids"]), family)
+        return done.grid_thw, done.pixel_values
+    return tuple(int(n) for n in out["video_grid_thw"][0]), made
 
 
 def _as_frames(video: Any, where: str) -> np.ndarray:

@@ -221,6 +221,11 @@ RULES: dict[str, Rule] = {
             "samples of one pack differ in what is to be replayed",
             "record it for all of them, pack them separately, or set it to None on all",
         ),
+        Rule(
+            "MM409",
+            "a sample is older than max_policy_lag",
+            "raise the lag, or leave such samples out",
+        ),
     )
 }
 # a tokenizer finds them broken: those who read tokens as text report them, `validate` does not

@@ -91,3 +91,51 @@ MISTRAL = r"""
   {{- ends[message["role"]] -}}
 {%- endfor -%}
 """
+
+_GEMMA = r"""
+{{- bos_token -}}
+SYSTEM
+{%- for message in rest -%}
+  {%- set role = "model" if message["role"] == "assistant" else message["role"] -%}
+  {{- "OPEN" ~ role ~ "\n" -}}
+  {%- if loop.first -%}{{- first -}}{%- endif -%}
+  {%- if message["content"] is string -%}
+    {{- message["content"] | trim -}}
+  {%- else -%}
+    {%- for part in message["content"] -%}
+      {%- if part["type"] == "image" -%}
+        {{- "IMAGE" -}}
+      {%- elif part["type"] == "video" -%}
+        {{- "VIDEO" -}}
+      {%- elif part["type"] == "text" -%}
+        {{- part["text"] | trim -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- "CLOSE\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- "OPENmodel\n" -}}
+{%- endif -%}
+"""
+# the system's text goes before the first turn's
+_SYSTEM_FIRST = r"""
+{%- set system = messages[0]["role"] == "system" -%}
+{%- set rest = messages[1:] if system else messages -%}
+{%- set first = messages[0]["content"] ~ "\n\n" if system else "" -%}
+"""
+_SYSTEM_TURN = r"""
+{%- set rest = messages -%}
+{%- set first = "" -%}
+"""
+
+
+def _gemma(system: str, start: str, end: str, image: str, video: str) -> str:
+    text = _GEMMA.replace("SYSTEM", system).replace("OPEN", start).replace("CLOSE", end)
+    return text.replace("IMAGE", image).replace("VIDEO", video)
+
+
+GEMMA3 = _gemma(_SYSTEM_FIRST, "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "")
+GEMMA4 = _gemma(
+    _SYSTEM_TURN, "<|turn>", "<turn|>", r"\n\n<|image|>\n\n", r"\n\n<|video|>\n\n"
+)  # of turns without tools or thoughts

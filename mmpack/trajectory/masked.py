@@ -116,8 +116,10 @@ def media_in(
     ids: np.ndarray, media: Sequence[Medium], family: Family, expanded: bool
 ) -> list[Medium]:
     """The first of `media`, as many as `ids` have placeholders for."""
+    if not expanded:
+        return list(media[: int(np.isin(ids, list(family.prompt_ids.values())).sum())])
     runs = len(placeholder_runs(ids, family))
-    counts = [family.spans_of(m.modality, m.grid_thw) if expanded else 1 for m in media]
+    counts = [family.spans_of(m.modality, m.grid_thw) for m in media]
     return [m for m, end in zip(media, np.cumsum(counts), strict=True) if end <= runs]
 
 

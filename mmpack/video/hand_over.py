@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.families import get_family
 from mmpack.video.frame_plan import FramePlan
 
 
@@ -37,8 +38,12 @@ def hf_kwargs(plan: FramePlan) -> dict[str, Any]:
     out: dict[str, Any] = {
         "do_sample_frames": False,
         "do_resize": plan.size != plan.loaded_size,
-        "size": {"shortest_edge": settings["min_pixels"], "longest_edge": settings["max_pixels"]},
     }
+    video = get_family(settings["model"]).video
+    if video is not None and video.resize == "budget":
+        token = settings["patch_size"] * settings["merge_size"]
+        return out | {"max_soft_tokens": settings["max_pixels"] // token**2}
+    out["size"] = {"shortest_edge": settings["min_pixels"], "longest_edge": settings["max_pixels"]}
     if settings["cap_pixels_per_frame"]:
         out["cap_pixels_per_frame"] = True
     return out

@@ -298,6 +298,10 @@ def test_layers_have_the_rules_of_their_config(model, family, monkeypatch):
     assert layer_rules.layer_rules(model, "test") == ((WINDOW, 16, False), (None, 16, False))
     monkeypatch.setattr(model.config.text_config, "layer_types", ["full_attention"] * 3)
     assert layer_rules.layer_rules(model, "test") == ()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.model.language_model.layers[0].self_attn, "is_causal", False)
+        with pytest.raises(mp.ModelError, match="attach: the model's text layers see both ways"):
+            attach(model)
     with pytest.raises(
         mp.ModelError, match="a layer has a window of 7 with heads of 16, the config"
     ):
@@ -309,6 +313,20 @@ def test_the_invariant_mode_refuses_windows_that_count(model, family):
         with pytest.raises(mp.BackendError, match="fixed_blocks keeps to no sliding window"):
             inputs_of(mp.pack(samples_of("tree")), model)
         inputs_of(mp.pack(samples_of("tree")[-1:]), model)  # shorter than the window
+
+
+def test_layers_that_run_again_in_backward(model, family):
+    own = copy.deepcopy(model).train()
+    batch = mp.pack(samples_of("tree"), share_prefix=True)
+
+    def gradients():
+        own.zero_grad(set_to_none=True)
+        sum(h.square().sum() for h in together(own, batch)).backward()
+        return {n: p.grad.clone() for n, p in own.named_parameters() if p.grad is not None}
+
+    expected = gradients()
+    own.gradient_checkpointing_enable()
+    assert relative_difference(gradients(), expected) <= 1e-6
 
 
 def test_compiled_layers(model, family):

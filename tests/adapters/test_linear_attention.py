@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -12,11 +13,16 @@ from support.models import logprobs_and_gradients, small_model
 from support.samples import make_sample
 
 import mmpack as mp
+from mmpack import invariant
 from mmpack.adapters.transformers import attach, is_attached, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.attention import attach_in_forwards
 from mmpack.adapters.transformers.linear_attention import net_of
+from mmpack.adapters.transformers.prefix import kv_bytes_per_token
+from mmpack.adapters.transformers.router import router_loss
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.linear_attention import plan_segments
+from mmpack.packing.batch import _tensors_of
+from mmpack.planning.memory import memory_model
 
 pytestmark = pytest.mark.adapter
 NAME = "qwen3_5"
@@ -84,6 +90,20 @@ def test_the_tests_can_see_a_wrong_plan(model, offsets, parents):
         right = packed_logprobs(model, batch)
         batch.segment_plan = wrong
         assert (packed_logprobs(model, batch) - right).abs().max() > 1e-3
+
+
+def test_a_moved_batch_moves_all_of_its_plan():
+    """And a stream is told of each of its tensors, those of its waves too."""
+    batch = mp.pack(tree(), share_prefix=True)
+    plan = batch.segment_plan
+    known = {x.data_ptr() for x in _tensors_of(plan)}
+    for wave in plan.waves[1:]:
+        own = {wave.cu_seqlens, wave.chunk_indices, wave.parents, *wave.children}
+        assert {x.data_ptr() for x in own} <= known
+    assert plan.previous.data_ptr() in known and plan.readers.order.data_ptr() in known
+    moved = batch.to("meta").segment_plan
+    assert {x.device.type for x in _tensors_of(moved)} == {"meta"}
+    assert moved.checksum == plan.checksum == batch.attention_plan.checksum
 
 
 # ---- wrong use ----------------------------------------------------------------------------------------
@@ -231,3 +251,50 @@ def test_half_precision_is_about_as_near_as_separate_forwards(model):
         with attach(low):
             found = packed_logprobs(low, mp.pack(samples, share_prefix=True))
     assert (found - wanted).square().mean() <= 2**2 * (apart - wanted).square().mean()
+
+
+def test_autocast_is_about_as_near_as_separate_forwards(model):
+    samples = tree()
+    with torch.no_grad():
+        wanted = torch.cat([packed_logprobs(model, mp.pad([s])) for s in samples])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            apart = torch.cat([packed_logprobs(model, mp.pad([s])) for s in samples])
+            with attach(model):
+                found = packed_logprobs(model, mp.pack(samples, share_prefix=True))
+    assert (found - wanted).square().mean() <= 2**2 * (apart - wanted).square().mean()
+
+
+def test_the_routers_loss_counts_each_row_once():
+    """As of the unshared forward in which a prefix counts at its first sample only."""
+    model = small_model("qwen3_5_moe")
+    samples = [dataclasses.replace(s, family="qwen3_5_moe") for s in tree()[:3]]
+    plain, shared = mp.pack(samples), mp.pack(samples, share_prefix=True, pad_to_multiple_of=16)
+    with attach(model), torch.no_grad():
+        logits, found = (
+            model(**model_inputs(b, model), output_router_logits=True).router_logits
+            for b in (plain, shared)
+        )
+    first = torch.ones(len(plain.input_ids), dtype=torch.int64)
+    for b in (1, 2):
+        first[7 * b : 7 * b + 3] = 0
+    text = model.config.get_text_config()
+    theirs = sys.modules[type(model).__module__].load_balancing_loss_func
+    wanted = theirs(logits, text.num_experts, text.num_experts_per_tok, first[None])
+    assert abs(router_loss(model, shared, found) - wanted) <= 1e-5
+
+
+# ---- what is refused ---------------------------------------------------------------------------------
+
+
+def test_what_keeps_kv_alone_or_needs_one_order_of_sums(model):
+    sample = texts()[0]
+    with pytest.raises(mp.ModelError, match=r"layers of another kind \(linear_attention\)"):
+        kv_bytes_per_token(model)
+    with (
+        attach(model),
+        invariant.batch_invariant(model),
+        pytest.raises(mp.ModelError, match="batch_invariant: the model has linear attention"),
+    ):
+        packed_logprobs(model, mp.pack([sample]))
+    with pytest.raises(mp.ArgumentError, match="no terms for a decoder of type 'qwen3_5_text'"):
+        memory_model(model.config)

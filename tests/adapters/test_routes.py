@@ -1,5 +1,6 @@
 """Routes replayed: a rollout whose routers chose otherwise gives the trainer its logprobs and gradients, any layout."""
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -156,15 +157,26 @@ def test_rows_without_a_route_take_the_models_own(model):
     assert (taken.rows[batch.num_tokens :, :, 0] != taken.rows[batch.num_tokens :, :, 1]).all()
 
 
-def test_a_family_that_is_only_padded():
+def test_a_family_with_linear_attention():
+    """Packed, shared and rounded up, also with layers that are run again after detach; and padded, detached."""
     model = routed_model("qwen3_5_moe")
-    samples = mixed_batch("qwen3_5_moe")[-1:]
-    wanted, gradients = Engine(model).answers(samples, seeds=[0])
-    values, found = logprobs_and_gradients(model, mp.pad(samples))
-    assert (values - wanted).abs().max() <= 1e-6
-    assert relative_difference(found, gradients) <= 1e-6
-    with torch.no_grad():
-        own = packed_logprobs(model, mp.pad([_without_routes(s) for s in samples]))
+    samples = mixed_batch("qwen3_5_moe")[1:3]
+    wanted, gradients = Engine(model).answers(samples, seeds=[0, 0])
+    ways = {"left": None, "packed": False, "shared, rounded up": False, "shared": True}
+    for layout, checkpointed in ways.items():
+        batch = LAYOUTS[layout](samples)
+        if checkpointed:
+            model.train().gradient_checkpointing_enable({"use_reentrant": False})
+        with contextlib.nullcontext() if checkpointed is None else attach(model):
+            values = packed_logprobs(model, batch)
+        (values * weights_of(batch)).sum().backward()
+        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad(set_to_none=True)
+        assert (values - wanted).abs().max() <= 1e-6, layout
+        assert relative_difference(found, gradients) <= 1e-6, layout
+    model.gradient_checkpointing_disable()
+    with attach(model.eval()), torch.no_grad():
+        own = packed_logprobs(model, mp.pack([_without_routes(s) for s in samples]))
     assert (own - wanted).abs().max() > 1e-3
 
 

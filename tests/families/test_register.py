@@ -1,6 +1,8 @@
 """Families of one's own: registered ones are read, wrapped and packed; what mmpack could not follow is refused."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +49,14 @@ def test_a_registered_family_is_known_everywhere(registered, tmp_path):
     assert mp.compare(tmp_path / "t.jsonl", read).ok
     assert mp.pack(samples, share_prefix=True).family == "mine"
     assert mp.plan(samples, max_tokens=500).dropped == []
+
+
+def test_the_page_of_families(registered):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "families.md").read_text("utf-8")
+    names: dict = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    assert family_of_model_type("mine_vl") is names["MINE"]
+    assert mp.validate(mixed_samples(register_kit(names["KIT"]))) == []
 
 
 def test_what_is_refused(registered):

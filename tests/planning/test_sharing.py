@@ -8,9 +8,10 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
+from mmpack.families import get_family
 from mmpack.layout.forest import build_forest
 from mmpack.ops.attention import TREE
-from mmpack.planning.cost import LayoutCost, layout_of
+from mmpack.planning.cost import LayoutCost, cost_model, layout_cost, layout_of
 
 
 def group(name, prompt, responses, start=0):
@@ -119,3 +120,21 @@ def test_other_words_are_refused():
                  lambda how: mp.pack(samples, share_prefix=how)):  # fmt: skip
         with pytest.raises(ArgumentError, match=r"share_prefix is 'always'. Fix: pass True"):
             call("always")
+
+
+def test_linear_attention_costs_by_waves_and_by_pairs_of_a_few_layers():
+    """Each depth of a forest runs after the one above it, so short prefixes are not worth one."""
+    hybrid = get_family("qwen3_5")
+    assert cost_model(hybrid)(0, 1000, 0) == cost_model(None)(0, 1000, 0) / 4
+    for prompt, count, pays in ((60, 4, False), (1200, 8, True)):
+        samples = group("a", prompt, [5] * count)
+        for sample in samples:
+            sample.family = "qwen3_5"
+        plain, shared = (layout_of(build_forest(samples, share)) for share in (False, True))
+        assert (plain.waves, shared.waves) == (1, 2)
+        assert LayoutCost().sharing_pays(plain, shared)
+        assert layout_cost(hybrid).sharing_pays(plain, shared) == pays
+        assert (mp.pack(samples, share_prefix="auto").cu_seqlens is None) == pays
+        plan = mp.plan(samples, max_tokens=20_000, share_prefix="auto")
+        assert plan.share == [pays]
+    assert layout_cost(get_family("qwen3_vl")) == LayoutCost()

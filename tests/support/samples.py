@@ -242,13 +242,21 @@ def samples(
     `replay`: also what is to be replayed, which all samples of a pack have or none.
     """
     family = get_family(draw(st.sampled_from(families)))
-    videos = st.tuples(st.just("video"), VIDEO_GRIDS, NAMES.map(lambda name: name + " film"))
+    merge = family.spatial_merge_size
+
+    def merged(grid: tuple[int, int, int]) -> tuple[int, int, int]:
+        """A grid of pairs of patches, of as many as the family merges."""
+        return grid[0], grid[1] * merge // 2, grid[2] * merge // 2
+
+    videos = st.tuples(
+        st.just("video"), VIDEO_GRIDS.map(merged), NAMES.map(lambda name: name + " film")
+    )
     parts = draw(
         st.lists(
             st.tuples(st.just("text"), TOKENS)
             | st.tuples(st.just("response"), TOKENS, TURNS, st.sampled_from(LOSS_KINDS))
             | st.tuples(st.just("observation"), TOKENS, TURNS, st.sampled_from(OBSERVATION_SOURCES))
-            | st.tuples(st.just("image"), GRIDS, NAMES)
+            | st.tuples(st.just("image"), GRIDS.map(merged), NAMES)
             | (videos if "video" in family.placeholder_ids else st.nothing()),
             max_size=6,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 
 from mmpack.adapters.trl import MmpackGRPO
 from mmpack.smoke.datasets import load_exercises
@@ -67,7 +67,7 @@ def make_trainer(
         "disable_tqdm": True,
     }
     return cls(
-        model=Qwen2_5_VLForConditionalGeneration.from_pretrained(checkpoint),
+        model=AutoModelForImageTextToText.from_pretrained(checkpoint),
         reward_funcs=reward,
         args=trl.GRPOConfig(output_dir=str(output), **(settings | options)),
         train_dataset=datasets.Dataset.from_list(list(rows)),

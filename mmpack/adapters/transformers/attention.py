@@ -18,7 +18,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mmpack.adapters.transformers.ahead import load_kernels
 from mmpack.adapters.transformers.compile import are_compiled, has_compiled_text
-from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask
+from mmpack.adapters.transformers.guards import (
+    NO_MASK,
+    BoundIds,
+    NoMask,
+    refuse_old_transformers,
+    refuse_wrong_use,
+)
 from mmpack.adapters.transformers.layer_rules import (
     KeptRules,
     LayerPlans,
@@ -126,6 +132,7 @@ def refuse_unpackable(whole: Any) -> None:
         raise ModelError(
             f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
         )
+    refuse_old_transformers(family, "attach")
     layer_rules(whole, "attach")
     refuse_unknown_nets(whole)
 
@@ -184,14 +191,15 @@ def visible_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     no_mask(attention_mask=attention_mask)
-    _refuse_wrong_use(query, key, visible_until)
+    refuse_wrong_use(query, key, visible_until)
     window = kwargs.get("sliding_window")
     two_way, plan = plan_of_layer(attention_plan, module, window, query.shape[-1])
+    until: Any = visible_until  # which is there
     out = tree_attention(
         query,
         key,
         value,
-        visible_until,  # type: ignore[arg-type]
+        until,
         plan,
         visible_from=visible_from if two_way else None,
         window=window,
@@ -222,6 +230,8 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
             "mmpack attention: position_ids is missing, and the model's own count would run across samples. "
             "Fix: call model(**model_inputs(batch, model))"
         )
+    if args and isinstance(args[0], BoundIds):  # as the forwards pass them that verl puts in
+        args, kwargs = args[1:], kwargs | {"input_ids": args[0]}
     ids = kwargs.get("input_ids")
     if isinstance(ids, BoundIds):
         kwargs = kwargs | ids.open(core, attached)
@@ -258,37 +268,18 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "mmpack attention: use_cache is on. Fix: leave use_cache=False, as model_inputs sets it; detach to generate"
         )
     made = plans_of_forward(decoder, kwargs, FLEX if are_compiled(list(decoder.layers)) else ())
-    return None if made is None else (args, kwargs | {"attention_plan": made})
+    more: dict[str, Any] = {} if made is None else {"attention_plan": made}
+    if (
+        getattr(decoder.config, "num_kv_shared_layers", 0)
+        and kwargs.get("visible_until") is not None
+    ):
+        # such a decoder cuts rows, and masks with them, by any whole number
+        more["logits_to_keep"] = slice(None)
+    return (args, kwargs | more) if more else None
 
 
 def _check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return check_segments(decoder, args, kwargs) if TEXT.is_attached(decoder) else None
-
-
-def _refuse_wrong_use(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    visible_until: torch.Tensor | None,
-) -> None:
-    why = None
-    if visible_until is None:
-        why = "visible_until is missing", "call model(**model_inputs(batch, model)), or detach"
-    elif query.shape[2] != key.shape[2]:
-        why = (
-            f"{key.shape[2]} keys for {query.shape[2]} queries, so a KV cache is on",
-            "pass use_cache=False and no past_key_values; detach to generate",
-        )
-    elif visible_until.shape[-1] != key.shape[2] or visible_until.numel() not in (
-        key.shape[2],
-        key.shape[0] * key.shape[2],
-    ):
-        why = (
-            f"visible_until has shape {list(visible_until.shape)}, there are "
-            f"{key.shape[0]} × {key.shape[2]} keys",
-            "pass the batch's own",
-        )
-    if why is not None:
-        raise ModelError(f"mmpack attention: {why[0]}. Fix: {why[1]}")
 
 
 def _register() -> None:

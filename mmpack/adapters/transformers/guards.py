@@ -11,7 +11,19 @@ from typing import Any
 
 import torch
 
-from mmpack.errors import ModelError
+from mmpack.errors import ModelError, installed_version
+from mmpack.families import Family
+
+
+def refuse_old_transformers(family: Family, what: str) -> None:
+    """Raise ModelError, as `what`, where the family's forward takes other arguments than mmpack gives."""
+    oldest, found = family.oldest_transformers, installed_version("transformers")
+    if oldest is None or found is None:
+        return
+    if tuple(map(int, found.split(".")[:2])) < tuple(map(int, oldest.split("."))):
+        raise ModelError(
+            f"{what}: {family.name} needs transformers {oldest} or newer, {found} is installed. Fix: a newer one"
+        )
 
 
 class BoundIds:
@@ -110,3 +122,30 @@ class NoMask:
 
 
 NO_MASK = NoMask()
+
+
+def refuse_wrong_use(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    visible_until: torch.Tensor | None,
+) -> None:
+    """Raise ModelError, before attention runs, where visible_until is missing or is not of these rows."""
+    why = None
+    if visible_until is None:
+        why = "visible_until is missing", "call model(**model_inputs(batch, model)), or detach"
+    elif query.shape[2] != key.shape[2]:
+        why = (
+            f"{key.shape[2]} keys for {query.shape[2]} queries, so a KV cache is on",
+            "pass use_cache=False and no past_key_values; detach to generate",
+        )
+    elif visible_until.shape[-1] != key.shape[2] or visible_until.numel() not in (
+        key.shape[2],
+        key.shape[0] * key.shape[2],
+    ):
+        why = (
+            f"visible_until has shape {list(visible_until.shape)}, there are "
+            f"{key.shape[0]} × {key.shape[2]} keys",
+            "pass the batch's own",
+        )
+    if why is not None:
+        raise ModelError(f"mmpack attention: {why[0]}. Fix: {why[1]}")

@@ -5,13 +5,15 @@ PEFT puts modules of its own there: a copy that is trained (`modules_to_save`), 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.errors import ArgumentError, kind_of
+from mmpack.families import family_of_config
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.support import Support
@@ -31,6 +33,36 @@ def head_of(whole: Any) -> Any:
     return head
 
 
+def logit_cap(whole: Any) -> float | None:
+    """The bound that the model's forward puts on what its head makes, cap · tanh(logits / cap), if it does so."""
+    name = family_of_config(whole.config).logit_cap
+    return None if name is None else getattr(whole.config.get_text_config(), name)
+
+
+def capped(
+    logits_of: Callable[[Any], torch.Tensor], cap: float | None
+) -> Callable[[Any], torch.Tensor]:
+    """`logits_of`, and the cap after it, as the model's forward does."""
+    if cap is None:
+        return logits_of
+    return lambda hidden: torch.tanh(logits_of(hidden) / cap) * cap
+
+
+@contextlib.contextmanager
+def uncapped(whole: Any) -> Iterator[None]:
+    """The model's forward leaves what its head makes as it is, within the block."""
+    cap, name = logit_cap(whole), family_of_config(whole.config).logit_cap
+    if cap is None:
+        yield
+        return
+    config = whole.config.get_text_config()
+    setattr(config, str(name), None)
+    try:
+        yield
+    finally:
+        setattr(config, str(name), cap)
+
+
 def reader(
     head: Any,
     batch: Batch,
@@ -38,12 +70,15 @@ def reader(
     entropy: bool,
     memory_budget: int | None = None,
     kept_ids: bool = True,
+    cap: float | None = None,
 ) -> Callable[[Any], Values]:
     """Hidden states [..., H] of the batch's rows -> logprobs [N], or (logprobs, entropies), by this head.
 
+    `cap`: of the model's logits; they are made then.
+
     `memory_budget`: of a head that is read by its weight. `kept_ids`: over those of the batch, if it has some.
     """
-    logits_of = head.forward  # taken now: the caller may exchange it
+    logits_of = capped(head.forward, cap)  # taken now: the caller may exchange it
     support = batch.kept_ids if kept_ids else None
     _check_kept(support, len(batch.loss_targets))
 
@@ -82,7 +117,7 @@ def reader(
             return torch.cat(logprobs), torch.cat(entropies)
         return torch.cat(made)
 
-    return by_weight if is_linear(head) else by_logits
+    return by_weight if is_linear(head) and cap is None else by_logits
 
 
 def _check_kept(support: Any, count: int) -> None:

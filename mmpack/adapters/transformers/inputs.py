@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from mmpack.adapters.transformers.attention import (
@@ -16,7 +17,7 @@ from mmpack.adapters.transformers.attention import (
     is_attached,
     open_ids_in_forward,
 )
-from mmpack.adapters.transformers.guards import BoundIds
+from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
 from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
@@ -47,6 +48,7 @@ from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
 from mmpack.schema.rules import Problem
+from mmpack.schema.spans import MODALITIES
 
 
 def model_inputs(
@@ -89,6 +91,7 @@ def model_inputs(
     always = vision == "always" or is_parallel(model)
     model = unwrap(model, "model_inputs")
     family = family_of_config(model.config)
+    refuse_old_transformers(family, "model_inputs")
     refuse_other_batch(batch, model, "model_inputs")
     if features is not None or max_patches is not None:
         refuse_options(model, features, max_patches, "model_inputs")
@@ -116,6 +119,8 @@ def model_inputs(
             inputs[SEGMENTS] = _segment_plan(batch)
     else:
         _refuse_missing_kernels(model.config.get_text_config())
+        if family.token_types is not None:
+            inputs[family.token_types] = _token_types(batch.input_ids, family)
     if batch.routed_experts is not None:
         routes_of(batch, model, "model_inputs")
         inputs[KEYWORD] = batch.routed_experts
@@ -136,6 +141,14 @@ def model_inputs(
             return inputs | {"input_ids": ids}
         open_ids_in_forward(model.model)
     return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict)}
+
+
+def _token_types(ids: torch.Tensor, family: Family) -> torch.Tensor:
+    """Like `ids`: 1 at placeholders of images, 2 at those of videos, 0 elsewhere."""
+    out = torch.zeros_like(ids)
+    for modality, placeholder in family.placeholder_ids.items():
+        out += (ids == placeholder) * (1 + MODALITIES.index(modality))
+    return out
 
 
 def refuse_other_batch(batch: Batch, model: Any, what: str) -> None:

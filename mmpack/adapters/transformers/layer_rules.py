@@ -83,6 +83,11 @@ def layer_rules(whole: Any, what: str) -> tuple[LayerRule, ...]:
         attention = getattr(layer, "self_attn", None)
         if kind not in (SLIDING, FULL) or attention is None:
             continue
+        if getattr(attention, "is_causal", True) is False:
+            raise ModelError(
+                f"{what}: the model's text layers see both ways throughout, which packed rows can't obey. "
+                "Fix: train it on padded batches (mp.pad), detached"
+            )
         rule = LayerRule(
             window if kind == SLIDING else None,
             getattr(attention, "head_dim", None) or _head_dim(text),

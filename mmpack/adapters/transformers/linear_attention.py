@@ -15,13 +15,16 @@ from torch.nn import functional
 from mmpack.adapters.transformers.guards import NoMask
 from mmpack.adapters.transformers.modules import decoder_layers
 from mmpack.errors import ModelError
+from mmpack.ops import invariance
 from mmpack.ops.attention.attention_plan import checksum_of
 from mmpack.ops.linear_attention import SegmentPlan, segment_conv1d, segment_delta_rule
 
 KEYWORD = "segment_plan"
 KIND = "linear_attention"  # in `layer_types` of a text model's config
-PARTS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "A_log", "dt_bias")
-PARTS += ("norm", "out_proj", "head_k_dim", "head_v_dim", "key_dim", "value_dim", "activation")
+PARTS = (  # of a net
+    *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "A_log", "dt_bias"),
+    *("norm", "out_proj", "head_k_dim", "head_v_dim", "key_dim", "value_dim", "activation"),
+)
 
 
 class Segments(NoMask):
@@ -66,14 +69,17 @@ def over_segments(net: Any, hidden: torch.Tensor, plan: SegmentPlan) -> torch.Te
     )
     query, key, value = mixed.split([net.key_dim, net.key_dim, net.value_dim], dim=-1)
     decay = net.in_proj_a(hidden).reshape(rows, -1).float()
-    out = segment_delta_rule(
-        query.reshape(rows, -1, net.head_k_dim),
-        key.reshape(rows, -1, net.head_k_dim),
-        value.reshape(rows, -1, net.head_v_dim),
-        -net.A_log.float().exp() * functional.softplus(decay + net.dt_bias),
-        net.in_proj_b(hidden).reshape(rows, -1).sigmoid(),
-        plan,
-    )
+    forget = -net.A_log.float().exp() * functional.softplus(decay + net.dt_bias)
+    write = net.in_proj_b(hidden).reshape(rows, -1).sigmoid()
+    with torch.autocast(hidden.device.type, enabled=False):  # states are float32
+        out = segment_delta_rule(
+            query.reshape(rows, -1, net.head_k_dim),
+            key.reshape(rows, -1, net.head_k_dim),
+            value.reshape(rows, -1, net.head_v_dim),
+            forget,
+            write,
+            plan,
+        )
     gate = net.in_proj_z(hidden).reshape(-1, net.head_v_dim)
     normed = net.norm(out.reshape(-1, net.head_v_dim), gate)
     projected: torch.Tensor = net.out_proj(normed.reshape(*hidden.shape[:2], -1))
@@ -148,7 +154,13 @@ def check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """
     if KIND not in (getattr(decoder.config, "layer_types", None) or ()):
         return None
-    plan, given = kwargs.get(KEYWORD), kwargs.get("inputs_embeds")
+    if invariance.is_on():
+        raise ModelError(
+            "batch_invariant: the model has linear attention, whose states are summed in an order that follows from "
+            "the batch. Fix: a model with full attention in all layers"
+        )
+    plan: SegmentPlan | None = kwargs.get(KEYWORD)
+    given = kwargs.get("inputs_embeds")
     if given is None:
         given = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
     rows, why = given.shape[0] * given.shape[1], None
@@ -158,7 +170,7 @@ def check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         why = f"segment_plan is of {plan.rows} rows, there are {given.shape[0]} × {given.shape[1]}"
     elif not _is_of(plan, kwargs):
         why = "segment_plan is of another batch than visible_until"
-    if why is not None:
+    if plan is None or why is not None:
         raise ModelError(
             f"mmpack linear attention: {why}. Fix: call model(**model_inputs(batch, model)), or detach"
         )

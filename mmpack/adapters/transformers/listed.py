@@ -45,7 +45,7 @@ def packed_listed_logprobs(
     """
     whole = unwrap(model, WHAT)
     head = heads.head_of(whole)
-    read = _reader(head, batch, temperature, entropy, memory_budget)
+    read = _reader(head, batch, temperature, entropy, memory_budget, heads.logit_cap(whole))
     inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
     if not (is_parallel(model) or is_sharded(whole)):
         return _parts(read(whole.model(**inputs).last_hidden_state), batch, entropy)
@@ -55,16 +55,21 @@ def packed_listed_logprobs(
         return torch.complex(values, torch.zeros_like(values))
 
     # As in packed_logprobs: the outermost forward returns the values, and no dtype is cast.
-    with forward_of(head, read_as_logits):
+    with forward_of(head, read_as_logits), heads.uncapped(whole):
         values = model(**inputs).logits
     return _parts(values.real.contiguous(), batch, entropy)
 
 
 def _reader(
-    head: Any, batch: Batch, temperature: float, entropy: bool, memory_budget: int | None
+    head: Any,
+    batch: Batch,
+    temperature: float,
+    entropy: bool,
+    memory_budget: int | None,
+    cap: float | None,
 ) -> Callable[[Any], Tensor]:
     """Hidden states [..., H] of the batch's rows -> all values, one after the other as `_parts` cuts them."""
-    logits_of = head.forward  # taken now: the caller may exchange it
+    logits_of = heads.capped(head.forward, cap)  # taken now: the caller may exchange it
 
     def by_weight(hidden: Tensor) -> Tensor:
         flat = hidden.reshape(-1, hidden.shape[-1])
@@ -114,7 +119,7 @@ def _reader(
         made = [checkpoint(of_chunk, flat, *chunk, use_reentrant=False) for chunk in _chunks(batch)]
         return torch.cat([torch.cat(parts) for parts in zip(*made, strict=True)])
 
-    return by_weight if heads.is_linear(head) else by_logits
+    return by_weight if heads.is_linear(head) and cap is None else by_logits
 
 
 def _chunks(batch: Batch) -> Iterator[tuple[Tensor, Tensor, dict[str, ScoredSupport], Any]]:

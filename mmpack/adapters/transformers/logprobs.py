@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from mmpack.adapters.transformers.heads import head_of, reader
+from mmpack.adapters.transformers.heads import head_of, logit_cap, reader, uncapped
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.tower import Features
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
@@ -61,8 +61,9 @@ def packed_logprobs(
     """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
     A model in DistributedDataParallel, or sharded by FSDP2, runs in its own forward, so that gradients are reduced.
-    A head that an adapter changed (LoRA, DoRA) makes logits, of 1,024 loss tokens at a time. Under `torch.no_grad()`,
-    for old and reference logprobs, no activations are held: memory is that of one layer, however many there are.
+    A head that an adapter changed (LoRA, DoRA), or whose logits are capped (Gemma 4), makes logits, of 1,024 loss
+    tokens at a time. Under `torch.no_grad()`, for old and reference logprobs, no activations are held: memory is that
+    of one layer, however many there are.
 
     Args:
         temperature: logits are divided by it.
@@ -78,7 +79,7 @@ def packed_logprobs(
     check_flag("packed_logprobs", "kept_ids", kept_ids)
     whole = unwrap(model, "packed_logprobs")
     head = head_of(whole)
-    read = reader(head, batch, temperature, entropy, memory_budget, kept_ids)
+    read = reader(head, batch, temperature, entropy, memory_budget, kept_ids, logit_cap(whole))
     inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
     if not (is_parallel(model) or is_sharded(whole)):
         return read(whole.model(**inputs).last_hidden_state)
@@ -90,7 +91,7 @@ def packed_logprobs(
 
     # DDP and FSDP watch what the outermost forward returns; FSDP has the weights whole only in it. Complex
     # numbers pass as they are; real ones are cast to a policy's output_dtype.
-    with forward_of(head, read_as_logits):
+    with forward_of(head, read_as_logits), uncapped(whole):
         values = model(**inputs).logits
     logprobs = values.real.contiguous()
     return (logprobs, values.imag.contiguous()) if entropy else logprobs

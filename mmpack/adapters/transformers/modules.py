@@ -23,7 +23,9 @@ def tower_blocks(whole: Any) -> list[torch.nn.Module]:
     tower: Any = tower_of(whole.model)
     if hasattr(tower, "blocks"):
         return list(tower.blocks)
-    return list(tower.transformer.layers if hasattr(tower, "transformer") else tower.encoder.layer)
+    tower = getattr(tower, "vision_model", tower)
+    stack = tower.transformer if hasattr(tower, "transformer") else tower.encoder
+    return list(stack.layer if hasattr(stack, "layer") else stack.layers)
 
 
 def attention_configs(*modules: torch.nn.Module) -> list[Any]:

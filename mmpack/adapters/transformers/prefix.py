@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from mmpack.adapters.transformers.attention import attach, is_attached
-from mmpack.adapters.transformers.heads import head_of, reader
+from mmpack.adapters.transformers.heads import head_of, logit_cap, reader
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
 from mmpack.adapters.transformers.layer_rules import layer_rules
 from mmpack.adapters.transformers.tower import (
@@ -134,7 +134,14 @@ def prefix_logprobs(
             cache = _filled(kv, hit.rows)
             hidden, patches = _suffix(whole, batch, cache, hit.tokens, index, max_patches)
             on_device = _shifted(batch.to(device), hit.tokens)
-            read = reader(head_of(whole), on_device, temperature, False, kept_ids=kept_ids)
+            read = reader(
+                head_of(whole),
+                on_device,
+                temperature,
+                False,
+                kept_ids=kept_ids,
+                cap=logit_cap(whole),
+            )
             logprobs = read(hidden)
         with index.reserve(keys, packed_rows=np.arange(len(sample)), pack=sample.sample_id) as new:
             if new.stop > new.start:

@@ -19,12 +19,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from mmpack.adapters.transformers.modules import attention_configs
 from mmpack.adapters.transformers.recompute import switched
-from mmpack.adapters.transformers.tower_attention import on_their_device
+from mmpack.adapters.transformers.tower_attention import LENGTHS, on_their_device
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
+from mmpack.ops.patches.lines import lines_of
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import canvas_of, tiles_of
@@ -79,7 +80,7 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
         if family.video_bounds is not None:  # frames of videos among the images
             grids = [(1, h, w) for t, h, w in grids for _ in range(t)]
         made = _tower_arguments(family, modality, pixels, grids)
-        out |= {name: x.to(pixels.device) for name, x in made.items()}
+        out |= {name: x.to(pixels.device) for name, x in made.items() if torch.is_tensor(x)}
     batch.stats["patches_encoded"] = encoded
     return out
 
@@ -128,7 +129,7 @@ def encoded_inputs(
 def joined_inputs(features: SummedFeatures, model: Any, ids: torch.Tensor) -> dict[str, Any]:
     """Keywords of the forward of a batch without media: token embeddings plus a 0 of every weight of the tower."""
     embeds = model.get_input_embeddings()(ids)
-    return {"input_ids": None, "inputs_embeds": embeds + features.zero().to(embeds.dtype)}
+    return _as_embeds(model, ids, embeds + features.zero().to(embeds.dtype))
 
 
 def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
@@ -147,7 +148,16 @@ def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, 
     batch.stats["patches_encoded"] = len(pixels)
     outputs = [*features.pooler_output, *_levels(features)]
     idle = 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
-    return {"input_ids": None, "inputs_embeds": embeds + idle}
+    return _as_embeds(model, ids, embeds + idle)
+
+
+def _as_embeds(model: Any, ids: torch.Tensor, embeds: torch.Tensor) -> dict[str, Any]:
+    """Keywords of a forward that gets embeddings in place of ids, and what else the text model looks up by ids."""
+    out = {"input_ids": None, "inputs_embeds": embeds}
+    decoder = model.get_decoder()
+    if getattr(decoder.config, "hidden_size_per_layer_input", 0):
+        out["per_layer_inputs"] = decoder.get_per_layer_inputs(ids, None)
+    return out
 
 
 def encode_media(
@@ -207,7 +217,8 @@ def _encode_chunk(
 
 def tile_patches(config: Any, family: Family) -> tuple[int, int]:
     """Patches (h, w) of a tile, the one size that the tower of such a family reads."""
-    height, width = config.vision_config.image_size
+    size = config.vision_config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
     return height // family.patch_size, width // family.patch_size
 
 
@@ -238,10 +249,12 @@ def _chunks(media: list[int], counts: list[int], most: int | None) -> list[list[
 
 def _tower_arguments(
     family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """What forward and encoder call `pixels` [patches, patch_dim] of media with these grids, which are on the CPU."""
     if family.pixel_layout == "tiles":
         return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
+    if family.pixel_layout == "padded":
+        return _line_arguments(family, modality, pixels, grids)
     if family.pixel_layout == "canvas":
         sizes = torch.tensor([(h * family.patch_size, w * family.patch_size) for _, h, w in grids])
         return {"pixel_values": canvas_of(pixels, grids, family), "image_sizes": sizes}
@@ -251,7 +264,21 @@ def _tower_arguments(
     return {"pixel_values_videos": pixels, "video_grid_thw": on_host}
 
 
-def _encode(model: Any, modality: str, arguments: dict[str, torch.Tensor]) -> Any:
+def _line_arguments(
+    family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
+) -> dict[str, Any]:
+    """Of a tower of lines: one for each picture or frame."""
+    sizes = [(h, w) for t, h, w in grids for _ in range(t)]
+    values, places = lines_of(pixels, sizes, family)
+    lengths = {LENGTHS: [h * w for h, w in sizes]}
+    if modality == "image":
+        return {"pixel_values": values, "image_position_ids": places} | lengths
+    frames = torch.tensor([t for t, _, _ in grids])
+    videos = {"pixel_values_videos": values, "video_position_ids": places}
+    return videos | {"num_frames_per_video": frames} | lengths
+
+
+def _encode(model: Any, modality: str, arguments: dict[str, Any]) -> Any:
     """The tower's output. `pooler_output`: [tokens, H] per medium, or [tiles, tokens, H] of all."""
     core = model.model
     make = core.get_image_features if modality == "image" else core.get_video_features

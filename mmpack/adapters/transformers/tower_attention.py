@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ from mmpack.ops.attention import (
 )
 
 NAME = "mmpack_flash_tower"
+LENGTHS = "line_lengths"  # keyword of a tower of lines: patches of each picture, known on the host
 # From transformers 5.17 on a tower's forward takes what it would make of the grids.
 TAKES_KNOWN = importlib.util.find_spec("transformers.vision_utils") is not None
 
@@ -42,6 +45,46 @@ class TowerPlans(NamedTuple):
         return next((p for p in self if p is not None and p.sequences == count), None)
 
 
+@dataclass(frozen=True, eq=False)
+class LinePlan:
+    """Pictures as lines of patches, each padded to the longest: a layer's rows see those of their own picture."""
+
+    pictures: SequencePlan
+    rows: torch.Tensor | None  # int64 [patches]: which of the B · S rows are patches; None: all are
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float | None,
+        dropout: float,
+    ) -> torch.Tensor:
+        """[B, heads, S, d] -> [B, S, heads, d], zeros where padding is."""
+        if self.rows is None:
+            return sequence_attention(
+                query, key, value, self.pictures, scale=scale, dropout=dropout
+            )
+        rows = self.rows
+        packed = (
+            x.transpose(1, 2).flatten(0, 1).index_select(0, rows).transpose(0, 1)[None]
+            for x in (query, key, value)
+        )
+        out = sequence_attention(*packed, self.pictures, scale=scale, dropout=dropout)[0]
+        lines = query.shape[0], query.shape[2]
+        whole = out.new_zeros(lines[0] * lines[1], *out.shape[1:])
+        return whole.index_copy(0, rows, out).unflatten(0, lines)
+
+
+def plan_lines(lengths: Sequence[int], longest: int, device: torch.device) -> LinePlan:
+    """The plan of lines of these lengths, padded to `longest`."""
+    pictures = _moved(plan_sequences(lengths), device)
+    if min(lengths) == longest:
+        return LinePlan(pictures, None)
+    rows = np.concatenate([np.arange(n) + k * longest for k, n in enumerate(lengths)])
+    return LinePlan(pictures, _moved(torch.from_numpy(rows), device))
+
+
 def tower_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -52,6 +95,7 @@ def tower_attention(
     scaling: float | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     tower_plans: TowerPlans | None = None,
+    tower_lines: LinePlan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [B, heads, S, d], key and value of that shape -> [B, S, heads, d].
@@ -63,6 +107,8 @@ def tower_attention(
             "mmpack tower attention: an attention_mask is given, and the tower's rows see by their sequences alone. "
             "Fix: attach(model, tower='keep')"
         )
+    if tower_lines is not None:
+        return tower_lines.attend(query, key, value, scaling, dropout), None
     if cu_seq_lens_q is None:
         # pictures of unlike sizes, one after the other, or one tile a line
         whole = None if tower_plans is None else tower_plans.frames
@@ -73,21 +119,31 @@ def tower_attention(
     return sequence_attention(query, key, value, plan, scale=scaling, dropout=dropout), None
 
 
-def on_their_device(model: Any, arguments: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def on_their_device(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Keywords of get_image_features, pixels first: grids stay on the CPU if the tower is told what it makes of them.
 
     Else it makes that where they are: on the device of the pixels.
     """
-    if TAKES_KNOWN and TOWER.is_attached(tower_of(model.model)):
+    attached = TOWER.is_attached(tower_of(model.model))
+    if not attached:
+        arguments = {name: x for name, x in arguments.items() if name != LENGTHS}
+    if TAKES_KNOWN and attached:
         return arguments
     device = next(iter(arguments.values())).device
-    return {name: x.to(device) for name, x in arguments.items()}
+    return {name: x.to(device) if torch.is_tensor(x) else x for name, x in arguments.items()}
 
 
 def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Before the tower's forward: the plans of its layers and, where it takes them, what it would make of the grids."""
+    lengths = kwargs.pop(LENGTHS, None)
     if not TOWER.is_attached(tower):
         return args, kwargs  # a deep copy, which has the hook
+    if kwargs.get("pixel_position_ids") is not None:
+        places = kwargs["pixel_position_ids"]
+        if lengths is None:  # asks the device; mmpack's own calls say them
+            lengths = (places != -1).all(dim=-1).sum(dim=-1).tolist()
+        lines = plan_lines(lengths, places.shape[1], places.device)
+        return args, kwargs | {"tower_lines": lines}
     if kwargs.get("image_sizes") is not None:
         return args, kwargs | {"tower_plans": _plans_of_sizes(tower, args, kwargs)}
     if not hasattr(tower, "spatial_merge_size"):
@@ -165,15 +221,24 @@ def _known(
         known["cu_window_seqlens"] = plans.windows.cu_seqlens
         known["max_window_seqlen"] = plans.windows.max_seqlen
     if hasattr(tower, "num_grid_per_side"):
-        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
-            grids,
-            num_grid_per_side=tower.num_grid_per_side,
-            mode=tower.interpolation_mode,
-            align_corners=tower.interpolation_align_corners,
-            spatial_merge_size=merge,
-        )
-        known["interp_indices"], known["interp_weights"] = move(indices), move(weights)
+        known |= {n: move(x) for n, x in _interpolation(tower, grids, vision_utils).items()}
     return known
+
+
+def _interpolation(tower: Any, grids: torch.Tensor, vision_utils: Any) -> dict[str, torch.Tensor]:
+    """Which learned positions a patch lies between, and how near; older transformers name it otherwise."""
+    side, merge = tower.num_grid_per_side, tower.spatial_merge_size
+    if not hasattr(vision_utils, "get_vision_interpolation_indices_and_weights"):
+        both = vision_utils.get_vision_bilinear_indices_and_weights(grids, side, merge)
+        return dict(zip(("bilinear_indices", "bilinear_weights"), both, strict=True))
+    both = vision_utils.get_vision_interpolation_indices_and_weights(
+        grids,
+        num_grid_per_side=side,
+        mode=tower.interpolation_mode,
+        align_corners=tower.interpolation_align_corners,
+        spatial_merge_size=merge,
+    )
+    return dict(zip(("interp_indices", "interp_weights"), both, strict=True))
 
 
 def _moved(x: Any, device: torch.device) -> Any:

@@ -134,6 +134,46 @@ class InternVLProcessor(_Parts, transformers.InternVLProcessor):
         return super().__call__(images=images, text=text, **kwargs)
 
 
+class _NoVideoPart(transformers.ProcessorMixin):
+    """Behind a processor class that hands a video processor on, which is no part where torchvision is missing."""
+
+    def __init__(self, *args: Any, video_processor: Any = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+
+
+class Gemma4Processor(transformers.Gemma4Processor, _NoVideoPart):
+    """Its videos have the released settings: those of its pictures are others."""
+
+    def __init__(
+        self,
+        feature_extractor: Any,
+        image_processor: Any,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        image_seq_length: int = 280,
+        audio_seq_length: int = 750,
+        audio_ms_per_token: int = 40,
+    ):
+        super().__init__(
+            feature_extractor,
+            image_processor,
+            tokenizer,
+            None,
+            chat_template,
+            image_seq_length,
+            audio_seq_length,
+            audio_ms_per_token,
+        )
+        self.video_processor = _Videos("gemma4")
+
+    @property
+    def model_input_names(self) -> list[str]:
+        parts = (self.tokenizer, self.image_processor)
+        names = [name for part in parts for name in part.model_input_names]
+        videos = ["pixel_values_videos", "video_position_ids", "num_frames_per_video"]
+        return [*names, *videos, "mm_token_type_ids"]
+
+
 class PixtralProcessor(transformers.ProcessorMixin):
     """Mistral 3's. transformers' own can't be imported without torchvision; this writes and returns what it does."""
 
@@ -204,6 +244,7 @@ WITHOUT_TORCHVISION: dict[str, Any] = {
         Glm4vProcessor,
         Glm46VProcessor,
         InternVLProcessor,
+        Gemma4Processor,
         PixtralProcessor,
     )
 }

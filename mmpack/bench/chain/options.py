@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -11,7 +12,37 @@ from mmpack.bench.models import MODELS, Shape
 from mmpack.errors import check_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FAMILIES = {"qwen2.5-vl": "qwen2.5-vl-7b", "qwen3-vl": "qwen3-vl-8b"}
+QWEN3_5 = Shape(
+    "qwen3_5",
+    "Qwen3_5",
+    {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "vocab_size": 248_320,
+        "pad_token_id": 248044,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True,
+        },
+    },
+    MODELS["qwen3-vl-8b"].vision,
+)
+FAMILIES = {
+    "qwen2.5-vl": MODELS["qwen2.5-vl-7b"],
+    "qwen3-vl": MODELS["qwen3-vl-8b"],
+    "qwen3.5": QWEN3_5,
+}
 SIZES = ("tiny", "layer")
 ONE_PROCESS = (
     "batch", "pictures", "padding", "packed", "shared", "processor_cache", "feature_cache",
@@ -44,14 +75,22 @@ class Options:
 
 def shape_of(options: Options) -> Shape:
     """Real widths and few layers; or a tiny model whose heads four ranks divide, with logits that are far from even."""
-    real = MODELS[FAMILIES[options.model]]
+    real = FAMILIES[options.model]
+    hybrid = real.family == "qwen3_5"
     deep = {"deepstack_visual_indexes": [0, 1]} if real.family == "qwen3_vl" else {}
-    windows = {} if deep else {"fullatt_block_indexes": [1]}
+    windows = {"fullatt_block_indexes": [1]} if real.family == "qwen2_5_vl" else {}
     vision = real.vision | {"depth": 2} | deep | windows
     text = real.text | {"num_hidden_layers": options.layers}
+    if hybrid:  # both kinds of layers, the last one with full attention
+        kinds = ["full_attention", "linear_attention"] * options.layers
+        text["layer_types"] = kinds[: options.layers][::-1]
     if options.size == "layer":
         return replace(real, text=text, vision=vision)
-    sections = {"mrope_section": [3, 3, 2] if deep else [2, 1, 1]}
+    sections: dict[str, Any] = {"mrope_section": [3, 3, 2] if deep else [2, 1, 1]}
+    if hybrid:
+        sections["partial_rotary_factor"] = 0.5
+        text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        text |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
     text |= {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -60,8 +99,10 @@ def shape_of(options: Options) -> Shape:
         "initializer_range": 0.1,
         "rope_parameters": real.text["rope_parameters"] | sections,
     }
-    if deep:
+    if "head_dim" in text:
         text["head_dim"] = 16
+    if hybrid:  # its norm of small states lets rounding grow
+        text["initializer_range"] = 0.05
     vision |= {
         "hidden_size": 64,
         "num_heads": 4,

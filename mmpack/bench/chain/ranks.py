@@ -23,6 +23,11 @@ ROWS_FILE = "rows.json"
 def refuse_ranks(options: Options) -> None:
     """Raise before processes are started."""
     text = shape_of(options).text
+    if "tensor_parallel" in options.axes and "layer_types" in text:
+        raise ArgumentError(
+            f"probe chain: {options.model} has linear attention, which tensor_parallel does not cut. "
+            "Fix: --axis fsdp, or another model"
+        )
     for n in options.tp if "tensor_parallel" in options.axes else ():
         for name in ("num_attention_heads", "num_key_value_heads"):
             if text[name] % n:

@@ -18,6 +18,7 @@ from mmpack.adapters.transformers.chain.axes import (
     processed_run,
     within_mode,
 )
+from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.bench.chain.options import ONE_PROCESS, RANKS, Options
 from mmpack.bench.chain.prepare import prepare
 from mmpack.bench.chain.ranks import on_ranks, refuse_ranks
@@ -54,9 +55,7 @@ def _one_process(options: Options, device: torch.device, left_out: dict[str, str
         if axis in RANKS:
             continue
         if axis not in axes:
-            left_out[axis] = (
-                f"transformers {transformers.__version__} takes no encoded media. Fix: 5.19 or newer"
-            )
+            left_out[axis] = _why_not(prepared.model)
             continue
         for value, take in axes[axis].items():
             equal = Equal()
@@ -67,6 +66,12 @@ def _one_process(options: Options, device: torch.device, left_out: dict[str, str
                 equal, take = Equal(*equal_stages(axis, value)), within_mode(take)
             rows += prepared.rows(axis, value, take(prepared.model, prepared.problem), equal)
     return rows
+
+
+def _why_not(model: Any) -> str:
+    if not takes_encoded_media(model):
+        return f"transformers {transformers.__version__} takes no encoded media. Fix: 5.19 or newer"
+    return "the model has linear attention, whose state is no KV per token"
 
 
 def _device(name: str) -> torch.device:

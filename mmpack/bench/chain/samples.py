@@ -74,7 +74,7 @@ def _processor(family: str, cache_bytes: int) -> Processor:
     from tokenizers import Tokenizer, models
 
     settings: dict[str, Any] = {"size": {"shortest_edge": 56 * 56, "longest_edge": 1024 * 28 * 28}}
-    if family == "qwen3_vl":
+    if get_family(family).patch_size == 16:
         half = [0.5, 0.5, 0.5]
         settings |= {"patch_size": 16, "image_mean": half, "image_std": half}
     return wrap_processor(

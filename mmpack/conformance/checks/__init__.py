@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mmpack.errors import needs
+
+with needs("conformance", __name__):
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
 from mmpack.conformance.checks.generating import generate
 from mmpack.conformance.checks.heads import head, lora
 from mmpack.conformance.checks.layouts import layout, parity, positions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +27,13 @@ def generate(subject: Subject) -> None:
     random = np.random.default_rng(5)
     text = [("text", random.integers(0, kit.text_ids, n)) for n in (4, 3, 5)]
     clip = ("image", kit.other, "y") if kit.video is None else ("video", kit.video, "f")
-    prompts = [
-        sample_of(kit, parts, f"p{i}")
-        for i, parts in enumerate(
-            (
-                [text[0], ("image", kit.image, "x"), text[1]],
-                [text[0], ("image", kit.image, "x"), text[1], clip, text[2]],
-                [text[2]],
-            )
-        )
+    picture = ("image", kit.image, "x")
+    asked: list[list[tuple[Any, ...]]] = [
+        [text[0], picture, text[1]],
+        [text[0], picture, text[1], clip, text[2]],
+        [text[2]],
     ]
+    prompts = [sample_of(kit, parts, f"p{i}") for i, parts in enumerate(asked)]
     draw_pixels(prompts)
     rolled = [_generated(subject, prompt) for prompt in prompts]
     with attach(model), torch.no_grad():

@@ -46,6 +46,9 @@ def layout(subject: Subject) -> None:
     inputs = model_inputs(pad([sample]), subject.model)
     for name in inputs.keys() & wanted.keys() - {"input_ids", "attention_mask"}:
         expected = wanted[name]
+        if subject.family.pixel_layout == "padded" and expected.ndim == 3:
+            # a processor pads pictures to its budget, a batch to its longest
+            expected = expected[:, : inputs[name].shape[1]]
         if name.endswith("token_type_ids"):  # of the prompt
             same(inputs[name][:, : len(prompt)], expected, name)
         else:

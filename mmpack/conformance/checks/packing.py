@@ -58,8 +58,8 @@ def _attached(subject: Subject, batches: dict[str, Batch]) -> None:
     close(values, wanted, last)
     as_exact_as_separate(found, apart, gradients, last)
     names = tower_names(subject, gradients)
-    of_tower = ({n: g[n] for n in names} for g in (found, apart, gradients))
-    as_exact_as_separate(*of_tower, f"{last}, tower")
+    own, alone, exact = ({n: g[n] for n in names} for g in (found, apart, gradients))
+    as_exact_as_separate(own, alone, exact, f"{last}, tower")
 
 
 def tower_names(subject: Subject, gradients: dict[str, torch.Tensor]) -> list[str]:

@@ -35,19 +35,21 @@ def delta_rule(
     if qk_l2norm:
         q, k = _l2norm(q), _l2norm(k)
     q, k, v, g, beta = (_spread(x, chunks) for x in (q * scale, k, v, g, beta))
-    cum = g.cumsum(-1)  # [N, Hv, CHUNK]
+    # [N, Hv, CHUNK] in float64: between rows after a strong decay, float32 would lose what differences are made of.
+    total = g.double().cumsum(-1)
     upper = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
-    decay = (cum[..., :, None] - cum[..., None, :]).masked_fill(upper, -torch.inf).exp()
+    between = (total[..., :, None] - total[..., None, :]).to(dtype)
+    decay = between.masked_fill(upper, -torch.inf).exp()
+    since, until = total.to(dtype).exp(), (total[..., -1:] - total).to(dtype).exp()
     attend = _per_value_head(q @ k.mT, group) * decay
     system = _per_value_head(k @ k.mT, group) * beta[..., None] * decay
     q, k = _per_value_head(q, group), _per_value_head(k, group)
     # What each row writes: from its chunk alone, and minus that times the state before the chunk.
-    known = torch.cat([v, k * cum.exp()[..., None]], -1) * beta[..., None]
+    known = torch.cat([v, k * since[..., None]], -1) * beta[..., None]
     writes = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
     writes, reads = writes.split([v.shape[-1], k.shape[-1]], -1)
-    q = q * cum.exp()[..., None]
-    k = k * (cum[..., -1:] - cum).exp()[..., None]
-    out = _scan(q, k, writes, reads, attend, cum[..., -1].exp()[..., None, None], chunks)
+    q, k = q * since[..., None], k * until[..., None]
+    out = _scan(q, k, writes, reads, attend, since[..., -1, None, None], chunks)
     rows: Tensor = _Collect.apply(out.transpose(1, 2).flatten(0, 1), chunks.rows, chunks.places)
     return rows.to(out_dtype)
 

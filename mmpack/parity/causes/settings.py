@@ -11,6 +11,8 @@ from mmpack.parity.values import same_value
 PIXEL_LIMITS = (
     *("min_pixels", "max_pixels", "total_pixels", "size"),
     *("height", "width", "crop_to_patches", "min_patches", "max_patches"),  # of tiles
+    *("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"),
+    "pan_and_scan_min_ratio_to_activate",
 )
 SAMPLING = "video.sampling."
 # of a sampling policy, beside PIXEL_LIMITS: sizes and budgets, and what is neither frames nor sizes

@@ -56,6 +56,9 @@ _MODULES = {  # names below the head, without wrappers
     r"language_model\.norm": "rms_norm",
     r"language_model\.layers\.\d+\.self_attn\.[qkv]_proj": "qkv",
     r"language_model\.layers\.\d+\.self_attn\.o_proj": "o",
+    r"language_model\.layers\.\d+\.linear_attn\.in_proj_(qkv|z|b|a)": "qkv",
+    r"language_model\.layers\.\d+\.linear_attn\.norm": "rms_norm",
+    r"language_model\.layers\.\d+\.linear_attn\.out_proj": "o",
     r"language_model\.layers\.\d+\.mlp\.(gate|up|down)_proj": "mlp",
 }
 TOWER = ("tower", "projector")

@@ -60,7 +60,7 @@ def problems(sample: Sample, family: Family) -> Found:
         modality, grid = sample.media[index].modality, sample.media[index].grid_thw
         pieces = max(family.spans_of(modality, grid), 1)
         if len(frames) % pieces or any(f != k % pieces for k, f in enumerate(frames)):
-            unit = "temporal patches" if modality == "video" else "merged rows"
+            unit = "temporal patches" if modality == "video" else "rows or tiles"
             message = f"has frame spans {frames[:8]}, its grid has {pieces} {unit}"
             yield "MM111", f"media[{index}]", message, None
         elif tokens_of[index] != family.vision_tokens(grid) * (len(frames) // pieces):
@@ -98,7 +98,7 @@ def valid(table: Table) -> np.ndarray:
     ok[row[~framed & (stop - start != tokens[medium])]] = False
     frame = spans.numbers("frame")[kept]
     t, h = (np.maximum(grids[:, k], 1).astype(np.int64) for k in (0, 1))
-    rows = t * np.maximum(h // family.spatial_merge_size, 1)
+    rows = t * (1 if family.row_end_id is None else np.maximum(h // family.spatial_merge_size, 1))
     pieces = np.where(_bits(media) == _bit("video"), t, rows)
     unlike = _wrong_frames(frame[framed], medium[framed], (stop - start)[framed], pieces, tokens)
     ok[media.row[unlike]] = False

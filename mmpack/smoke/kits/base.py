@@ -41,8 +41,8 @@ class Kit:
     """
 
     family: str
-    model_class: str  # transformers' names
-    config_class: str
+    model_class: str | type  # transformers' names, or classes of one's own
+    config_class: str | type
     config: Mapping[str, Any]
     narrow: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # called with tokenizer=None; pictures stay small
@@ -59,6 +59,8 @@ class Kit:
     # weights are made larger by it, so that attention is far from uniform and a wrong row shows
     spread: float = 4.0
     lacks: Mapping[str, str] = field(default_factory=dict)
+    # called with a model just made: weights that transformers' initialisation makes zero, or attention too sharp
+    adjust: Callable[[Any], None] | None = None
 
     @property
     def about(self) -> Family:
@@ -66,19 +68,27 @@ class Kit:
 
     @property
     def available(self) -> bool:
-        """Whether the installed transformers has this model."""
+        """Whether the installed transformers has this model, in a form that mmpack knows."""
+        oldest, found = self.about.oldest_transformers, installed_version("transformers")
+        if oldest is not None and found is not None and _release(found) < _release(oldest):
+            return False
+        return self.classes()[0] is not None and self.classes()[1] is not None
+
+    def classes(self) -> tuple[Any, Any]:
+        """The model's and the config's; None for one that transformers lacks."""
         transformers = require("transformers", "hf", f"the kit of {self.family}")
-        return hasattr(transformers, self.model_class) and hasattr(transformers, self.config_class)
+        given = (self.model_class, self.config_class)
+        made = [getattr(transformers, c, None) if isinstance(c, str) else c for c in given]
+        return made[0], made[1]
 
     def model_config(self, narrow: bool = False) -> Any:
         """transformers' config. Raises: BackendError where transformers lacks the model."""
-        transformers = require("transformers", "hf", f"the kit of {self.family}")
         if not self.available:
             raise BackendError(
                 f"tiny_model: transformers {installed_version('transformers')} has no {self.model_class}. "
                 f"Fix: a newer transformers, for {self.family}"
             )
-        config = getattr(transformers, self.config_class)(**self.config)
+        config = self.classes()[1](**self.config)
         for part, values in self.narrow.items() if narrow else ():
             getattr(config, part).update(dict(values))
         return config
@@ -94,11 +104,17 @@ class Kit:
 
     def _model(self, config: Any, seed: int, dtype: torch.dtype | None) -> Any:
         torch = require("torch", "torch", f"the kit of {self.family}")
-        transformers = require("transformers", "hf", f"the kit of {self.family}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = getattr(transformers, self.model_class)(config)
+            model = self.classes()[0](config)
+            if self.adjust is not None:
+                with torch.no_grad():
+                    self.adjust(model)
         return model.to(torch.float32 if dtype is None else dtype).eval()
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def spread_out(model: Any, factor: float = 4) -> Any:

@@ -35,5 +35,9 @@ KIT = Kit(
     image=(1, 4, 4),
     other=(3, 4, 4),
     video=None,
-    lacks={"video": "a video is images"},
+    lacks={
+        "video": "a video is images",
+        "trl": "TRL's batches count tiles, for which MmpackGRPO has no place",
+        "verl": "the adapter to verl writes patches, and no tiles",
+    },
 )

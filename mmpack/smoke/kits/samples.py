@@ -108,11 +108,11 @@ def draw_pixels(samples: Iterable[Sample]) -> int:
 def placeholder_spans(
     ids: list[int], start: int, family: Family, kind: str, index: int
 ) -> list[ModalitySpan]:
-    """The runs of placeholders from `start` on, numbered as frames where the family does so."""
+    """The runs of placeholders from `start` on, numbered where the family numbers them."""
     held = np.isin(ids[start:], list(family.placeholder_ids.values())).astype(np.int8)
     edges = np.flatnonzero(np.diff(held, prepend=0, append=0)) + start
-    frames = family.in_pieces(kind)
+    pieces = family.in_pieces(kind)
     return [
-        ModalitySpan(int(a), int(b), kind, index, k if frames else None)
+        ModalitySpan(int(a), int(b), kind, index, k if pieces else None)
         for k, (a, b) in enumerate(edges.reshape(-1, 2))
     ]

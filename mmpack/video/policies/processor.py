@@ -11,13 +11,16 @@ from typing import Any
 from mmpack.families import Family, get_family
 from mmpack.layout.seconds import patch_seconds
 from mmpack.video.policies.base import Policy
-from mmpack.video.policies.resize import Size, qwen2_size, qwen3_size
+from mmpack.video.policies.resize import Size, budget_size, qwen2_size, qwen3_size
 
 
 def processed_size(policy: Policy, settings: Any, frames: int, size: Size) -> Size:
     """The size after the processor's resize. Raises: ArgumentError where upstream raises."""
-    one_frame = get_family(settings.model).video_layout == "single"
-    fit = _of_qwen2_vl if one_frame else _of_qwen3_vl
+    family = get_family(settings.model)
+    assert family.video is not None
+    fit = _of_qwen2_vl if family.video_layout == "single" else _of_qwen3_vl
+    if family.video.resize == "budget":
+        fit = _of_budget
     return checked_size(policy, fit(policy, settings, frames, size), size)
 
 
@@ -62,6 +65,10 @@ def _of_qwen2_vl(policy: Policy, settings: Any, frames: int, size: Size) -> Size
         share = budget * settings.temporal_patch_size // frames
         high = max(min(high, share), int(low * 1.05))
     return qwen2_size(size, factor, low, high)
+
+
+def _of_budget(policy: Policy, settings: Any, frames: int, size: Size) -> Size | None:
+    return budget_size(size, settings.patch_size * settings.merge_size, settings.max_pixels)
 
 
 def _of_qwen3_vl(policy: Policy, settings: Any, frames: int, size: Size) -> Size | None:

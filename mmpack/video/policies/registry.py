@@ -11,6 +11,7 @@ from mmpack.video.policies import (
     transformers_glm46v,
     transformers_qwen2_vl,
     transformers_qwen3_vl,
+    transformers_uniform,
     vllm,
 )
 from mmpack.video.policies.base import Policy
@@ -23,6 +24,7 @@ POLICIES: dict[str, Policy] = {
         transformers_qwen3_vl,
         transformers_glm4v,
         transformers_glm46v,
+        transformers_uniform,
         vllm,
     )
 }

@@ -47,6 +47,20 @@ def qwen3_size(
     )
 
 
+def budget_size(size: Size, factor: int, high: int) -> Size | None:
+    """transformers' Gemma 4: the largest shape of at most `high` pixels, in proportion; a thin one is a token wide."""
+    width, height = size
+    scale = math.sqrt(high / (height * width))
+    columns, rows = (math.floor(scale * side / factor) for side in size)
+    most = high // factor**2
+    if rows == 0 and columns > 0:
+        rows, columns = 1, min(math.floor(width / height), most)
+    elif columns == 0 and rows > 0:
+        rows, columns = min(math.floor(height / width), most), 1
+    fits = 0 < rows * columns * factor**2 <= high
+    return (columns * factor, rows * factor) if fits else None
+
+
 def _fitted(
     size: Size,
     factor: int,

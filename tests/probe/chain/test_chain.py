@@ -335,7 +335,7 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
     "args, said",
     [
-        (["--model", "gpt"], "model is 'gpt'. Fix: one of qwen2.5-vl, qwen3-vl"),
+        (["--model", "gpt"], "model is 'gpt'. Fix: one of qwen2.5-vl, qwen3-vl, qwen3.5"),
         (["--axis", "moon"], f"axis is 'moon'. Fix: one of {', '.join(AXES)}"),
         (["--dtype", "int8"], "dtype is 'int8'. Fix: one of float32, bfloat16"),
         (["--device", "abacus"], "device is 'abacus'. Fix: 'cpu' or 'cuda'"),

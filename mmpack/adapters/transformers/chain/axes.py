@@ -13,6 +13,7 @@ from mmpack.adapters.transformers.attention import attach
 from mmpack.adapters.transformers.chain.problem import Problem
 from mmpack.adapters.transformers.chain.run import STORE_BYTES, Part, Way, run
 from mmpack.adapters.transformers.chain.suffix import prefix_run
+from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache.features import FeatureStore
 from mmpack.errors import ArgumentError
@@ -68,7 +69,8 @@ def axes_here(model: Any) -> dict[str, dict[str, Run]]:
     }
     if takes_encoded_media(model):
         out["feature_cache"] = {"store": _stored_features, "encode_once": _encoded_once}
-        out["prefix_cache"] = {"on": prefix_run}
+        if not has_linear_attention(model):  # its state is no KV per token
+            out["prefix_cache"] = {"on": prefix_run}
     return out
 
 

@@ -45,7 +45,7 @@ class Tape:
                 if stage is not None:
                     self._hook(stack, module.register_forward_hook(self._output(stage, name)))
                 if stage == "o":
-                    hook = self._input(name.replace("o_proj", "attention"))
+                    hook = self._input(name.rpartition(".")[0] + ".attention")
                     self._hook(stack, module.register_forward_pre_hook(hook, prepend=True))
             hook = core.get_decoder().register_forward_pre_hook(self._embeds, with_kwargs=True)
             self._hook(stack, hook)
@@ -98,6 +98,7 @@ class Tape:
         places = {
             layer.self_attn: f"language_model.layers.{i}.rotary"
             for i, layer in enumerate(decoder_layers(self.model))
+            if hasattr(layer, "self_attn")  # others have linear attention, without positions
         }
         local = ALL_ATTENTION_FUNCTIONS._local_mapping
         for config in attention_configs(self.model.model.get_decoder()):

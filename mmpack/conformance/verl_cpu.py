@@ -1,0 +1,78 @@
+"""verl on a CPU: a platform of its plugin registry, one process, and an FSDP engine around a tiny model."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@cache
+def start() -> None:
+    """Once per process, before anything else asks verl for its platform."""
+    os.environ |= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}
+    from verl.plugin.platform.platform_cuda import PlatformCUDA
+    from verl.plugin.platform.platform_manager import PlatformRegistry
+
+    class Cpu(PlatformCUDA):
+        device_name = "cpu"
+        vendor_name = "cpu"
+        device_module = torch.cpu
+
+        def is_available(self) -> bool:
+            return True
+
+        def current_device(self) -> str:
+            return "cpu"
+
+        def communication_backend_name(self) -> str:
+            return "gloo"
+
+        def empty_cache(self) -> None:
+            pass
+
+        def manual_seed(self, seed: int) -> None:
+            torch.manual_seed(seed)
+
+        manual_seed_all = manual_seed
+
+    PlatformRegistry.register("cpu")(Cpu)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.distributed.init_process_group("gloo")
+
+
+def make_engine(checkpoint: Path, **model_options: Any) -> Any:
+    """verl's engine for a language model under FSDP2, in fp32, as its registry makes it."""
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine import EngineRegistry
+
+    options = {
+        "path": str(checkpoint),
+        "load_tokenizer": False,
+        "use_remove_padding": False,
+        "override_config": {"attn_implementation": "sdpa"},
+    }
+    engine = EngineRegistry.new(
+        model_type="language_model",
+        backend="fsdp2",
+        model_config=HFModelConfig(**(options | model_options)),
+        engine_config=FSDPEngineConfig(
+            strategy="fsdp2",
+            mixed_precision=dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"),
+            use_torch_compile=False,
+            use_dynamic_bsz=False,
+        ),
+        optimizer_config=FSDPOptimizerConfig(lr=1e-3),
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine

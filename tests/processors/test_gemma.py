@@ -1,0 +1,134 @@
+"""Gemma's processors of transformers beside ours: the same ids, pixels and token types; ids that are not expanded."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmpack as mp
+from mmpack.errors import ArgumentError
+from mmpack.ops.patches.lines import lines_of
+from mmpack.packing.media import tiles_of
+from mmpack.smoke.kits import get_kit
+
+KITS = [name for name in ("gemma3", "gemma4") if get_kit(name).available]
+RANDOM = np.random.default_rng(0)
+WIDE = Image.fromarray(RANDOM.integers(0, 256, (400, 900, 3), dtype=np.uint8))
+TALL = WIDE.resize((200, 600))
+FRAMES = RANDOM.integers(0, 256, (3, 120, 200, 3), dtype=np.uint8)
+TIMES = {"fps": 2.0, "frames_indices": [0, 60, 250], "total_num_frames": 260}
+
+
+@pytest.fixture(scope="module", params=KITS)
+def theirs(request):
+    return get_kit(request.param).processor()
+
+
+def conversation(family):
+    parts = [
+        {"type": "text", "text": "What is"},
+        {"type": "image", "image": WIDE},
+        {"type": "text", "text": "\n\nthis"},
+        {"type": "image", "image": TALL},
+        {"type": "image", "image": WIDE},
+    ]
+    clip = [{"type": "video", "video": (FRAMES, TIMES)}] if family.video is not None else []
+    return [{"role": "user", "content": [*parts, *clip]}]
+
+
+def made_by(theirs, text, family, **options):
+    """What transformers' processor makes of the conversation's text and media."""
+    if family.video is not None:
+        clip = torch.from_numpy(FRAMES).permute(0, 3, 1, 2)
+        options["videos"] = [clip]
+        options["videos_kwargs"] = {"do_sample_frames": False, "video_metadata": [TIMES]}
+    images = [[WIDE, TALL, WIDE]]
+    return theirs(
+        text=[text], images=images, return_tensors="pt", add_special_tokens=False, **options
+    )
+
+
+def pixels_of(media, family, longest):
+    """As the family's tower reads them."""
+    rows = torch.cat([torch.as_tensor(m.pixel_values) for m in media])
+    if family.pixel_layout == "tiles":
+        return tiles_of(rows, media[0].grid_thw[1:], family)
+    sizes = [m.grid_thw[1:] for m in media for _ in range(m.grid_thw[0])]
+    return lines_of(rows, sizes, family, longest)
+
+
+def check(theirs, options, media):
+    ours = mp.wrap_processor(theirs)
+    messages = conversation(ours.family)
+    text = ours.render(messages)
+    wanted = made_by(theirs, text, ours.family, **options)
+    sample = ours(messages, response_ids=[500, 501, 106], sample_id="a")
+    assert mp.validate([sample]) == []
+    prompt = sample.input_ids[:-3]
+    assert prompt.tolist() == wanted["input_ids"][0].tolist()
+    types = np.zeros(len(prompt), int)
+    for span in sample.modality_spans:
+        types[span.start : span.stop] = 1 + (span.modality == "video")
+    assert types.tolist() == wanted[ours.family.token_types][0].tolist()
+    first, second, *clip = sample.media
+    pictures = [first, second, first]
+    if ours.family.pixel_layout == "tiles":
+        assert torch.equal(pixels_of(pictures, ours.family, 0), wanted["pixel_values"])
+    else:
+        for own, kind in ((pictures, "image"), (clip, "video")):
+            name = "pixel_values" if kind == "image" else "pixel_values_videos"
+            values, places = pixels_of(own, ours.family, wanted[name].shape[1])
+            assert torch.equal(values, wanted[name])
+            assert torch.equal(places, wanted[f"{kind}_position_ids"])
+    # what an engine is given: one id per medium
+    short = ours.tokenizer(text, add_special_tokens=False)["input_ids"]
+    again = ours.from_ids(short, media=media, expanded=False, sample_id="b")
+    assert again.input_ids.tolist() == prompt.tolist()
+    assert again.modality_spans == sample.modality_spans
+    return sample
+
+
+def test_equals_transformers_processor(theirs):
+    family = mp.wrap_processor(theirs).family
+    media = [WIDE, TALL, WIDE, *([(FRAMES, TIMES)] if family.video is not None else [])]
+    check(theirs, {}, media)
+
+
+def test_pan_and_scan():
+    theirs = get_kit("gemma3").processor()
+    theirs.image_processor.do_pan_and_scan = True
+    sample = check(theirs, {"do_pan_and_scan": True}, [WIDE, TALL, WIDE])
+    assert [m.grid_thw for m in sample.media] == [(3, 8, 8), (1, 8, 8)]
+    assert [s.frame for s in sample.modality_spans] == [0, 1, 2, 0, 0, 1, 2]
+    other = mp.wrap_processor(get_kit("gemma3").processor())
+    plain = other(conversation(other.family), response_ids=[500, 501, 106], sample_id="a")
+    report = mp.compare([sample], [plain])
+    assert not report.ok
+    assert "do_pan_and_scan" in str([f.evidence for f in report.findings])
+
+
+@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
+def test_audio_is_refused():
+    ours = mp.wrap_processor(get_kit("gemma4").processor())
+    with pytest.raises(ArgumentError, match="token 2 stands for audio"):
+        ours.from_ids([2, 500, 258881, 501], sample_id="a")
+
+
+@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
+def test_sampling_is_transformers_own():
+    from transformers.video_utils import VideoMetadata, default_sample_indices_fn
+
+    for total, fps, settings in (
+        (100, 30.0, {}),
+        (33, 24.0, {"num_frames": 7}),
+        (90, 30.0, {"fps": 2.0}),
+    ):
+        clip = mp.video.VideoInfo(
+            width=320, height=200, rotation=0, codec="h264", fps=fps, total_frames=total,
+            timestamps=None, variable=False, duration=total / fps, content_key="0" * 64,
+        )  # fmt: skip
+        plan = mp.video.sample(clip, policy="transformers_uniform", **settings)
+        given = settings or {"num_frames": 32}
+        wanted = default_sample_indices_fn(VideoMetadata(total_num_frames=total, fps=fps), **given)
+        assert list(plan.indices) == wanted.tolist()
+        assert plan.grid_thw == (len(wanted), 18, 30)
