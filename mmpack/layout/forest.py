@@ -15,7 +15,7 @@ import numpy as np
 
 from mmpack.families import Family, get_family
 from mmpack.layout.mrope import sample_positions
-from mmpack.layout.occurrences import medium_key, occurrences
+from mmpack.layout.occurrences import joined, medium_key, occurrences
 from mmpack.schema.sample import Sample
 
 
@@ -182,11 +182,11 @@ def _runs(sample: Sample) -> list[tuple[int, int, tuple[Any, ...]]]:
 
     Where placeholders see each other, media that touch are one run: what one of them is, changes the other.
     """
-    joined = bool(get_family(sample.family).two_way_media)
+    touching = bool(get_family(sample.family).two_way_media)
     out: list[tuple[int, int, tuple[Any, ...]]] = []
-    for start, stop, m in occurrences(sample):
-        media: tuple[Any, ...] = (medium_key(sample.media[m]),)
-        if joined and out and out[-1][1] == start:
+    for start, stop, indices in joined(occurrences(sample)):
+        media: tuple[Any, ...] = tuple(medium_key(sample.media[m]) for m in indices)
+        if touching and out and out[-1][1] == start:
             start, _, before = out.pop()
             media = before + media
         out.append((start, stop, media))
