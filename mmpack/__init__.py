@@ -71,6 +71,7 @@ _HOME = {
     "mmpack.parity.report": ("Finding", "ParityReport"),
     "mmpack.errors": (
         "ArgumentError",
+        "AudioError",
         "BackendError",
         "LayoutError",
         "MissingExtraError",
@@ -84,7 +85,7 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 # packages that are public by their own name, as in mp.video.sample
-_ROOMS = ("cache", "grounding", "invariant", "probe", "trajectory", "video", "view")
+_ROOMS = ("audio", "cache", "grounding", "invariant", "probe", "trajectory", "video", "view")
 _DRAWN = ("compare", "ParityReport")  # `view` gives what these return its look
 
 __all__ = ["__version__", *sorted([*_MODULE_OF, *_ROOMS])]

@@ -62,6 +62,10 @@ class VideoError(MmpackError, ValueError):
     """A file is no video, is broken, holds no frames, or is larger than the limits."""
 
 
+class AudioError(MmpackError, ValueError):
+    """A file is no sound, is broken, holds no samples, or is larger than the limits."""
+
+
 class PlanError(MmpackError, ValueError):
     """A sample that fits into no bin, or budgets that contradict each other."""
 

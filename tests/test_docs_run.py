@@ -262,6 +262,13 @@ def test_memory(samples, capsys):
     assert all(p.grad is not None for p in ran["model"].get_decoder().parameters())
 
 
+def test_planning(samples, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ran = run("docs/planning.md", {"samples": samples})
+    assert ran["same"] == ran["plan"] and ran["plan"].total_samples == len(samples)
+    assert capsys.readouterr().out.startswith("Plan(bins=")
+
+
 def test_speed():
     sample = make_sample([("text", range(5)), ("response", [1, 2, 3])], "a")
     names = {"model": tiny_qwen2_5_vl(), "batch": mp.pack([sample])}

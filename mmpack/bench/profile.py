@@ -77,7 +77,9 @@ def _towers(model: Any, job: Job, peer: Peer) -> None:
             encode = model.model.get_video_features if video else model.model.get_image_features
             outputs = [encode(**arguments, return_dict=True)]
         else:
-            outputs = list(encoded_inputs(batch, model)["mm_encoder_outputs"].values())
+            outputs = list(
+                encoded_inputs(batch, model, batch.input_ids[None])["mm_encoder_outputs"].values()
+            )
         sum(_sum(x) for out in outputs for x in (out.pooler_output, _levels(out))).backward()
 
 

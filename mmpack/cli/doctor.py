@@ -25,6 +25,8 @@ EXTRAS = {  # package -> the extra of mmpack that installs it
     "zstandard": "zstd",
     "datasets": "data",
     "av": "video",
+    "soundfile": "audio",
+    "soxr": "audio",
     "decord": "decord",
     "torchcodec": "torchcodec",
     "flash-attn-4": "fa4",

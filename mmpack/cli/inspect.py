@@ -56,6 +56,7 @@ def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
 
     names = ("samples", "tokens", "loss_tokens", "media", "videos", "video_frames", "patches")
     totals = dict.fromkeys(names, 0)
+    heard: Counter[str] = Counter()
     groups: set[str] = set()
     patches_of: dict[str, int] = {}
     families: Counter[str] = Counter()
@@ -74,12 +75,15 @@ def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
             if medium.modality == "video":
                 totals["videos"] += 1
                 totals["video_frames"] += _frames(medium) or 0
+            elif medium.modality == "audio":
+                heard.update({"audio": 1, "audio_frames": medium.grid_thw[0]})
         replay.update(_replay_counts(sample))
         families[sample.family] += 1
         fingerprints[sample.processor_fingerprint or "not recorded"] += 1
         broken.update(problem.code for problem in problems_of(sample))
     return {
         **totals,
+        **heard,
         "groups": len(groups),
         "distinct_media": len(patches_of),
         "distinct_patches": sum(patches_of.values()),
@@ -137,6 +141,7 @@ def _one(sample: Sample) -> dict[str, Any]:
                 "num_tokens": m.num_tokens,
                 "cache_key": m.cache_key,
                 **({"video": _video(sample, m)} if m.modality == "video" else {}),
+                **({"audio": _audio(m)} if m.modality == "audio" else {}),
             }
             for m in sample.media
         ],
@@ -161,6 +166,10 @@ def _one_for_people(document: dict[str, Any]) -> list[str | Table]:
     if videos:
         head = ("video", "frames", "of", "fps", "seconds", "first", "last", "size", "policy")
         out += ["", table(head, [(i, *_shown(v)) for i, v in videos])]
+    heard = [(i, *m["audio"].values()) for i, m in enumerate(document["media"]) if "audio" in m]
+    if heard:
+        names = ("audio", "samples", "per second", "seconds", "hop", "frames")
+        out += ["", table(names, [tuple("" if v is None else v for v in row) for row in heard])]
     if "replay" in document:
         out += ["", table(("to be replayed", "figures"), _replay_rows(document["replay"]))]
     if document["spans"]:
@@ -186,6 +195,18 @@ def _frames(medium: Medium) -> int | None:
     """How many were sampled; None if neither their indices nor their times were recorded."""
     lists = (medium.frame_indices, medium.frame_timestamps)
     return next((len(listed) for listed in lists if listed is not None), None)
+
+
+def _audio(medium: Medium) -> dict[str, Any]:
+    """What was recorded of an audio."""
+    rate, count = medium.sampling_rate, medium.num_samples
+    return {
+        "num_samples": count,
+        "sampling_rate": rate,
+        "seconds": round(count / rate, 3) if count is not None and rate else None,
+        "hop_length": medium.hop_length,
+        "frames": medium.grid_thw[0],
+    }
 
 
 def _video(sample: Sample, medium: Medium) -> dict[str, Any]:

@@ -54,6 +54,15 @@ def command(
     max_samples: Annotated[
         int | None, typer.Option(min=1, help="Samples of a micro-batch.")
     ] = None,
+    max_loss_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Loss tokens of a micro-batch.")
+    ] = None,
+    max_media_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="Pixels of a micro-batch, such as 2GB; each medium once."
+        ),
+    ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks that share the micro-batches.")] = 1,
     share_prefix: Annotated[
         bool, typer.Option("--share-prefix", help="Count rows of a shared prefix once.")
@@ -75,6 +84,21 @@ def command(
             help="What weights, gradients and optimizer leave free (40GB, 37.5GiB): shows how many rows a pack may "
             "have with gradients and without, as old and reference logprobs run.",
         ),
+    ] = None,
+    defer_tail: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Share of the groups, those with the longest samples, left for a later plan.",
+        ),
+    ] = 0.0,
+    max_policy_lag: Annotated[
+        int | None,
+        typer.Option(min=0, help="Leave out samples with a token of weights more versions behind."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the plan here, for Plan.load."),
     ] = None,
     as_json: JsonOption = False,
     out: OutOption = None,
@@ -98,16 +122,24 @@ def command(
         max_tokens=max_tokens,
         max_patches=max_patches,
         max_samples=max_samples,
+        max_loss_tokens=max_loss_tokens,
+        max_media_bytes=as_bytes(max_media_bytes),
         ranks=ranks,
         share_prefix="auto" if auto_share else share_prefix,
         model=config,
         memory=free,
+        defer_tail=defer_tail,
+        max_policy_lag=max_policy_lag,
     )
+    if save is not None:
+        planned.save(save)
     document = {
         "stats": planned.stats,
         "total_samples": planned.total_samples,
         "total_tokens": planned.total_tokens,
         "ranks": planned.ranks,
+        "deferred": [samples[i].sample_id for i in planned.deferred],
+        "dropped": {d.sample_id: d.reason for d in planned.dropped},
         "bins": [
             {
                 "samples": [samples[i].sample_id for i in members],
@@ -128,6 +160,7 @@ def command(
 
 def _for_people(document: dict[str, Any]) -> list[str | Table]:
     totals = {"samples": document["total_samples"], "loss_tokens": document["total_tokens"]}
+    totals |= {name: len(document[name]) for name in ("deferred", "dropped") if document[name]}
     rank_of = {b: rank for rank, bins in enumerate(document["ranks"]) for b in bins}
     # rows are what max_tokens bounds; without sharing they are the tokens
     shared = ("tokens", "share") if document["stats"]["rows_shared"] is not None else ()

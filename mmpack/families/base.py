@@ -11,6 +11,42 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Audio:
+    """Audio that a family hears. A feature frame is `mel_bins` values of `hop_length` samples; ids are token ids."""
+
+    token_id: int
+    start_id: int
+    end_id: int
+    # the tower reads `chunk_frames` at a time, and halves their number by each of these, rounding "up" or "down"
+    chunk_frames: int
+    halvings: tuple[str, ...]
+    # a video's sound lies between its placeholders: "chunks" of `seconds_per_chunk`, or by "time", token by token
+    interleaving: str
+    # handed to the feature extractor with each audio, as transformers' processor of the family does
+    options: tuple[tuple[str, Any], ...]
+    sampling_rate: int = 16_000
+    hop_length: int = 160
+    mel_bins: int = 128
+    seconds_per_chunk: float = 2.0
+    # vision start and audio start before a video with sound have one position, and both ends have
+    joint_markers: bool = False
+    # whether a video's temporal patch that starts between two positions is moved to the one before
+    cuts_times: bool = True
+    # whether features of an audio shorter than a chunk depend on how far the tower pads it, beside longer ones
+    padding_shows: bool = False
+
+    def tokens(self, frames: Any) -> Any:
+        """Tokens of an audio of so many feature frames; a number, or an array of them."""
+        whole, rest = frames // self.chunk_frames, frames % self.chunk_frames
+        return whole * self._halved(self.chunk_frames) + self._halved(rest)
+
+    def _halved(self, frames: Any) -> Any:
+        for rounding in self.halvings:
+            frames = (frames + (rounding == "up")) // 2
+        return frames
+
+
+@dataclass(frozen=True)
 class VideoDefaults:
     """Settings of released video processors."""
 
@@ -57,6 +93,7 @@ class Family:
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     # what released models write boxes and points in: a `coordinate_system`; None: not known
     coordinates: str | None = None
+    audio: Audio | None = None  # None: the family hears nothing
     # modalities whose placeholders see each other, both ways, within one run of adjacent tokens
     two_way_media: tuple[str, ...] = ()
     # the config's `layer_types` where they do; None: all layers
@@ -105,6 +142,7 @@ class Family:
     def placeholder_ids(self) -> dict[str, int]:
         """Modality name to placeholder id, of the modalities that the family has."""
         ids = {"image": self.image_token_id, "video": self.video_token_id}
+        ids["audio"] = None if self.audio is None else self.audio.token_id
         return {modality: i for modality, i in ids.items() if i is not None}
 
     @property
@@ -112,7 +150,7 @@ class Family:
         """Modality name to the id that stands for one medium in ids that are not expanded."""
         own = {"image": self.image_prompt_id, "video": self.video_prompt_id}
         return {
-            modality: i if own[modality] is None else own[modality]
+            modality: i if (prompt := own.get(modality)) is None else prompt
             for modality, i in self.placeholder_ids.items()
         }
 
@@ -121,8 +159,10 @@ class Family:
         """Values of a patch: channels, frames, height, width."""
         return 3 * self.temporal_patch_size * self.patch_size**2
 
-    def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
-        """Shape of a medium's `pixel_values`: one row per patch."""
+    def pixel_shape(self, grid: tuple[int, int, int], modality: str = "image") -> tuple[int, ...]:
+        """Shape of a medium's `pixel_values`: one row per patch, or per feature frame of an audio."""
+        if modality == "audio" and self.audio is not None:
+            return grid[0], self.audio.mel_bins
         return math.prod(grid), self.patch_dim
 
     def vision_tokens(self, grid: tuple[int, int, int]) -> int:
@@ -130,8 +170,14 @@ class Family:
         t, h, w = grid
         return t * (h // self.spatial_merge_size) * (w // self.spatial_merge_size)
 
+    def tokens_of(self, modality: str, grid: tuple[int, int, int]) -> int:
+        """Tokens of a medium: of an image or a video of patches, of an audio of (frames, 1, 1)."""
+        if modality == "audio" and self.audio is not None:
+            return int(self.audio.tokens(grid[0]))
+        return self.vision_tokens(grid)
+
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
-        """Runs of placeholders that one medium of `grid` has."""
+        """Runs of placeholders that one medium of `grid` has; one in pieces, beside a video's sound, counts as one."""
         if not self.in_pieces(modality):
             return 1
         in_rows = modality == "image" and self.row_end_id is not None
@@ -141,7 +187,8 @@ class Family:
         """Whether a medium is several runs of placeholders, numbered by `ModalitySpan.frame`: frames, rows, tiles."""
         if modality == "video":
             return self.video_layout == "frames"
-        return self.row_end_id is not None or self.tiles_text is not None
+        in_rows = self.row_end_id is not None or self.tiles_text is not None
+        return modality == "image" and in_rows
 
     def same_layout(self, other: Family) -> bool:
         """Whether samples of one are samples of the other: what wrote the ids differs, or the model behind them."""

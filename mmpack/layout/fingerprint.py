@@ -25,11 +25,18 @@ def content_hash(modality: str, pixels: np.ndarray) -> str:
     return digest.hexdigest()
 
 
+def audio_hash(samples: np.ndarray, sampling_rate: int) -> str:
+    """sha256 hex over modality, number of samples, rate and float32 samples [n]."""
+    digest = hashlib.sha256(f"audio\0{len(samples)}x{sampling_rate}\0".encode())
+    digest.update(np.ascontiguousarray(samples, dtype="<f4").data)
+    return digest.hexdigest()
+
+
 def cache_key(content: str, grid_thw: tuple[int, int, int], settings: dict[str, Any] | None) -> str:
     """sha256 hex: equal keys give equal vision embeddings under one weights version.
 
-    Args: `content`: a content_hash. `grid_thw`: patches. `settings`: the image or video part of `processor`, of which
-    `sampling` is left out: how frames were chosen does not matter once they are.
+    Args: `content`: a content_hash. `grid_thw`: patches. `settings`: the image, video or audio part of `processor`,
+    of which `sampling` is left out: how frames were chosen does not matter once they are.
     """
     part = hashlib.sha256(canonical_json(embedding_settings(settings)).encode()).digest()
     grid = np.asarray(grid_thw, dtype="<i8").tobytes()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from mmpack.families import Family, get_family
 from mmpack.layout.mrope import sample_positions
-from mmpack.layout.occurrences import occurrences
+from mmpack.layout.occurrences import joined, medium_key, occurrences
 from mmpack.schema.sample import Sample
 
 
@@ -72,7 +73,7 @@ def build_forest(
 ) -> Forest:
     """The forest of `samples`, in their order; `share=False` gives each sample a root of its own.
 
-    Args: `positions`: int64 [rows, L] of each sample; computed from the samples if not given.
+    Args: `positions`: int64 [rows, L] of each sample, as `positions_of` gives them; computed where they are needed.
 
     Example: two samples that share their first two tokens.
         >>> import mmpack as mp
@@ -98,9 +99,7 @@ def build_forest(
             np.zeros(count, dtype=np.int64),
             np.arange(count, dtype=np.int64),
         )
-    if positions is None:
-        positions = [positions_of(s) for s in samples]
-    return _grow(_token_keys(samples, positions))
+    return _grow(_paths(samples, positions))
 
 
 def positions_of(sample: Sample, family: Family | None = None) -> np.ndarray:
@@ -113,40 +112,94 @@ def positions_of(sample: Sample, family: Family | None = None) -> np.ndarray:
     return sample_positions(sample, family=family)[0]
 
 
-def _token_keys(samples: Sequence[Sample], positions: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """int64 [L, 2 + rows + …] per sample: id, number of the run (-1: text), positions, routes. Equal rows: one token.
+@dataclass(frozen=True)
+class _Path:
+    """A sample's tokens as they are compared: two of them share their rows as far as all arrays agree."""
 
-    Runs have one number if media, ids, positions and routes agree in all of their tokens. Where placeholders see each
-    other, media that touch are one run: what one of them is, changes the other.
+    tokens: np.ndarray  # int64 [L]: id; of a run's tokens the run's number, negative
+    positions: np.ndarray | None  # int64 [rows, L]; None: they follow from the tokens
+    routes: np.ndarray | None  # int64 [L, c]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def at(self, index: int) -> tuple[int, bytes, bytes]:
+        positions = b"" if self.positions is None else self.positions[:, index].tobytes()
+        routes = b"" if self.routes is None else self.routes[index].tobytes()
+        return int(self.tokens[index]), positions, routes
+
+    def agrees_until(self, other: _Path, start: int, stop: int) -> int:
+        """The first index from `start` on at which they differ; else `stop`. Blocks grow: most paths part soon."""
+        size = 64
+        while start < stop:
+            block = slice(start, min(start + size, stop))
+            differs = self.tokens[block] != other.tokens[block]
+            if self.positions is not None and other.positions is not None:
+                differs |= (self.positions[:, block] != other.positions[:, block]).any(axis=0)
+            if self.routes is not None and other.routes is not None:
+                differs |= (self.routes[block] != other.routes[block]).any(axis=1)
+            if differs.any():
+                return start + int(np.argmax(differs))
+            start, size = block.stop, min(4 * size, 2**15)
+        return stop
+
+
+def _paths(samples: Sequence[Sample], positions: Sequence[np.ndarray] | None) -> list[_Path]:
+    """Runs have one number if media, seconds, ids, positions and routes agree in all of their tokens.
+
+    Positions by a family's rule follow from the tokens before: they are compared only where a sample recorded its own,
+    or where samples follow two rules.
     """
-    runs: dict[tuple[tuple[str, ...], bytes, bytes, bytes], int] = {}
-    keys = []
-    for sample, position, routes in zip(samples, positions, _route_keys(samples), strict=True):
-        run = np.full(len(sample), -1, dtype=np.int64)
-        for start, stop, media in _runs(sample):
-            ids, places = sample.input_ids[start:stop], position[:, start:stop]
-            own = routes[start:stop].tobytes()
-            key = (media, ids.tobytes(), places.tobytes(), own)
-            run[start:stop] = runs.setdefault(key, len(runs))
-        keys.append(np.column_stack([sample.input_ids, run, position.T, routes]))
-    return keys
+    rules = {_position_settings(s) for s in samples}
+    if len(rules) == 1 and all(s.position_ids is None for s in samples):
+        positions = None
+    elif positions is None:
+        positions = [positions_of(s) for s in samples]
+    all_routes = _route_keys(samples)
+    runs: dict[tuple[Any, ...], int] = {}
+    paths = []
+    for b, sample in enumerate(samples):
+        tokens = np.asarray(sample.input_ids, dtype=np.int64)
+        places = None if positions is None else positions[b]
+        routes = all_routes[b]
+        found = _runs(sample)
+        if found:
+            tokens = tokens.copy()
+        for start, stop, media in found:
+            key = (
+                media,
+                sample.input_ids[start:stop].tobytes(),
+                b"" if places is None else places[:, start:stop].tobytes(),
+                b"" if routes is None else routes[start:stop].tobytes(),
+            )
+            tokens[start:stop] = -1 - runs.setdefault(key, len(runs))
+        paths.append(_Path(tokens, places, routes))
+    return paths
 
 
-def _runs(sample: Sample) -> list[tuple[int, int, tuple[str, ...]]]:
-    """Tokens [start, stop) that are shared as a whole, and the cache keys of their media."""
-    joined = bool(get_family(sample.family).two_way_media)
-    out: list[tuple[int, int, tuple[str, ...]]] = []
-    for start, stop, m in occurrences(sample):
-        media: tuple[str, ...] = (sample.media[m].cache_key,)
-        if joined and out and out[-1][1] == start:
+def _runs(sample: Sample) -> list[tuple[int, int, tuple[Any, ...]]]:
+    """Tokens [start, stop) that are shared as a whole, and the keys of their media.
+
+    Where placeholders see each other, media that touch are one run: what one of them is, changes the other.
+    """
+    touching = bool(get_family(sample.family).two_way_media)
+    out: list[tuple[int, int, tuple[Any, ...]]] = []
+    for start, stop, indices in joined(occurrences(sample)):
+        media: tuple[Any, ...] = tuple(medium_key(sample.media[m]) for m in indices)
+        if touching and out and out[-1][1] == start:
             start, _, before = out.pop()
             media = before + media
         out.append((start, stop, media))
     return out
 
 
-def _route_keys(samples: Sequence[Sample]) -> list[np.ndarray]:
-    """int64 [L, c] per sample: equal rows, equal routes; c is 0 where no sample has routes.
+def _position_settings(sample: Sample) -> tuple[Any, Any]:
+    settings = sample.processor or {}
+    return settings.get("position_rule"), settings.get("tokens_per_second")
+
+
+def _route_keys(samples: Sequence[Sample]) -> list[np.ndarray | None]:
+    """int64 [L, c] per sample: equal rows, equal routes; None where no sample has routes.
 
     With routes, a hidden state follows from them too: where they differ, no row can stand for both. One number says
     which layers and how many experts they are of, so that a sample without routes shares with its like only.
@@ -155,9 +208,9 @@ def _route_keys(samples: Sequence[Sample]) -> list[np.ndarray]:
         (s.routed_experts[:1].size for s in samples if s.routed_experts is not None), default=0
     )
     if not most:
-        return [np.zeros((len(s), 0), np.int64) for s in samples]
+        return [None] * len(samples)
     width = -(-most // 4)  # four ids of 16 bits in a number
-    out = []
+    out: list[np.ndarray | None] = []
     for sample in samples:
         key = np.zeros((len(sample), 1 + width), np.int64)
         routes = sample.routed_experts
@@ -170,25 +223,25 @@ def _route_keys(samples: Sequence[Sample]) -> list[np.ndarray]:
     return out
 
 
-def _grow(keys: list[np.ndarray]) -> Forest:
+def _grow(paths: list[_Path]) -> Forest:
     offsets, parents, owners, depths = [0], list[int](), list[int](), list[int]()
-    last = np.full(len(keys), -1, dtype=np.int64)
-    roots = _branches(keys, list(range(len(keys))), 0)
+    last = np.full(len(paths), -1, dtype=np.int64)
+    roots = _branches(paths, list(range(len(paths))), 0)
     # parent, depth, samples that have it
     todo = [(-1, 0, branch) for branch in reversed(roots)]
     while todo:
         parent, depth, members = todo.pop()
-        stop = _common(keys, members, depth)
+        stop = _common(paths, members, depth)
         segment = len(parents)
         offsets.append(offsets[-1] + stop - depth)
         parents.append(parent)
         owners.append(members[0])
         depths.append(depth)
-        going_on = [m for m in members if len(keys[m]) > stop]
+        going_on = [m for m in members if len(paths[m]) > stop]
         for m in members:
-            if len(keys[m]) == stop:
+            if len(paths[m]) == stop:
                 last[m] = segment
-        todo += [(segment, stop, branch) for branch in reversed(_branches(keys, going_on, stop))]
+        todo += [(segment, stop, branch) for branch in reversed(_branches(paths, going_on, stop))]
     return Forest(
         segment_offsets=np.asarray(offsets, dtype=np.int64),
         segment_parent=np.asarray(parents, dtype=np.int64),
@@ -198,22 +251,18 @@ def _grow(keys: list[np.ndarray]) -> Forest:
     )
 
 
-def _branches(keys: list[np.ndarray], members: list[int], depth: int) -> list[list[int]]:
+def _branches(paths: list[_Path], members: list[int], depth: int) -> list[list[int]]:
     """`members` by their token at `depth`, in order of first appearance; one without a token is a branch of its own."""
-    groups: dict[bytes, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for m in members:
-        token = keys[m][depth].tobytes() if len(keys[m]) > depth else b"end" + str(m).encode()
-        groups.setdefault(token, []).append(m)
+        groups.setdefault(paths[m].at(depth) if len(paths[m]) > depth else m, []).append(m)
     return list(groups.values())
 
 
-def _common(keys: list[np.ndarray], members: list[int], depth: int) -> int:
+def _common(paths: list[_Path], members: list[int], depth: int) -> int:
     """How far all `members` agree, from `depth` on."""
-    first = keys[members[0]]
+    first = paths[members[0]]
     stop = len(first)
     for m in members[1:]:
-        stop = min(stop, len(keys[m]))
-        differs = (first[depth:stop] != keys[m][depth:stop]).any(axis=1)
-        if differs.any():
-            stop = depth + int(np.argmax(differs))
+        stop = first.agrees_until(paths[m], depth, min(stop, len(paths[m])))
     return stop

@@ -4,6 +4,7 @@ Rules in the wild for where text goes on after a medium that started at position
 `grid`: s + max(h, w) // merge (transformers from 5.3 on); `max`: the largest position so far + 1 (before it, and vLLM,
 which multiplies seconds in float64, all others in float32);
 `grid_int`: as `grid`, and a video's seconds are cut to whole ones first (transformers 5.3 to 5.18, Qwen2.5-VL);
+`seconds`: as `max`, and a second is so many positions of a video and of audio (layout/tmrope.py);
 `count`: every token one further (families with one row).
 """
 
@@ -19,6 +20,7 @@ from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family, get_family
 from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import Runs, placeholder_runs
+from mmpack.layout.tmrope import positions_by_seconds
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
@@ -34,6 +36,7 @@ def mrope_positions(
     second_per_grid_ts: Sequence[float] | np.ndarray | None = None,
     rule: str | None = None,
     tokens_per_second: float | None = None,
+    audio_feature_lengths: Sequence[int] | np.ndarray | None = None,
 ) -> tuple[np.ndarray, int]:
     """Positions of one unpadded, expanded sample, equal to transformers' `get_rope_index` (rule `grid`).
 
@@ -46,6 +49,7 @@ def mrope_positions(
         second_per_grid_ts: [videos] seconds between temporal patches; 1.0 each if not given.
         rule: one of the family's `position_rules`; by default its first (`grid` of every Qwen-VL).
         tokens_per_second: temporal positions per second; else `config`'s, else that of released models.
+        audio_feature_lengths: [n] feature frames of each audio in order, a video's sound included.
 
     Returns: int64 [3, L] ([1, L] where the family has one row) and `rope_delta` = max(position) + 1 - L.
     Raises: LayoutError naming the span, where runs and grids contradict each other; ArgumentError.
@@ -71,6 +75,13 @@ def mrope_positions(
             "Fix: pass one unpadded sample"
         )
     runs = placeholder_runs(ids, family)
+    if rule == "seconds":
+        given = {"image": image_grid_thw, "video": video_grid_thw}
+        media = {name: _grids(name, grids) for name, grids in given.items()}
+        media["audio"] = _frames_of_audio(audio_feature_lengths)
+        steps = _seconds(second_per_grid_ts, len(media["video"]))
+        per_second = _per_second(config, tokens_per_second, family)
+        return positions_by_seconds(len(ids), runs, media, steps, per_second, family)
     grids = _grids_of_runs(runs, image_grid_thw, video_grid_thw, family)
     if rule == "count":
         return np.arange(len(ids), dtype=np.int64)[None], 0
@@ -86,29 +97,29 @@ def sample_positions(
     `family`: the sample's, if it is known already.
     """
     settings = sample.processor or {}
-    images, videos, seconds = grids_of_media(occurring_media(sample))
     return mrope_positions(
         sample.input_ids,
         sample.family if family is None else family,
-        image_grid_thw=images,
-        video_grid_thw=videos,
-        second_per_grid_ts=seconds,
+        **grids_of_media(occurring_media(sample)),
         rule=rule or settings.get("position_rule"),
         tokens_per_second=settings.get("tokens_per_second"),
     )
 
 
-def grids_of_media(
-    media: Sequence[Medium],
-) -> tuple[list[Any] | None, list[Any] | None, list[float] | None]:
-    """Grids of images, of videos, and seconds of these (1.0 where none are recorded), as `mrope_positions` takes them.
+def grids_of_media(media: Sequence[Medium]) -> dict[str, Any]:
+    """What `mrope_positions` takes of media: grids of images and of videos, seconds of these (1.0 where none are
+    recorded), and feature frames of audio.
 
     Args: `media`: in order of appearance, one per occurrence.
     """
     videos = [m for m in media if m.modality == "video"]
     seconds = [1.0 if m.second_per_grid_ts is None else m.second_per_grid_ts for m in videos]
-    images = [m.grid_thw for m in media if m.modality == "image"]
-    return images or None, [m.grid_thw for m in videos] or None, seconds or None
+    return {
+        "image_grid_thw": [m.grid_thw for m in media if m.modality == "image"] or None,
+        "video_grid_thw": [m.grid_thw for m in videos] or None,
+        "second_per_grid_ts": seconds or None,
+        "audio_feature_lengths": [m.grid_thw[0] for m in media if m.modality == "audio"] or None,
+    }
 
 
 def _positions(
@@ -248,16 +259,44 @@ def _intervals(
     out = np.ones(len(runs), dtype=np.float64 if rule == "max" else np.float32)
     if family.tokens_per_second is None:
         return out
-    if tokens_per_second is None:
-        vision = getattr(config, "vision_config", config)
-        tokens_per_second = getattr(vision, "tokens_per_second", None) or family.tokens_per_second
+    per_second = _per_second(config, tokens_per_second, family)
     videos = np.flatnonzero(runs.is_video)
-    seconds = _floats(np.ones(len(videos)) if second_per_grid_ts is None else second_per_grid_ts)
-    if len(seconds) != len(videos) or not np.isfinite(seconds).all() or (seconds < 0).any():
+    seconds = _seconds(second_per_grid_ts, len(videos))
+    steps: np.ndarray = np.trunc(seconds) if rule == "grid_int" else seconds
+    out[videos] = steps.astype(out.dtype) * per_second
+    return out
+
+
+def _per_second(config: Any, given: float | None, family: Family) -> float:
+    """Positions per second: the one given, else of a config, else of released models."""
+    vision = getattr(config, "vision_config", config)
+    known = (
+        given,
+        getattr(vision, "tokens_per_second", None),
+        getattr(config, "position_id_per_seconds", None),
+        family.tokens_per_second,
+    )
+    return float(next(n for n in known if n))
+
+
+def _seconds(given: Sequence[float] | np.ndarray | None, videos: int) -> np.ndarray:
+    """float32 [videos]."""
+    seconds = _floats(np.ones(videos) if given is None else given)
+    if len(seconds) != videos or not np.isfinite(seconds).all() or (seconds < 0).any():
         raise ArgumentError(
-            f"mrope_positions: second_per_grid_ts has {len(seconds)} values for {len(videos)} videos, "
+            f"mrope_positions: second_per_grid_ts has {len(seconds)} values for {videos} videos, "
             "or one that is negative or not finite. Fix: pass the seconds of each video"
         )
-    steps: np.ndarray = np.trunc(seconds) if rule == "grid_int" else seconds
-    out[videos] = steps.astype(out.dtype) * float(tokens_per_second)
-    return out
+    return seconds
+
+
+def _frames_of_audio(given: Sequence[int] | np.ndarray | None) -> np.ndarray:
+    """int64 [n, 3]: (feature frames, 1, 1) of each audio."""
+    try:
+        frames = np.asarray([] if given is None else given, dtype=np.int64).reshape(-1, 1)
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(
+            f"mrope_positions: audio_feature_lengths {reprlib.repr(given):.80} are no lengths. "
+            "Fix: pass the feature frames of each audio, [n]"
+        ) from None
+    return np.concatenate([frames, np.ones((len(frames), 2), np.int64)], axis=1)

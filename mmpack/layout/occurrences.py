@@ -1,7 +1,8 @@
 """Media over runs of placeholders: from runs to modality spans, and from spans back to occurrences.
 
 An occurrence is one place where a medium stands in the ids: one run of placeholders, or, where a family lays it out in
-pieces (a video frame by frame, an image row by row), all its runs with the text between them. Token indices, half-open.
+pieces (a video frame by frame, an image row by row), all its runs with the text between them. A video with
+its sound is two occurrences, whose runs lie in turns. Token indices, half-open.
 
 One place for each of these:
 - ids -> spans: `spans_from_runs` (media in order), or `match_runs` and `spans_of` (media per modality, known ranges);
@@ -52,35 +53,42 @@ def match_runs(runs: Runs, media: Sequence[Medium], family: Family, what: str) -
     """Each of `media`, one per occurrence and in order, with its runs. Arguments and errors of `spans_from_runs`."""
     counts = [family.spans_of(m.modality, m.grid_thw) for m in media]
     wanted = [m.modality for m, n in zip(media, counts, strict=True) for _ in range(n)]
-    if runs.modalities != wanted:
+    found = runs.media()
+    if [modality for modality, _ in found] != wanted:
         raise LayoutError(
             f"{what}: the ids have runs of {runs.modalities}, the media are {[m.modality for m in media]}. "
             "Fix: media in the order of their placeholders",
             "MM106",
         )
-    rest = iter(runs.bounds)
-    return [(m, [next(rest) for _ in range(n)]) for m, n in zip(media, counts, strict=True)]
+    rest = (pieces for _, pieces in found)
+    return [
+        (m, [run for _ in range(n) for run in next(rest)])
+        for m, n in zip(media, counts, strict=True)
+    ]
 
 
 def spans_of(placed: Iterable[Placed], family: Family) -> tuple[list[Medium], list[ModalitySpan]]:
     """The distinct media of `placed` (in order of appearance), and one span per run.
 
-    `frame` counts the runs of a medium that the family lays out in pieces (frames, rows); else it is None.
+    `frame` counts the runs of a medium that the family lays out in pieces (frames, rows), `chunk` those of a video with
+    its sound, and of the sound; else they are None. Spans are in order of their tokens.
     """
+    placed = list(placed)
     index: dict[tuple[str, float | None], int] = {}
     distinct: list[Medium] = []
     spans = []
-    for medium, runs in placed:
+    for k, (medium, runs) in enumerate(placed):
+        in_turns = _touch(placed[k : k + 2]) or (k > 0 and _touch(placed[k - 1 : k + 1]))
         if not runs:
             continue
         at = index.setdefault(medium_key(medium), len(distinct))
         if at == len(distinct):
             distinct.append(medium)
         in_pieces = family.in_pieces(medium.modality)
-        for k, (start, stop) in enumerate(runs):
-            frame = k if in_pieces else None
-            spans.append(ModalitySpan(start, stop, medium.modality, at, frame))
-    return distinct, spans
+        for piece, (start, stop) in enumerate(runs):
+            frame, chunk = piece if in_pieces else None, piece if in_turns else None
+            spans.append(ModalitySpan(start, stop, medium.modality, at, frame, chunk))
+    return distinct, sorted(spans, key=lambda span: span.start)
 
 
 def medium_key(medium: Medium) -> tuple[str, float | None]:
@@ -97,13 +105,33 @@ def context_ids(input_ids: np.ndarray, sampled: np.ndarray, family: Family) -> n
 
 
 def occurrences(sample: Sample) -> list[Occurrence]:
-    """The occurrences of a sample's media, in order: the frames of one video are one occurrence."""
+    """The occurrences of a sample's media, by their first token: the frames of one video are one occurrence.
+
+    Those of a video and of its sound overlap: each is from its first to its last placeholder.
+    """
     out: list[Occurrence] = []
     for s in sample.modality_spans:
-        start = s.start
-        if s.frame and out and out[-1].media_index == s.media_index:
-            start = out.pop().start
-        out.append(Occurrence(start, s.stop, s.media_index))
+        at = len(out) - 1
+        if s.chunk:  # behind the other's pieces
+            at = next(
+                (k for k in (at, at - 1) if k >= 0 and out[k].media_index == s.media_index), -1
+            )
+        if (s.frame or s.chunk) and at >= 0 and out[at].media_index == s.media_index:
+            out[at] = Occurrence(out[at].start, s.stop, s.media_index)
+        else:
+            out.append(Occurrence(s.start, s.stop, s.media_index))
+    return out
+
+
+def joined(found: Sequence[Occurrence]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Occurrences as disjoint (start, stop, media indices): a video and its sound are one."""
+    out: list[tuple[int, int, tuple[int, ...]]] = []
+    for start, stop, index in found:
+        if out and start < out[-1][1]:
+            first, end, indices = out.pop()
+            out.append((first, max(end, stop), (*indices, index)))
+        else:
+            out.append((start, stop, (index,)))
     return out
 
 
@@ -112,3 +140,11 @@ def occurring_media(sample: Sample, stop: int | None = None) -> list[Medium]:
     return [
         sample.media[o.media_index] for o in occurrences(sample) if stop is None or o.stop <= stop
     ]
+
+
+def _touch(pair: Sequence[Placed]) -> bool:
+    """Whether two media are a video and its sound: their runs lie in turns, without text between."""
+    if len(pair) < 2 or [m.modality for m, _ in pair] != ["video", "audio"]:
+        return False
+    (_, first), (_, second) = pair
+    return bool(first and second) and first[0][1] == second[0][0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmpack.families import Family, get_family
+from mmpack.schema.spans import MODALITIES
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Runs:
 
     starts: np.ndarray  # int64 [O]
     stops: np.ndarray  # int64 [O]
-    is_video: np.ndarray  # bool [O]
+    kinds: np.ndarray  # int8 [O], index into MODALITIES
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -27,14 +28,38 @@ class Runs:
         return list(zip(self.starts.tolist(), self.stops.tolist(), strict=True))
 
     @property
+    def is_video(self) -> np.ndarray:
+        """bool [O]."""
+        return self.kinds == MODALITIES.index("video")
+
+    @property
     def modalities(self) -> list[str]:
-        """`image` or `video`, of each run."""
-        return ["video" if video else "image" for video in self.is_video.tolist()]
+        """`image`, `video` or `audio`, of each run."""
+        return [MODALITIES[kind] for kind in self.kinds.tolist()]
 
     def of(self, modality: str) -> Runs:
         """The runs of one modality."""
-        mine = self.is_video if modality == "video" else ~self.is_video
-        return Runs(self.starts[mine], self.stops[mine], self.is_video[mine])
+        mine = self.kinds == MODALITIES.index(modality)
+        return Runs(self.starts[mine], self.stops[mine], self.kinds[mine])
+
+    def media(self) -> list[tuple[str, list[tuple[int, int]]]]:
+        """Modality and runs of each medium that has no text within, in order of first appearance.
+
+        A video's and an audio's runs that touch are a video with its sound, which has placeholders among its own.
+        """
+        out: list[tuple[str, list[tuple[int, int]]]] = []
+        touching: dict[str, list[tuple[int, int]]] = {}
+        end = -1
+        for modality, (start, stop) in zip(self.modalities, self.bounds, strict=True):
+            if start != end:
+                touching = {}
+            pieces = touching.get(modality)
+            if pieces is None or modality == "image" or "image" in touching:
+                pieces = touching[modality] = []
+                out.append((modality, pieces))
+            pieces.append((start, stop))
+            end = stop
+        return out
 
 
 def placeholder_runs(input_ids: Sequence[int] | np.ndarray, family: str | Family) -> Runs:
@@ -53,17 +78,18 @@ def placeholder_runs(input_ids: Sequence[int] | np.ndarray, family: str | Family
     """
     family = get_family(family)
     ids = np.asarray(input_ids)
-    kind = (ids == family.image_token_id).astype(np.int8)
+    kind = np.zeros(len(ids), dtype=np.int8)
+    for modality, token in family.placeholder_ids.items():
+        if modality != "video" or family.video_bounds is None:
+            kind += (1 + MODALITIES.index(modality)) * (ids == token).astype(np.int8)
     if family.video_bounds is not None:
         begins, ends = (np.cumsum(ids == i) for i in family.video_bounds)
         kind[(kind == 1) & (begins > ends)] = 2
-    elif family.video_token_id is not None:
-        kind += 2 * (ids == family.video_token_id).astype(np.int8)
     edges = np.flatnonzero(np.diff(kind, prepend=0, append=0))
     starts, stops = edges[:-1], edges[1:]
     keep = kind[starts] > 0
     starts, stops = starts[keep], stops[keep]
-    return Runs(starts, stops, kind[starts] == 2)
+    return Runs(starts, stops, kind[starts] - 1)
 
 
 def true_runs(mask: np.ndarray) -> list[tuple[int, int]]:

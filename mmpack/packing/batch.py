@@ -64,6 +64,7 @@ class Batch(LossIndex):
     vision_token_offsets: torch.Tensor  # [M+1] int64
     patch_offsets: torch.Tensor  # [M+1] int64 into pixel_values
     pixel_values: torch.Tensor | None  # [patches, patch_dim], each medium once; see `float_pixels`
+    audio_features: torch.Tensor | None  # [frames, mel_bins], each audio once
     # modality -> float32 [3, 256]: what bytes of `pixel_values` stand for; {} where those are floats
     byte_values: dict[str, torch.Tensor]
     media_occurrence: torch.Tensor  # [O] int32: the medium of each placeholder run
@@ -133,11 +134,13 @@ class Batch(LossIndex):
         """
         refuse_no_accelerator()
         batch = self._with_tensors("pin_memory")
-        if batch.pixel_values is not None:
-            ends = zip(patch_offsets(batch.media), patch_offsets(batch.media)[1:], strict=False)
+        for audio, rows in ((False, batch.pixel_values), (True, batch.audio_features)):
+            ends = patch_offsets(batch.media, audio)
             batch.media = [
-                dataclasses.replace(medium, pixel_values=batch.pixel_values[a:b])
-                for medium, (a, b) in zip(batch.media, ends, strict=True)
+                dataclasses.replace(medium, pixel_values=rows[a:b])
+                if rows is not None and (medium.modality == "audio") == audio
+                else medium
+                for medium, a, b in zip(batch.media, ends, ends[1:], strict=False)
             ]
         return batch
 

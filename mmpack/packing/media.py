@@ -1,4 +1,7 @@
-"""The media of a batch: each distinct one once, in order of first use; `pixel_values` [patches, patch_dim]."""
+"""The media of a batch: each distinct one once, in order of first use.
+
+`pixel_values` [patches, patch_dim]; `audio_features` [frames, mel_bins].
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class MediaTable:
         self.index: dict[str, int] = {}
         # modality -> float32 [3, 256], where pixels are bytes whose normalisation is known
         self.byte_values: dict[str, torch.Tensor] = {}
-        self.patch_dim = family.patch_dim
+        self.family = family
         self.store = {} if store is None else store
         self.what = what
 
@@ -60,26 +63,28 @@ class MediaTable:
             )
         return at
 
-    def stacked(self, pin_memory: bool = False) -> torch.Tensor | None:
-        """All patches, medium after medium; None if a medium has none (or there are no media).
+    def stacked(self, pin_memory: bool = False, audio: bool = False) -> torch.Tensor | None:
+        """All patches, medium after medium, or all feature frames of audio; None if a medium has none (or there are
+        no media).
 
         Raises ArgumentError where some are bytes and others are not: joined, the bytes would pass for values.
         """
-        pixels = [m.pixel_values for m in self.media]
+        own = [m for m in self.media if (m.modality == "audio") == audio]
+        pixels = [m.pixel_values for m in own]
         if not pixels or any(p is None for p in pixels):
             return None
         odd = next(
-            (m for m, p in zip(self.media, pixels, strict=True) if p.dtype != pixels[0].dtype), None
+            (m for m, p in zip(own, pixels, strict=True) if p.dtype != pixels[0].dtype), None
         )
         if odd is not None and torch.uint8 in (pixels[0].dtype, odd.pixel_values.dtype):
             raise ArgumentError(
                 f"{self.what}: {odd.media_id!r:.60} has pixels of {odd.pixel_values.dtype}, "
-                f"{self.media[0].media_id!r:.60} of {pixels[0].dtype}. Fix: make all samples of a batch by one "
+                f"{own[0].media_id!r:.60} of {pixels[0].dtype}. Fix: make all samples of a batch by one "
                 "wrap_processor(…, pixels=…)"
             )
         if not pin_memory or odd is not None:
             return torch.cat(pixels)
-        shape = (sum(map(len, pixels)), self.patch_dim)
+        shape = (sum(map(len, pixels)), *pixels[0].shape[1:])
         return torch.cat(pixels, out=torch.empty(shape, dtype=pixels[0].dtype, pin_memory=True))
 
     def _note_bytes(self, medium: Medium, settings: Mapping[str, Any] | None) -> None:
@@ -102,11 +107,11 @@ class MediaTable:
 
     def _checked(self, medium: Medium, pixels: Any) -> torch.Tensor:
         tensor = as_tensor(pixels)
-        t, h, w = medium.grid_thw
-        if tensor.shape != (t * h * w, self.patch_dim):
+        needed = self.family.pixel_shape(medium.grid_thw, medium.modality)
+        if tensor.shape != needed:
             message = (
-                f"has shape {list(tensor.shape)}, the grid {[t, h, w]} needs "
-                f"{[t * h * w, self.patch_dim]}"
+                f"has shape {list(tensor.shape)}, the grid {list(medium.grid_thw)} needs "
+                f"{list(needed)}"
             )
             raise SchemaError(
                 [Problem("MM404", medium.media_id, "pixel_values", message)], self.what
@@ -183,29 +188,50 @@ def patches_of_canvas(
     return torch.cat(rows), grids
 
 
-def patch_offsets(media: Sequence[Medium]) -> list[int]:
-    """[M+1]: patches of medium i are rows [i], [i+1) of the stacked pixels."""
+def patch_offsets(media: Sequence[Medium], audio: bool = False) -> list[int]:
+    """[M+1]: patches of medium i are rows [i], [i+1) of the stacked pixels; an audio has none there.
+
+    `audio`: the same of feature frames, of which an audio alone has some.
+    """
     out = [0]
     for m in media:
-        out.append(out[-1] + m.num_patches)
+        out.append(out[-1] + (m.num_patches if (m.modality == "audio") == audio else 0))
     return out
 
 
 def vision_rows(
-    ids: np.ndarray, family: Family, occurrence: Sequence[int], offsets: np.ndarray
+    ids: np.ndarray,
+    family: Family,
+    media: Sequence[Medium],
+    occurrence: Sequence[int],
+    offsets: np.ndarray,
 ) -> VisionRows:
-    """Which feature goes to which row. ids [T]; the medium of each placeholder run, in row order; offsets [M+1].
+    """Which feature goes to which row. ids [T]; media [M], that of each occurrence in row order; offsets [M+1].
 
-    A medium's placeholders take its features from the first to the last (frames of a video: with text between).
+    A medium's placeholders take its features from the first to the last (frames of a video: with text between; a
+    video's sound lies among its placeholders, so each modality is counted by itself).
     """
     rows = np.flatnonzero(np.isin(ids, list(family.placeholder_ids.values())))
     runs = np.asarray(occurrence, dtype=np.int64)
     counts = np.diff(offsets)[runs]
     before = np.cumsum(counts) - counts
     index = np.repeat(offsets[runs] - before, counts) + np.arange(len(rows))
+    if family.audio is not None:
+        heard = np.array([m.modality == "audio" for m in media], bool)[runs]
+        index = _by_hearing(index, ids[rows] == family.audio.token_id, np.repeat(heard, counts))
     source = np.full(len(ids), -1, dtype=np.int32)
     source[rows] = index
     ends = np.cumsum(np.bincount(index, minlength=offsets[-1]))
     order = np.argsort(index, kind="stable")
     parts = (source, rows, index, order, np.concatenate([[0], ends]))
     return VisionRows(*(torch.from_numpy(part.astype(np.int32)) for part in parts))
+
+
+def _by_hearing(index: np.ndarray, is_heard: np.ndarray, heard: np.ndarray) -> np.ndarray:
+    """Features `index` [V], in the order of occurrences, in that of rows: those of audio to its rows, each in order.
+
+    `is_heard` [V]: rows of audio; `heard` [V]: features of audio.
+    """
+    out = np.empty_like(index)
+    out[is_heard], out[~is_heard] = index[heard], index[~heard]
+    return out

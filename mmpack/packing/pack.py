@@ -105,7 +105,7 @@ def pack(
     batch.stats = counted(batch, tokens=forest.num_tokens, padded=forest.num_tokens + padding)
     batch.stats |= {
         "segments": len(forest.segment_parent),
-        "patches": int(batch.patch_offsets[-1]),
+        "patches": sum(m.num_patches for m in batch.media),
     }
     return batch.pin_memory() if pin_memory else batch
 
@@ -199,7 +199,7 @@ def _media_fields(
             )
             for run, at in zip(runs, order, strict=True)
         ],
-        "vision_rows": vision_rows(input_ids.numpy(), family, order, offsets),
+        "vision_rows": vision_rows(input_ids.numpy(), family, common["media"], order, offsets),
     }
 
 

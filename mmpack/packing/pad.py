@@ -93,8 +93,7 @@ def pad(
         routed_experts=routes_in_rows(samples, rows, len(samples) * width),
     )
     batch.stats = counted(batch, tokens=batch.input_ids.numel(), padded=batch.input_ids.numel())
-    patches = np.diff(batch.patch_offsets.numpy())
-    batch.stats["patches"] = int(patches[batch.media_occurrence.numpy()].sum())
+    batch.stats["patches"] = sum(batch.media[i].num_patches for i in batch.media_order)
     return batch
 
 

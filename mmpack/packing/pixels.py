@@ -18,17 +18,23 @@ from mmpack.packing.tensors import as_tensor
 def float_pixels(
     batch: Batch, media: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """[patches, patch_dim] of `media` (numbers; by default all), one after the other, on the batch's device.
+    """[patches, patch_dim] of `media` (numbers; by default all that are no audio), one after the other, on the batch's
+    device; of audio alone its features [frames, mel_bins].
 
     Bytes become what the processor makes of them, bit for bit, rounded to `dtype` once; pixels that are no bytes stay
     as they are. Every medium must have pixels. Raises: ArgumentError for bytes of an unknown normalisation.
     """
+    if media is not None and any(batch.media[i].modality == "audio" for i in media):
+        features, ends = batch.audio_features, patch_offsets(batch.media, audio=True)
+        assert features is not None  # checked by the caller, medium by medium
+        return torch.cat([features[ends[i] : ends[i + 1]] for i in media])
     whole = batch.pixel_values
     assert whole is not None  # checked by the caller, medium by medium
     ends = patch_offsets(batch.media)
-    media = range(len(batch.media)) if media is None else media
+    seen = [i for i, m in enumerate(batch.media) if m.modality != "audio"]
+    media = seen if media is None else media
     if whole.dtype != torch.uint8:
-        if list(media) == list(range(len(batch.media))):
+        if list(media) == seen:
             return whole
         return torch.cat([whole[ends[i] : ends[i + 1]] for i in media])
     made = []

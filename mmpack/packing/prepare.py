@@ -96,6 +96,9 @@ def common_fields(
         "vision_token_offsets": torch.from_numpy(vision),
         "patch_offsets": torch.tensor(offsets, dtype=torch.int64),
         "pixel_values": _held_once(table, offsets, pin_memory),
+        "audio_features": _held_once(
+            table, patch_offsets(table.media, audio=True), pin_memory, audio=True
+        ),
         "byte_values": table.byte_values,
         "media_occurrence": torch.tensor(occurrence, dtype=torch.int32),
         "media_order": occurrence,
@@ -201,11 +204,15 @@ def _numbered(names: Iterable[str]) -> list[int]:
     return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
-def _held_once(table: MediaTable, offsets: list[int], pin_memory: bool) -> torch.Tensor | None:
-    """The pixels of all media, of which each medium's become a view; None if a medium has none."""
-    pixels = table.stacked(pin_memory)
+def _held_once(
+    table: MediaTable, offsets: list[int], pin_memory: bool, audio: bool = False
+) -> torch.Tensor | None:
+    """The pixels of all media, of which each medium's become a view; None if a medium has none. `audio`: features."""
+    pixels = table.stacked(pin_memory, audio)
     if pixels is not None:
         for medium, start, stop in zip(table.media, offsets, offsets[1:], strict=False):
+            if (medium.modality == "audio") != audio:
+                continue
             medium.pixel_values = pixels[start:stop]
     return pixels
 

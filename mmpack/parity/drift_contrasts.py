@@ -125,11 +125,12 @@ def contrasts(name: str, axis: Axis) -> list[Contrast]:
     sets: list[tuple[str, list[int]]] = []
     if name == "medium":
         # of two that come to the same tokens, the first is said
-        sets = [("image", [2, 3]), ("video", [4, 5]), ("after", [2, 3, 4, 5])]
-        sets += [("near image", [2]), ("near video", [4]), ("near", [2, 4]), ("before", [1])]
+        sets = [("image", [2, 3]), ("video", [4, 5]), ("audio", [6, 7])]
+        sets += [("after", [2, 3, 4, 5, 6, 7]), ("near image", [2]), ("near video", [4])]
+        sets += [("near audio", [6]), ("near", [2, 4, 6]), ("before", [1])]
     elif name == "modality":
-        sets = [("both", [3]), ("image", [1, 3]), ("video", [2, 3]), ("media", [1, 2, 3])]
-        sets += [("text", [0])]
+        sets = [("both", [3, 7]), ("image", [1, 3, 5, 7]), ("video", [2, 3, 6, 7])]
+        sets += [("audio", [4, 5, 6, 7]), ("media", [1, 2, 3, 4, 5, 6, 7]), ("text", [0])]
     elif axis.ordered:
         sets = [("from", known[g:]) for g in range(1, len(known))]
         sets += [("before", known[:g]) for g in range(1, len(known))]

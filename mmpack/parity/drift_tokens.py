@@ -11,10 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmpack.schema.sample import Sample
+from mmpack.schema.spans import MODALITIES
 
 BINS = 8  # of position and length, of about as many tokens each
 MOST = 16  # groups of turns, of versions
-KINDS = ("text only", "images", "video", "images and video")  # bit 0: images, bit 1: video
+# bit 0: images, bit 1: video, bit 2: audio
+KINDS = (
+    *("text only", "images", "video", "images and video"),
+    *("audio", "images and audio", "video and audio", "images, video and audio"),
+)
 NOT_RECORDED = "not recorded"
 
 
@@ -60,7 +65,7 @@ def axes_of(samples: Sequence[Sample], near: int) -> tuple[np.ndarray, dict[str,
 
 
 def _modality(samples: Sequence[Sample], of: np.ndarray) -> Axis:
-    bits = {"image": 1, "video": 2}
+    bits = {"image": 1, "video": 2, "audio": 4}
     kinds = [sum({bits.get(span.modality, 0) for span in s.modality_spans}) for s in samples]
     return Axis(KINDS, np.array(kinds, np.int64)[of])
 
@@ -75,7 +80,7 @@ def _medium(
         for span in sorted(sample.modality_spans, key=lambda span: span.stop)
     ]
     stops = np.array([base[k] + min(span.stop, len(samples[k])) for k, span in media], np.int64)
-    video = np.array([span.modality == "video" for _, span in media], np.int64)
+    kind = np.array([MODALITIES.index(span.modality) for _, span in media], np.int64)
     whose = np.array([k for k, _ in media], np.int64)
     has = np.isin(np.arange(len(samples)), whose)[of].astype(np.int64)
     names = ("no medium", "before a medium", *_after(near))
@@ -84,11 +89,11 @@ def _medium(
     last = np.searchsorted(stops, at, side="right") - 1
     after = (last >= 0) & (whose[last] == of)
     far = (at - stops[last] >= near).astype(np.int64)
-    return Axis(names, np.where(after, 2 + 2 * video[last] + far, has))
+    return Axis(names, np.where(after, 2 + 2 * kind[last] + far, has))
 
 
 def _after(near: int) -> tuple[str, ...]:
-    kinds = ("an image", "a video")
+    kinds = ("an image", "a video", "an audio")
     return tuple(
         text for kind in kinds for text in (f"up to {near} after {kind}", f"later after {kind}")
     )

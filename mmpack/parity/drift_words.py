@@ -16,12 +16,15 @@ _AFTER = {
     "near": "right after a picture or video",
     "near image": "right after a picture",
     "near video": "right after a video",
+    "audio": "after an audio",
+    "near audio": "right after an audio",
     "before": "before the first picture or video",
 }
 _SAMPLES = {
     "media": "in samples with pictures or video",
     "image": "in samples with pictures",
     "video": "in samples with video",
+    "audio": "in samples with audio",
     "both": "in samples with pictures and video",
     "text": "in samples of text only",
 }

@@ -14,7 +14,7 @@ import numpy as np
 from mmpack.families import get_family
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.runs import placeholder_runs
-from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS, differ, same_medium
+from mmpack.parity.causes.alike import differ, fields_of, same_medium
 from mmpack.parity.causes.pair import common_prefix, show, show_ids
 from mmpack.parity.causes.settings import compare_settings
 from mmpack.parity.differences import (
@@ -47,7 +47,14 @@ FIELDS = (
     "processor",
     "sampling",
 )
-MODALITY_SPAN = ("start", "stop", "modality", "media_index", "frame")  # by which spans are one
+MODALITY_SPAN = (
+    "start",
+    "stop",
+    "modality",
+    "media_index",
+    "frame",
+    "chunk",
+)  # by which spans are one
 
 
 def unlike_fields(left: Sample, right: Sample) -> list[str]:
@@ -101,8 +108,7 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
         for path, who in compare_settings(left.processor, right.processor)[1].items():
             yield f"processor.{path}", who
     for medium, other in zip(left.media, right.media, strict=False):
-        names = MEDIA_FIELDS + (VIDEO_FIELDS if medium.modality == "video" else ())
-        for name in names:
+        for name in fields_of(medium):
             a, b = getattr(medium, name), getattr(other, name)
             if a is None or b is None:
                 yield f"media.{name}", who_lacks(a, b)
@@ -198,7 +204,10 @@ def _run_at(sample: Sample, at: int) -> tuple[int, int] | None:
 
 
 def _first_span(left: Sample, right: Sample) -> Difference:
-    a, b = ([_modality_key(span) for span in s.modality_spans] for s in (left, right))
+    whole = all(span.chunk is None for s in (left, right) for span in s.modality_spans)
+    names = MODALITY_SPAN[:-1] if whole else MODALITY_SPAN  # `chunk` only where there is one
+    key = operator.attrgetter(*names)
+    a, b = ([key(span) for span in s.modality_spans] for s in (left, right))
     return of_list("modality_spans", a, b, operator.eq)
 
 
@@ -244,7 +253,7 @@ def _first_medium(left: Sample, right: Sample) -> Difference:
     x, y = a[at], b[at]
     shown = [_medium(x), _medium(y)]
     if shown[0] == shown[1]:
-        parts = ("num_tokens", *MEDIA_FIELDS, *VIDEO_FIELDS, "cache_key")
+        parts = ("num_tokens", *fields_of(x), "cache_key")
         name = next(name for name in parts if differ(getattr(x, name), getattr(y, name)))
         shown = [f"{_medium(m)}, {name} {show(getattr(m, name))}" for m in (x, y)]
     return Difference("media", shown[0], shown[1], at)

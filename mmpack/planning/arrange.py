@@ -17,6 +17,7 @@ from mmpack.errors import PlanError, check_number
 from mmpack.layout.forest import build_forest
 from mmpack.planning.balance import balance
 from mmpack.planning.bfd import best_fit_decreasing, spread
+from mmpack.planning.budgets import Budgets, OfMedium, media_of
 from mmpack.planning.cost import (
     Cost,
     Layout,
@@ -30,11 +31,12 @@ from mmpack.schema.sample import Sample
 
 @dataclass(frozen=True)
 class Unit:
-    """Samples and what they take together, in a layout of planning/cost.py; patches by cache key."""
+    """Samples and what they take together, in a layout of planning/cost.py; media by cache key."""
 
     members: list[int]
     layout: Layout
-    media: dict[str, int]
+    media: dict[str, OfMedium]
+    loss_tokens: int
     share: bool
 
     @property
@@ -43,7 +45,22 @@ class Unit:
 
     @property
     def patches(self) -> int:
-        return sum(self.media.values())
+        return sum(m.patches for m in self.media.values())
+
+    @property
+    def media_bytes(self) -> int:
+        return sum(m.bytes for m in self.media.values())
+
+
+# what `Budgets` bounds, of a unit
+TAKEN: dict[str, Callable[[Unit], int]] = {
+    "max_tokens": lambda u: u.rows,
+    "max_patches": lambda u: u.patches,
+    "max_samples": lambda u: len(u.members),
+    "max_loss_tokens": lambda u: u.loss_tokens,
+    "max_media_bytes": lambda u: u.media_bytes,
+}
+OF_MEDIA = {"max_patches": "patches", "max_media_bytes": "bytes"}
 
 
 class TooFew(NamedTuple):
@@ -96,10 +113,10 @@ class SharedPrefixes:
 
 @dataclass(frozen=True)
 class Work:
-    """Measures units, splits groups, fills bins. `capacity`: rows, patches, samples of a bin."""
+    """Measures units, splits groups, fills bins."""
 
     samples: list[Sample]
-    capacity: tuple[int, int, int]
+    budgets: Budgets
     shared: SharedPrefixes | None
     cost: Cost
     auto: bool = False
@@ -121,10 +138,11 @@ class Work:
 
     def unit(self, members: list[int]) -> Unit:
         chosen = [self.samples[i] for i in members]
-        media = {k: v for s in chosen for k, v in media_patches(s).items()}
+        media = {k: v for s in chosen for k, v in media_of(s).items()}
+        loss = sum(s.num_loss_tokens for s in chosen)
         if self.shared is not None:
-            return Unit(members, self.shared.layout(members), media, True)
-        return Unit(members, plain_layout([len(s) for s in chosen]), media, False)
+            return Unit(members, self.shared.layout(members), media, loss, True)
+        return Unit(members, plain_layout([len(s) for s in chosen]), media, loss, False)
 
     def laid_out(self, members: list[int]) -> Unit:
         """A bin. With `auto` it is plain where sharing does not pay and its rows fit."""
@@ -132,7 +150,7 @@ class Work:
         if not (self.auto and bin.share):
             return bin
         plain = plain_layout([len(self.samples[i]) for i in members])
-        if plain.rows > self.capacity[0] or self.time.sharing_pays(plain, bin.layout):
+        if plain.rows > self.budgets.max_tokens or self.time.sharing_pays(plain, bin.layout):
             return bin
         return replace(bin, layout=plain, share=False)
 
@@ -148,26 +166,54 @@ class Work:
     def pieces(self, group: list[int]) -> list[Unit]:
         """The group in one unit if a bin takes it, else in as few as best-fit-decreasing finds."""
         whole = self.unit(group)
-        if all(np.array([whole.rows, whole.patches, len(group)]) <= self.capacity):
+        names = self.binding([whole])
+        if not names:
             return [whole]
-        chosen = [self.samples[i] for i in group]
-        media = [media_patches(s) for s in chosen]
-        sizes = np.array([(len(s), sum(m.values()), 1) for s, m in zip(chosen, media, strict=True)])
-        parts = [[(key, 1, patches) for key, patches in m.items()] for m in media]
-        if self.shared is not None:
+        plain = replace(self, shared=None)
+        sizes, capacity, parts = self.measured([plain.unit([i]) for i in group], names)
+        if self.shared is not None and "max_tokens" in names:
+            at = names.index("max_tokens")
             for i, part in zip(group, parts, strict=True):
-                part += [(f"segment {g}", 0, self.shared.rows(g)) for g in self.shared.path[i]]
-        bins = best_fit_decreasing(sizes, self.capacity, parts)
+                part += [(f"segment {g}", at, self.shared.rows(g)) for g in self.shared.path[i]]
+        bins = best_fit_decreasing(sizes, capacity, parts)
         return [self.unit(sorted(group[i] for i in b)) for b in bins]
+
+    def binding(self, units: list[Unit]) -> list[str]:
+        """The budgets that all of `units` in one bin would exceed."""
+        return [
+            name
+            for name, taken in TAKEN.items()
+            if (most := getattr(self.budgets, name)) is not None and sum(map(taken, units)) > most
+        ]
+
+    def measured(
+        self, units: list[Unit], names: list[str]
+    ) -> tuple[np.ndarray, list[int], list[list[tuple[str, int, int]]]]:
+        """Sizes [n, D], capacities [D] and shared parts of units, of the budgets `names`."""
+        sizes = np.array([[TAKEN[name](u) for name in names] for u in units], dtype=np.int64)
+        of_media = [(d, OF_MEDIA[name]) for d, name in enumerate(names) if name in OF_MEDIA]
+        parts = [
+            [
+                (key, d, getattr(medium, field))
+                for key, medium in u.media.items()
+                for d, field in of_media
+            ]
+            for u in units
+        ]
+        return (
+            sizes.reshape(len(units), len(names)),
+            [getattr(self.budgets, name) for name in names],
+            parts,
+        )
 
     def bins(self, units: list[Unit], ranks: int) -> list[list[Unit]] | TooFew:
         """Bins of units, a multiple of `ranks`."""
-        sizes = np.array([(u.rows, u.patches, len(u.members)) for u in units]).reshape(-1, 3)
-        parts = [[(key, 1, patches) for key, patches in u.media.items()] for u in units]
-        if (sizes.sum(axis=0)[1:] <= self.capacity[1:]).all():  # only rows can bind
-            packed = best_fit_decreasing(sizes[:, 0], self.capacity[0])
+        names = self.binding(units) or ["max_tokens"]
+        sizes, capacity, parts = self.measured(units, names)
+        if len(names) == 1 and names[0] not in OF_MEDIA:
+            packed = best_fit_decreasing(sizes[:, 0], capacity[0])
         else:
-            packed = best_fit_decreasing(sizes, self.capacity, parts)
+            packed = best_fit_decreasing(sizes, capacity, parts)
         wanted = -(-len(packed) // ranks) * ranks
         if ranks == 1 or not units:
             return [[units[i] for i in b] for b in packed]
@@ -177,7 +223,7 @@ class Work:
             if len(halved) < wanted:
                 return TooFew(len(halved), wanted)
             return [[u] for u in halved]
-        even = spread(sizes, self.capacity, loads, wanted, parts)
+        even = spread(sizes, capacity, loads, wanted, parts)
         if even is None or not all(even):
             even = _halve(
                 packed,
@@ -221,8 +267,3 @@ def _halve(
             heapq.heappush(heap, (-load(half), count, half))
             count += 1
     return whole + [p for _, _, p in heap]
-
-
-def media_patches(sample: Sample) -> dict[str, int]:
-    """Patches of each distinct medium, by cache key."""
-    return {m.cache_key: m.num_patches for m in sample.media}

@@ -43,7 +43,10 @@ def best_fit_decreasing(
         return _by_histogram(sizes, int(capacities[0]))
     bins = Bins(columns, capacities, parts)
     shares = (bins.sizes / bins.scale).max(axis=1, initial=0.0)
-    for item in np.argsort(-shares, kind="stable").tolist():
+    order = np.argsort(-shares, kind="stable")
+    if not any(bins.parts):
+        return _by_scan(columns, capacities, order)
+    for item in order.tolist():
         fitting, saved = bins.fitting(item)
         if not len(fitting):
             bins.place(item, bins.open())
@@ -167,4 +170,53 @@ def _by_histogram(sizes: np.ndarray, capacity: int) -> list[list[int]]:
             bin += indices[start : start + taken]
             keep(bin, space - taken * size)
             start += taken
+    return bins
+
+
+def _by_scan(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray) -> list[list[int]]:
+    """Without shared parts: the bins that could still take one of the items to come, searched by numpy.
+
+    One item asks first for what it needs most of; few bins are left to ask for the rest.
+    """
+    bins: list[list[int]] = []
+    count, dimensions = 0, range(len(capacities))
+    scale = np.maximum(capacities, 1).astype(np.float64)
+    most = (sizes / scale).argmax(axis=1).tolist()
+    shares, needs = scale.tolist(), sizes.tolist()
+    least = np.minimum.accumulate(sizes[order][::-1], axis=0)[::-1]  # of each item and those after
+    free: np.ndarray = np.zeros((len(capacities), 64), dtype=np.int64)
+    # of the bins in the search, rising
+    free_share: np.ndarray = np.zeros(64)
+    index: np.ndarray = np.zeros(64, dtype=np.int64)
+    for number, item in enumerate(order.tolist()):
+        if number % 1024 == 0 and count:
+            kept = np.flatnonzero((free[:, :count] >= least[number][:, None]).all(axis=0))
+            count = len(kept)
+            free[:, :count], free_share[:count], index[:count] = (
+                free[:, kept],
+                free_share[kept],
+                index[kept],
+            )
+        need, first = needs[item], most[item]
+        fitting = (free[first, :count] >= need[first]).nonzero()[0]
+        for d in dimensions:
+            if d != first and len(fitting):
+                fitting = fitting[free[d].take(fitting) >= need[d]]
+        if len(fitting):
+            at = int(fitting[free_share.take(fitting).argmin()])
+        else:
+            if count == len(index):
+                free = np.concatenate([free, free], axis=1)
+                free_share, index = np.tile(free_share, 2), np.tile(index, 2)
+            at = count
+            count += 1
+            free[:, at], index[at] = capacities, len(bins)
+            bins.append([])
+        bins[index[at]].append(item)
+        share = 0.0
+        for d in dimensions:
+            left = int(free[d, at]) - need[d]
+            free[d, at] = left
+            share += left / shares[d]
+        free_share[at] = share
     return bins

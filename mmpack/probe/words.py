@@ -11,7 +11,7 @@ from mmpack.probe.record import IN, Entry
 if TYPE_CHECKING:
     from mmpack.probe.report import First
 
-MEDIA = {"image", "video"}
+MEDIA = {"image", "video", "audio"}
 ONE_SIDED = 8  # logprobs that are lower on one side: by chance in 1 of 128 cases, were each as likely higher
 OF_ANGLES = "rotary angles part at plain text too: theta, scaling, or the dtype of positions"
 DROPPED_ROWS = (

@@ -113,7 +113,12 @@ def _observed(
         items = processor.media_from(given.media)
         if not given.expanded:
             ids, _ = expanded_ids(
-                ids, items, processor.family, processor.tokenizer, processor.video_markers
+                ids,
+                items,
+                processor.family,
+                processor.tokenizer,
+                processor.video_markers,
+                processor.tokens_per_second,
             )
         return ids, items, given.source or "tool"
     if len(ids):

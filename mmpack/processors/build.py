@@ -67,13 +67,10 @@ def build_sample(
     _refuse_unread(context, family)
     runs = placeholder_runs(context, family)
     _refuse_lone(runs, media, family)
-    images, videos, seconds = grids_of_media(media)
     positions, _ = mrope_positions(
         context,
         family,
-        image_grid_thw=images,
-        video_grid_thw=videos,
-        second_per_grid_ts=seconds,
+        **grids_of_media(media),
         rule=processor.position_rule,
         tokens_per_second=processor.tokens_per_second,
     )
@@ -115,14 +112,16 @@ def _refuse_unread(ids: np.ndarray, family: Family) -> None:
 
 def _refuse_lone(found: Runs, media: Sequence[Medium], family: Family) -> None:
     """Raise LayoutError for one placeholder where a medium has several: ids that were not expanded."""
-    lengths = (found.stops - found.starts).tolist()
+    lengths = [sum(b - a for a, b in runs) for _, runs in found.media()]
+    starts = [runs[0][0] for _, runs in found.media()]
     i = 0
     for m in media:
         runs = family.spans_of(m.modality, m.grid_thw)
         if lengths[i : i + 1] == [1] and m.num_tokens > runs:
+            what = "audio" if m.modality == "audio" else "vision"
             raise LayoutError(
-                f"processor: token {found.starts[i]} is one {m.modality} placeholder, the {m.modality} has "
-                f"{m.num_tokens} vision tokens. Fix: expanded=False, for ids with one placeholder per medium",
+                f"processor: token {starts[i]} is one {m.modality} placeholder, the {m.modality} has "
+                f"{m.num_tokens} {what} tokens. Fix: expanded=False, for ids with one placeholder per medium",
                 "MM101",
             )
         i += runs

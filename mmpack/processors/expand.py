@@ -2,6 +2,8 @@
 
 Where a medium lies in the text in pieces (`Family.in_pieces`: frames of a video, tiles or rows of an image), it becomes
 a run of placeholders for each, with the family's ids and text between them, as transformers' processors write them.
+A video's sound (an audio with `in_video`, behind its video) has no placeholder of its own: the video's becomes both, in
+turns, between audio start and end.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import LayoutError
+from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
 from mmpack.layout.runs import placeholder_runs
 from mmpack.layout.seconds import frame_seconds
+from mmpack.layout.tmrope import interleaved
 from mmpack.schema.media import Medium
 
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
@@ -24,24 +27,37 @@ KEPT, REPLACED = "kept", "replaced"
 _RUN = "\0"  # stands for a run of placeholders, in a text that is cut there
 
 
+# a medium, and a video's sound
+Unit = tuple[Medium, Medium | None]
+
+
 def expanded_ids(
-    ids: np.ndarray, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
+    ids: np.ndarray,
+    media: Sequence[Medium],
+    family: Family,
+    tokenizer: Any,
+    markers: str,
+    per_second: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """ids [L] with one prompt id per medium -> expanded ids, and int64 [L + 1]: where each of `ids` begins in them.
 
     Text that expanding writes is encoded separately from the text around it, as vLLM does; only line breaks beside line
-    breaks become one token. Raises: LayoutError, ArgumentError.
+    breaks become one token. `per_second`: positions of a video that has its sound. Raises: LayoutError, ArgumentError.
     """
-    at = _placeholders(ids, media, family)
+    units = units_of(media)
+    at = _placeholders(ids, [medium for medium, _ in units], family)
     lengths = np.ones(len(ids), dtype=np.int64)
     texts: dict[int, list[str]] = {}  # around the runs of the medium that stands there
-    for i, medium in zip(at, media, strict=True):
-        texts[i] = _texts(medium, family)
+    for i, (medium, sound) in zip(at, units, strict=True):
+        texts[i] = ["", ""] if sound is not None else _texts(medium, family)
         _take_breaks(ids, i, texts, lengths, tokenizer)
         if markers == REPLACED and _in_frames(medium, family):
             lengths[_markers_around(ids, i, family)] = 0
     pieces = {
-        i: _ids_of(medium, texts[i], family, tokenizer) for i, medium in zip(at, media, strict=True)
+        i: _ids_of(medium, texts[i], family, tokenizer)
+        if sound is None
+        else _film_ids(medium, sound, family, per_second)
+        for i, (medium, sound) in zip(at, units, strict=True)
     }
     lengths[at] = [len(pieces[i]) for i in at]
     moved = np.concatenate([[0], np.cumsum(lengths)])
@@ -55,8 +71,9 @@ def with_runs(
     text: str, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
 ) -> str:
     """`text` with one placeholder per run and what else expanding writes around it; `repeated` does the rest."""
+    units = units_of(media)
     written = family.writes_markers or any(map(family.in_pieces, family.placeholder_ids))
-    if not written:
+    if not (written or any(sound is not None for _, sound in units)):
         return text
 
     def spelled(ids: Sequence[int]) -> str:
@@ -64,9 +81,14 @@ def with_runs(
 
     kinds = {spelled([i]): modality for modality, i in family.prompt_ids.items()}
     parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    _refuse_others([kinds[prompt] for prompt in parts[1::2]], media)
+    _refuse_others([kinds[prompt] for prompt in parts[1::2]], [medium for medium, _ in units])
     out = parts[0]
-    for medium, after in zip(media, parts[2::2], strict=True):
+    for (medium, sound), after in zip(units, parts[2::2], strict=True):
+        if sound is not None:
+            assert family.audio is not None
+            marks = [family.audio.start_id, family.placeholder_ids["video"], family.audio.end_id]
+            out += spelled(marks) + after
+            continue
         if markers == REPLACED and _in_frames(medium, family):
             start, end = spelled(_start(family)), spelled([family.vision_end_id])
             if out.endswith(start) and after.startswith(end):
@@ -80,17 +102,76 @@ def with_runs(
     return out
 
 
-def repeated(ids: np.ndarray, media: Sequence[Medium], family: Family) -> np.ndarray:
-    """ids with one placeholder per run -> one per vision token. Raises: LayoutError."""
-    runs = [m for m in media for _ in range(family.spans_of(m.modality, m.grid_thw))]
+def repeated(
+    ids: np.ndarray, media: Sequence[Medium], family: Family, per_second: float | None = None
+) -> np.ndarray:
+    """ids with one placeholder per run -> one per vision or audio token. Raises: LayoutError, ArgumentError."""
+    runs = [
+        u for u in units_of(media) for _ in range(family.spans_of(u[0].modality, u[0].grid_thw))
+    ]
     found = placeholder_runs(ids, family)
     lengths = found.stops - found.starts
-    _refuse_others(np.repeat(found.modalities, lengths).tolist(), runs)
+    _refuse_others(np.repeat(found.modalities, lengths).tolist(), [medium for medium, _ in runs])
+    at = np.flatnonzero(np.isin(ids, list(family.placeholder_ids.values()))).tolist()
     repeats = np.ones(len(ids), dtype=np.int64)
-    repeats[np.isin(ids, list(family.placeholder_ids.values()))] = [
-        m.num_tokens // family.spans_of(m.modality, m.grid_thw) for m in runs
+    repeats[at] = [
+        m.num_tokens // family.spans_of(m.modality, m.grid_thw) + (0 if s is None else s.num_tokens)
+        for m, s in runs
     ]
-    return np.repeat(ids, repeats)
+    out = np.repeat(ids, repeats)
+    starts = np.cumsum(repeats) - repeats
+    for i, (medium, sound) in zip(at, runs, strict=True):
+        if sound is not None:
+            run = _run_of(medium, sound, family, per_second)
+            out[starts[i] : starts[i] + len(run)] = run
+    return out
+
+
+def units_of(media: Sequence[Medium]) -> list[Unit]:
+    """Each medium that has a placeholder of its own, with a video's sound. Raises: ArgumentError for a sound alone."""
+    out: list[Unit] = []
+    for medium in media:
+        if not medium.in_video:
+            out.append((medium, None))
+            continue
+        if not out or out[-1][0].modality != "video" or out[-1][1] is not None:
+            raise ArgumentError(
+                f"processor: {medium.media_id!r:.60} is a video's sound, and no video stands before it. "
+                "Fix: the video, then its sound"
+            )
+        out[-1] = (out[-1][0], medium)
+    return out
+
+
+def media_of_units(units: Sequence[Unit]) -> list[Medium]:
+    """The media of units, each sound behind its video."""
+    return [medium for unit in units for medium in unit if medium is not None]
+
+
+def _film_ids(video: Medium, sound: Medium, family: Family, per_second: float | None) -> np.ndarray:
+    """A video's placeholder, with its sound: both in turns, between the marks of the sound."""
+    assert family.audio is not None
+    run = _run_of(video, sound, family, per_second)
+    return np.concatenate([[family.audio.start_id], run, [family.audio.end_id]])
+
+
+def _run_of(video: Medium, sound: Medium, family: Family, per_second: float | None) -> np.ndarray:
+    """Placeholders of a video and its sound, in turns."""
+    if video.second_per_grid_ts is None or family.audio is None:
+        raise ArgumentError(
+            f"processor: {video.media_id!r:.60} has no times, its sound lies among its patches by them. "
+            "Fix: set second_per_grid_ts"
+        )
+    mine = interleaved(
+        family.audio,
+        video.grid_thw,
+        family.spatial_merge_size,
+        video.second_per_grid_ts,
+        per_second or family.tokens_per_second or 1.0,
+        sound.num_tokens,
+    )
+    ids = family.placeholder_ids
+    return np.where(mine, ids["video"], ids["audio"]).astype(np.int64)
 
 
 def _placeholders(ids: np.ndarray, media: Sequence[Medium], family: Family) -> list[int]:

@@ -1,4 +1,4 @@
-"""Is it a picture or a video? By what it is in memory, or by the first bytes of the file."""
+"""Is it a picture, a video or an audio? By what it is in memory, or by the first bytes of the file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ HEAD = 189  # bytes that decide: two packets of MPEG-TS
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp")
 _STARTS = (b"\x1a\x45\xdf\xa3", b"\x00\x00\x01\xba", b"FLV\x01", b"OggS", b"DKIF")
 
+_SOUNDS = (b"fLaC", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
 def kind_of_item(item: Any) -> str | None:
-    """`image` or `video`; None for bytes and paths, which may be either.
+    """`image`, `video` or `audio`; None for bytes and paths, which may be any.
 
-    Videos are a Medium of one, a pair (frames or file, what is known of it), or frames: uint8 [n, h, w, 3] or a list.
+    Audio is a Medium of one, (samples [n], rate), or an object with `array`. Videos are a Medium of one, a pair (frames
+    or file, what is known of it), or frames: uint8 [n, h, w, 3] or a list.
     """
     if isinstance(item, Medium):
         return item.modality
     if isinstance(item, (bytes, bytearray, str, Path)):
         return None
+    if isinstance(item, dict) and "array" in item:
+        return "audio"
+    if isinstance(item, tuple) and len(item) == 2 and getattr(item[0], "ndim", 0) == 1:
+        return "audio"
     frames = isinstance(item, (tuple, list)) or getattr(item, "ndim", 3) == 4
     return "video" if frames else "image"
 
@@ -34,7 +40,9 @@ def is_picture(head: bytes) -> bool:
 
 
 def kind_of_file(head: bytes) -> str:
-    """`video` if a file that begins so is a video; else `image`."""
+    """`audio` or `video` if a file that begins so is one; else `image`. Ogg may be either, and counts as video."""
+    if head.startswith(_SOUNDS) or (head[:4] == b"RIFF" and head[8:12] == b"WAVE"):
+        return "audio"
     video = head[4:8] in _BOXES or head.startswith(_STARTS)
     video |= head[:4] == b"RIFF" and head[8:12] == b"AVI "
     video |= head[:1] == b"\x47" and head[188:189] == b"\x47"

@@ -17,8 +17,9 @@ _OF_VIDEOS = {f.name for policy in POLICIES.values() for f in fields(policy.sett
 _BESIDE = {
     "video": _OF_VIDEOS | {"sample_fps", "raw_fps"},
     "image": {"min_pixels", "max_pixels", "resized_height", "resized_width"},
+    "audio": set(),
 }
-_REMOTE = ("url", "image_url", "video_url", "base64")
+_REMOTE = ("url", "image_url", "video_url", "audio_url", "base64")
 _INSTEAD = {
     "video": "video_settings of wrap_processor for every video, or (file, mp.video.sample(…)) for this one",
     "image": "settings of the image processor for every picture, or hand over this one resized",
@@ -36,7 +37,10 @@ def media_of(messages: Sequence[dict[str, Any]], media: Sequence[Any] | None) ->
 def parts_of(
     messages: Sequence[dict[str, Any]], media: Sequence[Any] | None
 ) -> list[tuple[str, Any]]:
-    """`media_of`, each with what its part says that it is: `image` or `video`. Raises: ArgumentError."""
+    """`media_of`, each with what its part says that it is: `image`, `video`, `audio`, or `sound` (of the video before).
+
+    Raises: ArgumentError.
+    """
     check_messages(messages)
     extra = iter(items_of(media, "media"))
     out = []
@@ -61,6 +65,8 @@ def parts_of(
                     f'{where} is of type {kind}, what it holds is not. Fix: {{"type": "{found}", …}}'
                 )
             out.append((kind, item))
+            if kind == "video" and part.get("audio") is not None:
+                out.append(("sound", loaded(part["audio"], where)))
     left = len(list(extra))
     if left:
         raise ArgumentError(
@@ -71,23 +77,25 @@ def parts_of(
 
 
 def kind_of_part(part: Any, where: str) -> str | None:
-    """`image`, `video`, or None for text."""
+    """`image`, `video`, `audio`, or None for text. A video part that holds an audio is a video with its sound."""
     if not isinstance(part, dict):
         raise ArgumentError(
             f'{where} is {type(part).__name__}. Fix: an object such as {{"type": "text", …}}'
         )
     remote = [name for name in _REMOTE if name in part]
-    if remote or part.get("type") in ("image_url", "video_url"):
+    if remote or part.get("type") in ("image_url", "video_url", "audio_url"):
         name = (remote or [part["type"]])[0]
         video = any("video" in str(n) for n in (part.get("type"), *part))
         kind, what = ("video", "its ") if video else ("image", "the picture, its ")
+        if "audio" in str(part.get("type")) or "audio_url" in part:
+            kind, what = "audio", "its "
         if remote and _text_of_bytes(part) is not None:
             return kind
         raise ArgumentError(
             f"{where} has a {name!r}, mmpack fetches nothing. "
             f'Fix: {{"type": "{kind}", "{kind}": …}} with {what}bytes or a path below media_root'
         )
-    for kind in ("image", "video"):
+    for kind in ("image", "video", "audio"):
         if part.get("type") == kind or kind in part:
             return kind
     return None
@@ -104,8 +112,12 @@ def plain_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _plain(part: Any) -> Any:
-    if isinstance(part, dict) and part.get("type") in ("image_url", "video_url"):
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") in ("image_url", "video_url", "audio_url"):
         return {"type": part["type"].removesuffix("_url")}
+    if "audio" in part and (part.get("type") == "video" or "video" in part):
+        return {"type": "video"}  # templates would write an audio
     return part
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from mmpack.errors import ArgumentError, check_number
@@ -14,6 +15,20 @@ def own_video_processor(family: Family, image_processor: Any) -> FrameProcessor:
     """With the image processor's settings, as transformers loads a checkpoint that has one file for both."""
     known = {} if image_processor is None else image_processor.to_dict()
     return FrameProcessor(family, **known)
+
+
+def as_called(hf_processor: Any, video_processor: Any) -> Any:
+    """The video processor with the size that the whole processor hands it at each call, where it does (Qwen-Omni's)."""
+    own = getattr(hf_processor, "videos_kwargs", None)
+    if own is None:  # before transformers 5.22
+        own = getattr(getattr(hf_processor, "valid_processor_kwargs", None), "_defaults", {})
+        own = own.get("videos_kwargs", {})
+    size = own.get("size") if isinstance(own, dict) else None
+    if size is None or video_processor is None:
+        return video_processor
+    changed = copy.copy(video_processor)
+    changed.size = type(changed.size)(**size)
+    return changed
 
 
 def family_of(hf_processor: Any, given: str | None) -> Family:

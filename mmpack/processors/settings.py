@@ -78,8 +78,11 @@ def describe(
     video_markers: str,
     tokenizer_hash: TokenizerHash,
     sampling: dict[str, Any] | None = None,
+    audio: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The `processor` object of a sample. `sampling`: how videos are sampled, part of `video`."""
+    """The `processor` object of a sample. `sampling`: how videos are sampled, part of `video`. `audio`: of families
+    that hear, its part.
+    """
     video = vision_settings(video_processor)
     out = {
         "family": family.name,
@@ -93,6 +96,8 @@ def describe(
         "position_rule": position_rule,
         "tokens_per_second": tokens_per_second,
     }
+    if family.audio is not None:
+        out["audio"] = audio
     return out | ({"video_markers": video_markers} if family.video_layout == "frames" else {})
 
 

@@ -5,6 +5,7 @@ Ids [L] are expanded, one per vision token; each distinct medium is processed on
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
@@ -20,17 +21,19 @@ from mmpack.layout.fingerprint import cache_key, content_hash, fingerprint
 from mmpack.layout.occurrences import context_ids
 from mmpack.processors.append import Observation, append_turn
 from mmpack.processors.arguments import as_ids, as_spans, check_messages, items_of, template_options
+from mmpack.processors.audio import audio_medium, audio_settings, check_extractor
 from mmpack.processors.build import build_sample
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.conversation import assistant_turns, sources
 from mmpack.processors.data_url import loaded
-from mmpack.processors.expand import expanded_ids, repeated, with_runs
+from mmpack.processors.expand import expanded_ids, media_of_units, repeated, units_of, with_runs
 from mmpack.processors.images import path_below, rgb_pixels
 from mmpack.processors.kinds import HEAD, is_picture, kind_of_file, kind_of_item
 from mmpack.processors.messages import media_of, parts_of, plain_parts
 from mmpack.processors.pixels import PIXELS, process
 from mmpack.processors.replay import Replay
 from mmpack.processors.resolve import (
+    as_called,
     check_settings,
     family_of,
     own_video_processor,
@@ -65,6 +68,7 @@ def wrap_processor(
     tokenizer: Any = None,
     image_processor: Any = None,
     video_processor: Any = None,
+    feature_extractor: Any = None,
     family: str | None = None,
     chat_template: str | None = None,
     position_rule: str | None = None,
@@ -104,6 +108,7 @@ def wrap_processor(
         "tokenizer": tokenizer,
         "image_processor": image_processor,
         "video_processor": video_processor,
+        "feature_extractor": feature_extractor,
     }
     parts = {
         name: getattr(hf_processor, name, None) if part is None else part
@@ -121,6 +126,7 @@ def wrap_processor(
     about = family_of(hf_processor, family)
     rule = about.position_rules[0] if position_rule is None else position_rule
     check_settings(about, parts["image_processor"], rule, tokens_per_second)
+    check_extractor(parts["feature_extractor"], about)
     if chat_template is None:
         chat_template = getattr(hf_processor, "chat_template", None)
     if chat_template is None:
@@ -142,6 +148,8 @@ def wrap_processor(
         if parts["video_processor"] is None:
             parts["video_processor"] = own_video_processor(about, parts["image_processor"])
         given_settings = {} if video_settings is None else video_settings
+        if video_processor is None:
+            parts["video_processor"] = as_called(hf_processor, parts["video_processor"])
         sampling = resolved_sampling(video_policy, given_settings, parts["video_processor"], about)
         check_threads(decode_threads, "wrap_processor: decode_threads")
         if not isinstance(frame_cache, FrameCache | None):
@@ -189,10 +197,12 @@ class Processor:
         cache_bytes: int,
         videos: VideoReader | None,
         kept_as: str = "float32",
+        feature_extractor: Any = None,
     ):
         self.tokenizer = tokenizer
         self.image_processor = image_processor
         self.video_processor = video_processor
+        self.feature_extractor = feature_extractor
         self.family = family
         self.chat_template = chat_template
         self.position_rule = position_rule
@@ -223,6 +233,7 @@ class Processor:
             self.video_markers,
             self._tokenizer_hash,
             None if self.videos is None else self.videos.sampling,
+            self._audio_settings(),
         )
 
     @property
@@ -329,7 +340,12 @@ class Processor:
             sampled = covered(spans, len(ids))
             context = context_ids(ids, sampled, self.family)
             whole, moved = expanded_ids(
-                context, items, self.family, self.tokenizer, self.video_markers
+                context,
+                items,
+                self.family,
+                self.tokenizer,
+                self.video_markers,
+                self.tokens_per_second,
             )
             whole[moved[:-1][sampled]] = ids[sampled]
             spans = [
@@ -387,7 +403,8 @@ class Processor:
             )
         text = with_runs(text, items, self.family, self.tokenizer, self.video_markers)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return repeated(np.asarray(ids, dtype=np.int64), items, self.family)
+        ids = np.asarray(ids, dtype=np.int64)
+        return repeated(ids, items, self.family, self.tokens_per_second)
 
     def _encoded_turns(
         self, text: str, turns: Sequence[tuple[int, int]], items: Sequence[Medium]
@@ -411,8 +428,9 @@ class Processor:
                     "Fix: put the picture into a user's or a tool's message"
                 )
             count = sum(context.count(pad) for pad in pads)
-            add(context, left[:count])
-            left, done = left[count:], stop
+            held = media_of_units(units_of(left)[:count])
+            add(context, held)
+            left, done = left[len(held) :], stop
             spans.append(LossSpan(*add(turn, ()), turn=k))
         add(text[done:], left)
         return np.concatenate(pieces), spans
@@ -439,18 +457,27 @@ class Processor:
         return text
 
     def medium(self, item: Any, where: str = "processor: media", kind: str | None = None) -> Medium:
-        """An image or a video to a Medium with pixels, grid, content hash and cache key.
+        """An image, a video or an audio to a Medium with pixels (features), grid, content hash and cache key.
 
-        `kind`: `image` or `video`; None: as `item` is, of files by their first bytes. A Medium is taken as it is, but
-        of a video without pixels whose `source` lies below `media_root` the recorded frames are decoded again.
-        Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError.
+        `kind`: `image`, `video`, `audio`, or `sound`: an audio that lies among the placeholders of the video before it.
+        None: as `item` is, of files by their first bytes. A Medium is taken as it is, but of a video without pixels
+        whose `source` lies below `media_root` the recorded frames are decoded again.
+        Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError,
+        AudioError.
         """
         item = loaded(item, where)
+        if kind == "sound":
+            medium = copy.copy(self.medium(item, where, "audio"))
+            medium.in_video = True
+            return medium
         if isinstance(item, Medium):
             again = item.modality == "video" and item.pixel_values is None and item.source
             if not again or self.media_root is None or item.frame_indices is None:
                 return item
-        if self._kind(item, kind, where) == "video":
+        kind = self._kind(item, kind, where)
+        if kind == "audio":
+            return self._audio(item, where)
+        if kind == "video":
             part = self.settings["video"]
             return self._reader(where).medium(item, self.video_processor, part, self.cache, where)
         pixels, known = self.rgb_pixels(item, where)
@@ -476,6 +503,22 @@ class Processor:
         medium.pixel_values = done.pixel_values
         return medium
 
+    def _audio(self, item: Any, where: str) -> Medium:
+        part = self._audio_settings()
+        if part is None:
+            raise ArgumentError(
+                f"{where}: {self.family.name} hears nothing. Fix: a model that does"
+                if self.family.audio is None
+                else f"{where}: there is no feature_extractor. Fix: pass one"
+            )
+        return audio_medium(
+            item, self.feature_extractor, part, self.family, self.media_root, self.cache, where
+        )
+
+    def _audio_settings(self) -> dict[str, Any] | None:
+        audio = self.family.audio
+        return None if audio is None else audio_settings(self.feature_extractor, audio)
+
     def clip(self, item: Any, where: str = "processor: media") -> Clip:
         """The frames of a video as its loader hands them to a processor, and their plan: what an engine is given.
 
@@ -491,10 +534,12 @@ class Processor:
         return self.videos
 
     def _kind(self, item: Any, asked: str | None, where: str) -> str:
-        """`image` or `video`. Raises: ArgumentError where a file is plainly not what was asked for."""
+        """`image`, `video` or `audio`. Raises: ArgumentError where a file is plainly not what was asked for."""
         kind = kind_of_item(item)
-        if kind is not None:
-            return asked or kind
+        if (
+            kind is not None or asked == "audio"
+        ):  # of which there are too many to know by first bytes
+            return asked or str(kind)
         if isinstance(item, (bytes, bytearray)):
             head = bytes(item[:HEAD])
         else:

@@ -37,8 +37,8 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "MM011",
-            "a medium of modality audio: it has no layout, so such a record is not read",
-            "record codec ids in codec_ids, for parity; for continuous audio see docs/rfc/continuous-latent.md",
+            "a medium that the family does not have, such as audio where it hears none",
+            "name the family of the model that took it; audio as ids of its codec belongs in codec_ids",
         ),
         Rule(
             "MM012",
@@ -82,6 +82,16 @@ RULES: dict[str, Rule] = {
             "MM115",
             "a frame beyond the video's total_frames",
             "count the whole file's frames, not those of a cut or of the sampled list",
+        ),
+        Rule(
+            "MM116",
+            "an audio's samples do not fit its feature frames",
+            "record the rate and the number of samples that the features are of, and their hop",
+        ),
+        Rule(
+            "MM117",
+            "the pieces of a video with its sound do not fit",
+            "number each one's pieces from 0, in order, and let them cover all its tokens",
         ),
         Rule("MM201", "loss spans out of range, unsorted or overlapping", "sort and cut them"),
         Rule(
@@ -220,6 +230,11 @@ RULES: dict[str, Rule] = {
             "MM408",
             "samples of one pack differ in what is to be replayed",
             "record it for all of them, pack them separately, or set it to None on all",
+        ),
+        Rule(
+            "MM409",
+            "a sample is older than max_policy_lag",
+            "raise the lag, or leave such samples out",
         ),
     )
 }

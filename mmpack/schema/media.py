@@ -1,4 +1,7 @@
-"""A medium: one image or one video, known by its content. Grids count patches before merging."""
+"""A medium: one image, one video or one audio, known by its content.
+
+Grids count patches before merging; the grid of an audio is (feature frames, 1, 1).
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,28 @@ import numpy as np
 
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.fields import Record, column
-from mmpack.schema.spans import Modality
+from mmpack.schema.spans import MODALITIES
 from mmpack.schema.specs import Array, Float, Floats, Int, Ints, Json, Str
 
 
 @dataclass(eq=False)
 class Medium(Record):
-    """One image or video as the processor saw it. Traces never hold `pixel_values`."""
+    """One image, video or audio as the processor saw it. Traces never hold `pixel_values`."""
 
     media_id: str = column(Str(), "the caller's name")
-    modality: str = column(Modality(), "image or video")
+    modality: str = column(Str(MODALITIES), "image, video or audio")
     cache_key: str = column(
         Str(), "sha256 of content, grid and settings: equal keys, equal embeddings"
     )
-    grid_thw: tuple[int, int, int] = column(Ints(3), "patches: time, height, width")
-    num_tokens: int = column(Int(), "vision tokens after merging")
-    content_hash: str | None = column(Str(), "sha256 of modality, size and RGB pixels", None)
+    grid_thw: tuple[int, int, int] = column(
+        Ints(3), "patches: time, height, width; of an audio: feature frames, 1, 1"
+    )
+    num_tokens: int = column(
+        Int(), "placeholders: vision tokens after merging, or tokens of an audio"
+    )
+    content_hash: str | None = column(
+        Str(), "sha256 of modality, size and RGB pixels; of an audio of its rate and samples", None
+    )
     size: tuple[int, int] | None = column(Ints(2), "width, height handed to the processor", None)
     decoded_size: tuple[int, int] | None = column(
         Ints(2), "width, height of the decoded file", None
@@ -38,13 +47,21 @@ class Medium(Record):
     frame_timestamps: tuple[float, ...] | None = column(Floats(), "seconds of the frames", None)
     second_per_grid_ts: float | None = column(Float(), "seconds between temporal patches", None)
     total_frames: int | None = column(Int(), "frames of the file", None)
+    sampling_rate: int | None = column(
+        Int(), "samples per second of an audio, as handed over", None
+    )
+    num_samples: int | None = column(Int(), "samples of an audio that its features are of", None)
+    hop_length: int | None = column(Int(), "samples from one feature frame to the next", None)
     metadata: dict[str, Any] = column(Json(), "unknown fields, carried through", factory=dict)
 
-    pixel_values: Any = None  # [t·h·w, patch_dim]
+    pixel_values: Any = None  # [t·h·w, patch_dim]; of an audio its features [frames, mel_bins]
+    in_video: bool = (
+        False  # of an audio: its placeholders are written among those of the video before it
+    )
 
     @property
     def num_patches(self) -> int:
-        """Patches before merging."""
+        """Patches before merging, or feature frames: rows that a tower reads."""
         t, h, w = self.grid_thw
         return t * h * w
 

@@ -229,8 +229,16 @@ def version_faults(sample: Sample, prefix: str = "") -> Iterator[TraceError]:
 
 
 def shape_faults(sample: Sample, prefix: str = "") -> Iterator[TraceError]:
-    """Arrays that don't have the length of `input_ids`, or one row for each of the family's positions (MM008)."""
+    """Arrays that don't have the length of `input_ids`, or one row for each of the family's positions (MM008);
+    audio of a family that hears none (MM011).
+    """
     yield from version_faults(sample, prefix)
+    known = FAMILIES[sample.family].placeholder_ids
+    for name in ("media", "modality_spans"):
+        for i, item in enumerate(getattr(sample, name)):
+            if item.modality not in known and item.modality == "audio":
+                why = f"is audio, which {sample.family} does not hear"
+                yield trace_error(f"{prefix}{name}[{i}].modality", why, "MM011")
     length = len(sample)
     routes = sample.routed_experts
     if routes is not None and len(routes) != length:

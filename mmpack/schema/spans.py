@@ -12,21 +12,9 @@ from mmpack.schema.error_text import trace_error
 from mmpack.schema.fields import Record, column
 from mmpack.schema.specs import COUNT_MAX, Float, Floats, Int, Json, Spec, Str
 
-MODALITIES = ("image", "video")
+MODALITIES = ("image", "video", "audio")
 LOSS_KINDS = ("response", "action", "reasoning")
 OBSERVATION_SOURCES = ("tool", "environment", "screenshot", "user")
-
-
-@dataclass(frozen=True)
-class Modality(Str):
-    """What placeholders stand for; audio has a rule of its own, which says where to turn."""
-
-    choices: tuple[str, ...] = MODALITIES
-
-    def read(self, value: Any, where: str) -> str:
-        if value == "audio":
-            raise trace_error(where, "is audio, whose placeholders have no layout", "MM011")
-        return super().read(value, where)
 
 
 def _extra() -> Any:
@@ -35,14 +23,17 @@ def _extra() -> Any:
 
 @dataclass(eq=False)
 class ModalitySpan(Record):
-    """Placeholders of one medium, or of one temporal patch of a video."""
+    """Placeholders of one medium, of one temporal patch of a video, or of one piece of a video that has its sound."""
 
     start: int = column(Int(), "first token")
     stop: int = column(Int(), "one past the last token")
-    modality: str = column(Modality(), "what the placeholders stand for")
+    modality: str = column(Str(MODALITIES), "what the placeholders stand for")
     media_index: int = column(Int(), "index into `media`")
     frame: int | None = column(
         Int(), "temporal patch of a video, or row of an image, where each has a span", None
+    )
+    chunk: int | None = column(
+        Int(), "which piece of the medium, where a video and its sound lie in turns", None
     )
     metadata: dict[str, Any] = _extra()
 

@@ -34,6 +34,11 @@ _QWEN_PART = r"""      {%- if part["type"] == "image" or "image" in part or "ima
         {{- part["text"] -}}
       {%- endif -%}
 """
+_AUDIO_PART = r"""      {%- elif part["type"] == "audio" or "audio" in part or "audio_url" in part -%}
+        {%- set seen.audios = seen.audios + 1 -%}
+        {%- if add_audio_id -%}{{- "Audio " ~ seen.audios ~ ": " -}}{%- endif -%}
+        {{- "<|audio_start|><|audio_pad|><|audio_end|>" -}}
+"""
 _INTERNVL_PART = r"""      {%- if part["type"] == "image" -%}
         {{- "<IMG_CONTEXT>\n" -}}
       {%- elif part["type"] == "text" -%}
@@ -47,6 +52,21 @@ def _filled(system: str, part: str, before: str = "") -> str:
 
 
 _COUNTS = "\n{%- set seen = namespace(images=0, videos=0) -%}"
+_VIDEO = '      {%- elif part["type"] == "video"'
+_OMNI_PART = _QWEN_PART.replace(_VIDEO, _AUDIO_PART + _VIDEO)
+_COUNTS_OMNI = "\n{%- set seen = namespace(images=0, videos=0, audios=0) -%}"
+QWEN3_OMNI = _filled("", _OMNI_PART, _COUNTS_OMNI)
+QWEN2_5_OMNI = _filled(_DEFAULT_SYSTEM, _OMNI_PART, _COUNTS_OMNI)
+for _name, _own in (
+    ("<|vision_start|>", "<|vision_bos|>"),
+    ("<|vision_end|>", "<|vision_eos|>"),
+    ("<|audio_start|>", "<|audio_bos|>"),
+    ("<|audio_end|>", "<|audio_eos|>"),
+    ("<|image_pad|>", "<|IMAGE|>"),
+    ("<|video_pad|>", "<|VIDEO|>"),
+    ("<|audio_pad|>", "<|AUDIO|>"),
+):
+    QWEN2_5_OMNI = QWEN2_5_OMNI.replace(_name, _own)
 QWEN2_5_VL = _filled(_DEFAULT_SYSTEM, _QWEN_PART, _COUNTS)
 QWEN3_VL = _filled("", _QWEN_PART, _COUNTS)  # no system prompt of its own
 INTERNVL = _filled("", _INTERNVL_PART)  # in transformers' form, of images and text

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,10 +60,20 @@ def qwen_tokenizer() -> Qwen2Tokenizer:
     Raises: MissingExtraError without dashscope, tokenizers or transformers; ArgumentError where dashscope's file is not
     Qwen's vocabulary.
     """
+    return tokenizer_of(CONTROL_TOKENS, MARKUP_TOKENS)
+
+
+def tokenizer_of(
+    control: Sequence[str], markup: Sequence[str], named: Mapping[str, str] | None = None
+) -> Qwen2Tokenizer:
+    """Qwen's vocabulary with these added tokens, from id 151643 on: `control` (left out of decoded text), `markup`.
+
+    `named`: attribute → token, as `audio_token`. Raises: as `qwen_tokenizer`.
+    """
     tokenizers = require("tokenizers", "smoke", "qwen_tokenizer")
     transformers = require("transformers", "smoke", "qwen_tokenizer")
     vocabulary, merges = _vocabulary(_ranks_file())
-    added = [(text, text in CONTROL_TOKENS) for text in CONTROL_TOKENS + MARKUP_TOKENS]
+    added = [(text, text in control) for text in (*control, *markup)]
     tokenizer: Qwen2Tokenizer = transformers.Qwen2Tokenizer(
         vocab=dict(vocabulary),
         merges=list(merges),
@@ -71,11 +81,12 @@ def qwen_tokenizer() -> Qwen2Tokenizer:
             len(vocabulary) + i: tokenizers.AddedToken(text, special=special, normalized=False)
             for i, (text, special) in enumerate(added)
         },
-        extra_special_tokens=list(CONTROL_TOKENS[1:]),
+        extra_special_tokens=list(control[1:]),
         unk_token=None,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         padding_side="left",
+        **({} if named is None else {"model_specific_special_tokens": dict(named)}),
     )
     return tokenizer
 

@@ -288,3 +288,13 @@ def test_inference_mode_runs(models):
     with torch.inference_mode():
         report = mp.probe.run(probe_side(model), probe_side(model, layout="padded"), samples)
     assert report.ok, report.text()
+
+
+@pytest.mark.slow
+def test_layouts_of_linear_attention_are_alike(models):
+    model, samples = models("qwen3_5"), mixed_batch("qwen3_5")
+    packed = mp.probe.record(probe_side(model), samples)
+    assert any("linear_attn.out_proj" in name for name in packed.entries)
+    for options in ({"layout": "shared"}, {"layout": "alone", "dtype": torch.bfloat16}):
+        report = mp.probe.run(packed, probe_side(model, **options), samples)
+        assert report.ok and report.only == ([], []), (options, report.text())

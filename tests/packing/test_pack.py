@@ -382,6 +382,17 @@ def break_mm408(monkeypatch):
     mp.pack([kept, replace(kept, sample_id="b", kept_ids=None)])
 
 
+def break_mm409(monkeypatch):
+    old, new = (
+        make_sample(
+            [("text", [1]), ("response", [2])], v, policy_versions=[mp.PolicyVersion(1, 2, v)]
+        )
+        for v in ("1", "3")
+    )
+    plan = mp.plan([old, new], max_tokens=5, max_policy_lag=1)
+    raise mp.SchemaError([p for d in plan.dropped for p in d.problems])
+
+
 BREAKS = {name[-5:].upper(): f for name, f in list(globals().items()) if name.startswith("break_")}
 
 

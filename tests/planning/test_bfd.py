@@ -101,6 +101,36 @@ def test_an_item_over_a_capacity_is_named():
         best_fit_decreasing(np.array([[3, 9]]), (10, 8))
 
 
+def textbook_of_several(sizes, capacity):
+    """The same of several dimensions: largest share first, into the bin that fits and has the least free."""
+    bins = []
+    for i in sorted(range(len(sizes)), key=lambda i: (-max(sizes[i] / capacity), i)):
+        fitting = [b for b in bins if (b[1] >= sizes[i]).all()]
+        if not fitting:
+            bins.append(([], np.array(capacity)))
+            fitting = bins[-1:]
+        best = min(fitting, key=lambda b: sum((b[1] / capacity).tolist()))
+        best[0].append(i)
+        best[1][:] -= sizes[i]
+    return [items for items, _ in bins]
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 6)] * 3), max_size=40), st.integers(0, 2**32 - 1))
+def test_several_dimensions_fill_bins_as_the_textbook_does(sizes, seed):
+    random = np.random.default_rng(seed)
+    more = random.integers(0, 4, (int(random.integers(0, 80)), 3))
+    sizes = np.concatenate([np.array(sizes, dtype=np.int64).reshape(-1, 3), more])
+    capacity = np.array([11, 8, 6])
+    assert best_fit_decreasing(sizes, capacity) == textbook_of_several(sizes, capacity)
+
+
+def test_bins_that_take_nothing_more_are_left_out_of_the_search():
+    random = np.random.default_rng(1)
+    sizes = np.stack([random.integers(1, 200, 3000), random.integers(0, 90, 3000)], axis=1)
+    capacity = np.array([256, 100])
+    assert best_fit_decreasing(sizes, capacity) == textbook_of_several(sizes, capacity)
+
+
 @st.composite
 def items_with_parts(draw, max_size=12):
     """Sizes [n, 2] below (20, 12), and parts of the second dimension that items share."""

@@ -28,6 +28,7 @@ from mmpack.schema.spans import (
     BboxTarget,
     Cost,
     LossSpan,
+    ModalitySpan,
     ObservationSpan,
     PointTarget,
     PolicyVersion,
@@ -251,6 +252,40 @@ def _film(**fields: Any) -> Callable[[Sample], None]:
     return change
 
 
+def _heard(**fields: Any) -> Callable[[Sample], None]:
+    """The picture as an audio of 24 feature frames, of which `fields` break a rule."""
+    known = {"sampling_rate": 16_000, "num_samples": 24 * 160 - 5, "hop_length": 160}
+
+    def change(s: Sample) -> None:
+        s.family = "qwen2_5_omni"
+        s.media[0] = make_medium("call", (24, 1, 1), "audio", num_tokens=6, **(known | fields))
+        s.modality_spans[0].modality = "audio"
+        s.input_ids[2:8] = 151646
+
+    return change
+
+
+def _sounding(change: Callable[[list[ModalitySpan]], None]) -> Callable[[Sample], None]:
+    """The picture as a video of four tokens in two pieces, with its sound of two tokens between and behind them."""
+
+    def make(s: Sample) -> None:
+        s.family = "qwen2_5_omni"
+        video = make_medium("film", (2, 2, 4), "video", second_per_grid_ts=2.0)
+        sound = make_medium("its sound", (8, 1, 1), "audio", num_tokens=2)
+        s.media = [video, sound]
+        s.input_ids[2:8] = [151656, 151656, 151646, 151656, 151656, 151646]
+        places = [
+            (2, 4, "video", 0, 0),
+            (4, 5, "audio", 1, 0),
+            (5, 7, "video", 0, 1),
+            (7, 8, "audio", 1, 1),
+        ]
+        s.modality_spans = [ModalitySpan(a, b, kind, m, chunk=k) for a, b, kind, m, k in places]
+        change(s.modality_spans)
+
+    return make
+
+
 def _box(
     box: tuple[float, ...],
     system: str = "normalized_1000",
@@ -319,6 +354,23 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
         [_film(frame_indices=np.array([5, 0])), _film(frame_timestamps=(0.2, 0.0))],
     ),
     "MM115": ("media[0]", [_film(total_frames=5), _film(total_frames=0)]),
+    "MM116": (
+        "media[0]",
+        [
+            _heard(num_samples=25 * 160),
+            _heard(num_samples=23 * 160 - 1),
+            _heard(sampling_rate=0),
+            _heard(hop_length=0),
+        ],
+    ),
+    "MM117": (
+        "media[0]",
+        [
+            _sounding(lambda spans: setattr(spans[0], "chunk", 1)),
+            _sounding(lambda spans: setattr(spans[2], "chunk", 0)),
+            _sounding(lambda spans: setattr(spans[2], "chunk", 3)),
+        ],
+    ),
     "MM201": (
         "loss_spans[1]",
         [

@@ -40,7 +40,7 @@ def with_pixels(samples: list[Sample]) -> list[Sample]:
     for sample in samples:
         for medium in sample.media:
             seed = int(hashlib.sha256(medium.cache_key.encode()).hexdigest()[:8], 16)
-            shape = get_family(sample.family).pixel_shape(medium.grid_thw)
+            shape = get_family(sample.family).pixel_shape(medium.grid_thw, medium.modality)
             pixels = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
             medium.pixel_values = pixels
     return samples

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from mmpack.families import FAMILIES, get_family
+from mmpack.families import FAMILIES, Family, get_family
 from mmpack.layout.fingerprint import cache_key, fingerprint
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
@@ -31,7 +31,7 @@ from mmpack.schema.spans import (
     Score,
 )
 from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.samples import placeholder_spans
+from mmpack.smoke.kits.samples import film_ids, film_spans, placeholder_spans
 
 TEXT_IDS = 151643  # ids below it are text
 PROCESSOR = {
@@ -59,6 +59,15 @@ def make_medium(
     )
 
 
+def heard_medium(name: str, kind: str, grid: tuple[int, int, int], family: Family) -> Medium:
+    """A video that has a sound, or an audio of 16,000 samples a second."""
+    fields: dict[str, Any] = {"num_tokens": family.tokens_of(kind, grid)}
+    if kind == "video":
+        return make_medium(name, grid, kind, second_per_grid_ts=1.0, **fields)
+    fields |= {"sampling_rate": 16_000, "hop_length": 160, "num_samples": 160 * grid[0]}
+    return make_medium(name, grid, kind, size=None, **fields)
+
+
 def make_sample(
     parts: list[tuple[Any, ...]],
     sample_id: str = "s0",
@@ -70,6 +79,7 @@ def make_sample(
 
     Parts: `("text", ids)`, `("response", ids[, turn[, kind]])` (a loss span),
     `("observation", ids[, turn[, source]])`, `("image", grid[, name])`, `("video", grid[, name])`.
+    Of a family that hears, `("audio", grid, name)` and `("film", (grid, audio's grid), name)`, a video with its sound.
     A name that returns is the same medium. A response must not come first.
     """
     about = get_family(family)
@@ -79,10 +89,23 @@ def make_sample(
     spans: dict[str, list[Any]] = {"modality": [], "loss": [], "observation": []}
     for kind, what, *more in parts:
         start = len(ids)
-        if kind in ("image", "video"):
+        if kind == "film":
+            own = [
+                media.setdefault(name, heard_medium(name, modality, grid, about))
+                for name, modality, grid in zip(
+                    (more[0], f"{more[0]}'s sound"), ("video", "audio"), what, strict=True
+                )
+            ]
+            ids += film_ids(about, *own)
+            indices = [list(media).index(medium.media_id) for medium in own]
+            spans["modality"] += film_spans(ids, start, about, indices)
+            continue
+        if kind in ("image", "video", "audio"):
             name = more[0] if more else f"{kind}-{len(media)}"
-            tokens = about.vision_tokens(tuple(what))
-            medium = media.setdefault(name, make_medium(name, tuple(what), kind, num_tokens=tokens))
+            tokens = about.tokens_of(kind, tuple(what))
+            made = make_medium(name, tuple(what), kind, num_tokens=tokens)
+            made = heard_medium(name, kind, tuple(what), about) if kind == "audio" else made
+            medium = media.setdefault(name, made)
             index = list(media).index(name)
             ids += written(about, kind, medium.grid_thw)
             spans["modality"] += placeholder_spans(ids, start, about, kind, index)
@@ -251,13 +274,19 @@ def samples(
     videos = st.tuples(
         st.just("video"), VIDEO_GRIDS.map(merged), NAMES.map(lambda name: name + " film")
     )
+    audio = st.tuples(st.integers(3, 260), st.just(1), st.just(1))
+    heard = st.tuples(st.just("audio"), audio, NAMES.map(lambda name: name + " call"))
+    heard |= st.tuples(
+        st.just("film"), st.tuples(VIDEO_GRIDS, audio), NAMES.map(lambda name: name + " movie")
+    )
     parts = draw(
         st.lists(
             st.tuples(st.just("text"), TOKENS)
             | st.tuples(st.just("response"), TOKENS, TURNS, st.sampled_from(LOSS_KINDS))
             | st.tuples(st.just("observation"), TOKENS, TURNS, st.sampled_from(OBSERVATION_SOURCES))
             | st.tuples(st.just("image"), GRIDS.map(merged), NAMES)
-            | (videos if "video" in family.placeholder_ids else st.nothing()),
+            | (videos if "video" in family.placeholder_ids else st.nothing())
+            | (heard if family.audio is not None else st.nothing()),
             max_size=6,
         )
     )
@@ -292,7 +321,10 @@ def samples(
             medium.frame_indices = np.sort(rng.integers(0, 100, frames))
             medium.frame_timestamps = tuple((medium.frame_indices / 25).tolist())
             medium.fps, medium.total_frames = 25.0, 100
-            medium.second_per_grid_ts = draw(st.floats(0, 1e6))
+            # patches between two positions are refused where they are not cut
+            whole = family.audio is not None and not family.audio.cuts_times
+            seconds = st.integers(0, 10**6).map(float) if whole else st.floats(0, 1e6)
+            medium.second_per_grid_ts = draw(seconds)
     if draw(st.booleans()):
         sample.position_ids = rng.integers(0, length, (family.position_rows, length))
     if draw(st.booleans()):

@@ -50,7 +50,7 @@ class PackLoader:
         samples: a list or a map-style data set of Samples, or of pairs (Sample, columns) as in `collate`.
         steps: in place of `samples`: the items of each optimizer step, a list per step. Of an iterable that is no list
             a resumed epoch reads and skips the steps that were done.
-        max_tokens, max_patches, max_samples, cost, on_invalid: see `plan`.
+        max_tokens, max_patches, max_samples, max_loss_tokens, max_media_bytes, cost, on_invalid: see `plan`.
         share_prefix: see `plan`; a batch shares as planned.
         pad_to_multiple_of, media: see `pack`.
         loss_columns: name -> one entry per item of `samples`: a value per loss token, or one for all of them.
@@ -76,6 +76,8 @@ class PackLoader:
         max_tokens: int,
         max_patches: int | None = None,
         max_samples: int | None = None,
+        max_loss_tokens: int | None = None,
+        max_media_bytes: int | None = None,
         cost: Cost | None = None,
         on_invalid: str = "raise",
         share_prefix: bool | str = False,
@@ -119,6 +121,8 @@ class PackLoader:
             "max_tokens": max_tokens,
             "max_patches": max_patches,
             "max_samples": max_samples,
+            "max_loss_tokens": max_loss_tokens,
+            "max_media_bytes": max_media_bytes,
             "share_prefix": sharing_of(share_prefix, None, "PackLoader"),
             "on_invalid": on_invalid,
             "ranks": ranks,

@@ -39,7 +39,7 @@ from mmpack.adapters.transformers.linear_attention import (
     take_segments,
 )
 from mmpack.adapters.transformers.parts import Part
-from mmpack.adapters.transformers.tower_attention import TOWER
+from mmpack.adapters.transformers.tower_attention import AUDIO_TOWER, TOWER
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, check_flag
 from mmpack.families import family_of_config
@@ -75,10 +75,10 @@ class Attached:
 def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     """Let the text model of a transformers VLM (or of one that PEFT or DDP wraps) obey `visible_until`.
 
-    The vision tower gets an attention too, which runs all windows and all media in one launch, with the tower's own
-    numbers. Returns a handle: `attach(model)` until `detach(model)`, or `with attach(model): …`. A backward after
-    detach is right: layers that gradient checkpointing runs again get the attention of their forward, or raise where
-    another library than transformers or torch checkpoints them.
+    The vision tower, and an audio tower, get an attention too, which runs all windows and all media in one launch, with
+    the tower's own numbers. Returns a handle: `attach(model)` until `detach(model)`, or `with attach(model): …`. A
+    backward after detach is right: layers that gradient checkpointing runs again get the attention of their forward, or
+    raise where another library than transformers or torch checkpoints them.
 
     Args:
         text: False: the tower only. The model stays its own for padded batches, masks, caches and `generate`.
@@ -95,8 +95,9 @@ def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     whole = unwrap(model, "attach")
     if text:
         refuse_unpackable(whole)
-    family_of_config(whole.config)
-    parts = [TEXT] * bool(text) + [TOWER] * (tower == "auto")
+    family = family_of_config(whole.config)
+    towers = [TOWER] if family.audio is None else [TOWER, AUDIO_TOWER]
+    parts = [TEXT] * bool(text) + towers * (tower == "auto")
     load_kernels(next(whole.parameters()).device)
     return Attached(model, _attach(whole.model, parts))
 
@@ -240,7 +241,8 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
 
 def _enter(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if kwargs.get("visible_until") is not None:
-        vars(core)[ENTERED] = _attach(core, PARTS)
+        hears = family_of_config(core.config).audio is not None
+        vars(core)[ENTERED] = _attach(core, PARTS if hears else [TEXT, TOWER])
 
 
 def _leave(core: Any, args: Any, output: Any) -> None:
@@ -304,4 +306,4 @@ def _decoder(core: Any) -> torch.nn.Module:
 
 
 TEXT = Part("text model", NAME, _decoder, _register, _hook)
-PARTS = [TEXT, TOWER]
+PARTS = [TEXT, TOWER, AUDIO_TOWER]

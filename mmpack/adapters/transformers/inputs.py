@@ -24,6 +24,7 @@ from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.tower import (
     Features,
     encoded_inputs,
+    heard_inputs,
     idle_tower_inputs,
     joined_inputs,
     pixel_inputs,
@@ -133,9 +134,11 @@ def model_inputs(
         _refuse_idle_tower(model, attached)
         make = functools.partial(idle_tower_inputs, batch, model, ids)
     elif batch.media and isinstance(batch, PackedBatch) and takes_encoded_media(model):
-        make = functools.partial(encoded_inputs, batch, model, features, max_patches, always)
+        make = functools.partial(encoded_inputs, batch, model, ids, features, max_patches, always)
     elif batch.media:  # the model's forward encodes
         inputs |= pixel_inputs(batch)
+        if any(m.modality == "audio" for m in batch.media):
+            make = functools.partial(heard_inputs, batch, model, ids)
     if not attached:
         if make is None and KEYWORD not in inputs:  # any model of the family may take these
             return inputs | {"input_ids": ids}
@@ -261,9 +264,17 @@ def _refuse_other_media(batch: Batch, config: Any, family: Family, what: str) ->
 
 def _refuse_cut_pixels(batch: Batch, family: Family, what: str) -> None:
     """Rows of pixels that were cut or added after packing: each medium would read its neighbour's."""
-    whole, expected = batch.pixel_values, [patch_offsets(batch.media)[-1], family.patch_dim]
-    if whole is None or list(whole.shape) != expected:
-        found = "is missing" if whole is None else f"has shape {list(whole.shape)}"
-        why = f"{found}, the batch's media need {expected}"
-        problem = Problem("MM404", batch.media[0].media_id, "pixel_values", why)
-        raise SchemaError([problem], what)
+    held = {
+        "pixel_values": (batch.pixel_values, False, "image"),
+        "audio_features": (batch.audio_features, True, "audio"),
+    }
+    for name, (whole, audio, modality) in held.items():
+        mine = [m for m in batch.media if (m.modality == "audio") == audio]
+        if not mine:
+            continue
+        rows = patch_offsets(batch.media, audio)[-1]
+        expected = [rows, family.pixel_shape((1, 1, 1), modality)[1]]
+        if whole is None or list(whole.shape) != expected:
+            found = "is missing" if whole is None else f"has shape {list(whole.shape)}"
+            why = f"{found}, the batch's media need {expected}"
+            raise SchemaError([Problem("MM404", mine[0].media_id, name, why)], what)

@@ -13,6 +13,12 @@ def tower_of(core: Any) -> torch.nn.Module:
     return tower
 
 
+def audio_tower_of(core: Any) -> torch.nn.Module:
+    """The audio tower of a model that hears; else the core itself."""
+    tower: torch.nn.Module = core.get_encoder(modality="audio")
+    return tower
+
+
 def decoder_layers(whole: Any) -> list[torch.nn.Module]:
     """The text model's layers, in order."""
     return list(whole.get_decoder().layers)

@@ -1,7 +1,8 @@
 """What the vision tower is called with, and what its output becomes in the model's forward.
 
 Pixels are [patches, patch_dim], of media one after the other. Where the forward takes encoded media, each medium is
-encoded once, and its features are repeated for each of its placeholder runs. Else its pixels are repeated.
+encoded once, and its features are repeated for each of its placeholder runs. Else its pixels are repeated. Features of
+audio, which no forward takes, are put among the token embeddings.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
     encoded = 0
     out: dict[str, Any] = {}
     for modality, runs in _runs(batch, family):
+        if modality == "audio":  # see `heard_inputs`
+            continue
         pixels = float_pixels(batch, runs)
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in runs]
@@ -88,14 +91,15 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
 def encoded_inputs(
     batch: PackedBatch,
     model: Any,
+    ids: torch.Tensor,
     features: Features | None = None,
     max_patches: int | None = None,
     joined: bool = False,
 ) -> dict[str, Any]:
-    """Keyword of the forward: features of every placeholder run. Media that `features` lacks are encoded here, once.
+    """Keywords of the forward: features of every placeholder run. Media that `features` lacks are encoded here, once.
 
     `batch.stats["patches_encoded"]` becomes the patches that the tower ran. `joined`: every weight of a tower that
-    `features` trains gets a gradient, if only 0.
+    `features` trains gets a gradient, if only 0; of a family that hears, every weight of both towers.
     """
     family = batch.family_of()
     ran: list[int] = []
@@ -123,7 +127,48 @@ def encoded_inputs(
     outputs = {
         modality: _repeated(batch, made, runs, family) for modality, runs in _runs(batch, family)
     }
-    return {"mm_encoder_outputs": outputs}
+    heard = outputs.pop("audio", None)
+    if family.audio is None:
+        return {"mm_encoder_outputs": outputs}
+    embeds = _with_audio(model, family, ids, () if heard is None else heard.pooler_output)
+    if joined and features is None:
+        has = {"audio" if batch.media[i].modality == "audio" else "image" for i in ran}
+        for modality in {"image", "audio"} - has:
+            embeds = embeds + _idle(batch, model, modality, embeds)
+    return {"mm_encoder_outputs": outputs, "inputs_embeds": embeds}
+
+
+def heard_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
+    """Keyword of the forward, which encodes pictures: token embeddings with the features of every run of audio."""
+    family = batch.family_of()
+    runs = dict(_runs(batch, family))
+    media = sorted(set(runs["audio"]))
+    made = encode_media(
+        model,
+        family,
+        [batch.media[i] for i in media],
+        lambda chosen: float_pixels(batch, [media[i] for i in chosen]),
+    )
+    seen = sum(batch.media[i].num_patches for m, r in runs.items() if m != "audio" for i in r)
+    heard = sum(batch.media[i].num_patches for i in media)
+    batch.stats["patches_encoded"] = seen + heard
+    return {
+        "inputs_embeds": _with_audio(
+            model, family, ids, [made[media.index(i)][0] for i in runs["audio"]]
+        )
+    }
+
+
+def _with_audio(
+    model: Any, family: Family, ids: torch.Tensor, features: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Token embeddings of ids [..., S], those of audio from `features` [tokens, H] of each run, in order."""
+    embeds: torch.Tensor = model.get_input_embeddings()(ids)
+    if not len(features):
+        return embeds
+    assert family.audio is not None
+    mine = (ids == family.audio.token_id)[..., None]
+    return embeds.masked_scatter(mine, torch.cat(list(features)).to(embeds.dtype))
 
 
 def joined_inputs(features: SummedFeatures, model: Any, ids: torch.Tensor) -> dict[str, Any]:
@@ -133,22 +178,37 @@ def joined_inputs(features: SummedFeatures, model: Any, ids: torch.Tensor) -> di
 
 
 def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
-    """Keywords of the forward of a batch without media: token embeddings plus 0 × the tower's output.
+    """Keywords of the forward of a batch without media: token embeddings plus 0 × the towers' output.
 
-    The tower encodes the smallest image, so that every rank runs the same collectives.
+    A tower encodes the smallest medium, so that every rank runs the same collectives.
+    """
+    embeds = model.get_input_embeddings()(ids)
+    batch.stats["patches_encoded"] = 0
+    modalities = ["image"] if batch.family_of().audio is None else ["image", "audio"]
+    for modality in modalities:
+        embeds = embeds + _idle(batch, model, modality, embeds)
+    return _as_embeds(model, ids, embeds)
+
+
+def _idle(batch: Batch, model: Any, modality: str, embeds: torch.Tensor) -> torch.Tensor:
+    """0, of `embeds`' dtype, made of what the tower makes of the smallest medium.
+
+    `batch.stats["patches_encoded"]` grows by its rows.
     """
     family = batch.family_of()
-    tiles = family.pixel_layout == "tiles"
-    merge = family.spatial_merge_size
-    # a canvas of one token is more than transformers' Mistral 3 can take
-    h, w = tile_patches(model.config, family) if tiles else (merge, 2 * merge)
-    embeds = model.get_input_embeddings()(ids)
-    pixels = embeds.new_zeros(h * w, family.patch_dim)
-    features = _encode(model, "image", _tower_arguments(family, "image", pixels, [(1, h, w)]))
-    batch.stats["patches_encoded"] = len(pixels)
+    if modality == "audio":
+        grid = (8, 1, 1)
+    elif family.pixel_layout == "tiles":
+        grid = (1, *tile_patches(model.config, family))
+    else:
+        # a canvas of one token is more than transformers' Mistral 3 can take
+        grid = (1, family.spatial_merge_size, 2 * family.spatial_merge_size)
+    pixels = embeds.new_zeros(family.pixel_shape(grid, modality))
+    features = _encode(model, modality, _tower_arguments(family, modality, pixels, [grid]))
+    batch.stats["patches_encoded"] += len(pixels)
     outputs = [*features.pooler_output, *_levels(features)]
-    idle = 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
-    return _as_embeds(model, ids, embeds + idle)
+    idle: torch.Tensor = 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
+    return idle
 
 
 def _as_embeds(model: Any, ids: torch.Tensor, embeds: torch.Tensor) -> dict[str, Any]:
@@ -178,9 +238,8 @@ def encode_media(
     chunks = [
         (modality, chunk)
         for modality in family.placeholder_ids
-        for chunk in _chunks(
-            [i for i, m in enumerate(media) if m.modality == modality], counts, max_patches
-        )
+        for alike in _alike(family, modality, media)
+        for chunk in _chunks(alike, counts, max_patches)
     ]
     tower = tower_and_projector(model)
     again = max_patches is not None and len(chunks) > 1 and tower.trains and not _checkpoints(tower)
@@ -212,7 +271,22 @@ def _encode_chunk(
 ) -> list[Levels]:
     """Features of media with these grids, by one call of the tower. `pixels`: made here, so that nothing holds them."""
     features = _encode(model, modality, _tower_arguments(family, modality, pixels(), grids))
+    if modality == "audio":
+        counts = [family.tokens_of("audio", grid) for grid in grids]
+        return [(own,) for own in features.last_hidden_state.split(counts)]
     return _per_medium(features, [t for t, _, _ in grids])
+
+
+def _alike(family: Family, modality: str, media: Sequence[Medium]) -> list[list[int]]:
+    """Numbers of a modality's media, in groups that the tower may read in one call."""
+    mine = [i for i, m in enumerate(media) if m.modality == modality]
+    if modality != "audio" or family.audio is None or not family.audio.padding_shows:
+        return [mine]
+    groups: dict[int, list[int]] = {}  # by the length that each is padded to
+    for i in mine:
+        frames = min(media[i].grid_thw[0], family.audio.chunk_frames)
+        groups.setdefault(frames, []).append(i)
+    return list(groups.values())
 
 
 def tile_patches(config: Any, family: Family) -> tuple[int, int]:
@@ -251,6 +325,8 @@ def _tower_arguments(
     family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
 ) -> dict[str, Any]:
     """What forward and encoder call `pixels` [patches, patch_dim] of media with these grids, which are on the CPU."""
+    if modality == "audio":
+        return _padded_audio(pixels, [frames for frames, _, _ in grids])
     if family.pixel_layout == "tiles":
         return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
     if family.pixel_layout == "padded":
@@ -262,6 +338,17 @@ def _tower_arguments(
     if modality == "image":
         return {"pixel_values": pixels, "image_grid_thw": on_host}
     return {"pixel_values_videos": pixels, "video_grid_thw": on_host}
+
+
+def _padded_audio(features: torch.Tensor, lengths: list[int]) -> dict[str, torch.Tensor]:
+    """[n, mel_bins, longest] of features [frames, mel_bins] of audio after audio, and the mask [n, longest]."""
+    longest = max(lengths)
+    padded = torch.nn.utils.rnn.pad_sequence(features.split(lengths), batch_first=True)
+    held = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+    return {
+        "input_features": padded.transpose(1, 2),
+        "feature_attention_mask": held.to(features.device, torch.int32),
+    }
 
 
 def _line_arguments(
@@ -281,6 +368,8 @@ def _line_arguments(
 def _encode(model: Any, modality: str, arguments: dict[str, Any]) -> Any:
     """The tower's output. `pooler_output`: [tokens, H] per medium, or [tiles, tokens, H] of all."""
     core = model.model
+    if modality == "audio":
+        return core.get_audio_features(**arguments, return_dict=True)
     make = core.get_image_features if modality == "image" else core.get_video_features
     return make(**on_their_device(model, arguments), return_dict=True)
 

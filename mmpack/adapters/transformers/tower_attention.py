@@ -1,4 +1,4 @@
-"""The vision tower's attention "mmpack_flash_tower": all windows, pictures and frames of a pack in one launch.
+"""The towers' attention "mmpack_flash_tower": all windows, pictures and frames of a pack in one launch.
 
 transformers calls attention window by window, unless its name holds `flash`: then once, with `cu_seq_lens_q`. What
 follows from the grids is made on the host, once per forward: the tower asks the GPU for nothing, layer by layer.
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface
 
-from mmpack.adapters.transformers.modules import tower_of
+from mmpack.adapters.transformers.modules import audio_tower_of, tower_of
 from mmpack.adapters.transformers.parts import Part
 from mmpack.errors import ModelError
 from mmpack.ops.attention import (
@@ -28,6 +28,7 @@ from mmpack.ops.attention import (
 )
 
 NAME = "mmpack_flash_tower"
+PLAN = "_mmpack_plan"  # on a tensor of cu_seqlens
 LENGTHS = "line_lengths"  # keyword of a tower of lines: patches of each picture, known on the host
 # From transformers 5.17 on a tower's forward takes what it would make of the grids.
 TAKES_KNOWN = importlib.util.find_spec("transformers.vision_utils") is not None
@@ -115,8 +116,17 @@ def tower_attention(
         plan = whole or plan_tiles(query.shape[0], query.shape[2], query.device)
     else:
         known = None if tower_plans is None else tower_plans.of(cu_seq_lens_q)
-        plan = known or plan_sequences(cu_seq_lens_q.diff().tolist())
+        plan = known or _plan_of(cu_seq_lens_q)
     return sequence_attention(query, key, value, plan, scale=scaling, dropout=dropout), None
+
+
+def _plan_of(cu_seqlens: torch.Tensor) -> SequencePlan:
+    """Of sequences that no plan is known of, as an audio tower's chunks; made once for a forward's layers."""
+    plan: SequencePlan | None = getattr(cu_seqlens, PLAN, None)
+    if plan is None:
+        plan = plan_sequences(cu_seqlens.diff().tolist())
+        setattr(cu_seqlens, PLAN, plan)
+    return plan
 
 
 def on_their_device(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -262,3 +272,4 @@ def _hook(core: Any) -> list[Any]:
 
 
 TOWER = Part("vision tower", NAME, tower_of, _register, _hook)
+AUDIO_TOWER = Part("audio tower", NAME, audio_tower_of, _register, lambda core: [])

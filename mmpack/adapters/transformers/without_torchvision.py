@@ -113,6 +113,38 @@ class Glm46VProcessor(_WithVideos, transformers.Glm46VProcessor):
     saved_as = "Glm46VVideoProcessor"
 
 
+class _Hearing(_WithVideos):
+    """Of the Omni families, whose processors have a feature extractor too."""
+
+    def __init__(
+        self,
+        image_processor: Any,
+        feature_extractor: Any,
+        tokenizer: Any,
+        chat_template: str | None = None,
+    ):
+        transformers.ProcessorMixin.__init__(
+            self, image_processor, feature_extractor, tokenizer, chat_template=chat_template
+        )
+        for name in _NAMED:
+            setattr(self, name, getattr(tokenizer, name))
+        self.video_processor = _Videos(self.family, **image_processor.to_dict())
+
+
+_NAMED = (
+    *(f"{kind}_token{end}" for kind in ("image", "video", "audio") for end in ("", "_id")),
+    *(f"{kind}_{end}_token" for kind in ("vision", "audio") for end in ("bos", "eos")),
+)
+
+
+class Qwen2_5OmniProcessor(_Hearing, transformers.Qwen2_5OmniProcessor):
+    family = "qwen2_5_omni"
+
+
+class Qwen3OmniMoeProcessor(_Hearing, transformers.Qwen3OmniMoeProcessor):
+    family = "qwen3_omni_moe"
+
+
 class InternVLProcessor(_Parts, transformers.InternVLProcessor):
     """Refuses videos."""
 
@@ -241,6 +273,8 @@ WITHOUT_TORCHVISION: dict[str, Any] = {
         Qwen2VLProcessor,
         Qwen2_5_VLProcessor,
         Qwen3VLProcessor,
+        Qwen2_5OmniProcessor,
+        Qwen3OmniMoeProcessor,
         Glm4vProcessor,
         Glm46VProcessor,
         InternVLProcessor,

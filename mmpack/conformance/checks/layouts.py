@@ -123,7 +123,21 @@ def other_inputs(inputs: dict[str, Any], model: Any, sample: Sample) -> dict[str
     ]
     if "second_per_grid_ts" in takes and seconds:
         inputs = inputs | {"second_per_grid_ts": torch.tensor(seconds)}
-    return inputs
+    return inputs | _heard_inputs(takes, sample, seconds)
+
+
+def _heard_inputs(takes: Any, sample: Sample, seconds: list[float]) -> dict[str, Any]:
+    """What a forward counts positions of audio by; features are among the embeddings already."""
+    out: dict[str, Any] = {}
+    if "video_second_per_grid" in takes and seconds:
+        out["video_second_per_grid"] = torch.tensor(seconds)
+    if "use_audio_in_video" in takes:
+        out["use_audio_in_video"] = any(s.chunk is not None for s in sample.modality_spans)
+    frames = [m.grid_thw[0] for m in occurring_media(sample) if m.modality == "audio"]
+    if "feature_attention_mask" in takes and frames:
+        held = torch.arange(max(frames)) < torch.tensor(frames)[:, None]
+        out["feature_attention_mask"] = held.int()
+    return out
 
 
 def parity(subject: Subject) -> None:

@@ -11,12 +11,14 @@ from mmpack.parity.values import same_value
 from mmpack.schema.media import Medium
 
 # a media_id made of the content, where no caller gave one
-_MADE_UP = re.compile("(image|video):[0-9a-f]{16}")
+_MADE_UP = re.compile("(image|video|audio):[0-9a-f]{16}")
 
 Cause = tuple[str, str]  # cause, evidence
 # of media: compared where both sides recorded it
 MEDIA_FIELDS = ("content_hash", "size")
 VIDEO_FIELDS = ("fps", "frame_indices", "frame_timestamps", "second_per_grid_ts", "total_frames")
+AUDIO_FIELDS = ("sampling_rate", "num_samples", "hop_length")
+OF_MODALITY = {"image": (), "video": VIDEO_FIELDS, "audio": AUDIO_FIELDS}
 
 
 def same_medium(a: Medium, b: Medium) -> bool:
@@ -28,12 +30,8 @@ def same_medium(a: Medium, b: Medium) -> bool:
         and a.num_tokens == b.num_tokens
         and not differ(a.content_hash, b.content_hash)
         and not differ(a.size, b.size)
-        and (a.modality != "video" or same_video(a, b))
+        and not any(differ(getattr(a, name), getattr(b, name)) for name in OF_MODALITY[a.modality])
     )
-
-
-def same_video(a: Medium, b: Medium) -> bool:
-    return not any(differ(getattr(a, name), getattr(b, name)) for name in VIDEO_FIELDS)
 
 
 def differ(a: object, b: object) -> bool:
@@ -77,6 +75,16 @@ def other_keys(pair: Pair, a: Medium, b: Medium) -> Cause:
     return UNKNOWN, "same content and grid, other cache_key: other settings, or another key rule"
 
 
+def fields_of(medium: Medium) -> tuple[str, ...]:
+    """What is compared of a medium where both sides recorded it; an audio has no size."""
+    own = MEDIA_FIELDS if medium.modality != "audio" else ("content_hash",)
+    return own + OF_MODALITY[medium.modality]
+
+
 def described(medium: Medium) -> str:
+    if medium.modality == "audio":
+        rate = "" if medium.sampling_rate is None else f" at {medium.sampling_rate} Hz"
+        count = "" if medium.num_samples is None else f" of {medium.num_samples} samples"
+        return f"audio{count}{rate}, {medium.grid_thw[0]} frames, key {medium.cache_key[:12]}"
     size = "" if medium.size is None else f" of {medium.size[0]} x {medium.size[1]} px"
     return f"{medium.modality}{size}, grid {list(medium.grid_thw)}, key {medium.cache_key[:12]}"

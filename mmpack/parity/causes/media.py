@@ -13,6 +13,7 @@ from mmpack.parity.causes.alike import (
     one_file,
     same_medium,
 )
+from mmpack.parity.causes.audio import audio_causes
 from mmpack.parity.causes.frame_choice import first_frame_difference
 from mmpack.parity.causes.images import image_causes
 from mmpack.parity.causes.looks import alike
@@ -195,6 +196,8 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
                 of_sizes = (UNKNOWN, "video_budget", "max_pixels", "model_family")
                 causes = [cause for cause in causes if cause[0] not in of_sizes]
                 causes.append(("model_family", family))
+        elif a.modality == "audio":
+            causes = list(audio_causes(pair, a, b))
         else:
             causes = list(image_causes(pair, a, b))
         resized = tuple(a.grid_thw) != tuple(b.grid_thw)

@@ -172,6 +172,8 @@ class Side:
 
     def tokens_of(self, medium: Medium) -> int:
         """By the merge size that was recorded, else the family's."""
+        if medium.modality == "audio":
+            return self.family.tokens_of("audio", medium.grid_thw)
         merge = self.setting(medium.modality, "merge_size")
         if type(merge) is not int or merge <= 0:
             return self.family.vision_tokens(medium.grid_thw)

@@ -146,9 +146,9 @@ def _fits(pair: Pair, side: Side) -> list[Fit]:
         return []
     if any(o.media_index >= len(media) for o in side.occurrences):
         return []
-    images, videos, _ = grids_of_media([media[o.media_index] for o in side.occurrences])
+    given = grids_of_media([media[o.media_index] for o in side.occurrences])
     rates, seconds = _rates(pair, side), _seconds(pair, side)
-    if side.family.tokens_per_second is None or not videos:
+    if side.family.tokens_per_second is None or not given["video_grid_thw"]:
         rates, seconds = rates[:1], [()]
     out = []
     for rule, rate, option in product(side.family.position_rules, rates, dict.fromkeys(seconds)):
@@ -156,9 +156,7 @@ def _fits(pair: Pair, side: Side) -> list[Fit]:
             wanted, _ = mrope_positions(
                 side.ids,
                 side.family,
-                image_grid_thw=images or None,
-                video_grid_thw=videos or None,
-                second_per_grid_ts=option or None,
+                **given | {"second_per_grid_ts": option or None},
                 rule=rule,
                 tokens_per_second=rate,
             )

@@ -83,6 +83,9 @@ def _expected(side: Side) -> Iterator[tuple[int, int, int]]:
             if k < 0 or span.start >= stops[k] or span.media_index >= len(media):
                 continue
             medium = media[span.media_index]
+            if span.chunk is not None:  # a piece of a video with its sound, whose rule is MM117
+                wanted[k] += span.stop - span.start
+                continue
             pieces = side.family.spans_of(medium.modality, medium.grid_thw)
             wanted[k] += side.tokens_of(medium) // max(pieces, 1)
     elif len(media) == len(starts):

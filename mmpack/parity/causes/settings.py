@@ -8,6 +8,8 @@ from mmpack.parity.causes.pair import Hit, Pair, show
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.values import same_value
 
+# of the audio part: how an audio is padded and cut before its features are made
+AUDIO_PADDING = ("padding", "padding_side", "padding_value", "truncation", "n_samples")
 PIXEL_LIMITS = (
     *("min_pixels", "max_pixels", "total_pixels", "size"),
     *("height", "width", "crop_to_patches", "min_patches", "max_patches"),  # of tiles
@@ -123,6 +125,8 @@ def _fingerprints(pair: Pair) -> list[Hit]:
 
 def _cause(path: str) -> str:
     part, _, rest = path.partition(".")
+    if part == "audio":
+        return audio_cause(rest)
     if part in ("image", "video") and rest.split(".")[0] in PIXEL_LIMITS:
         return "max_pixels"
     if path.startswith(SAMPLING):
@@ -132,6 +136,24 @@ def _cause(path: str) -> str:
     known = {"tokens_per_second": "second_per_grid_ts"}
     own = ("chat_template", "position_rule", "video_markers")
     return known.get(part, part if part in own else UNKNOWN)
+
+
+def audio_cause(name: str) -> str:
+    """What a setting of the audio part decides."""
+    if name == "sampling_rate":
+        return "audio_sampling_rate"
+    if name in ("hop_length", "n_fft", "feature_size"):
+        return "audio_hop"
+    return "audio_padding" if name in AUDIO_PADDING else UNKNOWN
+
+
+def audio_settings(pair: Pair, cause: str) -> str | None:
+    """The settings of a cause in the audio part that differ, as text; empty if none does; None if not recorded."""
+    parts = [side.setting("audio") for side in pair.sides]
+    if not all(isinstance(part, dict) for part in parts):
+        return None
+    unlike, _ = compare_settings(*({"audio": part} for part in parts))
+    return _evidence([p for p in unlike if audio_cause(p.removeprefix("audio.")) == cause], unlike)
 
 
 def _of_sampling(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
+from mmpack.parity.causes.alike import OF_MODALITY
 from mmpack.parity.causes.settings import compare_settings
 from mmpack.parity.records import MEDIA_NOTES, RECORDS
 from mmpack.parity.replay import REPLAYED
@@ -17,6 +17,7 @@ from mmpack.schema.columns.items import Items
 from mmpack.schema.columns.table import UNREADABLE, Table
 from mmpack.schema.fields import keep_unknown
 from mmpack.schema.sample import Sample
+from mmpack.schema.spans import MODALITIES
 
 Lacks = frozenset[tuple[str, str]]  # what `fields.lacking` yields
 
@@ -44,12 +45,14 @@ def lacking_layout(left: Table, right: Table, ok: np.ndarray) -> list[Lacks]:
     a, b = left.items("media"), right.items("media")
     mine, theirs = (np.flatnonzero(ok[side.row]) for side in (a, b))
     row = a.row[mine]
-    video = a.codes("modality", ["video"])[mine] == 0
-    for name in MEDIA_FIELDS + (VIDEO_FIELDS if video.any() else ()):
-        left_has, right_has = a.has(name)[mine], b.has(name)[theirs]
-        if name in VIDEO_FIELDS:
-            left_has, right_has = left_has | ~video, right_has | ~video
-        lack(f"media.{name}", row, left_has, right_has)
+    kinds = a.codes("modality", MODALITIES)[mine]
+    read = {"content_hash": ("image", "video", "audio"), "size": ("image", "video")}
+    read |= {name: (kind,) for kind, names in OF_MODALITY.items() for name in names}
+    for name, of in read.items():
+        others = ~np.isin(kinds, [MODALITIES.index(kind) for kind in of])
+        if not others.all():
+            left_has, right_has = a.has(name)[mine] | others, b.has(name)[theirs] | others
+            lack(f"media.{name}", row, left_has, right_has)
     if "media" not in right.shared:
         for name in MEDIA_NOTES:
             note(f"media.{name}", "note", row, ~a.same(b, mine, theirs, name))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
+from mmpack.parity.causes.alike import AUDIO_FIELDS, MEDIA_FIELDS, VIDEO_FIELDS
 from mmpack.parity.columnar.lacking import (
     Lacks,
     lacking_layout,
@@ -73,7 +73,7 @@ def _identical(left: Table, right: Table) -> np.ndarray:
 def _same_layout(left: Table, right: Table) -> np.ndarray:
     """bool [n]: equal in what both recorded, but settings. Valid masks are all ones: see `surely_valid`."""
     same = _same_items(left, right, "modality_spans", MODALITY_SPAN)
-    same &= _same_items(left, right, "media", MEDIUM, MEDIA_FIELDS + VIDEO_FIELDS)
+    same &= _same_items(left, right, "media", MEDIUM, MEDIA_FIELDS + VIDEO_FIELDS + AUDIO_FIELDS)
     same &= _same_items(left, right, "loss_spans", LOSS_SPAN, ("turn",))
     same &= _same_numbers(left, right, "input_ids")
     both = left.present("position_ids") & right.present("position_ids")

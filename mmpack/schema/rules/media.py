@@ -1,4 +1,4 @@
-"""MM102, MM107 to MM109, MM111 to MM115: grids, token counts, cache keys and times of media."""
+"""MM102, MM107 to MM109, MM111 to MM116: grids, token counts, cache keys and times of media."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from mmpack.schema.specs import INT_MAX
 
 
 def problems(sample: Sample, family: Family) -> Found:
-    merge = family.spatial_merge_size
     seen: dict[str, tuple[int, str | None, tuple[int, int, int]]] = {}
     used = {s.media_index for s in sample.modality_spans}
     for i, medium in enumerate(sample.media):
         field = f"media[{i}]"
         t, h, w = medium.grid_thw
-        if min(t, h, w) == 0 or h % merge or w % merge:
-            yield "MM102", field, f"has grid {[t, h, w]}, merge size is {merge}", None
-        elif medium.num_tokens != family.vision_tokens(medium.grid_thw):
-            expected = family.vision_tokens(medium.grid_thw)
+        hears = medium.modality == "audio"
+        merge = 1 if hears else family.spatial_merge_size
+        if min(t, h, w) == 0 or h % merge or w % merge or (hears and (h, w) != (1, 1)):
+            what = "an audio's is [frames, 1, 1]" if hears else f"merge size is {merge}"
+            yield "MM102", field, f"has grid {[t, h, w]}, {what}", None
+        elif medium.num_tokens != family.tokens_of(medium.modality, medium.grid_thw):
+            expected = family.tokens_of(medium.modality, medium.grid_thw)
             message = f"says num_tokens {medium.num_tokens}, its grid {[t, h, w]} gives {expected}"
             yield "MM108", field, message, None
         if i not in used:
@@ -43,6 +45,20 @@ def problems(sample: Sample, family: Family) -> Found:
         if medium.modality == "video":
             for code, message in _frames(medium, family):
                 yield code, field, message, None
+        if hears:
+            for message in _of_audio(medium):
+                yield "MM116", field, message, None
+
+
+def _of_audio(medium: Medium) -> Iterator[str]:
+    """The last frame may be a part of one: extractors differ in whether they keep it."""
+    rate, count, hop = medium.sampling_rate, medium.num_samples, medium.hop_length
+    for name, value in (("sampling_rate", rate), ("hop_length", hop)):
+        if value == 0:
+            yield f"has {name} 0"
+    frames = medium.grid_thw[0]
+    if count is not None and hop and not count // hop <= frames <= -(-count // hop):
+        yield f"has {count} samples, one in {hop} makes {count // hop} frames, its grid has {frames}"
 
 
 def _frames(medium: Medium, family: Family) -> Iterator[tuple[str, str]]:
@@ -80,7 +96,8 @@ def valid(table: Table) -> np.ndarray:
     media, spans = table.items("media"), table.items("modality_spans")
     ok = media.good & spans.good
     grids = grids_of(media)
-    ok[media.row[vision_tokens(table.family, grids) != media.numbers("num_tokens")]] = False
+    ok[media.row[tokens_of(table.family, media, grids) != media.numbers("num_tokens")]] = False
+    ok[media.row[_wrong_audio(media, table.family, grids)]] = False
     ok[_wrong_times(media, table.family, grids)] = False
     _refuse_repeated(ok, media)
     used = np.zeros(len(media.row), bool)
@@ -96,12 +113,32 @@ def grids_of(media: Items) -> np.ndarray:
     return media.lists("grid_thw")[1].astype(np.float64).reshape(-1, 3)
 
 
-def vision_tokens(family: Family, grids: np.ndarray) -> np.ndarray:
-    """float64 [m]: tokens of each grid; -2, as no medium has, of a grid that breaks MM102."""
+def tokens_of(family: Family, media: Items, grids: np.ndarray) -> np.ndarray:
+    """float64 [m]: tokens of each medium; -2, as no medium has, of a grid that breaks MM102."""
     t, h, w = grids.T
     merge = family.spatial_merge_size
     bad = (grids == 0).any(axis=1) | (h % merge != 0) | (w % merge != 0)
-    return np.where(bad, -2, family.vision_tokens((t, h, w)))  # type: ignore[arg-type]
+    tokens = np.where(bad, -2, family.vision_tokens((t, h, w)))  # type: ignore[arg-type]
+    if family.audio is None:
+        return tokens
+    heard = np.where((t == 0) | (h != 1) | (w != 1), -2, family.audio.tokens(t))
+    return np.where(is_audio(media), heard, tokens)
+
+
+def is_audio(media: Items) -> np.ndarray:
+    """bool [m]."""
+    return media.codes("modality", ["audio"]) == 0
+
+
+def _wrong_audio(media: Items, family: Family, grids: np.ndarray) -> np.ndarray:
+    """bool [m]: audio that breaks MM116, or that the family does not hear."""
+    mine = is_audio(media)
+    if family.audio is None or not mine.any():
+        return mine
+    rate, count, hop = (media.numbers(n) for n in ("sampling_rate", "num_samples", "hop_length"))
+    step = np.maximum(hop, 1)
+    wrong = (count // step > grids[:, 0]) | (grids[:, 0] > -(-count // step))
+    return mine & ((rate == 0) | (hop == 0) | ((count >= 0) & (hop > 0) & wrong))
 
 
 def _wrong_times(media: Items, family: Family, grids: np.ndarray) -> np.ndarray:
@@ -153,7 +190,18 @@ def _refuse_repeated(ok: np.ndarray, media: Items) -> None:
 
 
 MEDIA = Topic(
-    codes=("MM102", "MM107", "MM108", "MM109", "MM111", "MM112", "MM113", "MM114", "MM115"),
+    codes=(
+        "MM102",
+        "MM107",
+        "MM108",
+        "MM109",
+        "MM111",
+        "MM112",
+        "MM113",
+        "MM114",
+        "MM115",
+        "MM116",
+    ),
     fields=("media", "modality_spans"),
     problems=problems,
     valid=valid,

@@ -1,4 +1,4 @@
-"""MM101, MM103 to MM106, MM110, MM111: modality spans, the placeholders below them and their media."""
+"""MM101, MM103 to MM106, MM110, MM111, MM117: modality spans, the placeholders below them and their media."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from mmpack.families import Family
 from mmpack.schema.columns.items import Items
 from mmpack.schema.columns.numbers import same_slices
 from mmpack.schema.columns.table import Table
-from mmpack.schema.rules.media import grids_of, vision_tokens
+from mmpack.schema.media import Medium
+from mmpack.schema.rules.media import grids_of, tokens_of
 from mmpack.schema.rules.topic import Found, Topic, before
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import MODALITIES
@@ -22,6 +23,7 @@ def problems(sample: Sample, family: Family) -> Found:
     covered = np.zeros(len(ids), dtype=bool)
     tokens_of: dict[int, int] = {}
     frames_of: dict[int, list[int | None]] = {}
+    chunks_of: dict[int, list[tuple[int, int]]] = {}
     end, newest = 0, -1
     for i, s in enumerate(spans):
         field, at = f"modality_spans[{i}]", (s.start, s.stop)
@@ -49,8 +51,10 @@ def problems(sample: Sample, family: Family) -> Found:
         if family.in_pieces(s.modality):
             frames_of.setdefault(s.media_index, []).append(s.frame)
             tokens_of[s.media_index] = tokens_of.get(s.media_index, 0) + s.stop - s.start
-        elif s.stop - s.start != family.vision_tokens(medium.grid_thw):
-            expected = family.vision_tokens(medium.grid_thw)
+        elif s.chunk is not None:
+            chunks_of.setdefault(s.media_index, []).append((s.chunk, s.stop - s.start))
+        elif s.stop - s.start != family.tokens_of(medium.modality, medium.grid_thw):
+            expected = family.tokens_of(medium.modality, medium.grid_thw)
             message = (
                 f"has {s.stop - s.start} tokens, media[{s.media_index}] of grid "
                 f"{list(medium.grid_thw)} needs {expected} after merging"
@@ -66,11 +70,29 @@ def problems(sample: Sample, family: Family) -> Found:
         elif tokens_of[index] != family.vision_tokens(grid) * (len(frames) // pieces):
             message = f"has {tokens_of[index]} tokens in frames, its grid {list(grid)} needs others"
             yield "MM101", f"media[{index}]", message, None
+    for index, chunks in chunks_of.items():
+        message = _wrong_chunks(chunks, family, sample.media[index])
+        if message:
+            yield "MM117", f"media[{index}]", message, None
     stray = np.isin(ids, list(family.placeholder_ids.values())) & ~covered
     if stray.any():
         token = int(np.argmax(stray))
         message = f"has placeholder {ids[token]} at token {token} outside any modality span"
         yield "MM104", "input_ids", message, (token, token + 1)
+
+
+def _wrong_chunks(chunks: list[tuple[int, int]], family: Family, medium: Medium) -> str:
+    """What is wrong with the pieces (number, tokens) of a video with its sound, or of the sound; each 0 begins anew."""
+    needed = family.tokens_of(medium.modality, medium.grid_thw)
+    numbers = [number for number, _ in chunks]
+    begins = [k for k, number in enumerate(numbers) if number == 0]
+    if family.audio is None or medium.modality == "image" or not begins or begins[0] != 0:
+        return f"has pieces {numbers[:8]}, which begin at no 0"
+    for a, b in zip(begins, [*begins[1:], len(chunks)], strict=True):
+        tokens = sum(n for _, n in chunks[a:b])
+        if numbers[a:b] != list(range(b - a)) or tokens != needed:
+            return f"has pieces {numbers[a:b][:8]} of {tokens} tokens, its grid {list(medium.grid_thw)} needs {needed}"
+    return ""
 
 
 # ---- by columns ----------------------------------------------------------------------------------
@@ -81,7 +103,7 @@ def valid(table: Table) -> np.ndarray:
     media, spans = table.items("media"), table.items("modality_spans")
     ok = media.good & spans.good
     grids = grids_of(media)
-    tokens = vision_tokens(family, grids)
+    tokens = tokens_of(family, media, grids)
 
     row, start, stop = spans.row, spans.numbers("start"), spans.numbers("stop")
     index = spans.numbers("media_index")
@@ -95,6 +117,7 @@ def valid(table: Table) -> np.ndarray:
     medium = media.first[row] + index
     ok[row[code != _bits(media)[medium]]] = False
     framed = np.isin(code, [_bit(m) for m in family.placeholder_ids if family.in_pieces(m)])
+    ok[spans.row[spans.numbers("chunk") >= 0]] = False  # a video with its sound: left to `problems`
     ok[row[~framed & (stop - start != tokens[medium])]] = False
     frame = spans.numbers("frame")[kept]
     t, h = (np.maximum(grids[:, k], 1).astype(np.int64) for k in (0, 1))
@@ -177,7 +200,7 @@ def _bit(modality: str) -> np.uint8:
 
 
 PLACEHOLDERS = Topic(
-    codes=("MM101", "MM103", "MM104", "MM105", "MM106", "MM110", "MM111"),
+    codes=("MM101", "MM103", "MM104", "MM105", "MM106", "MM110", "MM111", "MM117"),
     fields=("input_ids", "media", "modality_spans"),
     problems=problems,
     valid=valid,

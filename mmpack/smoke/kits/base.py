@@ -54,6 +54,8 @@ class Kit:
     image: Grid = (1, 4, 6)
     other: Grid = (1, 8, 4)
     video: Grid | None = (2, 4, 4)
+    # an audio's (feature frames, 1, 1); None: the family hears nothing
+    audio: Grid | None = None
     written: Written = written_with_markers
     # drawn text ids are below it
     text_ids: int = 100_000

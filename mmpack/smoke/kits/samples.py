@@ -10,6 +10,8 @@ import numpy as np
 
 from mmpack.families import Family, get_family
 from mmpack.layout.fingerprint import cache_key
+from mmpack.layout.runs import placeholder_runs
+from mmpack.layout.tmrope import interleaved
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
@@ -21,8 +23,9 @@ def sample_of(
 ) -> Sample:
     """A valid sample out of parts, in order, its media without pixels.
 
-    Parts: `("text", ids)`, `("loss", ids[, turn])`, `("image", grid, name)`, `("video", grid, name)`; a name that
-    returns is the same medium. A loss part must not come first.
+    Parts: `("text", ids)`, `("loss", ids[, turn])`, `("image", grid, name)`, and as that `video` and `audio`;
+    `("film", (grid, audio's grid), name)`, a video with its sound. A name that returns is the same medium. A loss part
+    must not come first.
     """
     family = kit.about
     ids: list[int] = []
@@ -35,6 +38,12 @@ def sample_of(
             ids += [int(i) for i in what]
             if kind == "loss":
                 loss.append(LossSpan(start, len(ids), "response", more[0] if more else None))
+            continue
+        if kind == "film":
+            films = [(more[0], "video", what[0]), (f"{more[0]}'s sound", "audio", what[1])]
+            own = [media.setdefault(n, medium_of(family, n, k, grid)) for n, k, grid in films]
+            ids += film_ids(family, *own)
+            spans += film_spans(ids, start, family, [list(media).index(m.media_id) for m in own])
             continue
         medium = media.setdefault(more[0], medium_of(family, more[0], kind, what))
         ids += kit.written(family, kind, medium.grid_thw)
@@ -58,14 +67,17 @@ def medium_of(family: Family, name: str, kind: str, grid: Grid) -> Medium:
         modality=kind,
         cache_key=cache_key(content, grid, {}),
         grid_thw=grid,
-        num_tokens=family.vision_tokens(grid),
+        num_tokens=family.tokens_of(kind, grid),
         content_hash=content,
         second_per_grid_ts=1.0 if kind == "video" else None,
     )
 
 
 def mixed_samples(kit: Kit, seed: int = 3) -> list[Sample]:
-    """Five samples: three that branch off one prompt at two depths, a clip, a picture that comes twice, and text."""
+    """Five samples: three that branch off one prompt at two depths, a clip, a picture that comes twice, and text.
+
+    Of a family that hears, four more: an audio, the same audio twice beside a picture, and two films.
+    """
     random = np.random.default_rng(seed)
 
     def text(count: int) -> tuple[Any, ...]:
@@ -84,6 +96,11 @@ def mixed_samples(kit: Kit, seed: int = 3) -> list[Sample]:
         [text(5), clip, image, text(2), loss(3)],
         [text(5), loss(3)],
     ]
+    if kit.audio is not None:
+        heard = ("audio", kit.audio, "a")
+        film = ("film", ((3, 4, 4), kit.audio), "v")
+        parts += [[text(3), heard, text(2), loss(3)], [text(3), heard, image, heard, loss(2)]]
+        parts += [[text(2), film, text(1), loss(2)], [text(2), film, heard, loss(2)]]
     samples = [sample_of(kit, p, f"s{i}") for i, p in enumerate(parts)]
     draw_pixels(samples)
     return samples
@@ -99,7 +116,7 @@ def draw_pixels(samples: Iterable[Sample]) -> int:
                 seed = int.from_bytes(
                     hashlib.sha256(medium.cache_key.encode()).digest()[:8], "little"
                 )
-                shape = family.pixel_shape(medium.grid_thw)
+                shape = family.pixel_shape(medium.grid_thw, medium.modality)
                 medium.pixel_values = np.random.default_rng(seed).standard_normal(shape, np.float32)
                 count += 1
     return count
@@ -116,3 +133,32 @@ def placeholder_spans(
         ModalitySpan(int(a), int(b), kind, index, k if pieces else None)
         for k, (a, b) in enumerate(edges.reshape(-1, 2))
     ]
+
+
+def film_ids(family: Family, video: Medium, sound: Medium) -> list[int]:
+    """A video with its sound, whose placeholders lie in turns, between the marks of both."""
+    audio = family.audio
+    assert audio is not None and video.second_per_grid_ts is not None
+    mine = interleaved(
+        audio,
+        video.grid_thw,
+        family.spatial_merge_size,
+        video.second_per_grid_ts,
+        family.tokens_per_second or 1.0,
+        sound.num_tokens,
+    )
+    run = np.where(mine, family.placeholder_ids["video"], audio.token_id).tolist()
+    return [family.vision_start_id, audio.start_id, *run, audio.end_id, family.vision_end_id]
+
+
+def film_spans(
+    ids: list[int], start: int, family: Family, indices: list[int]
+) -> list[ModalitySpan]:
+    """The spans of `film_ids` from `start` on; `indices`: of the video and of its sound."""
+    found = placeholder_runs(np.array(ids[start:]), family).media()
+    spans = [
+        ModalitySpan(start + a, start + b, kind, index, chunk=k)
+        for (kind, runs), index in zip(found, indices, strict=True)
+        for k, (a, b) in enumerate(runs)
+    ]
+    return sorted(spans, key=lambda span: span.start)

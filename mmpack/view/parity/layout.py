@@ -9,8 +9,9 @@ import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side
 
-KINDS = ("text", "image", "video", "loss", "observation", "placeholder")
-TEXT, IMAGE, VIDEO, LOSS, OBSERVATION, PLACEHOLDER = range(6)
+KINDS = ("text", "image", "video", "loss", "observation", "placeholder", "audio")
+TEXT, IMAGE, VIDEO, LOSS, OBSERVATION, PLACEHOLDER, AUDIO = range(7)
+_OF_MODALITY = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
 
 
 def kinds(side: Side) -> np.ndarray:
@@ -23,7 +24,7 @@ def kinds(side: Side) -> np.ndarray:
         inside = slice(span.start, span.stop)
         out[inside] = np.where(
             side.placeholder[inside] & ~side.loss[inside],
-            VIDEO if span.modality == "video" else IMAGE,
+            _OF_MODALITY[span.modality],
             out[inside],
         )
     return out

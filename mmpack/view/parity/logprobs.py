@@ -79,9 +79,9 @@ def by_token(drift: Drift) -> Markup:
 
 
 def by_modality(drifts: list[Drift]) -> Markup:
-    """Mean and largest absolute drift of the tokens after text only, after an image, after a video."""
+    """Mean and largest absolute drift of the tokens after text only, after an image, a video, an audio."""
     rows = []
-    for name in ("text", "image", "video"):
+    for name in ("text", "image", "video", "audio"):
         parts = [d.values[[a == name for a in d.after]] for d in drifts]
         values = np.concatenate(parts) if parts else np.zeros(0)
         values = np.abs(values[np.isfinite(values)])

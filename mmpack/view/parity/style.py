@@ -2,11 +2,11 @@
 
 STYLE = """
 .mmpack{--fg:#1b1f24;--soft:#59636e;--bg:#fff;--card:#f6f8fa;--line:#d0d7de;--bad:#b3261e;--good:#0a7d33;
---text:#c9d1d9;--image:#5b8def;--video:#a371f7;--loss:#3fb37f;--observation:#e0a030;--placeholder:#e5534b;
+--text:#c9d1d9;--image:#5b8def;--video:#a371f7;--audio:#b8a800;--loss:#3fb37f;--observation:#e0a030;--placeholder:#e5534b;
 color:var(--fg);background:var(--bg);font:14px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
 @media(prefers-color-scheme:dark){.mmpack{--fg:#e6edf3;--soft:#9aa4af;--bg:#0d1117;--card:#161b22;
 --line:#30363d;
---bad:#ff8078;--good:#4ac26b;--text:#4a535e;--image:#3f6fd0;--video:#8250df;--loss:#2a8a5f;
+--bad:#ff8078;--good:#4ac26b;--text:#4a535e;--image:#3f6fd0;--video:#8250df;--audio:#8a7d00;--loss:#2a8a5f;
 --observation:#a97314;
 --placeholder:#c93c37}}
 body.mmpack{margin:0 auto;max-width:1100px;padding:1.5rem 1rem}
@@ -39,7 +39,7 @@ white-space:nowrap}
 .mmpack .mm-strip{flex:1;min-width:0;height:56px;display:block;overflow:visible}
 .mmpack .mm-drift{width:100%;height:90px;display:block;border:1px solid var(--line);border-radius:4px}
 .mmpack rect.mm-text{fill:var(--text)}.mmpack rect.mm-image{fill:var(--image)}
-.mmpack rect.mm-video{fill:var(--video)}
+.mmpack rect.mm-video{fill:var(--video)}.mmpack rect.mm-audio{fill:var(--audio)}
 .mmpack rect.mm-loss{fill:var(--loss)}.mmpack rect.mm-observation{fill:var(--observation)}
 .mmpack rect.mm-placeholder{fill:var(--placeholder)}.mmpack rect.mm-empty{opacity:.35}
 .mmpack .mm-mark{stroke:var(--bad);stroke-width:2;vector-effect:non-scaling-stroke}
@@ -52,7 +52,8 @@ font:.78rem/1.35 ui-monospace,monospace}
 .mmpack .mm-zoom small{display:block;color:var(--soft)}
 .mmpack .mm-zoom td{border-bottom-width:4px}
 .mmpack td.mm-text{border-bottom-color:var(--text)}.mmpack td.mm-image{border-bottom-color:var(--image)}
-.mmpack td.mm-video{border-bottom-color:var(--video)}.mmpack td.mm-loss{border-bottom-color:var(--loss)}
+.mmpack td.mm-video{border-bottom-color:var(--video)}.mmpack td.mm-audio{border-bottom-color:var(--audio)}
+.mmpack td.mm-loss{border-bottom-color:var(--loss)}
 .mmpack td.mm-observation{border-bottom-color:var(--observation)}
 .mmpack td.mm-placeholder{border-bottom-color:var(--placeholder)}
 .mmpack td.mm-none{color:var(--soft)}

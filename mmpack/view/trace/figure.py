@@ -20,7 +20,7 @@ from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.trace.drawing import Sheet
 from mmpack.view.trace.episodes import Node, episodes_of
 from mmpack.view.trace.places import Mark
-from mmpack.view.trace.roles import LETTERS, PICTURE, ROLES, VIDEO, Row, rows_of
+from mmpack.view.trace.roles import LETTERS, OF_MODALITY, ROLES, Row, rows_of
 from mmpack.view.trace.scores import Placed, placed_scores
 from mmpack.view.trace.screens import (
     arrow_head,
@@ -42,7 +42,7 @@ SCREEN_HIGH, SCREEN_WIDE, SCREENS = 210.0, 320.0, 3  # of a screen; how many of 
 BAR, LINE = 22, 22  # heights of the bar of tokens and of a line of text
 LINES = 4  # of text of a row
 PAPER, INK, SOFT, RULE = "#ffffff", "#1b2129", "#56616d", "#d8dee5"
-COLOURS = ("#5b6572", "#1d5fc9", "#7a3bc4", "#8a5600", "#086d85", "#a82a6c", "#157038")
+COLOURS = ("#5b6572", "#1d5fc9", "#7a3bc4", "#8a5600", "#086d85", "#a82a6c", "#157038", "#5a6100")
 MARKS = {"region": "#ff7aa2", "target": "#35d6ff", "action": "#ffd633"}
 SCORES = {"reward": "#0b6b33", "cost": "#a5221b", "verdict": INK}
 
@@ -166,7 +166,7 @@ def _row(
     scores: Sequence[Placed],
 ) -> float:
     """What the policy wrote, on its ground, and the scores that end there."""
-    if row.role in (PICTURE, VIDEO):  # a broken sample: placeholders in the loss
+    if row.role in OF_MODALITY.values():  # a broken sample: placeholders in the loss
         words = f"media[{row.medium}]"
     elif texts is None:
         words = " ".join(map(str, sample.input_ids[row.start : row.stop].tolist()))
@@ -220,7 +220,7 @@ def _screen(
     ratio = min(max(ratio, 0.2), 5.0)
     width, height = min(SCREEN_HIGH * ratio, SCREEN_WIDE), min(SCREEN_HIGH, SCREEN_WIDE / ratio)
     if pixels is None:
-        colour = COLOURS[VIDEO if medium.modality == "video" else PICTURE]
+        colour = COLOURS[OF_MODALITY[medium.modality]]
         sheet.box(
             (at[0], at[1], at[0] + width, at[1] + height), sheet.mixed(colour, PAPER, 0.12), None
         )

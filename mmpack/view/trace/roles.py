@@ -15,9 +15,9 @@ import numpy as np
 from mmpack.schema.sample import Sample
 from mmpack.schema.turns import span_turns
 
-ROLES = ("prompt", "picture", "video", "observation", "response", "thought", "action")
-PROMPT, PICTURE, VIDEO, OBSERVATION, RESPONSE, THOUGHT, ACTION = range(7)
-LETTERS = ("P", "I", "V", "O", "R", "T", "A")
+ROLES = ("prompt", "picture", "video", "observation", "response", "thought", "action", "audio")
+PROMPT, PICTURE, VIDEO, OBSERVATION, RESPONSE, THOUGHT, ACTION, AUDIO = range(8)
+LETTERS = ("P", "I", "V", "O", "R", "T", "A", "S")
 MEANING = (
     "text that no span claims: prompt, template, earlier turns",
     "placeholders of an image",
@@ -26,7 +26,9 @@ MEANING = (
     "what the policy wrote, of no closer kind",
     "what the policy wrote: reasoning",
     "an action, also one of an earlier turn",
+    "placeholders of an audio, also of a video's sound",
 )
+OF_MODALITY = {"image": PICTURE, "video": VIDEO, "audio": AUDIO}
 _OF_KIND = {"response": RESPONSE, "reasoning": THOUGHT, "action": ACTION}
 NO_TURN = -1
 
@@ -76,7 +78,7 @@ def roles_of(sample: Sample) -> Roles:
             turn[inside] = np.where(turn[inside] == NO_TURN, action.turn, turn[inside])
     for placeholder in sample.modality_spans:
         inside = within(placeholder, length)
-        role[inside] = VIDEO if placeholder.modality == "video" else PICTURE
+        role[inside] = OF_MODALITY[placeholder.modality]
         medium[inside] = placeholder.media_index
     return Roles(role, loss, turn, medium)
 

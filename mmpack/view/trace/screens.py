@@ -170,6 +170,12 @@ def _drawing(
 def _caption(sample: Sample, index: int, marks: Sequence[Mark], note: str) -> list[Any]:
     medium = sample.media[index]
     columns, rows = cells(sample, medium)
+    if medium.modality == "audio":
+        rate = "" if medium.sampling_rate is None else f" at {medium.sampling_rate:,} Hz"
+        count = "" if medium.num_samples is None else f"{medium.num_samples:,} samples{rate} · "
+        what = f"{count}{medium.grid_thw[0]:,} frames = {medium.num_tokens:,} tokens"
+        name = medium.source or medium.media_id
+        return [tag("b", f"media[{index}] "), name, tag("small", what)]
     size = "" if medium.size is None else f"{medium.size[0]} × {medium.size[1]} px · "
     t = medium.grid_thw[0]
     grid = f"{t} × " if t > 1 else ""
@@ -196,7 +202,9 @@ def _legend(mark: Mark) -> Markup:
 
 
 def cells(sample: Sample, medium: Medium) -> tuple[int, int]:
-    """Columns and rows of the grid after merging."""
+    """Columns and rows of the grid after merging; of an audio one row of its tokens."""
+    if medium.modality == "audio":
+        return max(medium.num_tokens, 1), 1
     merge = FAMILIES[sample.family].spatial_merge_size
     _, h, w = medium.grid_thw
     return max(w // merge, 1), max(h // merge, 1)

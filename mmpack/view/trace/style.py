@@ -3,9 +3,9 @@
 Text on any ground has a contrast of 4.5 or more; a test measures it.
 """
 
-_ROLES = ("prompt", "picture", "video", "observation", "response", "thought", "action")
-_LIGHT = ("#5b6572", "#1d5fc9", "#7a3bc4", "#8a5600", "#086d85", "#a82a6c", "#157038")
-_DARK = ("#9aa6b2", "#7fb0ff", "#c39bff", "#e2b04a", "#55c7d9", "#f48fc0", "#5fd08a")
+_ROLES = ("prompt", "picture", "video", "observation", "response", "thought", "action", "audio")
+_LIGHT = ("#5b6572", "#1d5fc9", "#7a3bc4", "#8a5600", "#086d85", "#a82a6c", "#157038", "#5a6100")
+_DARK = ("#9aa6b2", "#7fb0ff", "#c39bff", "#e2b04a", "#55c7d9", "#f48fc0", "#5fd08a", "#c9d34a")
 
 
 def _colours(values: tuple[str, ...]) -> str:

@@ -19,9 +19,8 @@ from mmpack.view.trace.episodes import Node
 from mmpack.view.trace.roles import (
     LETTERS,
     NO_TURN,
-    PICTURE,
+    OF_MODALITY,
     ROLES,
-    VIDEO,
     Row,
     edges_of,
     repeats,
@@ -116,7 +115,7 @@ def _row(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
         tag("small", f"{turn}{' · ' if turn else ''}{row.start}–{row.stop}"),
         class_="gut",
     )
-    body = _placeholders(written, row, ends) if row.role in (PICTURE, VIDEO) else None
+    body = _placeholders(written, row, ends) if row.role in OF_MODALITY.values() else None
     return tag(
         "div",
         gutter,

@@ -1,0 +1,52 @@
+"""How many rows a pack may have in given memory: by the terms of planning/memory.py, for the samples of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmpack.errors import ArgumentError, PlanError, check_number
+from mmpack.planning.arrange import SharedPrefixes
+from mmpack.planning.budgets import media_of
+from mmpack.planning.cost import plain_layout
+from mmpack.planning.memory import largest_pack
+from mmpack.schema.sample import Sample
+
+FIX = "what weights, gradients and optimizer leave free, in bytes"
+
+
+def check_memory(model: Any, memory: int | None) -> None:
+    """Raise ArgumentError where one of the two is missing, or no number of bytes."""
+    if (model is None) != (memory is None):
+        raise ArgumentError(
+            f"plan: {'model' if model is None else 'memory'} is missing. Fix: pass model and memory, or neither"
+        )
+    if memory is not None:
+        check_number("plan", "memory", memory, least=0, fix=f"pass {FIX}")
+
+
+def room_of(
+    samples: list[Sample], kept: list[int], model: Any, memory: int, share: bool
+) -> dict[str, int | float | None]:
+    """How many rows a pack of `kept` may have in `memory` bytes, with gradients and without."""
+    shares = _shares(samples, kept, share)
+    rows, more = (largest_pack(model, memory, *shares, grad=grad) for grad in (True, False))
+    if not rows:
+        raise PlanError(f"plan: {memory:,} bytes take no pack of this model. Fix: pass {FIX}")
+    return {"max_tokens_grad": rows, "max_tokens_no_grad": more, "no_grad_ratio": more / rows}
+
+
+def _shares(samples: list[Sample], kept: list[int], share: bool) -> list[float]:
+    """Loss tokens, patches, gathered keys and vision tokens a row, each of the group (sample) that has most."""
+    shared = SharedPrefixes(samples, kept) if share else None
+    groups: dict[Any, list[int]] = {}
+    for i in kept:
+        groups.setdefault(samples[i].group_id if share else i, []).append(i)
+    most = [0.0] * 4
+    for members in groups.values():
+        chosen = [samples[i] for i in members]
+        layout = shared.layout(members) if shared else plain_layout([len(s) for s in chosen])
+        media = {k: m.patches for s in chosen for k, m in media_of(s).items()}
+        vision = max(sum(m.num_tokens for m in s.media) for s in chosen)
+        found = (sum(s.num_loss_tokens for s in chosen), sum(media.values()), layout.keys, vision)
+        most = [max(m, f / max(layout.rows, 1)) for m, f in zip(most, found, strict=True)]
+    return most

@@ -1,0 +1,178 @@
+"""What a feature extractor of transformers makes of one audio: features [frames, mel_bins], without its padding.
+
+Each audio is extracted by itself, so that its features don't depend on what else a batch holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmpack.audio.decoding import decode
+from mmpack.errors import ArgumentError, kind_of
+from mmpack.families import Audio, Family
+from mmpack.layout.fingerprint import audio_hash, cache_key
+from mmpack.processors.cache import MediaCache, Processed
+from mmpack.processors.images import path_below
+from mmpack.schema.media import Medium
+
+# what decides the features, of an extractor like Whisper's
+_SETTINGS = (
+    "feature_size",
+    "sampling_rate",
+    "hop_length",
+    "n_fft",
+    "n_samples",
+    "padding_value",
+    "padding_side",
+    "dither",
+)
+
+
+def check_extractor(extractor: Any, family: Family) -> None:
+    """Raise ArgumentError for a feature extractor that is not of the family."""
+    audio = family.audio
+    if audio is None:
+        if extractor is not None:
+            raise ArgumentError(
+                f"wrap_processor: {family.name} hears nothing. Fix: drop feature_extractor"
+            )
+        return
+    if extractor is None:
+        return
+    for name, own in (
+        ("feature_size", audio.mel_bins),
+        ("sampling_rate", audio.sampling_rate),
+        ("hop_length", audio.hop_length),
+    ):
+        found = getattr(extractor, name, None)
+        if found != own:
+            raise ArgumentError(
+                f"wrap_processor: feature_extractor.{name} is {found}, {family.name} has {own}. "
+                "Fix: the feature extractor of this family"
+            )
+    if getattr(extractor, "dither", 0.0):
+        raise ArgumentError(
+            "wrap_processor: feature_extractor.dither adds noise, so that no two passes hear the same. Fix: dither=0.0"
+        )
+
+
+def audio_settings(extractor: Any, audio: Audio) -> dict[str, Any] | None:
+    """The audio part of `Sample.processor`: what decides features, their number, and where a video's sound lies."""
+    if extractor is None:
+        return None
+    out = {name: getattr(extractor, name) for name in _SETTINGS if hasattr(extractor, name)}
+    return out | {
+        **dict(audio.options),
+        "seconds_per_chunk": audio.seconds_per_chunk,
+        "chunk_frames": audio.chunk_frames,
+    }
+
+
+def audio_medium(
+    item: Any,
+    extractor: Any,
+    settings: dict[str, Any],
+    family: Family,
+    root: Path | None,
+    cache: MediaCache,
+    where: str,
+) -> Medium:
+    """An audio with features, content hash and cache key.
+
+    `item`: (samples float [n], sampling rate), {"array": …, "sampling_rate": …}, bytes or a path of a file, which is
+    resampled. Raises: ArgumentError, AudioError.
+    """
+    audio = family.audio
+    assert audio is not None
+    samples, known = _samples_of(item, audio.sampling_rate, root, where)
+    content = audio_hash(samples, audio.sampling_rate)
+    # the frames follow from content and settings
+    seen = cache_key(content, (0, 0, 0), settings)
+    done = cache.get(seen)
+    if done is None:
+        done = _processed(extractor, samples, audio, where)
+        cache.put(seen, done)
+    medium = Medium(
+        media_id=f"audio:{content[:16]}",
+        modality="audio",
+        cache_key=cache_key(content, done.grid_thw, settings),
+        grid_thw=done.grid_thw,
+        num_tokens=family.tokens_of("audio", done.grid_thw),
+        content_hash=content,
+        sampling_rate=audio.sampling_rate,
+        num_samples=_heard(extractor, samples, audio),
+        hop_length=audio.hop_length,
+        **known,
+    )
+    medium.pixel_values = done.pixel_values
+    if not medium.num_tokens:
+        raise ArgumentError(
+            f"{where}: {len(samples)} samples make {done.grid_thw[0]} feature frames and no token. Fix: a longer audio"
+        )
+    return medium
+
+
+def _processed(extractor: Any, samples: np.ndarray, audio: Audio, where: str) -> Processed:
+    try:
+        out = extractor(
+            samples,
+            sampling_rate=audio.sampling_rate,
+            return_attention_mask=True,
+            return_tensors="np",
+            **dict(audio.options),
+        )
+    except (ValueError, RuntimeError) as error:  # fewer samples than a window
+        why = " ".join(str(error).split())[:200]
+        raise ArgumentError(
+            f"{where}: the feature extractor refuses {len(samples)} samples ({why}). Fix: another audio"
+        ) from None
+    held = np.asarray(out["attention_mask"][0], bool)
+    features = np.asarray(out["input_features"][0], np.float32).T[held]
+    return Processed((len(features), 1, 1), np.ascontiguousarray(features))
+
+
+def _heard(extractor: Any, samples: np.ndarray, audio: Audio) -> int:
+    """Samples that the features are of: extractors cut what is longer than their window, unless told not to."""
+    cuts = dict(audio.options).get("truncation", True)
+    return min(len(samples), extractor.n_samples) if cuts else len(samples)
+
+
+def _samples_of(
+    item: Any, rate: int, root: Path | None, where: str
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """float32 [n], and Medium fields."""
+    if isinstance(item, (bytes, bytearray, str, Path)):
+        known: dict[str, Any] = {}
+        if isinstance(item, (str, Path)):
+            item, known["source"] = path_below(item, root, where)
+        data = item if isinstance(item, (bytes, bytearray)) else item.read_bytes()
+        known["file_hash"] = hashlib.sha256(data).hexdigest()
+        return decode(data, rate)[0], known
+    if isinstance(item, dict):
+        item = (item.get("array"), item.get("sampling_rate"))
+    if not (isinstance(item, tuple) and len(item) == 2):
+        raise ArgumentError(
+            f"{where}: {kind_of(item)} is no audio. Fix: (samples, sampling_rate), bytes, or a path below media_root"
+        )
+    array, given = item
+    samples = np.asarray(array)
+    if given != rate:
+        raise ArgumentError(
+            f"{where}: samples at a rate of {given!r:.40}, the model hears {rate} a second. "
+            f"Fix: mp.audio.decode(file, sampling_rate={rate})"
+        )
+    if samples.dtype.kind != "f" or samples.ndim != 1 or not samples.size:
+        raise ArgumentError(
+            f"{where}: samples of dtype {samples.dtype} and shape {list(samples.shape)}, expected floats [n] of one "
+            "channel. Fix: mp.audio.decode(file)"
+        )
+    samples = np.ascontiguousarray(samples, np.float32)
+    if not np.isfinite(samples).all():
+        raise ArgumentError(
+            f"{where}: samples that are no finite numbers. Fix: decode the file again"
+        )
+    return samples, {}

@@ -1,0 +1,35 @@
+"""Qwen3-Omni's thinker: eight experts, two per token, deepstack, and an audio tower of two layers."""
+
+from functools import partial
+
+from mmpack.smoke.kits.base import Kit
+from mmpack.smoke.kits.omni import AUDIO_TOWER, processor, written
+from mmpack.smoke.kits.parts import EXPERTS, HALF, whole
+from mmpack.smoke.kits.qwen3_vl import DEEP_TOWER, TEXT_CONFIG
+
+KIT = Kit(
+    family="qwen3_omni_moe",
+    model_class="Qwen3OmniMoeThinkerForConditionalGeneration",
+    config_class="Qwen3OmniMoeThinkerConfig",
+    config=whole(
+        TEXT_CONFIG | EXPERTS,
+        DEEP_TOWER,
+        audio_config=AUDIO_TOWER | {"downsample_hidden_size": 16},
+        image_token_id=151655,
+        video_token_id=151656,
+        audio_token_id=151675,
+        audio_start_token_id=151669,
+        vision_start_token_id=151652,
+        position_id_per_seconds=13,
+    ),
+    narrow={
+        "text_config": HALF,
+        "vision_config": {"out_hidden_size": 64},
+        "audio_config": {"output_dim": 64},
+    },
+    processor=partial(processor, "qwen3_omni_moe"),
+    audio=(150, 1, 1),
+    written=written,
+    # float32's rounding moves experts' weights
+    spread=2.0,
+)

@@ -1,0 +1,126 @@
+"""Files of sound to samples: against the samples written, the sine that was sampled, and hostile bytes."""
+
+from __future__ import annotations
+
+import io
+import struct
+import wave
+
+import numpy as np
+import pytest
+import soundfile
+
+import mmpack as mp
+from mmpack.audio import Limits, decode
+
+
+def sine(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:
+    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)
+
+
+def as_wav(samples: np.ndarray, rate: int) -> bytes:
+    """16-bit PCM by Python's own writer. samples [n] or [n, channels]."""
+    samples = samples[:, None] if samples.ndim == 1 else samples
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((samples.shape[1], 2, rate, 0, "NONE", ""))
+        out.writeframes((samples * 32768).round().clip(-32768, 32767).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def test_samples_are_those_written(tmp_path):
+    samples = sine(22_050)
+    data = as_wav(samples, 22_050)
+    found, rate = decode(data)
+    assert rate == 22_050 and found.dtype == np.float32
+    np.testing.assert_allclose(found, samples, atol=2 / 32768)
+    (tmp_path / "a.wav").write_bytes(data)
+    assert np.array_equal(decode(tmp_path / "a.wav")[0], found)
+
+
+@pytest.mark.parametrize("rate", [8_000, 24_000, 44_100, 48_000])
+def test_resampled_is_the_sine_at_the_other_rate(rate):
+    found, made = decode(as_wav(sine(rate), rate), sampling_rate=16_000)
+    wanted = sine(16_000)
+    assert made == 16_000 and len(found) == len(wanted)
+    inner = slice(400, -400)  # the filter's edges
+    np.testing.assert_allclose(found[inner], wanted[inner], atol=2e-3)
+
+
+def test_channels():
+    both = np.stack([sine(16_000), -0.5 * sine(16_000)], axis=1)
+    data = as_wav(both, 16_000)
+    np.testing.assert_allclose(decode(data)[0], both.mean(axis=1), atol=2 / 32768)
+    kept, _ = decode(data, mono=False)
+    assert kept.shape == (2, 8_000)
+    assert decode(data, sampling_rate=8_000, mono=False)[0].shape == (2, 4_000)
+
+
+@pytest.mark.parametrize("format", ["FLAC", "OGG"])
+def test_other_formats(format):
+    file = io.BytesIO()
+    soundfile.write(file, sine(16_000), 16_000, format=format)
+    found, rate = decode(file.getvalue())
+    assert rate == 16_000
+    np.testing.assert_allclose(found, sine(16_000), atol=2e-2)
+
+
+def _wav(frames: int, channels: int = 1, rate: int = 16_000, data: bytes = b"\0" * 64) -> bytes:
+    """A header that claims `frames`, before `data`."""
+    size = min(frames * channels * 2, 2**32 - 1)
+    head = struct.pack(
+        "<HHIIHH", 1, channels, rate, min(rate * channels * 2, 2**32 - 1), channels * 2 % 2**16, 16
+    )
+    riff = struct.pack("<4sI4s4sI", b"RIFF", 36, b"WAVE", b"fmt ", 16)
+    return riff + head + struct.pack("<4sI", b"data", size) + data
+
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"no sound at all" * 9,
+    "cut": as_wav(sine(16_000), 16_000)[:30],
+    "no samples": as_wav(np.zeros(0), 16_000),
+    "picture": b"\x89PNG\r\n\x1a\n" + bytes(99),
+    "a header": b"RIFF" + b"\xff" * 40,
+    "many channels": _wav(100, channels=1000),
+    "no rate": _wav(100, rate=0),
+    "high rate": _wav(100, rate=2**31),
+    "flac": b"fLaC" + b"\xff" * 99,
+    "ogg": b"OggS" + b"\0" * 99,
+    "mp3": b"ID3" + b"\xff" * 99,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_end_in_one_line(name):
+    with pytest.raises(mp.AudioError) as error:
+        decode(HOSTILE[name], sampling_rate=16_000)
+    assert "\n" not in str(error.value) and "Fix: " in str(error.value)
+
+
+def test_limits():
+    data = as_wav(sine(16_000), 16_000)
+    with pytest.raises(mp.AudioError, match="has 8000 samples"):
+        decode(data, limits=Limits(max_samples=7_999))
+    with pytest.raises(mp.AudioError, match="too many samples at the rate asked for"):
+        decode(data, sampling_rate=768_000, limits=Limits(max_samples=8_000))
+    with pytest.raises(mp.AudioError, match="more than 100 bytes"):
+        decode(data, limits=Limits(max_file_bytes=100))
+
+
+def test_a_header_that_claims_more_allocates_what_is_there():
+    found, _ = decode(_wav(10**8, data=b"\1\0" * 500))
+    assert len(found) == 500
+
+
+@pytest.mark.parametrize("source", [7, None, "nowhere.wav", "."])
+def test_what_is_no_file(source):
+    with pytest.raises(mp.ArgumentError, match="Fix: "):
+        decode(source)
+
+
+def test_options():
+    data = as_wav(sine(16_000), 16_000)
+    for options in ({"sampling_rate": 0}, {"sampling_rate": 1.5}, {"mono": "yes"}):
+        with pytest.raises(mp.ArgumentError):
+            decode(data, **options)
