@@ -84,7 +84,7 @@ def rollout(
         video_settings=video_settings,
     )
     settings = wrapped.settings
-    if wrapped.family.pixel_layout == "tiles":
+    if wrapped.family.pixel_layout in ("tiles", "padded"):
         raise ArgumentError(
             f"rollout: {wrapped.family.name}'s processor returns no grids of its media. "
             "Fix: mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) for what generate returned"
@@ -205,8 +205,6 @@ def _inputs(
         for messages in prompts
     ]
     clips = [m for own in media for m in own if isinstance(m, Clip)]
-    begin = hf_processor.tokenizer.bos_token
-    template_begins = begin is not None and all(text.startswith(begin) for text in texts)
     return hf_processor(
         text=texts,
         images=[m[0] for own in media for m in own if not isinstance(m, Clip)] or None,
@@ -214,8 +212,7 @@ def _inputs(
         padding_side="left",
         return_tensors="pt",
         return_mm_token_type_ids=True,
-        # as apply_chat_template tokenizes: not a second time
-        add_special_tokens=not template_begins,
+        add_special_tokens=False,  # the chat template wrote them
         **(_of_clips(clips, hf_processor) if clips else {}),
     ).to(device)
 
