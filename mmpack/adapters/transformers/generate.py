@@ -84,7 +84,7 @@ def rollout(
         video_settings=video_settings,
     )
     settings = wrapped.settings
-    if wrapped.family.pixel_layout == "tiles":
+    if wrapped.family.pixel_layout in ("tiles", "padded"):
         raise ArgumentError(
             f"rollout: {wrapped.family.name}'s processor returns no grids of its media. "
             "Fix: mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) for what generate returned"
@@ -209,6 +209,7 @@ def _inputs(
         padding_side="left",
         return_tensors="pt",
         return_mm_token_type_ids=True,
+        add_special_tokens=False,  # the chat template wrote them
         **(_of_clips(clips, hf_processor) if clips else {}),
     ).to(device)
 
