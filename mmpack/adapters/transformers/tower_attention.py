@@ -67,11 +67,11 @@ class LinePlan:
                 query, key, value, self.pictures, scale=scale, dropout=dropout
             )
         rows = self.rows
-        packed = (
+        q, k, v = (
             x.transpose(1, 2).flatten(0, 1).index_select(0, rows).transpose(0, 1)[None]
             for x in (query, key, value)
         )
-        out = sequence_attention(*packed, self.pictures, scale=scale, dropout=dropout)[0]
+        out = sequence_attention(q, k, v, self.pictures, scale=scale, dropout=dropout)[0]
         lines = query.shape[0], query.shape[2]
         whole = out.new_zeros(lines[0] * lines[1], *out.shape[1:])
         return whole.index_copy(0, rows, out).unflatten(0, lines)

@@ -17,6 +17,7 @@ from mmpack.families import Family
 from mmpack.layout.occurrences import spans_from_runs
 from mmpack.layout.runs import placeholder_runs, true_runs
 from mmpack.packing.media import patches_of_canvas
+from mmpack.processors.pixels import patches_of, patches_of_lines
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, covered
@@ -47,12 +48,14 @@ def media_of_rows(
     num_images: Sequence[int] | None,
     family: Family,
     image_sizes: torch.Tensor | None = None,
+    image_position_ids: torch.Tensor | None = None,
 ) -> list[list[Medium]]:
     """The images of each row, or [] where the batch has none. Equal pixels of equal grids get one cache key.
 
     Args: `pixel_values`: [patches, patch_dim], the images of all rows one after the other. `image_grid_thw`:
     [images, 3]. `num_images`: [B]. `image_sizes`: [images, 2], where a family's pixels are padded pictures [images, 3,
-    height, width] and these say how large each is. Raises: ArgumentError where they don't fit.
+    height, width] and these say how large each is. `image_position_ids`: [images, longest, 2], where they are lines of
+    patches with these places. Pictures of one tile need none of the three. Raises: ArgumentError where they don't fit.
     """
     if pixel_values is None:
         return []
@@ -64,6 +67,9 @@ def media_of_rows(
             )
         pixel_values, grids_of = patches_of_canvas(pixel_values.detach().cpu(), sizes, family)
         image_grid_thw = torch.tensor(grids_of)
+    made = _one_by_one(pixel_values, image_position_ids, num_images, family)
+    if made is not None:
+        pixel_values, image_grid_thw = made
     if image_grid_thw is None or num_images is None:
         raise ArgumentError(
             "trl: pixel_values come without image_grid_thw or num_images. "
@@ -83,6 +89,27 @@ def media_of_rows(
     ]
 
 
+def _one_by_one(
+    pixel_values: torch.Tensor,
+    places: torch.Tensor | None,
+    num_images: Sequence[int] | None,
+    family: Family,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Patches and grids of pictures that lie one by one: whole, each one tile, or as lines. None: they don't."""
+    if num_images is None or len(pixel_values) != sum(num_images) or not len(pixel_values):
+        return None
+    values = pixel_values.detach().float().cpu().numpy()
+    if family.pixel_layout == "padded" and places is not None:
+        at = places.cpu().numpy()
+        done = [patches_of_lines(values[i : i + 1], at[i : i + 1], family) for i in range(len(at))]
+    elif family.pixel_layout == "tiles" and values.ndim == 4:
+        done = [patches_of(values[i : i + 1], family) for i in range(len(values))]
+    else:
+        return None
+    rows = torch.cat([torch.from_numpy(d.pixel_values) for d in done])
+    return rows.to(pixel_values.dtype), torch.tensor([d.grid_thw for d in done])
+
+
 def _row(
     b: int,
     ids: np.ndarray,
@@ -95,12 +122,13 @@ def _row(
     kept = valid_tokens(mask, where, "pad prompts left and completions right")
     own = ids[kept].astype(np.int64)
     found = placeholder_runs(own, family)
-    if len(found) != len(images) or found.is_video.any():
+    runs = sum(family.spans_of("image", m.grid_thw) for m in images)
+    if len(found) != runs or found.is_video.any():
         raise LayoutError(
             f"{where} has {len(found)} runs of placeholders and {len(images)} images: "
             "an image was dropped (dropped_image), or the policy sampled a placeholder (sampled_placeholder). "
             "Fix: raise max_completion_length, or suppress the placeholder ids in the sampler",
-            "MM104" if len(found) > len(images) else "MM107",
+            "MM104" if len(found) > runs else "MM107",
         )
     media, spans = spans_from_runs(found, images, family, where)
     scored = (np.arange(len(own)) >= completion_start - kept.start) & ~covered(spans, len(own))

@@ -149,11 +149,14 @@ class MmpackGRPO(_Trainer):
         num_images: Sequence[int] | None = None,
         mm_token_type_ids: torch.Tensor | None = None,
         image_sizes: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        image_position_ids: torch.Tensor | None = None,
         **fields: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """TRL's: logprobs and entropies [B, C] of the last C = `logits_to_keep` ids, 0 where nothing is attended.
 
-        `batch_size` rows go into one pack. `mm_token_type_ids` are not read: what a token is follows from its id.
+        `batch_size` rows go into one pack. `mm_token_type_ids` and `token_type_ids` are not read: what a token is
+        follows from its id.
         """
         unknown = [name for name, value in fields.items() if value is not None]
         if unknown or compute_aux_loss:
@@ -166,7 +169,9 @@ class MmpackGRPO(_Trainer):
         with profiling_context(self, "_get_per_token_logps_and_entropies"):
             start, device = input_ids.shape[1] - logits_to_keep, input_ids.device
             family = self._mmpack_family
-            media = media_of_rows(pixel_values, image_grid_thw, num_images, family, image_sizes)
+            media = media_of_rows(
+                pixel_values, image_grid_thw, num_images, family, image_sizes, image_position_ids
+            )
             mask = attention_mask.cpu()
             samples = rows_to_samples(input_ids, mask, start, family, media)
             columns = mask.argmax(dim=1).tolist()  # of each row's first token
