@@ -8,7 +8,7 @@ from mmpack.families import Family
 from mmpack.smoke.kits.base import Grid, Kit
 from mmpack.smoke.kits.parts import whole
 
-CONTENT = 163603  # <|media_content|>
+BEGIN, CONTENT, END = 163_602, 163_603, 163_604  # <|media_begin|> and so on
 
 
 def written(family: Family, modality: str, grid: Grid) -> list[int]:
@@ -19,7 +19,7 @@ def written(family: Family, modality: str, grid: Grid) -> list[int]:
     for k in range(runs):
         if modality == "video":
             ids += [410, 25, 410, 25, 2620 + k, 13, 1302]
-        ids += [family.vision_start_id, 18647, CONTENT, *run, family.vision_end_id]
+        ids += [BEGIN, 18647, CONTENT, *run, END]
     return ids
 
 
