@@ -149,10 +149,12 @@ class Family:
     def prompt_ids(self) -> dict[str, int]:
         """Modality name to the id that stands for one medium in ids that are not expanded."""
         own = {"image": self.image_prompt_id, "video": self.video_prompt_id}
-        return {
-            modality: i if (prompt := own.get(modality)) is None else prompt
-            for modality, i in self.placeholder_ids.items()
-        }
+        return self.placeholder_ids | {m: i for m, i in own.items() if i is not None}
+
+    @property
+    def starts(self) -> list[int]:
+        """The id before an image, if there is one."""
+        return [] if self.vision_start_id is None else [self.vision_start_id]
 
     @property
     def patch_dim(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.routes import recorded_rows, routes_of
+from mmpack.adapters.transformers.routes import num_experts, recorded_rows, routes_of
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.packing.batch import Batch
@@ -45,7 +45,7 @@ def router_loss(
     if batch.routed_experts is not None:
         return _replayed_loss(routes_of(batch, whole, "router_loss"), router_logits, rows)
     out: torch.Tensor = loss(
-        router_logits, text.num_experts, text.num_experts_per_tok, rows.view(1, -1)
+        router_logits, num_experts(whole), text.num_experts_per_tok, rows.view(1, -1)
     )
     return out
 

@@ -173,46 +173,45 @@ class _NoVideoPart(transformers.ProcessorMixin):
         super().__init__(*args, **kwargs)
 
 
-def _gemma4() -> dict[str, Any]:
-    """Gemma 4's, by name; none where this transformers can't import it without torchvision."""
+def _with(name: str, own: type) -> tuple[type, ...]:
+    """Bases of a class that goes before transformers' own; without that one where it can't be imported."""
     try:
-        from transformers.models.gemma4.processing_gemma4 import Gemma4Processor as Theirs
-    except ImportError:
-        return {}
+        return getattr(transformers, name), own
+    except (AttributeError, ImportError):
+        return (own,)
 
-    class Gemma4Processor(Theirs, _NoVideoPart):
-        """Its videos have the released settings: those of its pictures are others."""
 
-        def __init__(
-            self,
-            feature_extractor: Any,
-            image_processor: Any,
-            tokenizer: Any,
-            chat_template: str | None = None,
-            image_seq_length: int = 280,
-            audio_seq_length: int = 750,
-            audio_ms_per_token: int = 40,
-        ):
-            super().__init__(
-                feature_extractor,
-                image_processor,
-                tokenizer,
-                None,
-                chat_template,
-                image_seq_length,
-                audio_seq_length,
-                audio_ms_per_token,
-            )
-            self.video_processor = _Videos("gemma4")
+class Gemma4Processor(*_with("Gemma4Processor", _NoVideoPart)):  # type: ignore[misc]
+    """Its videos have the released settings: those of its pictures are others."""
 
-        @property
-        def model_input_names(self) -> list[str]:
-            parts = (self.tokenizer, self.image_processor)
-            names = [name for part in parts for name in part.model_input_names]
-            videos = ["pixel_values_videos", "video_position_ids", "num_frames_per_video"]
-            return [*names, *videos, "mm_token_type_ids"]
+    def __init__(
+        self,
+        feature_extractor: Any,
+        image_processor: Any,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        image_seq_length: int = 280,
+        audio_seq_length: int = 750,
+        audio_ms_per_token: int = 40,
+    ):
+        super().__init__(
+            feature_extractor,
+            image_processor,
+            tokenizer,
+            None,
+            chat_template,
+            image_seq_length,
+            audio_seq_length,
+            audio_ms_per_token,
+        )
+        self.video_processor = _Videos("gemma4")
 
-    return {"Gemma4Processor": Gemma4Processor}
+    @property
+    def model_input_names(self) -> list[str]:
+        parts = (self.tokenizer, self.image_processor)
+        names = [name for part in parts for name in part.model_input_names]
+        videos = ["pixel_values_videos", "video_position_ids", "num_frames_per_video"]
+        return [*names, *videos, "mm_token_type_ids"]
 
 
 class PixtralProcessor(transformers.ProcessorMixin):
@@ -287,6 +286,7 @@ WITHOUT_TORCHVISION: dict[str, Any] = {
         Glm4vProcessor,
         Glm46VProcessor,
         InternVLProcessor,
+        Gemma4Processor,
         PixtralProcessor,
     )
-} | _gemma4()
+}

@@ -77,7 +77,9 @@ def video(subject: Subject) -> None:
 
 def _other_frames(sample: Any) -> Any:
     media = [
-        replace(m, pixel_values=-m.pixel_values, cache_key="0" * 64) if m.modality == "video" else m
+        replace(m, pixel_values=-m.pixel_values, cache_key=m.cache_key[::-1])
+        if m.modality == "video"
+        else m
         for m in sample.media
     ]
     return replace(sample, media=media)
