@@ -84,7 +84,7 @@ def rollout(
         video_settings=video_settings,
     )
     settings = wrapped.settings
-    if wrapped.family.pixel_layout in ("tiles", "padded"):
+    if wrapped.family.pixel_layout in ("tiles", "strip", "padded"):
         raise ArgumentError(
             f"rollout: {wrapped.family.name}'s processor returns no grids of its media. "
             "Fix: mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) for what generate returned"

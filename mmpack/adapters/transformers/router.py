@@ -33,7 +33,8 @@ def router_loss(
     loss = getattr(sys.modules[type(whole).__module__], "load_balancing_loss_func", None)
     if loss is None:
         raise ModelError(
-            f"router_loss: {type(whole).__name__} has no experts. Fix: leave the router's loss out"
+            f"router_loss: {type(whole).__name__} has no experts, or transformers no loss for them (they are "
+            "balanced by a bias). Fix: leave the router's loss out"
         )
     if not router_logits:
         raise ModelError(

@@ -178,7 +178,7 @@ class Side:
         if type(merge) is not int or merge <= 0:
             return self.family.vision_tokens(medium.grid_thw)
         t, h, w = medium.grid_thw
-        return t * (h // merge) * (w // merge)
+        return -(-t // self.family.pooled_frames) * (h // merge) * (w // merge)
 
 
 class Pair:
