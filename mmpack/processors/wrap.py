@@ -129,6 +129,8 @@ def wrap_processor(
     about = family_of(hf_processor, family)
     rule = about.position_rules[0] if position_rule is None else position_rule
     check_settings(about, parts["image_processor"], rule, tokens_per_second)
+    if feature_extractor is None and "audio" in dict(about.unread):
+        parts["feature_extractor"] = None  # a part of its processor, of what is not read
     check_extractor(parts["feature_extractor"], about)
     if chat_template is None:
         chat_template = getattr(hf_processor, "chat_template", None)
