@@ -121,7 +121,7 @@ def _placed(
         for run in range(runs):
             if runs > 1:
                 ids += rng.integers(0, _IDS, 6).tolist()  # "<3.5 seconds>"
-            ids.append(family.vision_start_id)
+            ids += family.starts
             at = start + len(ids)
             frame = run if runs > 1 else None
             spans.append(ModalitySpan(at, at + length, medium.modality, index, frame))

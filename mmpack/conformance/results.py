@@ -31,8 +31,9 @@ class Results:
         checks = self.found.setdefault(about["family"], {})
         versions = {name: installed_version(name) for name in (*BASE, *about["packages"])}
         if report.failed:
-            line = str(report.longreprtext).strip().splitlines()[-1]
-            checks[about["check"]] = {"result": "failed", "why": line, "versions": versions}
+            lines = report.longreprtext.strip().splitlines()
+            said = [line[1:].strip() for line in lines if line.startswith("E ")] or lines
+            checks[about["check"]] = {"result": "failed", "why": said[-1], "versions": versions}
         elif report.skipped and "lacks" in about:
             checks[about["check"]] = {"result": "lacks", "why": about["lacks"]}
         elif report.when == "call" and report.passed:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from mmpack.errors import LayoutError
-from mmpack.families.base import Audio, Family
+from mmpack.families.base import Audio, Family, Views
 from mmpack.families.gemma3 import GEMMA3
 from mmpack.families.gemma4 import GEMMA4
 from mmpack.families.glm4v import GLM4V
 from mmpack.families.glm4v_moe import GLM4V_MOE
 from mmpack.families.glm46v import GLM46V
 from mmpack.families.internvl import INTERNVL
+from mmpack.families.kimi_k25 import KIMI_K25
+from mmpack.families.minicpmv4_6 import MINICPMV4_6
 from mmpack.families.mistral3 import MISTRAL3
 from mmpack.families.qwen2_5_omni import QWEN2_5_OMNI
 from mmpack.families.qwen2_5_vl import QWEN2_5_VL
@@ -22,7 +24,15 @@ from mmpack.families.qwen3_omni_moe import QWEN3_OMNI_MOE
 from mmpack.families.qwen3_vl import QWEN3_VL
 from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
 
-__all__ = ["FAMILIES", "Audio", "Family", "family_of_config", "family_of_model_type", "get_family"]
+__all__ = [
+    "FAMILIES",
+    "Audio",
+    "Family",
+    "Views",
+    "family_of_config",
+    "family_of_model_type",
+    "get_family",
+]
 
 FAMILIES: dict[str, Family] = {
     f.name: f
@@ -40,6 +50,8 @@ FAMILIES: dict[str, Family] = {
         GLM4V_MOE,
         GLM46V,
         MISTRAL3,
+        KIMI_K25,
+        MINICPMV4_6,
         QWEN2_5_OMNI,
         QWEN3_OMNI_MOE,
     )

@@ -63,6 +63,16 @@ class VideoDefaults:
 
 
 @dataclass(frozen=True)
+class Views:
+    """Texts around the placeholders of a picture's views: the whole picture, then slices of it, row by row."""
+
+    whole: tuple[str, str]
+    slice: tuple[str, str]
+    row_end: str  # between two rows of slices
+    number: tuple[str, str]  # around the picture's number in its sample, before the views
+
+
+@dataclass(frozen=True)
 class Family:
     """A model family. Ids are token ids, sizes are in pixels (patch), frames (temporal patch) or patches (merge)."""
 
@@ -84,12 +94,21 @@ class Family:
     tokens_per_second: float | None
     # how patches lie, and what the tower takes. "patches": those that are merged lie together; "tiles": row by row,
     # the tower takes t whole tiles; "canvas": row by row, it takes pictures beside each other as [n, 3, height, width]
-    # and the size of each; "padded": row by row, it takes lines of patches with their places
+    # and the size of each; "padded": row by row, it takes lines of patches with their places; "squares": row by row, it
+    # takes each patch as a small picture; "strip": row by row, it takes all patches beside each other as one picture
     pixel_layout: str = "patches"
+    # temporal patches of a video whose features the tower averages: one run of placeholders (the last: of the rest)
+    pooled_frames: int = 1
+    # the model's module that makes embeddings of what such a tower gives
+    projector: str | None = None
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
     # vision start and end of an image are set by expanding it, not by the chat template
     writes_markers: bool = False
+    # a picture is cut into views, each a medium of its own
+    views: Views | None = None
+    # settings of its image processor that layouts rest on
+    fixed_settings: tuple[tuple[str, object], ...] = ()
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     # what released models write boxes and points in: a `coordinate_system`; None: not known
     coordinates: str | None = None
@@ -117,12 +136,16 @@ class Family:
     # of an image of several tiles, each a run of its own: {first} and {rest} are their `image_text`, the rest with
     # blanks between; None: the tiles of an image are one run
     tiles_text: str | None = None
-    # what one temporal patch of a video in text is: {run}: vision start, placeholders, vision end; {seconds}, or
-    # {whole} ones, or as a {clock} shows them; and what stands between two patches
+    # what one run of a video in text is: {run}: vision start, placeholders, vision end; {seconds}, or {whole} ones, as
+    # a {clock} shows them, or with hours and thousandths {time}; and what stands between two runs
     frame_text: str = "<{seconds:.1f} seconds>{run}"
     frames_between: str = ""
-    frame_time: str = "middle"  # of a temporal patch's frames: "middle" of first and last | "first"
-    # policies that sample its videos, transformers' first; and what released video processors are set to
+    frame_start_id: int | None = (
+        None  # in front of its placeholders, where that is not vision start
+    )
+    frame_time: str = "middle"  # of a run's frames: "middle" of first and last | "first"
+    # policies that sample its videos, transformers' first (none: mmpack takes them processed); and what released video
+    # processors are set to
     video_policies: tuple[str, ...] = ()
     video: VideoDefaults | None = None
     # what transformers' processor hands to its image processor in place of that one's own settings, and what where
@@ -149,10 +172,12 @@ class Family:
     def prompt_ids(self) -> dict[str, int]:
         """Modality name to the id that stands for one medium in ids that are not expanded."""
         own = {"image": self.image_prompt_id, "video": self.video_prompt_id}
-        return {
-            modality: i if (prompt := own.get(modality)) is None else prompt
-            for modality, i in self.placeholder_ids.items()
-        }
+        return self.placeholder_ids | {m: i for m, i in own.items() if i is not None}
+
+    @property
+    def starts(self) -> list[int]:
+        """The id before an image, if there is one."""
+        return [] if self.vision_start_id is None else [self.vision_start_id]
 
     @property
     def patch_dim(self) -> int:
@@ -168,7 +193,11 @@ class Family:
     def vision_tokens(self, grid: tuple[int, int, int]) -> int:
         """Tokens of a medium of `grid` = (t, h, w) patches, after merging."""
         t, h, w = grid
-        return t * (h // self.spatial_merge_size) * (w // self.spatial_merge_size)
+        return (
+            -(-t // self.pooled_frames)
+            * (h // self.spatial_merge_size)
+            * (w // self.spatial_merge_size)
+        )
 
     def tokens_of(self, modality: str, grid: tuple[int, int, int]) -> int:
         """Tokens of a medium: of an image or a video of patches, of an audio of (frames, 1, 1)."""
@@ -180,6 +209,8 @@ class Family:
         """Runs of placeholders that one medium of `grid` has; one in pieces, beside a video's sound, counts as one."""
         if not self.in_pieces(modality):
             return 1
+        if modality == "video":
+            return -(-grid[0] // self.pooled_frames)
         in_rows = modality == "image" and self.row_end_id is not None
         return grid[0] * (grid[1] // self.spatial_merge_size if in_rows else 1)
 

@@ -173,8 +173,11 @@ def _grids_of_runs(runs: Runs, images: Grids, videos: Grids, family: Family) -> 
     ):
         grids = _grids(name, given)
         if family.in_pieces(name):
-            split = _frames if name == "video" or family.row_end_id is None else _rows
-            grids = split(grids, int(mine.sum()), family.spatial_merge_size)
+            count = int(mine.sum())
+            if name == "image" and family.row_end_id is not None:
+                grids = _rows(grids, count, family.spatial_merge_size)
+            else:
+                grids = _frames(grids, count, family.pooled_frames if name == "video" else 1)
         which = np.flatnonzero(mine)
         if len(grids) != len(which):
             span = None
@@ -226,9 +229,9 @@ def _rows(images: np.ndarray, most: int, merge: int) -> np.ndarray:
     return rows
 
 
-def _frames(videos: np.ndarray, most: int, merge: int) -> np.ndarray:
-    """Grids [n, 3] as grids of t = 1, one per temporal patch or tile; at most `most` + 1 of each."""
-    frames = np.repeat(videos, np.clip(videos[:, 0], 1, most + 1), axis=0)
+def _frames(videos: np.ndarray, most: int, pooled: int) -> np.ndarray:
+    """Grids [n, 3] as grids of t = 1, one per `pooled` temporal patches, or per tile; at most `most` + 1 of each."""
+    frames = np.repeat(videos, np.clip(-(-videos[:, 0] // pooled), 1, most + 1), axis=0)
     # an empty grid stays empty
     frames[:, 0] = np.minimum(frames[:, 0], 1)
     return frames

@@ -13,8 +13,15 @@ from mmpack.schema.media import Medium
 DTYPES = ("float32", "float16", "bfloat16")
 
 
+def time_of_day(seconds: float) -> str:
+    """Hours of a day, minutes, seconds, and thousandths that are cut off: 00:01:02.500."""
+    whole = int(seconds)
+    parts = whole // 3600 % 24, whole // 60 % 60, whole % 60
+    return ":".join(f"{part:02d}" for part in parts) + f".{int(seconds % 1 * 1000):03d}"
+
+
 def frame_seconds(medium: Medium, family: Family) -> list[float]:
-    """Seconds of each temporal patch: halfway between its first and last frame, or the first's, as the family has it.
+    """Seconds of each run of a video: halfway between its first and last frame, or the first's, as the family has it.
 
     The last frame fills the last patch.
 
@@ -37,7 +44,7 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
             f"holds {patches} patches of {size}. Fix: the times of the sampled frames",
             "MM111",
         )
-    return patch_seconds(seconds, size, family)
+    return patch_seconds(seconds, size * family.pooled_frames, family)
 
 
 def patch_seconds(seconds: Sequence[float], size: int, family: Family) -> list[float]:

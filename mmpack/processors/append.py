@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from mmpack.processors.conversation import after_a_turn, source_of
 from mmpack.processors.expand import expanded_ids
 from mmpack.processors.messages import parts_of
 from mmpack.processors.replay import Replay, joined_replay
+from mmpack.processors.views import pictures
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import REPLAY, Sample
 from mmpack.schema.spans import OBSERVATION_SOURCES, LossSpan, ObservationSpan
@@ -46,13 +47,17 @@ class Turns(Layout, Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def medium(self, item: Any, where: str, kind: str | None) -> Medium: ...
+    def views(self, item: Any, where: str, kind: str | None) -> list[Medium]: ...
+
+    def numbers_after(self, media: Sequence[Medium]) -> Mapping[str, int] | None: ...
 
     def media_from(self, items: Sequence[Any]) -> list[Medium]: ...
 
     def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str: ...
 
-    def encoded(self, text: str, items: Sequence[Medium]) -> np.ndarray: ...
+    def encoded(
+        self, text: str, items: Sequence[Medium], before: Sequence[Medium]
+    ) -> np.ndarray: ...
 
 
 def append_turn(
@@ -75,9 +80,7 @@ def append_turn(
             "Fix: append with the one that made it"
         )
     before = occurring_media(sample)
-    observed, items, source = _observed(
-        processor, sample, observation, [m.modality for m in before]
-    )
+    observed, items, source = _observed(processor, sample, observation, before)
     if source not in OBSERVATION_SOURCES:
         raise ArgumentError(
             f"processor.append: source {source!r} is unknown. Fix: use one of {', '.join(OBSERVATION_SOURCES)}"
@@ -105,9 +108,9 @@ def append_turn(
 
 
 def _observed(
-    processor: Turns, sample: Sample, given: Observation, modalities: list[str]
+    processor: Turns, sample: Sample, given: Observation, before: list[Medium]
 ) -> tuple[np.ndarray, list[Medium], str]:
-    """Expanded ids of the observation, its media, and its source. `modalities`: of the media in `sample`, in order."""
+    """Expanded ids of the observation, its media, and its source. `before`: the media in `sample`, in order."""
     ids = as_ids(given.ids, processor.vocab_size, "observation_ids")
     if given.messages is None:
         items = processor.media_from(given.media)
@@ -118,6 +121,7 @@ def _observed(
                 processor.family,
                 processor.tokenizer,
                 processor.video_markers,
+                processor.numbers_after(before),
                 processor.tokens_per_second,
             )
         return ids, items, given.source or "tool"
@@ -127,12 +131,14 @@ def _observed(
         )
     parts = parts_of(given.messages, given.media)
     items = [
-        processor.medium(item, f"processor: media[{i}]", kind)
+        view
         for i, (kind, item) in enumerate(parts)
+        for view in processor.views(item, f"processor: media[{i}]", kind)
     ]
     render = functools.partial(processor.render, **template_options(given.template_kwargs))
-    ending, text = after_a_turn(render, given.messages, modalities)
-    ids, end = processor.encoded(text, items), processor.encoded(ending, ())
+    shown = [views[0].modality for views in pictures(before)]
+    ending, text = after_a_turn(render, given.messages, shown)
+    ids, end = processor.encoded(text, items, before), processor.encoded(ending, (), before)
     had = _overlap(sample.input_ids, end)
     if not had and not (sample.loss_spans and sample.loss_spans[-1].stop == len(sample)):
         raise ArgumentError(

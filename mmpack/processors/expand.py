@@ -9,7 +9,7 @@ turns, between audio start and end.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ import numpy as np
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
 from mmpack.layout.runs import placeholder_runs
-from mmpack.layout.seconds import frame_seconds
+from mmpack.layout.seconds import frame_seconds, time_of_day
 from mmpack.layout.tmrope import interleaved
+from mmpack.processors.views import pictures, text_of
 from mmpack.schema.media import Medium
 
 # What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
@@ -37,16 +38,24 @@ def expanded_ids(
     family: Family,
     tokenizer: Any,
     markers: str,
+    numbers: Mapping[str, int] | None = None,
     per_second: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """ids [L] with one prompt id per medium -> expanded ids, and int64 [L + 1]: where each of `ids` begins in them.
 
     Text that expanding writes is encoded separately from the text around it, as vLLM does; only line breaks beside line
-    breaks become one token. `per_second`: positions of a video that has its sound. Raises: LayoutError, ArgumentError.
+    breaks become one token. `numbers`: see `with_runs`. `per_second`: positions of a video that has its sound.
+    Raises: LayoutError, ArgumentError.
     """
-    units = units_of(media)
-    at = _placeholders(ids, [medium for medium, _ in units], family)
+    groups = [] if family.views is None else pictures(media)
+    units = units_of(media) if family.views is None else [(views[0], None) for views in groups]
+    firsts = [medium for medium, _ in units]
+    at = _placeholders(ids, firsts, family)
     lengths = np.ones(len(ids), dtype=np.int64)
+    if family.views is not None:
+        numbered = zip(at, groups, _numbers(firsts, numbers), strict=True)
+        views = {i: _ids_of_views(v, family, tokenizer, n) for i, v, n in numbered}
+        return _joined(ids, views, lengths)
     texts: dict[int, list[str]] = {}  # around the runs of the medium that stands there
     for i, (medium, sound) in zip(at, units, strict=True):
         texts[i] = ["", ""] if sound is not None else _texts(medium, family)
@@ -59,7 +68,15 @@ def expanded_ids(
         else _film_ids(medium, sound, family, per_second)
         for i, (medium, sound) in zip(at, units, strict=True)
     }
-    lengths[at] = [len(pieces[i]) for i in at]
+    return _joined(ids, pieces, lengths)
+
+
+def _joined(
+    ids: np.ndarray, pieces: Mapping[int, np.ndarray], lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`ids`, each as many times as `lengths` says, with `pieces` in the place of some; see `expanded_ids`."""
+    for i, piece in pieces.items():
+        lengths[i] = len(piece)
     moved = np.concatenate([[0], np.cumsum(lengths)])
     out = np.repeat(ids, lengths)
     for i, piece in pieces.items():
@@ -68,9 +85,17 @@ def expanded_ids(
 
 
 def with_runs(
-    text: str, media: Sequence[Medium], family: Family, tokenizer: Any, markers: str
+    text: str,
+    media: Sequence[Medium],
+    family: Family,
+    tokenizer: Any,
+    markers: str,
+    numbers: Mapping[str, int] | None = None,
 ) -> str:
-    """`text` with one placeholder per run and what else expanding writes around it; `repeated` does the rest."""
+    """`text` with one placeholder per run and what else expanding writes around it; `repeated` does the rest.
+
+    `numbers`: of a family with views, pictures before the text by modality; None: their numbers are not written.
+    """
     units = units_of(media)
     written = family.writes_markers or any(map(family.in_pieces, family.placeholder_ids))
     if not (written or any(sound is not None for _, sound in units)):
@@ -81,7 +106,10 @@ def with_runs(
 
     kinds = {spelled([i]): modality for modality, i in family.prompt_ids.items()}
     parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    _refuse_others([kinds[prompt] for prompt in parts[1::2]], [medium for medium, _ in units])
+    found = [kinds[prompt] for prompt in parts[1::2]]
+    if family.views is not None:
+        return _with_views(parts, found, media, family, numbers)
+    _refuse_others(found, [medium for medium, _ in units])
     out = parts[0]
     for (medium, sound), after in zip(units, parts[2::2], strict=True):
         if sound is not None:
@@ -99,6 +127,36 @@ def with_runs(
         for (opens, closes), behind in zip(_marks(medium, family), rest, strict=True):
             out += spelled([*opens, pad, *closes]) + behind
         out += after
+    return out
+
+
+def _with_views(
+    parts: list[str],
+    found: list[str],
+    media: Sequence[Medium],
+    family: Family,
+    numbers: Mapping[str, int] | None,
+) -> str:
+    """`parts`: text, placeholder, text, … of modalities `found`, one per picture."""
+    groups = pictures(media)
+    firsts = [views[0] for views in groups]
+    _refuse_others(found, firsts)
+    out = parts[0]
+    numbered = _numbers(firsts, numbers)
+    for views, number, pad, after in zip(groups, numbered, parts[1::2], parts[2::2], strict=True):
+        out += text_of(views, pad, family, number) + after
+    return out
+
+
+def _numbers(media: Sequence[Medium], before: Mapping[str, int] | None) -> list[int | None]:
+    """Of each picture and each video, counted apart; None each where they are not written."""
+    if before is None:
+        return [None] * len(media)
+    counts = dict(before)
+    out: list[int | None] = []
+    for medium in media:
+        out.append(counts.get(medium.modality, 0))
+        counts[medium.modality] = counts.get(medium.modality, 0) + 1
     return out
 
 
@@ -141,11 +199,6 @@ def units_of(media: Sequence[Medium]) -> list[Unit]:
             )
         out[-1] = (out[-1][0], medium)
     return out
-
-
-def media_of_units(units: Sequence[Unit]) -> list[Medium]:
-    """The media of units, each sound behind its video."""
-    return [medium for unit in units for medium in unit if medium is not None]
 
 
 def _film_ids(video: Medium, sound: Medium, family: Family, per_second: float | None) -> np.ndarray:
@@ -197,7 +250,9 @@ def _texts(medium: Medium, family: Family) -> list[str]:
     runs = family.spans_of(medium.modality, medium.grid_thw)
     if _in_frames(medium, family):
         whole = family.frames_between.join(
-            family.frame_text.format(seconds=s, whole=int(s), clock=_clock(s), run=_RUN)
+            family.frame_text.format(
+                seconds=s, whole=int(s), clock=_clock(s), time=time_of_day(s), run=_RUN
+            )
             for s in frame_seconds(medium, family)
         )
     elif medium.modality == "video" or family.row_end_id is not None:
@@ -214,6 +269,8 @@ def _marks(medium: Medium, family: Family) -> list[tuple[list[int], list[int]]]:
     """Ids right before and right after each of a medium's runs."""
     runs = family.spans_of(medium.modality, medium.grid_thw)
     start, end = _start(family), [family.vision_end_id]
+    if _in_frames(medium, family) and family.frame_start_id is not None:
+        start = [family.frame_start_id]
     if medium.modality == "image" and family.row_end_id is not None:
         rows: list[tuple[list[int], list[int]]] = [([], [family.row_end_id])] * runs
         rows[0], rows[-1] = (start, rows[0][1]), (rows[-1][0], end)
@@ -269,6 +326,14 @@ def _ids_of(medium: Medium, texts: list[str], family: Family, tokenizer: Any) ->
     for (opens, closes), behind in zip(marks, encoded[1:], strict=True):
         out += [*opens, *run, *closes, *behind]
     return np.asarray(out, dtype=np.int64)
+
+
+def _ids_of_views(
+    views: Sequence[Medium], family: Family, tokenizer: Any, number: int | None
+) -> np.ndarray:
+    pad = tokenizer.convert_ids_to_tokens(family.placeholder_ids[views[0].modality])
+    ids = tokenizer(text_of(views, pad, family, number), add_special_tokens=False)["input_ids"]
+    return repeated(np.asarray(ids, dtype=np.int64), views, family)
 
 
 def _in_frames(medium: Medium, family: Family) -> bool:

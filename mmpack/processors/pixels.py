@@ -46,7 +46,7 @@ def process(
     if family.pixel_layout == "padded":
         return patches_of_lines(made, np.asarray(out["image_position_ids"]), family)
     t, h, w = (int(n) for n in out["image_grid_thw"][0])
-    return Processed((t, h, w), made)
+    return Processed((t, h, w), made.reshape(t * h * w, family.patch_dim))
 
 
 def as_bytes(made: np.ndarray, where: str) -> np.ndarray:

@@ -60,6 +60,14 @@ def video_markers(hf_processor: Any) -> str:
     return REPLACED if old else KEPT
 
 
+def numbers_pictures(family: Family, hf_processor: Any, image_processor: Any) -> bool:
+    """Whether the processor writes each picture's number before its views: its own setting, else the image part's."""
+    if family.views is None:
+        return False
+    own = getattr(hf_processor, "use_image_id", None)
+    return bool(getattr(image_processor, "use_image_id", False) if own is None else own)
+
+
 def check_settings(
     family: Family, image_processor: Any, rule: str, tokens_per_second: float | None
 ) -> None:
@@ -82,6 +90,7 @@ def check_settings(
         ("pooling_kernel_size", family.spatial_merge_size),
         ("patch_size", family.patch_size),
         ("temporal_patch_size", family.temporal_patch_size),
+        *family.fixed_settings,
     ):
         found = getattr(image_processor, name, own)
         if found != own:

@@ -19,7 +19,10 @@ from mmpack.schema.plain_json import canonical_json
 
 # a setting counts only while its switch is on
 _SWITCHED = {
-    "do_resize": ("resample", "min_pixels", "max_pixels", "height", "width"),
+    "do_resize": (
+        *("resample", "min_pixels", "max_pixels", "height", "width"),
+        *("max_height", "max_width", "max_patches", "scale_resolution", "downsample_mode"),
+    ),
     "do_rescale": ("rescale_factor",),
     "do_normalize": ("image_mean", "image_std"),
     "do_sample_frames": ("fps", "num_frames", "min_frames", "max_frames"),
@@ -29,9 +32,12 @@ _SWITCHED = {
         "pan_and_scan_max_num_crops",
         "pan_and_scan_min_ratio_to_activate",
     ),
+    "slice_mode": ("max_slice_nums",),
+    "use_image_id": (),
 }
 _TILES = ("crop_to_patches", "do_pan_and_scan")  # off, too, they decide a grid
-_NOT_EVERYWHERE = ("do_sample_frames", *_TILES)  # switches that few processors have
+# switches that few processors have
+_NOT_EVERYWHERE = ("do_sample_frames", "slice_mode", "use_image_id", *_TILES)
 _ALWAYS = ("patch_size", "temporal_patch_size", "merge_size")
 
 
@@ -112,7 +118,7 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
     size = raw.get("size") or {}
     raw["min_pixels"] = size.get("shortest_edge", raw.get("min_pixels"))
     raw["max_pixels"] = size.get("longest_edge", raw.get("max_pixels"))
-    raw |= {side: size.get(side) for side in ("height", "width")}
+    raw |= {side: size.get(side) for side in ("height", "width", "max_height", "max_width")}
     if "max_soft_tokens" in raw:  # a budget of tokens, each of pooled patches
         raw["merge_size"] = raw["pooling_kernel_size"]
         token = raw["patch_size"] * raw["merge_size"]

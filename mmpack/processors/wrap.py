@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from mmpack.processors.build import build_sample
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.conversation import assistant_turns, sources
 from mmpack.processors.data_url import loaded
-from mmpack.processors.expand import expanded_ids, media_of_units, repeated, units_of, with_runs
+from mmpack.processors.expand import expanded_ids, repeated, with_runs
 from mmpack.processors.images import path_below, rgb_pixels
 from mmpack.processors.kinds import HEAD, is_picture, kind_of_file, kind_of_item
 from mmpack.processors.messages import media_of, parts_of, plain_parts
@@ -36,6 +37,7 @@ from mmpack.processors.resolve import (
     as_called,
     check_settings,
     family_of,
+    numbers_pictures,
     own_video_processor,
     video_markers,
 )
@@ -47,6 +49,7 @@ from mmpack.processors.settings import (
     vocab_size,
 )
 from mmpack.processors.videos import Clip, VideoReader
+from mmpack.processors.views import counted, cut, media_of_cut, pictures
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
@@ -126,6 +129,8 @@ def wrap_processor(
     about = family_of(hf_processor, family)
     rule = about.position_rules[0] if position_rule is None else position_rule
     check_settings(about, parts["image_processor"], rule, tokens_per_second)
+    if feature_extractor is None and "audio" in dict(about.unread):
+        parts["feature_extractor"] = None  # a part of its processor, of what is not read
     check_extractor(parts["feature_extractor"], about)
     if chat_template is None:
         chat_template = getattr(hf_processor, "chat_template", None)
@@ -144,7 +149,7 @@ def wrap_processor(
     root = None if media_root is None else Path(media_root)
     check_number("wrap_processor", "cache_bytes", cache_bytes, least=0, finite=False)
     reader = None
-    if about.video_token_id is not None:
+    if about.video_token_id is not None and about.video_policies:
         if parts["video_processor"] is None:
             parts["video_processor"] = own_video_processor(about, parts["image_processor"])
         given_settings = {} if video_settings is None else video_settings
@@ -159,8 +164,9 @@ def wrap_processor(
             )
         reader = VideoReader(sampling, root, decode_threads, frame_cache, pixels)
     elif video_policy is not None or video_settings:
+        why = "takes a video as images" if about.video_token_id is None else "has no video policy"
         raise ArgumentError(
-            f"wrap_processor: {about.name} takes a video as images. Fix: drop video_policy and video_settings"
+            f"wrap_processor: {about.name} {why}. Fix: drop video_policy and video_settings"
         )
     if pixels == "uint8":
         for name in ("image_processor", "video_processor"):
@@ -177,6 +183,7 @@ def wrap_processor(
         cache_bytes=cache_bytes,
         videos=reader,
         kept_as=pixels,
+        numbered=numbers_pictures(about, hf_processor, parts["image_processor"]),
     )
 
 
@@ -197,6 +204,7 @@ class Processor:
         cache_bytes: int,
         videos: VideoReader | None,
         kept_as: str = "float32",
+        numbered: bool = False,
         feature_extractor: Any = None,
     ):
         self.tokenizer = tokenizer
@@ -212,6 +220,7 @@ class Processor:
         self.media_root = media_root
         self.videos = videos
         self.kept_as = kept_as  # what pixels are held as
+        self.numbered = numbered  # writes each picture's number before its views
         self.cache = MediaCache(cache_bytes)
         self._tokenizer_hash = TokenizerHash()
 
@@ -222,7 +231,7 @@ class Processor:
     @property
     def settings(self) -> dict[str, Any]:
         """`Sample.processor`: every setting that decides the layout, as the parts have it now."""
-        return describe(
+        out = describe(
             self.family,
             self.tokenizer,
             self.image_processor,
@@ -235,6 +244,9 @@ class Processor:
             None if self.videos is None else self.videos.sampling,
             self._audio_settings(),
         )
+        if self.family.views is not None and out["image"] is not None:
+            out["image"]["use_image_id"] = self.numbered
+        return out
 
     @property
     def vocab_size(self) -> int:
@@ -277,8 +289,9 @@ class Processor:
         Raises: ArgumentError, LayoutError, VideoError.
         """
         items = [
-            self.medium(item, f"processor: media[{i}]", kind)
+            view
             for i, (kind, item) in enumerate(parts_of(messages, media))
+            for view in self.views(item, f"processor: media[{i}]", kind)
         ]
         options = {"add_generation_prompt": response_ids is not None or not assistant_loss}
         options |= template_options(template_kwargs)
@@ -345,6 +358,7 @@ class Processor:
                 self.family,
                 self.tokenizer,
                 self.video_markers,
+                self.numbers_after(()),
                 self.tokens_per_second,
             )
             whole[moved[:-1][sampled]] = ids[sampled]
@@ -394,14 +408,24 @@ class Processor:
             Replay(kept_ids, teachers, routed_experts),
         )
 
-    def encoded(self, text: str, items: Sequence[Medium]) -> np.ndarray:
-        """int64 [L]: a rendered text, each placeholder as many times as its medium has vision tokens."""
+    def numbers_after(self, media: Sequence[Medium]) -> Counter[str] | None:
+        """How many pictures and videos `media` (in order of appearance) are; None: their numbers are not written."""
+        return counted(media) if self.numbered else None
+
+    def encoded(
+        self, text: str, items: Sequence[Medium], before: Sequence[Medium] = ()
+    ) -> np.ndarray:
+        """int64 [L]: a rendered text, each placeholder as many times as its medium has vision tokens.
+
+        `before`: the media in front of it, where pictures are numbered.
+        """
         if any("\ud800" <= c <= "\udfff" for c in text):
             raise ArgumentError(
                 "processor: the text holds a lone surrogate, which no encoding has. "
                 "Fix: text.encode('utf-8', 'replace').decode()"
             )
-        text = with_runs(text, items, self.family, self.tokenizer, self.video_markers)
+        numbers = self.numbers_after(before)
+        text = with_runs(text, items, self.family, self.tokenizer, self.video_markers, numbers)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = np.asarray(ids, dtype=np.int64)
         return repeated(ids, items, self.family, self.tokens_per_second)
@@ -411,13 +435,16 @@ class Processor:
     ) -> tuple[np.ndarray, list[LossSpan]]:
         """Ids of `text`, each turn encoded by itself, as a policy is prompted; and the turns in them."""
         pads = self.tokenizer.convert_ids_to_tokens(list(self.family.prompt_ids.values()))
-        left, done = list(items), 0
+        left, done = pictures(items), 0
         pieces: list[np.ndarray] = []
         spans: list[LossSpan] = []
+        before: list[Medium] = []
 
-        def add(piece: str, media: Sequence[Medium]) -> tuple[int, int]:
+        def add(piece: str, shown: Sequence[Sequence[Medium]]) -> tuple[int, int]:
+            media = [view for views in shown for view in views]
             start = sum(map(len, pieces))
-            pieces.append(self.encoded(piece, media))
+            pieces.append(self.encoded(piece, media, before))
+            before.extend(media)
             return start, start + len(pieces[-1])
 
         for k, (start, stop) in enumerate(turns):
@@ -428,9 +455,8 @@ class Processor:
                     "Fix: put the picture into a user's or a tool's message"
                 )
             count = sum(context.count(pad) for pad in pads)
-            held = media_of_units(units_of(left)[:count])
-            add(context, held)
-            left, done = left[len(held) :], stop
+            add(context, left[:count])
+            left, done = left[count:], stop
             spans.append(LossSpan(*add(turn, ()), turn=k))
         add(text[done:], left)
         return np.concatenate(pieces), spans
@@ -457,11 +483,27 @@ class Processor:
         return text
 
     def medium(self, item: Any, where: str = "processor: media", kind: str | None = None) -> Medium:
-        """An image, a video or an audio to a Medium with pixels (features), grid, content hash and cache key.
+        """A medium with pixels (features), grid, content hash and cache key; see `views`.
 
-        `kind`: `image`, `video`, `audio`, or `sound`: an audio that lies among the placeholders of the video before it.
-        None: as `item` is, of files by their first bytes. A Medium is taken as it is, but of a video without pixels
-        whose `source` lies below `media_root` the recorded frames are decoded again.
+        Raises: as `views` does; ArgumentError for a picture of several views.
+        """
+        found = self.views(item, where, kind)
+        if len(found) > 1:
+            raise ArgumentError(
+                f"{where}: {self.family.name} cuts this picture into {len(found)} views, each a medium. Fix: views(…), "
+                "messages, or an image processor with slice_mode=False"
+            )
+        return found[0]
+
+    def views(
+        self, item: Any, where: str = "processor: media", kind: str | None = None
+    ) -> list[Medium]:
+        """An image, a video or an audio to Mediums with pixels (features), grid, content hash and cache key.
+
+        One; of a family that cuts a picture into views one for each: the whole, then its slices row by row. `kind`:
+        `image`, `video`, `audio`, or `sound`: an audio that lies among the placeholders of the video before it. None:
+        as `item` is, of files by their first bytes. A Medium is taken as it is, but of a video without pixels whose
+        `source` lies below `media_root` the recorded frames are decoded again.
         Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError,
         AudioError.
         """
@@ -469,23 +511,31 @@ class Processor:
         if kind == "sound":
             medium = copy.copy(self.medium(item, where, "audio"))
             medium.in_video = True
-            return medium
+            return [medium]
         if isinstance(item, Medium):
             again = item.modality == "video" and item.pixel_values is None and item.source
             if not again or self.media_root is None or item.frame_indices is None:
-                return item
+                return [item]
         kind = self._kind(item, kind, where)
         if kind == "audio":
-            return self._audio(item, where)
+            return [self._audio(item, where)]
         if kind == "video":
             part = self.settings["video"]
-            return self._reader(where).medium(item, self.video_processor, part, self.cache, where)
+            reader = self._reader(where)
+            return [reader.medium(item, self.video_processor, part, self.cache, where)]
         pixels, known = self.rgb_pixels(item, where)
         content = content_hash("image", pixels)
         part = self.settings["image"]
         # the grid follows from content and settings
         seen = cache_key(content, (0, 0, 0), part)
         done = self.cache.get(seen)
+        if self.family.views is not None:
+            if done is None:
+                done = cut(
+                    self.image_processor, pixels, part["backend"], self.family, where, self.kept_as
+                )
+                self.cache.put(seen, done)
+            return media_of_cut(done, content, part, self.family, known)
         if done is None:
             done = process(
                 self.image_processor, pixels, part["backend"], self.family, where, self.kept_as
@@ -501,7 +551,7 @@ class Processor:
             **known,
         )
         medium.pixel_values = done.pixel_values
-        return medium
+        return [medium]
 
     def _audio(self, item: Any, where: str) -> Medium:
         part = self._audio_settings()
@@ -528,9 +578,11 @@ class Processor:
 
     def _reader(self, where: str) -> VideoReader:
         if self.videos is None:
-            raise ArgumentError(
-                f"{where}: {self.family.name} takes a video as images. Fix: one image part per frame"
-            )
+            why, fix = "takes a video as images", "one image part per frame"
+            if self.family.video_token_id is not None:
+                why = "has no video policy, so mmpack can't lay a video out"
+                fix = "a Medium with the pixels and the grid that its own processor made"
+            raise ArgumentError(f"{where}: {self.family.name} {why}. Fix: {fix}")
         return self.videos
 
     def _kind(self, item: Any, asked: str | None, where: str) -> str:
@@ -569,8 +621,9 @@ class Processor:
         return np.ascontiguousarray(np.moveaxis(np.asarray(channels_first), 0, -1))
 
     def media_from(self, items: Sequence[Any]) -> list[Medium]:
-        """`medium` of each item."""
+        """`views` of each item."""
         return [
-            self.medium(item, f"processor: media[{i}]")
+            view
             for i, item in enumerate(items_of(items, "media"))
+            for view in self.views(item, f"processor: media[{i}]")
         ]

@@ -46,6 +46,55 @@ _INTERNVL_PART = r"""      {%- if part["type"] == "image" -%}
       {%- endif -%}
 """
 
+# parts on lines of their own, without thinking
+MINICPM = r"""
+{%- for message in messages -%}
+  {{- "<|im_start|>" ~ message["role"] ~ "\n" -}}
+  {%- if message["content"] is string -%}
+    {{- message["content"] -}}
+  {%- else -%}
+    {%- for part in message["content"] -%}
+      {%- if not loop.first -%}{{- "\n" -}}{%- endif -%}
+      {%- if part["type"] == "image" -%}
+        {{- "<|image_pad|>" -}}
+      {%- elif part["type"] == "video" -%}
+        {{- "<|video_pad|>" -}}
+      {%- elif "text" in part -%}
+        {{- part["text"] -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- "<|im_end|>\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- "<|im_start|>assistant\n<think>\n\n</think>\n\n" -}}
+{%- endif -%}
+"""
+# roles as Kimi's template names them; a picture ends its line, as there
+KIMI_K25 = r"""
+{%- for message in messages -%}
+  {%- set role = message["role"] if message["role"] in ("user", "assistant") else "system" -%}
+  {{- "<|im_" ~ role ~ "|>" ~ message["role"] ~ "<|im_middle|>" -}}
+  {%- if message["content"] is string -%}
+    {{- message["content"] -}}
+  {%- else -%}
+    {%- for part in message["content"] -%}
+      {%- if part["type"] == "image" -%}
+        {{- "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n" -}}
+      {%- elif part["type"] == "video" -%}
+        {{- "<|kimi_k25_video_placeholder|>\n" -}}
+      {%- elif "text" in part -%}
+        {{- part["text"] -}}
+      {%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- "<|im_end|>" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{- "<|im_assistant|>assistant<|im_middle|>" -}}
+{%- endif -%}
+"""
+
 
 def _filled(system: str, part: str, before: str = "") -> str:
     return before + _TEMPLATE.replace("SYSTEM", system).replace("PART", part)

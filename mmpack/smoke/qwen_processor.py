@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmpack.errors import ArgumentError, check_name, needs
+from mmpack.errors import ArgumentError, BackendError, check_name, needs
 
 with needs("smoke", __name__):
     import transformers
@@ -59,6 +59,10 @@ def hf_processor(name: str, make_video_processor: Callable[[], Any], **parts: An
     """transformers' processor of class `name`; where torchvision is missing, the same without its video processor."""
     if is_torchvision_available():
         return getattr(transformers, name)(video_processor=make_video_processor(), **parts)
+    if name not in WITHOUT_TORCHVISION:
+        raise BackendError(
+            f"{name}: transformers {transformers.__version__} needs torchvision for it. Fix: pip install torchvision"
+        )
     return WITHOUT_TORCHVISION[name](**parts)
 
 

@@ -68,16 +68,27 @@ def media_pieces(sample: Sample) -> list[tuple[int, int]]:
     """[start, stop) of each occurrence of a medium, with the markers right around it."""
     family, ids = FAMILIES[sample.family], sample.input_ids
     out = []
-    for start, stop, _ in occurrences(sample):
+    for start, stop, index in occurrences(sample):
         before = start > 0 and ids[start - 1] == family.vision_start_id
         after = stop < len(ids) and ids[stop] == family.vision_end_id
-        out.append((start - int(before and after), stop + int(before and after)))
+        before, after = before and after, after and (before or family.vision_start_id is None)
+        start, stop = start - int(before), stop + int(after)
+        if family.video_bounds is not None and sample.media[index].modality == "video":
+            begin, end = family.video_bounds
+            ends = np.flatnonzero(ids[stop:] == end)
+            if (
+                start > 0 and ids[start - 1] == begin and len(ends)
+            ):  # the last time is before its end
+                start, stop = start - 1, stop + int(ends[0]) + 1
+        out.append((start, stop))
     return out
 
 
 def timed_media(sample: Sample) -> set[int]:
     """Where media of `media_pieces` begin that have their seconds as text before each frame."""
-    starts = [s.start for s in sample.modality_spans if s.frame == 0]
+    if FAMILIES[sample.family].frame_text.startswith("{run}"):  # behind each frame
+        return set()
+    starts = [s.start for s in sample.modality_spans if s.frame == 0 and s.modality == "video"]
     return {a for a, b in media_pieces(sample) if any(a <= start < b for start in starts)}
 
 

@@ -130,7 +130,7 @@ def from_records(
     if not records:
         raise ArgumentError("from_records: no records. Fix: leave out episodes without an answer")
     where = f"from_records: {trajectory_id!r:.60}"
-    known: dict[int, Medium] = {}
+    known: dict[int, list[Medium]] = {}
     rows = []
     for i, record in enumerate(records):
         if not isinstance(record, Record):
@@ -164,7 +164,7 @@ def from_records(
 
 
 def _row(
-    record: Record, processor: Processor, known: dict[int, Medium], expanded: bool, where: str
+    record: Record, processor: Processor, known: dict[int, list[Medium]], expanded: bool, where: str
 ) -> _Row:
     prompt, response = (
         as_ids(getattr(record, name), processor.vocab_size, f"{where}: {name}")
@@ -179,8 +179,8 @@ def _row(
     media = []
     for item in record.media:  # one object, one look at its pixels
         if id(item) not in known:
-            (known[id(item)],) = processor.media_from([item])
-        media.append(known[id(item)])
+            known[id(item)] = processor.media_from([item])
+        media += known[id(item)]
     mask = np.ones(len(response), bool) if record.mask is None else record.mask
     sampled = mask_of(where, mask, len(response))
     values = values_of(where, record.logprobs, len(response))

@@ -102,6 +102,12 @@ def _asked(
         raise ArgumentError(
             f"{what}: media[{media_index}] is of modality {medium.modality}. Fix: pass a video's index"
         )
+    family = get_family(sample.family)
+    if family.pooled_frames > 1:
+        raise ArgumentError(
+            f"{what}: {family.name}'s tower averages {family.pooled_frames} frames into one run of placeholders, so "
+            "none goes by itself. Fix: make the sample of the shorter video"
+        )
     fix = "numbers of its temporal patches"
     numbers = np.unique(read_numbers(f"{what}: temporal_patches", temporal_patches, fix))
     patches = medium.grid_thw[0]
@@ -110,7 +116,7 @@ def _asked(
             f"{what}: temporal_patches {numbers.tolist()[:8]}, {medium.media_id!r:.60} has 0 to {patches - 1}. "
             f"Fix: {fix}"
         )
-    return get_family(sample.family), medium, numbers
+    return family, medium, numbers
 
 
 def _refuse_lost_loss(sample: Sample, stays: np.ndarray) -> None:

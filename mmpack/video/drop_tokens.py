@@ -88,6 +88,12 @@ def _with_timestamps(
             f"drop_frames: {sample.sample_id!r:.60} has temporal patches without markers around them. "
             "Fix: a sample of the family's processor"
         )
+    if family.frame_text.startswith("{run}"):  # a patch's time stands behind it
+        end = stops[-1]
+        if family.video_bounds is not None:
+            end += int(np.argmax(ids[end:] == family.video_bounds[1]))
+        edges = [*starts, end]
+        return [(edges[k], edges[k + 1]) for k in gone.tolist()]
     first = _first_stamp(sample, media_index, starts, stops, family) if 0 in gone else starts[0]
     bounds = [first, *stops]
     # The first id of a timestamp may hold the end of the text before it. Patches that are cut from patch 0 on leave
@@ -105,7 +111,7 @@ def _first_stamp(
     more.
     """
     before = sample.input_ids[max(starts[0] - STAMP, 0) : starts[0]]
-    outer = np.flatnonzero(np.isin(before, (family.vision_start_id, family.vision_end_id)))
+    outer = np.flatnonzero(np.isin(before, [*family.starts, family.vision_end_id]))
     if len(outer) and before[outer[-1]] == family.vision_start_id:
         return starts[0] - len(before) + int(outer[-1]) + 1
     lengths = [len(f"{s:.1f}") for s in frame_seconds(sample.media[media_index], family)]

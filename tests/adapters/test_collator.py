@@ -1,6 +1,7 @@
 """SampleCollator in a real Trainer, against the same Trainer on rectangles that the test pads itself."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -184,6 +185,10 @@ def test_label_smoothing_would_shift_labels_and_fails(tmp_path):
 def test_every_family_that_packs(family):
     """Packed and shared, against rectangles and the model's own attention."""
     model = spread_out(tiny_model(family))
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        with pytest.raises(ModelError, match="has no logits_to_keep"):
+            SampleCollator(model)
+        return
     tiles = FAMILIES[family].pixel_layout == "tiles"
     picture = ("image", (1, *tile(model.config)) if tiles else (1, 4, 6), "x")
     prompt = [("text", [1, 2]), picture, ("text", [7])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,13 @@ class SampleCollator:
             attach_in_forwards(model)
         elif is_attached(model):
             raise ModelError("SampleCollator: the model is attached. Fix: detach it, or pack")
-        self.family = family_of_config(unwrap(model, "SampleCollator").config)
+        whole = unwrap(model, "SampleCollator")
+        if padding is None and "logits_to_keep" not in inspect.signature(whole.forward).parameters:
+            raise ModelError(
+                f"SampleCollator: the forward of {type(whole).__name__} has no logits_to_keep, by which packed rows "
+                "are scored. Fix: padding='left', or packed_logprobs in a step of your own"
+            )
+        self.family = family_of_config(whole.config)
         self.padding = padding
         self.share_prefix = share_prefix
         self.pad_to_multiple_of = pad_to_multiple_of

@@ -84,7 +84,7 @@ def rollout(
         video_settings=video_settings,
     )
     settings = wrapped.settings
-    if wrapped.family.pixel_layout in ("tiles", "padded"):
+    if wrapped.family.pixel_layout in ("tiles", "strip", "padded"):
         raise ArgumentError(
             f"rollout: {wrapped.family.name}'s processor returns no grids of its media. "
             "Fix: mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) for what generate returned"
@@ -93,6 +93,7 @@ def rollout(
     filtered = top_p < 1 or top_k > 0 or min_p > 0
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     sampling |= {"min_p": min_p} if min_p > 0 else {}
+    by_hand = wrapped.family.video_bounds is not None
     # nothing of the checkpoint's own: a penalty would change the scores
     config = GenerationConfig(
         do_sample=True,
@@ -100,7 +101,7 @@ def rollout(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p or None,
-        num_return_sequences=n,
+        num_return_sequences=1 if by_hand else n,
         max_new_tokens=max_new_tokens,
         eos_token_id=stops,
         pad_token_id=hf_processor.tokenizer.pad_token_id,
@@ -113,12 +114,14 @@ def rollout(
         part = slice(start, start + prompts_per_batch)
         media = [_opened(messages, wrapped) for messages in prompts[part]]
         inputs = _inputs(hf_processor, prompts[part], media, model.device)
+        handed = _by_hand(inputs, media, n) if by_hand else inputs
         with torch.no_grad(), _own_config(model, config):
-            generated = model.generate(**inputs)
+            generated = model.generate(**handed)
         logprobs = _sampled_logprobs(generated, inputs["input_ids"].shape[1])
         kept = _kept_ids(generated) if filtered else None
         positions = _positions(model, inputs, generated.sequences.shape[1])
-        recorded = iter(_recorded([m for own in media for m in own], inputs, settings))
+        shown = [m for own in media for m in own]
+        recorded = iter(_recorded(shown, inputs, settings, wrapped.family))
         for p, group_id in enumerate(group_ids[part]):
             own = [next(recorded) for _ in media[p]]
             for b in range(p * n, (p + 1) * n):
@@ -232,6 +235,40 @@ def _of_clips(clips: Sequence[Clip], hf_processor: Any) -> dict[str, Any]:
     return {"videos": [clip.tensor() for clip in clips], "videos_kwargs": settings}
 
 
+def _by_hand(inputs: Any, media: Sequence[Sequence[Opened]], n: int) -> dict[str, Any]:
+    """Each prompt `n` times, clips as images, frame by frame among the pictures; of models with one id for both.
+
+    transformers' forward of such a model takes no row that has pictures and clips, and its generate hands several
+    responses of one prompt each other's pictures.
+    """
+    named = {
+        "image": ("pixel_values", "image_grid_thw"),
+        "video": ("pixel_values_videos", "video_grid_thw"),
+    }
+    names = {kind: pair for kind, pair in named.items() if pair[0] in inputs}
+    rows = {
+        kind: iter(inputs[pixels].split(inputs[grids].prod(dim=1).tolist()))
+        for kind, (pixels, grids) in names.items()
+    }
+    sizes = {kind: iter(inputs[grids].tolist()) for kind, (_, grids) in names.items()}
+    out = {
+        k: v.repeat_interleave(n, dim=0)
+        for k, v in inputs.items()
+        if not any(k in pair for pair in named.values())
+    }
+    pixels, grids = [], []
+    for own in media:
+        kinds = ["video" if isinstance(m, Clip) else "image" for m in own]
+        pixels += [next(rows[kind]) for kind in kinds] * n
+        split = [(1, h, w) for t, h, w in (next(sizes[kind]) for kind in kinds) for _ in range(t)]
+        grids += split * n
+    if pixels:
+        out["pixel_values"] = torch.cat(pixels)
+        out["image_grid_thw"] = torch.tensor(grids, device=inputs["input_ids"].device)
+    out["mm_token_type_ids"] = out["mm_token_type_ids"].clamp(max=1)
+    return out
+
+
 def _sampled_logprobs(generated: Any, prompt_length: int) -> np.ndarray:
     """float32 [B, new]: of each sampled id, under the scores that it was sampled from."""
     new = generated.sequences[:, prompt_length:]
@@ -249,8 +286,11 @@ def _kept_ids(generated: Any) -> list[list[np.ndarray]]:
 
 
 def _positions(model: Any, inputs: Any, length: int) -> np.ndarray:
-    """int64 [3, prompts, length]: the prompt's by `get_rope_index`, then one step per token past the rope delta."""
+    """int64 [rows, prompts, length]: the prompt's by `get_rope_index`, then one step per token past the rope delta."""
     mask = inputs["attention_mask"]
+    if not hasattr(model.model, "get_rope_index"):  # positions that count tokens
+        whole = torch.nn.functional.pad(mask, (0, length - mask.shape[1]), value=1)
+        return (whole.cumsum(dim=1) - 1).clamp(min=0)[None].cpu().numpy()
     names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
     prompt, delta = model.model.get_rope_index(
         inputs["input_ids"],
@@ -264,12 +304,17 @@ def _positions(model: Any, inputs: Any, length: int) -> np.ndarray:
     return whole.cpu().numpy()
 
 
-def _recorded(media: Sequence[Opened], inputs: Any, settings: dict[str, Any]) -> Iterator[Medium]:
+def _recorded(
+    media: Sequence[Opened], inputs: Any, settings: dict[str, Any], family: Family
+) -> Iterator[Medium]:
     """The media, with grids and seconds as the processor returned them."""
     none = torch.zeros(0, 3)
     grids = {
         kind: iter(inputs.get(f"{kind}_grid_thw", none).tolist()) for kind in ("image", "video")
     }
+    if "image_sizes" in inputs:  # in pixels, whole patches
+        sizes = (inputs["image_sizes"] // family.patch_size).tolist()
+        grids["image"] = iter([[1, *size] for size in sizes])
     seconds = iter(inputs.get("second_per_grid_ts", ()))
     for m in media:
         if isinstance(m, Clip):

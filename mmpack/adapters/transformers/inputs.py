@@ -136,7 +136,7 @@ def model_inputs(
     elif batch.media and isinstance(batch, PackedBatch) and takes_encoded_media(model):
         make = functools.partial(encoded_inputs, batch, model, ids, features, max_patches, always)
     elif batch.media:  # the model's forward encodes
-        inputs |= pixel_inputs(batch)
+        inputs |= pixel_inputs(batch, model)
         if any(m.modality == "audio" for m in batch.media):
             make = functools.partial(heard_inputs, batch, model, ids)
     if not attached:

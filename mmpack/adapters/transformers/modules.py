@@ -27,11 +27,10 @@ def decoder_layers(whole: Any) -> list[torch.nn.Module]:
 def tower_blocks(whole: Any) -> list[torch.nn.Module]:
     """The vision tower's blocks, in order."""
     tower: Any = tower_of(whole.model)
-    if hasattr(tower, "blocks"):
-        return list(tower.blocks)
     tower = getattr(tower, "vision_model", tower)
-    stack = tower.transformer if hasattr(tower, "transformer") else tower.encoder
-    return list(stack.layer if hasattr(stack, "layer") else stack.layers)
+    held = getattr(tower, "encoder", getattr(tower, "transformer", tower))
+    names = ("blocks", "layers", "layer")
+    return list(next(getattr(held, name) for name in names if hasattr(held, name)))
 
 
 def attention_configs(*modules: torch.nn.Module) -> list[Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mmpack.adapters.transformers.attention import attach, is_attached
+from mmpack.adapters.transformers.attention import attach, head_dim_of, is_attached
 from mmpack.adapters.transformers.heads import head_of, logit_cap, reader
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
 from mmpack.adapters.transformers.layer_rules import layer_rules
@@ -80,11 +80,20 @@ def kv_bytes_per_token(model: Any) -> int:
     """
     whole = unwrap(model, "kv_bytes_per_token")
     text = _full_attention(whole, "kv_bytes_per_token")
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     layers = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
     size = whole.get_input_embeddings().weight.element_size()
-    return int(2 * layers * heads * head_dim * size)
+    return int(layers * _kv_width(whole, text) * size)
+
+
+def _kv_width(whole: Any, text: Any) -> int:
+    """Numbers that a layer keeps of a token."""
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if not hasattr(text, "kv_lora_rank"):
+        return int(2 * heads * head_dim_of(text))
+    if any(hasattr(m, "expand_kv") for m in whole.get_decoder().modules()):
+        # newer transformers keep what keys and values are made of
+        return int(text.kv_lora_rank + text.qk_rope_head_dim)
+    return int(heads * (head_dim_of(text) + text.v_head_dim))
 
 
 def prefix_logprobs(

@@ -99,7 +99,10 @@ def _runs(
 def _tower_calls(
     batch: Batch, runs: dict[int, list[int]], places: Places, model: Any
 ) -> list[TowerCall]:
-    """The tower's calls in one forward: images, then videos; media once (packed), or once per run."""
+    """The tower's calls in one forward: images, then videos; media once (packed), or once per run.
+
+    Where images and videos have one id, a forward that encodes gets all of them as images.
+    """
     vision = getattr(model.config, "vision_config", None)
     order = batch.media_order
     if len(runs) != len(order):
@@ -108,14 +111,17 @@ def _tower_calls(
             "Fix: samples that keep the rules"
         )
     made = list(zip(order, runs.values(), strict=True))
-    if isinstance(batch, PackedBatch) and takes_encoded_media(model):
+    encoded = isinstance(batch, PackedBatch) and takes_encoded_media(model)
+    if encoded:
         of: dict[int, list[int]] = {i: [] for i in range(len(batch.media))}
         for i, occurrences in made:
             of[i] += occurrences
         made = list(of.items())
+    family = batch.family_of()
+    once = family.video_bounds is not None and not encoded
     calls = []
-    for modality in batch.family_of().placeholder_ids:
-        own = [(batch.media[i], o) for i, o in made if batch.media[i].modality == modality]
+    for modality in ("all",) if once else family.placeholder_ids:
+        own = [(batch.media[i], o) for i, o in made if modality in ("all", batch.media[i].modality)]
         if own:
             patches = [medium.num_patches for medium, _ in own]
             orders = [window_order(medium.grid_thw, vision) for medium, _ in own]

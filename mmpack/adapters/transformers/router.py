@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.routes import recorded_rows, routes_of
+from mmpack.adapters.transformers.routes import num_experts, recorded_rows, routes_of
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.packing.batch import Batch
@@ -33,7 +33,8 @@ def router_loss(
     loss = getattr(sys.modules[type(whole).__module__], "load_balancing_loss_func", None)
     if loss is None:
         raise ModelError(
-            f"router_loss: {type(whole).__name__} has no experts. Fix: leave the router's loss out"
+            f"router_loss: {type(whole).__name__} has no experts, or transformers no loss for them (they are "
+            "balanced by a bias). Fix: leave the router's loss out"
         )
     if not router_logits:
         raise ModelError(
@@ -45,7 +46,7 @@ def router_loss(
     if batch.routed_experts is not None:
         return _replayed_loss(routes_of(batch, whole, "router_loss"), router_logits, rows)
     out: torch.Tensor = loss(
-        router_logits, text.num_experts, text.num_experts_per_tok, rows.view(1, -1)
+        router_logits, num_experts(whole), text.num_experts_per_tok, rows.view(1, -1)
     )
     return out
 

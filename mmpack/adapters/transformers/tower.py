@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from mmpack.adapters.transformers.modules import attention_configs
+from mmpack.adapters.transformers.modules import attention_configs, tower_of
 from mmpack.adapters.transformers.recompute import switched
 from mmpack.adapters.transformers.tower_attention import LENGTHS, on_their_device
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
+from mmpack.errors import ModelError
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
 from mmpack.ops.patches.lines import lines_of
@@ -66,7 +68,7 @@ def media_names(batch: PackedBatch) -> list[str]:
     return [media_name(m) for m in batch.media]
 
 
-def pixel_inputs(batch: Batch) -> dict[str, Any]:
+def pixel_inputs(batch: Batch, model: Any = None) -> dict[str, Any]:
     """Keywords of the forward, which encodes a medium once per placeholder run: pixels and grids of every run.
 
     The batch's media must have pixels. `batch.stats["patches_encoded"]` becomes the patches that the forward encodes.
@@ -80,9 +82,14 @@ def pixel_inputs(batch: Batch) -> dict[str, Any]:
         pixels = float_pixels(batch, runs)
         encoded += len(pixels)
         grids = [batch.media[i].grid_thw for i in runs]
+        if modality == "video" and family.pooled_frames > 1:
+            raise ModelError(
+                f"model_inputs: the forward of {family.name} can't encode videos, whose frames its tower averages. "
+                "Fix: mp.pack, attach, and transformers 5.19 or newer"
+            )
         if family.video_bounds is not None:  # frames of videos among the images
             grids = [(1, h, w) for t, h, w in grids for _ in range(t)]
-        made = _tower_arguments(family, modality, pixels, grids)
+        made = _tower_arguments(family, modality, _of_tower(pixels, model, family), grids)
         out |= {name: x.to(pixels.device) for name, x in made.items() if torch.is_tensor(x)}
     batch.stats["patches_encoded"] = encoded
     return out
@@ -204,7 +211,8 @@ def _idle(batch: Batch, model: Any, modality: str, embeds: torch.Tensor) -> torc
         # a canvas of one token is more than transformers' Mistral 3 can take
         grid = (1, family.spatial_merge_size, 2 * family.spatial_merge_size)
     pixels = embeds.new_zeros(family.pixel_shape(grid, modality))
-    features = _encode(model, modality, _tower_arguments(family, modality, pixels, [grid]))
+    own = _of_tower(pixels, model, family)
+    features = _encode(model, modality, _tower_arguments(family, modality, own, [grid]))
     batch.stats["patches_encoded"] += len(pixels)
     outputs = [*features.pooler_output, *_levels(features)]
     idle: torch.Tensor = 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
@@ -270,11 +278,53 @@ def _encode_chunk(
     pixels: Callable[[], torch.Tensor],
 ) -> list[Levels]:
     """Features of media with these grids, by one call of the tower. `pixels`: made here, so that nothing holds them."""
-    features = _encode(model, modality, _tower_arguments(family, modality, pixels(), grids))
+    if modality == "video" and family.pooled_frames > 1:
+        return _encode_pooled(model, family, _of_tower(pixels(), model, family), grids)
+    given = _of_tower(pixels(), model, family)
+    features = _encode(model, modality, _tower_arguments(family, modality, given, grids))
     if modality == "audio":
         counts = [family.tokens_of("audio", grid) for grid in grids]
         return [(own,) for own in features.last_hidden_state.split(counts)]
     return _per_medium(features, [t for t, _, _ in grids])
+
+
+def _of_tower(pixels: torch.Tensor, model: Any, family: Family) -> torch.Tensor:
+    """In the tower's dtype, where it does not cast them itself."""
+    if family.pixel_layout != "squares" or model is None:
+        return pixels
+    return pixels.to(next(tower_of(model.model).parameters()).dtype)
+
+
+def _encode_pooled(
+    model: Any, family: Family, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
+) -> list[Levels]:
+    """Features of videos whose frames the tower averages, by one call for all pieces of as many frames.
+
+    By tower and projector themselves: transformers 5.23's own call takes no pieces of unlike numbers of frames, and
+    cuts what it made as if nothing had been averaged.
+    """
+    pieces = [piece for grid in grids for piece in _pooled_pieces(grid, family)]
+    rows = pixels.split([math.prod(piece) for piece in pieces])
+    project = getattr(model.model, str(family.projector))
+    made: dict[int, torch.Tensor] = {}
+    for t in sorted({piece[0] for piece in pieces}):
+        own = [k for k, piece in enumerate(pieces) if piece[0] == t]
+        given = _tower_arguments(
+            family, "video", torch.cat([rows[k] for k in own]), [pieces[k] for k in own]
+        )
+        patches, sizes = on_their_device(model, given).values()
+        tower = tower_of(model.model)
+        out = project(tower(patches, grid_thw=sizes).pooler_output).squeeze(1)
+        counts = [family.vision_tokens(pieces[k]) for k in own]
+        made |= dict(zip(own, out.split(counts), strict=True))
+    of_each = iter(made[k] for k in range(len(pieces)))
+    return [(torch.cat([next(of_each) for _ in _pooled_pieces(g, family)]),) for g in grids]
+
+
+def _pooled_pieces(grid: tuple[int, int, int], family: Family) -> list[tuple[int, int, int]]:
+    """The grid of a video as grids of at most `pooled_frames` frames."""
+    t, h, w = grid
+    return [(min(family.pooled_frames, t - at), h, w) for at in range(0, t, family.pooled_frames)]
 
 
 def _alike(family: Family, modality: str, media: Sequence[Medium]) -> list[list[int]]:
@@ -335,6 +385,15 @@ def _tower_arguments(
         sizes = torch.tensor([(h * family.patch_size, w * family.patch_size) for _, h, w in grids])
         return {"pixel_values": canvas_of(pixels, grids, family), "image_sizes": sizes}
     on_host = torch.tensor(grids)
+    if family.pixel_layout == "strip":
+        side = family.patch_size
+        strip = pixels.view(-1, 3, side, side).permute(1, 2, 0, 3).reshape(1, 3, side, -1)
+        sizes = on_host[:, 1:].repeat_interleave(on_host[:, 0], dim=0).to(torch.int32)
+        if modality == "image":
+            return {"pixel_values": strip, "target_sizes": sizes}
+        return {"pixel_values_videos": strip, "target_sizes_videos": sizes}
+    if family.pixel_layout == "squares":
+        pixels = pixels.view(-1, 3, family.patch_size, family.patch_size)
     if modality == "image":
         return {"pixel_values": pixels, "image_grid_thw": on_host}
     return {"pixel_values_videos": pixels, "video_grid_thw": on_host}
@@ -375,8 +434,11 @@ def _encode(model: Any, modality: str, arguments: dict[str, Any]) -> Any:
 
 
 def _per_medium(features: Any, times: list[int]) -> list[Levels]:
-    """The tower's output, by medium; `times`: tiles of each, where they are stacked."""
+    """The tower's output, by medium; `times`: tiles of each where they are stacked, else frames made one by one."""
     made = features.pooler_output
+    if len(made) > len(times) and not torch.is_tensor(made):
+        frames = iter(made)
+        return [(torch.cat([next(frames) for _ in range(t)]),) for t in times]
     if torch.is_tensor(made):
         return [(tiles.flatten(0, 1),) for tiles in made.split(times)]
     return list(zip(made, *(getattr(features, "deepstack_features", None) or ()), strict=True))

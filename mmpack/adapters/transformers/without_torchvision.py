@@ -173,7 +173,15 @@ class _NoVideoPart(transformers.ProcessorMixin):
         super().__init__(*args, **kwargs)
 
 
-class Gemma4Processor(transformers.Gemma4Processor, _NoVideoPart):
+def _with(name: str, own: type) -> tuple[type, ...]:
+    """Bases of a class that goes before transformers' own; without that one where it can't be imported."""
+    try:
+        return getattr(transformers, name), own
+    except (AttributeError, ImportError):
+        return (own,)
+
+
+class Gemma4Processor(*_with("Gemma4Processor", _NoVideoPart)):  # type: ignore[misc]
     """Its videos have the released settings: those of its pictures are others."""
 
     def __init__(

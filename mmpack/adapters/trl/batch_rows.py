@@ -122,12 +122,13 @@ def _row(
     kept = valid_tokens(mask, where, "pad prompts left and completions right")
     own = ids[kept].astype(np.int64)
     found = placeholder_runs(own, family)
-    if len(found) != len(images) or found.is_video.any():
+    runs = sum(family.spans_of("image", m.grid_thw) for m in images)
+    if len(found) != runs or found.is_video.any():
         raise LayoutError(
             f"{where} has {len(found)} runs of placeholders and {len(images)} images: "
             "an image was dropped (dropped_image), or the policy sampled a placeholder (sampled_placeholder). "
             "Fix: raise max_completion_length, or suppress the placeholder ids in the sampler",
-            "MM104" if len(found) > len(images) else "MM107",
+            "MM104" if len(found) > runs else "MM107",
         )
     media, spans = spans_from_runs(found, images, family, where)
     scored = (np.arange(len(own)) >= completion_start - kept.start) & ~covered(spans, len(own))

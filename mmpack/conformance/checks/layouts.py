@@ -17,6 +17,7 @@ from mmpack.layout.mrope import sample_positions
 from mmpack.layout.occurrences import occurring_media
 from mmpack.packing.pad import pad
 from mmpack.parity.compare import compare
+from mmpack.processors.views import pictures
 from mmpack.schema.rules import validate
 from mmpack.schema.sample import Sample
 
@@ -36,7 +37,8 @@ def layout(subject: Subject) -> None:
     prompt = wanted["input_ids"][0].numpy()
     same(sample.input_ids, np.concatenate([prompt, RESPONSE]), "input_ids")
     expect(validate([sample]) == [], f"a rule is broken: {validate([sample])}")
-    expect(len(sample.media) == 2, f"{len(sample.media)} media, expected 2: one comes twice")
+    distinct = len(pictures(sample.media))
+    expect(distinct == 2, f"{distinct} pictures, expected 2: one comes twice")
     held = np.zeros(len(sample), dtype=bool)
     for span in sample.modality_spans:
         held[span.start : span.stop] = True
@@ -80,6 +82,9 @@ def positions(subject: Subject) -> None:
     for sample in samples:
         found, _ = sample_positions(sample)
         wanted = _counted(model, sample)
+        if len(found) == 1:  # a text model of more rows is given equal ones
+            same(wanted, wanted[:1].expand_as(wanted), f"rows of positions, {sample.sample_id}")
+            wanted = wanted[:1]
         same(found, wanted, f"positions of sample {sample.sample_id}")
         given = model_inputs(pad([sample]), model)["position_ids"].reshape(-1, len(sample))
         same(given[-len(wanted) :], wanted, f"position_ids of the forward, {sample.sample_id}")

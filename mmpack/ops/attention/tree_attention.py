@@ -64,7 +64,8 @@ def tree_attention(
     """Softmax attention under the rule; every backend computes the same.
 
     Args:
-        query: [B, heads, T, d]; key, value: [B, kv heads, T, d]; visible_until: int [T] or [B, T].
+        query: [B, heads, T, d]; key, value: [B, kv heads, T, d], of latent attention value's d is smaller;
+            visible_until: int [T] or [B, T].
         plan: of this rule (`batch.attention_plan`; `plan_of_rule` with visible_from or a window); every backend but
             sdpa needs it.
         visible_from: as visible_until: then row q sees row k exactly if visible_from[k] <= q < visible_until[k], for
@@ -124,6 +125,11 @@ def _attend(
     if plan is None or plan.rows == 0 or name == "sdpa":
         out = sdpa(query, key, value, seen, scale, dropout)
         return out, by_rule(query, key, seen, scale) if return_lse else None
+    narrow = value.shape[-1]
+    if narrow < query.shape[-1]:  # latent attention: kernels take heads of one size
+        value = torch.nn.functional.pad(value, [0, query.shape[-1] - narrow])
+        wide, lse = _attend(name, query, key, value, seen, plan, scale, dropout, return_lse)
+        return wide[..., :narrow], lse
     if name in FLEX:
         from mmpack.ops.attention.flex import block_mask, flex
 

@@ -155,7 +155,7 @@ class Side:
         start, end = self.family.vision_start_id, self.family.vision_end_id
         for first, stop, _ in self.framed:
             low = stamp_of(first)
-            stops = [start, end, *self.family.placeholder_ids.values()]
+            stops = [*self.family.starts, end, *self.family.placeholder_ids.values()]
             before = np.flatnonzero(np.isin(self.ids[low : max(first - 1, low)], stops))
             opens = [low + int(k) for k in before[-1:] if self.ids[low + k] == start]
             closes = [stop + 1] if self.ids[stop : stop + 2].tolist() == [end, end] else []
@@ -178,7 +178,7 @@ class Side:
         if type(merge) is not int or merge <= 0:
             return self.family.vision_tokens(medium.grid_thw)
         t, h, w = medium.grid_thw
-        return t * (h // merge) * (w // merge)
+        return -(-t // self.family.pooled_frames) * (h // merge) * (w // merge)
 
 
 class Pair:
@@ -207,7 +207,7 @@ class Pair:
             drop = side.placeholder.copy()
             if not same_runs:
                 family = side.family
-                drop = drop | np.isin(side.ids, (family.vision_start_id, family.vision_end_id))
+                drop = drop | np.isin(side.ids, [*family.starts, family.vision_end_id])
             for first, last, _ in [*side.framed, *side.in_rows]:
                 drop[first:last] = True
             if self.other_markers:

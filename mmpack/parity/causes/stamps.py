@@ -75,11 +75,18 @@ def _times(medium: Medium) -> np.ndarray | None:
 
 
 def _stamps(side: Side, media_index: int) -> list[np.ndarray]:
-    """The ids before each temporal patch of a video: its timestamp, before the first one maybe other text as well."""
+    """The ids before each temporal patch of a video: its timestamp, before the first one maybe other text as well.
+
+    Of families that write a patch's time behind it, the ids there.
+    """
     start, stop = side.videos_in_text[media_index]
     runs = side.placeholder[start:stop]
     edges = np.diff(runs.astype(np.int8), prepend=0, append=0)
     opens, ends = np.flatnonzero(edges == 1) + start, np.flatnonzero(edges == -1) + start
+    if side.family.frame_text.startswith("{run}"):
+        return [
+            side.ids[a:b] for a, b in zip(ends.tolist(), [*opens[1:].tolist(), stop], strict=True)
+        ]
     begins = [stamp_of(start), *ends[:-1].tolist()]
     return [side.ids[a:b] for a, b in zip(begins, opens.tolist(), strict=False)]
 

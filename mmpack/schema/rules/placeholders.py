@@ -122,7 +122,8 @@ def valid(table: Table) -> np.ndarray:
     frame = spans.numbers("frame")[kept]
     t, h = (np.maximum(grids[:, k], 1).astype(np.int64) for k in (0, 1))
     rows = t * (1 if family.row_end_id is None else np.maximum(h // family.spatial_merge_size, 1))
-    pieces = np.where(_bits(media) == _bit("video"), t, rows)
+    frames = -(-t // family.pooled_frames)
+    pieces = np.where(_bits(media) == _bit("video"), frames, rows)
     unlike = _wrong_frames(frame[framed], medium[framed], (stop - start)[framed], pieces, tokens)
     ok[media.row[unlike]] = False
 

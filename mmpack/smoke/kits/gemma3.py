@@ -61,5 +61,8 @@ KIT = Kit(
     other=(3, 8, 8),
     video=None,
     adjust=adjust,
-    lacks={"video": "a video is images"},
+    lacks={
+        "video": "a video is images",
+        "verl": "the adapter to verl writes patches, and no tiles",
+    },
 )

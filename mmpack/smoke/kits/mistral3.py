@@ -48,6 +48,7 @@ KIT = Kit(
     video=None,
     written=written,
     lacks={
+        "verl": "the adapter to verl writes patches, and no tiles",
         "video": "a video is images",
         # PixtralProcessor makes tensors of what it is given, TRL gives it prompts of unlike lengths unpadded
         "trl": "stock TRL can't prompt it",

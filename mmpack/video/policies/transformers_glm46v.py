@@ -25,7 +25,8 @@ class Settings(ProcessorSettings):
 
 def complete(settings: Settings) -> Settings:
     """Raises: ArgumentError."""
-    return glm4v.one_rule(POLICY, settings)
+    one: Settings = glm4v.one_rule(POLICY, settings)
+    return one
 
 
 def choose(info: VideoInfo, settings: Settings) -> Choice:

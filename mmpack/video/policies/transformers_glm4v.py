@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ def in_pairs(policy: Policy, indices: list[int]) -> np.ndarray:
     return np.asarray(unique + unique[-1:] * (len(unique) % 2), dtype=np.int64)
 
 
-def one_rule(policy: Policy, settings: Settings) -> Settings:
+def one_rule(policy: Policy, settings: Any) -> Any:
     """GLM's resize never changed, and has no budget for frames. Raises: ArgumentError where one is set."""
     if settings.cap_pixels_per_frame or settings.max_video_tokens is not None:
         raise policy.error(

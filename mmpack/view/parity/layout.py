@@ -64,7 +64,8 @@ def decoded(
     for a, b, marked in pieces(side.placeholder[start:stop].astype(np.int8)):
         ids = side.ids[start + a : start + b].tolist()
         if marked:
-            name = {v: k for k, v in side.family.placeholder_ids.items()}[ids[0]]
+            run = int(np.searchsorted(side.runs.starts, start + a, side="right")) - 1
+            name = side.runs.modalities[run]
             parts.append(f"[{name} × {b - a}]")
         else:
             parts.append(decode(ids) if decode else " ".join(map(str, ids)))

@@ -1,0 +1,31 @@
+"""Kimi K2.5: a text model with latent attention (MLA) and experts, positions that count tokens, a MoonViT tower.
+
+The tower averages up to four frames of a video into one run of placeholders, each after its time of the clock.
+"""
+
+from mmpack.families.base import Family
+
+KIMI_K25 = Family(
+    name="kimi_k25",
+    model_types=("kimi_k25",),
+    processors=("Kimi_K25Processor",),
+    image_token_id=163605,
+    video_token_id=163840,
+    vision_start_id=163602,
+    vision_end_id=163604,
+    pad_token_id=163839,
+    patch_size=14,
+    temporal_patch_size=1,
+    spatial_merge_size=2,
+    video_layout="frames",
+    position_rules=("count",),
+    position_rows=1,
+    tokens_per_second=None,
+    pixel_layout="squares",
+    pooled_frames=4,
+    projector="mm_projector",
+    frame_text="{time}<|media_begin|>video{run}",
+    frame_start_id=163603,  # <|media_content|>
+    frame_time="first",
+    vocab_size=163_968,
+)

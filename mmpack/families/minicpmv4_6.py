@@ -1,0 +1,34 @@
+"""MiniCPM-V 4.6: Qwen3.5's text model, positions that count tokens; a picture is its whole and up to nine slices.
+
+Start and end of a view are tokens of the tokenizer's own (<image>, <slice>, …), so the ids of Qwen3.5's are never
+written. A frame of a video is a view; frames that are cut into slices have no layout here.
+"""
+
+from dataclasses import replace
+
+from mmpack.families.base import Views
+from mmpack.families.qwen3_5 import QWEN3_5
+
+MINICPMV4_6 = replace(
+    QWEN3_5,
+    name="minicpmv4_6",
+    model_types=("minicpmv4_6",),
+    processors=("MiniCPMV4_6Processor",),
+    patch_size=14,
+    temporal_patch_size=1,
+    # in the tower and behind it, two each
+    spatial_merge_size=4,
+    position_rules=("count",),
+    position_rows=1,
+    pixel_layout="strip",
+    vocab_size=248_094,
+    views=Views(
+        whole=("<image>", "</image>"),
+        slice=("<slice>", "</slice>"),
+        row_end="\n",
+        number=("<image_id>", "</image_id>"),
+    ),
+    fixed_settings=(("downsample_mode", "16x"),),
+    video_policies=(),
+    video=None,
+)

@@ -1,0 +1,153 @@
+"""A picture that is cut into views, the whole and then its slices row by row: each view is a medium of its own.
+
+Grids are (1, h, w) patches. `view` in a medium's metadata is [k, rows, columns] of slices; 0 is the whole picture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, LayoutError, require
+from mmpack.families import Family
+from mmpack.layout.fingerprint import cache_key
+from mmpack.processors.pixels import AS_BYTES, as_bytes
+from mmpack.schema.media import Medium
+
+VIEW = "view"
+
+
+class Cut(NamedTuple):
+    """What an image processor of transformers made of one picture."""
+
+    sizes: list[tuple[int, int]]  # patches (h, w) of each view
+    rows: int  # of slices
+    columns: int
+    pixel_values: np.ndarray  # [patches, patch_dim], view after view
+
+
+def cut(
+    image_processor: Any,
+    pixels: np.ndarray,
+    backend: str,
+    family: Family,
+    where: str,
+    kept_as: str = "float32",
+) -> Cut:
+    """Run `image_processor` on uint8 [h, w, 3]. `kept_as`: one of `pixels.PIXELS`.
+
+    Raises: ArgumentError for a picture that it refuses, and for `uint8` where its resize makes no bytes.
+    """
+    image = require("PIL.Image", "hf", where).fromarray(pixels)
+    kind = "np" if backend == "pil" else "pt"
+    options = AS_BYTES if kept_as == "uint8" else {}
+    try:
+        out = image_processor(images=[image], return_tensors=kind, **options)
+    except (ValueError, ZeroDivisionError) as error:  # a shape that it can't resize
+        why = " ".join(str(error).split())[:200]
+        raise ArgumentError(
+            f"{where}: the image processor refuses an image of {image.width}×{image.height} ({why}). "
+            "Fix: another image"
+        ) from None
+    side = family.patch_size
+    strip = np.asarray(out["pixel_values"])[0]  # [3, side, patches · side]
+    patches = strip.reshape(3, side, -1, side).transpose(2, 0, 1, 3)
+    made = np.ascontiguousarray(patches).reshape(-1, family.patch_dim)
+    rows, columns = (int(n) for n in out["grids"][0])
+    sizes = [(int(h), int(w)) for h, w in np.asarray(out["target_sizes"])]
+    return Cut(sizes, rows, columns, as_bytes(made, where) if kept_as == "uint8" else made)
+
+
+def media_of_cut(
+    made: Cut, content: str, part: dict[str, Any] | None, family: Family, known: dict[str, Any]
+) -> list[Medium]:
+    """One medium per view. `content`: the picture's content hash, the first view's; `known`: of where it came from."""
+    out, start = [], 0
+    for k, (h, w) in enumerate(made.sizes):
+        grid = (1, h, w)
+        own = content if not k else hashlib.sha256(f"{content} view {k}".encode()).hexdigest()
+        about = dict(known)
+        view = {VIEW: [k, made.rows, made.columns]}
+        about["metadata"] = view | (about.get("metadata") or {} if not k else {})
+        if k:
+            about["size"] = (w * family.patch_size, h * family.patch_size)
+        medium = Medium(
+            media_id=f"image:{content[:16]}" + (f"/{k}" if k else ""),
+            modality="image",
+            cache_key=cache_key(own, grid, part),
+            grid_thw=grid,
+            num_tokens=family.vision_tokens(grid),
+            content_hash=own,
+            **about,
+        )
+        medium.pixel_values = made.pixel_values[start : start + h * w]
+        start += h * w
+        out.append(medium)
+    return out
+
+
+def pictures(media: Iterable[Medium]) -> list[list[Medium]]:
+    """Media in order of appearance, by picture: a medium that is no view is one of its own, a video has its sound.
+
+    Raises: LayoutError (MM106) for views that are no whole pictures.
+    """
+    out: list[list[Medium]] = []
+    for medium in media:
+        if medium.in_video and out:
+            out[-1].append(medium)
+            continue
+        k, rows, columns = _view_of(medium)
+        if k == 0:
+            out.append([medium])
+        elif out and _view_of(out[-1][-1]) == (k - 1, rows, columns):
+            out[-1].append(medium)
+        else:
+            raise _broken(medium)
+    for views in out:
+        _, rows, columns = _view_of(views[0])
+        if len(views) != 1 + rows * columns and not views[-1].in_video:
+            raise _broken(views[-1])
+    return out
+
+
+def counted(media: Iterable[Medium]) -> Counter[str]:
+    """How many pictures (and videos) these media are, by modality."""
+    return Counter(views[0].modality for views in pictures(media))
+
+
+def text_of(views: Sequence[Medium], pad: str, family: Family, number: int | None) -> str:
+    """What stands for a picture or a video: each view's placeholder, once, within its markers.
+
+    `number`: None: not written. A video's frames are whole views, one after the other.
+    """
+    about = family.views
+    assert about is not None
+    first = views[0]
+    start, end = about.whole
+    text = f"{start}{pad}{end}" * family.spans_of(first.modality, first.grid_thw)
+    if number is not None:
+        text = f"{about.number[0]}{number}{about.number[1]}{text}"
+    _, rows, columns = _view_of(first)
+    line = f"{about.slice[0]}{pad}{about.slice[1]}" * columns
+    return text + about.row_end.join([line] * rows)
+
+
+def _view_of(medium: Medium) -> tuple[int, int, int]:
+    found = medium.metadata.get(VIEW, (0, 0, 0))
+    try:
+        k, rows, columns = (int(n) for n in found)
+    except (TypeError, ValueError):
+        raise _broken(medium) from None
+    return k, rows, columns
+
+
+def _broken(medium: Medium) -> LayoutError:
+    return LayoutError(
+        f"processor: {medium.media_id!r:.60} is view {medium.metadata.get(VIEW)!r:.40} of a picture (k, rows, "
+        "columns), and the others are not beside it. Fix: all views of a picture, in order",
+        "MM106",
+    )

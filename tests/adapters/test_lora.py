@@ -1,0 +1,75 @@
+"""LoRA in text model and tower: packed and shared rows give each adapter the gradients of separate forwards."""
+
+import copy
+
+import pytest
+import torch
+from support.families import LAYOUTS, mixed_batch
+from support.float64 import assert_as_exact_as_separate, exact, separate
+from support.models import logprobs_and_gradients, small_model
+
+from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.contracts import TOLERANCES
+from mmpack.families import FAMILIES
+from mmpack.smoke.kits import get_kit, kit_names
+
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.adapter
+
+# the others are slow
+QUICK = ("qwen2_5_vl",)
+NAMES = [
+    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+    for name in kit_names()
+    if FAMILIES[name].packing == "yes"
+]
+CLOSE = TOLERANCES["layouts"].value
+
+
+def adapted(name, **settings):
+    """The family's small model, with adapters in every Linear but the head; they start as something."""
+    if not get_kit(name).available:
+        pytest.skip(f"this transformers has no {name}")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, target_modules="all-linear", **settings)
+    model = peft.get_peft_model(small_model(name), config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "lora_B" in parameter_name:
+                parameter.normal_(std=0.05)
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters_of_text_and_tower(name):
+    model, samples = adapted(name), mixed_batch(name)
+    wanted, gradients = exact(model, samples)
+    alone, separately = separate(model, samples)
+    assert (alone - wanted).abs().max() <= CLOSE
+    assert gradients and all("lora" in n for n in gradients)
+    towers = [n for n in gradients if "visual" in n or "vision" in n]
+    assert len(gradients) > len(towers) > 0
+    assert all((gradients[n] != 0).any() for n in gradients if "lora_B" in n and n in towers)
+    with attach(model):
+        for layout in ("packed", "shared"):
+            values, found = logprobs_and_gradients(model, LAYOUTS[layout](samples))
+            assert (values - wanted).abs().max() <= CLOSE, layout
+            assert_as_exact_as_separate(found, separately, gradients, layout)
+            of_tower = ({n: g[n] for n in towers} for g in (found, separately, gradients))
+            assert_as_exact_as_separate(*of_tower, layout)
+        with torch.no_grad(), model.disable_adapter():
+            plain = packed_logprobs(model, LAYOUTS["shared"](samples))
+    assert (plain - wanted).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_merged_adapters(name):
+    """Merging rounds each weight once; packed and alone are as near as before."""
+    model, samples = adapted(name), mixed_batch(name)
+    merged = copy.deepcopy(model).merge_and_unload()
+    with torch.no_grad():
+        alone = torch.cat([packed_logprobs(merged, LAYOUTS["left"]([s])) for s in samples])
+        for side in (model, merged):
+            with attach(side):
+                found = packed_logprobs(side, LAYOUTS["shared"](samples))
+            assert (found - alone).abs().max() <= (CLOSE if side is merged else 1e-4)

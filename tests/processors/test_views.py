@@ -1,0 +1,149 @@
+"""Pictures cut into views: what wrapped parts make of them beside transformers' image processor and model."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from support.models import small_model
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.contracts import TOLERANCES
+from mmpack.errors import ArgumentError, LayoutError
+from mmpack.processors.views import VIEW, pictures
+from mmpack.smoke.chat_templates import MINICPM
+from mmpack.smoke.kits import get_kit
+from mmpack.smoke.minicpm_processor import minicpm_tokenizer
+
+pytestmark = [
+    pytest.mark.adapter,
+    pytest.mark.skipif(
+        not get_kit("minicpmv4_6").available, reason="this transformers has no MiniCPM-V 4.6"
+    ),
+]
+SIZES = ((100, 150), (60, 40), (130, 70))  # four slices, none, two
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return minicpm_tokenizer()
+
+
+def picture(height, width, seed=0):
+    drawn = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(drawn)
+
+
+def image_processor(**settings):
+    values = {"scale_resolution": 64, "max_slice_nums": 4} | settings
+    return transformers.MiniCPMV4_6ImageProcessorPil(**values)
+
+
+def wrapped(tokenizer, chat_template=MINICPM, **settings):
+    return mp.wrap_processor(
+        tokenizer=tokenizer,
+        image_processor=image_processor(**settings),
+        family="minicpmv4_6",
+        chat_template=chat_template,
+    )
+
+
+def asked(*images):
+    parts = [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
+
+
+def test_a_pack_of_slices_is_what_the_models_own_forward_makes(tokenizer):
+    model, images = small_model("minicpmv4_6"), [picture(*size) for size in SIZES]
+    processor = wrapped(tokenizer)
+    samples = [
+        processor(asked(*images[:2]), response_ids=[5, 6, 7], sample_id="a", group_id="g"),
+        processor(asked(*images[:2]), response_ids=[5, 8], sample_id="b", group_id="g"),
+        processor(asked(images[2]), response_ids=[9, 10], sample_id="c", group_id="h"),
+    ]
+    assert mp.validate(samples) == []
+    assert [len(s.media) for s in samples] == [6, 6, 3]
+    wanted = []
+    with torch.no_grad():
+        for sample, own in zip(samples, (images[:2], images[:2], images[2:]), strict=True):
+            made = image_processor()(images=own, return_tensors="pt")
+            ids = torch.tensor(sample.input_ids)[None]
+            logits = model(
+                input_ids=ids,
+                pixel_values=made["pixel_values"],
+                target_sizes=made["target_sizes"],
+                use_cache=False,
+            ).logits[0]
+            at = torch.tensor(sample.loss_indices)
+            logp = logits[at - 1].log_softmax(-1)
+            wanted.append(logp.gather(1, ids[0][at][:, None])[:, 0])
+        with attach(model):
+            for share in (False, True):
+                batch = mp.pack(samples, share_prefix=share)
+                found = packed_logprobs(model, batch)
+                assert (found - torch.cat(wanted)).abs().max() <= TOLERANCES["layouts"].value
+    assert len(batch.media) == 9  # each view once
+    assert batch.num_tokens < sum(map(len, samples))
+
+
+def test_numbers_run_through_a_sample_and_can_be_left_out(tokenizer):
+    images = [picture(*size, seed=k) for k, size in enumerate(SIZES)]
+    processor = wrapped(tokenizer)
+    sample = processor(asked(*images[:2]), response_ids=[5, 248_046], sample_id="a")
+    longer = processor.append(sample, messages=asked(images[2]), response_ids=[6])
+    text = tokenizer.decode(longer.input_ids.tolist())
+    assert [text.count(f"<image_id>{k}</image_id>") for k in range(4)] == [1, 1, 1, 0]
+    whole = [*asked(*images[:2]), {"role": "assistant", "content": "x"}, *asked(images[2])]
+    without_thinking = MINICPM.replace(r"<think>\n\n</think>\n\n", "")
+    spread = wrapped(tokenizer, without_thinking)(whole, assistant_loss=True, sample_id="b")
+    text = tokenizer.decode(spread.input_ids.tolist())
+    assert [text.count(f"<image_id>{k}</image_id>") for k in range(4)] == [1, 1, 1, 0]
+    plain = wrapped(tokenizer, use_image_id=False)(asked(images[0]), sample_id="c")
+    assert "<image_id>" not in tokenizer.decode(plain.input_ids.tolist())
+    assert plain.processor["image"]["use_image_id"] is False
+
+
+def test_ids_of_an_engine_are_expanded_as_messages_are(tokenizer):
+    images = [picture(*size) for size in SIZES]
+    processor = wrapped(tokenizer)
+    sample = processor(asked(*images), response_ids=[5, 6], sample_id="a")
+    prompt = tokenizer(processor.render(asked(*images)), add_special_tokens=False)["input_ids"]
+    again = processor.from_ids(
+        [*prompt, 5, 6],
+        images,
+        expanded=False,
+        loss_spans=[(len(prompt), len(prompt) + 2)],
+        sample_id="a",
+    )
+    assert again.input_ids.tolist() == sample.input_ids.tolist()
+    assert mp.compare([sample], [again]).ok
+    recorded = [copy.copy(m) for m in sample.media]  # views as a trace has them
+    from_views = processor.from_ids(prompt, recorded, expanded=False, sample_id="b")
+    assert from_views.input_ids.tolist() == sample.input_ids.tolist()[:-2]
+
+
+def test_parity_names_the_setting_that_cuts_otherwise(tokenizer):
+    messages = asked(picture(100, 150))
+    left = wrapped(tokenizer)(messages, response_ids=[5], sample_id="a")
+    right = wrapped(tokenizer, slice_mode=False)(messages, response_ids=[5], sample_id="a")
+    report = mp.compare([left], [right])
+    assert not report.ok
+    assert "slice_mode" in str(report.to_json())
+
+
+def test_what_is_refused(tokenizer):
+    processor = wrapped(tokenizer)
+    with pytest.raises(ArgumentError, match=r"cuts this picture into 5 views.*Fix: views"):
+        processor.medium(picture(100, 150))
+    views = processor.views(picture(100, 150))
+    assert [v.metadata[VIEW] for v in views] == [[k, 2, 2] for k in range(5)]
+    for broken in (views[1:], views[:-1], views[:2] + views[3:], views[::-1]):
+        with pytest.raises(LayoutError, match="all views of a picture, in order"):
+            pictures(broken)
+    with pytest.raises(ArgumentError, match="downsample_mode is 4x"):
+        wrapped(tokenizer, downsample_mode="4x")
+    with pytest.raises(ArgumentError, match=r"has no video policy.*Fix: a Medium with"):
+        processor.views((np.zeros((2, 64, 64, 3), np.uint8), {"fps": 1.0}))
