@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from PIL import Image
 
 import mmpack as mp
@@ -19,6 +21,7 @@ from mmpack.smoke.kits import get_kit
 from mmpack.smoke.kits.samples import mixed_samples
 
 pytestmark = pytest.mark.adapter
+VERSION = Version(transformers.__version__)
 RANDOM = np.random.default_rng(0)
 SHAPES = ((70, 95, 3), (120, 60, 3))
 PICTURES = [Image.fromarray(RANDOM.integers(0, 256, shape, dtype=np.uint8)) for shape in SHAPES]
@@ -34,13 +37,14 @@ def made(request):
 
 
 def prompts_of(kit):
-    """Two pictures; a picture and a clip."""
+    """Two pictures; a picture and a clip, which old processors expand wrongly beside each other."""
     one, two = ({"type": "image", "image": p} for p in PICTURES)
     ask = {"type": "text", "text": "what 12 ?"}
     prompts = [[{"role": "user", "content": [one, ask, two, ask]}]]
     if kit.video is not None:
         clip = {"type": "video", "video": CLIP}
-        prompts.append([{"role": "user", "content": [ask, clip, one, ask]}])
+        beside = [one] if Version("5.17") <= VERSION else []
+        prompts.append([{"role": "user", "content": [ask, clip, *beside, ask]}])
     return prompts
 
 
@@ -48,7 +52,9 @@ def test_a_rollout_is_what_the_trainer_sees(made):
     kit, hf, model = made
     prompts = prompts_of(kit)
     torch.manual_seed(0)
-    kinds = {"max_new_tokens": 3, "n": 2, "prompts_per_batch": 1}
+    # before 5.23 generate gives two responses of one prompt each other's pictures; GLM's prompts mmpack repeats itself
+    count = 2 if kit.video is not None or Version("5.23") <= VERSION else 1
+    kinds = {"max_new_tokens": 3, "n": count, "prompts_per_batch": 1}
     rolled = rollout(model, hf, prompts, [f"g{i}" for i in range(len(prompts))], **kinds)
     assert mp.validate(rolled) == []
     wrapped = mp.wrap_processor(hf)
@@ -146,6 +152,8 @@ def test_routes_of_glm_are_recorded_and_replayed():
     """Sigmoid scores of eight experts in two groups, behind a dense layer."""
     kit = get_kit("glm4v_moe")
     model, batch = kit.small(), mp.pack(mixed_samples(kit))
+    if not hasattr(model.model.language_model.layers[1].mlp.gate, "num_experts"):
+        pytest.skip("this transformers' router does not say its experts")
     with torch.no_grad(), attach(model):
         with record_routes(model) as routes:
             own = packed_logprobs(model, batch)
