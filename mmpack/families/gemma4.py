@@ -36,7 +36,7 @@ GEMMA4 = Family(
         sampling=(("do_sample_frames", True), ("fps", None), ("num_frames", 32)),
         resize="budget",
     ),
-    oldest_transformers="5.19",
+    oldest_transformers="5.23",
     token_types="mm_token_type_ids",
     two_way_media=("image", "video"),
     two_way_layers=("sliding_attention",),

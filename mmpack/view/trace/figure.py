@@ -20,7 +20,7 @@ from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.trace.drawing import Sheet
 from mmpack.view.trace.episodes import Node, episodes_of
 from mmpack.view.trace.places import Mark
-from mmpack.view.trace.roles import LETTERS, OF_MODALITY, ROLES, Row, rows_of
+from mmpack.view.trace.roles import AUDIO, LETTERS, OF_MODALITY, ROLES, Row, rows_of
 from mmpack.view.trace.scores import Placed, placed_scores
 from mmpack.view.trace.screens import (
     arrow_head,
@@ -69,7 +69,8 @@ def figure(
         return found
 
     sheet = Sheet(WIDTH, PAPER)
-    _top(sheet, title, note)
+    heard = any(m.modality == "audio" for sample in samples for m in sample.media)
+    _top(sheet, title, note, [i for i in range(len(ROLES)) if heard or i != AUDIO])
     for episode in episodes_of(samples):
         sheet.y += GAP
         x = sheet.text(MARGIN, sheet.y, f"{episode.kind} ", 18, SOFT)
@@ -82,15 +83,15 @@ def figure(
     return out.getvalue(), missing
 
 
-def _top(sheet: Sheet, title: str, note: str) -> None:
-    """Title and key."""
+def _top(sheet: Sheet, title: str, note: str, roles: Sequence[int]) -> None:
+    """Title and key of these roles."""
     sheet.text(MARGIN, 28, title, 26, INK)
     if note:
         sheet.text(MARGIN, 62, note, 15, SOFT)
     x, y = float(MARGIN), 62 + 26 * bool(note)
-    for i, name in enumerate(ROLES):
+    for i in roles:
         x = _letter(sheet, x, y, i)
-        x = sheet.text(x + 6, y, name, 15, INK) + 18
+        x = sheet.text(x + 6, y, ROLES[i], 15, INK) + 18
     for name, colour in MARKS.items():
         sheet.box((x, y + 1, x + 17, y + 18), INK, None, 4)
         sheet.box((x + 3, y + 4, x + 14, y + 15), None, colour, 2, 2)
