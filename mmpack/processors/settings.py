@@ -126,6 +126,9 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
     out: dict[str, Any] = {
         "backend": "pil" if type(processor).__name__.endswith("Pil") else "torchvision"
     }
+    # a name of two switches: of tiles, where the processor has these
+    if "crop_to_patches" in raw and not raw["crop_to_patches"]:
+        raw["max_patches"] = None
     for switch, names in _SWITCHED.items():
         on = bool(raw.get(switch, False))
         tiles = switch in _TILES and switch in raw

@@ -17,6 +17,7 @@ from mmpack.adapters.transformers import attach, is_attached
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import FAMILIES, get_family
+from mmpack.smoke.kits import get_kit
 from mmpack.smoke.tiny_models import tiny_model, tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
@@ -189,8 +190,7 @@ def test_every_family_that_packs(family):
         with pytest.raises(ModelError, match="has no logits_to_keep"):
             SampleCollator(model)
         return
-    tiles = FAMILIES[family].pixel_layout == "tiles"
-    picture = ("image", (1, *tile(model.config)) if tiles else (1, 4, 6), "x")
+    picture = ("image", get_kit(family).image, "x")
     prompt = [("text", [1, 2]), picture, ("text", [7])]
     parts = [[*prompt, ("response", r)] for r in ([3, 4, 5], [3, 6])]
     data = with_pixels([make_sample(p, f"s{i}", family=family) for i, p in enumerate(parts)])
@@ -203,10 +203,6 @@ def test_every_family_that_packs(family):
             return
         packed = model(**inputs).loss
     assert float(packed) == pytest.approx(float(expected), rel=1e-6)
-
-
-def tile(config):
-    return tuple(s // config.vision_config.patch_size[0] for s in config.vision_config.image_size)
 
 
 def test_it_holds_no_model():

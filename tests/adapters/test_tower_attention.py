@@ -1,6 +1,7 @@
 """The vision tower under mmpack's attention: features and gradients of its own, one window after the other."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -172,9 +173,9 @@ def test_padded_batches_and_generate_are_the_models_own(models, family):
     inputs = model_inputs(mp.pad(samples[:1]), model)
     inputs.pop("use_cache")
     options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 151643}
-    options["mm_token_type_ids"] = token_types(model, inputs["input_ids"])
-    if family in ("internvl", "kimi_k25", "minicpmv4_6"):  # positions count tokens
-        options.pop("mm_token_type_ids")
+    takes = inspect.signature(model.forward).parameters
+    if "mm_token_type_ids" in takes and "mm_token_type_ids" not in inputs:
+        options["mm_token_type_ids"] = token_types(model, inputs["input_ids"])
     with torch.no_grad():
         wanted = packed_logprobs(model, batch)
         tokens = model.generate(**inputs, **options)

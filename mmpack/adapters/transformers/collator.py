@@ -10,6 +10,7 @@ import torch
 
 from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
 from mmpack.adapters.transformers.linear_attention import KEYWORD
+from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
@@ -92,6 +93,11 @@ def _common(batch: PackedBatch | PaddedBatch, family: Family) -> dict[str, Any]:
             "Fix: wrap the processor of this model"
         )
     held_pixels(batch.media, "SampleCollator")
+    if any(m.modality == "audio" for m in batch.media):
+        raise ModelError(
+            "SampleCollator: the batch has audio, whose features a forward takes from model_inputs only. "
+            "Fix: call model(**model_inputs(batch, model)) in a loop of your own"
+        )
     return {"use_cache": False} | pixel_inputs(batch)
 
 
@@ -114,9 +120,10 @@ def _packed(batch: PackedBatch, family: Family) -> dict[str, Any]:
 
 
 def _padded(batch: PaddedBatch, family: Family) -> dict[str, Any]:
+    types = family.token_types
     return {
         "input_ids": batch.input_ids,
         "attention_mask": batch.attention_mask,
         "position_ids": batch.position_ids if family.position_rows > 1 else batch.position_ids[0],
         "labels": batch.input_ids.masked_fill(~batch.loss_mask, IGNORED),
-    }
+    } | ({} if types is None else {types: token_types(batch.input_ids, family)})

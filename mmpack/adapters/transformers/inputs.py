@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from mmpack.adapters.transformers.attention import (
@@ -21,6 +20,7 @@ from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformer
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
 from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
+from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.tower import (
     Features,
     encoded_inputs,
@@ -49,7 +49,6 @@ from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
 from mmpack.schema.rules import Problem
-from mmpack.schema.spans import MODALITIES
 
 
 def model_inputs(
@@ -121,7 +120,7 @@ def model_inputs(
     else:
         _refuse_missing_kernels(model.config.get_text_config())
         if family.token_types is not None:
-            inputs[family.token_types] = _token_types(batch.input_ids, family)
+            inputs[family.token_types] = token_types(batch.input_ids, family)
     if batch.routed_experts is not None:
         routes_of(batch, model, "model_inputs")
         inputs[KEYWORD] = batch.routed_experts
@@ -144,14 +143,6 @@ def model_inputs(
             return inputs | {"input_ids": ids}
         open_ids_in_forward(model.model)
     return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict)}
-
-
-def _token_types(ids: torch.Tensor, family: Family) -> torch.Tensor:
-    """Like `ids`: 1 at placeholders of images, 2 at those of videos, 0 elsewhere."""
-    out = torch.zeros_like(ids)
-    for modality, placeholder in family.placeholder_ids.items():
-        out += (ids == placeholder) * (1 + MODALITIES.index(modality))
-    return out
 
 
 def refuse_other_batch(batch: Batch, model: Any, what: str) -> None:

@@ -208,8 +208,9 @@ def _idle(batch: Batch, model: Any, modality: str, embeds: torch.Tensor) -> torc
     elif family.pixel_layout == "tiles":
         grid = (1, *tile_patches(model.config, family))
     else:
-        # a canvas of one token is more than transformers' Mistral 3 can take
-        grid = (1, family.spatial_merge_size, 2 * family.spatial_merge_size)
+        # transformers' Mistral 3 can't take a canvas of one token
+        tokens = 2 if family.pixel_layout == "canvas" else 1
+        grid = (1, family.spatial_merge_size, tokens * family.spatial_merge_size)
     pixels = embeds.new_zeros(family.pixel_shape(grid, modality))
     own = _of_tower(pixels, model, family)
     features = _encode(model, modality, _tower_arguments(family, modality, own, [grid]))
