@@ -65,7 +65,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ):
         return
     from mmpack.conformance.checks import CHECKS
-    from mmpack.smoke.kits import kit_names
+    from mmpack.smoke.kits import get_kit, kit_names
 
     chosen, only = _chosen(metafunc.config), metafunc.config.getoption("--check")
     for option, names, known in (
@@ -77,8 +77,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 raise pytest.UsageError(f"{option} {name}: known are {', '.join(known)}")
     params = []
     for family in chosen or kit_names():
+        heavy = get_kit(family).heavy
         for check in [CHECKS[name] for name in only or CHECKS]:
-            marks: list[Any] = [pytest.mark.slow] if check.slow and not chosen else []
+            marks: list[Any] = (
+                [pytest.mark.slow] if not chosen and (check.slow or (heavy and check.packs)) else []
+            )
             marks += [pytest.mark.verl] if check.name == "verl" else []
             params.append(pytest.param(family, check, id=f"{family}-{check.name}", marks=marks))
     metafunc.parametrize(("family", "check"), params)

@@ -59,6 +59,7 @@ def test_every_public_name_resolves(name):
     value = getattr(mp, name)
     assert name in (
         "__version__",
+        "audio",
         "cache",
         "grounding",
         "invariant",
@@ -74,7 +75,7 @@ def test_no_room_bears_the_name_of_a_function():
     rooms = {module.name for module in pkgutil.iter_modules(mp.__path__)}
     assert (
         rooms & set(mp.__all__)
-        == {"cache", "grounding", "invariant", "probe", "trajectory", "video", "view"}
+        == {"audio", "cache", "grounding", "invariant", "probe", "trajectory", "video", "view"}
         and "planning" in rooms
     )
 

@@ -253,14 +253,14 @@ def test_pictures_are_looked_at_once(monkeypatch):
     shot = drawn(0)
     seen = []
     wrapped = processor()
-    real = type(wrapped).medium
+    real = type(wrapped).views
     monkeypatch.setattr(
         type(wrapped),
-        "medium",
+        "views",
         lambda self, item, *a, **k: seen.append(item) or real(self, item, *a, **k),
     )
-    count = real(wrapped, shot).num_tokens
-    prompt = [1, 151652, *[PAD] * count, 151653]
+    (medium,) = real(wrapped, shot)
+    prompt = [1, 151652, *[PAD] * medium.num_tokens, 151653]
     read([Record(prompt, [5], media=[shot]), Record([*prompt, 5, 6], [7], media=[shot])])
     assert len([item for item in seen if item is shot]) == 1
 

@@ -60,6 +60,7 @@ class Kit:
     text_ids: int = 100_000
     # weights are made larger by it, so that attention is far from uniform and a wrong row shows
     spread: float = 4.0
+    heavy: bool = False  # its packs take long in float64: checked in the slow suite
     lacks: Mapping[str, str] = field(default_factory=dict)
     # called with a model just made: weights that transformers' initialisation makes zero, or attention too sharp
     adjust: Callable[[Any], None] | None = None

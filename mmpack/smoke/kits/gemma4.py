@@ -38,6 +38,7 @@ def adjust(model: Any) -> None:
 
 KIT = Kit(
     family="gemma4",
+    heavy=True,
     model_class="Gemma4ForConditionalGeneration",
     config_class="Gemma4Config",
     config=whole(

@@ -10,6 +10,7 @@ from mmpack.smoke.kits.parts import whole
 _IDS = get_family("glm46v")
 KIT = Kit(
     family="glm46v",
+    heavy=True,
     model_class="Glm4vForConditionalGeneration",
     config_class="Glm4vConfig",
     config=whole(

@@ -17,6 +17,7 @@ EXPERTS = {
 }
 KIT = Kit(
     family="glm4v_moe",
+    heavy=True,
     model_class="Glm4vMoeForConditionalGeneration",
     config_class="Glm4vMoeConfig",
     config=whole(TEXT_CONFIG | {"num_hidden_layers": 3} | EXPERTS, GLM_TOWER),

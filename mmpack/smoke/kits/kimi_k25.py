@@ -32,6 +32,7 @@ def processor(tokenizer: Any = None) -> Any:
 
 KIT = Kit(
     family="kimi_k25",
+    heavy=True,
     model_class="Kimi_K25ForConditionalGeneration",
     config_class="Kimi_K25Config",
     config=whole(

@@ -6,6 +6,7 @@ from mmpack.smoke.kits.qwen3_5 import TEXT_CONFIG, processor
 
 KIT = Kit(
     family="qwen3_5_moe",
+    heavy=True,
     model_class="Qwen3_5MoeForConditionalGeneration",
     config_class="Qwen3_5MoeConfig",
     config=whole(

@@ -9,6 +9,7 @@ from mmpack.smoke.kits.qwen3_vl import DEEP_TOWER, TEXT_CONFIG
 
 KIT = Kit(
     family="qwen3_omni_moe",
+    heavy=True,
     model_class="Qwen3OmniMoeThinkerForConditionalGeneration",
     config_class="Qwen3OmniMoeThinkerConfig",
     config=whole(

@@ -9,6 +9,7 @@ from mmpack.smoke.kits.qwen3_vl import DEEP_TOWER, TEXT_CONFIG
 
 KIT = Kit(
     family="qwen3_vl_moe",
+    heavy=True,
     model_class="Qwen3VLMoeForConditionalGeneration",
     config_class="Qwen3VLMoeConfig",
     config=whole(TEXT_CONFIG | EXPERTS, DEEP_TOWER),
