@@ -213,6 +213,11 @@ def two_prompts():
     return with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
 
 
+def near(a, b):
+    """Media that are encoded apart and together: CPUs' products have other bits for other numbers of rows."""
+    return (a - b).abs().max() <= TOLERANCES["layouts"].value
+
+
 def test_old_reference_and_policy_passes_encode_each_medium_once(attached):
     """Two epochs over two micro-batches, and a reference that is another model with the same tower."""
     reference = copy.deepcopy(attached)
@@ -225,8 +230,8 @@ def test_old_reference_and_policy_passes_encode_each_medium_once(attached):
             for pack in packs:
                 old = packed_logprobs(attached, pack, features=store)
                 ref = packed_logprobs(reference, pack, features=store)
-                assert torch.equal(old, packed_logprobs(attached, pack))
-                assert torch.equal(ref, packed_logprobs(reference, pack))
+                assert near(old, packed_logprobs(attached, pack))
+                assert near(ref, packed_logprobs(reference, pack))
         del seen[:], also[:]
         for _ in range(2):
             for pack in packs:
@@ -235,7 +240,7 @@ def test_old_reference_and_policy_passes_encode_each_medium_once(attached):
                 lp.sum().backward()
                 optimizer.step()
                 with torch.no_grad():
-                    assert torch.equal(
+                    assert near(
                         packed_logprobs(attached, pack, features=store),
                         packed_logprobs(attached, pack),
                     )
@@ -663,7 +668,7 @@ def test_one_cache_key_of_two_grids(attached):
         for pack in packs:
             wanted = packed_logprobs(attached, pack)
             for kept in (store, features):
-                assert torch.equal(packed_logprobs(attached, pack, features=kept), wanted)
+                assert near(packed_logprobs(attached, pack, features=kept), wanted)
     assert store.stats.misses == 2
 
 
