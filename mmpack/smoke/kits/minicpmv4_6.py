@@ -63,5 +63,8 @@ KIT = Kit(
     other=(1, 8, 12),
     video=(2, 8, 4),
     written=written,
-    lacks={"trl": "TRL hands no sizes of views to the model"},
+    lacks={
+        "trl": "TRL hands no sizes of views to the model",
+        "verl": "the adapter to verl writes patches, and no strips of them",
+    },
 )
