@@ -79,9 +79,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for family in chosen or kit_names():
         heavy = get_kit(family).heavy
         for check in [CHECKS[name] for name in only or CHECKS]:
-            marks: list[Any] = (
-                [pytest.mark.slow] if not chosen and (check.slow or (heavy and check.packs)) else []
-            )
+            slow = not chosen and (check.slow or (heavy and check.packs))
+            marks: list[Any] = [pytest.mark.slow if slow else pytest.mark.adapter]
             marks += [pytest.mark.verl] if check.name == "verl" else []
             params.append(pytest.param(family, check, id=f"{family}-{check.name}", marks=marks))
     metafunc.parametrize(("family", "check"), params)
