@@ -8,6 +8,8 @@ import copy
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from support.families import mixed_batch
 from support.models import small_model, with_pixels
 from support.samples import make_sample
@@ -291,6 +293,10 @@ def test_inference_mode_runs(models):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.17"),
+    reason="its own linear attention rounds more in bfloat16",
+)
 def test_layouts_of_linear_attention_are_alike(models):
     model, samples = models("qwen3_5"), mixed_batch("qwen3_5")
     packed = mp.probe.record(probe_side(model), samples)
