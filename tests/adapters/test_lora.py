@@ -19,7 +19,7 @@ QUICK = ("qwen2_5_vl",)
 NAMES = [
     pytest.param(name, marks=[pytest.mark.adapter if name in QUICK else pytest.mark.slow])
     for name in kit_names()
-    if FAMILIES[name].packing == "yes"
+    if FAMILIES[name].packing == "yes" and "lora" not in get_kit(name).lacks
 ]
 CLOSE = TOLERANCES["layouts"].value
 
