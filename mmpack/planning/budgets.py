@@ -5,6 +5,7 @@ A medium counts once per micro-batch, by cache key; so does a row that samples s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -87,8 +88,8 @@ def _taken(sample: Sample) -> dict[str, int]:
 
 
 def _bytes(medium: Medium, sample: Sample) -> int:
-    """Of the pixels that it holds; else of as many in float32."""
+    """Of the pixels (an audio's features) that it holds; else of as many in float32."""
     pixels: Any = medium.pixel_values
     if hasattr(pixels, "nbytes"):
         return int(pixels.nbytes)
-    return 4 * medium.num_patches * FAMILIES[sample.family].patch_dim
+    return 4 * math.prod(FAMILIES[sample.family].pixel_shape(medium.grid_thw, medium.modality))

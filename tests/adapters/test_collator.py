@@ -208,6 +208,17 @@ def test_every_family_that_packs(family):
     assert float(packed) == pytest.approx(float(expected), rel=1e-6)
 
 
+def test_audio_is_refused():
+    """Its placeholders would be embedded as text, without an error."""
+    kit = get_kit("qwen2_5_omni")
+    if not kit.available:
+        pytest.skip("this transformers has no Qwen2.5-Omni")
+    parts = [("text", [1]), ("audio", kit.audio, "call"), ("response", [3, 4])]
+    data = with_pixels([make_sample(parts, "s", family=kit.family)])
+    with pytest.raises(ModelError, match=r"the batch has audio.* Fix: call model"):
+        SampleCollator(kit.small(), padding="right")(data)
+
+
 def test_it_holds_no_model():
     collator = SampleCollator(tiny_qwen2_5_vl())
     assert len(pickle.dumps(collator)) < 10_000

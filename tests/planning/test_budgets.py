@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.samples import make_sample as drawn_sample
 from test_plan import batches, make_sample, of_length
 
 import mmpack as mp
@@ -37,6 +38,15 @@ def test_pixels_that_are_held_count_as_they_are():
     held = 1176 * (4 + 4 * 8)
     assert len(plan(samples, max_tokens=99, max_media_bytes=held).bins) == 1
     assert len(plan(samples, max_tokens=99, max_media_bytes=held - 1).bins) == 2
+
+
+def test_features_of_an_audio_count_as_they_will_be():
+    parts = [("text", [1]), ("audio", (150, 1, 1), "call"), ("response", [5])]
+    sample = drawn_sample(parts, family="qwen2_5_omni")
+    needed = 4 * 150 * 128  # float32, mel bins of released models
+    assert plan([sample], max_tokens=99, max_media_bytes=needed).total_samples == 1
+    with pytest.raises(PlanError, match=f"max_media_bytes={needed} would take it"):
+        plan([sample], max_tokens=99, max_media_bytes=needed - 1)
 
 
 def test_the_error_says_what_would_let_all_in():
