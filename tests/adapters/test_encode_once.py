@@ -76,19 +76,23 @@ def freeze(model, frozen=True):
 
 
 class Forwards:
-    """Patches, or tiles, of each forward of the tower. One hook for all models: they share features."""
+    """Patches, or frames where it takes those, of each forward of the tower. One hook for all models."""
 
     of: ClassVar[dict[Any, list[int]]] = {}
 
     def __init__(self, model):
-        core = model.model
-        self.tower = core.visual if hasattr(core, "visual") else core.vision_tower
+        self.tower = self.tower_of(model)
         self.hook = self.tower.register_forward_pre_hook(Forwards.note, with_kwargs=True)
+
+    @staticmethod
+    def tower_of(model):
+        core = model.model
+        return core.visual if hasattr(core, "visual") else core.vision_tower
 
     @staticmethod
     def note(module, args, kwargs):
         given = [*args, *kwargs.values()]
-        Forwards.of[module].append(len(next(x for x in given if torch.is_tensor(x))))
+        Forwards.of[module].append(max(len(x) for x in given if torch.is_tensor(x)))
 
     def __enter__(self):
         return Forwards.of.setdefault(self.tower, [])
@@ -96,6 +100,20 @@ class Forwards:
     def __exit__(self, *error):
         self.hook.remove()
         Forwards.of.pop(self.tower, None)
+
+
+def patches_seen(seen, batch):
+    """Patches of each forward: of whole media, in their order."""
+    if batch.family_of().pixel_layout in ("patches", "squares"):
+        return list(seen)
+    media, rows = iter(batch.media), []
+    for frames in seen:
+        rows.append(0)
+        while frames > 0:
+            t, h, w = next(media).grid_thw
+            frames, rows[-1] = frames - t, rows[-1] + t * h * w
+        assert frames == 0
+    return rows
 
 
 def packs_of(samples, parts=((0, 1), (2, 3), (4,))):
@@ -160,9 +178,9 @@ def test_encoded_once_with_one_backward_is_as_exact_as_each_sample_alone(models,
     model, samples = models(name), mixed_batch(name)
     (wanted, gradients), (_, separately) = exact(model, samples), separate(model, samples)
     packs = packs_of(samples)
-    tower = tower_and_projector(model)
+    seeing = Forwards.tower_of(model)
     backwards = []
-    hook = next(tower.parameters()).register_hook(backwards.append)
+    hook = next(seeing.parameters()).register_hook(backwards.append)
     with attach(model), Forwards(model) as seen:
         values, found = encoded_once(model, packs)
         assert len(seen) == len({m.modality for p in packs for m in p.media})
@@ -180,14 +198,13 @@ def test_encoded_once_with_one_backward_is_as_exact_as_each_sample_alone(models,
 def test_chunks_of_whole_media_give_the_same(models, name):
     model, samples = models(name), mixed_batch(name)
     batch = mp.pack(samples, share_prefix=True)
-    tiles = FAMILIES[name].pixel_layout == "tiles"
     with attach(model):
         wanted, gradients = logprobs_and_gradients(model, batch)
         counts = [m.grid_thw[0] * m.grid_thw[1] * m.grid_thw[2] for m in batch.media]
         for most in (1, 40, max(counts), sum(counts)):
             with Forwards(model) as seen, torch.no_grad():
                 values = packed_logprobs(model, batch, max_patches=most)
-            rows = [n * 16 if tiles else n for n in seen]
+            rows = patches_seen(seen, batch)
             assert sum(rows) == sum(counts) == batch.stats["patches_encoded"]
             assert all(n <= most or n in counts for n in rows)
             assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value
