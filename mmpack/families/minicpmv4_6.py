@@ -29,6 +29,7 @@ MINICPMV4_6 = replace(
         number=("<image_id>", "</image_id>"),
     ),
     fixed_settings=(("downsample_mode", "16x"),),
+    oldest_transformers="5.19",  # before, its tower merges views of one size only
     video_policies=(),
     video=None,
 )

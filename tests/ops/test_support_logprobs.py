@@ -331,12 +331,15 @@ def test_no_loss_token_gives_an_empty_result_on_the_graph(route):
 
 
 @pytest.mark.parametrize("way", ["gather", "products", "chosen"])
-def test_a_split_vocabulary_gives_the_bits_of_the_whole(way, tmp_path):
+def test_a_split_vocabulary_gives_what_the_whole_gives(way, tmp_path):
     torch.multiprocessing.spawn(_rank, (2, way, str(tmp_path / "rendezvous")), nprocs=2, join=True)
 
 
 def _rank(rank, ranks, way, rendezvous):
-    """Values of `ranks` shards, and gradients to them, are those of one process, bit for bit."""
+    """Values of `ranks` shards, and gradients to them, are those of one process: bit for bit where lists are gathered.
+
+    Of a product with fewer columns some CPUs give other bits.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     distributed.init_process_group(
@@ -356,11 +359,12 @@ def _rank(rank, ranks, way, rendezvous):
     hidden, weight, bias = factors
     world = {"temperature": 0.8, "softcap": 9.0, "group": distributed.group.WORLD}
     got = step([hidden, weight[part], bias[part]], *inputs, **world)
-    assert torch.equal(got[0], lp)
-    assert torch.equal(got[1], h)
+    exactly = way == "gather"
+    for a, b in ((got[0], lp), (got[1], h)):
+        assert (a - b).abs().max() <= (0 if exactly else linear_logprob_bound(9.0))
     to_hidden, *to_shard = got[2]
     for a, b in zip(to_shard, gradients[1:], strict=True):
-        assert torch.equal(a, b[part])
+        assert (a - b[part]).abs().max() <= (0 if exactly else gradient_fp32_bound(b.abs().max()))
     difference = (to_hidden - gradients[0]).abs().max()
     assert difference <= gradient_fp32_bound(gradients[0].abs().max())
     assert torch.equal(to_hidden[unread], torch.zeros_like(hidden[unread]))
