@@ -125,5 +125,5 @@ def _placed(
             at = start + len(ids)
             frame = run if runs > 1 else None
             spans.append(ModalitySpan(at, at + length, medium.modality, index, frame))
-            ids += [family.placeholder_ids[medium.modality]] * length + [family.vision_end_id]
+            ids += [family.placeholder_ids[medium.modality]] * length + family.ends
     return np.asarray(ids, dtype=np.int64), spans

@@ -82,7 +82,7 @@ class Family:
     image_token_id: int
     video_token_id: int | None  # None: a video is a series of images
     vision_start_id: int | None  # None: nothing stands before an image
-    vision_end_id: int
+    vision_end_id: int | None  # None: nothing stands behind one
     pad_token_id: int
     patch_size: int
     temporal_patch_size: int
@@ -140,9 +140,8 @@ class Family:
     # a {clock} shows them, or with hours and thousandths {time}; and what stands between two runs
     frame_text: str = "<{seconds:.1f} seconds>{run}"
     frames_between: str = ""
-    frame_start_id: int | None = (
-        None  # in front of its placeholders, where that is not vision start
-    )
+    # the id in front of its placeholders, where that is not vision start
+    frame_start_id: int | None = None
     frame_time: str = "middle"  # of a run's frames: "middle" of first and last | "first"
     # policies that sample its videos, transformers' first (none: mmpack takes them processed); and what released video
     # processors are set to
@@ -178,6 +177,11 @@ class Family:
     def starts(self) -> list[int]:
         """The id before an image, if there is one."""
         return [] if self.vision_start_id is None else [self.vision_start_id]
+
+    @property
+    def ends(self) -> list[int]:
+        """The id behind an image, if there is one."""
+        return [] if self.vision_end_id is None else [self.vision_end_id]
 
     @property
     def patch_dim(self) -> int:

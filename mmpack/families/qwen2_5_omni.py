@@ -3,38 +3,23 @@
 A video's sound lies between its placeholders, in chunks of two seconds. The tower reads 200 feature frames at a time.
 """
 
-from mmpack.families.base import Audio, Family, VideoDefaults
+from dataclasses import replace
 
-QWEN2_5_OMNI = Family(
+from mmpack.families.base import Audio
+from mmpack.families.qwen2_5_vl import QWEN2_5_VL
+
+assert QWEN2_5_VL.video is not None
+QWEN2_5_OMNI = replace(
+    QWEN2_5_VL,
     name="qwen2_5_omni",
     model_types=("qwen2_5_omni_thinker",),
     processors=("Qwen2_5OmniProcessor",),
-    image_token_id=151655,
-    video_token_id=151656,
-    vision_start_id=151652,
-    vision_end_id=151653,
-    pad_token_id=151643,
-    patch_size=14,
-    temporal_patch_size=2,
-    spatial_merge_size=2,
-    video_layout="single",
     position_rules=("seconds",),
-    position_rows=3,
     tokens_per_second=25.0,
+    coordinates=None,
     video_policies=("transformers_qwen2_vl",),
-    # what its processor hands its video processor at each call
-    video=VideoDefaults(
-        area=(128 * 28 * 28, 768 * 28 * 28),
-        mean=(0.48145466, 0.4578275, 0.40821073),
-        std=(0.26862954, 0.26130258, 0.27577711),
-        sampling=(
-            ("do_sample_frames", False),
-            ("fps", None),
-            ("num_frames", None),
-            ("min_frames", 4),
-            ("max_frames", 768),
-        ),
-    ),
+    # its processor hands these sizes to its video processor at each call
+    video=replace(QWEN2_5_VL.video, area=(128 * 28 * 28, 768 * 28 * 28), max_video_tokens=None),
     # before, the towers stand beside the text model
     oldest_transformers="5.23",
     audio=Audio(

@@ -14,8 +14,15 @@ from mmpack.families.base import Family
 
 # fields that hold one of the words that built-in families use
 _WORDS = ("video_layout", "pixel_layout", "coordinates")
-_CHOICES = {"packing": ("yes", "kernels-only", "no"), "sharing": ("tree", "none")}
-_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size", "vision_levels", "vocab_size")
+_CHOICES = {
+    "packing": ("yes", "kernels-only", "no"),
+    "sharing": ("tree", "none"),
+    "frame_time": ("middle", "first"),
+}
+_SIZES = (
+    *("patch_size", "temporal_patch_size", "spatial_merge_size", "pooled_frames"),
+    *("vision_levels", "vocab_size"),
+)
 
 
 def register_family(family: Family) -> Family:
@@ -87,7 +94,7 @@ def _ids(family: Family) -> Iterable[tuple[str, str]]:
     names = ("image_token_id", "video_token_id", "vision_start_id", "vision_end_id", "pad_token_id")
     ids = {name: getattr(family, name) for name in names}
     for name, value in ids.items():
-        if value is None and name in ("video_token_id", "vision_start_id"):
+        if value is None and name in ("video_token_id", "vision_start_id", "vision_end_id"):
             continue
         if not _whole(value) or not 0 <= value < family.vocab_size:
             yield (
@@ -121,6 +128,18 @@ def _words(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
         if value not in words:
             listed = ", ".join(sorted(repr(word) for word in words))
             yield f"has {name}={value!r:.40}", f"one of {listed}"
+    media = family.placeholder_ids
+    if not (isinstance(family.two_way_media, tuple) and set(family.two_way_media) <= media.keys()):
+        yield (
+            f"has two_way_media={family.two_way_media!r:.40}",
+            f"a tuple of what it has placeholders of: {', '.join(media)}",
+        )
+    if family.audio is not None and family.audio.interleaving not in ("chunks", "time"):
+        yield f"has audio of interleaving={family.audio.interleaving!r:.40}", "'chunks' or 'time'"
+    if family.audio is not None and not set(family.audio.halvings) <= {"up", "down"}:
+        yield f"has audio of halvings={family.audio.halvings!r:.40}", "'up' or 'down' for each"
+    if family.video is not None and family.video.resize not in ("area", "budget"):
+        yield f"has a video of resize={family.video.resize!r:.40}", "'area' or 'budget'"
     if family.video_token_id is None and family.video_layout != "images":
         yield (
             f"has video_layout={family.video_layout!r} and no video_token_id",

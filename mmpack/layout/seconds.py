@@ -20,6 +20,17 @@ def time_of_day(seconds: float) -> str:
     return ":".join(f"{part:02d}" for part in parts) + f".{int(seconds % 1 * 1000):03d}"
 
 
+def clock(seconds: float) -> str:
+    """Minutes and seconds that are cut off: 01:02."""
+    return f"{int(seconds // 60):02d}:{int(seconds % 60):02d}"
+
+
+def frame_text(family: Family, seconds: float, run: str) -> str:
+    """What the family writes for one run of a video: its time, and `run` in the place of its placeholders."""
+    times = {"clock": clock(seconds), "time": time_of_day(seconds)}
+    return family.frame_text.format(seconds=seconds, whole=int(seconds), run=run, **times)
+
+
 def frame_seconds(medium: Medium, family: Family) -> list[float]:
     """Seconds of each run of a video: halfway between its first and last frame, or the first's, as the family has it.
 

@@ -17,7 +17,7 @@ import numpy as np
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
 from mmpack.layout.runs import placeholder_runs
-from mmpack.layout.seconds import frame_seconds, time_of_day
+from mmpack.layout.seconds import frame_seconds, frame_text
 from mmpack.layout.tmrope import interleaved
 from mmpack.processors.views import pictures, text_of
 from mmpack.schema.media import Medium
@@ -118,7 +118,7 @@ def with_runs(
             out += spelled(marks) + after
             continue
         if markers == REPLACED and _in_frames(medium, family):
-            start, end = spelled(_start(family)), spelled([family.vision_end_id])
+            start, end = spelled(family.starts), spelled(family.ends)
             if out.endswith(start) and after.startswith(end):
                 out, after = out.removesuffix(start), after.removeprefix(end)
         first, *rest = _texts(medium, family)
@@ -249,12 +249,8 @@ def _texts(medium: Medium, family: Family) -> list[str]:
     """What is written before the first of a medium's runs, between two, and after the last. Raises: LayoutError."""
     runs = family.spans_of(medium.modality, medium.grid_thw)
     if _in_frames(medium, family):
-        whole = family.frames_between.join(
-            family.frame_text.format(
-                seconds=s, whole=int(s), clock=_clock(s), time=time_of_day(s), run=_RUN
-            )
-            for s in frame_seconds(medium, family)
-        )
+        seconds = frame_seconds(medium, family)
+        whole = family.frames_between.join(frame_text(family, s, _RUN) for s in seconds)
     elif medium.modality == "video" or family.row_end_id is not None:
         whole = _RUN * runs
     else:
@@ -268,7 +264,7 @@ def _texts(medium: Medium, family: Family) -> list[str]:
 def _marks(medium: Medium, family: Family) -> list[tuple[list[int], list[int]]]:
     """Ids right before and right after each of a medium's runs."""
     runs = family.spans_of(medium.modality, medium.grid_thw)
-    start, end = _start(family), [family.vision_end_id]
+    start, end = family.starts, family.ends
     if _in_frames(medium, family) and family.frame_start_id is not None:
         start = [family.frame_start_id]
     if medium.modality == "image" and family.row_end_id is not None:
@@ -278,10 +274,6 @@ def _marks(medium: Medium, family: Family) -> list[tuple[list[int], list[int]]]:
     return [
         (start, end) if family.writes_markers or _in_frames(medium, family) else ([], [])
     ] * runs
-
-
-def _start(family: Family) -> list[int]:
-    return [] if family.vision_start_id is None else [family.vision_start_id]
 
 
 def _take_breaks(
@@ -338,10 +330,6 @@ def _ids_of_views(
 
 def _in_frames(medium: Medium, family: Family) -> bool:
     return medium.modality == "video" and family.in_pieces("video")
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds // 60):02d}:{int(seconds % 60):02d}"
 
 
 def _markers_around(ids: np.ndarray, i: int, family: Family) -> list[int]:

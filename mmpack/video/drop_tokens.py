@@ -10,7 +10,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
-from mmpack.layout.seconds import frame_seconds
+from mmpack.layout.seconds import frame_seconds, frame_text
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import ModalitySpan
 
@@ -32,6 +32,11 @@ def spans_to_cut(
     size = family.vision_tokens((1, h, w))
     spans = [s for s in sample.modality_spans if s.media_index == media_index]
     if family.video_layout != "frames":
+        if any(s.chunk is not None for s in spans):
+            raise ArgumentError(
+                f"drop_frames: the sound of {sample.media[media_index].media_id!r:.60} lies among its placeholders, "
+                "which go by its times. Fix: make the sample of the shorter video"
+            )
         return [
             (s.start + k * size, s.start + (k + 1) * size) for s in spans for k in gone.tolist()
         ]
@@ -107,14 +112,15 @@ def _first_stamp(
 ) -> int:
     """Index of the first token of the first patch's timestamp.
 
-    Behind the outer marker, where it was kept. Else a timestamp has as many tokens as the next one, plus one per digit
-    more.
+    Behind the outer marker, where it was kept. Else a timestamp has as many tokens as the next one, plus one per
+    character more.
     """
     before = sample.input_ids[max(starts[0] - STAMP, 0) : starts[0]]
-    outer = np.flatnonzero(np.isin(before, [*family.starts, family.vision_end_id]))
+    outer = np.flatnonzero(np.isin(before, [*family.starts, *family.ends]))
     if len(outer) and before[outer[-1]] == family.vision_start_id:
         return starts[0] - len(before) + int(outer[-1]) + 1
-    lengths = [len(f"{s:.1f}") for s in frame_seconds(sample.media[media_index], family)]
+    seconds = frame_seconds(sample.media[media_index], family)
+    lengths = [len(frame_text(family, s, "")) for s in seconds[:2]]
     return starts[0] - (starts[1] - stops[0] + lengths[0] - lengths[1])
 
 

@@ -14,6 +14,8 @@ from mmpack.families.register import problems
 from mmpack.smoke.kits import get_kit, kit_names, register_kit
 from mmpack.smoke.kits.samples import mixed_samples
 
+VIDEO, AUDIO = get_family("qwen3_vl").video, get_family("qwen2_5_omni").audio
+
 
 @pytest.fixture
 def registered(monkeypatch):
@@ -51,6 +53,19 @@ def test_a_registered_family_is_known_everywhere(registered, tmp_path):
     assert mp.plan(samples, max_tokens=500).dropped == []
 
 
+def test_nothing_need_stand_around_a_picture(registered):
+    mp.register_family(mine(vision_start_id=None, vision_end_id=None))
+    bare = mixed_samples(register_kit(replace(get_kit("qwen3_vl"), family="mine")))
+    marked = mixed_samples(get_kit("qwen3_vl"))
+    assert mp.validate(bare) == []
+    for one, two in zip(bare, marked, strict=True):
+        kept = ~np.isin(two.input_ids, [151652, 151653])
+        assert one.input_ids.tolist() == two.input_ids[kept].tolist()
+    report = mp.compare(bare, [replace(s, input_ids=s.input_ids[:-1]) for s in bare])
+    assert mp.compare(bare, list(bare)).ok and not report.ok
+    assert mp.pack(bare, share_prefix=True).num_tokens < sum(map(len, bare))
+
+
 def test_the_page_of_families(registered):
     page = (Path(__file__).resolve().parents[2] / "docs" / "families.md").read_text("utf-8")
     names: dict = {}
@@ -77,6 +92,13 @@ def test_what_is_refused(registered):
         (mine(video_token_id=None), "video_layout='frames' and no video_token_id"),
         (mine(position_rules=("middle",)), "position_rules"),
         (mine(position_rows=1), "position_rows=1, the rule 'grid' gives 3"),
+        (mine(frame_time="last"), "frame_time='last'. Fix: one of 'first', 'middle'"),
+        (mine(pooled_frames=0), "pooled_frames=0"),
+        (mine(two_way_media=("audio",)), r"two_way_media=\('audio',\). Fix: .* image, video"),
+        (mine(two_way_media="image"), "two_way_media='image'"),
+        (mine(video=replace(VIDEO, resize="crop")), "resize='crop'. Fix: 'area' or 'budget'"),
+        (mine(audio=replace(AUDIO, interleaving="turns")), "interleaving='turns'"),
+        (mine(audio=replace(AUDIO, halvings=("half",))), r"halvings=\('half',\)"),
     ]:
         with pytest.raises(ArgumentError, match=message) as caught:
             mp.register_family(family)

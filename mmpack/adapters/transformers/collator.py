@@ -14,7 +14,7 @@ from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
-from mmpack.families import Family, family_of_config
+from mmpack.families import Family, family_of_config, get_family
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.media import held_pixels
 from mmpack.packing.pack import pack
@@ -59,7 +59,7 @@ class SampleCollator:
                 f"SampleCollator: the forward of {type(whole).__name__} has no logits_to_keep, by which packed rows "
                 "are scored. Fix: padding='left', or packed_logprobs in a step of your own"
             )
-        self.family = family_of_config(whole.config)
+        self.family = family_of_config(whole.config).name  # a worker looks it up
         self.padding = padding
         self.share_prefix = share_prefix
         self.pad_to_multiple_of = pad_to_multiple_of
@@ -68,13 +68,14 @@ class SampleCollator:
         """Raises: SchemaError for broken rules, and (MM404) for missing pixels; ModelError for another family;
         ArgumentError for a batch without a loss token: the mean over none is NaN.
         """
+        family = get_family(self.family)
         if self.padding is None:
             batch = pack(samples, None, self.share_prefix, self.pad_to_multiple_of)
             _refuse_no_loss(samples)
-            return _common(batch, self.family) | _packed(batch, self.family)
+            return _common(batch, family) | _packed(batch, family)
         padded = pad(samples, self.padding, pad_to_multiple_of=self.pad_to_multiple_of)
         _refuse_no_loss(samples)
-        return _common(padded, self.family) | _padded(padded, self.family)
+        return _common(padded, family) | _padded(padded, family)
 
 
 def _refuse_no_loss(samples: Sequence[Sample]) -> None:

@@ -19,11 +19,8 @@ from mmpack.families import Family, family_of_config
 from mmpack.ops.attention import AttentionPlan, plan_of_rule, resolve
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-KNOWN = (
-    SLIDING,
-    FULL,
-    "linear_attention",
-)  # values of a config's `layer_types`; the last has no attention
+# values of a config's `layer_types`; the last has no attention
+KNOWN = (SLIDING, FULL, "linear_attention")
 RULES = "_mmpack_rules"  # on the decoder of an attached model
 # Before, a block of transformers' masks saw past the window.
 KEEPS_TO_WINDOW = (

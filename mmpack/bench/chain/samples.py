@@ -43,7 +43,7 @@ def _draw(cache: int, name: str, size: str, seed: int) -> tuple[list[Sample], li
                 out += part
             else:
                 placeholder = family.placeholder_ids["image"]
-                out += [*family.starts, placeholder, family.vision_end_id]
+                out += [*family.starts, placeholder, *family.ends]
         media = [part for part in parts if not isinstance(part, list)]
         return processor.from_ids(
             out + ids(n),

@@ -45,9 +45,8 @@ class SegmentPlan:
     waves: list[Wave]
     order: torch.Tensor | None  # [T] rows wave by wave; None where they lie so
     place: torch.Tensor | None  # [T] where each row stands in `order`
-    previous: (
-        torch.Tensor
-    )  # [T, conv_width - 1] the 1st, 2nd, … row before, on the path; -1 for none
+    # [T, conv_width - 1] the 1st, 2nd, … row before, on the path; -1 for none
+    previous: torch.Tensor
     readers: Inverse  # for each row the entries of `previous` that name it
     chunks: dict[torch.device, ChunkPlan] = field(default_factory=dict, repr=False)
     checksum: int | None = None  # of the batch's visible_until, where it is a batch's

@@ -155,7 +155,7 @@ class Side:
         start, end = self.family.vision_start_id, self.family.vision_end_id
         for first, stop, _ in self.framed:
             low = stamp_of(first)
-            stops = [*self.family.starts, end, *self.family.placeholder_ids.values()]
+            stops = [*self.family.starts, *self.family.ends, *self.family.placeholder_ids.values()]
             before = np.flatnonzero(np.isin(self.ids[low : max(first - 1, low)], stops))
             opens = [low + int(k) for k in before[-1:] if self.ids[low + k] == start]
             closes = [stop + 1] if self.ids[stop : stop + 2].tolist() == [end, end] else []
@@ -207,7 +207,7 @@ class Pair:
             drop = side.placeholder.copy()
             if not same_runs:
                 family = side.family
-                drop = drop | np.isin(side.ids, [*family.starts, family.vision_end_id])
+                drop = drop | np.isin(side.ids, [*family.starts, *family.ends])
             for first, last, _ in [*side.framed, *side.in_rows]:
                 drop[first:last] = True
             if self.other_markers:

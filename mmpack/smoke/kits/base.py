@@ -28,7 +28,7 @@ def written_with_markers(family: Family, modality: str, grid: Grid) -> list[int]
     for frame in range(runs):
         if modality == "video" and family.video_layout == "frames":
             ids += [27, 15 + frame, 13, 20, 6486, 29]  # <k.5 seconds>
-        ids += [*family.starts, *run, family.vision_end_id]
+        ids += [*family.starts, *run, *family.ends]
     return ids
 
 
