@@ -22,8 +22,8 @@ def written(family: Family, modality: str, grid: Grid) -> list[int]:
     """An image between its marks; a video between its own, each patch with its second behind it."""
     runs = family.spans_of(modality, grid)
     run = [family.placeholder_ids[modality]] * (family.vision_tokens(grid) // runs)
-    assert family.vision_start_id is not None and family.video_bounds is not None
-    one = [family.vision_start_id, *run, family.vision_end_id]
+    assert family.video_bounds is not None
+    one = [*family.starts, *run, *family.ends]
     if modality == "image":
         return one
     begin, end = family.video_bounds

@@ -14,7 +14,7 @@ def written(family: Family, modality: str, grid: Grid) -> list[int]:
     rows = family.spans_of(modality, grid)
     assert family.row_end_id is not None
     row = [family.image_token_id] * (family.vision_tokens(grid) // rows)
-    return [*[*row, family.row_end_id] * (rows - 1), *row, family.vision_end_id]
+    return [*[*row, family.row_end_id] * (rows - 1), *row, *family.ends]
 
 
 def processor(tokenizer: Any = None) -> Any:
