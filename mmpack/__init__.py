@@ -85,7 +85,17 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 # packages that are public by their own name, as in mp.video.sample
-_ROOMS = ("audio", "cache", "grounding", "invariant", "probe", "trajectory", "video", "view")
+_ROOMS = (
+    "audio",
+    "cache",
+    "grounding",
+    "invariant",
+    "planning",
+    "probe",
+    "trajectory",
+    "video",
+    "view",
+)
 _DRAWN = ("compare", "ParityReport")  # `view` gives what these return its look
 
 __all__ = ["__version__", *sorted([*_MODULE_OF, *_ROOMS])]

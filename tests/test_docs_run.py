@@ -12,6 +12,7 @@ from support.samples import make_sample
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media
+from mmpack.planning import Counts
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
@@ -262,11 +263,15 @@ def test_memory(samples, capsys):
     assert all(p.grad is not None for p in ran["model"].get_decoder().parameters())
 
 
-def test_planning(samples, tmp_path, monkeypatch, capsys):
+def test_planning(yours, samples, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    ran = run("docs/planning.md", {"samples": samples})
+    held = [Counts(1000 * k, 10**5 * k**3, loss_tokens=999 * (k % 3)) for k in range(1, 9)]
+    names = {"samples": samples, "model": yours["model"]}
+    ran = run("docs/planning.md", names | {"measured": [(c, 1e-6 * c.rows) for c in held]})
     assert ran["same"] == ran["plan"] and ran["plan"].total_samples == len(samples)
-    assert capsys.readouterr().out.startswith("Plan(bins=")
+    assert ran["cost"] == ran["found"].cost and ran["cost"].calibrated
+    printed = capsys.readouterr().out
+    assert printed.startswith("Plan(bins=") and "8 steps: seconds of a step are off by" in printed
 
 
 def test_speed():

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table, watched
 
-SHOWN = 50  # bins, on the screen
+SHOWN = 50  # bins, and ranks, on the screen
+BAR = 20  # letters of a whole one
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -75,8 +76,19 @@ def command(
     ] = False,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="CONFIG", help="A model's config.json or its folder, for --memory."),
+        typer.Option(
+            metavar="CONFIG",
+            help="A model's config.json or its folder: its cost, and for --memory.",
+        ),
     ] = None,
+    cost: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A cost that `mmpack.planning.calibrate` saved."),
+    ] = None,
+    keep_groups: Annotated[
+        bool,
+        typer.Option("--keep-groups", help="Split no group that a micro-batch takes for balance."),
+    ] = False,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -104,12 +116,13 @@ def command(
     out: OutOption = None,
 ) -> int:
     """Plan micro-batches and show how full they are and how even the ranks."""
+    from mmpack.planning.cost import CostModel
     from mmpack.planning.plan import plan
     from mmpack.schema.trace import read_trace
 
     free, config = as_bytes(memory), config_of(model)
-    if (free is None) != (config is None):
-        raise typer.BadParameter("--model and --memory go together.")
+    if free is not None and config is None:
+        raise typer.BadParameter("--memory goes together with --model.")
     if max_tokens is None and free is None:
         raise typer.BadParameter("Give --max-tokens, or --model and --memory.")
     if share_prefix and auto_share:
@@ -126,6 +139,8 @@ def command(
         max_media_bytes=as_bytes(max_media_bytes),
         ranks=ranks,
         share_prefix="auto" if auto_share else share_prefix,
+        cost=None if cost is None else CostModel.load(cost),
+        keep_groups=keep_groups,
         model=config,
         memory=free,
         defer_tail=defer_tail,
@@ -143,15 +158,14 @@ def command(
         "bins": [
             {
                 "samples": [samples[i].sample_id for i in members],
-                "share": share,
-                "rows": rows,
+                "share": planned.share[b],
+                "rows": planned.bin_rows[b],
                 "tokens": sum(len(samples[i]) for i in members),
-                "patches": patches,
-                "loss_tokens": sum(samples[i].num_loss_tokens for i in members),
+                "patches": planned.bin_patches[b],
+                "loss_tokens": planned.bin_loss_tokens[b],
+                "cost": planned.bin_costs[b],
             }
-            for members, share, rows, patches in zip(
-                planned.bins, planned.share, planned.bin_rows, planned.bin_patches, strict=True
-            )
+            for b, members in enumerate(planned.bins)
         ],
     }
     emit(document, _for_people(document), as_json, out)
@@ -161,22 +175,56 @@ def command(
 def _for_people(document: dict[str, Any]) -> list[str | Table]:
     totals = {"samples": document["total_samples"], "loss_tokens": document["total_tokens"]}
     totals |= {name: len(document[name]) for name in ("deferred", "dropped") if document[name]}
+    stats = document["stats"]
+    single = {name: value for name, value in stats.items() if not isinstance(value, list | dict)}
     rank_of = {b: rank for rank, bins in enumerate(document["ranks"]) for b in bins}
     # rows are what max_tokens bounds; without sharing they are the tokens
-    shared = ("tokens", "share") if document["stats"]["rows_shared"] is not None else ()
-    columns = ("rows", *shared, "patches", "loss_tokens")
+    shared = ("tokens", "share") if stats["rows_shared"] is not None else ()
+    columns = ("rows", *shared, "patches", "loss_tokens", "cost")
     bins = [
         (b, rank_of[b], len(row["samples"]), *(_word(row[name]) for name in columns))
         for b, row in enumerate(document["bins"][:SHOWN])
     ]
     out: list[str | Table] = [
-        table(("what", "value"), [*totals.items(), *document["stats"].items()]),
+        table(("what", "value"), [*totals.items(), *single.items()]),
         "",
+        table(("budget", "filled"), [(b, _share(fill)) for b, fill in stats["fills"].items()]),
+        "",
+        *_of_ranks(document),
         table(("bin", "rank", "samples", *columns), bins),
     ]
     if len(document["bins"]) > SHOWN:
         out.append(f"and {len(document['bins']) - SHOWN} bins more")
     return out
+
+
+def _of_ranks(document: dict[str, Any]) -> list[str | Table]:
+    """What each rank runs, where there are several: a bar is its cost beside the costliest one's."""
+    if len(document["ranks"]) < 2:
+        return []
+    counted = ("rows", "patches", "loss_tokens")
+    loads, bins = document["stats"]["loads"], document["bins"]
+    most = max(loads) or 1.0
+    rows = [
+        (
+            rank,
+            len(mine),
+            *(sum(bins[b][name] for b in mine) for name in counted),
+            loads[rank],
+            "█" * round(BAR * loads[rank] / most),
+        )
+        for rank, mine in enumerate(document["ranks"][:SHOWN])
+    ]
+    more = len(document["ranks"]) - SHOWN
+    return [
+        table(("rank", "bins", *counted, "cost", ""), rows),
+        *([f"and {more} ranks more"] if more > 0 else []),
+        "",
+    ]
+
+
+def _share(fill: float) -> str:
+    return f"{fill:6.1%}  {'█' * round(BAR * fill)}"
 
 
 def _word(value: Any) -> Any:

@@ -21,7 +21,8 @@ from mmpack.packing.prepare import common_fields, counted, prepare, row_multiple
 from mmpack.packing.replay import routes_in_rows
 from mmpack.packing.segments import packed_segments
 from mmpack.packing.tensors import to_int32
-from mmpack.planning.cost import layout_cost, layout_of, sharing_of
+from mmpack.planning.cost import CostModel, family_cost, sharing_of
+from mmpack.planning.counts import counts_of_forest
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
@@ -36,17 +37,19 @@ def pack(
     token_columns: Mapping[str, Column] | None = None,
     on_invalid: str = "raise",
     pin_memory: bool = False,
+    cost: CostModel | None = None,
 ) -> PackedBatch:
     """Pack `samples` of one family into one row. A sample may occur twice (frameworks fill ranks so).
 
     Args:
         media: cache key -> pixels [t·h·w, patch_dim], for media that hold none themselves.
         share_prefix: lay rows out once whose ids, positions, media and routes agree, at any depth; "auto": if that
-            takes less time by `planning.cost.LayoutCost`, for these samples as a whole.
+            takes less time by `cost`, for these samples as a whole.
         pad_to_multiple_of: add rows that see and are seen by nothing until T is a multiple.
         loss_columns, token_columns: name -> one array per sample, or one array of all: one value per loss token ([N]),
             or per token ([sum of L, …]; shared rows must agree bit for bit).
         on_invalid: `raise`, or `drop` what breaks a rule and list it in `.dropped`.
+        cost: of the model, as `plan` takes it; else that of a model as large as Qwen2.5-VL-7B.
         pin_memory: make the batch in page-locked memory; pixels are copied once, where `.pin_memory()` copies again.
 
     Returns: PackedBatch on the CPU. Raises: SchemaError with all broken rules; ArgumentError; BackendError as
@@ -79,8 +82,9 @@ def pack(
     forest = build_forest(samples, bool(sharing), positions)
     if sharing == "auto":
         plain = build_forest(samples, share=False)
-        pays = layout_cost(family).sharing_pays(layout_of(plain), layout_of(forest))
-        forest = forest if pays else plain
+        cost = cost or family_cost(family)
+        both = [counts_of_forest(made, cost.spans) for made in (plain, forest)]
+        forest = forest if cost.sharing_pays(*both) else plain
     rows = [forest.rows(b) for b in range(len(samples))]
     runs = _runs(samples, rows)
     padding = -forest.num_tokens % multiple

@@ -13,35 +13,37 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from mmpack.errors import PlanError, check_number
-from mmpack.layout.forest import build_forest
+from mmpack.errors import PlanError
 from mmpack.planning.balance import balance
 from mmpack.planning.bfd import best_fit_decreasing, spread
 from mmpack.planning.budgets import Budgets, OfMedium, media_of
-from mmpack.planning.cost import (
-    Cost,
-    Layout,
-    LayoutCost,
-    plain_layout,
-    shared_layout,
-    waves_of,
-)
+from mmpack.planning.cost import CostModel
+from mmpack.planning.counts import Counts, plain_counts, with_media
+from mmpack.planning.cut import Parts, cheapest
+from mmpack.planning.prefixes import SharedPrefixes
 from mmpack.schema.sample import Sample
+
+WORTH = 0.01  # of the slowest rank's time: groups are split where that saves more
+FINENESS = (1.0, 0.5, 0.25)  # of a bin's mean cost: groups that cost more are split, step by step
+CUTS = 16  # places along the tree that are tried to halve a group
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Samples and what they take together, in a layout of planning/cost.py; media by cache key."""
+    """Samples and what they take together; media by cache key."""
 
     members: list[int]
-    layout: Layout
+    counts: Counts
     media: dict[str, OfMedium]
-    loss_tokens: int
     share: bool
 
     @property
     def rows(self) -> int:
-        return self.layout.rows
+        return self.counts.rows
+
+    @property
+    def loss_tokens(self) -> int:
+        return self.counts.loss_tokens
 
     @property
     def patches(self) -> int:
@@ -81,90 +83,109 @@ class Arranged(NamedTuple):
     bins: list[Unit]
     ranks: list[list[int]]  # bins of each
     costs: list[float]  # of each bin
-    time: float  # of the slowest rank, by `LayoutCost`
+    time: float  # of the slowest rank, by `CostModel`
+    makespan_whole: (
+        float  # what the slowest rank would cost if no group were split that a bin takes
+    )
 
-
-class SharedPrefixes:
-    """The prefix forest of all samples, built once: that of some of them is made of the segments on their paths."""
-
-    def __init__(self, samples: list[Sample], kept: list[int]):
-        forest = build_forest([samples[i] for i in kept])
-        start = forest.segment_depth
-        stop = start + np.diff(forest.segment_offsets)
-        self.start: list[int] = start.tolist()  # depths, of each segment
-        self.stop: list[int] = stop.tolist()
-        self.parent: list[int] = forest.segment_parent.tolist()
-        self.wave = waves_of(self.parent)
-        self.path = {i: forest.path(k) for k, i in enumerate(kept)}
-
-    def rows(self, segment: int) -> int:
-        return self.stop[segment] - self.start[segment]
-
-    def layout(self, members: list[int]) -> Layout:
-        segments = {g for i in members for g in self.path[i]}
-        above = {self.parent[g] for g in segments}
-        return shared_layout(
-            [self.start[g] for g in segments],
-            [self.stop[g] for g in segments],
-            [g not in above for g in segments],
-            max((self.wave[g] for g in segments), default=1),
-        )
+    @property
+    def makespan(self) -> float:
+        """What the slowest rank costs."""
+        return max((sum(self.costs[b] for b in rank) for rank in self.ranks), default=0.0)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Measures units, splits groups, fills bins."""
+    """Measures units, splits groups, fills bins.
+
+    `cost`: of a unit, any measure, by which ranks are balanced. `time`: seconds, by which bins share and groups are
+    cut.
+    """
 
     samples: list[Sample]
     budgets: Budgets
     shared: SharedPrefixes | None
-    cost: Cost
+    cost: Callable[[Unit], float]
+    time: CostModel
     auto: bool = False
-    time: LayoutCost = LayoutCost()
+    keep_groups: bool = False
 
     def arranged(self, groups: list[list[int]], ranks: int) -> Arranged | TooFew:
-        """Groups to bins, bins to ranks."""
+        """Groups to bins, bins to ranks: groups whole, or split where the slowest rank costs less by it."""
         units = [piece for members in groups for piece in self.pieces(members)]
+        best = self.placed(units, ranks)
+        if isinstance(best, TooFew) or ranks == 1:
+            return best
+        whole = self._whole(units, best, ranks)
+        best = best._replace(makespan_whole=whole)
+        if self.keep_groups:
+            return best
+        even = sum(map(self.cost, units)) / ranks
+        count = len(units)
+        for share in FINENESS:
+            if best.makespan <= even * (1 + WORTH):
+                break
+            most = share * even * ranks / len(best.bins)
+            units = [piece for u in units for piece in self.split(u, most)]
+            if len(units) == count:
+                continue
+            count = len(units)
+            found = self.placed(units, ranks)
+            if isinstance(found, Arranged) and found.makespan < best.makespan * (1 - WORTH):
+                best = found._replace(makespan_whole=whole)
+        return best
+
+    def placed(self, units: list[Unit], ranks: int) -> Arranged | TooFew:
+        """Units to bins to ranks."""
         found = self.bins(units, ranks)
         if isinstance(found, TooFew):
             return found
         bins = sorted(sorted(i for u in b for i in u.members) for b in found)
         measured = [self.laid_out(b) for b in bins]
-        costs = [self.cost_of(u) for u in measured]
+        costs = [self.cost(u) for u in measured]
         ranked = balance(costs, ranks, equal_counts=True)
-        times = [self.time(u.layout, u.patches) for u in measured]
+        times = [self.time.seconds(u.counts) for u in measured]
         slowest = max((sum(times[b] for b in rank) for rank in ranked), default=0.0)
-        return Arranged(measured, ranked, costs, slowest)
+        made = Arranged(measured, ranked, costs, slowest, 0.0)
+        return made._replace(makespan_whole=made.makespan)
+
+    def _whole(self, units: list[Unit], placed: Arranged, ranks: int) -> float:
+        """What the slowest rank costs where no unit is split: ranks are idle where there are too few of them."""
+        if len(units) >= len(placed.bins):
+            return placed.makespan
+        costs = [self.cost(u) for u in units]
+        return max(sum(costs[i] for i in rank) for rank in balance(costs, ranks))
 
     def unit(self, members: list[int]) -> Unit:
         chosen = [self.samples[i] for i in members]
         media = {k: v for s in chosen for k, v in media_of(s).items()}
-        loss = sum(s.num_loss_tokens for s in chosen)
         if self.shared is not None:
-            return Unit(members, self.shared.layout(members), media, loss, True)
-        return Unit(members, plain_layout([len(s) for s in chosen]), media, loss, False)
+            return self._unit(members, self.shared.counts(members), media, True)
+        lengths = [len(s) for s in chosen]
+        return self._unit(members, plain_counts(lengths, self.time.spans), media, False)
+
+    def _unit(
+        self, members: list[int], counts: Counts, media: dict[str, OfMedium], share: bool
+    ) -> Unit:
+        loss = sum(self.samples[i].num_loss_tokens for i in members)
+        kinds = ((m.modality, m.grid) for m in media.values())
+        counts = with_media(counts, kinds, self.time.spans)._replace(loss_tokens=loss)
+        return Unit(members, counts, media, share)
 
     def laid_out(self, members: list[int]) -> Unit:
         """A bin. With `auto` it is plain where sharing does not pay and its rows fit."""
         bin = self.unit(members)
         if not (self.auto and bin.share):
             return bin
-        plain = plain_layout([len(self.samples[i]) for i in members])
-        if plain.rows > self.budgets.max_tokens or self.time.sharing_pays(plain, bin.layout):
+        lengths = [len(self.samples[i]) for i in members]
+        plain = self._unit(members, plain_counts(lengths, self.time.spans), bin.media, False)
+        fits = plain.rows <= self.budgets.max_tokens
+        if not fits or self.time.sharing_pays(plain.counts, bin.counts):
             return bin
-        return replace(bin, layout=plain, share=False)
-
-    def cost_of(self, unit: Unit) -> float:
-        rows, pairs, *_ = unit.layout
-        cost = self.cost(rows, pairs, unit.patches)
-        where = f"cost({rows}, {pairs}, {unit.patches})"
-        check_number(
-            "plan", where, cost, least=0, fix="return what a micro-batch takes, in any unit"
-        )
-        return float(cost)
+        return plain
 
     def pieces(self, group: list[int]) -> list[Unit]:
-        """The group in one unit if a bin takes it, else in as few as best-fit-decreasing finds."""
+        """The group in one unit if a bin takes it, else in the pieces that repeat least."""
         whole = self.unit(group)
         names = self.binding([whole])
         if not names:
@@ -175,8 +196,47 @@ class Work:
             at = names.index("max_tokens")
             for i, part in zip(group, parts, strict=True):
                 part += [(f"segment {g}", at, self.shared.rows(g)) for g in self.shared.path[i]]
-        bins = best_fit_decreasing(sizes, capacity, parts)
-        return [self.unit(sorted(group[i] for i in b)) for b in bins]
+        found = best_fit_decreasing(sizes, capacity, parts)
+        order = self._along(group)
+        pieces = cheapest(self._parts(group, names), found, [group.index(i) for i in order])
+        return [self.unit(sorted(group[i] for i in b)) for b in pieces]
+
+    def _parts(self, group: list[int], names: list[str]) -> Parts:
+        """What the samples of a group hold, in the budgets `names`."""
+        spans = self.time.spans
+        taken: dict[str, list[int]] = {}
+        prices: dict[str, float] = {}
+        holders: dict[str, list[int]] = {}
+
+        def hold(at: int, key: str, counts: Counts, **budgets: int) -> None:
+            taken.setdefault(key, [budgets.get(name, 0) for name in names])
+            prices.setdefault(key, self.time.seconds(counts._replace(batches=0)))
+            holders.setdefault(key, []).append(at)
+
+        for at, i in enumerate(group):
+            sample = self.samples[i]
+            loss = sample.num_loss_tokens
+            own = Counts(loss_tokens=loss)
+            hold(at, f"sample {at}", own, max_samples=1, max_loss_tokens=loss)
+            for key, m in media_of(sample).items():
+                seen = with_media(Counts(), [(m.modality, m.grid)], spans)
+                hold(at, f"medium {key}", seen, max_patches=m.patches, max_media_bytes=m.bytes)
+            if self.shared is None:
+                rows = plain_counts([len(sample)], spans)
+                hold(at, f"rows {at}", rows, max_tokens=rows.rows)
+                continue
+            for g in self.shared.path[i]:
+                rows = self.shared.segment(g)
+                hold(at, f"segment {g}", rows, max_tokens=rows.rows)
+        has: np.ndarray = np.zeros((len(group), len(taken)), dtype=bool)
+        for part, items in enumerate(holders.values()):
+            has[items, part] = True
+        limits = np.array([getattr(self.budgets, name) for name in names], dtype=np.int64)
+        return Parts(has, np.array(list(taken.values())), limits, np.array(list(prices.values())))
+
+    def _along(self, members: list[int]) -> list[int]:
+        """In the order of their tree, in which what shares most lies together."""
+        return members if self.shared is None else sorted(members, key=self.shared.path.__getitem__)
 
     def binding(self, units: list[Unit]) -> list[str]:
         """The budgets that all of `units` in one bin would exceed."""
@@ -217,9 +277,9 @@ class Work:
         wanted = -(-len(packed) // ranks) * ranks
         if ranks == 1 or not units:
             return [[units[i] for i in b] for b in packed]
-        loads = np.array([self.cost_of(u) for u in units])
+        loads = np.array([self.cost(u) for u in units])
         if len(units) < wanted:
-            halved = _halve(units, wanted, self.cost_of, self._halves)
+            halved = _halve(units, wanted, self.cost, self.halves)
             if len(halved) < wanted:
                 return TooFew(len(halved), wanted)
             return [[u] for u in halved]
@@ -233,9 +293,29 @@ class Work:
             )
         return [[units[i] for i in b] for b in even]
 
-    def _halves(self, unit: Unit) -> list[Unit]:
-        halves = _two([self.cost_of(self.unit([i])) for i in unit.members])
-        return [self.unit([unit.members[i] for i in half]) for half in halves]
+    def split(self, unit: Unit, most: float) -> list[Unit]:
+        """Halves of halves, until each costs at most so much or is one sample."""
+        if len(unit.members) == 1 or self.cost(unit) <= most:
+            return [unit]
+        return [piece for half in self.halves(unit) for piece in self.split(half, most)]
+
+    def halves(self, unit: Unit) -> list[Unit]:
+        """Two units, of which the dearer one costs least: of like load, or cut at a place along the tree."""
+        if len(unit.members) == 1:
+            return [unit]
+        two = _two([self.cost(self.unit([i])) for i in unit.members])
+        tried = [[[unit.members[i] for i in half] for half in two]]
+        if self.shared is not None:
+            along = self._along(unit.members)
+            places = np.linspace(1, len(along) - 1, min(CUTS, len(along) - 1)).round()
+            tried += [[sorted(along[:k]), sorted(along[k:])] for k in map(int, places)]
+        made = [[self.unit(half) for half in halves] for halves in tried]
+
+        def price(halves: list[Unit]) -> tuple[float, float]:
+            costs = [self.cost(u) for u in halves]
+            return max(costs), sum(costs)
+
+        return min(made, key=price)
 
 
 def _two(loads: Sequence[float] | np.ndarray) -> list[list[int]]:

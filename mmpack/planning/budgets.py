@@ -18,10 +18,12 @@ from mmpack.schema.sample import Sample
 
 
 class OfMedium(NamedTuple):
-    """What a medium takes: patches before merging, and bytes of its pixels."""
+    """What a medium takes: patches before merging, and bytes of its pixels; and what it is."""
 
     patches: int
     bytes: int
+    modality: str = "image"
+    grid: tuple[int, int, int] = (0, 0, 0)
 
 
 # name: the field of a sample that a finding points at, and what is counted there
@@ -74,7 +76,10 @@ class Budgets:
 
 def media_of(sample: Sample) -> dict[str, OfMedium]:
     """What each distinct medium takes, by cache key."""
-    return {m.cache_key: OfMedium(m.num_patches, _bytes(m, sample)) for m in sample.media}
+    return {
+        m.cache_key: OfMedium(m.num_patches, _bytes(m, sample), m.modality, m.grid_thw)
+        for m in sample.media
+    }
 
 
 def _taken(sample: Sample) -> dict[str, int]:

@@ -1,144 +1,216 @@
-"""What a micro-batch costs; a rank's load is the sum over its micro-batches. And whether sharing prefixes pays.
+"""Seconds that a micro-batch's forward and backward take, from what it holds; and whether sharing prefixes pays.
 
-`rows`: packed. `pairs`: the sum of L² over samples, for a tree of depths [a, b) the sum of b² - a².
-`patches`: before merging. `keys`: those that the sequences of a shared pack gather, 0 where none has rows above it.
-`waves`: depths of the forest; linear attention runs one after the other.
+A rate for each thing that is counted: from a model's config and a device's speeds (`cost_model`), or fitted to measured
+steps (planning/calibration.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import dataclasses
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from mmpack.errors import ArgumentError, check_number
+from mmpack.errors import ArgumentError, PlanError, check_number
 from mmpack.families import Family
-from mmpack.layout.forest import Forest
+from mmpack.files import read_bounded, replaced
+from mmpack.planning.counts import Counts, Spans
+from mmpack.planning.flops import model_flops
 
 Cost = Callable[[int, int, int], float]  # (rows, pairs, patches) -> cost, additive over samples
+
+FORMAT = "mmpack.cost.1"
+MAX_FILE = 2**20  # bytes
+# A product's backward is two products; attention's is five to its forward's two, since it makes the scores again.
+PRODUCTS, ATTENTION = 3.0, 3.5
+HEAD = 4.0  # the head makes its logits twice
+
+
+class Speeds(NamedTuple):
+    """Of a device: FLOPs a second of matrix products, of the decoder's attention and of the tower's; and seconds that
+    are no FLOPs: a row a number of width in attention, a byte of a gathered key and value, a row and a wave of linear
+    attention, by entries of the state."""
+
+    products: float
+    attention: float
+    tower: float
+    width: float
+    byte: float
+    state: float
+    wave: float
+
+
+# Products at cuBLAS's rate. Attention: the fit of "varlen" in ops/attention/choose.py, for 28 heads of 128 and 4 of
+# keys (0.1452 ns a pair, 54.4 a row, 18.2 a gathered key of 2,048 bytes) and 16 of 80 in a tower (0.0737 ns).
+# FlashAttention-4 gathers for half as much. Linear attention: 32 heads of 128 by flash-linear-attention, forward and
+# backward, took 7.1 ms for 15,249 rows of plain packs (466 ns a row), and 6.6 ms for a prefix of 1,200 and 8 branches,
+# 6,849 rows: each wave after the first keeps few cores busy.
+H200 = Speeds(
+    products=700e12,
+    attention=ATTENTION * 4 * 3584 / 0.1452e-9,
+    tower=ATTENTION * 4 * 1280 / 0.0737e-9,
+    width=54.4e-9 / 3584,
+    byte=18.2e-9 / 2048,
+    state=466e-9 / (32 * 128 * 128),
+    wave=3.4e-3,
+)
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """cost = linear · rows + quadratic · pairs + patch · patches, any unit.
+    """Seconds of a micro-batch, forward and backward: the sum of a rate for each of its `Counts`.
 
-    Source: a dense transformer of n layers and width d takes 24·n·d² FLOPs per token in its matrix
-    products and 2·n·d·L² in attention (Kaplan et al. 2020, "Scaling Laws for Neural Language
-    Models", section 2.1). Divided by 2·n·d with n = 32 and d = 4,096 (a 7B model) that is 12·d =
-    49,152 per row and 1 per pair. A vision tower of 32 layers and width 1,280 takes 24·32·1,280² FLOPs
-    per patch: 4,800 in the same unit.
+    `spans`: how far windows reach, by which pairs are counted. `error`: mean of the relative errors of the steps that
+    the rates were fitted to, each predicted from the others; None: they were not, and only ratios of seconds say
+    something.
+
+    Example:
+        >>> from mmpack.planning import CostModel, Counts
+        >>> cost = CostModel(row=1e-6, patch=2e-7)
+        >>> round(cost.seconds(Counts(rows=1000, patches=500)), 9)
+        0.0011
     """
 
-    linear: float = 49_152.0
-    quadratic: float = 1.0
-    patch: float = 4_800.0
+    row: float = 0.0
+    pair: float = 0.0
+    window_pair: float = 0.0
+    key: float = 0.0
+    wave: float = 0.0
+    loss_token: float = 0.0
+    patch: float = 0.0
+    frame_pair: float = 0.0
+    tile_pair: float = 0.0
+    audio_frame: float = 0.0
+    batch: float = 0.0
+    spans: Spans = Spans()
+    error: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_number("CostModel", name, value, least=0)
+        for name in RATES:
+            check_number("CostModel", name, getattr(self, name), least=0)
 
-    def __call__(self, rows: int, pairs: int, patches: int) -> float:
-        return self.linear * rows + self.quadratic * pairs + self.patch * patches
+    @property
+    def calibrated(self) -> bool:
+        return self.error is not None
 
+    def seconds(self, counts: Counts) -> float:
+        return float(sum(rate * n for rate, n in zip(self._rates, counts, strict=True)))
 
-class Layout(NamedTuple):
-    """What a micro-batch's rows are, in one way of laying them out."""
-
-    rows: int
-    pairs: int
-    keys: int = 0
-    waves: int = 1
-
-
-@dataclass(frozen=True)
-class LayoutCost:
-    """Nanoseconds of one decoder layer on an H200, bf16, forward and backward: what sharing saves, and what it adds.
-
-    `row`: matrix products of Qwen2.5-VL-7B's layer, 6 FLOPs for each of 233,046,016 weights at 700 TFLOP/s (cuBLAS's
-    rate there), and attention's 54.4. `pair`: 0.1452 for a query and a key that it sees, of which `pairs` counts two.
-    `key`: 18.2 for a key that is gathered. Attention's three are the fit of "varlen" in ops/attention/choose.py;
-    FlashAttention-4 gathers for half as much. `patch`: as a row, by `CostModel`'s share. Recomputation adds a third to
-    each.
-    """
-
-    row: float = 6 * 233_046_016 / 700e3 + 54.4
-    pair: float = 0.1452 / 2
-    key: float = 18.2
-    patch: float = 6 * 233_046_016 / 700e3 * (4_800 / 49_152)
-    wave: float = 0.0  # each after the first
-
-    def __call__(self, layout: Layout, patches: int = 0) -> float:
-        own = self.row * layout.rows + self.pair * layout.pairs + self.key * layout.keys
-        return own + self.patch * patches + self.wave * (layout.waves - 1)
-
-    def sharing_pays(self, plain: Layout, shared: Layout) -> bool:
+    def sharing_pays(self, plain: Counts, shared: Counts) -> bool:
         """Whether a micro-batch takes less time with its prefixes shared.
 
         Of a micro-batch as a whole: where one prefix is shared, all keys are gathered, so the next one costs nothing.
         """
-        return self(shared) < self(plain)
+        return self.seconds(shared) < self.seconds(plain)
+
+    def save(self, path: str | Path) -> None:
+        """Write the rates as JSON, whole or not at all. Raises PlanError where that can't be written."""
+        document = {"format": FORMAT, **dataclasses.asdict(self), "spans": self.spans._asdict()}
+        with replaced(Path(path), "CostModel.save", PlanError) as file:
+            file.write(json.dumps(document, indent=2).encode() + b"\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostModel:
+        """Read what `save` wrote. Raises PlanError for a file that is none."""
+        where = f"CostModel.load: {path}"
+        try:
+            document = json.loads(read_bounded(Path(path), MAX_FILE))
+        except OSError as error:
+            raise PlanError(
+                f"{where} can't be read: {error.strerror}. Fix: name a cost file"
+            ) from None
+        except ValueError:
+            raise PlanError(
+                f"{where} is not JSON. Fix: name a file that CostModel.save wrote"
+            ) from None
+        if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+            raise PlanError(f"{where} is no cost of format {FORMAT!r}. Fix: calibrate again")
+        try:
+            return cls(**{**document, "spans": Spans(**document["spans"])})
+        except (KeyError, TypeError, ArgumentError) as error:
+            raise PlanError(
+                f"{where} is damaged ({type(error).__name__}: {error}). Fix: calibrate again"
+            ) from None
+
+    @property
+    def _rates(self) -> tuple[float, ...]:
+        return tuple(getattr(self, name) for name in RATES)
 
 
-def cost_model(family: Family | None) -> CostModel:
-    """`CostModel` for a family's layers: those with linear attention have no quadratic part."""
-    return CostModel() if family is None else CostModel(quadratic=family.full_attention_share)
+# in the order of `Counts`
+RATES = tuple(f.name for f in dataclasses.fields(CostModel))[: len(Counts._fields)]
 
 
-def layout_cost(family: Family | None) -> LayoutCost:
-    """`LayoutCost` of a family's layers, on average over those with full and with linear attention.
+def cost_model(config: Any, speeds: Speeds = H200) -> CostModel:
+    """The cost of a model's micro-batches, from its config and a device's speeds.
 
-    Linear attention takes 466 for a row, and 3.4 ms for each wave after the first, which keeps few cores busy: 32 heads
-    of 128 by flash-linear-attention on an H200, forward and backward, took 7.1 ms for 15,249 rows of plain packs, and
-    6.6 ms for a prefix of 1,200 and 8 branches, 6,849 rows.
+    Args: `config`: of transformers, or the dict of its config.json: attention by path (full layers by pairs, windowed
+    ones by pairs within the window), linear attention by rows and waves, MLPs and the experts that a row takes, the
+    tower by patches and by pairs within its windows and frames, the head by loss tokens. Norms, activations,
+    optimizer and communication are not in it, and nothing is recomputed: `calibrate` fits it to measured steps.
+    Raises ArgumentError for a config that lacks a size.
     """
-    cost = LayoutCost()
-    if family is None or not family.linear_attention:
-        return cost
-    full = family.full_attention_share
-    return LayoutCost(
-        row=cost.row + (1 - full) * (466 - 54.4),
-        pair=full * cost.pair,
-        key=full * cost.key,
-        wave=(1 - full) * 3.4e6,
+    flops = model_flops(config)
+    tower = flops.tower
+    return CostModel(
+        row=PRODUCTS * flops.row / speeds.products
+        + speeds.width * flops.queries
+        + speeds.state * flops.states,
+        pair=ATTENTION * flops.pair / speeds.attention,
+        window_pair=ATTENTION * flops.window_pair / speeds.attention,
+        key=speeds.byte * flops.key,
+        wave=speeds.wave * flops.linear_layers,
+        loss_token=HEAD * flops.loss_token / speeds.products,
+        patch=PRODUCTS * tower.patch / speeds.products + speeds.width * tower.width,
+        frame_pair=ATTENTION * tower.frame_pair / speeds.tower,
+        tile_pair=ATTENTION * tower.tile_pair / speeds.tower,
+        audio_frame=PRODUCTS * tower.audio_frame / speeds.products,
+        spans=flops.spans,
     )
 
 
-def plain_layout(lengths: Collection[int]) -> Layout:
-    """Samples one after the other."""
-    return Layout(sum(lengths), sum(n * n for n in lengths))
+# Qwen2.5-VL-7B's; and what linear layers of Qwen3.5 have
+REFERENCE = {
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 28,
+    "vocab_size": 152_064,
+    "vision_config": {
+        "model_type": "qwen2_5_vl",
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+}
+LINEAR = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 
 
-def shared_layout(
-    starts: Sequence[int], stops: Sequence[int], leaves: Sequence[bool], waves: int
-) -> Layout:
-    """A forest of segments, each over depths [start, stop) of its paths; `leaves`: none lies below it.
-
-    Kernels get a sequence for each leaf, whose keys are its path.
-    """
-    rows = sum(stops) - sum(starts)
-    keys = sum(stop for stop, leaf in zip(stops, leaves, strict=True) if leaf)
-    pairs = sum(b * b - a * a for a, b in zip(starts, stops, strict=True))
-    return Layout(rows, pairs, keys if keys > rows else 0, waves)
+def family_cost(family: Family | None) -> CostModel:
+    """Where no config is known: that of a model as large as Qwen2.5-VL-7B with layers of the family's kinds."""
+    linear = family is not None and family.linear_attention
+    return _reference(family.full_attention_share if linear and family is not None else 1.0)
 
 
-def layout_of(forest: Forest) -> Layout:
-    """The layout of a forest, shared or plain."""
-    starts = forest.segment_depth
-    stops = starts + np.diff(forest.segment_offsets)
-    leaves = np.ones(len(starts), dtype=bool)
-    leaves[forest.segment_parent[forest.segment_parent >= 0]] = False
-    waves = max(waves_of(forest.segment_parent.tolist()), default=1)
-    return shared_layout(starts.tolist(), stops.tolist(), leaves.tolist(), waves)
-
-
-def waves_of(parents: Sequence[int]) -> list[int]:
-    """Of each segment, from 1: one more than its parent's."""
-    waves: list[int] = []
-    for parent in parents:
-        waves.append(1 if parent < 0 else waves[parent] + 1)
-    return waves
+@lru_cache
+def _reference(full_share: float) -> CostModel:
+    every = round(1 / full_share)
+    hybrid = LINEAR | {"full_attention_interval": every} if every > 1 else {}
+    return cost_model(REFERENCE | hybrid)
 
 
 def sharing_of(share_prefix: bool | str, family: Family | None, what: str) -> bool | str:

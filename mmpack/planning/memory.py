@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mmpack.errors import ArgumentError, PlanError, check_flag, check_name, check_number, kind_of
+from mmpack.errors import ArgumentError, PlanError, check_flag, check_name, check_number
+from mmpack.planning.configs import fields_of, required, text_of
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Of the logits in two bytes, what the head's backward holds at once: ops/linear_logprobs/blocks.py.
@@ -221,7 +222,7 @@ def memory_model(
     given, else bfloat16. `attention`: "sequences" (varlen, FlashAttention), or "sdpa" as on a CPU, which repeats
     key heads and keeps masks. Raises ArgumentError for other models.
     """
-    fields = _fields(config)
+    fields = fields_of(config, "memory_model")
     check_name("memory_model", "attention", attention, ("sequences", "sdpa"))
     name = dtype or str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16")
     name = name.removeprefix("torch.")
@@ -301,19 +302,9 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _fields(config: Any) -> Mapping[str, Any]:
-    fields = config.to_dict() if hasattr(config, "to_dict") else config
-    if not isinstance(fields, Mapping):
-        raise ArgumentError(
-            f"memory_model: config is {kind_of(config)}, expected a transformers config or its dict. "
-            "Fix: pass model.config, or json.load of config.json"
-        )
-    return fields
-
-
 def _text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The decoder's fields: below `text_config`, or at the top as in released files of Qwen2-VL and Qwen2.5-VL."""
-    text = fields.get("text_config") or fields
+    """The decoder's fields, of a kind whose layers are known here."""
+    text = text_of(fields)
     kind = str(text.get("model_type") or fields.get("model_type") or "")
     known = kind.startswith(("qwen2", "qwen3", "internvl"))
     # the dict of a config that transformers 5.23 made names them otherwise than released files do
@@ -324,11 +315,7 @@ def _text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
             "Fix: a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL or InternVL; else measure a pack and pass max_tokens"
         )
     names = ("hidden_size", "intermediate_size", "num_attention_heads")
-    lacking = [n for n in (*names, "num_hidden_layers", "vocab_size") if not text.get(n)]
-    if lacking:
-        raise ArgumentError(
-            f"memory_model: the config has no {', '.join(lacking)}. Fix: pass the model's whole config"
-        )
+    required(text, (*names, "num_hidden_layers", "vocab_size"), "memory_model")
     return text
 
 

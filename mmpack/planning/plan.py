@@ -8,12 +8,14 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.families import FAMILIES, Family
-from mmpack.planning.arrange import Arranged, SharedPrefixes, TooFew, Unit, Work
+from mmpack.planning.arrange import Arranged, TooFew, Unit, Work
 from mmpack.planning.budgets import Budgets
-from mmpack.planning.cost import Cost, cost_model, layout_cost, sharing_of
+from mmpack.planning.cost import Cost, CostModel, cost_model, family_cost, sharing_of
 from mmpack.planning.keep import check_age, sort_out, tail_of
 from mmpack.planning.planned import Dropped, Plan, fingerprint_of
+from mmpack.planning.prefixes import SharedPrefixes
 from mmpack.planning.room import check_memory, room_of
+from mmpack.planning.stats import stats_of
 from mmpack.schema.sample import Sample, as_samples
 
 __all__ = ["Dropped", "Plan", "plan"]
@@ -30,7 +32,8 @@ def plan(
     ranks: int = 1,
     share_prefix: bool | str = False,
     on_invalid: str = "raise",
-    cost: Cost | None = None,
+    cost: CostModel | Cost | None = None,
+    keep_groups: bool = False,
     model: Any = None,
     memory: int | None = None,
     defer_tail: float = 0.0,
@@ -40,15 +43,15 @@ def plan(
     """Groups to as few bins as best-fit-decreasing finds, bins to ranks. Same samples, same plan, in
     any order.
 
-    A group stays whole if one bin takes it; otherwise it is split into as few pieces as
-    best-fit-decreasing finds. With `ranks` > 1 the number of bins is the next multiple of it (ranks
-    that run unequal numbers of micro-batches wait for each other forever under FSDP), and units
-    are spread so that bins cost the same; groups are split for that only where there are fewer
-    units than bins.
+    A group that no bin takes whole is cut where the least is repeated, by the cost of rows and media: exactly for up to
+    eight samples. With `ranks` > 1 the number of bins is the next multiple of it (ranks that run unequal numbers of
+    micro-batches wait for each other forever under FSDP), and units are spread so that bins cost the same. Groups
+    that a bin takes stay whole, unless there are fewer of them than bins, or splitting some saves more than 1% of
+    the slowest rank's cost; `keep_groups` allows the first alone. What it costs is in `Plan.stats`.
 
     Args: `max_tokens`: packed rows of a bin (before `pad_to_multiple_of`); by default what `memory`
     takes with gradients. `share_prefix`: a unit counts the rows of its prefix forest; "auto" plans both
-    ways and takes the faster by `LayoutCost`, in which bins share only where that pays or where their
+    ways and takes the faster by `cost`, in which bins share only where that pays or where their
     rows don't fit otherwise: `mp.pack(…, share_prefix=plan.share[b])`. `max_patches`: vision patches
     before merging, each distinct medium (by cache key) once per bin. `max_samples`: samples of a bin.
     `max_loss_tokens`: loss tokens of a bin. `max_media_bytes`: bytes of a bin's pixels, each medium once (float32
@@ -57,7 +60,9 @@ def plan(
     samples: `Plan.deferred`. `max_policy_lag`: samples of which older weights wrote a token are dropped (MM409);
     `policy_versions`: all names of weights, the oldest first, unless they are numbers; the last of them, else the
     newest of the samples, is 0 behind.
-    `cost`: callable (rows, pairs, patches) -> float, by default `cost_model` of the samples' family.
+    `cost`: a `planning.CostModel`, best one that is calibrated; by default `planning.cost_model` of `model`, else that
+    of a model as large as Qwen2.5-VL-7B with the family's kinds of layers. A callable (rows, pairs, patches) -> float
+    (pairs: the sum of L²) balances ranks alone; what is shared and cut then goes by the default.
     `model`, `memory`: a model's config (or its dict) and the bytes that weights, gradients and optimizer leave free:
     the stats then say how many rows a pack may have with gradient checkpointing, and how many more without
     gradients, as old and reference logprobs run (`planning.memory`; of the group that takes most).
@@ -106,7 +111,9 @@ def plan(
     groups: dict[str, list[int]] = {}
     for k, sample in enumerate(ordered):
         groups.setdefault(sample.group_id, []).append(k)
-    found = _arranged(ordered, list(groups.values()), budgets, ranks, sharing, cost, family)
+    default = family_cost(family) if model is None else cost_model(model)
+    work = _work(ordered, budgets, sharing, cost, default, keep_groups)
+    found = _arranged(work, list(groups.values()), ranks)
     numbers, bins = _in_callers_order(found.bins, order)
     ranked = [[numbers[b] for b in rank] for rank in found.ranks]
     costs = [cost for _, cost in sorted(zip(numbers, found.costs, strict=True))]
@@ -116,35 +123,48 @@ def plan(
         total_tokens=sum(s.num_loss_tokens for s in ordered),
         total_samples=len(ordered),
         dropped=dropped,
-        stats=_stats(given, bins, bool(sharing), max_tokens, costs, ranked) | room,
+        stats=stats_of(found, work) | room,
         bin_rows=[u.rows for u in bins],
         bin_patches=[u.patches for u in bins],
+        bin_loss_tokens=[u.loss_tokens for u in bins],
+        bin_costs=costs,
         share=[u.share for u in bins],
         deferred=deferred,
         fingerprint=fingerprint_of(given),
     )
 
 
-def _arranged(
+def _work(
     samples: list[Sample],
-    groups: list[list[int]],
     budgets: Budgets,
-    ranks: int,
     sharing: bool | str,
-    cost: Cost | None,
-    family: Family | None,
-) -> Arranged:
-    """Bins and ranks; with `sharing` "auto", of both ways the one that takes less time. Raises PlanError."""
-    work = Work(
-        samples,
-        budgets,
-        SharedPrefixes(samples, list(range(len(samples)))) if sharing else None,
-        cost_model(family) if cost is None else cost,
-        auto=sharing == "auto",
-        time=layout_cost(family),
-    )
+    cost: CostModel | Cost | None,
+    default: CostModel,
+    keep_groups: bool,
+) -> Work:
+    time = cost if isinstance(cost, CostModel) else default
+    shared = SharedPrefixes(samples, list(range(len(samples))), time.spans) if sharing else None
+
+    def price(unit: Unit) -> float:
+        if cost is None or isinstance(cost, CostModel):
+            return time.seconds(unit.counts)
+        return _by_callers(cost, unit)
+
+    return Work(samples, budgets, shared, price, time, sharing == "auto", keep_groups)
+
+
+def _by_callers(cost: Cost, unit: Unit) -> float:
+    given = unit.rows, unit.counts.squares, unit.patches
+    found = cost(*given)
+    where = f"cost({', '.join(map(str, given))})"
+    check_number("plan", where, found, least=0, fix="return what a micro-batch takes, in any unit")
+    return float(found)
+
+
+def _arranged(work: Work, groups: list[list[int]], ranks: int) -> Arranged:
+    """Bins and ranks; with `auto` of both ways the one that takes less time. Raises PlanError."""
     found = work.arranged(groups, ranks)
-    if sharing == "auto":
+    if work.auto:
         plain = replace(work, shared=None).arranged(groups, ranks)
         fitting = [a for a in (found, plain) if isinstance(a, Arranged)]
         # the first of equals shares
@@ -178,9 +198,9 @@ def _check_arguments(ranks: int, on_invalid: str, cost: Any, defer_tail: float) 
     check_number("plan", "ranks", ranks, least=1)
     if on_invalid not in ("raise", "drop"):
         raise ArgumentError(f'plan: on_invalid is {on_invalid!r}. Fix: pass "raise" or "drop"')
-    if not (cost is None or callable(cost)):
+    if not (cost is None or isinstance(cost, CostModel) or callable(cost)):
         raise ArgumentError(
-            f"plan: cost is {kind_of(cost)}, expected a function of rows, pairs and patches. "
+            f"plan: cost is {kind_of(cost)}, expected a CostModel, or a function of rows, pairs and patches. "
             "Fix: pass one, or None"
         )
     check_number(
@@ -190,26 +210,3 @@ def _check_arguments(ranks: int, on_invalid: str, cost: Any, defer_tail: float) 
         raise ArgumentError(
             f"plan: defer_tail is {defer_tail}. Fix: pass a share of the groups, below 1"
         )
-
-
-def _stats(
-    samples: list[Sample],
-    bins: list[Unit],
-    share: bool,
-    max_tokens: int,
-    costs: list[float],
-    ranks: list[list[int]],
-) -> dict[str, int | float | None]:
-    lengths = [[len(samples[i]) for i in u.members] for u in bins]
-    rows = sum(u.rows for u in bins)
-    loads = [sum(costs[b] for b in rank) for rank in ranks]
-    return {
-        "bins": len(bins),
-        "rows_padded": sum(len(n) * max(n) for n in lengths),
-        "rows_packed": sum(map(sum, lengths)),
-        "rows_shared": rows if share else None,
-        "fill": rows / (len(bins) * max_tokens) if bins else 0.0,
-        "patches": sum(u.patches for u in bins),
-        "patches_padded": sum(samples[i].num_patches for u in bins for i in u.members),
-        "balance": max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0,
-    }

@@ -41,12 +41,10 @@ class Plan:
     `bins`: indices into the samples of each micro-batch, ascending; bins in order of their first
     sample. `ranks`: the bins of each rank, the costliest first; every rank has the same number, and
     no bin is empty. `total_tokens` (loss tokens) and `total_samples` count what is in the bins;
-    they are the totals that `policy_loss` takes. `stats`: bins; rows_padded (each bin a rectangle),
-    rows_packed, rows_shared (None without sharing); fill (rows of the packs / rows that the bins
-    could hold); patches (each medium once per bin), patches_padded (once per sample); balance (cost of
-    the costliest rank / mean); with `memory`, max_tokens_grad, max_tokens_no_grad and their ratio
-    no_grad_ratio. `bin_rows`, `bin_patches`: of each bin, as `max_tokens` and `max_patches` count them:
-    shared rows and media once. `share`: whether each bin's prefixes are shared, for `mp.pack`.
+    they are the totals that `policy_loss` takes. `stats`: see `planning/stats.py`; with `memory` also
+    max_tokens_grad, max_tokens_no_grad and their ratio no_grad_ratio. `bin_rows`, `bin_patches`, `bin_loss_tokens`: of
+    each bin, as budgets count them: shared rows and media once. `bin_costs`: seconds, or what a `cost` of the caller's
+    gave. `share`: whether each bin's prefixes are shared, for `mp.pack`.
     `deferred`: indices of samples that `defer_tail` leaves for a later plan. `fingerprint`: of the
     samples that were planned: ids, groups, lengths and loss tokens, in order.
     """
@@ -56,9 +54,11 @@ class Plan:
     total_tokens: int
     total_samples: int
     dropped: list[Dropped]
-    stats: dict[str, int | float | None]
+    stats: dict[str, Any]
     bin_rows: list[int] = field(default_factory=list)
     bin_patches: list[int] = field(default_factory=list)
+    bin_loss_tokens: list[int] = field(default_factory=list)
+    bin_costs: list[float] = field(default_factory=list)
     share: list[bool] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
     fingerprint: str = ""
@@ -152,6 +152,6 @@ def _check(plan: Plan) -> None:
         raise ValueError("ranks don't hold each bin once")
     if len(members) != plan.total_samples or type(plan.total_tokens) is not int:
         raise ValueError("totals are not those of the bins")
-    lists = (plan.bin_rows, plan.bin_patches, plan.share)
+    lists = (plan.bin_rows, plan.bin_patches, plan.bin_loss_tokens, plan.bin_costs, plan.share)
     if any(len(values) != len(plan.bins) for values in lists):
-        raise ValueError("bin_rows, bin_patches or share have another length than bins")
+        raise ValueError("what is said of bins has another length than bins")

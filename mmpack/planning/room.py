@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from mmpack.errors import ArgumentError, PlanError, check_number
-from mmpack.planning.arrange import SharedPrefixes
 from mmpack.planning.budgets import media_of
-from mmpack.planning.cost import plain_layout
+from mmpack.planning.counts import plain_counts
 from mmpack.planning.memory import largest_pack
+from mmpack.planning.prefixes import SharedPrefixes
 from mmpack.schema.sample import Sample
 
 FIX = "what weights, gradients and optimizer leave free, in bytes"
 
 
 def check_memory(model: Any, memory: int | None) -> None:
-    """Raise ArgumentError where one of the two is missing, or no number of bytes."""
-    if (model is None) != (memory is None):
-        raise ArgumentError(
-            f"plan: {'model' if model is None else 'memory'} is missing. Fix: pass model and memory, or neither"
-        )
+    """Raise ArgumentError for memory without a model, or that is no number of bytes."""
+    if model is None and memory is not None:
+        raise ArgumentError("plan: model is missing. Fix: pass model beside memory, or neither")
     if memory is not None:
         check_number("plan", "memory", memory, least=0, fix=f"pass {FIX}")
 
@@ -44,9 +42,9 @@ def _shares(samples: list[Sample], kept: list[int], share: bool) -> list[float]:
     most = [0.0] * 4
     for members in groups.values():
         chosen = [samples[i] for i in members]
-        layout = shared.layout(members) if shared else plain_layout([len(s) for s in chosen])
+        counts = shared.counts(members) if shared else plain_counts([len(s) for s in chosen])
         media = {k: m.patches for s in chosen for k, m in media_of(s).items()}
         vision = max(sum(m.num_tokens for m in s.media) for s in chosen)
-        found = (sum(s.num_loss_tokens for s in chosen), sum(media.values()), layout.keys, vision)
-        most = [max(m, f / max(layout.rows, 1)) for m, f in zip(most, found, strict=True)]
+        found = (sum(s.num_loss_tokens for s in chosen), sum(media.values()), counts.keys, vision)
+        most = [max(m, f / max(counts.rows, 1)) for m, f in zip(most, found, strict=True)]
     return most

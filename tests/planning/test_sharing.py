@@ -1,6 +1,5 @@
 """share_prefix="auto": what sharing saves against what it adds, by the measured costs; never dearer than either way."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +9,9 @@ import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.layout.forest import build_forest
-from mmpack.ops.attention import TREE
-from mmpack.planning.cost import LayoutCost, cost_model, layout_cost, layout_of
+from mmpack.ops.attention import SEQUENCES, TREE
+from mmpack.planning.cost import H200, family_cost
+from mmpack.planning.counts import counts_of_forest
 
 
 def group(name, prompt, responses, start=0):
@@ -27,11 +27,12 @@ def group(name, prompt, responses, start=0):
 
 def time_of(plan, samples):
     """Of the slowest rank, by the bins' own forests."""
-    times = []
+    cost, times = family_cost(None), []
     for members, share in zip(plan.bins, plan.share, strict=True):
         chosen = [samples[i] for i in members]
-        patches = {m.cache_key: int(np.prod(m.grid_thw)) for s in chosen for m in s.media}
-        times.append(LayoutCost()(layout_of(build_forest(chosen, share)), sum(patches.values())))
+        held = counts_of_forest(build_forest(chosen, share), cost.spans)
+        loss = sum(s.num_loss_tokens for s in chosen)
+        times.append(cost.seconds(held._replace(loss_tokens=loss)))
     return max((sum(times[b] for b in rank) for rank in plan.ranks), default=0.0)
 
 
@@ -73,10 +74,8 @@ def test_the_plan_s_layout_is_the_kernels(samples):
     """Rows, pairs and gathered keys, counted from segments, are those of the packed batch's attention plan."""
     for share in (False, True):
         forest = build_forest(samples, share)
-        found, plan = layout_of(forest), mp.pack(samples, share_prefix=share).attention_plan
-        assert (found.rows, found.keys) == (plan.rows, plan.gathered)
-        # of a query and a key; each row sees itself
-        assert (found.pairs + found.rows) / 2 == plan.pairs
+        found, plan = counts_of_forest(forest), mp.pack(samples, share_prefix=share).attention_plan
+        assert (found.rows, found.keys, found.pairs) == (plan.rows, plan.gathered, plan.pairs)
 
 
 def test_a_tiny_prefix_declines():
@@ -108,10 +107,14 @@ def test_each_bin_by_itself():
 
 
 def test_the_costs_are_those_of_the_attention_s_chooser():
-    cost, fitted = LayoutCost(), TREE.backends["varlen"]
-    assert (cost.pair * 2, cost.key) == (fitted.pair, fitted.gathered)
-    weights = 2 * 3584**2 + 2 * 3584 * 512 + 3 * 3584 * 18944
-    assert cost.row == pytest.approx(6 * weights / 700e12 * 1e9 + fitted.row)
+    cost, fitted = family_cost(None), TREE.backends["varlen"]
+    layers, weights = 28, 2 * 3584**2 + 2 * 3584 * 512 + 3 * 3584 * 18944
+    assert cost.pair == pytest.approx(layers * fitted.pair * 1e-9)
+    assert cost.key == pytest.approx(layers * fitted.gathered * 1e-9)
+    row = 6 * weights / 700e12 + fitted.row * 1e-9
+    assert cost.row == pytest.approx(layers * row)
+    assert cost.frame_pair == pytest.approx(4 * SEQUENCES.backends["varlen"].pair * 1e-9)
+    assert cost.tile_pair == pytest.approx(28 * SEQUENCES.backends["varlen"].pair * 1e-9)
 
 
 def test_other_words_are_refused():
@@ -125,16 +128,17 @@ def test_other_words_are_refused():
 def test_linear_attention_costs_by_waves_and_by_pairs_of_a_few_layers():
     """Each depth of a forest runs after the one above it, so short prefixes are not worth one."""
     hybrid = get_family("qwen3_5")
-    assert cost_model(hybrid)(0, 1000, 0) == cost_model(None)(0, 1000, 0) / 4
+    assert family_cost(hybrid).pair == pytest.approx(family_cost(None).pair / 4)
+    assert family_cost(hybrid).wave == 21 * H200.wave
     for prompt, count, pays in ((60, 4, False), (1200, 8, True)):
         samples = group("a", prompt, [5] * count)
         for sample in samples:
             sample.family = "qwen3_5"
-        plain, shared = (layout_of(build_forest(samples, share)) for share in (False, True))
-        assert (plain.waves, shared.waves) == (1, 2)
-        assert LayoutCost().sharing_pays(plain, shared)
-        assert layout_cost(hybrid).sharing_pays(plain, shared) == pays
+        plain, shared = (counts_of_forest(build_forest(samples, share)) for share in (False, True))
+        assert (plain.waves, shared.waves) == (0, 1)
+        assert family_cost(None).sharing_pays(plain, shared)
+        assert family_cost(hybrid).sharing_pays(plain, shared) == pays
         assert (mp.pack(samples, share_prefix="auto").cu_seqlens is None) == pays
         plan = mp.plan(samples, max_tokens=20_000, share_prefix="auto")
         assert plan.share == [pays]
-    assert layout_cost(get_family("qwen3_vl")) == LayoutCost()
+    assert family_cost(get_family("qwen3_vl")) == family_cost(None)

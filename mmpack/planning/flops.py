@@ -1,0 +1,175 @@
+"""FLOPs of a model's forward by what it counts, from its config: a product of [n, a] and [a, b] is 2·n·a·b of them.
+
+H and I: width and width of the MLP; A and K: query and key heads, times their size. Products of the decoder's and the
+tower's linear layers, attention and the head are counted; norms, activations and rotary are not. tests/adapters/
+test_model_flops.py counts the same in transformers' modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mmpack.planning.configs import Fields, fields_of, required, text_of
+from mmpack.planning.counts import Spans
+from mmpack.planning.tower_flops import TowerFlops, tower_flops
+
+NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """Of all layers together: a packed row, a pair of a query and a key in layers of full attention and of windows, a
+    loss token; and what is no FLOP: `key`, bytes in two-byte numbers of a key and a value in layers of attention;
+    `queries`, their widths added up; `states`, entries of the linear layers' states, and how many such layers."""
+
+    row: float
+    pair: float
+    window_pair: float
+    loss_token: float
+    key: int
+    queries: int
+    states: int
+    linear_layers: int
+    tower: TowerFlops
+    spans: Spans
+
+
+class _Layer(NamedTuple):
+    """Weights of its products; FLOPs of a pair; widths of the queries, and of a key with its value."""
+
+    weights: int
+    pair: int = 0
+    queries: int = 0
+    keys: int = 0
+    states: int = 0
+
+
+def model_flops(config: Any) -> ModelFlops:
+    """Of a model's config, or the dict of its config.json. Raises ArgumentError where that lacks what is counted."""
+    fields = fields_of(config, "cost_model")
+    text = text_of(fields)
+    required(text, NEEDED, "cost_model")
+    kinds = _layer_types(text)
+    own = (
+        text.get("per_layer_config") or {}
+    )  # as transformers writes what single layers have otherwise
+    layers = [
+        _layer({**text, **(own.get(str(n)) or own.get(n) or {})}, kind, n)
+        for n, kind in enumerate(kinds)
+    ]
+    near = [kind == "sliding_attention" for kind in kinds]
+    weights = sum(layer.weights for layer in layers)
+    if extra := text.get(
+        "hidden_size_per_layer_input"
+    ):  # Gemma 4: one more product before the layers
+        weights += text["hidden_size"] * extra * len(layers)
+    tower = tower_flops(fields, text["hidden_size"])
+    return ModelFlops(
+        row=2.0 * weights,
+        pair=float(sum(x.pair for x, w in zip(layers, near, strict=True) if not w)),
+        window_pair=float(sum(x.pair for x, w in zip(layers, near, strict=True) if w)),
+        loss_token=2.0 * text["vocab_size"] * text["hidden_size"],
+        key=2 * sum(x.keys for x in layers),
+        queries=sum(x.queries for x in layers),
+        states=sum(x.states for x in layers),
+        linear_layers=kinds.count("linear_attention"),
+        tower=tower,
+        spans=Spans(text.get("sliding_window") if any(near) else None, tower.tile),
+    )
+
+
+def _layer_types(text: Fields) -> list[str]:
+    """As the config lists them; by its interval or pattern; else full attention in all."""
+    count = text["num_hidden_layers"]
+    if listed := text.get("layer_types"):
+        return list(listed)[:count]
+    if every := text.get("full_attention_interval"):
+        return ["linear_attention" if (n + 1) % every else "full_attention" for n in range(count)]
+    if every := text.get("sliding_window_pattern"):
+        return ["sliding_attention" if (n + 1) % every else "full_attention" for n in range(count)]
+    return ["full_attention"] * count
+
+
+def _layer(text: Fields, kind: str, number: int) -> _Layer:
+    if kind == "linear_attention":
+        mixing = _gated_delta(text)
+    elif text.get("kv_lora_rank"):
+        mixing = _latent(text)
+    else:
+        mixing = _attention(text, kind, number)
+    more = _mlp(text, number)
+    if extra := text.get("hidden_size_per_layer_input"):
+        more += 2 * text["hidden_size"] * extra
+    return mixing._replace(weights=mixing.weights + more)
+
+
+def _attention(text: Fields, kind: str, number: int) -> _Layer:
+    width, heads = text["hidden_size"], text["num_attention_heads"]
+    size = text.get("head_dim") or width // heads
+    key_heads = text.get("num_key_value_heads") or heads
+    made = 2  # products for keys and values
+    if kind == "full_attention" and text.get("global_head_dim"):  # Gemma 4
+        size = text["global_head_dim"]
+        if text.get("attention_k_eq_v"):
+            key_heads, made = text.get("num_global_key_value_heads") or key_heads, 1
+    if number >= text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0):
+        made = 0  # of an earlier layer
+    across, keys = heads * size, key_heads * size
+    # Qwen3.5 gates what attention gives, by as many columns of the queries' product
+    gates = across if _kind(text).startswith("qwen3_5") else 0
+    weights = width * (across + gates + made * keys) + across * width
+    return _Layer(weights, 4 * across, across, 2 * keys)
+
+
+def _latent(text: Fields) -> _Layer:
+    """DeepSeek-V3's: queries, keys and values are made of narrow latents."""
+    width, heads = text["hidden_size"], text["num_attention_heads"]
+    turned, value = text["qk_rope_head_dim"], text["v_head_dim"]
+    size, rank = text["qk_nope_head_dim"] + turned, text["kv_lora_rank"]
+    narrow = text.get("q_lora_rank")
+    weights = narrow * (width + heads * size) if narrow else width * heads * size
+    weights += width * (rank + turned) + rank * heads * (size - turned + value)
+    weights += heads * value * width
+    return _Layer(weights, 2 * heads * (size + value), heads * size, heads * (size + value))
+
+
+def _gated_delta(text: Fields) -> _Layer:
+    """Qwen3.5's linear attention: queries and keys, values, a gate of their width, two numbers a head, the output."""
+    width, heads = text["hidden_size"], text["linear_num_value_heads"]
+    keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
+    values = heads * text["linear_value_head_dim"]
+    weights = width * (2 * keys + 2 * values + 2 * heads) + values * width
+    return _Layer(weights, states=values * text["linear_key_head_dim"])
+
+
+def _mlp(text: Fields, number: int) -> int:
+    """Weights that a row meets: three products of an MLP, or the router and the experts that it takes."""
+    width, inner = text["hidden_size"], text.get("intermediate_size") or 0
+    shares = text.get("num_kv_shared_layers") or 0
+    if text.get("use_double_wide_mlp") and number >= text["num_hidden_layers"] - shares:
+        inner *= 2
+    dense = 3 * width * inner
+    named = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((text[name] for name in named if text.get(name)), 0)
+    if not experts or text.get("enable_moe_block") is False or not _routed(text, number):
+        return dense
+    taken = text.get("num_experts_per_tok") or text.get("top_k_experts") or 1
+    narrow = text["moe_intermediate_size"]
+    weights = width * experts + 3 * width * narrow * taken
+    if shared := text.get("shared_expert_intermediate_size"):
+        weights += 3 * width * shared + width  # and its gate
+    weights += 3 * width * narrow * (text.get("n_shared_experts") or 0)
+    return weights + (dense if text.get("enable_moe_block") else 0)
+
+
+def _routed(text: Fields, number: int) -> bool:
+    """Whether a layer of a model with experts has them."""
+    if number < (text.get("first_k_dense_replace") or 0):
+        return False
+    step = text.get("decoder_sparse_step") or 1
+    return number not in (text.get("mlp_only_layers") or ()) and (number + 1) % step == 0
+
+
+def _kind(text: Fields) -> str:
+    return str(text.get("model_type") or "")
