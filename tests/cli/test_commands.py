@@ -248,7 +248,9 @@ def test_plan(trace):
     assert (found["stats"], found["ranks"]) == (plan.stats, plan.ranks)
     assert (found["total_samples"], found["total_tokens"]) == (3, 33)
     text = call_mmpack("plan", trace, "--max-tokens", 48, "--ranks", 3).stdout
-    assert "balance" in text and len(text.partition("loss_tokens\n")[2].splitlines()) == 3
+    assert "balance" in text and len(text.partition("\nbin  ")[2].splitlines()) == 1 + 3
+    assert len(text.partition("\nrank  ")[2].partition("\n\n")[0].splitlines()) == 1 + 3
+    assert "max_tokens 97.9%" in " ".join(text.split())
 
 
 def test_version():
@@ -283,11 +285,12 @@ def test_plan_counts_shared_rows_once(tmp_path):
         "share",
         "patches",
         "loss_tokens",
+        "cost",
     ]
-    assert text[-1].split() == ["0", "0", "8", "72", "352", "yes", "0", "32"]
+    assert text[-1].split()[:-1] == ["0", "0", "8", "72", "352", "yes", "0", "32"]
     text = call_mmpack("plan", path, "--max-tokens", 80).stdout.splitlines()
     head = next(line.split() for line in text if line.startswith("bin "))
-    assert head == ["bin", "rank", "samples", "rows", "patches", "loss_tokens"]
+    assert head == ["bin", "rank", "samples", "rows", "patches", "loss_tokens", "cost"]
 
 
 def test_plan_shares_where_it_pays(tmp_path):
