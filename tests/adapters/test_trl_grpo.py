@@ -427,13 +427,16 @@ def test_what_a_packed_pass_cannot_do_is_one_line(pair, micro_batch):
     dropped = micro_batch | {"pixel_values": None, "image_grid_thw": None, "num_images": None}
     with pytest.raises(LayoutError, match="dropped_image"):
         packed._compute_loss(packed.model, dropped)
-    settings = {"deepspeed_plugin": None, "torch_compile": False}
-    states = {"is_fsdp_enabled": False, "aux_loss_enabled": False}
-    for name in (*settings, *states):
-        args = SimpleNamespace(**settings | ({name: True} if name in settings else {}))
-        on = states | ({name: True} if name in states else {})
+    first = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1)))
+    for name, on in (("torch_compile", True), ("aux_loss_enabled", True), ("accelerator", first)):
+        changed = SimpleNamespace(
+            accelerator=packed.accelerator,
+            args=SimpleNamespace(torch_compile=name == "torch_compile"),
+            aux_loss_enabled=name == "aux_loss_enabled",
+        )
+        setattr(changed, name, on)
         with pytest.raises(ModelError, match="is on"):
-            grpo.refuse_unsupported(SimpleNamespace(args=args, **on))
+            grpo.refuse_unsupported(changed)
 
 
 def test_wrong_use_is_an_error(monkeypatch):

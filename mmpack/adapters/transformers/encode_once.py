@@ -10,9 +10,9 @@ import torch
 
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
 from mmpack.adapters.transformers.tower import encode_media, media_names, tower_and_projector
-from mmpack.adapters.transformers.unwrap import is_parallel, unwrap
+from mmpack.adapters.transformers.unwrap import is_engine, is_parallel, unwrap
 from mmpack.cache.summed import SummedFeatures
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.families import family_of_config
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.pixels import float_pixels
@@ -43,6 +43,11 @@ def encode_once(
     if isinstance(packs, Batch) or not isinstance(packs, Iterable):
         raise ArgumentError(
             f"encode_once: packs is {kind_of(packs)}. Fix: a list of batches that mp.pack made"
+        )
+    if is_engine(model):
+        raise ModelError(
+            "encode_once: a DeepSpeed engine reduces gradients where it sees its own backward only. "
+            "Fix: leave encode_once out, or train under DistributedDataParallel"
         )
     packs = list(packs)
     for pack in packs:

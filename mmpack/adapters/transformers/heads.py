@@ -12,6 +12,11 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from mmpack.adapters.transformers.head_shards import (
+    is_split,
+    local_head,
+    refuse_split,
+)
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.families import family_of_config
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
@@ -74,7 +79,7 @@ def reader(
 ) -> Callable[[Any], Values]:
     """Hidden states [..., H] of the batch's rows -> logprobs [N], or (logprobs, entropies), by this head.
 
-    `cap`: of the model's logits; they are made then.
+    `cap`: of the model's logits; they are made then, unless ranks share the vocabulary.
 
     `memory_budget`: of a head that is read by its weight. `kept_ids`: over those of the batch, if it has some.
     """
@@ -83,17 +88,20 @@ def reader(
     _check_kept(support, len(batch.loss_targets))
 
     def by_weight(hidden: torch.Tensor) -> Values:
+        own = local_head(head, hidden, batch.input_ids.numel())
         return linear_selected_logprobs(
-            hidden.reshape(-1, hidden.shape[-1]),
-            head.weight,
+            own.hidden,
+            own.weight,
             batch.loss_targets,
             rows=batch.loss_rows,
-            bias=head.bias,
+            bias=own.bias,
             temperature=temperature,
             entropy=entropy,
             rows_unique=batch.loss_rows_unique,
             row_inverse=batch.loss_row_inverse,
+            softcap=cap,
             memory_budget=memory_budget,
+            group=own.group,
             support=support,
         )
 
@@ -117,7 +125,21 @@ def reader(
             return torch.cat(logprobs), torch.cat(entropies)
         return torch.cat(made)
 
-    return by_weight if is_linear(head) and cap is None else by_logits
+    return by_weight_or_logits(head, cap, by_weight, by_logits)
+
+
+def by_weight_or_logits(
+    head: Any, cap: float | None, by_weight: Callable[[Any], Any], by_logits: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """The one that fits the head when its forward runs: FSDP2 gathers its weight then, and tensor parallel does not."""
+
+    def read(hidden: Any) -> Any:
+        if is_linear(head) and (cap is None or is_split(head)):
+            return by_weight(hidden)
+        refuse_split(head)
+        return by_logits(hidden)
+
+    return read
 
 
 def _check_kept(support: Any, count: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.adapters.transformers import heads
+from mmpack.adapters.transformers.head_shards import local_head
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.logprobs import forward_of
 from mmpack.adapters.transformers.tower import Features
@@ -72,31 +73,35 @@ def _reader(
     logits_of = heads.capped(head.forward, cap)  # taken now: the caller may exchange it
 
     def by_weight(hidden: Tensor) -> Tensor:
-        flat = hidden.reshape(-1, hidden.shape[-1])
+        own = local_head(head, hidden, batch.input_ids.numel())
         out = linear_listed_logprobs(
-            flat,
-            head.weight,
+            own.hidden,
+            own.weight,
             batch.loss_targets,
             batch.teachers,
             batch.loss_rows,
-            head.bias,
+            own.bias,
             temperature,
             entropy,
             rows_unique=batch.loss_rows_unique,
             row_inverse=batch.loss_row_inverse,
+            softcap=cap,
             memory_budget=memory_budget,
+            group=own.group,
         )
         if batch.kept_ids is None:
             return torch.cat(_values(out))
         kept = linear_selected_logprobs(
-            flat,
-            head.weight,
+            own.hidden,
+            own.weight,
             batch.loss_targets,
             batch.loss_rows,
-            head.bias,
+            own.bias,
             temperature,
             rows_unique=batch.loss_rows_unique,
             row_inverse=batch.loss_row_inverse,
+            softcap=cap,
+            group=own.group,
             support=batch.kept_ids,
         )
         assert isinstance(kept, Tensor)
@@ -119,7 +124,7 @@ def _reader(
         made = [checkpoint(of_chunk, flat, *chunk, use_reentrant=False) for chunk in _chunks(batch)]
         return torch.cat([torch.cat(parts) for parts in zip(*made, strict=True)])
 
-    return by_weight if heads.is_linear(head) and cap is None else by_logits
+    return heads.by_weight_or_logits(head, cap, by_weight, by_logits)
 
 
 def _chunks(batch: Batch) -> Iterator[tuple[Tensor, Tensor, dict[str, ScoredSupport], Any]]:

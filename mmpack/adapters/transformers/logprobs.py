@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, overload
 
 import torch
 
+from mmpack.adapters.transformers.head_shards import layouts_of
 from mmpack.adapters.transformers.heads import head_of, logit_cap, reader, uncapped
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.tower import Features
@@ -60,7 +62,8 @@ def packed_logprobs(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
-    A model in DistributedDataParallel, or sharded by FSDP2, runs in its own forward, so that gradients are reduced.
+    A model in DistributedDataParallel or DeepSpeed, or sharded by FSDP2 or tensor parallel, runs in its own forward, so
+    that gradients are reduced. A head that `parallelize_module` or `tp_plan` split by vocabulary stays split.
     A head that an adapter changed (LoRA, DoRA), or whose logits are capped (Gemma 4), makes logits, of 1,024 loss
     tokens at a time. Under `torch.no_grad()`, for old and reference logprobs, no activations are held: memory is that
     of one layer, however many there are.
@@ -99,12 +102,17 @@ def packed_logprobs(
 
 @contextlib.contextmanager
 def forward_of(module: Any, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Another forward within the block; the module may have one of its own already, as accelerate's hooks set it."""
-    own = vars(module).get("forward")
+    """Another forward within the block, without the layout that tensor parallel gives to what a forward returns.
+
+    The module may have a forward of its own already, as accelerate's hooks and transformers' `tp_plan` set it.
+    """
+    own, hooks = vars(module).get("forward"), module._forward_hooks
     module.forward = forward
+    module._forward_hooks = OrderedDict((k, h) for k, h in hooks.items() if not layouts_of(h))
     try:
         yield
     finally:
+        module._forward_hooks = hooks
         del module.forward
         if own is not None:
             module.forward = own

@@ -1,10 +1,12 @@
-"""The transformers model in what frameworks hand around: PEFT's and DDP's wrappers; others are refused by name.
+"""The transformers model in what frameworks hand around: wrappers of PEFT, DDP, DeepSpeed; others are refused by name.
 
-FSDP2's `fully_shard` leaves the model as it is, with parameters that are whole only in its forward.
+FSDP2's `fully_shard`, tensor parallel and ZeRO-3 leave the model as it is, with parameters that are whole, or together,
+only in its forward.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -47,14 +49,24 @@ def _instead(model: Any) -> str:
 
 
 def is_parallel(model: Any) -> bool:
-    """Whether it is DDP around a model: it reduces only the gradients of its own forward."""
-    return isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    """Whether it is DDP, or DeepSpeed's engine, around a model: it reduces only the gradients of its own forward."""
+    return isinstance(model, torch.nn.parallel.DistributedDataParallel) or is_engine(model)
+
+
+def is_engine(model: Any) -> bool:
+    """Whether it is DeepSpeed's engine, whose module is the model."""
+    deepspeed = sys.modules.get("deepspeed")
+    return deepspeed is not None and isinstance(model, deepspeed.DeepSpeedEngine)
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
-    """Whether FSDP2 spreads parameters of the module over ranks: it runs only within the whole model's forward."""
+    """Whether ranks share parameters of the module (FSDP2, tensor parallel, ZeRO-3).
+
+    It runs only within the whole model's forward then.
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     from torch.distributed.tensor import DTensor
 
-    return any(isinstance(p, DTensor) for p in module.parameters())
+    # ZeRO-3 keeps this rank's part in an attribute
+    return any(isinstance(p, DTensor) or hasattr(p, "ds_tensor") for p in module.parameters())

@@ -24,7 +24,7 @@ from mmpack.adapters.response_lists import (
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
-from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.pass_stats import PassStats
 from mmpack.cache.features import FeatureStore
@@ -61,8 +61,7 @@ class MmpackGRPO(_Trainer):
     `feature_bytes` on the device and `feature_host_bytes` on the host, both set in a class body; 0 keeps none.
 
     Raises, when built: MissingExtraError, BackendError for another TRL than 1.16; LayoutError (MM006) for a model of
-    no known family; ModelError for what the packed pass can't do (FSDP, DeepSpeed, torch_compile, the router's
-    auxiliary loss).
+    no known family; ModelError for what the packed pass can't do (FSDP 1, torch_compile, the router's auxiliary loss).
     """
 
     mmpack_stats: PassStats
@@ -232,7 +231,7 @@ class MmpackGRPO(_Trainer):
     def _features_of(self, model: Any, batch: PackedBatch) -> FeatureStore | None:
         """Where features of this model's media are kept: one store for all models whose towers are equal now.
 
-        None where they are not kept: without media or a budget, and where the tower is trained or has dropout.
+        None where they are not kept: without media or a budget, and where the tower is trained, sharded or has dropout.
         """
         whole = unwrap(model, "MmpackGRPO")
         if not batch.media or not takes_encoded_media(whole):
@@ -240,6 +239,9 @@ class MmpackGRPO(_Trainer):
         tower = tower_and_projector(whole)
         trained = any(p.requires_grad for p in tower.parameters())
         if self.feature_bytes + self.feature_host_bytes == 0 or trained or tower.random:
+            return None
+        # ranks must call a sharded tower equally often
+        if any(is_sharded(module) for module in tower.modules):
             return None
         store = self._mmpack_stores.get(tower.modules[0])
         # new, or changed: merged adapters, a synced reference
@@ -309,16 +311,16 @@ def _cause(sent: np.ndarray, ran: np.ndarray, family: Family) -> str:
 
 def refuse_unsupported(trainer: Any) -> None:
     """Raise ModelError for settings of a trainer that the packed pass can't obey."""
-    for name, on in (
-        ("FSDP", trainer.is_fsdp_enabled),
-        ("DeepSpeed", trainer.args.deepspeed_plugin is not None),
-        ("the router's auxiliary loss", trainer.aux_loss_enabled),
-        ("torch_compile", trainer.args.torch_compile),
+    sharded = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    other = "turn it off, or train with plain GRPOTrainer"
+    for name, on, fix in (
+        ("FSDP 1", getattr(sharded, "fsdp_version", 2) == 1, "fsdp_config={'version': 2}"),
+        ("the router's auxiliary loss", trainer.aux_loss_enabled, other),
+        ("torch_compile", trainer.args.torch_compile, other),
     ):
         if on:
             raise ModelError(
-                f"MmpackGRPO: {name} is on, and the packed pass does not do it. "
-                "Fix: turn it off, or train with plain GRPOTrainer"
+                f"MmpackGRPO: {name} is on, and the packed pass does not do it. Fix: {fix}"
             )
 
 

@@ -1,0 +1,208 @@
+"""packed_logprobs of models that torch's tensor parallel splits, on CPUs: values and gradients of one process.
+
+Layers by columns and rows, the head by vocabulary; by `parallelize_module` and by transformers' own plan; with FSDP2.
+"""
+
+import copy
+import functools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from support.models import spread_out, with_pixels
+from support.samples import make_sample
+from torch import distributed
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach, head_shards, packed_logprobs
+from mmpack.adapters.transformers.modules import decoder_layers
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "ranks_trainers.md"
+COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+ROWS = ("self_attn.o_proj", "mlp.down_proj")
+
+
+@functools.cache
+def template():
+    """Two heads, as many keys and values: each of two ranks has one."""
+    config = tiny_qwen2_5_vl().config
+    config.text_config.update({"hidden_size": 64, "intermediate_size": 96})
+    config.text_config.update({"num_attention_heads": 2, "num_key_value_heads": 2})
+    config.vision_config.out_hidden_size = 64
+    config.tie_word_embeddings = config.text_config.tie_word_embeddings = False
+    torch.manual_seed(0)
+    return spread_out(Qwen2_5_VLForConditionalGeneration(config)).eval()
+
+
+def made(tied=False, bias=False):
+    model = copy.deepcopy(template())
+    if tied:
+        model.lm_head.weight = model.get_input_embeddings().weight
+    if bias:
+        model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, model.lm_head.out_features))
+    return model
+
+
+def batches():
+    """Shared rows under a picture; text alone."""
+    prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
+    pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
+    texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
+    return [mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(texts)]
+
+
+def loss_of(model, batch):
+    logprobs, entropies = packed_logprobs(model, batch, vision="always", entropy=True)
+    return (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + entropies.sum() / 3
+
+
+def in_one_process(model, own):
+    """Losses of the batches, and gradients of their mean."""
+    with attach(model):
+        losses = [loss_of(model, batch) for batch in own]
+        (sum(losses) / len(own)).backward()
+    named = model.named_parameters()
+    return losses, {n: p.grad for n, p in named if p.grad is not None}
+
+
+def assert_same(model, loss, wanted_loss, wanted, where):
+    torch.testing.assert_close(loss, wanted_loss, atol=1e-5, rtol=1e-5, msg=lambda m: f"{where}: {m}")
+    seen = 0
+    for name, parameter in model.named_parameters():
+        if name in wanted:
+            found = parameter.grad
+            found = found.full_tensor() if hasattr(found, "full_tensor") else found
+            off = (found - wanted[name]).norm()
+            assert off <= 1e-5 * wanted[name].norm() + 1e-7, (where, name)
+            seen += 1
+    assert seen == len(wanted)
+
+
+def split_layers(model, mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = dict.fromkeys(COLUMNS, ColwiseParallel) | dict.fromkeys(ROWS, RowwiseParallel)
+    for layer in decoder_layers(model):
+        parallelize_module(layer, mesh, {name: style() for name, style in plan.items()})
+
+
+def test_two_ranks_are_one_process(tmp_path):
+    made().save_pretrained(tmp_path / "model")
+    torch.multiprocessing.spawn(run, (2, tmp_path, check_two), nprocs=2)
+
+
+@pytest.mark.slow
+def test_beside_fsdp2(tmp_path):
+    torch.multiprocessing.spawn(run, (4, tmp_path, check_four), nprocs=4)
+
+
+def run(rank, ranks, folder, check):
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=ranks
+    )
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
+    check(rank, ranks, folder)
+    distributed.destroy_process_group()
+
+
+def check_two(rank, ranks, folder):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    batch = batches()[0]
+    (wanted_loss,), wanted = in_one_process(made(), [batch])
+
+    def check(model, where):
+        with attach(model):
+            loss = loss_of(model, batch)
+            loss.backward()
+            model.eval()
+            with torch.no_grad():
+                again = loss_of(model, batch)
+        assert abs(again - loss) <= 1e-5 * abs(loss)
+        assert_same(model, loss, wanted_loss, wanted, where)
+        weight = model.lm_head.weight
+        assert tuple(weight.placements) == (Shard(0),)
+        assert weight.to_local().shape[0] == weight.shape[0] // ranks
+        return model
+
+    model = made()
+    names = {"model": model, "mesh": mesh, "batch": batch, "attach": attach}
+    exec(PAGE.read_text().split("```python")[1].split("```")[0], names | {"packed_logprobs": packed_logprobs})
+    hooks = list(model.lm_head._forward_hooks)
+    check(model, "parallelize_module")
+    assert list(model.lm_head._forward_hooks) == hooks
+    ids = batch.input_ids[None, :4]
+    with torch.no_grad():  # its own forward is as it was: a part of the vocabulary
+        logits = model(input_ids=ids).logits
+        whole = made()(input_ids=ids).logits
+    assert (logits - whole.chunk(ranks, -1)[rank]).abs().max() <= 1e-4
+
+    for style in (
+        ColwiseParallel(output_layouts=Replicate()),
+        ColwiseParallel(use_local_output=False),
+    ):
+        model = made()
+        parallelize_module(model, mesh, {"lm_head": style})
+        check(model, repr(style))
+
+    check(
+        Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "model", tp_plan="auto"),
+        "tp_plan",
+    )
+
+    (wanted_loss,), wanted = in_one_process(made(bias=True), [batch])
+    model = made(bias=True)
+    parallelize_module(model, mesh, {"lm_head": ColwiseParallel()})
+    check(model, "bias")
+
+    (wanted_loss,), wanted = in_one_process(made(tied=True), [batch])
+    model = made(tied=True)
+    both = {"model.language_model.embed_tokens": RowwiseParallel(input_layouts=Replicate())}
+    parallelize_module(model, mesh, both | {"lm_head": ColwiseParallel()})
+    model.lm_head.weight = model.get_input_embeddings().weight  # one parameter again
+    check(model, "tied")
+
+    model = made()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach()[:-1].clone())
+    parallelize_module(model, mesh, {"lm_head": ColwiseParallel()})
+    with attach(model), pytest.raises(mp.ModelError, match=r"2 ranks don't divide the head's \d+"):
+        packed_logprobs(model, batch)
+    model = made()
+    parallelize_module(model, mesh, {"lm_head": RowwiseParallel(input_layouts=Replicate())})
+    with attach(model), pytest.raises(mp.ModelError, match="which splits the vocabulary"):
+        packed_logprobs(model, batch)
+    model = made()
+    parallelize_module(model, mesh, {"lm_head": ColwiseParallel(input_layouts=Shard(1))})
+    with attach(model), pytest.raises(mp.ModelError, match=r"the head gets \d+ of the batch's"):
+        packed_logprobs(model, batch)
+    with pytest.raises(mp.ModelError, match="no plain Linear, and its vocabulary is split"):
+        head_shards.refuse_split(model.lm_head)
+
+
+def check_four(rank, ranks, folder):
+    """FSDP2 over pairs of ranks, each of which is tensor parallel; each pair has a batch of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    losses, wanted = in_one_process(made(), batches())
+    for units in ("layers", "head too"):
+        model = made()
+        split_layers(model, mesh["tensor"])
+        parallelize_module(model, mesh["tensor"], {"lm_head": ColwiseParallel()})
+        heads = [model.lm_head] if units == "head too" else []
+        for unit in (*decoder_layers(model), *model.model.visual.blocks, *heads, model):
+            fully_shard(unit, mesh=mesh["data"])
+        own = mesh["data"].get_local_rank()
+        with attach(model):
+            loss = loss_of(model, batches()[own])
+            loss.backward()
+        assert_same(model, loss, losses[own], wanted, units)
