@@ -27,7 +27,9 @@ def samples_of(ranks):
     for rank in range(ranks):
         if rank % 2:
             sizes = (2 + rank, 6)
-            own = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in sizes]
+            own = [
+                make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in sizes
+            ]
         else:
             own = [make_sample([*prompt, ("response", range(n + rank))], f"a{n}") for n in (3, 4)]
         out.append(with_pixels(own))

@@ -21,7 +21,13 @@ from mmpack.adapters.transformers.modules import decoder_layers
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "ranks_trainers.md"
-COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+COLUMNS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+)
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
@@ -69,7 +75,9 @@ def in_one_process(model, own):
 
 
 def assert_same(model, loss, wanted_loss, wanted, where):
-    torch.testing.assert_close(loss, wanted_loss, atol=1e-5, rtol=1e-5, msg=lambda m: f"{where}: {m}")
+    torch.testing.assert_close(
+        loss, wanted_loss, atol=1e-5, rtol=1e-5, msg=lambda m: f"{where}: {m}"
+    )
     seen = 0
     for name, parameter in model.named_parameters():
         if name in wanted:
@@ -82,7 +90,11 @@ def assert_same(model, loss, wanted_loss, wanted, where):
 
 
 def split_layers(model, mesh):
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     plan = dict.fromkeys(COLUMNS, ColwiseParallel) | dict.fromkeys(ROWS, RowwiseParallel)
     for layer in decoder_layers(model):
@@ -112,7 +124,11 @@ def run(rank, ranks, folder, check):
 def check_two(rank, ranks, folder):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mesh = init_device_mesh("cpu", (ranks,))
     batch = batches()[0]
@@ -134,7 +150,10 @@ def check_two(rank, ranks, folder):
 
     model = made()
     names = {"model": model, "mesh": mesh, "batch": batch, "attach": attach}
-    exec(PAGE.read_text().split("```python")[1].split("```")[0], names | {"packed_logprobs": packed_logprobs})
+    exec(
+        PAGE.read_text().split("```python")[1].split("```")[0],
+        names | {"packed_logprobs": packed_logprobs},
+    )
     hooks = list(model.lm_head._forward_hooks)
     check(model, "parallelize_module")
     assert list(model.lm_head._forward_hooks) == hooks

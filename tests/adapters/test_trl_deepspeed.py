@@ -44,9 +44,15 @@ def run(rank, port, checkpoint, folder, stage):
         },
         accelerator_config={"use_configured_state": True},
     )
-    assert is_engine(trainer.model_wrapped) and trainer.model_wrapped.zero_optimization_stage() == stage
+    assert (
+        is_engine(trainer.model_wrapped)
+        and trainer.model_wrapped.zero_optimization_stage() == stage
+    )
     assert is_sharded(trainer.model) == is_sharded(trainer.ref_model) == (stage == 3)
-    with pytest.raises(ModelError, match="a DeepSpeed engine"), encode_once(trainer.model_wrapped, []):
+    with (
+        pytest.raises(ModelError, match="a DeepSpeed engine"),
+        encode_once(trainer.model_wrapped, []),
+    ):
         pass
     named = dict(trainer.model.named_parameters())
     with deepspeed.zero.GatheredParameters(list(named.values()), enabled=stage == 3):

@@ -35,7 +35,11 @@ class Ours(Drawn, Packed):
 def train(cls: type, checkpoint: Path, folder: Path, batch: int, **options: Any) -> Any:
     """A trainer after its steps; `batch` rows in each process."""
     settings = {"per_device_train_batch_size": batch, "max_steps": STEPS, "beta": 0.05}
-    settings |= {"num_iterations": 2, "gradient_checkpointing": True, "lr_scheduler_type": "constant"}
+    settings |= {
+        "num_iterations": 2,
+        "gradient_checkpointing": True,
+        "lr_scheduler_type": "constant",
+    }
     trainer = make_trainer(
         cls, checkpoint, folder, rows_of((0, 8, 3, 5)), small_processor(), **settings | options
     )

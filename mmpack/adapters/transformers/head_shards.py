@@ -1,7 +1,7 @@
 """A head whose vocabulary torch's tensor parallel splits over ranks: this rank's rows of it, and the ranks.
 
-Its weight is a DTensor while the forward runs: of `parallelize_module`, of transformers' `tp_plan`, or what FSDP2 gathers
-of a mesh of two dimensions. FSDP2 alone has the plain weight there.
+Its weight is a DTensor while the forward runs: of `parallelize_module`, of transformers' `tp_plan`, or what FSDP2
+gathers on a mesh of two dimensions. FSDP2 alone has the plain weight there.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
         )
     if any(is_sharded(module) for module in tower_and_projector(model).modules):
         raise ModelError(
-            f"{what}: the vision tower is sharded (FSDP2, ZeRO-3), and ranks that call it more often than others would wait "
-            "for ever. Fix: leave features and max_patches out, or shard the text model's layers only"
+            f"{what}: the vision tower is sharded (FSDP2, ZeRO-3), and ranks that call it more often than others would "
+            "wait for ever. Fix: leave features and max_patches out, or shard the text model's layers only"
         )
 
 
