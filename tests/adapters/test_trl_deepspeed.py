@@ -26,6 +26,7 @@ def run(rank, port, checkpoint, folder, stage):
     from mmpack.adapters.transformers.unwrap import is_engine, is_sharded
     from mmpack.errors import ModelError
 
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which would be compiled
     PartialState(backend="gloo")  # as accelerate finds it on no CPU
     trainer = train(
         Ours,
