@@ -31,6 +31,7 @@ _HOME = {
     "mmpack.schema.ragged": ("Ragged",),
     "mmpack.schema.routes": ("compact_routes",),
     "mmpack.schema.rules": ("Problem", "check", "validate"),
+    "mmpack.schema.dead_letters": ("DeadLetter", "DeadLetters"),
     "mmpack.schema.trace": ("read_trace", "write_trace"),
     "mmpack.layout.mrope": ("mrope_positions",),
     "mmpack.processors.wrap": ("wrap_processor",),
@@ -73,6 +74,7 @@ _HOME = {
         "ArgumentError",
         "AudioError",
         "BackendError",
+        "BlobError",
         "LayoutError",
         "MissingExtraError",
         "MmpackError",
@@ -87,6 +89,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 # packages that are public by their own name, as in mp.video.sample
 _ROOMS = (
     "audio",
+    "blobs",
     "cache",
     "grounding",
     "invariant",

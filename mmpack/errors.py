@@ -78,6 +78,17 @@ class BackendError(MmpackError, RuntimeError):
     """A backend was asked for by name and can't run here."""
 
 
+class BlobError(MmpackError, RuntimeError):
+    """A medium can't be kept in a store of pixels, or not be had from it. `code` is a rule of `mmpack.schema.rules`."""
+
+    def __init__(self, message: str, code: str):
+        self.code = code
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.code)
+
+
 class MissingExtraError(MmpackError, ImportError):
     """An optional package is not installed."""
 

@@ -115,6 +115,9 @@ class _Guarded:
     def tell(self) -> int:
         return self._file.tell()
 
+    def fileno(self) -> int:
+        return self._file.fileno()
+
     def seekable(self) -> bool:
         return False
 

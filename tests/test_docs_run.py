@@ -235,6 +235,20 @@ def test_grounding():
     assert ran["region"].metadata["numbers"] == [[393, 394], [394, 395], [394, 396], [395, 397]]
 
 
+def test_media_by_reference(samples, capsys):
+    ran = run("docs/media_by_reference.md", {"samples": samples})
+    assert ran["near"].stats.fetched == 2 and not ran["store"].folder.exists()
+    assert torch.equal(ran["batch"].pixel_values, mp.pack(samples).pixel_values)
+    assert capsys.readouterr().out == "None 2 media\n2 media fetched\n"
+
+
+def test_failure(samples, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    samples[1].loss_spans = [mp.LossSpan(0, 2)]
+    assert run("docs/failure.md", {"train": samples})["step"].total_samples == 5
+    assert capsys.readouterr().out.endswith("5 trained, 1 left out\n1 {'MM202': 1}\n")
+
+
 def test_features(yours, samples):
     model = copy.deepcopy(yours["model"])
     if not takes_encoded_media(model):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import io
+import os
 import struct
 import warnings
 from collections.abc import Callable, Iterator
@@ -185,7 +187,9 @@ def path_below(path: str | Path, root: Path | None, where: str) -> tuple[Path, s
             f"{where}: {shown} is not below media_root. Fix: a path relative to media_root, inside it"
         )
     if not there:
-        raise ArgumentError(f"{where}: {shown} is no file below media_root. Fix: check the path")
+        raise ArgumentError(
+            f"{where}: {shown} is no file below media_root. Fix: check the path"
+        ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     return whole, whole.relative_to(top).as_posix()
 
 

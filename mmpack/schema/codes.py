@@ -1,7 +1,7 @@
 """Every rule of the schema: code, what it says, how to fix a break.
 
 MM0xx structure (a file that breaks one is not read), MM1xx media and spans, MM2xx loss,
-MM3xx columns, MM4xx packing. Errors, docs and JSON schema read this table.
+MM3xx columns, MM4xx packing, MM5xx what failed in a run. Errors, docs and JSON schema read this table.
 """
 
 from __future__ import annotations
@@ -236,6 +236,15 @@ RULES: dict[str, Rule] = {
             "a sample is older than max_policy_lag",
             "raise the lag, or leave such samples out",
         ),
+        Rule("MM501", "a file is gone or can't be read", "put it back, or leave its samples out"),
+        Rule("MM502", "a stored medium is damaged", "put it again, from the processor"),
+        Rule("MM503", "no room for a medium's pixels", "make room, or raise the store's max_bytes"),
+        Rule(
+            "MM504",
+            "its worker process ended",
+            "see the system's log: often memory, or a broken file",
+        ),
+        Rule("MM505", "a sample could not be made", "see the error that its letter names"),
     )
 }
 # a tokenizer finds them broken: those who read tokens as text report them, `validate` does not

@@ -40,6 +40,10 @@ def rules_markdown() -> str:
         "MM2": ("Loss and other spans", "A broken rule of a sample: `validate` exits 1."),
         "MM3": ("Columns and scores", "A broken rule of a sample: `validate` exits 1."),
         "MM4": ("Planning and packing", "What can't be planned or packed."),
+        "MM5": (
+            "Runs",
+            "What went wrong around a sample, as dead letters and `BlobError.code` name it.",
+        ),
     }
     lines = ["# Rules", "", "Generated from `mmpack/schema/codes.py`: do not edit."]
     for prefix, (title, meaning) in blocks.items():

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from mmpack.errors import require
+from mmpack.errors import TraceError, require
 from mmpack.schema.bounds import Total, checked_items
 from mmpack.schema.error_text import escaped, trace_error
 
@@ -25,8 +25,15 @@ ZSTD_LEVEL = 3
 BLANK_LINES = re.compile(rb"[\r\n]+")
 
 
-def read_jsonl(path: Path, max_record_bytes: int, zstd: bool) -> Iterator[tuple[int, Any]]:
+def read_jsonl(
+    path: Path,
+    max_record_bytes: int,
+    zstd: bool,
+    broken: Callable[[int, bytes, TraceError], None] | None = None,
+) -> Iterator[tuple[int, Any]]:
     """Yield (record number, parsed JSON) of each line that is not blank.
+
+    `broken`: takes the lines that are no JSON of a record, in place of an error.
 
     Raises TraceError: MM001 not JSON, not UTF-8 or corrupt zstd; MM002 a cut last line; MM003 a
     key twice in one object; MM010 a record beyond `max_record_bytes`, of too many items or nested too deep, zstd that
@@ -43,7 +50,14 @@ def read_jsonl(path: Path, max_record_bytes: int, zstd: bool) -> Iterator[tuple[
             chunks = _zstd_chunks(file, path, total)
         for number, line, ended in _lines(chunks, max_record_bytes, path):
             where = f"{path}: record {number}"
-            yield number, _parse_line(line, ended, max_record_bytes, total, where)
+            try:
+                record = _parse_line(line, ended, max_record_bytes, total, where)
+            except TraceError as fault:
+                if broken is None:
+                    raise
+                broken(number, line, fault)
+                continue
+            yield number, record
 
 
 def write_jsonl(file: IO[bytes], records: Iterable[dict[str, Any]], zstd: bool) -> None:

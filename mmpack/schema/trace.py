@@ -6,6 +6,7 @@ file is ever unpickled or opened.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.files import replaced
+from mmpack.schema.dead_letters import KEPT, DeadLetters, letter_of
 from mmpack.schema.error_text import escaped, trace_error
 from mmpack.schema.jsonl import read_jsonl, write_jsonl
 from mmpack.schema.parquet import Block, read_blocks, read_parquet, write_parquet
@@ -29,13 +31,15 @@ def read_trace(
     path: str | os.PathLike[str],
     media: Mapping[str, Any] | None = None,
     max_record_bytes: int = MAX_RECORD_BYTES,
+    dead_letters: DeadLetters | None = None,
 ) -> TraceReader:
     """Open a trace; its samples are read as they are asked for, each time anew.
 
     Args: `path`: a .jsonl, .jsonl.zst or .parquet file. `media`: cache key -> pixel_values
     [t·h·w, patch_dim]; media whose key it lacks keep None. `max_record_bytes`: the largest record
     to accept; memory stays within a small multiple of it. A compressed file may decode to 32 such
-    records, or to 1,024 times its own bytes.
+    records, or to 1,024 times its own bytes. `dead_letters`: takes records of JSON Lines whose structure is wrong, and
+    reading goes on; not what is wrong with a file as a whole (a record that is too large, zstd that is cut).
 
     Raises TraceError with file, record, field and a code (MM001 to MM010): here for a path that is
     no trace, while iterating for a record whose structure is wrong. Broken rules (MM1xx and up)
@@ -62,7 +66,7 @@ def read_trace(
         allowed = False
     if not allowed:
         raise trace_error(f"{source}", "may not be read by this user", "MM001")
-    return TraceReader(source, media, max_record_bytes)
+    return TraceReader(source, media, max_record_bytes, dead_letters)
 
 
 def write_trace(
@@ -116,8 +120,15 @@ def write_trace(
 class TraceReader:
     """The samples of a trace, in order, as often as asked; no file stays open in between."""
 
-    def __init__(self, path: Path, media: Mapping[str, Any] | None, max_record_bytes: int):
+    def __init__(
+        self,
+        path: Path,
+        media: Mapping[str, Any] | None,
+        max_record_bytes: int,
+        dead_letters: DeadLetters | None = None,
+    ):
         self.path = path
+        self.dead_letters = dead_letters
         self.media = media
         self.max_record_bytes = max_record_bytes
 
@@ -126,8 +137,14 @@ class TraceReader:
         seen = Ids()
         for number, record in self._records():
             where = f"{self.path}: record {number}"
-            sample = Sample.from_dict(record, where)
-            seen.add(sample.sample_id, where)
+            try:
+                sample = Sample.from_dict(record, where)
+                seen.add(sample.sample_id, where)
+            except TraceError as fault:
+                if self.dead_letters is None or self.is_parquet:
+                    raise
+                self._bury(number, json.dumps(record).encode(), fault)
+                continue
             if self.media is not None:
                 for medium in sample.media:
                     medium.pixel_values = self.media.get(medium.cache_key)
@@ -146,7 +163,13 @@ class TraceReader:
         if self.is_parquet:
             return read_parquet(self.path, self.max_record_bytes)
         zstd = _format_of(self.path) == ".jsonl.zst"
-        return read_jsonl(self.path, self.max_record_bytes, zstd)
+        broken = None if self.dead_letters is None else self._bury
+        return read_jsonl(self.path, self.max_record_bytes, zstd, broken)
+
+    def _bury(self, number: int, line: bytes, fault: TraceError) -> None:
+        assert self.dead_letters is not None
+        text = line[:KEPT].decode("utf-8", "backslashreplace")
+        self.dead_letters.add(letter_of(fault, f"{self.path}: record {number}", record=text))
 
     def __repr__(self) -> str:
         return f"TraceReader({str(self.path)!r})"

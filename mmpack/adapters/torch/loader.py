@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mmpack.adapters.torch.ahead import Ahead
+from mmpack.adapters.torch.dead import Sorted, dropped_letters, sorted_out
 from mmpack.adapters.torch.mover import Mover
 from mmpack.adapters.torch.order import groups_in, steps_of
 from mmpack.adapters.torch.step import Step, digest_of
@@ -18,6 +19,7 @@ from mmpack.packing.batch import PackedBatch
 from mmpack.packing.collate import Item, collate, sample_and_columns
 from mmpack.planning.cost import Cost, sharing_of
 from mmpack.planning.plan import plan
+from mmpack.schema.dead_letters import DeadLetter, DeadLetters, letter_of
 from mmpack.schema.sample import Sample
 
 STATE_VERSION = 1
@@ -61,6 +63,9 @@ class PackLoader:
         device: where batches go, of this process.
         rank, ranks: each rank gets as many batches of a step as the others, of like cost (`Plan.ranks`).
         prefetch: batches on the device beside the one that is computed on; 0: none, and no thread.
+        dead_letters: takes what can't be used, and the loop goes on without it, as with `on_invalid="drop"`: items
+            that the data set can't give or that are DeadLetters, samples that `plan` drops, and samples whose media
+            `media` has not. `Step.dead` has a step's.
 
     A Step whose samples were all dropped (`on_invalid="drop"`) is left out. Leaving the loop ends the thread, as
     `close` and `with` do; a loop that begins ends the one before. A loop begins with the epoch, or where a state that
@@ -93,6 +98,7 @@ class PackLoader:
         rank: int = 0,
         ranks: int = 1,
         prefetch: int = 1,
+        dead_letters: DeadLetters | None = None,
     ):
         _check_numbers(groups_per_step, ranks, rank, prefetch, seed)
         if not isinstance(share_prefix, str):
@@ -110,6 +116,7 @@ class PackLoader:
         _check_source(samples, steps, self.loss_columns, groups, ordered)
         self.device = _device(device)
         self.rank, self.prefetch, self.cost, self.media = rank, prefetch, cost, media
+        self.dead_letters = dead_letters
         # what decides which samples a step has, and which batches
         self.order: dict[str, Any] = {
             "groups_per_step": groups_per_step,
@@ -124,7 +131,7 @@ class PackLoader:
             "max_loss_tokens": max_loss_tokens,
             "max_media_bytes": max_media_bytes,
             "share_prefix": sharing_of(share_prefix, None, "PackLoader"),
-            "on_invalid": on_invalid,
+            "on_invalid": on_invalid if dead_letters is None else "drop",
             "ranks": ranks,
         }
         self.pad_to_multiple_of = pad_to_multiple_of
@@ -224,7 +231,7 @@ class PackLoader:
         try:
             for number, items in self._items_from(start):
                 at = replace(start, step=number, batch=start.batch if number == start.step else 0)
-                step, columns = self._planned(at, items)
+                step, columns, media = self._planned(at, items)
                 if at.batch and step.digest != digest:
                     raise ArgumentError(
                         f"PackLoader: step {number} of epoch {at.epoch} has other samples or batches than when the "
@@ -234,33 +241,52 @@ class PackLoader:
                     at = replace(at, batch=k)
                     members = [(step.samples[i], columns[i]) for i in step.bins[k]]
                     # no name keeps a batch while the next one waits to be made
-                    yield _Made(step, *mover.send(self._packed(members, step.share[k], mover.pins)))
+                    yield _Made(
+                        step, *mover.send(self._packed(members, step.share[k], mover.pins, media))
+                    )
                 at = Place(at.epoch, number + 1)
         except Exception as error:
             error.add_note(f"PackLoader: in epoch {at.epoch}, step {at.step}, batch {at.batch}")
             raise
 
-    def _planned(self, at: Place, items: Sequence[Item]) -> tuple[Step, list[Mapping[str, Any]]]:
-        pairs = [sample_and_columns(item, i, "PackLoader") for i, item in enumerate(items)]
-        samples = [sample for sample, _ in pairs]
+    def _planned(
+        self, at: Place, items: Sequence[Item | DeadLetter]
+    ) -> tuple[Step, list[Mapping[str, Any]], Mapping[str, Any] | None]:
+        """The step, the columns of its samples, and where its media are."""
+        letters, media = self.dead_letters, self.media
+        if letters is None:
+            pairs = [sample_and_columns(item, i, "PackLoader") for i, item in enumerate(items)]
+            found = Sorted(pairs, list(range(len(pairs))), [], {})
+        else:
+            where = f"epoch {at.epoch}, step {at.step}"
+            found = sorted_out(items, media, self.planned["ranks"], where)
+            media = found.pixels if media is not None and self.planned["ranks"] == 1 else media
+        samples = [sample for sample, _ in found.alive]
         made = plan(samples, cost=self.cost, **self.planned)
+        if letters is not None:
+            found.dead.extend(dropped_letters(made, samples, found.numbers, where))
+            letters.add(found.dead)
         mine = made.ranks[self.rank]
         bins, share = [made.bins[b] for b in mine], [made.share[b] for b in mine]
-        step = Step(at.epoch, at.step, samples, made, bins, share, at.batch)
-        return step, [columns for _, columns in pairs]
+        step = Step(at.epoch, at.step, samples, made, bins, share, at.batch, found.dead)
+        return step, [columns for _, columns in found.alive], media
 
     def _packed(
-        self, members: list[tuple[Sample, Mapping[str, Any]]], share: bool, pins: bool
+        self,
+        members: list[tuple[Sample, Mapping[str, Any]]],
+        share: bool,
+        pins: bool,
+        media: Mapping[str, Any] | None,
     ) -> PackedBatch:
         return collate(
             members,
-            media=self.media,
+            media=media,
             share_prefix=share,
             pad_to_multiple_of=self.pad_to_multiple_of,
             pin_memory=pins,
         )
 
-    def _items_from(self, start: Place) -> Iterator[tuple[int, Sequence[Item]]]:
+    def _items_from(self, start: Place) -> Iterator[tuple[int, Sequence[Item | DeadLetter]]]:
         """The number and the items of each step left."""
         if self.steps is not None:
             yield from islice(enumerate(self.steps), start.step, None)
@@ -269,9 +295,21 @@ class PackLoader:
             if number >= start.step:
                 yield number, [self._item(i) for i in members]
 
-    def _item(self, i: int) -> Item:
-        sample, columns = sample_and_columns(self.samples[i], i, "PackLoader")
+    def _item(self, i: int) -> Item | DeadLetter:
+        item = self._given(i)
+        if isinstance(item, DeadLetter):
+            return item
+        sample, columns = sample_and_columns(item, i, "PackLoader")
         return sample, {**columns, **{name: c[i] for name, c in self.loss_columns.items()}}
+
+    def _given(self, i: int) -> Any:
+        """Item i; with `dead_letters`, its letter where the data set raises."""
+        if self.dead_letters is None:
+            return self.samples[i]
+        try:
+            return self.samples[i]
+        except Exception as error:
+            return letter_of(error, f"samples[{i}]")
 
     def _steps(self, epoch: int) -> list[list[int]]:
         count = len(self.samples)
@@ -280,8 +318,7 @@ class PackLoader:
         if self._groups is None:
             names = self.groups
             if names is None:
-                pairs = (sample_and_columns(self.samples[i], i, "PackLoader") for i in range(count))
-                names = [sample.group_id for sample, _ in pairs]
+                names = [_group_of(self._given(i), i) for i in range(count)]
             self._samples, self._groups = digest_of(list(names)), groups_in(names)
         if self._loaded not in (None, self._samples):
             raise ArgumentError(
@@ -335,6 +372,13 @@ class PackLoader:
         if done == len(step.bins):
             return Place(step.epoch, step.number + 1), None
         return Place(step.epoch, step.number, done), step.digest if done else None
+
+
+def _group_of(item: Any, i: int) -> str:
+    """Of an item that can't be had, one of its own."""
+    if isinstance(item, DeadLetter):
+        return f"{item.code} {item.place}"
+    return sample_and_columns(item, i, "PackLoader")[0].group_id
 
 
 def _changes(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:

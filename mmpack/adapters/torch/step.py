@@ -11,6 +11,7 @@ from typing import Any
 from mmpack.errors import ArgumentError
 from mmpack.packing.batch import PackedBatch
 from mmpack.planning.plan import Plan
+from mmpack.schema.dead_letters import DeadLetter
 from mmpack.schema.plain_json import canonical_json
 from mmpack.schema.sample import Sample
 
@@ -21,7 +22,7 @@ class Step:
 
     `samples`: of all ranks. `bins`: indices into them of this rank's batches, in order. `share`: whether each batch
     shares prefixes. `first`: the batches that a run before this one took already; iteration begins there, and `len`
-    counts what it gives.
+    counts what it gives. `dead`: with `dead_letters`, what was left out: it is not among `samples`, or no bin has it.
     """
 
     epoch: int
@@ -31,6 +32,7 @@ class Step:
     bins: list[list[int]]
     share: list[bool]
     first: int = 0
+    dead: list[DeadLetter] = field(default_factory=list)
     _batches: Iterator[PackedBatch] | None = field(default=None, repr=False)
 
     @property

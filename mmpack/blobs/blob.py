@@ -1,0 +1,88 @@
+"""One medium's pixels as a file: 256 bytes of JSON (dtype, shape, checksum), then the values, row by row."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmpack.blobs.mapping import mapped
+from mmpack.errors import ArgumentError, BlobError, require
+
+HEAD_BYTES = 256
+DTYPES = ("uint8", "float32", "float16", "bfloat16", "float64")
+
+
+def parts_of(key: str, pixels: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
+    """dtype's name, shape and bytes of pixels [patches, patch_dim]: an array, or a tensor (copied if on a device)."""
+    if type(pixels).__module__.split(".")[0] == "torch":
+        name = str(pixels.dtype).removeprefix("torch.")
+        values = pixels.detach().cpu().contiguous()
+        torch = require("torch", "torch", "mmpack.blobs")
+        array = values.view(torch.uint8 if values.ndim else values.dtype).numpy()
+        shape = tuple(values.shape)
+    else:
+        array = np.ascontiguousarray(pixels)
+        name, shape = array.dtype.name, array.shape
+    if name not in DTYPES or len(shape) != 2:
+        raise ArgumentError(
+            f"mmpack.blobs: the pixels of {key:.16}… are {name} {list(shape)}. "
+            f"Fix: [patches, patch_dim] of {', '.join(DTYPES)}"
+        )
+    return name, shape, array.reshape(-1).view(np.uint8)
+
+
+def head_of(key: str, name: str, shape: tuple[int, ...], body: np.ndarray) -> bytes:
+    """HEAD_BYTES. The checksum is over the key, too: a file under another name is a damaged one."""
+    fields = {"blob": 1, "dtype": name, "shape": shape, "crc32": _sum(key, body)}
+    return json.dumps(fields).encode().ljust(HEAD_BYTES - 1) + b"\n"
+
+
+def read_head(path: Path) -> tuple[str, tuple[int, ...]] | None:
+    """dtype's name and shape, of a file of the right size; None if it is none. Raises OSError."""
+    with path.open("rb") as file:
+        fields = _fields(file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size)
+    return None if fields is None else fields[:2]
+
+
+def read_blob(path: Path, key: str) -> Any:
+    """[patches, patch_dim] over the file's pages: an array, of bfloat16 a tensor.
+
+    Raises: OSError; BlobError (MM502) for a file that is not as it was written.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        whole = mapped(file.fileno(), size)
+    fields = _fields(whole[:HEAD_BYTES].tobytes(), size)
+    body = whole[HEAD_BYTES:]
+    if fields is None or _sum(key, body) != fields[2]:
+        raise BlobError(
+            f"mmpack.blobs: {str(path)[-80:]!a} is damaged: not as it was written (MM502). "
+            "Fix: put the medium again; a damaged file is overwritten",
+            "MM502",
+        )
+    name, shape, _ = fields
+    if name == "bfloat16":
+        torch = require("torch", "torch", "mmpack.blobs: bfloat16 pixels")
+        return torch.from_numpy(body).view(torch.bfloat16).reshape(shape)
+    return body.view(name).reshape(shape)
+
+
+def _sum(key: str, body: np.ndarray) -> int:
+    return zlib.crc32(body.data, zlib.crc32(key.encode()))
+
+
+def _fields(head: bytes, size: int) -> tuple[str, tuple[int, ...], int] | None:
+    try:
+        fields = json.loads(head)
+        name, shape, checksum = fields["dtype"], tuple(fields["shape"]), fields["crc32"]
+        width = 2 if name == "bfloat16" else np.dtype(name).itemsize
+        right = name in DTYPES and size == HEAD_BYTES + math.prod(shape) * width
+    except (ValueError, KeyError, TypeError):
+        return None
+    return (name, shape, checksum) if right else None

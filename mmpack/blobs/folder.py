@@ -1,0 +1,314 @@
+"""Blobs in a folder: one file per medium, named by its cache key, read as memory by every process that sees the folder.
+
+A file is written beside its place and moved there whole. Nothing is held by a list: what a process holds are locks,
+which end with it. `budget.py` decides what goes where there is no room.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmpack.blobs.blob import head_of, parts_of, read_blob, read_head
+from mmpack.blobs.budget import Budget
+from mmpack.blobs.locks import Locks
+from mmpack.errors import ArgumentError, BlobError, check_whole
+from mmpack.files import replaced
+
+KEY = re.compile(r"[0-9a-f]{64}")
+FETCHING = 2**61  # where the locks of keys that are being fetched begin
+
+
+@dataclass
+class BlobStats:
+    """What this object did, in this process. Bytes are those of pixels."""
+
+    written: int = 0
+    bytes_written: int = 0
+    known: int = 0  # puts of what was there already
+    read: int = 0
+    bytes_read: int = 0
+    fetched: int = 0  # reads that `source` answered
+    unwritten: int = 0  # of these, handed out without being kept, for want of room
+
+
+class BlobFolder(Mapping[str, Any]):
+    """cache key -> pixels [patches, patch_dim], as files of `folder`; what `mp.pack(samples, media=…)` reads.
+
+    Reading copies nothing: an array (of bfloat16 a tensor) lies over the file's pages, which all processes of a node
+    share, and stays whole when the file goes. Who writes into it gets pages of its own.
+
+    Args:
+        folder: a path that all readers see: of this node, or of a disk that nodes share. Made if it is missing.
+        max_bytes: of all files. Where a put does not fit, media that no process holds go, the least recently used
+            first. None: as much as the disk takes.
+        source: cache key -> pixels, for keys that are not here: such as a folder of another node's. What it gives is
+            kept here, so that it is asked once a node.
+
+    Objects can be sent to other processes. `put` holds what it keeps for this process, until `release` or its end,
+    whatever ends it. Raises: ArgumentError; BackendError where there are no such locks (not Linux).
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        max_bytes: int | None = None,
+        source: Mapping[str, Any] | None = None,
+    ):
+        if not isinstance(folder, str | os.PathLike):
+            raise ArgumentError(f"{self._name}: folder is {folder!r:.60}. Fix: a path")
+        if max_bytes is not None:
+            check_whole(self._name, "max_bytes", max_bytes)
+        if not (source is None or hasattr(source, "get")):
+            raise ArgumentError(
+                f"{self._name}: source is {type(source).__name__}, expected pixels by cache key. Fix: such a mapping"
+            )
+        self.folder, self.max_bytes, self.source = Path(folder).absolute(), max_bytes, source
+        self.stats = BlobStats()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._locks = Locks(self.folder / "locks")
+        except OSError as error:
+            raise ArgumentError(
+                f"{self._name}: can't write to {str(self.folder)[-80:]!a} ({error.strerror}). "
+                "Fix: a folder to write to, with room"
+            ) from None
+        self._budget = None if max_bytes is None else Budget(self.folder, max_bytes, self._locks)
+        self._held: Counter[str] = Counter()  # what `release()` gives back
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    # writing
+
+    def put(self, key: str, pixels: Any) -> bool:
+        """Keep pixels [patches, patch_dim] (array or tensor) under a cache key, and hold it. False: it was there.
+
+        Raises: BlobError (MM503) where they don't fit into the budget beside what is held, or on the disk;
+        ArgumentError for no cache key, and for pixels of another type or shape than those under the key.
+        """
+        number = _number(key, self._name)
+        self._locks.share(number)  # first: from here on nobody removes it
+        try:
+            wrote = self._kept(key, pixels)
+        except BaseException:
+            self._locks.release(number)
+            raise
+        self._held[key] += 1
+        return wrote
+
+    def _kept(self, key: str, pixels: Any) -> bool:
+        name, shape, body = parts_of(key, pixels)
+        path = self._path(key)
+        known = _head(path)
+        if known is not None:
+            if known != (name, tuple(shape)):
+                raise ArgumentError(
+                    f"{self._name}: {key:.16}… is {known[0]} {list(known[1])} here, and {name} {list(shape)} now. "
+                    "Fix: make all samples by one wrap_processor(…, pixels=…)"
+                )
+            self.stats.known += 1
+            return False
+        try:
+            self._write(path, head_of(key, name, shape, body), body)
+        except OSError as error:
+            if self._budget is not None:
+                self._budget.recount()
+            raise BlobError(
+                f"{self._name}: {body.nbytes} bytes can't be written to {str(self.folder)[-80:]!a} "
+                f"({error.strerror}) (MM503). Fix: make room, or a smaller max_bytes",
+                "MM503",
+            ) from None
+        self.stats.written += 1
+        self.stats.bytes_written += body.nbytes
+        return True
+
+    def _write(self, path: Path, head: bytes, body: np.ndarray) -> None:
+        """Whole, or not at all. Raises: OSError; BlobError where the budget has no room."""
+        path.parent.mkdir(exist_ok=True)
+        with ExitStack() as until_named, replaced(path, self._name, None, durable=False) as file:
+            if self._budget is not None:
+                self._budget.make_room(file.fileno(), len(head) + body.nbytes)
+            file.write(head)
+            file.write(body.data)
+            if self._budget is not None:
+                until_named.enter_context(self._budget.alone())
+
+    # holding
+
+    @contextmanager
+    def hold(self, keys: Iterable[str]) -> Iterator[None]:
+        """In the block no process removes these media for want of room. Raises: BlobError (MM404): one is gone."""
+        keys = list(keys)
+        numbers = [_number(key, self._name) for key in keys]
+        for number in numbers:
+            self._locks.share(number)
+        try:
+            gone = [key for key in keys if key not in self]
+            if gone:
+                raise BlobError(
+                    f"{self._name}: {gone[0]:.16}… is not in {str(self.folder)[-80:]!a} (MM404). "
+                    "Fix: hold it where it is made until it is held here, or raise max_bytes",
+                    "MM404",
+                )
+            yield
+        finally:
+            for number in numbers:
+                self._locks.release(number)
+
+    def keep(self, keys: Iterable[str]) -> None:
+        """Hold media for this process, as `put` does. Raises: BlobError (MM404): one is gone."""
+        keys = list(keys)
+        with self.hold(keys):
+            for key in keys:
+                self._locks.share(_number(key, self._name))
+        self._held.update(keys)
+
+    def release(self, keys: Iterable[str] | None = None) -> None:
+        """Let go of what `put` and `keep` hold for this process, once for each time that a key is named; None: of all
+        of it. Media stay until room is needed."""
+        for key in list(self._held.elements()) if keys is None else keys:
+            if self._held[key]:
+                self._locks.release(_number(key, self._name))
+            self._held[key] -= 1
+        self._held = +self._held
+
+    # reading
+
+    def __getitem__(self, key: str) -> Any:
+        """The pixels of a key. Raises: KeyError; BlobError for a damaged file (MM502) or one that can't be read
+        (MM501)."""
+        path = self._path(key)
+        try:
+            pixels = read_blob(path, key)
+        except FileNotFoundError:
+            return self._fetched(key)
+        except BlobError:
+            with suppress(OSError):
+                path.unlink()  # so that it can be put again
+            if self.source is None:
+                raise
+            return self._fetched(key)
+        except OSError as error:
+            raise BlobError(
+                f"{self._name}: {str(path)[-80:]!a} can't be read ({error.strerror}) (MM501). "
+                "Fix: let this user read it",
+                "MM501",
+            ) from None
+        with suppress(OSError):  # of another user's; then others seem less used
+            os.utime(path)
+        self.stats.read += 1
+        self.stats.bytes_read += pixels.nbytes
+        return pixels
+
+    def _fetched(self, key: str) -> Any:
+        """Of `source`, kept here for the node's other processes."""
+        if self.source is None:
+            raise KeyError(key)
+        number = _number(key, self._name)
+        # of the processes that miss it, one fetches
+        with self._locks.alone(FETCHING + number, wait=True):
+            if _head(self._path(key)) is None:
+                pixels = self.source.get(key)
+                if pixels is None:
+                    raise KeyError(key)
+                self.stats.fetched += 1
+                self._locks.share(number)
+                try:
+                    self._kept(key, pixels)
+                except BlobError as error:
+                    self._warn(error)
+                    return pixels
+                finally:
+                    self._locks.release(number)
+        return self[key]
+
+    def _warn(self, error: BlobError) -> None:
+        self.stats.unwritten += 1
+        if self.stats.unwritten == 1:
+            warnings.warn(
+                f"{error}; until then each process fetches for itself", RuntimeWarning, stacklevel=2
+            )
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a whole file is here, or `source` has the key. Nothing is read but its head."""
+        if not isinstance(key, str) or not KEY.fullmatch(key):
+            return False
+        return _head(self._path(key)) is not None or (
+            self.source is not None and key in self.source
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys that are here."""
+        for folder in self.folder.glob("[0-9a-f][0-9a-f]"):
+            with suppress(FileNotFoundError):
+                yield from (e.name for e in os.scandir(folder) if KEY.fullmatch(e.name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def remove(self, keys: Iterable[str]) -> int:
+        """Remove those that no process holds; how many. Arrays over them stay whole."""
+        count = sum(self._removed(key) for key in keys)
+        if self._budget is not None:
+            self._budget.recount()
+        return count
+
+    def _removed(self, key: str) -> bool:
+        path = self._path(key)
+        with self._locks.alone(_number(key, self._name), wait=False) as unheld:
+            if not unheld:
+                return False
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Let go of everything; the files stay, and arrays over them too."""
+        self._held.clear()
+        self._locks.close()
+
+    def __enter__(self) -> BlobFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The same folder; what this process holds stays its own."""
+        return type(self), (self.folder, self.max_bytes, self.source)
+
+    def __repr__(self) -> str:
+        return f"{self._name}({str(self.folder)!r}, max_bytes={self.max_bytes})"
+
+    def _path(self, key: str) -> Path:
+        _number(key, self._name)
+        return self.folder / key[:2] / key
+
+
+def _number(key: str, name: str) -> int:
+    """A key's lock. Keys of one number (of 2^60) are held together, which keeps one of them longer."""
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise ArgumentError(
+            f"{name}: {key!r:.60} is no cache key. Fix: Medium.cache_key, 64 hexadecimal digits"
+        )
+    return int(key[:15], 16) + 1
+
+
+def _head(path: Path) -> tuple[str, tuple[int, ...]] | None:
+    try:
+        return read_head(path)
+    except OSError:
+        return None

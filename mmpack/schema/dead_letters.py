@@ -1,0 +1,203 @@
+"""Samples that a run could not use, and why: a file of JSON Lines that grows while the run goes on.
+
+A letter with its sample is the sample's record of a trace, with `dead_letter` in its metadata; any trace command reads
+it. A letter without one (a record that is none, an item that could not be made) holds what there is of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmpack.errors import ArgumentError, SchemaError, one_line
+from mmpack.schema.jsonl import dump_json
+from mmpack.schema.rules.problems import structured
+from mmpack.schema.sample import Sample
+
+KEPT = 2000  # characters of a record that is no sample, and of a reason
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """What could not be used. `code`: a rule (MMxxx); `place`: where it came from, such as `t.jsonl: record 7`."""
+
+    code: str
+    reason: str
+    place: str
+    sample: Sample | None = None
+    record: str | None = None  # the beginning of what is no sample
+
+    @property
+    def name(self) -> str:
+        """What tells it from other letters: the sample's id, else its place."""
+        return self.place if self.sample is None else self.sample.sample_id
+
+    def line(self) -> str:
+        """One line of JSON, without its end."""
+        about = {"code": self.code, "reason": self.reason, "place": self.place}
+        record, sample = self.record, self.sample
+        if sample is not None:
+            sample, faults = structured(sample)
+            if not faults:
+                metadata = {**sample.metadata, "dead_letter": about}
+                return dump_json(replace(sample, metadata=metadata).to_dict(numpy=True))
+            record = repr(self.sample)
+        return dump_json({"dead_letter": {**about, "name": self.name}, "record": record})
+
+    @classmethod
+    def of_line(cls, line: str) -> DeadLetter:
+        """What `line` wrote; the note is in the sample's metadata no more. Raises: TraceError, ValueError, KeyError."""
+        record = json.loads(line)
+        about = record.get("dead_letter")
+        if about is not None:
+            return cls(about["code"], about["reason"], about["place"], None, record["record"])
+        sample = Sample.from_dict(record)
+        about = sample.metadata["dead_letter"]
+        rest = {name: value for name, value in sample.metadata.items() if name != "dead_letter"}
+        sample = replace(sample, metadata=rest)
+        return cls(about["code"], about["reason"], about["place"], sample)
+
+
+def letter_of(
+    error: Exception, place: str, sample: Sample | None = None, record: str | None = None
+) -> DeadLetter:
+    """The letter for an error: of its own code if it has one, MM501 or MM503 where a file was at fault, else MM505."""
+    if isinstance(error, SchemaError) and error.problems:
+        code: str | None = error.problems[0].code
+    else:
+        code = getattr(error, "code", None)
+    if not isinstance(code, str):
+        code = _of_system(error)
+    reason = one_line(f"{type(error).__name__}: {error}")[:KEPT]
+    return DeadLetter(code, reason, place, sample, record)
+
+
+def _of_system(error: BaseException | None) -> str:
+    """By the file's error behind one that says it in words."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return "MM503" if error.errno in NO_ROOM else "MM501"
+        error = error.__cause__ or error.__context__
+    return "MM505"
+
+
+class DeadLetters:
+    """The letters of a run, and of the runs that it goes on from; in a file that processes may share.
+
+    Args: `path`: of JSON Lines; made with the first letter.
+
+    `len` and `counts` (code -> letters) are of this object's own letters. A letter is appended whole or not at all, and
+    once: a sample that is there already, by whichever process, is not written again. Where the file can't be written,
+    letters wait in memory, a warning says so once, and `add` and `flush` try again: a run does not end for want of its
+    letters. Raises: ArgumentError.
+
+    Example:
+        >>> import tempfile, mmpack as mp
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     letters = mp.DeadLetters(f"{folder}/dead.jsonl")
+        ...     letters.add(mp.DeadLetter("MM504", "its worker ended with exit code -9", "samples[3]"))
+        ...     print(len(letters), dict(letters.counts), [x.place for x in letters.read()])
+        1 {'MM504': 1} ['samples[3]']
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        if not isinstance(path, str | os.PathLike):
+            raise ArgumentError(
+                f"DeadLetters: path is {path!r:.60}. Fix: the name of a .jsonl file"
+            )
+        self.path = Path(path)
+        self.counts: Counter[str] = Counter()
+        self._waiting: list[DeadLetter] = []
+        self._names: set[str] = set()  # of the letters in the file, as far as it was read
+        self._own: set[str] = set()
+        self._read = 0
+        self._warned = False
+
+    def add(self, letters: DeadLetter | Iterable[DeadLetter]) -> None:
+        """Write letters, each with a name of its own once."""
+        for letter in [letters] if isinstance(letters, DeadLetter) else letters:
+            if letter.name not in self._own:
+                self._own.add(letter.name)
+                self.counts[letter.code] += 1
+                self._waiting.append(letter)
+        self.flush()
+
+    def flush(self) -> None:
+        """Try again to write what waits in memory."""
+        if not self._waiting:
+            return
+        try:
+            self._append()
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"DeadLetters: {self.path} can't be written ({error.strerror}); letters wait in memory. "
+                    "Fix: make room, or let this user write it",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+
+    @property
+    def unwritten(self) -> int:
+        """Letters that wait in memory."""
+        return len(self._waiting)
+
+    def __len__(self) -> int:
+        return self.counts.total()
+
+    def read(self) -> Iterator[DeadLetter]:
+        """All letters in the file, in order; of a line that is cut or no letter, none."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                for line in file:
+                    letter = _parsed(line)
+                    if letter is not None:
+                        yield letter
+
+    def _append(self) -> None:
+        """Under a lock that all writers take. Raises OSError, with the file as it was."""
+        with self.path.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            end = self._caught_up(file)
+            new = {x.name: x for x in self._waiting if x.name not in self._names}
+            text = "".join(letter.line() + "\n" for letter in new.values()).encode()
+            try:
+                while text:
+                    text = text[file.write(text) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(end)
+                raise
+            self._names |= new.keys()
+            self._read = file.seek(0, os.SEEK_END)
+            self._waiting.clear()
+
+    def _caught_up(self, file: Any) -> int:
+        """Note what others wrote meanwhile, and cut off a line that a killed writer left; where the file ends then."""
+        file.seek(self._read)
+        data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            letter = _parsed(line)
+            if letter is not None:
+                self._names.add(letter.name)
+        self._read += len(whole)
+        file.truncate(self._read)
+        return self._read
+
+
+def _parsed(line: bytes) -> DeadLetter | None:
+    try:
+        return DeadLetter.of_line(line.decode())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
