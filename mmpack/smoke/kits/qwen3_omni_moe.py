@@ -36,5 +36,6 @@ KIT = Kit(
     lacks={
         "lora": "PEFT's all-linear takes whole layers of its audio tower for products",
         "trl": "TRL can't call its processor's chat template",
+        "verl": "the transformers that verl 0.9 runs on has no such model",
     },
 )
