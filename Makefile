@@ -97,11 +97,12 @@ bench:  ## every op of the hot path against its floor, with the machine's own Py
 	$(PYTHON) benchmarks/render.py
 
 .PHONY: conformance
-conformance: $(STAMP) .venv-verl/.stamp  ## the checks of every family, to fixtures/conformance/ and README's table; FAMILY=name for one
+conformance: $(STAMP) .venv-verl/.stamp .venv-upstream/.stamp  ## the checks of every family, to fixtures/conformance/ and README's table; FAMILY=name for one
 	families="$(or $(FAMILY),$$($(BIN)/python -c 'import mmpack.smoke.kits as k; print(*k.kit_names())'))"; \
 	set -- $$(printf -- '--family %s ' $$families); \
 	$(PYTEST) "$$@" --results fixtures/conformance || [ $$? -eq 1 ]; \
-	.venv-verl/bin/python -m pytest "$$@" --check verl --results fixtures/conformance || [ $$? -eq 1 ]
+	.venv-verl/bin/python -m pytest "$$@" --check verl --results fixtures/conformance || [ $$? -eq 1 ]; \
+	.venv-upstream/bin/python -m pytest "$$@" --check layout --check video --results fixtures/conformance || [ $$? -eq 1 ]
 	$(BIN)/python tests/conformance/table.py
 
 .PHONY: lint
