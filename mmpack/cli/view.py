@@ -1,4 +1,4 @@
-"""`mmpack view TRACE`: samples and trajectories as one page, or as a figure."""
+"""`mmpack view TRACE`: samples and trajectories as one page, or as a figure; `mmpack view plan.json`: a plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, watched, writable
+from mmpack.cli.output import JsonOption, OutOption, emit, watched, writable
 from mmpack.errors import ArgumentError
 from mmpack.errors import require as require_extra
 from mmpack.files import replaced, write_text
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def command(
-    trace: TraceArgument,
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="A .jsonl, .jsonl.zst or .parquet trace, or a plan's .json."
+        ),
+    ],
     html: Annotated[
         Path | None,
         typer.Option(
@@ -59,7 +64,11 @@ def command(
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Draw trajectories: screens with clicks and boxes, tokens by what they are, rewards and costs on them."""
+    """Draw trajectories: screens with clicks and boxes, tokens by what they are, rewards and costs. Or draw a plan."""
+    if trace.suffix.lower() == ".json":
+        unused: dict[str, Any] = {"--png": png, "--sample": sample, "--trajectory": trajectory}
+        unused |= {"--limit": limit, "--media-root": media_root, "--tokenizer": tokenizer}
+        return _plan(trace, html, unused, as_json, out)
     from mmpack.schema.trace import FORMATS, read_trace
     from mmpack.view import FIGURE_LIMIT, LIMIT
     from mmpack.view.trace.choose import checked_options, choose
@@ -101,6 +110,36 @@ def command(
         document["png"] = str(png)
     document["drawn_without_picture"] = missing
     emit(document, _lines(document), as_json, out)
+    return 0
+
+
+def _plan(
+    path: Path, html: Path | None, unused: dict[str, Any], as_json: bool, out: Path | None
+) -> int:
+    """A lane for each rank."""
+    from mmpack.planning.planned import Plan
+    from mmpack.view.plan import page
+
+    for name, value in unused.items():
+        if value:
+            raise ArgumentError(
+                f"view: {name} is of traces, {path.name!r:.60} is a plan. Fix: leave it out"
+            )
+    page_file = html or Path(f"{path.stem}.html")
+    writable(page_file)
+    for target in (page_file, out):
+        _refuse_the_trace(target, path)
+    _refuse_one_file_for_two(page_file, out)
+    plan = Plan.load(path)
+    write_text(page_file, page(plan, path.name))
+    document = {
+        "plan": str(path),
+        "bins": len(plan.bins),
+        "ranks": len(plan.ranks),
+        "html": str(page_file),
+    }
+    lines = [f"{len(plan.bins)} micro-batches on {len(plan.ranks)} ranks drawn", str(page_file)]
+    emit(document, lines, as_json, out)
     return 0
 
 

@@ -229,7 +229,7 @@ def _scaled(base: CostModel, factors: dict[str, float]) -> CostModel:
         rates |= {
             name: factor * (_rate(base, name) if fitted else getattr(base, name)) for name in names
         }
-    return replace(base, **rates)
+    return replace(base, **rates)  # type: ignore[arg-type]
 
 
 def _mean(errors: list[float]) -> float:

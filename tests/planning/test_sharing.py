@@ -10,7 +10,7 @@ from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.layout.forest import build_forest
 from mmpack.ops.attention import SEQUENCES, TREE
-from mmpack.planning.cost import H200, family_cost
+from mmpack.planning.cost import H200, CostModel, family_cost
 from mmpack.planning.counts import counts_of_forest
 
 
@@ -115,6 +115,16 @@ def test_the_costs_are_those_of_the_attention_s_chooser():
     assert cost.row == pytest.approx(layers * row)
     assert cost.frame_pair == pytest.approx(4 * SEQUENCES.backends["varlen"].pair * 1e-9)
     assert cost.tile_pair == pytest.approx(28 * SEQUENCES.backends["varlen"].pair * 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cost", "pays"), [(CostModel(row=1.0), True), (CostModel(key=1.0), False)]
+)
+def test_the_cost_that_is_given_decides(cost, pays):
+    samples = group("g", 40, [20, 30])
+    made = mp.plan(samples, max_tokens=1000, share_prefix="auto", cost=cost)
+    assert made.share == [pays]
+    assert (mp.pack(samples, share_prefix="auto", cost=cost).cu_seqlens is None) == pays
 
 
 def test_other_words_are_refused():

@@ -1,0 +1,116 @@
+"""A plan as a page: every micro-batch is a box as wide as its cost, in its rank's lane; it fits, and nothing runs."""
+
+import itertools
+import json
+import re
+
+import pytest
+from support.browser import BROWSER, MISSING, measured
+from support.groups import answered
+from support.process import call_mmpack
+
+import mmpack as mp
+from mmpack.errors import ArgumentError
+from mmpack.planning import CostModel
+
+
+def a_plan(ranks=3, error=None):
+    samples = [
+        answered(
+            f"{g}/{k}",
+            f"g{g}",
+            [100 + g] * (20 + 9 * g),
+            [7 + k] * (30 * (k + 1)),
+            (1, 4, 4 + 2 * g),
+        )
+        for g in range(6)
+        for k in range(3)
+    ]
+    cost = CostModel(row=1e-4, patch=1e-5, error=error)
+    return mp.plan(samples, max_tokens=400, ranks=ranks, share_prefix=True, cost=cost)
+
+
+def boxes(html):
+    """(x, width, words) of each box."""
+    found = re.findall(
+        r'<g><title>(.*?)</title><rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"', html
+    )
+    return [(float(x), float(y), float(w), words) for words, x, y, w in found]
+
+
+def test_boxes_are_as_wide_as_their_cost_and_lie_side_by_side():
+    plan = a_plan()
+    drawn = boxes(mp.view.html(plan))
+    assert len(drawn) == len(plan.bins)
+    ordered = [b for rank in plan.ranks for b in rank]
+    lanes = {}
+    for (x, y, width, words), b in zip(drawn, ordered, strict=True):
+        # a pixel of space, and a decimal
+        assert width + 1 == pytest.approx(
+            (drawn[0][2] + 1) * plan.bin_costs[b] / plan.bin_costs[ordered[0]], abs=0.2
+        )
+        assert words.startswith(
+            f"micro-batch {b}: {len(plan.bins[b])} samples, {plan.bin_rows[b]:,} rows"
+        )
+        assert f"{plan.bin_patches[b]:,} patches, {plan.bin_loss_tokens[b]:,} loss tokens" in words
+        lanes.setdefault(y, []).append((x, width))
+    assert len(lanes) == len(plan.ranks)
+    for places in lanes.values():
+        for (x, width), (following, _) in itertools.pairwise(places):
+            assert x + width + 1 == pytest.approx(following, abs=0.3)
+
+
+def test_figures_and_titles():
+    html = mp.view.html(a_plan(error=0.1), title="<b>step 7</b>")
+    assert "&lt;b&gt;step 7&lt;/b&gt;" in html and "<b>" not in html
+    for name in ("makespan_whole", "rows_repeated", "lockstep", "max_tokens", "seconds_error"):
+        assert name in html
+    assert re.search(r">[\d.]+ s</text>", html)
+    assert not re.search(r">[\d.]+ s</text>", mp.view.html(a_plan()))
+    with pytest.raises(ArgumentError, match="limit"):
+        mp.view.html(a_plan(), limit=3)
+
+
+def test_many_ranks_say_how_many_are_not_drawn():
+    samples = [answered(f"s{k}", f"g{k}", [5], [7] * (k + 1)) for k in range(130)]
+    html = mp.view.html(mp.plan(samples, max_tokens=200, ranks=65))
+    assert "64 ranks are drawn, 1 more are not." in html
+
+
+def test_an_empty_plan_is_a_page():
+    assert "0 samples" in mp.view.html(mp.plan([], max_tokens=8))
+
+
+def test_the_command_draws_a_plan(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = a_plan()
+    plan.save("step.json")
+    done = call_mmpack("view", "step.json")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "step.html"
+    assert (tmp_path / "step.html").read_text() == mp.view.html(plan, title="step.json")
+    found = json.loads(call_mmpack("view", "step.json", "-o", "a.html", "--json").stdout)
+    assert found == {"plan": "step.json", "bins": len(plan.bins), "ranks": 3, "html": "a.html"}
+    wrong = call_mmpack("view", "step.json", "--png", "a.png")
+    assert wrong.returncode == 2 and "--png is of traces" in wrong.stderr
+    wrong = call_mmpack("view", "step.json", "-o", "step.json")
+    assert wrong.returncode == 2 and "itself" in wrong.stderr
+    (tmp_path / "odd.json").write_text("{}")
+    wrong = call_mmpack("view", "odd.json")
+    assert wrong.returncode == 2 and "is no plan of format" in wrong.stderr
+
+
+SCRIPT = """
+return { overflow: root.scrollWidth - root.clientWidth, boxes: all(".mm-box").length,
+  high: all(".mm-lanes")[0].getBoundingClientRect().height,
+  outside: all(".mm-lanes rect, .mm-lanes text").filter(e => { const r = e.getBoundingClientRect(),
+    s = all(".mm-lanes")[0].getBoundingClientRect(); return r.right > s.right + 1 || r.left < s.left - 1; }).length };
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason=MISSING)
+@pytest.mark.parametrize(("width", "dark"), [(1100, False), (360, True)])
+def test_it_fits(tmp_path, width, dark):
+    plan = a_plan()
+    seen = measured(tmp_path, mp.view.html(plan), SCRIPT, width, dark)
+    assert seen["overflow"] <= 0 and seen["outside"] == 0
+    assert seen["boxes"] == len(plan.bins) and seen["high"] > 100
