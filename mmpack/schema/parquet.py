@@ -146,14 +146,14 @@ def write_parquet(
     parquet = require("pyarrow.parquet", "parquet", "write_trace of a .parquet file")
     absent = REPLAY if schema_version == "1" else ()
     schema = pyarrow.schema(
-        [(n, _arrow_type(c.spec, pyarrow)) for n, c in _columns() if n not in absent]
+        [(n, arrow_type_of(c.spec, pyarrow)) for n, c in _columns() if n not in absent]
     )
     with parquet.ParquetWriter(
         file, schema, compression="zstd", write_page_checksum=True, store_schema=False
     ) as writer:
         for rows in _row_groups(records):
             columns = [
-                _to_arrow(name, [r.get(name) for r in rows], pyarrow) for name in schema.names
+                to_arrow(name, [r.get(name) for r in rows], pyarrow) for name in schema.names
             ]
             writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
 
@@ -370,12 +370,12 @@ def _row_groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, An
         yield rows
 
 
-def _arrow_type(spec: Spec, pyarrow: ModuleType) -> Any:
+def arrow_type_of(spec: Spec, pyarrow: ModuleType) -> Any:
     """Of a column; what Arrow has no type for is JSON text."""
     return spec.arrow_type(pyarrow) or pyarrow.string()
 
 
-def _to_arrow(name: str, values: list[Any], pyarrow: ModuleType) -> Any:
+def to_arrow(name: str, values: list[Any], pyarrow: ModuleType) -> Any:
     spec = Sample.columns()[name].spec
     if isinstance(spec, Array):
         return arrays_to_arrow(values, spec, pyarrow)
@@ -384,7 +384,7 @@ def _to_arrow(name: str, values: list[Any], pyarrow: ModuleType) -> Any:
     if isinstance(spec, TeachersSpec):
         return teachers_to_arrow(values, pyarrow)
     try:
-        return pyarrow.array(values, _arrow_type(spec, pyarrow))
+        return pyarrow.array(values, arrow_type_of(spec, pyarrow))
     except UnicodeEncodeError:
         bad = next(v for v in values if isinstance(v, str) and not _is_utf8(v))
         why = f"{shown(bad)} has half a surrogate pair, Parquet can't hold it"

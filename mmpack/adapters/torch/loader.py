@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mmpack.adapters.torch.ahead import Ahead
+from mmpack.adapters.torch.arguments import changes, check_numbers, check_source, device_of
 from mmpack.adapters.torch.dead import Sorted, dropped_letters, sorted_out
 from mmpack.adapters.torch.mover import Mover
 from mmpack.adapters.torch.order import groups_in, steps_of
@@ -27,17 +28,19 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True)
 class Place:
-    """What comes next: a batch of a step of an epoch."""
+    """What comes next: a batch of a step of an epoch, and where steps that know their place begin that step."""
 
     epoch: int = 0
     step: int = 0
     batch: int = 0
+    source: Any = None
 
 
 class _Made(NamedTuple):
     """A batch on its way to the reader."""
 
     step: Step
+    number: int  # of the batch in its step
     batch: PackedBatch
     event: Any
 
@@ -51,7 +54,8 @@ class PackLoader:
     Args:
         samples: a list or a map-style data set of Samples, or of pairs (Sample, columns) as in `collate`.
         steps: in place of `samples`: the items of each optimizer step, a list per step. Of an iterable that is no list
-            a resumed epoch reads and skips the steps that were done.
+            a resumed epoch reads and skips the steps that were done, unless it knows its place: `state_dict()` says
+            where the next step begins, `load_state_dict(state)` goes there (None: to the beginning), as GroupedSteps.
         max_tokens, max_patches, max_samples, max_loss_tokens, max_media_bytes, cost, on_invalid: see `plan`.
         share_prefix: see `plan`; a batch shares as planned.
         pad_to_multiple_of, media: see `pack`.
@@ -100,7 +104,7 @@ class PackLoader:
         prefetch: int = 1,
         dead_letters: DeadLetters | None = None,
     ):
-        _check_numbers(groups_per_step, ranks, rank, prefetch, seed)
+        check_numbers(groups_per_step, ranks, rank, prefetch, seed)
         if not isinstance(share_prefix, str):
             check_flag("PackLoader", "share_prefix", share_prefix)
             share_prefix = bool(share_prefix)
@@ -113,8 +117,8 @@ class PackLoader:
         self.samples, self.steps, self.loss_columns = samples, steps, dict(loss_columns)
         self.groups = groups
         ordered = groups_per_step is not None or groups is not None or shuffle or drop_last
-        _check_source(samples, steps, self.loss_columns, groups, ordered)
-        self.device = _device(device)
+        check_source(samples, steps, self.loss_columns, groups, ordered)
+        self.device = device_of(device)
         self.rank, self.prefetch, self.cost, self.media = rank, prefetch, cost, media
         self.dead_letters = dead_letters
         # what decides which samples a step has, and which batches
@@ -194,16 +198,16 @@ class PackLoader:
                 f"PackLoader: the state has version {state['version']!r:.20}, this is {STATE_VERSION}. "
                 "Fix: the mmpack that wrote it"
             )
-        odd = _changes(state["order"], self.order)
+        odd = changes(state["order"], self.order)
         if state["batch"]:
-            odd += _changes(state["planned"], self.planned)
+            odd += changes(state["planned"], self.planned)
         if odd:
             raise ArgumentError(
                 f"PackLoader: the state is of a loader with {'; '.join(odd)}. Fix: the same options"
                 + (", or a state saved between steps" if state["batch"] else "")
             )
         self.close()
-        self._next = Place(state["epoch"], state["step"], state["batch"])
+        self._next = Place(state["epoch"], state["step"], state["batch"], state.get("source"))
         self._digest, self._resumes = state["step_digest"], True
         self._loaded = state["samples_digest"]
 
@@ -225,13 +229,17 @@ class PackLoader:
 
     # in the thread
 
-    def _made(self, start: Place, digest: str | None, mover: Mover) -> Generator[_Made, None, None]:
-        """Batches from `start` on, to the end of the epoch."""
+    def _made(
+        self, start: Place, digest: str | None, mover: Mover, turns: Iterator[bool] | None = None
+    ) -> Generator[_Made, None, None]:
+        """Batches from `start` on, to the end of the epoch. `turns`: for each, whether it is made."""
         at = start
         try:
-            for number, items in self._items_from(start):
-                at = replace(start, step=number, batch=start.batch if number == start.step else 0)
+            for number, items, source, after in self._items_from(start):
+                first = start.batch if number == start.step else 0
+                at = Place(start.epoch, number, first, source)
                 step, columns, media = self._planned(at, items)
+                step.places = (source, after)
                 if at.batch and step.digest != digest:
                     raise ArgumentError(
                         f"PackLoader: step {number} of epoch {at.epoch} has other samples or batches than when the "
@@ -239,11 +247,14 @@ class PackLoader:
                     )
                 for k in range(step.first, len(step.bins)):
                     at = replace(at, batch=k)
+                    if turns is not None and not next(turns):
+                        continue
                     members = [(step.samples[i], columns[i]) for i in step.bins[k]]
                     # no name keeps a batch while the next one waits to be made
-                    yield _Made(
-                        step, *mover.send(self._packed(members, step.share[k], mover.pins, media))
-                    )
+                    batch = self._packed(members, step.share[k], mover.pins, media)
+                    sent = [_Made(step, k, *mover.send(batch))]
+                    del batch
+                    yield sent.pop()
                 at = Place(at.epoch, number + 1)
         except Exception as error:
             error.add_note(f"PackLoader: in epoch {at.epoch}, step {at.step}, batch {at.batch}")
@@ -286,14 +297,26 @@ class PackLoader:
             pin_memory=pins,
         )
 
-    def _items_from(self, start: Place) -> Iterator[tuple[int, Sequence[Item | DeadLetter]]]:
-        """The number and the items of each step left."""
-        if self.steps is not None:
-            yield from islice(enumerate(self.steps), start.step, None)
+    def _items_from(
+        self, start: Place
+    ) -> Iterator[tuple[int, Sequence[Item | DeadLetter], Any, Any]]:
+        """The number and the items of each step left, and where steps that know their place begin it and the next."""
+        if self.steps is None:
+            for number, members in enumerate(self._steps(start.epoch)):
+                if number >= start.step:
+                    yield number, [self._item(i) for i in members], None, None
             return
-        for number, members in enumerate(self._steps(start.epoch)):
+        if not hasattr(self.steps, "load_state_dict"):
+            for number, items in islice(enumerate(self.steps), start.step, None):
+                yield number, items, None, None
+            return
+        before, skipped = start.source, 0 if start.source is not None else start.step
+        self.steps.load_state_dict(before)
+        for number, items in enumerate(self.steps, start.step - skipped):
+            after = self.steps.state_dict()
             if number >= start.step:
-                yield number, [self._item(i) for i in members]
+                yield number, items, before, after
+            before = after
 
     def _item(self, i: int) -> Item | DeadLetter:
         item = self._given(i)
@@ -369,9 +392,10 @@ class PackLoader:
 
     def _after(self, step: Step, done: int) -> tuple[Place, str | None]:
         """The place behind `done` batches of a step, and its digest in the middle of one."""
+        before, after = step.places
         if done == len(step.bins):
-            return Place(step.epoch, step.number + 1), None
-        return Place(step.epoch, step.number, done), step.digest if done else None
+            return Place(step.epoch, step.number + 1, 0, after), None
+        return Place(step.epoch, step.number, done, before), step.digest if done else None
 
 
 def _group_of(item: Any, i: int) -> str:
@@ -379,79 +403,3 @@ def _group_of(item: Any, i: int) -> str:
     if isinstance(item, DeadLetter):
         return f"{item.code} {item.place}"
     return sample_and_columns(item, i, "PackLoader")[0].group_id
-
-
-def _changes(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name}={theirs.get(name)!r:.40}, this one's is {value!r:.40}"
-        for name, value in mine.items()
-        if theirs.get(name) != value
-    ]
-
-
-def _check_numbers(
-    groups_per_step: int | None, ranks: int, rank: int, prefetch: int, seed: int
-) -> None:
-    if groups_per_step is not None:
-        check_whole("PackLoader", "groups_per_step", groups_per_step)
-    check_whole("PackLoader", "ranks", ranks)
-    check_whole("PackLoader", "rank", rank, least=0)
-    check_whole("PackLoader", "prefetch", prefetch, least=0)
-    check_whole("PackLoader", "seed", seed, least=0)
-    if rank >= ranks:
-        raise ArgumentError(
-            f"PackLoader: rank is {rank}, of {ranks} ranks. Fix: 0 to {ranks - 1}; ranks is the world size"
-        )
-
-
-def _check_source(
-    samples: Any,
-    steps: Any,
-    loss_columns: Mapping[str, Sequence[Any]],
-    groups: Sequence[str] | None,
-    ordered: bool,
-) -> None:
-    if (samples is None) == (steps is None):
-        raise ArgumentError("PackLoader: it takes samples or steps. Fix: pass one of them")
-    if steps is not None:
-        if ordered or loss_columns:
-            raise ArgumentError(
-                "PackLoader: steps are in order, with their own columns. Fix: leave out groups_per_step, groups, "
-                "shuffle, drop_last and loss_columns; a step's items may be pairs (Sample, columns)"
-            )
-        if not hasattr(steps, "__iter__"):
-            raise ArgumentError(
-                f"PackLoader: steps is {type(steps).__name__}. Fix: an iterable of lists of samples"
-            )
-        return
-    if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
-        raise ArgumentError(
-            f"PackLoader: samples is {type(samples).__name__}, which has no length or no items by number. "
-            "Fix: a list, a map-style data set, or steps="
-        )
-    given = loss_columns if groups is None else {**loss_columns, "groups": groups}
-    for name, column in given.items():
-        if not hasattr(column, "__len__") or len(column) != len(samples):
-            found = len(column) if hasattr(column, "__len__") else type(column).__name__
-            raise ArgumentError(
-                f"PackLoader: {name} has {found} entries for {len(samples)} samples. Fix: one for each"
-            )
-
-
-def _device(given: torch.device | str) -> torch.device:
-    """With its number: the current device is a thread's own. Raises ArgumentError for none, or one that is not here."""
-    try:
-        if not isinstance(given, str | torch.device):
-            raise TypeError
-        device = torch.device(given)
-        torch.empty(0, device=device)
-    except (TypeError, RuntimeError, AssertionError):
-        shown = (
-            kind_of(given) if not isinstance(given, str | torch.device) else f"{str(given)!r:.60}"
-        )
-        raise ArgumentError(
-            f"PackLoader: device is {shown}, which torch does not have here. Fix: model.device"
-        ) from None
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

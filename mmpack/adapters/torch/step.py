@@ -33,6 +33,8 @@ class Step:
     share: list[bool]
     first: int = 0
     dead: list[DeadLetter] = field(default_factory=list)
+    # where steps that know their place begin this one, and the next
+    places: tuple[Any, Any] = field(default=(None, None), repr=False)
     _batches: Iterator[PackedBatch] | None = field(default=None, repr=False)
 
     @property

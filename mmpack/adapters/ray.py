@@ -1,0 +1,82 @@
+"""Ray Data: a wrapped processor as a stateful actor over a dataset of rows, and samples out of its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mmpack.adapters.arrow import from_table
+from mmpack.adapters.process_rows import ProcessRows
+from mmpack.errors import ArgumentError, check_whole, kind_of, needs
+from mmpack.processors.wrap import Processor
+from mmpack.schema.sample import Sample
+
+with needs("ray", __name__):
+    import ray.data
+
+BATCH = 64  # rows that are processed, or read, at a time
+
+
+def map_samples(
+    dataset: Any,
+    processor: Processor | ProcessRows,
+    *,
+    concurrency: Any = 1,
+    pixels: bool = True,
+    batch_size: int = BATCH,
+    **options: Any,
+) -> Any:
+    """A Ray Dataset of samples, made lazily of one whose rows `ProcessRows` reads.
+
+    Each actor gets one copy of the processor, and keeps its media cache: rows of one prompt that lie together process
+    its pictures once. `write_parquet` of the result writes traces (`mp.read_trace`).
+
+    Args:
+        processor: of `mp.wrap_processor`, or a ProcessRows with options of its own.
+        concurrency: actors, or (least, most) of them.
+        pixels: see `ProcessRows`; without, samples have the media's keys alone, and blocks stay small.
+        batch_size: rows that are processed at a time.
+        options: of `map_batches`, such as `num_cpus` of each actor.
+
+    Raises: ArgumentError; errors of rows where the dataset is read.
+    """
+    _check("map_samples", dataset)
+    rows = processor if isinstance(processor, ProcessRows) else ProcessRows(processor, pixels)
+    return dataset.map_batches(
+        _Actor,
+        fn_constructor_args=(rows,),
+        batch_format="pyarrow",
+        batch_size=batch_size,
+        concurrency=concurrency,
+        zero_copy_batch=True,
+        **options,
+    )
+
+
+def to_samples(dataset: Any, batch_size: int = BATCH) -> Iterator[Sample]:
+    """The samples of a Ray Dataset of `map_samples`, a block at a time: what is read and not kept is freed.
+
+    Blocks come as they are done; groups stay together with
+    `ray.data.DataContext.get_current().execution_options.preserve_order = True`. Raises: TraceError.
+    """
+    _check("to_samples", dataset)
+    check_whole("to_samples", "batch_size", batch_size)
+    for table in dataset.iter_batches(batch_format="pyarrow", batch_size=batch_size):
+        yield from from_table(table, "to_samples")
+
+
+class _Actor:
+    """What Ray makes once per actor: map_batches wants a class."""
+
+    def __init__(self, rows: ProcessRows):
+        self.rows = rows
+
+    def __call__(self, table: Any) -> Any:
+        return self.rows(table)
+
+
+def _check(what: str, dataset: Any) -> None:
+    if not isinstance(dataset, ray.data.Dataset):
+        raise ArgumentError(
+            f"{what}: dataset is {kind_of(dataset)}. Fix: a ray.data.Dataset, as of ray.data.from_items(rows)"
+        )

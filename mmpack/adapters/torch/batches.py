@@ -1,0 +1,108 @@
+"""The batches of a PackLoader as a data set of torch's loaders: packed in workers, in the order of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import asdict
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from mmpack.adapters.torch.loader import STATE_VERSION, PackLoader, Place
+from mmpack.adapters.torch.mover import Mover
+from mmpack.errors import ArgumentError, kind_of
+from mmpack.packing.batch import PackedBatch
+
+
+class StepBatch(NamedTuple):
+    """One batch, and what of its step the loss needs."""
+
+    batch: PackedBatch
+    epoch: int
+    step: int  # number of the step in its epoch
+    number: int  # of the batch in its step
+    last: bool  # an optimizer step follows
+    total_tokens: int  # loss tokens of the step, of all ranks
+    total_samples: int
+
+
+class PackBatches(IterableDataset):  # type: ignore[type-arg]
+    """For `DataLoader(…, batch_size=None)` and torchdata's StatefulDataLoader: StepBatches of one epoch, on the CPU.
+
+    Each worker reads and plans every step, and packs each n-th batch: the loader puts them together in the order that
+    no worker at all gives. `state_dict` and `load_state_dict` are the place of this copy, which StatefulDataLoader
+    collects from its workers: a run that is killed goes on with the next batch, bit for bit.
+
+    Args:
+        loader: a PackLoader on the CPU, with its samples, budgets and order. Its own place and thread are not used.
+
+    Another epoch than 0, or than that of the state, is asked for by `set_epoch` before the loop.
+    """
+
+    def __init__(self, loader: PackLoader):
+        if not isinstance(loader, PackLoader):
+            raise ArgumentError(f"PackBatches: loader is {kind_of(loader)}. Fix: a PackLoader")
+        if loader.device.type != "cpu":
+            raise ArgumentError(
+                f"PackBatches: the loader's device is {loader.device}, and workers pack on the CPU. "
+                "Fix: PackLoader(…) without device=, then batch.to(device) in the loop"
+            )
+        if loader.dead_letters is not None:
+            raise ArgumentError(
+                "PackBatches: every worker would write the loader's dead_letters. "
+                "Fix: leave dead_letters out, or read the PackLoader itself"
+            )
+        self.loader = loader
+        self._next, self._digest, self._done = Place(), None, 0
+        self._resumes = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next loop. A place that was loaded stays if it is in this epoch."""
+        if epoch != self._next.epoch:
+            self._next, self._digest, self._done, self._resumes = Place(epoch), None, 0, False
+
+    def __iter__(self) -> Generator[StepBatch, None, None]:
+        if not self._resumes:
+            self._next, self._digest, self._done = Place(self._next.epoch), None, 0
+        self._resumes = False
+        info = get_worker_info()
+        return self._read(0, 1) if info is None else self._read(info.id, info.num_workers)
+
+    def _read(self, worker: int, workers: int) -> Generator[StepBatch, None, None]:
+        done = self._done
+
+        def turns() -> Generator[bool, None, None]:
+            nonlocal done
+            for number in count(done):
+                done = number + 1
+                yield number % workers == worker
+
+        loader, mover = self.loader, Mover(torch.device("cpu"))
+        for step, k, batch, _ in loader._made(self._next, self._digest, mover, turns()):
+            self._next, self._digest = loader._after(step, k + 1)
+            self._done = done
+            last = k + 1 == len(step.bins)
+            totals = (step.total_tokens, step.total_samples)
+            yield StepBatch(batch, step.epoch, step.number, k, last, *totals)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place behind the last batch of this copy; `batches` counts those of all workers up to there."""
+        return {
+            "version": STATE_VERSION,
+            **asdict(self._next),
+            "batches": self._done,
+            "order": dict(self.loader.order),
+            "planned": dict(self.loader.planned),
+            "step_digest": self._digest,
+            "samples_digest": self.loader._samples or self.loader._loaded,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next loop goes on there. Raises: ArgumentError, as PackLoader's."""
+        if not isinstance(state, Mapping) or "batches" not in state:
+            raise ArgumentError("PackBatches: this is no state of PackBatches. Fix: state_dict()'s")
+        self.loader.load_state_dict(state)
+        self._next, self._digest = self.loader._next, self.loader._digest
+        self._done, self._resumes = state["batches"], True
