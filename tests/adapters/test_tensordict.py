@@ -30,7 +30,7 @@ def pictured(count=3):
 
 
 @pytest.mark.parametrize("jagged", [False, True])
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(given_samples=st.lists(samples(replay=True), min_size=1, max_size=3))
 def test_random_samples_return(given_samples, jagged):
     td = to_tensordict(given_samples, jagged=jagged)
