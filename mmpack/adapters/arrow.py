@@ -43,6 +43,8 @@ def to_table(samples: Sequence[Sample], pixels: bool = True) -> Any:
         record = checked.to_dict(numpy=True)
         rows.append({n: dump_json(v) if _is_text(n) else v for n, v in record.items()})
     schema = arrow_schema(pixels)
+    if not rows:
+        return schema.empty_table()
     columns = [
         to_arrow(name, [row.get(name) for row in rows], pyarrow)
         for name in schema.names

@@ -56,7 +56,7 @@ def map_samples(
 class Samples:
     """The samples of a dataset of `map_samples`: by number of a Dataset, in order of an IterableDataset.
 
-    As `samples=` of a PackLoader or the data set of a DataLoader, with `groups=dataset["group_id"]`. Of a stream,
+    As `samples=` of a PackLoader, with `groups=` its `groups`, or as the data set of a DataLoader. Of a stream,
     `state_dict` and `load_state_dict` are the stream's: a loop goes on with the sample after the last one that was
     read. What a stream shuffles in a buffer is lost there, as datasets warns; shuffle shards or groups instead.
     """
@@ -71,6 +71,12 @@ class Samples:
 
     def __getitem__(self, i: int) -> Sample:
         return from_table(self.dataset[i : i + 1] if i >= 0 else self.dataset[i:][:1])[0]
+
+    @property
+    def groups(self) -> list[str]:
+        """The group_id of each sample of a Dataset; nothing else of them is read."""
+        names: list[str] = self.dataset.select_columns(["group_id"])[:]["group_id"].to_pylist()
+        return names
 
     def __iter__(self) -> Iterator[Sample]:
         for row in self.dataset:

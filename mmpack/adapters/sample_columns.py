@@ -48,8 +48,8 @@ def to_columns(sample: Sample, where: str) -> dict[str, Any]:
         out |= arrays
         if not arrays:
             plain[name] = plain_value(name, value, where)
-    out[RECORD] = dump_json({HELD: [name for name in out if name != RECORD], **plain})
     out[PIXELS] = {m.cache_key: m.pixel_values for m in checked.media if m.pixel_values is not None}
+    out[RECORD] = dump_json({HELD: [name for name in out if name != RECORD], **plain})
     return out
 
 

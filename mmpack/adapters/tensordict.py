@@ -28,6 +28,7 @@ from mmpack.schema.sample import Sample, as_samples
 
 BATCH = "packed_batch"  # the entry of a batch's fields that are no tensors
 _KEYS = ("sample_id", "group_id")
+_DEVICE = "device of these"
 
 
 def to_tensordict(given: Sequence[Sample] | PackedBatch, jagged: bool = False) -> Any:
@@ -151,7 +152,7 @@ def _entries(name: str, column: Any) -> list[Any]:
 
 def _of_batch(batch: PackedBatch) -> Any:
     tensors: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    others: dict[str, Any] = {_DEVICE: batch.device}
     for f in dataclasses.fields(batch):
         value = getattr(batch, f.name)
         if isinstance(value, torch.Tensor):
@@ -171,7 +172,8 @@ def _to_batch(given: Any) -> PackedBatch:
         if name in known:
             others[name] = dict(value.items()) if isinstance(value, TensorDictBase) else value
     device = others["input_ids"].device
-    for name, value in others.items():  # plans and lists, which a TensorDict does not move
+    moved = {} if others.pop(_DEVICE) == device else others
+    for name, value in moved.items():  # plans and lists, which a TensorDict does not move
         if dataclasses.is_dataclass(value) and hasattr(value, "to"):
             others[name] = value.to(device)
         elif isinstance(value, dict) and all(hasattr(v, "to") for v in value.values()):

@@ -52,7 +52,7 @@ class Stream:
 
 def loader_of(stream, **options):
     return PackLoader(
-        steps=GroupedSteps(stream, 2), max_tokens=40, share_prefix=True, prefetch=1, **options
+        steps=GroupedSteps(stream, 2), max_tokens=30, share_prefix=True, prefetch=1, **options
     )
 
 

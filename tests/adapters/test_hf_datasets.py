@@ -95,7 +95,7 @@ def test_a_mapped_dataset(rows, wanted, processor, tmp_path):
     made.remove_columns(PIXELS).to_parquet(tmp_path / "trace.parquet")
     assert list(mp.read_trace(tmp_path / "trace.parquet")) == wanted
     loader = PackLoader(
-        samples, groups=list(made["group_id"]), groups_per_step=2, max_tokens=400, share_prefix=True
+        samples, groups=samples.groups, groups_per_step=2, max_tokens=400, share_prefix=True
     )
     packed = [b.sample_ids for step in loader for b in step]
     assert sorted(i for ids in packed for i in ids) == [f"s{i}" for i in range(9)]

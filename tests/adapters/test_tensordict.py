@@ -50,7 +50,8 @@ def test_every_field_and_pixels_return(jagged):
         for mine, theirs in zip(a.media, b.media, strict=True):
             assert mine.pixel_values.data_ptr() == theirs.pixel_values.ctypes.data
             assert np.array_equal(mine.pixel_values.numpy(), theirs.pixel_values)
-    assert from_tensordict(td[1:]) == given_samples[1:]
+    if not jagged:  # torch cuts no nested tensors
+        assert from_tensordict(td[1:]) == given_samples[1:]
 
 
 def test_memory_is_shared_both_ways():
@@ -125,7 +126,11 @@ def test_a_batch_that_was_changed():
     batch = packed()
     td = to_tensordict(batch)
     td["loss_columns", "old_logprobs"] = torch.zeros(batch.num_loss_tokens)
-    assert set(from_tensordict(td).loss_columns) == {"advantages", "old_logprobs"}
+    assert set(from_tensordict(td).loss_columns) == {
+        "advantages",
+        "old_logprobs",
+        "rollout_logprobs",
+    }
     td["visible_until"] = td["visible_until"].clone().fill_(1)
     with pytest.raises(mp.ArgumentError, match="the plan is of another visible_until"):
         from_tensordict(td)
@@ -136,10 +141,12 @@ def test_what_is_refused():
         to_tensordict([3])
     with pytest.raises(mp.ArgumentError, match="from_tensordict: this is of type list"):
         from_tensordict([])
-    with pytest.raises(mp.TraceError, match=r"row 0\.record is missing"):
+    with pytest.raises(mp.TraceError, match=r"row 0\.record: is missing"):
         from_tensordict(TensorDict({"input_ids": torch.zeros(1, 3)}, batch_size=[1]))
     td = to_tensordict([full_sample()], jagged=True)
-    with pytest.raises(mp.TraceError, match=r"rollout_logprobs is missing, which its record names"):
+    with pytest.raises(
+        mp.TraceError, match=r"rollout_logprobs: is missing, which its record names"
+    ):
         from_tensordict(td.exclude("rollout_logprobs"))
     wrong = full_sample()
     wrong.input_ids = wrong.input_ids.astype(np.int32)
