@@ -110,7 +110,7 @@ def _columns_of(rows: list[dict[str, Any]]) -> Any:
     for name in names:
         values = [row.get(name) for row in rows]
         if name == PIXELS:
-            values = [{key: as_tensor(p) for key, p in v.items()} for v in values]
+            values = [{key: as_tensor(p) for key, p in row[name].items()} for row in rows]
         columns[name] = stacked_column([turned(name, v) for v in values])
     return TensorDict(columns, batch_size=[len(rows)])
 
@@ -139,7 +139,7 @@ def _value(name: str, value: Any) -> Any:
 
 def _entries(name: str, column: Any) -> list[Any]:
     if isinstance(column, torch.Tensor):
-        parts = column.unbind()
+        parts = list(column.unbind())
     elif isinstance(column, NonTensorStack | NonTensorData):
         parts = column.tolist()
     else:

@@ -55,7 +55,8 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
                 "Fix: leave dead_letters out, or read the PackLoader itself"
             )
         self.loader = loader
-        self._next, self._digest, self._done = Place(), None, 0
+        self._next, self._done = Place(), 0
+        self._digest: str | None = None
         self._resumes = False
 
     def set_epoch(self, epoch: int) -> None:

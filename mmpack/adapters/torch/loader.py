@@ -313,7 +313,7 @@ class PackLoader:
         before, skipped = start.source, 0 if start.source is not None else start.step
         self.steps.load_state_dict(before)
         for number, items in enumerate(self.steps, start.step - skipped):
-            after = self.steps.state_dict()
+            after = self.steps.state_dict()  # type: ignore[attr-defined]
             if number >= start.step:
                 yield number, items, before, after
             before = after
