@@ -44,10 +44,14 @@ def test_pages_name_what_exists(page):
 def exists(name: str) -> bool:
     """Whether a dotted name is a module, or a name in one."""
     module, _, last = name.rpartition(".")
-    with suppress(ModuleNotFoundError):  # where its parent is no package
-        if find_spec(name) is not None:
-            return True
-    return hasattr(importlib.import_module(module), last)
+    try:
+        with suppress(ModuleNotFoundError):  # where its parent is no package
+            if find_spec(name) is not None:
+                return True
+        return hasattr(importlib.import_module(module), last)
+    except mp.MissingExtraError:  # its package is in another environment
+        defined = ast.parse(Path(find_spec(module).origin).read_text(encoding="utf-8")).body
+        return last in {getattr(node, "name", None) for node in defined}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
