@@ -118,8 +118,13 @@ def main() -> None:
             seconds = time.perf_counter() - began
         if count != options.rows:
             raise SystemExit(f"{name}: {count} samples of {options.rows} rows")
-        found[name] = {"rows_per_second": round(count / seconds, 1), "peak_mib": round(memory.peak, 1)}
-        print(f"{name:12s} {count / seconds:10.0f} rows/s {memory.peak:8.0f} MiB above the beginning")
+        found[name] = {
+            "rows_per_second": round(count / seconds, 1),
+            "peak_mib": round(memory.peak, 1),
+        }
+        print(
+            f"{name:12s} {count / seconds:10.0f} rows/s {memory.peak:8.0f} MiB above the beginning"
+        )
     ray.shutdown()
     if options.out is not None:
         options.out.write_text(json.dumps({"rows": options.rows, **found}, indent=1) + "\n")
