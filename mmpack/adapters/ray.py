@@ -21,7 +21,7 @@ def map_samples(
     dataset: Any,
     processor: Processor | ProcessRows,
     *,
-    concurrency: Any = 1,
+    concurrency: int | tuple[int, int] = 1,
     pixels: bool = True,
     batch_size: int = BATCH,
     **options: Any,
@@ -47,7 +47,7 @@ def map_samples(
         fn_constructor_args=(rows,),
         batch_format="pyarrow",
         batch_size=batch_size,
-        concurrency=concurrency,
+        compute=_pool(concurrency),
         zero_copy_batch=True,
         **options,
     )
@@ -63,6 +63,14 @@ def to_samples(dataset: Any, batch_size: int = BATCH) -> Iterator[Sample]:
     check_whole("to_samples", "batch_size", batch_size)
     for table in dataset.iter_batches(batch_format="pyarrow", batch_size=batch_size):
         yield from from_table(table, "to_samples")
+
+
+def _pool(concurrency: Any) -> Any:
+    given = concurrency if isinstance(concurrency, tuple) else (concurrency,)
+    for number in given:
+        check_whole("map_samples", "concurrency", number)
+    names = ("size",) if len(given) == 1 else ("min_size", "max_size")
+    return ray.data.ActorPoolStrategy(**dict(zip(names, given, strict=True)))
 
 
 class _Actor:
