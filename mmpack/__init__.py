@@ -45,6 +45,7 @@ _HOME = {
     "mmpack.ops.projection.project": ("Projection", "project_and_merge"),
     "mmpack.packing.batch": ("PackedBatch",),
     "mmpack.packing.collate": ("collate",),
+    "mmpack.packing.idle": ("idle_batch",),
     "mmpack.packing.pack": ("pack",),
     "mmpack.packing.pad": ("PaddedBatch", "pad"),
     "mmpack.losses.rewards.scatter": ("scatter_rewards",),

@@ -47,6 +47,7 @@ from mmpack.ops.projection.project import Projection as Projection
 from mmpack.ops.projection.project import project_and_merge as project_and_merge
 from mmpack.packing.batch import PackedBatch as PackedBatch
 from mmpack.packing.collate import collate as collate
+from mmpack.packing.idle import idle_batch as idle_batch
 from mmpack.packing.pack import pack as pack
 from mmpack.packing.pad import PaddedBatch as PaddedBatch
 from mmpack.packing.pad import pad as pad

@@ -110,6 +110,24 @@ def test_loaders(yours, capsys):
     assert "PackedBatch('qwen2_5_vl', samples=6, loss_tokens=39, media=2" in printed
 
 
+def test_ranks(yours, samples, tmp_path, capsys):
+    """On one rank."""
+    distributed = torch.distributed
+    rendezvous = f"file://{tmp_path / 'rendezvous'}"
+    distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+    try:
+        optimizer = torch.optim.SGD(yours["model"].parameters(), lr=0.0)
+        given = {"train": samples, "advantages": torch.arange(6.0), "optimizer": optimizer}
+        if not takes_encoded_media(yours["model"]):
+            pytest.skip("transformers before 5.19")
+        names = run("docs/ranks.md", yours | given)
+    finally:
+        distributed.destroy_process_group()
+    optimizer.zero_grad()
+    assert (names["total_tokens"], names["total_samples"]) == (39, 6)
+    assert capsys.readouterr().out == "[48]\n"
+
+
 @pytest.fixture
 def samples(yours):
     processor = mp.wrap_processor(yours["hf_processor"])

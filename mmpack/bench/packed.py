@@ -9,7 +9,7 @@ import torch
 
 from mmpack.adapters.transformers import checkpoint_layers, packed_logprobs
 from mmpack.adapters.transformers.attention import attention_plan_of
-from mmpack.adapters.transformers.tower import pixel_inputs
+from mmpack.adapters.transformers.media_inputs import pixel_inputs
 from mmpack.bench.job import Job, Outcome
 from mmpack.bench.ranks import local
 from mmpack.bench.work import Work

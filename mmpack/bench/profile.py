@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.tower import encoded_inputs, pixel_inputs
+from mmpack.adapters.transformers.media_inputs import encoded_inputs, pixel_inputs
 from mmpack.bench.job import Job
 from mmpack.bench.peers import Peer
 from mmpack.bench.timing import seconds_of, take_step

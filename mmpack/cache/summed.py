@@ -21,7 +21,8 @@ from mmpack.errors import ModelError
 class SummedFeatures:
     """Features of the media `keys`, for micro-batches. Of a tower that is not trained: the features alone.
 
-    Args: `packs`: the keys of each micro-batch's media.
+    Args: `packs`: the keys of each micro-batch's media. `whole`: whether this rank has the tower's weights whole, so
+    that a change of them is seen.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class SummedFeatures:
         keys: Sequence[str],
         features: Sequence[Levels],
         packs: Sequence[Sequence[str]],
+        whole: bool = True,
     ):
         self.tower = tower
         self.trained = tower.trains
@@ -38,7 +40,7 @@ class SummedFeatures:
         self._sums: dict[str, list[Tensor | None]] = {
             k: [None] * len(f) for k, f in self._features.items()
         }
-        self._how, self._digest = tower.how(), tower.digest()
+        self._how, self._digest = tower.how(), tower.digest() if whole else None
         self._trained = _trained(tower)
         self._start = torch.zeros((), requires_grad=True)  # makes autograd come back
         self._given: Counter[frozenset[str]] = Counter()  # forwards, by their media
@@ -78,10 +80,12 @@ class SummedFeatures:
         flat = iter(_HandOut.apply(self._start, self, number, tuple(keys), *levels))
         return [tuple(next(flat) for _ in f) for f in own]
 
-    def zero(self) -> Tensor:
-        """0, with a gradient of 0 to every weight of the tower: DistributedDataParallel waits for one of each."""
-        trained = [p for p in self.tower.parameters() if p.requires_grad]
-        return 0 * torch.stack([p.reshape(-1)[0].float() for p in trained]).sum()
+    def nothing(self) -> Tensor:
+        """0 that requires a gradient, as features do: FSDP2 reduces the first layer's gradients in the same order on
+        ranks with media and without, only if inputs of the layer require gradients on all of them.
+        """
+        self._refuse_released()
+        return 0 * self._start
 
     def backward(self, ranks: Any = None) -> None:
         """The tower's one backward. `ranks`: a process group, whose mean the gradients become.
@@ -90,27 +94,24 @@ class SummedFeatures:
         """
         if not self.trained:
             return
-        self._refuse_forgotten()
-        self._check(self.tower)
+        sums = self.totals()
         pairs = [
             (level, total.to(level.dtype))
             for key, levels in self._features.items()
-            for level, total in zip(levels, self._sums[key], strict=True)
+            for level, total in zip(levels, sums[key], strict=True)
             if total is not None and level.requires_grad
         ]
-        outputs, totals = [p[0] for p in pairs], [p[1] for p in pairs]
         self.release()
-        if ranks is None:
-            if pairs:
-                torch.autograd.backward(outputs, totals)
-            return
-        trained = [p for p in self.tower.parameters() if p.requires_grad]
-        found = (
-            torch.autograd.grad(outputs, trained, totals, allow_unused=True)
-            if pairs
-            else [None] * len(trained)
-        )
-        _add_mean(trained, found, ranks)
+        tower_backward(self.tower, pairs, ranks)
+
+    def totals(self) -> dict[str, list[Tensor | None]]:
+        """What the backwards brought for each level of each medium, in float32 at least; None: nothing.
+
+        Raises: ModelError where a micro-batch was left out, or the weights changed.
+        """
+        self._refuse_forgotten()
+        self._check(self.tower)
+        return self._sums
 
     def release(self) -> None:
         """Let go of features, graph and sums."""
@@ -150,7 +151,7 @@ class SummedFeatures:
             )
         elif _trained(tower) != self._trained:
             why = "requires_grad of the tower changed since media were encoded", "set it before"
-        elif tower.digest() != self._digest:
+        elif self._digest is not None and tower.digest() != self._digest:
             why = "the tower's weights changed since media were encoded", "step after the block"
         if why is not None:
             raise ModelError(f"encode_once: {why[0]}. Fix: {why[1]}")
@@ -191,6 +192,22 @@ class _HandOut(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         ctx.owner._add(ctx.number, ctx.keys, gradients)
         return (None,) * (4 + len(gradients))
+
+
+def tower_backward(tower: Tower, pairs: Sequence[tuple[Tensor, Tensor]], ranks: Any = None) -> None:
+    """The backward from outputs of the tower, with the gradient of each. `ranks`: as `SummedFeatures.backward`."""
+    outputs, totals = [p[0] for p in pairs], [p[1] for p in pairs]
+    if ranks is None:
+        if pairs:
+            torch.autograd.backward(outputs, totals)
+        return
+    trained = [p for p in tower.parameters() if p.requires_grad]
+    found = (
+        torch.autograd.grad(outputs, trained, totals, allow_unused=True)
+        if pairs
+        else [None] * len(trained)
+    )
+    _add_mean(trained, found, ranks)
 
 
 def _trained(tower: Tower) -> list[bool]:

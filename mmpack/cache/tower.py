@@ -57,6 +57,11 @@ class Tower:
         """Whether features made now would carry gradients to the weights."""
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
 
+    def zero(self) -> Tensor:
+        """0, with a gradient of 0 to every weight that is trained: DistributedDataParallel waits for one of each."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return 0 * torch.stack([p.reshape(-1)[0].float() for p in trained]).sum()
+
     def how(self) -> Hashable:
         """How features would be made now, by equal weights."""
         kind = self.device.type

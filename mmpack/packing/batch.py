@@ -22,6 +22,7 @@ from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.ops.linear_attention.segment_plan import Wave
 from mmpack.ops.logprobs.support import ScoredSupport, Support
 from mmpack.ops.rows.gather import gather_rows
+from mmpack.packing.calls import Counts
 from mmpack.packing.media import patch_offsets
 from mmpack.packing.places import LossPlaces
 from mmpack.packing.tensors import to_int32
@@ -238,6 +239,8 @@ class PackedBatch(Batch):
     vision_rows: VisionRows  # the same row by row: what `merge_embeddings` reads
     loss_spans: list[list[LossSpan]]  # of each sample, in rows
     num_tokens: int  # rows without the padding at the end
+    # how often the towers run on that rank of this micro-batch that needs them most; None: not known
+    tower_runs: Counts | None = None
 
     def unpack_tokens(self, x: torch.Tensor) -> list[torch.Tensor]:
         """As in Batch; where no row is shared, the tensors are views of x."""

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from mmpack.errors import PlanError
 from mmpack.planning.balance import balance
 from mmpack.planning.bfd import best_fit_decreasing, spread
 from mmpack.planning.budgets import Budgets, OfMedium, media_of
@@ -65,20 +64,6 @@ TAKEN: dict[str, Callable[[Unit], int]] = {
 OF_MEDIA = {"max_patches": "patches", "max_media_bytes": "bytes"}
 
 
-class TooFew(NamedTuple):
-    """Why no bins were found: `samples` can't make `wanted`."""
-
-    samples: int
-    wanted: int
-
-    def error(self, ranks: int) -> PlanError:
-        return PlanError(
-            f"plan: {self.samples} samples can't make {self.wanted} micro-batches, the next "
-            f"multiple of {ranks} ranks within the budgets. Fix: pass a multiple of {ranks} "
-            "samples, which is always enough"
-        )
-
-
 class Arranged(NamedTuple):
     bins: list[Unit]
     ranks: list[list[int]]  # bins of each
@@ -110,11 +95,14 @@ class Work:
     auto: bool = False
     keep_groups: bool = False
 
-    def arranged(self, groups: list[list[int]], ranks: int) -> Arranged | TooFew:
-        """Groups to bins, bins to ranks: groups whole, or split where the slowest rank costs less by it."""
+    def arranged(self, groups: list[list[int]], ranks: int) -> Arranged:
+        """Groups to bins, bins to ranks: groups whole, or split where the slowest rank costs less by it.
+
+        Bins stay empty where there are too few samples.
+        """
         units = [piece for members in groups for piece in self.pieces(members)]
         best = self.placed(units, ranks)
-        if isinstance(best, TooFew) or ranks == 1:
+        if ranks == 1:
             return best
         whole = self._whole(units, best, ranks)
         best = best._replace(makespan_whole=whole)
@@ -131,18 +119,17 @@ class Work:
                 continue
             count = len(units)
             found = self.placed(units, ranks)
-            if isinstance(found, Arranged) and found.makespan < best.makespan * (1 - WORTH):
+            if found.makespan < best.makespan * (1 - WORTH):
                 best = found._replace(makespan_whole=whole)
         return best
 
-    def placed(self, units: list[Unit], ranks: int) -> Arranged | TooFew:
+    def placed(self, units: list[Unit], ranks: int) -> Arranged:
         """Units to bins to ranks."""
         found = self.bins(units, ranks)
-        if isinstance(found, TooFew):
-            return found
-        bins = sorted(sorted(i for u in b for i in u.members) for b in found)
+        bins = [sorted(i for u in b for i in u.members) for b in found]
+        bins.sort(key=lambda members: (not members, members))
         measured = [self.laid_out(b) for b in bins]
-        costs = [self.cost(u) for u in measured]
+        costs = [self.cost(u) if u.members else 0.0 for u in measured]
         ranked = balance(costs, ranks, equal_counts=True)
         times = [self.time.seconds(u.counts) for u in measured]
         slowest = max((sum(times[b] for b in rank) for rank in ranked), default=0.0)
@@ -266,8 +253,8 @@ class Work:
             parts,
         )
 
-    def bins(self, units: list[Unit], ranks: int) -> list[list[Unit]] | TooFew:
-        """Bins of units, a multiple of `ranks`."""
+    def bins(self, units: list[Unit], ranks: int) -> list[list[Unit]]:
+        """Bins of units, a multiple of `ranks`; the last ones empty where samples are fewer than bins."""
         names = self.binding(units) or ["max_tokens"]
         sizes, capacity, parts = self.measured(units, names)
         if len(names) == 1 and names[0] not in OF_MEDIA:
@@ -280,9 +267,8 @@ class Work:
         loads = np.array([self.cost(u) for u in units])
         if len(units) < wanted:
             halved = _halve(units, wanted, self.cost, self.halves)
-            if len(halved) < wanted:
-                return TooFew(len(halved), wanted)
-            return [[u] for u in halved]
+            idle: list[list[Unit]] = [[] for _ in range(wanted - len(halved))]
+            return [[u] for u in halved] + idle
         even = spread(sizes, capacity, loads, wanted, parts)
         if even is None or not all(even):
             even = _halve(

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.families import FAMILIES, Family
-from mmpack.planning.arrange import Arranged, TooFew, Unit, Work
+from mmpack.planning.arrange import Arranged, Unit, Work
 from mmpack.planning.budgets import Budgets
 from mmpack.planning.cost import Cost, CostModel, cost_model, family_cost, sharing_of
 from mmpack.planning.keep import check_age, sort_out, tail_of
@@ -47,7 +47,8 @@ def plan(
     eight samples. With `ranks` > 1 the number of bins is the next multiple of it (ranks that run unequal numbers of
     micro-batches wait for each other forever under FSDP), and units are spread so that bins cost the same. Groups
     that a bin takes stay whole, unless there are fewer of them than bins, or splitting some saves more than 1% of
-    the slowest rank's cost; `keep_groups` allows the first alone. What it costs is in `Plan.stats`.
+    the slowest rank's cost; `keep_groups` allows the first alone. What it costs is in `Plan.stats`. Bins stay
+    empty only where there are fewer samples: `idle_batch`.
 
     Args: `max_tokens`: packed rows of a bin (before `pad_to_multiple_of`); by default what `memory`
     takes with gradients. `share_prefix`: a unit counts the rows of its prefix forest; "auto" plans both
@@ -68,8 +69,7 @@ def plan(
     gradients, as old and reference logprobs run (`planning.memory`; of the group that takes most).
 
     Raises SchemaError with every broken rule; PlanError for a sample that exceeds a budget by itself
-    (MM405), for samples of two families (MM406), and where the kept samples can't give each rank
-    equally many bins (a multiple of `ranks` samples always can); ArgumentError.
+    (MM405), and for samples of two families (MM406); ArgumentError.
 
     Example: two groups of two samples, 3 tokens each.
         >>> import mmpack as mp
@@ -162,15 +162,12 @@ def _by_callers(cost: Cost, unit: Unit) -> float:
 
 
 def _arranged(work: Work, groups: list[list[int]], ranks: int) -> Arranged:
-    """Bins and ranks; with `auto` of both ways the one that takes less time. Raises PlanError."""
+    """Bins and ranks; with `auto` of both ways the one that takes less time."""
     found = work.arranged(groups, ranks)
     if work.auto:
         plain = replace(work, shared=None).arranged(groups, ranks)
-        fitting = [a for a in (found, plain) if isinstance(a, Arranged)]
         # the first of equals shares
-        found = min(fitting, key=lambda a: a.time, default=found)
-    if isinstance(found, TooFew):
-        raise found.error(ranks)
+        found = min((found, plain), key=lambda a: a.time)
     return found
 
 
@@ -179,9 +176,9 @@ def _place(sample: Sample, index: int) -> tuple[str, str, int, int]:
 
 
 def _in_callers_order(bins: list[Unit], order: list[int]) -> tuple[list[int], list[Unit]]:
-    """The new number of each bin, and the bins in it: members are the caller's indices, ascending."""
+    """The new number of each bin, and the bins in it: members are the caller's indices, ascending. Empty ones last."""
     named = [replace(u, members=sorted(order[k] for k in u.members)) for u in bins]
-    by_first = sorted(range(len(named)), key=lambda b: named[b].members)
+    by_first = sorted(range(len(named)), key=lambda b: (not named[b].members, named[b].members))
     numbers = [0] * len(named)
     for number, b in enumerate(by_first):
         numbers[b] = number

@@ -39,9 +39,10 @@ class Plan:
     """Micro-batches and who runs them.
 
     `bins`: indices into the samples of each micro-batch, ascending; bins in order of their first
-    sample. `ranks`: the bins of each rank, the costliest first; every rank has the same number, and
-    no bin is empty. `total_tokens` (loss tokens) and `total_samples` count what is in the bins;
-    they are the totals that `policy_loss` takes. `stats`: see `planning/stats.py`; with `memory` also
+    sample. `ranks`: the bins of each rank, the costliest first; every rank has the same number. The
+    last bins are empty where samples are fewer than bins: there a rank runs an `idle_batch`. `total_tokens` (loss
+    tokens) and `total_samples` count what is in the bins; they are the totals that `policy_loss` takes. `stats`: see
+    `planning/stats.py`; with `memory` also
     max_tokens_grad, max_tokens_no_grad and their ratio no_grad_ratio. `bin_rows`, `bin_patches`, `bin_loss_tokens`: of
     each bin, as budgets count them: shared rows and media once. `bin_costs`: seconds, or what a `cost` of the caller's
     gave. `share`: whether each bin's prefixes are shared, for `mp.pack`.

@@ -13,9 +13,10 @@ from mmpack.planning.counts import NOTHING, Counts, summed
 def stats_of(found: Arranged, work: Work) -> dict[str, Any]:
     """`Plan.stats`.
 
-    `bins`; `rows_padded` (each bin a rectangle), `rows_packed`, `rows_shared` (None without sharing). `fill`: rows of
-    the packs over those that the bins could hold; `fills`: the same of each budget that was given. `patches` (each
-    medium once per bin), `patches_padded` (once per sample).
+    `bins`; `idle_bins`, which are empty, as there are fewer samples; `rows_padded` (each bin a rectangle),
+    `rows_packed`, `rows_shared` (None without sharing). `fill`: rows of the packs over those that bins with samples
+    could hold; `fills`: the same of each budget that was given. `patches` (each medium once per bin),
+    `patches_padded` (once per sample).
 
     `loads`: cost of each rank; `makespan`: of the costliest, and `balance`: that over the mean. `lockstep`: the sum
     over the ranks' first, second, … bins of the costliest one, over the mean load: ranks that meet in every bin, as
@@ -37,11 +38,12 @@ def stats_of(found: Arranged, work: Work) -> dict[str, Any]:
     places = zip(*(sorted((costs[b] for b in rank), reverse=True) for rank in ranks), strict=True)
     return {
         "bins": len(bins),
+        "idle_bins": len(bins) - len(lengths),
         "rows_padded": sum(len(n) * max(n) for n in lengths),
         "rows_packed": sum(map(sum, lengths)),
         "rows_shared": rows if work.shared is not None or work.auto else None,
-        "fill": rows / (len(bins) * work.budgets.max_tokens) if bins else 0.0,
-        "fills": _fills(bins, work),
+        "fill": rows / (len(lengths) * work.budgets.max_tokens) if lengths else 0.0,
+        "fills": _fills([u for u in bins if u.members], work),
         "patches": sum(patches),
         "patches_padded": sum(samples[i].num_patches for u in bins for i in u.members),
         "loads": loads,

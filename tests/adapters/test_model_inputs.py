@@ -57,7 +57,7 @@ def test_each_medium_is_encoded_once_where_the_forward_allows_it(
     with torch.no_grad():
         packed_logprobs(attached, batch)
     once = takes_encoded_media(attached)
-    assert sorted(patches) == sorted([24, 32] if once else [24 * images, 32 * videos])
+    assert sorted(patches) == sorted([24 + 32] if once else [24 * images, 32 * videos])
     assert batch.stats["patches_encoded"] == sum(patches)
     assert batch.stats["patches"] == 56
 

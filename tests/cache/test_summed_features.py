@@ -125,7 +125,7 @@ def test_without_gradients_features_are_plain(pixels):
 def test_zero_reaches_every_weight(pixels):
     module = made()
     module.bias.requires_grad_(False)
-    zero = summed(module, pixels, "a").zero()
+    zero = Tower((module,)).zero()
     zero.backward()
     assert zero == 0 and (module.weight.grad == 0).all() and module.bias.grad is None
 

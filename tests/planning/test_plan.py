@@ -15,7 +15,7 @@ from mmpack.layout.forest import build_forest
 from mmpack.planning.cost import CostModel, family_cost
 from mmpack.planning.counts import plain_counts
 from mmpack.planning.memory import Load, memory_model
-from mmpack.planning.plan import plan
+from mmpack.planning.plan import Plan, plan
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
@@ -84,11 +84,7 @@ def batches(draw):
 )
 def test_plans_obey_every_budget(samples, max_tokens, max_patches, max_samples, ranks, share):
     budgets = {"max_tokens": max_tokens, "max_patches": max_patches, "max_samples": max_samples}
-    try:
-        made = plan(samples, **budgets, ranks=ranks, share_prefix=share)
-    except PlanError:
-        assert len(samples) % ranks  # a multiple of the ranks can always be planned
-        return
+    made = plan(samples, **budgets, ranks=ranks, share_prefix=share)
 
     def fits(chosen):
         return (
@@ -98,7 +94,11 @@ def test_plans_obey_every_budget(samples, max_tokens, max_patches, max_samples, 
         )
 
     bins = [[samples[i] for i in b] for b in made.bins]
-    assert all(bins) and all(fits(b) for b in bins)
+    idle = bins.count([])
+    assert all(fits(b) for b in bins) and all(bins[: len(bins) - idle])
+    # only where every sample is a bin of its own, and there is no multiple of the ranks of them
+    assert not idle or (len(bins) - idle == len(samples) and idle < ranks)
+    assert made.stats["idle_bins"] == idle
     assert sorted(i for b in made.bins for i in b) == list(range(len(samples)))
     assert sorted(b for rank in made.ranks for b in rank) == list(range(len(bins)))
     assert len(made.ranks) == ranks and len({len(rank) for rank in made.ranks}) == 1
@@ -110,7 +110,7 @@ def test_plans_obey_every_budget(samples, max_tokens, max_patches, max_samples, 
     assert made.total_samples == len(samples) and made.dropped == []
     assert made.total_tokens == sum(s.num_loss_tokens for s in samples)
     assert made.stats["bins"] == len(bins)
-    assert made.stats["rows_padded"] == sum(len(b) * max(map(len, b)) for b in bins)
+    assert made.stats["rows_padded"] == sum(len(b) * max(map(len, b)) for b in bins if b)
     assert made.stats["rows_packed"] == sum(map(len, samples))
     assert made.stats["rows_shared"] == (sum(rows_of(b, True) for b in bins) if share else None)
     assert made.stats["patches"] == sum(map(patches_of, bins))
@@ -196,12 +196,19 @@ def test_tight_bins_are_halved_until_ranks_are_even():
     assert len(made.bins) == 6 and [len(r) for r in made.ranks] == [2, 2, 2]
 
 
-def test_too_few_samples_for_the_ranks_is_an_error():
+def test_bins_stay_empty_where_samples_are_too_few_for_the_ranks(tmp_path):
     samples = [of_length(8, f"g{k}", f"s{k}") for k in range(5)]
-    with pytest.raises(PlanError, match="5 samples can't make 8 micro-batches"):
-        plan(samples, max_tokens=8, ranks=4)
-    with pytest.raises(PlanError, match="1 samples can't make 2 micro-batches"):
-        plan(samples[:1], max_tokens=8, ranks=2)
+    made = plan(samples, max_tokens=8, ranks=4)
+    assert made.bins == [[0], [1], [2], [3], [4], [], [], []]
+    # the costliest first, and the idle ones spread
+    assert sorted([len(made.bins[b]) for b in rank] for rank in made.ranks) == [[1, 0]] * 3 + [
+        [1, 1]
+    ]
+    assert made.stats["bins"] == 8 and made.stats["idle_bins"] == 3 and made.stats["fill"] == 1.0
+    one = plan(samples[:1], max_tokens=8, ranks=2, share_prefix="auto", cost=lambda *_: 7.0)
+    assert one.bins == [[0], []] and one.ranks == [[0], [1]] and one.stats["balance"] == 2.0
+    one.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json", samples[:1]) == one
 
 
 def test_the_cost_decides_what_is_even():

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from mmpack.adapters.torch.ahead import Ahead
@@ -18,10 +19,11 @@ from mmpack.adapters.torch.step import Step, digest_of
 from mmpack.errors import ArgumentError, check_flag, check_whole, kind_of
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.collate import Item, collate, sample_and_columns
+from mmpack.packing.idle import idle_batch
+from mmpack.packing.tensors import as_tensor
 from mmpack.planning.cost import Cost, sharing_of
 from mmpack.planning.plan import plan
 from mmpack.schema.dead_letters import DeadLetter, DeadLetters, letter_of
-from mmpack.schema.sample import Sample
 
 STATE_VERSION = 1
 
@@ -65,7 +67,8 @@ class PackLoader:
         shuffle, seed: groups in a new order each epoch, as DistributedSampler's of seed + epoch: alike on all ranks.
         drop_last: leave out a last step of fewer groups.
         device: where batches go, of this process.
-        rank, ranks: each rank gets as many batches of a step as the others, of like cost (`Plan.ranks`).
+        rank, ranks: each rank gets as many batches of a step as the others, of like cost (`Plan.ranks`); of a step with
+            too few samples for that, some are an `idle_batch`.
         prefetch: batches on the device beside the one that is computed on; 0: none, and no thread.
         dead_letters: takes what can't be used, and the loop goes on without it, as with `on_invalid="drop"`: items
             that the data set can't give or that are DeadLetters, samples that `plan` drops, and samples whose media
@@ -249,9 +252,8 @@ class PackLoader:
                     at = replace(at, batch=k)
                     if turns is not None and not next(turns):
                         continue
-                    members = [(step.samples[i], columns[i]) for i in step.bins[k]]
                     # no name keeps a batch while the next one waits to be made
-                    batch = self._packed(members, step.share[k], mover.pins, media)
+                    batch = self._batch(step, columns, k, mover.pins, media)
                     sent = [_Made(step, k, *mover.send(batch))]
                     del batch
                     yield sent.pop()
@@ -282,20 +284,33 @@ class PackLoader:
         step = Step(at.epoch, at.step, samples, made, bins, share, at.batch, found.dead)
         return step, [columns for _, columns in found.alive], media
 
-    def _packed(
+    def _batch(
         self,
-        members: list[tuple[Sample, Mapping[str, Any]]],
-        share: bool,
+        step: Step,
+        columns: list[Mapping[str, Any]],
+        k: int,
         pins: bool,
         media: Mapping[str, Any] | None,
     ) -> PackedBatch:
-        return collate(
-            members,
-            media=media,
-            share_prefix=share,
-            pad_to_multiple_of=self.pad_to_multiple_of,
-            pin_memory=pins,
-        )
+        """The `k`th batch of this rank; one without samples has the columns of a sample of the step."""
+        if step.bins[k]:
+            batch = collate(
+                [(step.samples[i], columns[i]) for i in step.bins[k]],
+                media=media,
+                share_prefix=step.share[k],
+                pad_to_multiple_of=self.pad_to_multiple_of,
+                pin_memory=pins,
+            )
+        else:
+            like = next(i for members in step.plan.bins for i in members)
+            batch = idle_batch(
+                step.samples[like],
+                pad_to_multiple_of=self.pad_to_multiple_of,
+                loss_columns={name: _listed(values) for name, values in columns[like].items()},
+            )
+            batch = batch.pin_memory() if pins else batch
+        batch.tower_runs = step.tower_runs[k]
+        return batch
 
     def _items_from(
         self, start: Place
@@ -403,3 +418,10 @@ def _group_of(item: Any, i: int) -> str:
     if isinstance(item, DeadLetter):
         return f"{item.code} {item.place}"
     return sample_and_columns(item, i, "PackLoader")[0].group_id
+                    if turns is not None and not next(turns):
+                        continue
+                    # no name keeps a batch while the next one waits to be made
+                    batch = self._batch(step, columns, k, mover.pins, media)
+                    sent = [_Made(step, k, *mover.send(batch))]
+                    del batch
+                    yield sent.pop()

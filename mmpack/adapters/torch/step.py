@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmpack.errors import ArgumentError
+from mmpack.families import get_family
 from mmpack.packing.batch import PackedBatch
+from mmpack.packing.calls import Counts, calls_of, counts_of, most_of
 from mmpack.planning.plan import Plan
 from mmpack.schema.dead_letters import DeadLetter
 from mmpack.schema.plain_json import canonical_json
@@ -57,6 +59,20 @@ class Step:
             )
         batches, self._batches = self._batches, None
         return batches
+
+    @functools.cached_property
+    def tower_runs(self) -> list[Counts]:
+        """Of each micro-batch, how often the towers run on that rank which needs them most: known from the plan."""
+        ranks = [[self.plan.bins[b] for b in rank] for rank in self.plan.ranks]
+        return [most_of(map(self._counts, bins)) for bins in zip(*ranks, strict=True)]
+
+    def _counts(self, members: list[int]) -> Counts:
+        """How often the towers run for one batch, if it holds each medium once."""
+        if not members:
+            return Counts()
+        samples = [self.samples[i] for i in members]
+        media = {m.cache_key: m for s in samples for m in s.media}
+        return counts_of(calls_of(get_family(samples[0].family), list(media.values())))
 
     @functools.cached_property
     def digest(self) -> str:

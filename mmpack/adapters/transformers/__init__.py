@@ -23,6 +23,7 @@ from mmpack.adapters.transformers.prefix import (
     version_of,
 )
 from mmpack.adapters.transformers.probe import probe_side
+from mmpack.adapters.transformers.ranks import encode_together, in_step
 from mmpack.adapters.transformers.router import router_loss
 from mmpack.adapters.transformers.routes import record_routes
 
@@ -34,6 +35,8 @@ __all__ = [
     "compile_layers",
     "detach",
     "encode_once",
+    "encode_together",
+    "in_step",
     "is_attached",
     "kv_bytes_per_token",
     "load_checkpoint",

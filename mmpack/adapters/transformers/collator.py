@@ -10,8 +10,8 @@ import torch
 
 from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
 from mmpack.adapters.transformers.linear_attention import KEYWORD
+from mmpack.adapters.transformers.media_inputs import pixel_inputs
 from mmpack.adapters.transformers.token_types import token_types
-from mmpack.adapters.transformers.tower import pixel_inputs
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import Family, family_of_config, get_family

@@ -19,15 +19,17 @@ from mmpack.adapters.transformers.attention import (
 from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
 from mmpack.adapters.transformers.linear_attention import has_linear_attention
+from mmpack.adapters.transformers.media_inputs import (
+    encoded_inputs,
+    heard_inputs,
+    inputs_without_media,
+    pixel_inputs,
+)
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.tower import (
     Features,
-    encoded_inputs,
-    heard_inputs,
-    idle_tower_inputs,
-    joined_inputs,
-    pixel_inputs,
+    has_sharded_tower,
     takes_encoded_media,
     tile_patches,
     tower_and_projector,
@@ -46,6 +48,7 @@ from mmpack.errors import (
 from mmpack.families import Family, family_of_config
 from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import Batch, PackedBatch
+from mmpack.packing.calls import NONE, Counts, most_of
 from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
 from mmpack.schema.rules import Problem
@@ -71,8 +74,10 @@ def model_inputs(
     Args:
         batch: packed or padded; its media must have pixels.
         model: a transformers model, or PEFT's or DDP's wrapper of one.
-        vision: "always": a batch without media runs the smallest medium with weight exactly 0. "auto": that only under
-            DistributedDataParallel, which waits for every parameter's gradient.
+        vision: "always": a tower that has no medium of the batch runs the smallest one, with weight exactly 0.
+            "auto": where FSDP2 shards a tower, it runs as often as on the rank that needs it most, if the batch knows
+            that (`PackLoader`, `in_step`), else as "always". Elsewhere nobody waits for a tower, and none runs idly:
+            under DistributedDataParallel, which waits for gradients, all its weights get one, if only 0.
         features: where encoded media are kept: a `FeatureStore` of a tower that is not trained, or what `encode_once`
             yields. Of a packed batch; transformers 5.19 or newer.
         max_patches: the tower runs whole media in chunks of at most so many patches (one larger medium by itself), and
@@ -88,11 +93,11 @@ def model_inputs(
         raise ArgumentError(f"model_inputs: vision is {vision!r}. Fix: use 'auto' or 'always'")
     if not isinstance(batch, Batch):
         raise ArgumentError(f"model_inputs: {type(batch).__name__} is no batch. Fix: use mp.pack")
-    always = vision == "always" or is_parallel(model)
+    joined = is_parallel(model)
     model = unwrap(model, "model_inputs")
     family = family_of_config(model.config)
     refuse_old_transformers(family, "model_inputs")
-    refuse_other_batch(batch, model, "model_inputs")
+    refuse_other_batch(batch, model, "model_inputs", not isinstance(features, SummedFeatures))
     if features is not None or max_patches is not None:
         refuse_options(model, features, max_patches, "model_inputs")
         _refuse_padded(batch)
@@ -126,15 +131,17 @@ def model_inputs(
         inputs[KEYWORD] = batch.routed_experts
     batch.stats["patches_encoded"] = 0
     make: Callable[[], dict[str, Any]] | None = None
-    if not batch.media and isinstance(features, SummedFeatures):
-        if always and features.trained:
-            make = functools.partial(joined_inputs, features, model, ids)
-    elif not batch.media and always:
-        _refuse_idle_tower(model, attached)
-        make = functools.partial(idle_tower_inputs, batch, model, ids)
-    elif batch.media and isinstance(batch, PackedBatch) and takes_encoded_media(model):
-        make = functools.partial(encoded_inputs, batch, model, ids, features, max_patches, always)
-    elif batch.media:  # the model's forward encodes
+    least = _least_runs(batch, model, vision, features, attached)
+    joined = joined and tower_and_projector(model).trains
+    if not batch.media:
+        if joined or least != NONE or isinstance(features, SummedFeatures):
+            given = batch, model, ids, features, joined, least
+            make = functools.partial(inputs_without_media, *given)
+    elif isinstance(batch, PackedBatch) and takes_encoded_media(model):
+        make = functools.partial(
+            encoded_inputs, batch, model, ids, features, max_patches, joined, least
+        )
+    else:  # the model's forward encodes
         inputs |= pixel_inputs(batch, model)
         if any(m.modality == "audio" for m in batch.media):
             make = functools.partial(heard_inputs, batch, model, ids)
@@ -145,11 +152,11 @@ def model_inputs(
     return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict)}
 
 
-def refuse_other_batch(batch: Batch, model: Any, what: str) -> None:
-    """Raise, as `what`, for a batch of another model: ids, media and pixels."""
+def refuse_other_batch(batch: Batch, model: Any, what: str, pixels: bool = True) -> None:
+    """Raise, as `what`, for a batch of another model: ids, media and, unless they are not read, pixels."""
     family = family_of_config(model.config)
     _refuse_other_ids(batch, model.config, family, what)
-    _refuse_other_media(batch, model.config, family, what)
+    _refuse_other_media(batch, model.config, family, what, pixels)
 
 
 def refuse_options(model: Any, features: Any, max_patches: int | None, what: str) -> None:
@@ -165,10 +172,13 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
             f"{what}: the forward of transformers {installed_version('transformers')} takes no media that were encoded "
             "before it, as features and max_patches need. Fix: transformers 5.19 or newer, or neither"
         )
-    if any(is_sharded(module) for module in tower_and_projector(model).modules):
+    if isinstance(features, SummedFeatures):  # which all ranks made together
+        return
+    if has_sharded_tower(model):
         raise ModelError(
             f"{what}: the vision tower is sharded (FSDP2, ZeRO-3), and ranks that call it more often than others would "
-            "wait for ever. Fix: leave features and max_patches out, or shard the text model's layers only"
+            "wait for ever. Fix: leave features and max_patches out, shard the text model's layers only, or encode a "
+            "whole step by encode_together (FSDP2)"
         )
 
 
@@ -187,6 +197,25 @@ def _refuse_padded(batch: Batch) -> None:
             "model_inputs: a padded batch is encoded by the model's forward, as frameworks do, without features and "
             "max_patches. Fix: mp.pack"
         )
+
+
+def _least_runs(
+    batch: Batch, model: Any, vision: str, features: Features | None, attached: bool
+) -> Counts:
+    """How often each tower runs for `batch`, at least."""
+    if isinstance(features, SummedFeatures):  # of which all ranks have theirs
+        return NONE
+    once = Counts(1, int(batch.family_of().audio is not None))
+    known = getattr(batch, "tower_runs", None)
+    if vision == "always":
+        least = most_of([once, known or once])
+    elif attached and takes_encoded_media(model) and has_sharded_tower(model):
+        least = once if known is None else known
+    else:
+        return NONE
+    if not batch.media and least != NONE:
+        _refuse_idle_tower(model, attached)
+    return least
 
 
 def _refuse_idle_tower(model: Any, attached: bool) -> None:
@@ -238,9 +267,10 @@ def _refuse_missing_kernels(text: Any) -> None:
         )
 
 
-def _refuse_other_media(batch: Batch, config: Any, family: Family, what: str) -> None:
+def _refuse_other_media(batch: Batch, config: Any, family: Family, what: str, pixels: bool) -> None:
     """Media without pixels, pixels cut after packing, and tiles of another size than the tower's only one."""
-    held_pixels(batch.media, what)
+    if pixels:
+        held_pixels(batch.media, what)
     for m in batch.media:
         if family.pixel_layout == "tiles" and tuple(m.grid_thw[1:]) != (
             size := tile_patches(config, family)
@@ -249,7 +279,7 @@ def _refuse_other_media(batch: Batch, config: Any, family: Family, what: str) ->
                 f"{what}: {m.media_id!r:.60} has tiles of {list(m.grid_thw[1:])} patches, "
                 f"the model's tower reads {list(size)}. Fix: wrap the processor of this model"
             )
-    if batch.media:
+    if batch.media and pixels:
         _refuse_cut_pixels(batch, family, what)
 
 

@@ -1,8 +1,6 @@
-"""What the vision tower is called with, and what its output becomes in the model's forward.
+"""Calls of the vision and the audio tower: what they are given, and what becomes of it, medium by medium.
 
-Pixels are [patches, patch_dim], of media one after the other. Where the forward takes encoded media, each medium is
-encoded once, and its features are repeated for each of its placeholder runs. Else its pixels are repeated. Features of
-audio, which no forward takes, are put among the token embeddings.
+Pixels are [patches, patch_dim], of media one after the other. Which media share a call: `mmpack.packing.calls`.
 """
 
 from __future__ import annotations
@@ -11,39 +9,29 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from mmpack.adapters.transformers.modules import attention_configs, tower_of
 from mmpack.adapters.transformers.recompute import switched
 from mmpack.adapters.transformers.tower_attention import LENGTHS, on_their_device
+from mmpack.adapters.transformers.unwrap import is_sharded
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
-from mmpack.errors import ModelError
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
 from mmpack.ops.patches.lines import lines_of
-from mmpack.ops.rows.gather import gather_rows
-from mmpack.packing.batch import Batch, PackedBatch
+from mmpack.packing.batch import PackedBatch
+from mmpack.packing.calls import NONE, Counts, calls_of, pooled_pieces
 from mmpack.packing.media import canvas_of, tiles_of
-from mmpack.packing.pixels import float_pixels
 from mmpack.schema.media import Medium
 
 Features = FeatureStore | SummedFeatures
-
-
-@dataclass
-class Encoded(BaseModelOutputWithPooling):
-    """What the forward reads of a modality's encoded media."""
-
-    pooler_output: Any = None  # [tokens, H] per run; of tiles one tensor
-    deepstack_features: list[tuple[torch.Tensor, ...]] | None = None
 
 
 def takes_encoded_media(model: Any) -> bool:
@@ -63,170 +51,34 @@ def tower_and_projector(model: Any) -> Tower:
     return Tower(modules, (*names, os.environ.get("MMPACK_TOWER_ATTENTION"), config))
 
 
+def has_sharded_tower(model: Any) -> bool:
+    """Whether FSDP2 spreads parameters of a tower or a projector over ranks."""
+    core = model.model
+    return any(is_sharded(m) for m in core.children() if m is not core.get_decoder())
+
+
 def media_names(batch: PackedBatch) -> list[str]:
     """What tells the batch's media from those of other batches."""
     return [media_name(m) for m in batch.media]
 
 
-def pixel_inputs(batch: Batch, model: Any = None) -> dict[str, Any]:
-    """Keywords of the forward, which encodes a medium once per placeholder run: pixels and grids of every run.
+@dataclass
+class Idle:
+    """Towers run on the smallest medium for ranks that would wait: `least` times together with the media at hand.
 
-    The batch's media must have pixels. `batch.stats["patches_encoded"]` becomes the patches that the forward encodes.
+    After a pass `outputs` [tokens, H] are what became of it, `patches` what it cost.
     """
-    family = batch.family_of()
-    encoded = 0
-    out: dict[str, Any] = {}
-    for modality, runs in _runs(batch, family):
-        if modality == "audio":  # see `heard_inputs`
-            continue
-        pixels = float_pixels(batch, runs)
-        encoded += len(pixels)
-        grids = [batch.media[i].grid_thw for i in runs]
-        if modality == "video" and family.pooled_frames > 1:
-            raise ModelError(
-                f"model_inputs: the forward of {family.name} can't encode videos, whose frames its tower averages. "
-                "Fix: mp.pack, attach, and transformers 5.19 or newer"
-            )
-        if family.video_bounds is not None:  # frames of videos among the images
-            grids = [(1, h, w) for t, h, w in grids for _ in range(t)]
-        made = _tower_arguments(family, modality, _of_tower(pixels, model, family), grids)
-        out |= {name: x.to(pixels.device) for name, x in made.items() if torch.is_tensor(x)}
-    batch.stats["patches_encoded"] = encoded
-    return out
 
+    least: Counts
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    patches: int = 0
 
-def encoded_inputs(
-    batch: PackedBatch,
-    model: Any,
-    ids: torch.Tensor,
-    features: Features | None = None,
-    max_patches: int | None = None,
-    joined: bool = False,
-) -> dict[str, Any]:
-    """Keywords of the forward: features of every placeholder run. Media that `features` lacks are encoded here, once.
-
-    `batch.stats["patches_encoded"]` becomes the patches that the tower ran. `joined`: every weight of a tower that
-    `features` trains gets a gradient, if only 0; of a family that hears, every weight of both towers.
-    """
-    family = batch.family_of()
-    ran: list[int] = []
-
-    def encode(media: list[int]) -> list[Levels]:
-        ran.extend(media)
-        own = [batch.media[i] for i in media]
-        return encode_media(
-            model,
-            family,
-            own,
-            lambda chosen: float_pixels(batch, [media[i] for i in chosen]),
-            max_patches,
+    def zero(self, like: torch.Tensor) -> torch.Tensor:
+        """0, of dtype and device of `like`, with a gradient of 0 to every weight that made the outputs."""
+        total: torch.Tensor = (
+            0 * sum(x.sum() for x in self.outputs) if self.outputs else like.new_zeros(())
         )
-
-    counts = [m.num_patches for m in batch.media]
-    everything = list(range(len(batch.media)))
-    if features is None:
-        made = encode(everything)
-    else:
-        made = features.fetch(tower_and_projector(model), media_names(batch), counts, encode)
-    if joined and isinstance(features, SummedFeatures) and features.trained:
-        made[0] = (made[0][0] + features.zero().to(made[0][0].dtype), *made[0][1:])
-    batch.stats["patches_encoded"] = sum(counts[i] for i in ran)
-    outputs = {
-        modality: _repeated(batch, made, runs, family) for modality, runs in _runs(batch, family)
-    }
-    heard = outputs.pop("audio", None)
-    if family.audio is None:
-        return {"mm_encoder_outputs": outputs}
-    embeds = _with_audio(model, family, ids, () if heard is None else heard.pooler_output)
-    if joined and features is None:
-        has = {"audio" if batch.media[i].modality == "audio" else "image" for i in ran}
-        for modality in {"image", "audio"} - has:
-            embeds = embeds + _idle(batch, model, modality, embeds)
-    return {"mm_encoder_outputs": outputs, "inputs_embeds": embeds}
-
-
-def heard_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
-    """Keyword of the forward, which encodes pictures: token embeddings with the features of every run of audio."""
-    family = batch.family_of()
-    runs = dict(_runs(batch, family))
-    media = sorted(set(runs["audio"]))
-    made = encode_media(
-        model,
-        family,
-        [batch.media[i] for i in media],
-        lambda chosen: float_pixels(batch, [media[i] for i in chosen]),
-    )
-    seen = sum(batch.media[i].num_patches for m, r in runs.items() if m != "audio" for i in r)
-    heard = sum(batch.media[i].num_patches for i in media)
-    batch.stats["patches_encoded"] = seen + heard
-    return {
-        "inputs_embeds": _with_audio(
-            model, family, ids, [made[media.index(i)][0] for i in runs["audio"]]
-        )
-    }
-
-
-def _with_audio(
-    model: Any, family: Family, ids: torch.Tensor, features: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """Token embeddings of ids [..., S], those of audio from `features` [tokens, H] of each run, in order."""
-    embeds: torch.Tensor = model.get_input_embeddings()(ids)
-    if not len(features):
-        return embeds
-    assert family.audio is not None
-    mine = (ids == family.audio.token_id)[..., None]
-    return embeds.masked_scatter(mine, torch.cat(list(features)).to(embeds.dtype))
-
-
-def joined_inputs(features: SummedFeatures, model: Any, ids: torch.Tensor) -> dict[str, Any]:
-    """Keywords of the forward of a batch without media: token embeddings plus a 0 of every weight of the tower."""
-    embeds = model.get_input_embeddings()(ids)
-    return _as_embeds(model, ids, embeds + features.zero().to(embeds.dtype))
-
-
-def idle_tower_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
-    """Keywords of the forward of a batch without media: token embeddings plus 0 × the towers' output.
-
-    A tower encodes the smallest medium, so that every rank runs the same collectives.
-    """
-    embeds = model.get_input_embeddings()(ids)
-    batch.stats["patches_encoded"] = 0
-    modalities = ["image"] if batch.family_of().audio is None else ["image", "audio"]
-    for modality in modalities:
-        embeds = embeds + _idle(batch, model, modality, embeds)
-    return _as_embeds(model, ids, embeds)
-
-
-def _idle(batch: Batch, model: Any, modality: str, embeds: torch.Tensor) -> torch.Tensor:
-    """0, of `embeds`' dtype, made of what the tower makes of the smallest medium.
-
-    `batch.stats["patches_encoded"]` grows by its rows.
-    """
-    family = batch.family_of()
-    if modality == "audio":
-        grid = (8, 1, 1)
-    elif family.pixel_layout == "tiles":
-        grid = (1, *tile_patches(model.config, family))
-    else:
-        # transformers' Mistral 3 can't take a canvas of one token
-        tokens = 2 if family.pixel_layout == "canvas" else 1
-        grid = (1, family.spatial_merge_size, tokens * family.spatial_merge_size)
-    pixels = embeds.new_zeros(family.pixel_shape(grid, modality))
-    own = _of_tower(pixels, model, family)
-    features = _encode(model, modality, _tower_arguments(family, modality, own, [grid]))
-    batch.stats["patches_encoded"] += len(pixels)
-    outputs = [*features.pooler_output, *_levels(features)]
-    idle: torch.Tensor = 0 * sum(f.sum() for f in outputs).to(embeds.dtype)
-    return idle
-
-
-def _as_embeds(model: Any, ids: torch.Tensor, embeds: torch.Tensor) -> dict[str, Any]:
-    """Keywords of a forward that gets embeddings in place of ids, and what else the text model looks up by ids."""
-    out = {"input_ids": None, "inputs_embeds": embeds}
-    decoder = model.get_decoder()
-    if getattr(decoder.config, "hidden_size_per_layer_input", 0):
-        out["per_layer_inputs"] = decoder.get_per_layer_inputs(ids, None)
-    return out
+        return total.to(like.dtype)
 
 
 def encode_media(
@@ -235,40 +87,63 @@ def encode_media(
     media: Sequence[Medium],
     chosen_pixels: Callable[[list[int]], torch.Tensor],
     max_patches: int | None = None,
+    idle: Idle | None = None,
 ) -> list[Levels]:
-    """Features of each medium: one call of the tower per modality, or chunks of whole media within `max_patches`.
+    """Features of each medium: one call of each tower where it reads all media alike, or chunks within `max_patches`.
 
     A larger medium runs alone. With gradients, several chunks are checkpointed, each as a whole, where the tower does
     not checkpoint its layers itself: between forward and backward only features are held.
 
-    Args: `chosen_pixels`: indices into `media` -> their pixels [patches, patch_dim].
+    Args: `chosen_pixels`: indices into `media` -> their pixels [patches, patch_dim]. `idle`: gets what is missing of
+    its runs; those of a tower follow its calls, so that all ranks run the towers in one order.
     """
-    counts = [m.num_patches for m in media]
-    chunks = [
-        (modality, chunk)
-        for modality in family.placeholder_ids
-        for alike in _alike(family, modality, media)
-        for chunk in _chunks(alike, counts, max_patches)
-    ]
+    calls = calls_of(family, media, max_patches)
+    idle = Idle(NONE) if idle is None else idle
+    missing = {"image": idle.least.vision, "audio": idle.least.audio}
     tower = tower_and_projector(model)
-    again = max_patches is not None and len(chunks) > 1 and tower.trains and not _checkpoints(tower)
+    again = max_patches is not None and len(calls) > 1 and tower.trains and not _checkpoints(tower)
     out: dict[int, Levels] = {}
-    for modality, chunk in chunks:
+    for call in calls:
+        if call.modality == "audio":
+            _idle(model, family, "image", missing, idle)
         encode = functools.partial(
             _encode_chunk,
             model,
             family,
-            modality,
-            [media[i].grid_thw for i in chunk],
-            functools.partial(chosen_pixels, chunk),
+            call.modality,
+            [media[i].grid_thw for i in call.media],
+            functools.partial(chosen_pixels, call.media),
         )
         if again:
             on_device = torch.empty(0, device=tower.device)  # whose random state is kept too
             encode = functools.partial(
                 checkpoint, _as_now(tower, encode), on_device, use_reentrant=False
             )
-        out |= dict(zip(chunk, encode(), strict=True))
+        out |= dict(zip(call.media, encode(), strict=True))
+        missing["audio" if call.modality == "audio" else "image"] -= call.runs
+    for modality in missing:
+        _idle(model, family, modality, missing, idle)
     return [out[i] for i in range(len(media))]
+
+
+def _idle(model: Any, family: Family, modality: str, missing: dict[str, int], idle: Idle) -> None:
+    """Run the tower of images or of audio on its smallest medium as often as is missing."""
+    while missing[modality] > 0:
+        missing[modality] -= 1
+        if modality == "audio":
+            grid = (8, 1, 1)
+        elif family.pixel_layout == "tiles":
+            grid = (1, *tile_patches(model.config, family))
+        else:
+            # transformers' Mistral 3 can't take a canvas of one token
+            tokens = 2 if family.pixel_layout == "canvas" else 1
+            grid = (1, family.spatial_merge_size, tokens * family.spatial_merge_size)
+        embedding = model.get_input_embeddings().weight
+        pixels = torch.zeros(family.pixel_shape(grid, modality), device=embedding.device)
+        own = _of_tower(pixels, model, family)
+        features = _encode(model, modality, _tower_arguments(family, modality, own, [grid]))
+        idle.outputs += [*features.pooler_output, *_levels(features)]
+        idle.patches += len(pixels)
 
 
 def _encode_chunk(
@@ -282,7 +157,10 @@ def _encode_chunk(
     if modality == "video" and family.pooled_frames > 1:
         return _encode_pooled(model, family, _of_tower(pixels(), model, family), grids)
     given = _of_tower(pixels(), model, family)
-    features = _encode(model, modality, _tower_arguments(family, modality, given, grids))
+    rows = grids
+    if family.video_bounds is not None:  # a tower of pictures, which a video's frames are
+        rows = [(1, h, w) for t, h, w in grids for _ in range(t)]
+    features = _encode(model, modality, _tower_arguments(family, modality, given, rows))
     if modality == "audio":
         counts = [family.tokens_of("audio", grid) for grid in grids]
         return [(own,) for own in features.last_hidden_state.split(counts)]
@@ -304,7 +182,7 @@ def _encode_pooled(
     By tower and projector themselves: transformers 5.23's own call takes no pieces of unlike numbers of frames, and
     cuts what it made as if nothing had been averaged.
     """
-    pieces = [piece for grid in grids for piece in _pooled_pieces(grid, family)]
+    pieces = [piece for grid in grids for piece in pooled_pieces(grid, family)]
     rows = pixels.split([math.prod(piece) for piece in pieces])
     project = getattr(model.model, str(family.projector))
     made: dict[int, torch.Tensor] = {}
@@ -319,25 +197,7 @@ def _encode_pooled(
         counts = [family.vision_tokens(pieces[k]) for k in own]
         made |= dict(zip(own, out.split(counts), strict=True))
     of_each = iter(made[k] for k in range(len(pieces)))
-    return [(torch.cat([next(of_each) for _ in _pooled_pieces(g, family)]),) for g in grids]
-
-
-def _pooled_pieces(grid: tuple[int, int, int], family: Family) -> list[tuple[int, int, int]]:
-    """The grid of a video as grids of at most `pooled_frames` frames."""
-    t, h, w = grid
-    return [(min(family.pooled_frames, t - at), h, w) for at in range(0, t, family.pooled_frames)]
-
-
-def _alike(family: Family, modality: str, media: Sequence[Medium]) -> list[list[int]]:
-    """Numbers of a modality's media, in groups that the tower may read in one call."""
-    mine = [i for i, m in enumerate(media) if m.modality == modality]
-    if modality != "audio" or family.audio is None or not family.audio.padding_shows:
-        return [mine]
-    groups: dict[int, list[int]] = {}  # by the length that each is padded to
-    for i in mine:
-        frames = min(media[i].grid_thw[0], family.audio.chunk_frames)
-        groups.setdefault(frames, []).append(i)
-    return list(groups.values())
+    return [(torch.cat([next(of_each) for _ in pooled_pieces(g, family)]),) for g in grids]
 
 
 def tile_patches(config: Any, family: Family) -> tuple[int, int]:
@@ -345,31 +205,6 @@ def tile_patches(config: Any, family: Family) -> tuple[int, int]:
     size = config.vision_config.image_size
     height, width = (size, size) if isinstance(size, int) else size
     return height // family.patch_size, width // family.patch_size
-
-
-def _runs(batch: Batch, family: Family) -> Iterator[tuple[str, list[int]]]:
-    """By modality, the medium of each place of one, in row order; where modalities share an id, all as images."""
-    if family.video_bounds is not None:
-        if batch.media_order:
-            yield "image", list(batch.media_order)
-        return
-    for modality in family.placeholder_ids:
-        runs = [i for i in batch.media_order if batch.media[i].modality == modality]
-        if runs:
-            yield modality, runs
-
-
-def _chunks(media: list[int], counts: list[int], most: int | None) -> list[list[int]]:
-    """Media one after the other, in chunks of at most `most` patches."""
-    out: list[list[int]] = []
-    held = 0
-    for i in media:
-        if not out or (most is not None and held + counts[i] > most):
-            out.append([])
-            held = 0
-        out[-1].append(i)
-        held += counts[i]
-    return out
 
 
 def _tower_arguments(
@@ -443,26 +278,6 @@ def _per_medium(features: Any, times: list[int]) -> list[Levels]:
     if torch.is_tensor(made):
         return [(tiles.flatten(0, 1),) for tiles in made.split(times)]
     return list(zip(made, *(getattr(features, "deepstack_features", None) or ()), strict=True))
-
-
-def _repeated(batch: PackedBatch, made: list[Levels], runs: list[int], family: Family) -> Encoded:
-    """Features of the modality whose `runs` these are, once for each: embeddings and all deepstack levels."""
-    media = sorted(set(runs))
-    levels: list[tuple[torch.Tensor, ...]] = list(zip(*(made[i] for i in media), strict=True))
-    if len(runs) > len(media):
-        if len(media) == len(batch.media):
-            levels = [(_gathered(torch.cat(level), batch),) for level in levels]
-        else:  # beside media of another modality
-            levels = [tuple(level[media.index(i)] for i in runs) for level in levels]
-    if family.pixel_layout == "tiles":  # which the forward reads as one tensor
-        return Encoded(pooler_output=torch.cat(levels[0]))
-    return Encoded(pooler_output=levels[0], deepstack_features=levels[1:] or None)
-
-
-def _gathered(features: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-    """[P, H] of all media -> [V, H] of all runs; the backward adds a medium's gradients with one rounding."""
-    vision = batch.vision_rows.to(features.device)
-    return gather_rows(features, vision.features, inverse=vision.inverse)
 
 
 def _levels(features: Any) -> list[torch.Tensor]:

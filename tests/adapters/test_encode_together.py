@@ -1,0 +1,207 @@
+"""encode_together: a step's media encoded by all ranks, each once; loss and gradients of one process."""
+
+import pytest
+import torch
+from support.models import small_model, with_pixels
+from support.samples import make_sample
+from support.unlike_ranks import (
+    check,
+    frozen_words,
+    loss_of,
+    sharded,
+    spawned,
+    unlike_step,
+    wrapped,
+)
+from torch import distributed
+
+import mmpack as mp
+from mmpack.adapters.transformers import (
+    attach,
+    encode_once,
+    encode_together,
+    in_step,
+    packed_logprobs,
+)
+from mmpack.adapters.transformers.modules import tower_of
+from mmpack.families import get_family
+from mmpack.planning.media import media_to_ranks
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+
+SIZES = [(1, 8, 8), (1, 4, 6), (1, 4, 4), (1, 8, 4), (1, 4, 4), (1, 6, 4)]
+
+
+def samples_of(family):
+    """By rank: nearly all pictures; one of them, too; text."""
+    tile = get_family(family).pixel_layout == "tiles"
+    sizes = [(2, 4, 4) if k % 2 else (1, 4, 4) for k in range(6)] if tile else SIZES
+
+    def sample(name, *pictures):
+        parts = [("text", [5, len(name)])]
+        for k in pictures:
+            parts += [("image", sizes[k], f"p{k}"), ("text", [7])]
+        return make_sample([*parts, ("response", range(3))], name, family=family)
+
+    first = [sample("a", 0, 1), sample("bb", 2), sample("ccc", 3, 4, 5), sample("dddd", 0)]
+    return [with_pixels(first), with_pixels([sample("eeeee", 2), sample("ffffff")]), [sample("g")]]
+
+
+def packs_of(samples):
+    """Two micro-batches, or one."""
+    return [mp.pack(part) for part in (samples[:2], samples[2:]) if part]
+
+
+def one_process(family, ranks, dtype=torch.float32):
+    """Gradients of the mean over ranks, and the sum of the losses."""
+    model, total = frozen_words(small_model(family)).to(dtype), 0.0
+    packs = [pack for own in samples_of(family)[:ranks] for pack in packs_of(own)]
+    with attach(model), encode_once(model, packs) as features:
+        for pack in packs:
+            loss = loss_of(model, pack, features=features)
+            (loss / ranks).backward()
+            total += float(loss.detach())
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, total
+
+
+CASES = [
+    ("qwen3_vl", 3),
+    *(pytest.param(n, 2, marks=pytest.mark.slow) for n in ("internvl", "glm4v")),
+]
+
+
+@pytest.mark.parametrize(("family", "ranks"), CASES)
+def test_ranks_are_one_process(tmp_path, family, ranks):
+    spawned(run, ranks, tmp_path, family)
+
+
+def run(rank, ranks, family):
+    wanted, loss = one_process(family, ranks)
+    for how in ("fsdp", "ddp", "frozen"):
+        by_plan = how == "ddp"
+        model = wrapped(family, how, ranks)
+        rows = counted(model)
+        packs, given = in_step(model, packs_of(samples_of(family)[rank])).packs, {}
+        if by_plan:
+            packs, given = planned(family, rank, ranks)
+        with attach(model), encode_together(model, packs, **given) as features:
+            encoded = sum(rows)
+            total = run_packs(model, packs, features)
+        check(model, wanted, told=how)
+        distributed.all_reduce(total)
+        assert abs(float(total) - loss) <= 1e-5 * max(1, abs(loss)), how
+        # each medium once, over all ranks, as evenly as its sizes allow; the packs ran no tower
+        whole = {
+            m.cache_key: m.num_patches
+            for own in samples_of(family)[:ranks]
+            for s in own
+            for m in s.media
+        }
+        assert sum(features.patches) == sum(whole.values())
+        assert max(features.patches) - min(features.patches) <= max(whole.values())
+        assert max(features.patches) < sum(whole.values())
+        assert encoded == sum(rows) == features.patches[rank], how
+        assert all(pack.stats["patches_encoded"] == 0 for pack in packs)
+    low_precision(rank, ranks, family, wanted)
+    if ranks == 3:  # in the same processes, whose imports take longest
+        unlike_step(rank, ranks, family, ("fsdp",))
+    refused(rank, ranks, family)
+
+
+def planned(family, rank, ranks):
+    """The same samples by a plan of all ranks, without pixels; these lie in a store."""
+    samples = [s for own in samples_of(family)[:ranks] for s in own]
+    store = {m.cache_key: m.pixel_values for s in samples for m in s.media}
+    for s in samples:
+        for m in s.media:
+            m.pixel_values = None
+    plan = mp.plan(samples, max_tokens=200, max_samples=2, ranks=ranks)
+    bins = [plan.bins[b] for b in plan.ranks[rank]]
+    packs = [mp.pack([samples[i] for i in b]) if b else mp.idle_batch(family) for b in bins]
+    return packs, {"plan": plan, "samples": samples, "media": store}
+
+
+def run_packs(model, packs, features):
+    """Forward and backward of each; the sum of the losses."""
+    total = torch.zeros(())
+    for pack in packs:
+        last = pack is packs[-1]
+        if hasattr(model, "require_backward_grad_sync"):
+            model.require_backward_grad_sync = last
+        else:
+            model.set_requires_gradient_sync(last)
+        loss = loss_of(model, pack, features=features)
+        loss.backward()
+        total += loss.detach().float()
+    return total
+
+
+def counted(model):
+    """The patches of each call of the tower, from now on; without those of the smallest medium."""
+    whole, rows = getattr(model, "module", model), []
+
+    def count(_, args, kwargs):
+        given = args[0] if args else next(iter(kwargs.values()))
+        patches = given.shape[0] * 16 if given.ndim == 4 else len(given)
+        rows.append(0 if patches == 4 else patches)
+
+    tower_of(whole.model).register_forward_pre_hook(count, with_kwargs=True)
+    return rows
+
+
+def low_precision(rank, ranks, family, exact):
+    """bf16 is as far from fp32 as one process in bf16 is."""
+
+    def off(found):
+        return torch.stack([(found[n].float() - g).norm() for n, g in exact.items()]).norm()
+
+    alone, _ = one_process(family, ranks, torch.bfloat16)
+    model = sharded(frozen_words(small_model(family)).to(torch.bfloat16), ranks)
+    packs = in_step(model, packs_of(samples_of(family)[rank])).packs
+    with attach(model), encode_together(model, packs) as features:
+        run_packs(model, packs, features)
+    found = {n: p.grad.full_tensor() for n, p in model.named_parameters() if p.grad is not None}
+    assert off(found) <= 1.5 * off(alone)
+
+
+def refused(rank, ranks, family):
+    model, packs = small_model(family), packs_of(samples_of(family)[rank])
+    plan = mp.plan([s for own in samples_of(family) for s in own], max_tokens=400, ranks=ranks + 1)
+    for given, why in (
+        ({"plan": plan}, "plan, samples and media go together"),
+        ({"media": {}}, "plan, samples and media go together"),
+        ({"plan": plan, "samples": []}, rf"plan is of {ranks + 1} ranks, the group has {ranks}"),
+    ):
+        with pytest.raises(mp.ArgumentError, match=why), encode_together(model, packs, **given):
+            pass
+    for pack in packs:
+        for m in pack.media:
+            m.pixel_values = None
+    with (
+        pytest.raises(mp.SchemaError, match=r"missing on all ranks"),
+        encode_together(model, packs),
+    ):
+        pass
+    with torch.no_grad(), attach(model):
+        packs = packs_of(samples_of(family)[rank])
+        with encode_together(model, packs) as features:
+            for pack in packs:
+                found = packed_logprobs(model, pack, features=features)
+                assert (found - packed_logprobs(model, pack)).abs().max() <= 1e-5
+
+
+def test_media_stay_at_home_where_they_can():
+    patches, users = [64, 24, 16, 32, 16, 24], [[0], [0], [1], [0, 1], [1], [1]]
+    for ranks in (1, 2, 3, 4):
+        found = media_to_ranks(patches, [n // 4 for n in patches], users, ranks)
+        loads = [
+            sum(n for n, r in zip(patches, found, strict=True) if r == k) for k in range(ranks)
+        ]
+        assert max(loads) <= max(64, -(-176 // ranks) + 16)
+    assert media_to_ranks([8, 8], [2, 2], [[1], [0]], 2) == [1, 0]
+    assert media_to_ranks([], [], [], 3) == []
+
+
+def test_without_a_process_group(monkeypatch):
+    model = tiny_qwen2_5_vl()
+    with pytest.raises(mp.ArgumentError, match="no process group"), encode_together(model, []):
+        pass
