@@ -132,7 +132,7 @@ def model_inputs(
     batch.stats["patches_encoded"] = 0
     make: Callable[[], dict[str, Any]] | None = None
     least = _least_runs(batch, model, vision, features, attached)
-    joined = joined and tower_and_projector(model).trains
+    joined = joined and not has_sharded_tower(model) and tower_and_projector(model).trains
     if not batch.media:
         if joined or least != NONE or isinstance(features, SummedFeatures):
             given = batch, model, ids, features, joined, least

@@ -21,7 +21,7 @@ from mmpack.adapters.transformers.tower import (
     takes_encoded_media,
     tower_and_projector,
 )
-from mmpack.adapters.transformers.unwrap import is_parallel, unwrap
+from mmpack.adapters.transformers.unwrap import is_engine, is_parallel, unwrap
 from mmpack.cache.summed import SummedFeatures, tower_backward
 from mmpack.cache.tower import Levels, Tower
 from mmpack.errors import ArgumentError, ModelError, check_whole, installed_version
@@ -72,6 +72,11 @@ def encode_together(
     are missing.
     """
     whole = unwrap(model, "encode_together")
+    if is_engine(model):
+        raise ModelError(
+            "encode_together: a DeepSpeed engine reduces gradients where it sees its own backward only. "
+            "Fix: leave encode_together out, or train under DistributedDataParallel or FSDP2"
+        )
     packs = checked(packs, whole, "encode_together", pixels=False)
     _refuse(whole, plan, samples, media, max_patches, group)
     family, tower = family_of_config(whole.config), tower_and_projector(whole)
