@@ -192,7 +192,8 @@ def refused(rank, ranks, family):
 def test_media_stay_at_home_where_they_can():
     patches, users = [64, 24, 16, 32, 16, 24], [[0], [0], [1], [0, 1], [1], [1]]
     for ranks in (1, 2, 3, 4):
-        found = media_to_ranks(patches, [n // 4 for n in patches], users, ranks)
+        own = [[r for r in some if r < ranks] for some in users]
+        found = media_to_ranks(patches, [n // 4 for n in patches], own, ranks)
         loads = [
             sum(n for n, r in zip(patches, found, strict=True) if r == k) for k in range(ranks)
         ]
