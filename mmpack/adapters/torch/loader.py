@@ -418,10 +418,9 @@ def _group_of(item: Any, i: int) -> str:
     if isinstance(item, DeadLetter):
         return f"{item.code} {item.place}"
     return sample_and_columns(item, i, "PackLoader")[0].group_id
-                    if turns is not None and not next(turns):
-                        continue
-                    # no name keeps a batch while the next one waits to be made
-                    batch = self._batch(step, columns, k, mover.pins, media)
-                    sent = [_Made(step, k, *mover.send(batch))]
-                    del batch
-                    yield sent.pop()
+
+
+def _listed(value: Any) -> Any:
+    """Values of loss tokens; a single number is one for all of them."""
+    single = getattr(value, "ndim", None) == 0 or isinstance(value, int | float)
+    return as_tensor(np.asarray(value)).reshape(1) if single else value
