@@ -34,6 +34,7 @@ _HOME = {
     "mmpack.schema.dead_letters": ("DeadLetter", "DeadLetters"),
     "mmpack.schema.trace": ("read_trace", "write_trace"),
     "mmpack.layout.mrope": ("mrope_positions",),
+    "mmpack.processors.workers": ("SampleWorkers",),
     "mmpack.processors.wrap": ("wrap_processor",),
     "mmpack.planning.plan": ("Plan", "plan"),
     "mmpack.ops.logprobs.selected": ("selected_logprobs",),

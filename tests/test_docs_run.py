@@ -264,7 +264,7 @@ def test_failure(samples, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     samples[1].loss_spans = [mp.LossSpan(0, 2)]
     assert run("docs/failure.md", {"train": samples})["step"].total_samples == 5
-    assert capsys.readouterr().out.endswith("5 trained, 1 left out\n1 {'MM202': 1}\n")
+    assert capsys.readouterr().out.endswith("1 left out\n1 {'MM202': 1}\n6 items\n")
 
 
 def test_features(yours, samples):

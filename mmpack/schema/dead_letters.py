@@ -68,7 +68,7 @@ class DeadLetter:
 
 
 def letter_of(
-    error: Exception, place: str, sample: Sample | None = None, record: str | None = None
+    error: BaseException, place: str, sample: Sample | None = None, record: str | None = None
 ) -> DeadLetter:
     """The letter for an error: of its own code if it has one, MM501 or MM503 where a file was at fault, else MM505."""
     if isinstance(error, SchemaError) and error.problems:
