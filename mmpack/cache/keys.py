@@ -16,8 +16,8 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, check_whole, kind_of
 from mmpack.families import get_family
+from mmpack.layout.batch_positions import positions_of
 from mmpack.layout.fingerprint import media_name
-from mmpack.layout.forest import positions_of
 from mmpack.layout.occurrences import occurrences
 from mmpack.schema.plain_json import canonical_json
 from mmpack.schema.sample import Sample

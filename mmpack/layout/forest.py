@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.families import Family, get_family
-from mmpack.layout.mrope import sample_positions
+from mmpack.families import get_family
+from mmpack.layout.batch_positions import position_rule, positions_of
 from mmpack.layout.occurrences import joined, medium_key, occurrences
 from mmpack.schema.sample import Sample
 
@@ -102,16 +102,6 @@ def build_forest(
     return _grow(_paths(samples, positions))
 
 
-def positions_of(sample: Sample, family: Family | None = None) -> np.ndarray:
-    """int64 [rows, L]: as the producer used them, or by the family's rule where it recorded none.
-
-    `family`: the sample's, if it is known already.
-    """
-    if sample.position_ids is not None:
-        return sample.position_ids
-    return sample_positions(sample, family=family)[0]
-
-
 @dataclass(frozen=True)
 class _Path:
     """A sample's tokens as they are compared: two of them share their rows as far as all arrays agree."""
@@ -150,7 +140,7 @@ def _paths(samples: Sequence[Sample], positions: Sequence[np.ndarray] | None) ->
     Positions by a family's rule follow from the tokens before: they are compared only where a sample recorded its own,
     or where samples follow two rules.
     """
-    rules = {_position_settings(s) for s in samples}
+    rules = {position_rule(s) for s in samples}
     if len(rules) == 1 and all(s.position_ids is None for s in samples):
         positions = None
     elif positions is None:
@@ -191,11 +181,6 @@ def _runs(sample: Sample) -> list[tuple[int, int, tuple[Any, ...]]]:
             media = before + media
         out.append((start, stop, media))
     return out
-
-
-def _position_settings(sample: Sample) -> tuple[Any, Any]:
-    settings = sample.processor or {}
-    return settings.get("position_rule"), settings.get("tokens_per_second")
 
 
 def _route_keys(samples: Sequence[Sample]) -> list[np.ndarray | None]:

@@ -62,10 +62,15 @@ class Runs:
         return out
 
 
-def placeholder_runs(input_ids: Sequence[int] | np.ndarray, family: str | Family) -> Runs:
+def placeholder_runs(
+    input_ids: Sequence[int] | np.ndarray,
+    family: str | Family,
+    offsets: np.ndarray | None = None,
+) -> Runs:
     """Maximal runs of one placeholder id in `input_ids` int [L], in order.
 
     Where images and videos have one id, a run is a video's if more videos began before it than ended (`video_bounds`).
+    `offsets`: int64 [B+1], of B samples one after the other, of which each has runs of its own.
 
     Raises: LayoutError (MM006) for an unknown family.
 
@@ -78,18 +83,28 @@ def placeholder_runs(input_ids: Sequence[int] | np.ndarray, family: str | Family
     """
     family = get_family(family)
     ids = np.asarray(input_ids)
-    kind = np.zeros(len(ids), dtype=np.int8)
+    kind = np.zeros(len(ids) + 2, dtype=np.int8)  # 0 at both ends
+    inner = kind[1:-1]
     for modality, token in family.placeholder_ids.items():
         if modality != "video" or family.video_bounds is None:
-            kind += (1 + MODALITIES.index(modality)) * (ids == token).astype(np.int8)
+            found = ids == token
+            if found.any():
+                inner[found] = 1 + MODALITIES.index(modality)
     if family.video_bounds is not None:
-        begins, ends = (np.cumsum(ids == i) for i in family.video_bounds)
-        kind[(kind == 1) & (begins > ends)] = 2
-    edges = np.flatnonzero(np.diff(kind, prepend=0, append=0))
+        begin, end = family.video_bounds
+        open_videos = np.cumsum((ids == begin).astype(np.int64) - (ids == end))
+        if offsets is not None:
+            before = np.append(0, open_videos)[offsets[:-1]]
+            open_videos -= np.repeat(before, np.diff(offsets))
+        inner[(inner == 1) & (open_videos > 0)] = 2
+    changes = kind[1:] != kind[:-1]
+    if offsets is not None:
+        changes[offsets] = True
+    edges = changes.nonzero()[0]
     starts, stops = edges[:-1], edges[1:]
-    keep = kind[starts] > 0
-    starts, stops = starts[keep], stops[keep]
-    return Runs(starts, stops, kind[starts] - 1)
+    kinds = inner[starts] - 1
+    keep = (kinds >= 0).nonzero()[0]
+    return Runs(starts[keep], stops[keep], kinds[keep])
 
 
 def true_runs(mask: np.ndarray) -> list[tuple[int, int]]:

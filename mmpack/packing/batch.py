@@ -303,7 +303,7 @@ def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossI
             regions.append((b, start + first, start + stop))
         counts.append(len(indices))
     all_rows = _joined(rows)
-    unique, inverse = np.unique(all_rows, return_inverse=True)
+    unique, inverse = _distinct(all_rows)
     offsets, turn, token = np.cumsum([0, *counts]), _joined(turns), _joined(tokens)
     places = LossPlaces.of(offsets, turn, token, np.asarray(regions, dtype=np.int64))
     index = LossIndex(
@@ -318,6 +318,15 @@ def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossI
         loss_places=places,
     )
     return index, counts
+
+
+def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct of `rows` [N], rising, and the place of each among them."""
+    # rows of no shared prefix
+    if (rows[1:] > rows[:-1]).all():
+        return rows, np.arange(len(rows))
+    unique, inverse = np.unique(rows, return_inverse=True)
+    return unique, inverse
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

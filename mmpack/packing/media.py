@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +19,7 @@ from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.packing.tensors import as_tensor
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
+from mmpack.schema.spans import is_placeholder
 from mmpack.video.pixel_settings import byte_values
 
 
@@ -48,7 +49,8 @@ class MediaTable:
         """
         at = self.index.setdefault(medium.cache_key, len(self.media))
         if at == len(self.media):
-            self.media.append(dataclasses.replace(medium, pixel_values=None))
+            self.media.append(copy.copy(medium))
+            self.media[at].pixel_values = None
         known = self.media[at]
         if known.pixel_values is None:
             pixels = _own_or_stored(medium, self.store)
@@ -211,7 +213,7 @@ def vision_rows(
     A medium's placeholders take its features from the first to the last (frames of a video: with text between; a
     video's sound lies among its placeholders, so each modality is counted by itself).
     """
-    rows = np.flatnonzero(np.isin(ids, list(family.placeholder_ids.values())))
+    rows = np.flatnonzero(is_placeholder(ids, family))
     runs = np.asarray(occurrence, dtype=np.int64)
     counts = np.diff(offsets)[runs]
     before = np.cumsum(counts) - counts
@@ -222,7 +224,8 @@ def vision_rows(
     source = np.full(len(ids), -1, dtype=np.int32)
     source[rows] = index
     ends = np.cumsum(np.bincount(index, minlength=offsets[-1]))
-    order = np.argsort(index, kind="stable")
+    rising = (index[1:] >= index[:-1]).all()  # as it is where no medium comes twice
+    order = np.arange(len(index)) if rising else np.argsort(index, kind="stable")
     parts = (source, rows, index, order, np.concatenate([[0], ends]))
     return VisionRows(*(torch.from_numpy(part.astype(np.int32)) for part in parts))
 

@@ -10,8 +10,9 @@ import torch
 
 from mmpack.errors import SchemaError
 from mmpack.families import Family
+from mmpack.layout.batch_positions import batch_positions
 from mmpack.layout.blocks import visible_from
-from mmpack.layout.forest import Forest, build_forest, positions_of
+from mmpack.layout.forest import Forest, build_forest
 from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
 from mmpack.packing.batch import PackedBatch, refuse_no_accelerator
@@ -78,8 +79,10 @@ def pack(
     if sharing and family.sharing != "tree":
         message = f"is {family.name}, whose rows can't be shared"
         raise SchemaError([Problem("MM401", samples[0].sample_id, "family", message)], "pack")
-    positions = [positions_of(s, family) for s in samples]
-    forest = build_forest(samples, bool(sharing), positions)
+    ids = np.concatenate([s.input_ids for s in samples])
+    positions = batch_positions(samples, family, ids)
+    starts = np.cumsum([0, *map(len, samples)])
+    forest = build_forest(samples, bool(sharing), np.split(positions, starts[1:-1], axis=1))
     if sharing == "auto":
         plain = build_forest(samples, share=False)
         cost = cost or family_cost(family)
@@ -91,7 +94,7 @@ def pack(
     common = common_fields(
         given, rows, [(run.sample, run.media_index) for run in runs], media, pin_memory
     )
-    in_rows = _row_fields(given.samples, family, positions, forest, rows, padding)
+    in_rows = _row_fields(samples, family, ids, positions, starts, forest, rows, padding)
     batch = PackedBatch(
         **common,
         **in_rows,
@@ -136,36 +139,44 @@ def _runs(samples: Sequence[Sample], rows: list[np.ndarray]) -> list[_Run]:
 def _row_fields(
     samples: Sequence[Sample],
     family: Family,
-    positions: list[np.ndarray],
+    ids: np.ndarray,
+    positions: np.ndarray,
+    starts: np.ndarray,
     forest: Forest,
     rows: list[np.ndarray],
     padding: int,
 ) -> dict[str, Any]:
-    """ids, positions and the attention rule of every row; each segment is read from a sample that has it."""
-    ids, places, along = [], [], []
-    segments = zip(
-        forest.segment_sample, forest.segment_depth, np.diff(forest.segment_offsets), strict=True
-    )
-    for b, depth, length in segments:
-        ids.append(samples[b].input_ids[depth : depth + length])
-        places.append(positions[b][:, depth : depth + length])
-        along.append(np.arange(depth, depth + length))
-    ids.append(np.full(padding, family.pad_token_id, dtype=np.int64))
-    along.append(np.zeros(padding, dtype=np.int64))
-    position_ids = np.concatenate(along)[None]
-    if family.position_rows > 1:
-        places.append(np.zeros((family.position_rows, padding), dtype=np.int64))
-        position_ids = np.concatenate([position_ids, np.concatenate(places, axis=1)])
+    """ids, positions and the attention rule of every row.
+
+    Args: `ids` [L], `positions` [rows, L]: of all tokens, samples [B] from `starts` on; each segment is read from a
+    sample that has it.
+    """
     total = forest.num_tokens
-    itself = np.arange(total + 1, total + padding + 1)
-    seen = to_int32(np.concatenate([forest.visible_until(), itself]))
-    first = visible_from(samples, rows, total + padding, family) if family.two_way_media else None
+    lengths = np.diff(forest.segment_offsets)
+    first = starts[forest.segment_sample] + forest.segment_depth
+    cuts = list(zip(first.tolist(), (first + lengths).tolist(), strict=True))
+    input_ids = np.full(total + padding, family.pad_token_id, dtype=np.int64)
+    np.concatenate([ids[a:b] for a, b in cuts], out=input_ids[:total])
+    height = family.position_rows if family.position_rows > 1 else 0
+    position_ids = np.zeros((1 + height, total + padding), dtype=np.int64)
+    along = forest.segment_depth - forest.segment_offsets[:-1]
+    np.add(np.arange(total), np.repeat(along, lengths), out=position_ids[0, :total])
+    if height:
+        parts = [positions[:, a:b] for a, b in cuts]
+        np.concatenate(parts, axis=1, out=position_ids[1:, :total])
+    seen = np.arange(1, total + padding + 1, dtype=np.int32)
+    seen[:total] = forest.visible_until()
+    two_way = None
+    if family.two_way_media:
+        two_way = visible_from(samples, rows, total + padding, family)
+    padded = np.zeros(total + padding, dtype=bool)
+    padded[total:] = True
     return {
-        "input_ids": torch.from_numpy(np.concatenate(ids)),
+        "input_ids": torch.from_numpy(input_ids),
         "position_ids": torch.from_numpy(position_ids),
-        "visible_until": seen,
-        "visible_from": None if first is None else torch.from_numpy(first),
-        "attention_plan": plan_attention(seen.numpy(), np.arange(total + padding) >= total, first),
+        "visible_until": torch.from_numpy(seen),
+        "visible_from": None if two_way is None else torch.from_numpy(two_way),
+        "attention_plan": plan_attention(seen, padded, two_way),
     }
 
 

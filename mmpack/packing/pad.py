@@ -11,8 +11,9 @@ import torch
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
+from mmpack.layout.batch_positions import batch_positions
 from mmpack.layout.blocks import visible_from
-from mmpack.layout.forest import build_forest, positions_of
+from mmpack.layout.forest import build_forest
 from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
 from mmpack.packing.batch import Batch
@@ -113,7 +114,7 @@ def _row_fields(
     places = np.zeros((1 + rowed * family.position_rows, size), dtype=np.int64)
     places[0, flat] = np.concatenate([np.arange(len(s)) for s in samples])
     if rowed:
-        places[1:, flat] = np.concatenate([positions_of(s, family) for s in samples], axis=1)
+        places[1:, flat] = batch_positions(samples, family)
     first = None
     if family.two_way_media:
         first = (visible_from(samples, rows, size, family) % width).reshape(-1, width)

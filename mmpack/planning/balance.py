@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.planning.equal_counts import equal_parts
 
 
 def balance(
@@ -37,8 +38,13 @@ def balance(
         )
     if not len(values):
         return [[] for _ in range(ranks)]
-    parts = _largest_differencing(values.tolist(), ranks, equal_counts)
-    parts = _exchange(values, parts, equal_counts)
+    if equal_counts:
+        parts, done = equal_parts(values, ranks)
+    else:
+        parts, done = _largest_differencing(values.tolist(), ranks), False
+    if not done:
+        parts = _exchange(values, parts, equal_counts)
+    parts = [part.tolist() for part in parts]
     return sorted(map(sorted, parts), key=lambda part: part[0] if part else len(values))
 
 
@@ -46,7 +52,7 @@ _PARTNERS = 32  # lightest parts that the heaviest one tries
 _Slot = tuple[float, int, list[int]]  # sum, a number that settles ties, items
 
 
-def _largest_differencing(values: list[float], ranks: int, equal_counts: bool) -> list[list[int]]:
+def _largest_differencing(values: list[float], ranks: int) -> list[np.ndarray]:
     """The two partial partitions of largest spread are joined, heaviest slot to lightest, until one
     is left.
 
@@ -54,20 +60,14 @@ def _largest_differencing(values: list[float], ranks: int, equal_counts: bool) -
     it is joined.
     """
     descending = sorted(range(len(values)), key=lambda i: (-values[i], i))
-    heap: list[tuple[float, float, int, int | list[_Slot]]]  # spread, largest sum (both negated)
-    if equal_counts:
-        tuples = [descending[i : i + ranks] for i in range(0, len(values), ranks)]
-        states = [_slots(values, items, ranks) for items in tuples]
-        heap = [(*_spread(slots), n, slots) for n, slots in enumerate(states)]
-        heapq.heapify(heap)
-    else:
-        # sorted, so a heap
-        heap = [(-values[i], -values[i], n, i) for n, i in enumerate(descending)]
-    for number in range(len(values), len(values) + len(heap) - 1):
+    # spread, largest sum (both negated); sorted, so a heap
+    heap: list[tuple[float, float, int, int | list[_Slot]]]
+    heap = [(-values[i], -values[i], n, i) for n, i in enumerate(descending)]
+    for number in range(len(values), 2 * len(values) - 1):
         first, second = heapq.heappop(heap)[3], heapq.heappop(heap)[3]
         if isinstance(first, int):
             first, second = second, first
-        slots = _slots(values, [first], ranks) if isinstance(first, int) else first
+        slots = _slots(values, first, ranks) if isinstance(first, int) else first
         if isinstance(second, int):
             total, tie, items = slots.pop(0)
             items.append(second)
@@ -77,26 +77,27 @@ def _largest_differencing(values: list[float], ranks: int, equal_counts: bool) -
             slots = sorted((a[0] + b[0], a[1], a[2] + b[2]) for a, b in pairs)
         heapq.heappush(heap, (*_spread(slots), number, slots))
     last = heap[0][3]
-    return [s[2] for s in (_slots(values, [last], ranks) if isinstance(last, int) else last)]
+    found = _slots(values, last, ranks) if isinstance(last, int) else last
+    return [np.array(items, np.int64) for _, _, items in found]
 
 
 def _spread(slots: list[_Slot]) -> tuple[float, float]:
     return slots[0][0] - slots[-1][0], -slots[-1][0]
 
 
-def _slots(values: list[float], items: list[int], ranks: int) -> list[_Slot]:
-    """A partial partition of items (descending) that are in a slot each, the others empty."""
-    empty: list[_Slot] = [(0.0, n, []) for n in range(len(items), ranks)]
-    return sorted(empty + [(values[i], n, [i]) for n, i in enumerate(items)])
+def _slots(values: list[float], item: int, ranks: int) -> list[_Slot]:
+    """A partial partition of one item; the other slots are empty."""
+    empty: list[_Slot] = [(0.0, n, []) for n in range(1, ranks)]
+    return sorted([*empty, (values[item], 0, [item])])
 
 
-def _exchange(values: np.ndarray, parts: list[list[int]], equal_counts: bool) -> list[list[int]]:
+def _exchange(values: np.ndarray, parts: list[np.ndarray], equal_counts: bool) -> list[np.ndarray]:
     """Lower the heaviest part while one exchange of items with another part does so.
 
     Each exchange lowers the sum of squares, so this ends; the bound on rounds only bounds the
     time.
     """
-    members = [np.array(part, dtype=np.int64) for part in parts]
+    members = list(parts)
     sums = np.array([values[m].sum() for m in members])
     # a smaller gain is rounding
     smallest = 1e-12 * sums.max()
@@ -113,7 +114,7 @@ def _exchange(values: np.ndarray, parts: list[list[int]], equal_counts: bool) ->
                 break
         else:
             break
-    return [m.tolist() for m in members]
+    return members
 
 
 def _best_pair(

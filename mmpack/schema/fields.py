@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -67,6 +68,7 @@ class Record:
     """Base of the schema's dataclasses: reads, writes and compares itself by its fields' specs."""
 
     _columns: ClassVar[dict[str, Column]]
+    _checks: ClassVar[dict[str, Callable[[Any], bool]]]
 
     @classmethod
     def columns(cls) -> dict[str, Column]:
@@ -119,22 +121,27 @@ class Record:
 
     def holds(self) -> bool:
         """Whether every field is as `read` gives it."""
-        values = self.__dict__
-        for name, declared in self.columns().items():
-            value = values.get(name)
-            if not declared.required if value is None else declared.spec.holds(value):
-                continue
-            return False
-        return True
+        cls, values = type(self), self.__dict__
+        if "_checks" not in cls.__dict__:
+            cls._checks = {name: declared.spec.holds for name, declared in cls.columns().items()}
+        # most fields of most records are None: this is asked of every record of a pack
+        for name, value in values.items():
+            if value is not None and name in cls._checks and not cls._checks[name](value):
+                return False
+        required = (name for name, declared in cls.columns().items() if declared.required)
+        return all(values.get(name) is not None for name in required)
 
     def checked(self, where: str, faults: list[TraceError], prefix: str = ".") -> Any:
         """The record with fields as `read` returns them, itself if it has them already; faults join `faults`."""
         changed: dict[str, Any] = {}
         for name, declared in self.columns().items():
-            value, at = self.__dict__.get(name), f"{where}{prefix}{name}"
-            if value is None and declared.required:
+            value = self.__dict__.get(name)
+            if not declared.required if value is None else declared.spec.holds(value):
+                continue
+            at = f"{where}{prefix}{name}"
+            if value is None:
                 faults.append(trace_error(at, "is missing", "MM004"))
-            elif value is not None and not declared.spec.holds(value):
+            else:
                 made = declared.spec.checked(value, at, faults)
                 changed |= {} if made is value else {name: made}
         if not changed:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.families import Family
 from mmpack.schema.error_text import trace_error
 from mmpack.schema.fields import Record, column
 from mmpack.schema.specs import COUNT_MAX, Float, Floats, Int, Json, Spec, Str
@@ -185,3 +186,11 @@ def covered(spans: Sequence[Any], length: int) -> np.ndarray:
         np.add.at(edges, bounds[:, 0], 1)
         np.add.at(edges, bounds[:, 1], -1)
     return np.cumsum(edges)[:length] > 0
+
+
+def is_placeholder(ids: np.ndarray, family: Family) -> np.ndarray:
+    """bool [L]: the ids, int [L], that stand for a medium in this family."""
+    out = np.zeros(len(ids), dtype=bool)
+    for token in set(family.placeholder_ids.values()):
+        out |= ids == token
+    return out

@@ -226,6 +226,8 @@ def starts_of(until: np.ndarray, padding: np.ndarray) -> np.ndarray:
     """Rows that do not see the row before them; in a run of padding, each PADDING_PIECE-th row instead."""
     rows = np.arange(len(until))
     new = np.append(True, until[:-1] <= rows[1:])[: len(until)]
+    if not padding.any():
+        return np.flatnonzero(new)
     padded = padding & np.append(False, padding[:-1])[: len(until)]  # as is the row before
     run = np.maximum.accumulate(np.where(padded, 0, rows))
     return np.flatnonzero(np.where(padded, (rows - run) % PADDING_PIECE == 0, new))

@@ -14,9 +14,8 @@ MOST_LOGPROB = 1e-4  # 0, and what rounding makes of it
 
 def problems(sample: Sample, family: Family) -> Found:
     size = vocabulary_size(sample.processor)
-    beyond = np.flatnonzero(sample.input_ids >= (np.inf if size is None else size))
-    if len(beyond):
-        at = int(beyond[0])
+    if size is not None and len(sample) and sample.input_ids.max() >= size:
+        at = int(np.argmax(sample.input_ids >= size))
         message = f"is {sample.input_ids[at]}, the vocabulary has {size}"
         yield "MM312", f"input_ids[{at}]", message, (at, at + 1)
     logprobs = sample.rollout_logprobs

@@ -9,13 +9,13 @@ from mmpack.schema.columns.table import Table
 from mmpack.schema.rules.placeholders import PLACEHOLDERS
 from mmpack.schema.rules.topic import Found, Topic, before, overlaps
 from mmpack.schema.sample import Sample
-from mmpack.schema.spans import covered
+from mmpack.schema.spans import covered, is_placeholder
 
 
 def problems(sample: Sample, family: Family) -> Found:
     end = 0
-    blocked = list(family.placeholder_ids.values())
-    observed = covered(sample.observation_spans or (), len(sample))
+    observations = sample.observation_spans
+    observed = covered(observations, len(sample)) if observations else np.zeros(0, bool)
     for i, s in enumerate(sample.loss_spans):
         field, at = f"loss_spans[{i}]", (s.start, s.stop)
         if not end <= s.start <= s.stop <= len(sample):
@@ -24,9 +24,9 @@ def problems(sample: Sample, family: Family) -> Found:
         end = s.stop
         if s.start == 0:
             yield "MM202", field, "starts at token 0", at
-        hit = np.flatnonzero(np.isin(sample.input_ids[s.start : s.stop], blocked))
-        if len(hit):
-            token = s.start + int(hit[0])
+        hit = is_placeholder(sample.input_ids[s.start : s.stop], family)
+        if hit.any():
+            token = s.start + int(hit.argmax())
             message = f"covers placeholder {sample.input_ids[token]} at token {token}"
             yield "MM203", field, message, at
         if observed[s.start : s.stop].any():

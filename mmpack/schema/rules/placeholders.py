@@ -12,7 +12,7 @@ from mmpack.schema.media import Medium
 from mmpack.schema.rules.media import grids_of, tokens_of
 from mmpack.schema.rules.topic import Found, Topic, before
 from mmpack.schema.sample import Sample
-from mmpack.schema.spans import MODALITIES
+from mmpack.schema.spans import MODALITIES, is_placeholder
 
 FAR = 2**40  # beyond any index
 CACHED_IDS = 2**15
@@ -25,6 +25,7 @@ def problems(sample: Sample, family: Family) -> Found:
     frames_of: dict[int, list[int | None]] = {}
     chunks_of: dict[int, list[tuple[int, int]]] = {}
     end, newest = 0, -1
+    pads = family.placeholder_ids
     for i, s in enumerate(spans):
         field, at = f"modality_spans[{i}]", (s.start, s.stop)
         if not end <= s.start < s.stop <= len(ids):
@@ -32,10 +33,10 @@ def problems(sample: Sample, family: Family) -> Found:
             continue
         end = s.stop
         covered[s.start : s.stop] = True
-        pad = family.placeholder_ids.get(s.modality, -1)  # -1: the family has no such placeholders
-        wrong = np.flatnonzero(ids[s.start : s.stop] != pad)
-        if len(wrong):
-            token = s.start + int(wrong[0])
+        pad = pads.get(s.modality, -1)  # -1: the family has no such placeholders
+        wrong = ids[s.start : s.stop] != pad
+        if wrong.any():
+            token = s.start + int(wrong.argmax())
             yield "MM105", field, f"has id {ids[token]} at token {token}", at
         if s.media_index >= len(sample.media):
             message = f"names media[{s.media_index}], there are {len(sample.media)}"
@@ -74,7 +75,7 @@ def problems(sample: Sample, family: Family) -> Found:
         message = _wrong_chunks(chunks, family, sample.media[index])
         if message:
             yield "MM117", f"media[{index}]", message, None
-    stray = np.isin(ids, list(family.placeholder_ids.values())) & ~covered
+    stray = is_placeholder(ids, family) & ~covered
     if stray.any():
         token = int(np.argmax(stray))
         message = f"has placeholder {ids[token]} at token {token} outside any modality span"

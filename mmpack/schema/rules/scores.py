@@ -15,6 +15,8 @@ SCORES_PAID = ("rewards", "costs")
 
 
 def problems(sample: Sample, family: Family) -> Found:
+    if not (sample.rewards or sample.costs):
+        return
     # loss tokens before each token: a scope reaches some if the count rises within it
     before = np.concatenate([[0], np.cumsum(covered(sample.loss_spans, len(sample)))])
     written: dict[int | None, bool] = {}  # turn: whether it has a loss token
