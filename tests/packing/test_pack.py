@@ -179,11 +179,10 @@ def test_vision_rows_name_the_feature_of_each_row(batch_samples, share, multiple
     for sample, rows in zip(batch_samples, row_lists(batch, batch_samples), strict=True):
         spans = sample.modality_spans
         for i, span in enumerate(spans):
-            # a frame's features come after those of the frames before it
-            frames = [s for s in spans[:i] if s.media_index == span.media_index][
-                -(span.frame or 0) :
-            ]
-            before = sum(s.stop - s.start for s in frames) if span.frame else 0
+            # features of a frame, or of a piece among its sound, come after those of the ones before it
+            piece = span.frame or span.chunk or 0
+            pieces = [s for s in spans[:i] if s.media_index == span.media_index][-piece:]
+            before = sum(s.stop - s.start for s in pieces) if piece else 0
             at = batch.media_cache_keys.index(sample.media[span.media_index].cache_key)
             first = int(batch.vision_token_offsets[at]) + before
             for k, token in enumerate(range(span.start, span.stop)):

@@ -245,7 +245,6 @@ FREE_JSON = st.dictionaries(
     ),
     max_size=3,
 )
-TOKENS = st.lists(st.integers(0, TEXT_IDS - 1), max_size=8)
 GRIDS = st.tuples(st.just(1), st.sampled_from([2, 4, 6]), st.sampled_from([2, 4, 8]))
 VIDEO_GRIDS = st.tuples(st.integers(1, 3), st.sampled_from([2, 4]), st.sampled_from([2, 6]))
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -266,6 +265,9 @@ def samples(
     """
     family = get_family(draw(st.sampled_from(families)))
     merge = family.spatial_merge_size
+    placeholders = family.placeholder_ids.values()
+    token = st.integers(0, TEXT_IDS - 1).filter(lambda i: i not in placeholders)
+    tokens = st.lists(token, max_size=8)
 
     def merged(grid: tuple[int, int, int]) -> tuple[int, int, int]:
         """A grid of pairs of patches, of as many as the family merges."""
@@ -281,9 +283,9 @@ def samples(
     )
     parts = draw(
         st.lists(
-            st.tuples(st.just("text"), TOKENS)
-            | st.tuples(st.just("response"), TOKENS, TURNS, st.sampled_from(LOSS_KINDS))
-            | st.tuples(st.just("observation"), TOKENS, TURNS, st.sampled_from(OBSERVATION_SOURCES))
+            st.tuples(st.just("text"), tokens)
+            | st.tuples(st.just("response"), tokens, TURNS, st.sampled_from(LOSS_KINDS))
+            | st.tuples(st.just("observation"), tokens, TURNS, st.sampled_from(OBSERVATION_SOURCES))
             | st.tuples(st.just("image"), GRIDS.map(merged), NAMES)
             | (videos if "video" in family.placeholder_ids else st.nothing())
             | (heard if family.audio is not None else st.nothing()),
@@ -291,7 +293,7 @@ def samples(
         )
     )
     sample = make_sample(
-        [("text", [draw(st.integers(0, TEXT_IDS - 1))]), *parts],
+        [("text", [draw(token)]), *parts],
         sample_id=draw(TEXT) if sample_id is None else sample_id,
         group_id=draw(TEXT),
         family=family.name,
@@ -299,7 +301,9 @@ def samples(
     length, loss = len(sample), sample.num_loss_tokens
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     span = st.tuples(st.integers(0, length), st.integers(0, length)).map(sorted)
-    media_index = st.integers(0, len(sample.media) - 1) if sample.media else st.nothing()
+    # what is heard has no places
+    seen = [i for i, medium in enumerate(sample.media) if medium.modality != "audio"]
+    media_index = st.sampled_from(seen) if seen else st.nothing()
     system = draw(st.sampled_from(COORDINATE_SYSTEMS))
     place = st.floats(0, {"normalized_1": 1, "normalized_1000": 1000}.get(system, 28))
     points = st.tuples(place, place)
