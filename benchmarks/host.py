@@ -162,7 +162,7 @@ def parts(share: float) -> Iterator[Case | dict[str, Any]]:
                 "verl",
                 ours,
                 theirs,
-                1 if equal_counts else 20,
+                1 if equal_counts else 10,
                 (
                     ("largest_over_mean", makespan(costs, ours(), ranks)),
                     ("peer_largest_over_mean", makespan(costs, theirs(), ranks)),
@@ -248,7 +248,7 @@ def positions(share: float) -> Iterator[Case]:
         sys.exit("positions differ from transformers', nothing is measured")
     what = f"mRoPE positions, {len(samples)} x 4,096 tokens, 6 pictures each"
     yield Case(
-        f"{what}, together", "transformers", lambda: batch_positions(samples, FAMILY), upstream, 10
+        f"{what}, together", "transformers", lambda: batch_positions(samples, FAMILY), upstream, 8
     )
     yield Case(f"{what}, one by one", "transformers", one_by_one, upstream, 5)
     yield Case(

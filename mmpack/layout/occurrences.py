@@ -111,12 +111,15 @@ def occurrences(sample: Sample) -> list[Occurrence]:
     """
     out: list[Occurrence] = []
     for s in sample.modality_spans:
+        if not (s.frame or s.chunk):
+            out.append(Occurrence(s.start, s.stop, s.media_index))
+            continue
         at = len(out) - 1
         if s.chunk:  # behind the other's pieces
             at = next(
                 (k for k in (at, at - 1) if k >= 0 and out[k].media_index == s.media_index), -1
             )
-        if (s.frame or s.chunk) and at >= 0 and out[at].media_index == s.media_index:
+        if at >= 0 and out[at].media_index == s.media_index:
             out[at] = Occurrence(out[at].start, s.stop, s.media_index)
         else:
             out.append(Occurrence(s.start, s.stop, s.media_index))

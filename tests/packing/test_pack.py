@@ -105,7 +105,8 @@ def test_rows_are_those_of_the_samples(batch_samples, share, multiple):
     first_use = list(dict.fromkeys(batch.media_occurrence.tolist()))
     assert first_use == list(range(len(batch.media)))
     assert np.diff(batch.vision_token_offsets).tolist() == [m.num_tokens for m in batch.media]
-    assert np.diff(batch.patch_offsets).tolist() == [int(np.prod(m.grid_thw)) for m in batch.media]
+    patches = [0 if m.modality == "audio" else int(np.prod(m.grid_thw)) for m in batch.media]
+    assert np.diff(batch.patch_offsets).tolist() == patches
     for b, spans in enumerate(batch.loss_spans):
         in_rows = [(r, s.kind, s.turn) for s in spans for r in range(s.start, s.stop)]
         assert in_rows == [

@@ -1,0 +1,47 @@
+"""The host's speed beside peers, on an eighth of the work: floors that other work on the machine can't reach."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def host():
+    spec = importlib.util.spec_from_file_location("host", ROOT / "benchmarks" / "host.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_every_ratio_is_at_least_half_of_what_it_is_held_to():
+    pytest.importorskip("trl")
+    found = [row for row in host().measured(runs=5, share=1 / 8) if "did_not_run" not in row]
+    assert len(found) >= 8
+    slow = [(row["what"], row["x_faster"]) for row in found if row["x_faster"] < row["floor"] / 2]
+    assert not slow
+
+
+def test_a_row_below_its_floor_is_an_error(monkeypatch, capsys, tmp_path):
+    module = host()
+    rows = [
+        {"what": "a", "peer": "b", "ms": 2.0, "peer_ms": 1.0, "x_faster": 0.5, "floor": 1},
+        module.lacks("verl", "balance"),
+    ]
+    monkeypatch.setattr(module, "measured", lambda runs, share: iter(rows))
+    monkeypatch.setattr("sys.argv", ["host.py", "--out", str(tmp_path / "host.json")])
+    assert module.main() == 1
+    assert "a: 0.5 x b, below 1" in capsys.readouterr().out
+    rows[0]["x_faster"] = 1.5
+    assert module.main() == 0
+    assert (tmp_path / "host.json").exists()
+
+
+def test_in_turn_takes_the_least_time_of_each():
+    def spin(n):
+        return lambda: sum(range(n))
+
+    short, long = host().in_turn(spin(10_000), spin(1_000_000), 3)
+    assert 0 < short < long
