@@ -52,7 +52,8 @@ def janitors(folder: Path) -> list[int]:
 def root(tmp_path):
     """Not the node's own shared memory: other tests' stores are there."""
     yield tmp_path
-    assert [p.name for p in tmp_path.glob("mmpack-*")] == []
+    # a janitor may be at work still
+    assert all(gone(path) for path in tmp_path.glob("mmpack-*"))
 
 
 def test_the_last_close_frees_it(root):
