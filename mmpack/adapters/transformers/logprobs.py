@@ -101,7 +101,7 @@ def packed_logprobs(
 
 
 @contextlib.contextmanager
-def forward_of(module: Any, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
+def forward_of(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
     """Another forward within the block, without the layout that tensor parallel gives to what a forward returns.
 
     The module may have a forward of its own already, as accelerate's hooks and transformers' `tp_plan` set it.

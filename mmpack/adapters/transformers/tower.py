@@ -75,9 +75,9 @@ class Idle:
 
     def zero(self, like: torch.Tensor) -> torch.Tensor:
         """0, of dtype and device of `like`, with a gradient of 0 to every weight that made the outputs."""
-        total: torch.Tensor = (
-            0 * sum(x.sum() for x in self.outputs) if self.outputs else like.new_zeros(())
-        )
+        total = like.new_zeros(())
+        if self.outputs:
+            total = 0 * torch.stack([x.sum() for x in self.outputs]).sum()
         return total.to(like.dtype)
 
 

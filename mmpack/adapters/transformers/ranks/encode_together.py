@@ -166,7 +166,7 @@ def _handed_out(
         if any((m.modality == "audio") == heard for m in share.media)
     }
     head_of = [heads[m.modality == "audio"] for m in share.media]
-    shapes = [
+    shapes: list[tuple[int, ...]] = [
         (levels, family.tokens_of(m.modality, m.grid_thw), width)
         for m, (levels, width, _) in zip(share.media, head_of, strict=True)
     ]

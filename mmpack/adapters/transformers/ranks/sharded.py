@@ -37,8 +37,11 @@ def _root(model: Any, tower: Tower) -> Any:
         return None
     from torch.distributed.fsdp import FSDPModule
 
-    around = (m for m in model.modules() if isinstance(m, FSDPModule))
-    return next((m for m in around if any(tower.modules[0] is part for part in m.modules())), None)
+    for module in model.modules():
+        inside: Any = module
+        if isinstance(module, FSDPModule) and any(tower.modules[0] is m for m in inside.modules()):
+            return module
+    return None
 
 
 def _uncast(x: Tensor) -> Tensor:

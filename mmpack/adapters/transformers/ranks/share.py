@@ -104,7 +104,8 @@ def fetch_pixels(
     share: Share, holders: Mapping[str, list[int]], family: Family, device: torch.device, group: Any
 ) -> None:
     """Bring pixels to the ranks that encode them and don't have them: from the first that has."""
-    routes, own = [], {}
+    routes: list[Route] = []
+    own: dict[int, Tensor] = {}
     rank = distributed.get_rank(group)
     moved = []
     for i, name in enumerate(share.names):
