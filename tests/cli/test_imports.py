@@ -60,6 +60,7 @@ def test_every_public_name_resolves(name):
     assert name in (
         "__version__",
         "audio",
+        "blobs",
         "cache",
         "grounding",
         "invariant",
@@ -74,7 +75,7 @@ def test_every_public_name_resolves(name):
 def test_no_room_bears_the_name_of_a_function():
     """Importing it would put a module in the function's place."""
     rooms = {module.name for module in pkgutil.iter_modules(mp.__path__)}
-    public = {"audio", "cache", "grounding", "invariant", "planning"}
+    public = {"audio", "blobs", "cache", "grounding", "invariant", "planning"}
     public |= {"probe", "trajectory", "video", "view"}
     assert rooms & set(mp.__all__) == public and "packing" in rooms
 

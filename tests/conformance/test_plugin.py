@@ -59,14 +59,14 @@ def subject():
 
 
 def test_a_wrong_position_rule_is_found(subject, monkeypatch):
-    real = mrope._positions
+    real = mrope.positions_of_lines
 
     def shifted(*arguments):
-        values, delta = real(*arguments)
+        values = real(*arguments)
         values[0, -1] += 1
-        return values, delta
+        return values
 
-    monkeypatch.setattr(mrope, "_positions", shifted)
+    monkeypatch.setattr(mrope, "positions_of_lines", shifted)
     with pytest.raises(AssertionError, match="positions of sample s0: entry"):
         positions(subject)
 

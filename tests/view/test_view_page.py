@@ -250,8 +250,8 @@ def test_pictures_from_memory_and_a_video_in_memory():
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"what": 5}, "expected samples or a ParityReport"),
-        ({"what": "trace.jsonl"}, "expected samples or a ParityReport"),
+        ({"what": 5}, "expected samples, a ParityReport or a Plan"),
+        ({"what": "trace.jsonl"}, "expected samples, a ParityReport or a Plan"),
         ({"what": [1]}, "samples[0] is of type int"),
         ({"decode": str}, "decode is no option for samples"),
         ({"train_logprobs": {}}, "train_logprobs is no option for samples"),

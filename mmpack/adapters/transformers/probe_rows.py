@@ -11,6 +11,7 @@ import torch
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.errors import ModelError
 from mmpack.packing.batch import Batch, PackedBatch
+from mmpack.packing.calls import calls_of
 from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import Rows
 from mmpack.probe.tower_rows import TowerCall, window_order
@@ -99,7 +100,7 @@ def _runs(
 def _tower_calls(
     batch: Batch, runs: dict[int, list[int]], places: Places, model: Any
 ) -> list[TowerCall]:
-    """The tower's calls in one forward: images, then videos; media once (packed), or once per run.
+    """The tower's calls in one forward: of a pack as media are encoded before it, else images, then videos, by run.
 
     Where images and videos have one id, a forward that encodes gets all of them as images.
     """
@@ -111,19 +112,22 @@ def _tower_calls(
             "Fix: samples that keep the rules"
         )
     made = list(zip(order, runs.values(), strict=True))
-    encoded = isinstance(batch, PackedBatch) and takes_encoded_media(model)
-    if encoded:
+    family = batch.family_of()
+    if isinstance(batch, PackedBatch) and takes_encoded_media(model):
         of: dict[int, list[int]] = {i: [] for i in range(len(batch.media))}
         for i, occurrences in made:
             of[i] += occurrences
-        made = list(of.items())
-    family = batch.family_of()
-    once = family.video_bounds is not None and not encoded
+        together = [[(i, of[i]) for i in call.media] for call in calls_of(family, batch.media)]
+    elif family.video_bounds is not None:
+        together = [made]
+    else:
+        together = [
+            [(i, o) for i, o in made if batch.media[i].modality == modality]
+            for modality in family.placeholder_ids
+        ]
     calls = []
-    for modality in ("all",) if once else family.placeholder_ids:
-        own = [(batch.media[i], o) for i, o in made if modality in ("all", batch.media[i].modality)]
-        if own:
-            patches = [medium.num_patches for medium, _ in own]
-            orders = [window_order(medium.grid_thw, vision) for medium, _ in own]
-            calls.append(TowerCall([o for _, o in own], patches, orders))
+    for own in filter(None, together):
+        media = [batch.media[i] for i, _ in own]
+        orders = [window_order(medium.grid_thw, vision) for medium in media]
+        calls.append(TowerCall([o for _, o in own], [m.num_patches for m in media], orders))
     return calls
