@@ -31,6 +31,7 @@ def report(tmp_path_factory):
     return out, args, bench(*args)
 
 
+@pytest.mark.slow
 def test_a_report(report):
     out, _, done = report
     assert done.returncode == 0, done.stderr
@@ -49,6 +50,7 @@ def test_a_report(report):
         assert 0 < row["error"]["gradients"] < 1e-5 and 0 < row["error"]["logprobs"] < 1e-5
 
 
+@pytest.mark.slow
 def test_what_is_there_is_skipped(report):
     out, args, _ = report
     before = out.read_text()
@@ -56,6 +58,7 @@ def test_what_is_there_is_skipped(report):
     assert again.stdout.count("there already") == 2 and out.read_text() == before
 
 
+@pytest.mark.slow
 def test_again_takes_the_place_of_a_row(report, tmp_path):
     out, args, _ = report
     copy = tmp_path / "step.json"

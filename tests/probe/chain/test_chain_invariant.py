@@ -7,7 +7,7 @@ from mmpack.probe.chain.stages import STAGES, TOWER
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param("qwen2.5-vl", marks=pytest.mark.adapter), "qwen3-vl"]
+    "model", [pytest.param("qwen2.5-vl", marks=[pytest.mark.adapter, pytest.mark.slow]), "qwen3-vl"]
 )
 def test_equal_in_every_layout(model):
     report = chain(Options(model, axes=["batch", "padding", "packed", "shared"], invariant=True))

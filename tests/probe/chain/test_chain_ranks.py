@@ -8,6 +8,7 @@ from mmpack.probe.chain.stages import STAGES
 TP = "tensor_parallel"
 
 
+@pytest.mark.slow
 @pytest.mark.adapter
 def test_two_ranks_beside_one_process():
     """Qwen3-VL, whose norms of queries and keys have one weight for the heads of all ranks."""
