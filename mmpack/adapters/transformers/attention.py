@@ -40,6 +40,8 @@ from mmpack.adapters.transformers.linear_attention import (
 )
 from mmpack.adapters.transformers.parts import Part
 from mmpack.adapters.transformers.tower_attention import AUDIO_TOWER, TOWER
+from mmpack.adapters.transformers.ulysses.heads import attend_by_heads
+from mmpack.adapters.transformers.ulysses.split import RowSplit
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, check_flag
 from mmpack.families import family_of_config
@@ -187,6 +189,7 @@ def visible_attention(
     visible_until: torch.Tensor | None = None,
     attention_plan: AttentionPlan | LayerPlans | None = None,
     visible_from: torch.Tensor | None = None,
+    row_split: RowSplit | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface.
@@ -199,22 +202,32 @@ def visible_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     no_mask(attention_mask=attention_mask)
-    refuse_wrong_use(query, key, visible_until)
+    if row_split is None:
+        refuse_wrong_use(query, key, visible_until)
     window = kwargs.get("sliding_window")
     two_way, plan = plan_of_layer(attention_plan, module, window, query.shape[-1])
-    until: Any = visible_until  # which is there
-    out = tree_attention(
-        query,
-        key,
-        value,
-        until,
-        plan,
-        visible_from=visible_from if two_way else None,
-        window=window,
-        scale=scaling,
-        dropout=dropout,
-    )
-    return out, None
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        until: Any = visible_until  # which is there
+        return tree_attention(
+            query,
+            key,
+            value,
+            until,
+            plan,
+            visible_from=visible_from if two_way else None,
+            window=window,
+            scale=scaling,
+            dropout=dropout,
+        )
+
+    def of_all_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        refuse_wrong_use(query, key, visible_until)
+        return attend(query, key, value)
+
+    if row_split is not None:
+        return attend_by_heads(row_split, query, key, value, of_all_rows), None
+    return attend(query, key, value), None
 
 
 def no_mask(*, attention_mask: Any = None, **kwargs: Any) -> NoMask:

@@ -34,6 +34,10 @@ from mmpack.adapters.transformers.tower import (
     tile_patches,
     tower_and_projector,
 )
+from mmpack.adapters.transformers.ulysses.make import row_split
+from mmpack.adapters.transformers.ulysses.media import split_inputs
+from mmpack.adapters.transformers.ulysses.split import KEYWORD as ROW_SPLIT
+from mmpack.adapters.transformers.ulysses.split import RowSplit
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
@@ -61,6 +65,7 @@ def model_inputs(
     *,
     features: Features | None = None,
     max_patches: int | None = None,
+    sequence_group: Any = None,
 ) -> dict[str, Any]:
     """Keyword arguments of a transformers VLM's forward, always with `use_cache=False`.
 
@@ -82,6 +87,8 @@ def model_inputs(
             yields. Of a packed batch; transformers 5.19 or newer.
         max_patches: the tower runs whole media in chunks of at most so many patches (one larger medium by itself), and
             with gradients checkpoints each chunk unless it checkpoints its layers already. As `features` otherwise.
+        sequence_group: a ProcessGroup whose ranks share the rows of this batch, which each of them holds: the inputs
+            are those of this rank's rows, and each medium is encoded on one rank. See docs/sequence_parallel.md.
 
     Returns: input_ids and position_ids, `visible_until` [T] int32 (and `visible_from`, of a family with two-way media)
     and `attention_plan` (or attention_mask), use_cache, with linear attention `segment_plan`, with media their encoded
@@ -89,6 +96,19 @@ def model_inputs(
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
     for missing pixels; ArgumentError for other options, or for what is no batch.
     """
+    split = row_split(batch, model, sequence_group, "model_inputs")
+    return inputs_of(batch, model, vision, features, max_patches, split)
+
+
+def inputs_of(
+    batch: Batch,
+    model: Any,
+    vision: str,
+    features: Features | None,
+    max_patches: int | None,
+    split: RowSplit | None,
+) -> dict[str, Any]:
+    """`model_inputs`, of this rank's rows where the batch is split."""
     if vision not in ("auto", "always"):
         raise ArgumentError(f"model_inputs: vision is {vision!r}. Fix: use 'auto' or 'always'")
     if not isinstance(batch, Batch):
@@ -114,6 +134,11 @@ def model_inputs(
         assert isinstance(batch, PaddedBatch)
         ids, positions = batch.input_ids, batch.position_ids
         key = "visible_until" if attached else "attention_mask"
+    own = slice(None) if split is None else split.own
+    ids, positions = ids[:, own], positions[..., own]
+    if split is not None:
+        _refuse_unsplit_media(batch, model, features)
+        inputs[ROW_SPLIT] = split
     inputs["position_ids"] = positions if family.position_rows > 1 else positions[0]
     inputs[key] = getattr(batch, key)
     if attached and batch.visible_from is not None:
@@ -128,7 +153,7 @@ def model_inputs(
             inputs[family.token_types] = token_types(batch.input_ids, family)
     if batch.routed_experts is not None:
         routes_of(batch, model, "model_inputs")
-        inputs[KEYWORD] = batch.routed_experts
+        inputs[KEYWORD] = batch.routed_experts[own]
     batch.stats["patches_encoded"] = 0
     make: Callable[[], dict[str, Any]] | None = None
     least = _least_runs(batch, model, vision, features, attached)
@@ -137,6 +162,9 @@ def model_inputs(
         if joined or least != NONE or isinstance(features, SummedFeatures):
             given = batch, model, ids, features, joined, least
             make = functools.partial(inputs_without_media, *given)
+    elif split is not None and isinstance(batch, PackedBatch):
+        options = features, max_patches, joined, least
+        make = functools.partial(split_inputs, batch, model, ids, split, *options)
     elif isinstance(batch, PackedBatch) and takes_encoded_media(model):
         make = functools.partial(
             encoded_inputs, batch, model, ids, features, max_patches, joined, least
@@ -179,6 +207,20 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
             f"{what}: the vision tower is sharded (FSDP2, ZeRO-3), and ranks that call it more often than others would "
             "wait for ever. Fix: leave features and max_patches out, shard the text model's layers only, or encode a "
             "whole step by encode_together (FSDP2)"
+        )
+
+
+def _refuse_unsplit_media(batch: Batch, model: Any, features: Features | None) -> None:
+    """Raise for media that the ranks of a sequence_group can't share."""
+    if isinstance(features, SummedFeatures):
+        raise ModelError(
+            "model_inputs: encode_once and encode_together encode media apart from sequence_group, which shares them. "
+            "Fix: leave one of the two out"
+        )
+    if batch.media and not takes_encoded_media(model):
+        raise ModelError(
+            f"model_inputs: the forward of transformers {installed_version('transformers')} takes no media that other "
+            "ranks encoded. Fix: transformers 5.19 or newer, or no sequence_group"
         )
 
 

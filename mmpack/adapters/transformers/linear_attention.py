@@ -7,6 +7,7 @@ net's forward runs mmpack's ops where it finds it there, and is its own for any 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from torch.nn import functional
 
 from mmpack.adapters.transformers.guards import NoMask
 from mmpack.adapters.transformers.modules import decoder_layers
+from mmpack.adapters.transformers.ulysses.heads import OwnHeads, net_by_heads
+from mmpack.adapters.transformers.ulysses.split import KEYWORD as ROW_SPLIT
+from mmpack.adapters.transformers.ulysses.split import RowSplit
 from mmpack.errors import ModelError
 from mmpack.ops import invariance
 from mmpack.ops.attention.attention_plan import checksum_of
@@ -30,8 +34,8 @@ PARTS = (  # of a net
 class Segments(NoMask):
     """In the place of a net's attention mask: its rows' segments. Whatever else reads it comes to an error."""
 
-    def __init__(self, plan: SegmentPlan):
-        self.plan = plan
+    def __init__(self, plan: SegmentPlan, split: RowSplit | None = None):
+        self.plan, self.split = plan, split
 
 
 class SegmentForward:
@@ -51,28 +55,55 @@ class SegmentForward:
             own = self.own or type(self.net).forward.__get__(self.net)
             out: torch.Tensor = own(hidden_states, *args, **kwargs)
             return out
-        return over_segments(self.net, hidden_states, mask.plan)
+        return over_segments(self.net, hidden_states, mask.plan, mask.split)
 
 
-def over_segments(net: Any, hidden: torch.Tensor, plan: SegmentPlan) -> torch.Tensor:
+def over_segments(
+    net: Any, hidden: torch.Tensor, plan: SegmentPlan, split: RowSplit | None = None
+) -> torch.Tensor:
     """A gated delta net's forward, step by step as transformers takes it: hidden [B, S, H] -> [B, S, H].
 
+    `split`: hidden are this rank's rows of a pack, and states run over all of them.
     Source: Qwen3_5GatedDeltaNet of transformers' modeling_qwen3_5.py; Yang et al. 2024, "Gated Delta Networks".
     """
     rows = hidden.shape[0] * hidden.shape[1]
-    mixed = segment_conv1d(
-        net.in_proj_qkv(hidden).reshape(rows, -1),
-        net.conv1d.weight.squeeze(1),
-        net.conv1d.bias,
-        plan=plan,
-        activation=net.activation,
-    )
-    query, key, value = mixed.split([net.key_dim, net.key_dim, net.value_dim], dim=-1)
-    decay = net.in_proj_a(hidden).reshape(rows, -1).float()
-    forget = -net.A_log.float().exp() * functional.softplus(decay + net.dt_bias)
-    write = net.in_proj_b(hidden).reshape(rows, -1).sigmoid()
-    with torch.autocast(hidden.device.type, enabled=False):  # states are float32
-        out = segment_delta_rule(
+    mixed = net.in_proj_qkv(hidden).reshape(rows, -1)
+    decay = net.in_proj_a(hidden).reshape(rows, -1)
+    write = net.in_proj_b(hidden).reshape(rows, -1)
+    states = functools.partial(_states, net, plan)
+    by_heads = states if split is None else functools.partial(net_by_heads, split, net, states)
+    out = by_heads(mixed, decay, write)
+    gate = net.in_proj_z(hidden).reshape(-1, net.head_v_dim)
+    normed = net.norm(out.reshape(-1, net.head_v_dim), gate)
+    projected: torch.Tensor = net.out_proj(normed.reshape(*hidden.shape[:2], -1))
+    return projected
+
+
+def _states(
+    net: Any,
+    plan: SegmentPlan,
+    mixed: torch.Tensor,
+    decay: torch.Tensor,
+    write: torch.Tensor,
+    own: OwnHeads | None = None,
+) -> torch.Tensor:
+    """What stands between the products: [rows, value heads, d]. `own`: the inputs are of these heads alone."""
+    weights = [net.conv1d.weight.squeeze(1), net.conv1d.bias, net.A_log, net.dt_bias]
+    values, rows = net.value_dim, len(mixed)
+    if own is not None:
+        index = [own.channels, own.channels, own.values, own.values]
+        weights = [
+            None if w is None else w[i.to(w.device)] for w, i in zip(weights, index, strict=True)
+        ]
+        values = len(own.values) * net.head_v_dim
+    conv, bias, a_log, dt_bias = weights
+    mixed = segment_conv1d(mixed, conv, bias, plan=plan, activation=net.activation)
+    keys = (mixed.shape[1] - values) // 2
+    query, key, value = mixed.split([keys, keys, values], dim=-1)
+    forget = -a_log.float().exp() * functional.softplus(decay.float() + dt_bias)
+    write = write.sigmoid()
+    with torch.autocast(mixed.device.type, enabled=False):  # states are float32
+        return segment_delta_rule(
             query.reshape(rows, -1, net.head_k_dim),
             key.reshape(rows, -1, net.head_k_dim),
             value.reshape(rows, -1, net.head_v_dim),
@@ -80,10 +111,6 @@ def over_segments(net: Any, hidden: torch.Tensor, plan: SegmentPlan) -> torch.Te
             write,
             plan,
         )
-    gate = net.in_proj_z(hidden).reshape(-1, net.head_v_dim)
-    normed = net.norm(out.reshape(-1, net.head_v_dim), gate)
-    projected: torch.Tensor = net.out_proj(normed.reshape(*hidden.shape[:2], -1))
-    return projected
 
 
 def _is_of(plan: SegmentPlan, kwargs: dict[str, Any]) -> bool:
@@ -144,7 +171,7 @@ def _hand_over(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     if plan is None:
         return args, kwargs
     others = {name: value for name, value in kwargs.items() if name != KEYWORD}
-    return args, others | {"attention_mask": Segments(plan)}
+    return args, others | {"attention_mask": Segments(plan, kwargs.get(ROW_SPLIT))}
 
 
 def check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -160,13 +187,18 @@ def check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "the batch. Fix: a model with full attention in all layers"
         )
     plan: SegmentPlan | None = kwargs.get(KEYWORD)
+    split: RowSplit | None = kwargs.get(ROW_SPLIT)
     given = kwargs.get("inputs_embeds")
     if given is None:
         given = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
     rows, why = given.shape[0] * given.shape[1], None
     if plan is None:
         why = "segment_plan is missing, and linear attention would run across samples"
-    elif plan.rows != rows:
+    elif split is not None and (plan.rows, rows) != (split.bounds[-1], split.counts[split.rank]):
+        why = (
+            f"segment_plan is of {plan.rows} rows, of which this rank of sequence_group has {rows}"
+        )
+    elif split is None and plan.rows != rows:
         why = f"segment_plan is of {plan.rows} rows, there are {given.shape[0]} × {given.shape[1]}"
     elif not _is_of(plan, kwargs):
         why = "segment_plan is of another batch than visible_until"

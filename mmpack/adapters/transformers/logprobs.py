@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
 from mmpack.adapters.transformers.head_shards import layouts_of
-from mmpack.adapters.transformers.heads import head_of, logit_cap, reader, uncapped
-from mmpack.adapters.transformers.inputs import model_inputs
+from mmpack.adapters.transformers.heads import Values, head_of, logit_cap, reader, uncapped
+from mmpack.adapters.transformers.inputs import inputs_of
 from mmpack.adapters.transformers.tower import Features
+from mmpack.adapters.transformers.ulysses.make import row_split
+from mmpack.adapters.transformers.ulysses.split import RowSplit
 from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
 from mmpack.errors import check_flag
 from mmpack.packing.batch import Batch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @overload
@@ -30,6 +35,7 @@ def packed_logprobs(
     max_patches: int | None = None,
     memory_budget: int | None = None,
     kept_ids: bool = True,
+    sequence_group: ProcessGroup | None = None,
 ) -> torch.Tensor: ...
 
 
@@ -45,6 +51,7 @@ def packed_logprobs(
     max_patches: int | None = None,
     memory_budget: int | None = None,
     kept_ids: bool = True,
+    sequence_group: ProcessGroup | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -59,6 +66,7 @@ def packed_logprobs(
     max_patches: int | None = None,
     memory_budget: int | None = None,
     kept_ids: bool = True,
+    sequence_group: ProcessGroup | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
@@ -76,16 +84,21 @@ def packed_logprobs(
             `linear_selected_logprobs`.
         kept_ids: the distribution is that of the batch's kept ids, where it has some: of old, new and reference
             logprobs and of the entropy. False: that of the whole vocabulary.
+        sequence_group: ranks that share the rows of this batch, which each of them holds (Ulysses). Every rank gets all
+            N values, takes the whole loss of them, and has the gradients of its own rows: their sum over the ranks is
+            the gradient. See docs/sequence_parallel.md.
 
     Raises: as `model_inputs` does; ModelError for what is no transformers model; ArgumentError.
     """
     check_flag("packed_logprobs", "kept_ids", kept_ids)
     whole = unwrap(model, "packed_logprobs")
     head = head_of(whole)
-    read = reader(head, batch, temperature, entropy, memory_budget, kept_ids, logit_cap(whole))
-    inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
+    split = row_split(batch, model, sequence_group, "packed_logprobs")
+    own = batch if split is None else split.own_loss(batch)
+    read = reader(head, own, temperature, entropy, memory_budget, kept_ids, logit_cap(whole))
+    inputs = inputs_of(batch, model, vision, features, max_patches, split)
     if not (is_parallel(model) or is_sharded(whole)):
-        return read(whole.model(**inputs).last_hidden_state)
+        return _gathered(read(whole.model(**inputs).last_hidden_state), split)
 
     def read_as_logits(hidden: torch.Tensor) -> torch.Tensor:
         values = read(hidden)
@@ -97,7 +110,17 @@ def packed_logprobs(
     with forward_of(head, read_as_logits), uncapped(whole):
         values = model(**inputs).logits
     logprobs = values.real.contiguous()
-    return (logprobs, values.imag.contiguous()) if entropy else logprobs
+    return _gathered((logprobs, values.imag.contiguous()) if entropy else logprobs, split)
+
+
+def _gathered(values: Values, split: RowSplit | None) -> Values:
+    """Those of all ranks' loss tokens, where rows are split."""
+    if split is None:
+        return values
+    if torch.is_tensor(values):
+        return split.gather(values)
+    logprobs, entropies = split.gather(torch.stack(values, dim=1)).unbind(1)
+    return logprobs.contiguous(), entropies.contiguous()
 
 
 @contextlib.contextmanager

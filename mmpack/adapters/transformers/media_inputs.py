@@ -106,7 +106,7 @@ def encoded_inputs(
         made = features.fetch(tower_and_projector(model), media_names(batch), counts, encode)
     if joined or idle.outputs:
         one = made[0]
-        made[0] = (one[0] + _zero(model, joined, idle, one[0]), *one[1:])
+        made[0] = (one[0] + zero_of(model, joined, idle, one[0]), *one[1:])
     batch.stats["patches_encoded"] = sum(counts[i] for i in ran) + idle.patches
     outputs = {
         modality: _repeated(batch, made, runs, family) for modality, runs in _runs(batch, family)
@@ -114,7 +114,7 @@ def encoded_inputs(
     heard = outputs.pop("audio", None)
     if family.audio is None:
         return {"mm_encoder_outputs": outputs}
-    embeds = _with_audio(model, family, ids, () if heard is None else heard.pooler_output)
+    embeds = with_audio(model, family, ids, () if heard is None else heard.pooler_output)
     return {"mm_encoder_outputs": outputs, "inputs_embeds": embeds}
 
 
@@ -133,13 +133,13 @@ def heard_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
     heard = sum(batch.media[i].num_patches for i in media)
     batch.stats["patches_encoded"] = seen + heard
     return {
-        "inputs_embeds": _with_audio(
+        "inputs_embeds": with_audio(
             model, family, ids, [made[media.index(i)][0] for i in runs["audio"]]
         )
     }
 
 
-def _with_audio(
+def with_audio(
     model: Any, family: Family, ids: torch.Tensor, features: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """Token embeddings of ids [..., S], those of audio from `features` [tokens, H] of each run, in order."""
@@ -165,13 +165,13 @@ def inputs_without_media(
         encode_media(model, batch.family_of(), [], lambda _: ids, idle=idle)
     batch.stats["patches_encoded"] = idle.patches
     embeds = model.get_input_embeddings()(ids)
-    embeds = embeds + _zero(model, joined, idle, embeds)
+    embeds = embeds + zero_of(model, joined, idle, embeds)
     if isinstance(features, SummedFeatures) and features.trained:
         embeds = embeds + features.nothing().to(embeds)
     return _as_embeds(model, ids, embeds)
 
 
-def _zero(model: Any, joined: bool, idle: Idle, like: torch.Tensor) -> torch.Tensor:
+def zero_of(model: Any, joined: bool, idle: Idle, like: torch.Tensor) -> torch.Tensor:
     """0 like `like`, attached to what towers made idly and, if `joined`, to every weight that they train."""
     zero = idle.zero(like)
     if not joined:

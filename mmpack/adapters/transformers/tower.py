@@ -66,10 +66,12 @@ def media_names(batch: PackedBatch) -> list[str]:
 class Idle:
     """Towers run on the smallest medium for ranks that would wait: `least` times together with the media at hand.
 
-    After a pass `outputs` [tokens, H] are what became of it, `patches` what it cost.
+    After a pass `outputs` [tokens, H] are what became of it, `patches` what it cost. `features`: of the smallest image
+    and the smallest audio, where their tower ran on them.
     """
 
     least: Counts
+    features: dict[str, Levels] = field(default_factory=dict)
     outputs: list[torch.Tensor] = field(default_factory=list)
     patches: int = 0
 
@@ -143,6 +145,10 @@ def _idle(model: Any, family: Family, modality: str, missing: dict[str, int], id
         own = _of_tower(pixels, model, family)
         features = _encode(model, modality, _tower_arguments(family, modality, own, [grid]))
         idle.outputs += [*features.pooler_output, *_levels(features)]
+        audio = modality == "audio"
+        idle.features[modality] = (
+            (features.last_hidden_state,) if audio else _per_medium(features, [1])[0]
+        )
         idle.patches += len(pixels)
 
 
