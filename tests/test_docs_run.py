@@ -373,3 +373,18 @@ def test_the_page_of_teachers(yours, samples, capsys):
     assert capsys.readouterr().out == f"{first:.2f} to {last:.2f} nats\n"
     assert set(names["distilled"].metrics) >= {"maths/divergence", "code/divergence"}
     assert names["advantages"].shape == (200,)
+
+
+def test_sequence_parallel(yours, samples, tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1
+    )
+    try:
+        names = {
+            "model": yours["model"],
+            "samples": samples,
+            "advantages": torch.ones(len(samples)),
+        }
+        assert run("docs/sequence_parallel.md", names)["out"].loss.isfinite()
+    finally:
+        torch.distributed.destroy_process_group()

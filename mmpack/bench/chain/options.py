@@ -48,7 +48,7 @@ ONE_PROCESS = (
     "batch", "pictures", "padding", "packed", "shared", "processor_cache", "feature_cache",
     "prefix_cache",
 )  # fmt: skip
-RANKS = ("tensor_parallel", "fsdp")
+RANKS = ("tensor_parallel", "sequence_parallel", "fsdp")
 AXES = (*ONE_PROCESS, *RANKS)
 
 

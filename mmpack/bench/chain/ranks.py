@@ -85,7 +85,11 @@ def _rank_rows(options: Options, device: torch.device, left_out: dict[str, str])
     """Rows of the axes of ranks, on the first rank; on others none."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    from mmpack.adapters.transformers.chain.sharded import fsdp_run, tensor_parallel_run
+    from mmpack.adapters.transformers.chain.sharded import (
+        fsdp_run,
+        sequence_parallel_run,
+        tensor_parallel_run,
+    )
 
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     prepared = prepare(options, device)
@@ -110,6 +114,16 @@ def _rank_rows(options: Options, device: torch.device, left_out: dict[str, str])
             rows += prepared.rows("tensor_parallel", str(n), found, equal)
             taken[f"tp {n}"] = found
         torch.distributed.barrier()
+    if "sequence_parallel" in options.axes and options.invariant:
+        left_out["sequence_parallel"] = "the plain mode has this axis"
+    elif "sequence_parallel" in options.axes:
+        for n in (n for n in (2, 4) if n <= world):
+            mesh = DeviceMesh(device.type, list(range(n)))
+            if rank < n:
+                found = sequence_parallel_run(prepared.model, prepared.problem, mesh)
+                new = prepared.rows("sequence_parallel", str(n), found, Equal())
+                rows += [r for r in new if not r.not_run]
+            torch.distributed.barrier()
     if "fsdp" in options.axes and options.invariant:
         left_out["fsdp"] = "the plain mode has this axis"
     elif "fsdp" in options.axes:

@@ -46,7 +46,7 @@ class Way:
 
     `logprobs`: [N] of a batch's loss tokens. `logits`: hidden [n, H] -> [n, V]. `gather`: a rank's part of a value ->
     the whole; `gradient` the same of a weight's, by name. `features`: where features are kept. `once`: encode all
-    batches' media before the first.
+    batches' media before the first. `tower`: whether the tower runs the media of a batch in their order.
     """
 
     attached: bool = True
@@ -56,6 +56,7 @@ class Way:
     gradient: Callable[[str, Tensor], Tensor] | None = None
     features: Features | None = None
     once: bool = False
+    tower: bool = True
 
 
 def run(model: Any, problem: Problem, parts: Sequence[Part], way: Way | None = None) -> Record:
@@ -116,7 +117,9 @@ def _record(
     rows, at = _text_rows(part, problem)
     count = batch.input_ids.numel()
     used, group = rows.unique(return_inverse=True)
-    if not isinstance(batch, PackedBatch) or takes_encoded_media(model):
+    if not way.tower:
+        pass
+    elif not isinstance(batch, PackedBatch) or takes_encoded_media(model):
         out.cells |= _tower_cells(tape.entries, [batch], model, problem, way)
     else:
         out.cells |= _tower_cells(tape.entries, [batch], model, problem, way, occurrences=True)
@@ -128,7 +131,11 @@ def _record(
         if entry.gradient is not None:
             made.gradient, made.group = rows_of(gather(key, entry.gradient), count)[used], group
         out.cells[key] = made
-    out.cells[("head", "lm_head")] = _head(tape.entries[LAST_NORM], part, model, problem, way)
+    norm = tape.entries[LAST_NORM]
+    norm = Entry(
+        *(None if x is None else gather(LAST_NORM, x) for x in (norm.value, norm.gradient))
+    )
+    out.cells[("head", "lm_head")] = _head(norm, part, model, problem, way)
     out.cells |= cells
     return out
 

@@ -1,4 +1,5 @@
-"""The chain on several ranks: tensor-parallel layers by torch's own styles with a vocabulary-parallel head, and FSDP2.
+"""The chain on several ranks: tensor-parallel layers by torch's own styles with a vocabulary-parallel head, rows split
+over ranks (Ulysses), and FSDP2.
 
 Layers' queries, keys, values, gate and up are split by columns, output and down products by rows (Megatron-LM, arXiv
 1909.08053 section 3), the head by vocabulary. The tower is whole on each rank.
@@ -26,7 +27,7 @@ from torch.nn.functional import linear
 from mmpack.adapters.transformers.attention import attach
 from mmpack.adapters.transformers.chain.axes import alone
 from mmpack.adapters.transformers.chain.problem import Problem, take_loss
-from mmpack.adapters.transformers.chain.run import Way, run
+from mmpack.adapters.transformers.chain.run import Part, Way, run
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
@@ -167,6 +168,39 @@ def fsdp_run(model: Any, problem: Problem, mesh: DeviceMesh) -> Record:
         if p.grad is not None
     }
     return out
+
+
+def sequence_parallel_run(model: Any, problem: Problem, mesh: DeviceMesh) -> Record:
+    """The step of one shared pack, whose rows the ranks of a mesh split; whole on every rank. Without the tower's
+    stages, for each medium is encoded on one rank.
+    """
+    group, device = mesh.get_group(), problem.old.device
+    batch = pack(problem.samples, share_prefix=True).to(device)
+
+    def logprobs(model: Any, batch: Batch) -> Tensor:
+        return packed_logprobs(model, batch, sequence_group=group)
+
+    def gather(key: Key, x: Tensor) -> Tensor:
+        return whole_rows(x, len(batch.input_ids), group)
+
+    def gradient(name: str, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        torch.distributed.all_reduce(x, group=group)
+        return x
+
+    way = Way(logprobs=logprobs, gather=gather, gradient=gradient, tower=False)
+    return run(model, problem, [Part(batch, tuple(range(len(problem.samples))))], way)
+
+
+def whole_rows(x: Tensor, total: int, group: ProcessGroup) -> Tensor:
+    """[1, total, …] of each rank's [1, t, …], in the order of the ranks."""
+    counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(group.size())]
+    torch.distributed.all_gather(counts, counts[0].new_full((1,), x.shape[1]), group=group)
+    padded = x.new_zeros(1, total, *x.shape[2:])
+    padded[:, : x.shape[1]] = x
+    parts = [torch.empty_like(padded) for _ in counts]
+    torch.distributed.all_gather(parts, padded, group=group)
+    return torch.cat([p[:, : int(n)] for p, n in zip(parts, counts, strict=True)], 1)
 
 
 def whole(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:

@@ -31,8 +31,8 @@ def attend_by_heads(
     own = split.counts[split.rank]
     if query.shape[0] != 1 or query.shape[2] != own or key.shape[2] != own:
         raise ModelError(
-            f"mmpack attention: there are {query.shape[0]} × {query.shape[2]} queries and {key.shape[2]} keys, "
-            f"this rank of sequence_group has {own} rows. Fix: call model(**model_inputs(batch, model, sequence_group=group))"
+            f"mmpack attention: {query.shape[0]} × {query.shape[2]} queries and {key.shape[2]} keys came, this rank "
+            f"of sequence_group has {own} rows. Fix: call model(**model_inputs(batch, model, sequence_group=group))"
         )
     heads, kv = query.shape[1], key.shape[1]
     times = repeats(kv, heads, split.ranks)

@@ -1,0 +1,55 @@
+"""Every packable family with its rows over two ranks; and heads that three and four ranks don't divide."""
+
+import pytest
+from support.families import mixed_batch
+from support.heard import HEARING, some_samples
+from support.models import logprobs_and_gradients, small_model
+from support.sequence import (
+    assert_same,
+    model_with_heads,
+    spawn,
+    split_logprobs_and_gradients,
+)
+from torch import distributed
+
+import mmpack as mp
+from mmpack.adapters.transformers import attach
+from mmpack.families import FAMILIES
+from mmpack.smoke.kits import get_kit
+
+pytestmark = pytest.mark.slow
+PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
+THIRDS = len(PACKABLE) // 3 + 1
+
+
+@pytest.mark.parametrize("first", range(0, len(PACKABLE), THIRDS))
+def test_every_family_on_two_ranks(first, tmp_path):
+    """Text, pictures, a video, sound; some samples share a prompt."""
+    names = [name for name in PACKABLE[first : first + THIRDS] if get_kit(name).available]
+    spawn(check_families, 2, tmp_path, names)
+
+
+def check_families(rank, ranks, names):
+    for name in names:
+        samples = some_samples(name) if name in HEARING else mixed_batch(name)
+        check(small_model(name), samples, name)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_heads_that_ranks_do_not_divide(ranks, tmp_path):
+    spawn(check_heads, ranks, tmp_path)
+
+
+def check_heads(rank, ranks):
+    """Four key heads are repeated for three ranks, two for four; so are the two of a hybrid's linear layers."""
+    name = "qwen3_vl" if ranks == 3 else "qwen3_5"
+    shape = (12, 4) if ranks == 3 else (8, 2)
+    check(model_with_heads(name, *shape), mixed_batch(name), (name, ranks))
+
+
+def check(model, samples, where):
+    batch = mp.pack(samples, share_prefix=True)
+    with attach(model):
+        wanted = logprobs_and_gradients(model, batch)
+        found = split_logprobs_and_gradients(model, batch, distributed.group.WORLD)
+    assert_same(found, wanted, where)

@@ -1,0 +1,19 @@
+"""The chain's axis of split rows: every stage of the text model within the contract, by gloo on the CPU."""
+
+import pytest
+
+from mmpack.bench.chain import Options, chain
+from mmpack.probe.chain.stages import STAGES, TOWER
+
+AXIS = "sequence_parallel"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["qwen3-vl", "qwen3.5"])
+def test_rows_over_two_ranks(model):
+    report = chain(Options(model, layers=2, axes=[AXIS]))
+    assert report.ok, list(report.lines())
+    found = {(r.stage, r.direction) for r in report.rows if (r.axis, r.value) == (AXIS, "2")}
+    for stage in set(STAGES) - set(TOWER):
+        assert {(stage, "forward"), (stage, "backward")} <= found, stage
+    assert {("tower", "weights"), ("mlp", "weights"), ("o", "weights")} <= found

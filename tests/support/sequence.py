@@ -1,0 +1,73 @@
+"""Sequence parallelism beside one process: models whose heads more ranks divide, and sums of gradients over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from support.models import (
+    Gradients,
+    logprobs_and_gradients,
+    relative_difference,
+    spread_out,
+)
+from torch import distributed
+
+from mmpack.contracts import TOLERANCES
+from mmpack.smoke.kits import get_kit
+
+
+def spawn(check: Callable[..., None], ranks: int, folder: Any, *args: Any) -> None:
+    """`check(rank, ranks, *args)` in so many processes of one gloo group."""
+    given = (ranks, str(folder / "rendezvous"), check, args)
+    torch.multiprocessing.spawn(_join, given, nprocs=ranks)
+
+
+def _join(rank: int, ranks: int, rendezvous: str, check: Callable[..., None], args: Any) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
+    )
+    check(rank, ranks, *args)
+    distributed.destroy_process_group()
+
+
+def model_with_heads(name: str, heads: int, kv: int, **more: int) -> Any:
+    """The family's small model with other numbers of heads."""
+    kit = get_kit(name)
+    config = kit.model_config(narrow=True)
+    text = config.get_text_config()
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    text.update({"num_attention_heads": heads, "num_key_value_heads": kv} | more)
+    if hasattr(text, "head_dim"):
+        text.head_dim = size
+    else:
+        text.update({"hidden_size": size * heads})
+    torch.manual_seed(0)
+    return spread_out(kit.classes()[0](config), kit.spread).eval()
+
+
+def split_logprobs_and_gradients(
+    model: Any, batch: Any, group: Any, **kwargs: Any
+) -> tuple[torch.Tensor, Gradients]:
+    """As `logprobs_and_gradients`, of rows split over the group, gradients summed over it."""
+    values, gradients = logprobs_and_gradients(model, batch, sequence_group=group, **kwargs)
+    for gradient in gradients.values():
+        distributed.all_reduce(gradient, group=group)
+    return values, gradients
+
+
+def assert_same(
+    found: tuple[torch.Tensor, Gradients], wanted: tuple[torch.Tensor, Gradients], where: object
+) -> None:
+    """Logprobs within the contract of layouts, gradients within the least that it allows; none of them lost."""
+    off = (found[0] - wanted[0]).abs().max()
+    assert off <= TOLERANCES["layouts"].value, (where, float(off))
+    both = {name: found[1][name] for name in wanted[1]}
+    error = relative_difference(both, wanted[1])
+    assert error <= TOLERANCES["parameter_gradient_floor"].value, (where, error)
+    for name, gradient in wanted[1].items():  # those that are small beside the others too
+        assert (both[name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-7, (where, name)
+    # of a tower that ran for nothing
+    assert all(found[1][name].abs().max() == 0 for name in found[1].keys() - wanted[1].keys())
