@@ -1,6 +1,7 @@
 """Every packable family with its rows over two ranks; and heads that three and four ranks don't divide."""
 
 import pytest
+import torch
 from support.families import mixed_batch
 from support.heard import HEARING, some_samples
 from support.models import logprobs_and_gradients, small_model
@@ -13,7 +14,7 @@ from support.sequence import (
 from torch import distributed
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach
+from mmpack.adapters.transformers import attach, packed_logprobs, record_routes
 from mmpack.families import FAMILIES
 from mmpack.smoke.kits import get_kit
 
@@ -33,6 +34,20 @@ def check_families(rank, ranks, names):
     for name in names:
         samples = some_samples(name) if name in HEARING else mixed_batch(name)
         check(small_model(name), samples, name)
+    if "qwen3_vl_moe" in names:
+        check_routes(small_model("qwen3_vl_moe"), mixed_batch("qwen3_vl_moe"))
+
+
+def check_routes(model, samples):
+    """Experts that another forward took are replayed row by row."""
+    batch = mp.pack(samples)
+    with attach(model), torch.no_grad():
+        with record_routes(model) as routes:
+            packed_logprobs(model, mp.pack(samples))
+        batch.routed_experts = routes.rows.flip(0).contiguous()
+        wanted = packed_logprobs(model, batch)
+        found = packed_logprobs(model, batch, sequence_group=distributed.group.WORLD)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
