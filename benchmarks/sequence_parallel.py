@@ -72,23 +72,26 @@ def measure(rank: int, ranks: int, folder: str, out: Path, options: Any) -> None
         device_id=device if device.type == "cuda" else None,
     )
     model = build(options.model, device, options.layers, options.tiny)
+    family, dtype = MODELS[options.model].family, next(model.parameters()).dtype
     sizes = [n for n in (1, 2, 4, 8) if n <= ranks]
     groups = {n: distributed.new_group(list(range(n))) for n in sizes}
     rows = []
     with attach(model):
         for name, workload in PACKS.items():
-            batch = drawn(tiny(workload) if options.tiny else workload, model).to(device)
+            samples, _ = draw(tiny(workload) if options.tiny else workload, family, dtype)
+            batch = mp.pack(samples, share_prefix=True).to(device)
             one: Any = None
             for size in sizes:
                 if rank >= size:
                     continue
                 found = step(model, batch, groups[size])
                 one = found if one is None else one  # of rank 0 and one rank: the oracle
-                if rank == 0:
-                    check(found, one, f"{name} on {size} ranks")
+                off = check(found, one, f"{name} on {size} ranks") if rank == 0 else {}
                 del found
                 taken = timed(model, batch, groups[size])
-                rows.append({"pack": name, "rows": len(batch.input_ids), "ranks": size} | taken)
+                rows.append(
+                    {"pack": name, "rows": len(batch.input_ids), "ranks": size} | taken | off
+                )
             distributed.barrier()
     if rank == 0:
         first = {row["pack"]: row for row in rows if row["ranks"] == 1}
@@ -100,15 +103,6 @@ def measure(rank: int, ranks: int, folder: str, out: Path, options: Any) -> None
         out.write_text(json.dumps(rows))
     distributed.barrier()
     distributed.destroy_process_group()
-
-
-def drawn(workload: Workload, model: Any) -> Any:
-    family = MODELS_FAMILY[type(model).__name__]
-    samples, _ = draw(workload, family, next(model.parameters()).dtype)
-    return mp.pack(samples, share_prefix=True)
-
-
-MODELS_FAMILY = {f"{shape.name}ForConditionalGeneration": shape.family for shape in MODELS.values()}
 
 
 def step(model: Any, batch: Any, group: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -129,20 +123,19 @@ def run(model: Any, batch: Any, group: Any) -> torch.Tensor:
     return logprobs
 
 
-def check(found: Any, one: Any, what: str) -> None:
-    """float32: the contract of layouts and of parameter gradients. bf16: that of gradients; logprobs within 3 of its
-    own steps at a value of 16.
+def check(found: Any, one: Any, what: str) -> dict[str, float]:
+    """How far values are off those of one rank; stops the benchmark beyond the contract, which has no bound for bf16's
+    logprobs.
     """
-    wide = found[0].dtype == torch.float32 and next(iter(one[1].values())).dtype == torch.float32
+    wide = next(iter(one[1].values())).dtype == torch.float32
     off = float((found[0] - one[0]).abs().max())
-    gpu.require(
-        off <= (TOLERANCES["layouts"].value if wide else 0.1875), f"logprobs, {what}: {off}"
-    )
+    gpu.require(off <= TOLERANCES["layouts"].value or not wide, f"logprobs, {what}: {off}")
     parts = [(found[1][n].double() - g.double(), g.double()) for n, g in one[1].items()]
     total = sum(float(g.square().sum()) for _, g in parts) ** 0.5
     error = sum(float(d.square().sum()) for d, _ in parts) ** 0.5 / total
     kind = "parameter_gradient_fp32" if wide else "parameter_gradient_bf16"
     gpu.require(error <= TOLERANCES[kind].value, f"gradients, {what}: {error}")
+    return {"logprobs_off": off, "gradients_off": error}
 
 
 def timed(model: Any, batch: Any, group: Any) -> dict[str, float]:
