@@ -132,9 +132,8 @@ def _record(
             made.gradient, made.group = rows_of(gather(key, entry.gradient), count)[used], group
         out.cells[key] = made
     norm = tape.entries[LAST_NORM]
-    norm = Entry(
-        *(None if x is None else gather(LAST_NORM, x) for x in (norm.value, norm.gradient))
-    )
+    slope = None if norm.gradient is None else gather(LAST_NORM, norm.gradient)
+    norm = Entry(gather(LAST_NORM, norm.value), slope)
     out.cells[("head", "lm_head")] = _head(norm, part, model, problem, way)
     out.cells |= cells
     return out

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmpack.adapters.transformers.ulysses.exchange import gather_parts
-from mmpack.packing.batch import PackedBatch
+from mmpack.packing.batch import Batch
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,7 +52,7 @@ class RowSplit:
         """The rank of each row."""
         return np.searchsorted(self.bounds[1:], rows, side="right")
 
-    def own_loss(self, batch: PackedBatch) -> PackedBatch:
+    def own_loss(self, batch: Batch) -> Batch:
         """The batch with this rank's loss tokens alone, whose rows are counted from its own first one."""
         mine = torch.from_numpy(np.flatnonzero(self.owner == self.rank)).to(batch.device)
         rows = batch.loss_rows[mine] - self.bounds[self.rank]
