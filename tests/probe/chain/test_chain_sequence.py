@@ -9,9 +9,8 @@ AXIS = "sequence_parallel"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["qwen3-vl", "qwen3.5"])
-def test_rows_over_two_ranks(model):
-    report = chain(Options(model, layers=2, axes=[AXIS]))
+def test_rows_over_two_ranks():
+    report = chain(Options("qwen3-vl", layers=2, axes=[AXIS]))
     assert report.ok, list(report.lines())
     found = {(r.stage, r.direction) for r in report.rows if (r.axis, r.value) == (AXIS, "2")}
     for stage in set(STAGES) - set(TOWER):
