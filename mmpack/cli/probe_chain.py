@@ -74,8 +74,8 @@ def command(
 
 
 def axes_of(axis: Sequence[str] | None, tp: Sequence[int] | None) -> list[str]:
-    """The axes asked for; `--tp` asks for those of ranks."""
-    from mmpack.bench.chain import ONE_PROCESS, RANKS
+    """The axes asked for; `--tp` asks for tensor_parallel, and for fsdp where 2 is one."""
+    from mmpack.bench.chain import ONE_PROCESS
 
-    ranks = [RANKS[0], *(RANKS[1:] if 2 in (tp or ()) else ())] if tp else []
+    ranks = ["tensor_parallel", *(["fsdp"] if 2 in tp else [])] if tp else []
     return list(dict.fromkeys([*(axis or (() if tp else ONE_PROCESS)), *ranks]))

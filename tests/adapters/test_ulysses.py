@@ -12,9 +12,9 @@ from support.samples import make_sample
 from support.sequence import (
     assert_same,
     model_with_heads,
-    spawn,
     split_logprobs_and_gradients,
 )
+from support.unlike_ranks import spawned
 from torch import distributed
 
 import mmpack as mp
@@ -26,7 +26,7 @@ from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 
 def test_two_ranks_are_one_process(tmp_path):
-    spawn(check_two, 2, tmp_path)
+    spawned(check_two, 2, tmp_path)
 
 
 def check_two(rank, ranks):

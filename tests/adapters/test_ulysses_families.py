@@ -9,9 +9,9 @@ from support.models import logprobs_and_gradients, small_model
 from support.sequence import (
     assert_same,
     model_with_heads,
-    spawn,
     split_logprobs_and_gradients,
 )
+from support.unlike_ranks import spawned
 from torch import distributed
 
 import mmpack as mp
@@ -28,7 +28,7 @@ THIRDS = len(PACKABLE) // 3 + 1
 def test_every_family_on_two_ranks(first, tmp_path):
     """Text, pictures, a video, sound; some samples share a prompt."""
     names = [name for name in PACKABLE[first : first + THIRDS] if get_kit(name).available]
-    spawn(check_families, 2, tmp_path, names)
+    spawned(check_families, 2, tmp_path, names)
 
 
 def check_families(rank, ranks, names):
@@ -52,7 +52,7 @@ def check_routes(model, samples):
 
 
 def test_heads_that_ranks_do_not_divide(tmp_path):
-    spawn(check_heads, 3, tmp_path)
+    spawned(check_heads, 3, tmp_path)
 
 
 def check_heads(rank, ranks):

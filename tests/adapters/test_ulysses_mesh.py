@@ -1,57 +1,72 @@
-"""Two batches of two ranks each: FSDP2 over a 2-D mesh, and DDP, have the gradients of both batches in one process."""
+"""Packs of two ranks each: FSDP2 over a 2-D mesh, DDP, and sharded towers have the gradients of one process."""
 
 import pytest
 import torch
-from support.models import relative_difference, small_model, weights_of, with_pixels
+from support.heard import some_samples
+from support.models import (
+    logprobs_and_gradients,
+    relative_difference,
+    small_model,
+    weights_of,
+    with_pixels,
+)
 from support.samples import make_sample
-from support.sequence import spawn
+from support.unlike_ranks import frozen_words, spawned
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers import attach, in_step, packed_logprobs
+from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.contracts import TOLERANCES
 
 pytestmark = pytest.mark.slow
 NAME = "qwen2_5_vl"
+CLIPS = "kimi_k25"  # whose tower averages frames, a call for each length
+SOUNDS = "qwen3_omni_moe"  # whose audio tower has a call for each length
 
 
 def batches():
-    """Of each data rank: one with pictures and shared rows, one of text only."""
+    """Of each data rank: one with pictures and shared rows, then one of text; one of text only."""
     prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
     pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
     texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
-    return mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(texts)
+    more = make_sample([("text", range(4)), ("response", range(5))], "c")
+    return [mp.pack(with_pixels(pictures), share_prefix=True), mp.pack([more])], [mp.pack(texts)]
 
 
 def test_a_mesh_of_two_by_two_is_one_process(tmp_path):
-    spawn(check_mesh, 4, tmp_path)
+    spawned(check_mesh, 4, tmp_path)
 
 
 def check_mesh(rank, ranks):
-    from torch.distributed.device_mesh import init_device_mesh
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
     whole = small_model(NAME)
     with attach(whole):
-        values = [packed_logprobs(whole, batch) for batch in batches()]
-        pairs = zip(values, batches(), strict=True)
-        sum((lp * weights_of(batch)).sum() for lp, batch in pairs).backward()
+        for batch in (batch for own in batches() for batch in own):
+            (packed_logprobs(whole, batch) * weights_of(batch)).sum().backward()
     wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
-    here = mesh.get_local_rank("dp")
     for wrap in (data_parallel, sharded):
         model = small_model(NAME).train()
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        model, batch = wrap(model, mesh), batches()[here]
+        model = wrap(model, mesh)
+        own = batches()[mesh.get_local_rank("dp")]
+        step = in_step(model, own, group=mesh["dp"].get_group())
+        assert len(step.packs) == 2  # of one rank an idle one, of fewer rows than ranks
+        assert step.total_tokens == 3 + 4 + 5 + 9 + 9
         with attach(model):
-            group = mesh["sp"].get_group()
-            logprobs = packed_logprobs(model, batch, vision="always", sequence_group=group)
-            loss = (logprobs * weights_of(batch)).sum()
-            (loss * ranks).backward()  # gradients are averaged over all of them
-        torch.testing.assert_close(logprobs, values[here], rtol=0, atol=1e-5)
-        found = {n.removeprefix("module."): full(p.grad) for n, p in model.named_parameters()}
-        assert not [name for name, gradient in found.items() if gradient is None]
-        error = relative_difference({name: found[name] for name in wanted}, wanted)
-        assert error <= TOLERANCES["parameter_gradient_floor"].value, (wrap.__name__, error)
+            for batch in step.packs:
+                logprobs = packed_logprobs(model, batch, sequence_group=mesh["sp"].get_group())
+                loss = (logprobs * weights_of(batch)).sum()
+                (loss * ranks).backward()  # gradients are averaged over all of them
+        check(model, wanted, wrap.__name__)
+
+
+def check(model, wanted, where):
+    found = {n.removeprefix("module."): full(p.grad) for n, p in model.named_parameters()}
+    error = relative_difference({name: found[name] for name in wanted}, wanted)
+    assert error <= TOLERANCES["parameter_gradient_floor"].value, (where, error)
 
 
 def full(gradient):
@@ -64,8 +79,36 @@ def data_parallel(model, mesh):
 
 def sharded(model, mesh):
     """Parameters over the ranks of a sequence, copies of them over data ranks."""
-    from torch.distributed.fsdp import fully_shard
-
-    for unit in (*model.model.language_model.layers, *model.model.visual.blocks, model):
+    for unit in (*decoder_layers(model), *tower_blocks(model), model):
         fully_shard(unit, mesh=mesh)
     return model
+
+
+@pytest.mark.parametrize("name", [CLIPS, SOUNDS])
+def test_sharded_towers_run_as_often_on_both_ranks(tmp_path, name):
+    """Clips or sounds of unlike lengths, of which each rank has others: unlike numbers of calls."""
+    spawned(check_towers, 2, tmp_path, name)
+
+
+def check_towers(rank, ranks, name):
+    batch = mp.pack(some_samples(name) if name == SOUNDS else clips(), share_prefix=True)
+    whole = frozen_words(small_model(name))
+    with attach(whole):
+        values, wanted = logprobs_and_gradients(whole, batch)
+    model = frozen_words(small_model(name))
+    heard = model.model.audio_tower.layers if name == SOUNDS else []
+    for unit in (*decoder_layers(model), *tower_blocks(model), *heard, model):
+        fully_shard(unit, mesh=init_device_mesh("cpu", (ranks,)))
+    with attach(model):
+        group = torch.distributed.group.WORLD
+        logprobs = packed_logprobs(model, batch, sequence_group=group)
+        ((logprobs * weights_of(batch)).sum() * ranks).backward()
+    torch.testing.assert_close(logprobs, values, rtol=0, atol=TOLERANCES["layouts"].value)
+    check(model, wanted, name)
+
+
+def clips():
+    parts = [("text", range(5))]
+    for name, frames in (("f", 2), ("g", 5), ("h", 2)):
+        parts += [("video", (frames, 4, 4), name), ("response", range(3))]
+    return with_pixels([make_sample(parts, "v", family=CLIPS)])

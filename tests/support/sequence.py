@@ -19,21 +19,6 @@ from mmpack.contracts import TOLERANCES
 from mmpack.smoke.kits import get_kit
 
 
-def spawn(check: Callable[..., None], ranks: int, folder: Any, *args: Any) -> None:
-    """`check(rank, ranks, *args)` in so many processes of one gloo group."""
-    given = (ranks, str(folder / "rendezvous"), check, args)
-    torch.multiprocessing.spawn(_join, given, nprocs=ranks)
-
-
-def _join(rank: int, ranks: int, rendezvous: str, check: Callable[..., None], args: Any) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
-    check(rank, ranks, *args)
-    distributed.destroy_process_group()
-
-
 def model_with_heads(name: str, heads: int, kv: int, **more: int) -> Any:
     """The family's small model with other numbers of heads."""
     kit = get_kit(name)

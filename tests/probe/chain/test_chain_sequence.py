@@ -3,6 +3,7 @@
 import pytest
 
 from mmpack.bench.chain import Options, chain
+from mmpack.cli.probe_chain import axes_of
 from mmpack.probe.chain.stages import STAGES, TOWER
 
 AXIS = "sequence_parallel"
@@ -16,3 +17,11 @@ def test_rows_over_two_ranks():
     for stage in set(STAGES) - set(TOWER):
         assert {(stage, "forward"), (stage, "backward")} <= found, stage
     assert {("tower", "weights"), ("mlp", "weights"), ("o", "weights")} <= found
+
+
+def test_the_axis_runs_where_it_is_asked_for():
+    assert axes_of(None, [2]) == ["tensor_parallel", "fsdp"]
+    assert axes_of([AXIS], [2]) == [AXIS, "tensor_parallel", "fsdp"] and axes_of([AXIS], None) == [
+        AXIS
+    ]
+    assert AXIS not in axes_of(None, None)
