@@ -8,12 +8,13 @@ embeddings.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from mmpack.adapters.transformers.modules import audio_tower_of
 from mmpack.adapters.transformers.tower import (
     Features,
     Idle,
@@ -31,6 +32,7 @@ from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.calls import NONE, Counts
 from mmpack.packing.pixels import float_pixels
+from mmpack.schema.media import Medium
 
 
 @dataclass
@@ -106,7 +108,8 @@ def encoded_inputs(
         made = features.fetch(tower_and_projector(model), media_names(batch), counts, encode)
     if joined or idle.outputs:
         one = made[0]
-        made[0] = (one[0] + zero_of(model, joined, idle, one[0]), *one[1:])
+        seen = () if isinstance(features, SummedFeatures) else [batch.media[i] for i in ran]
+        made[0] = (one[0] + zero_of(model, joined, idle, one[0], seen), *one[1:])
     batch.stats["patches_encoded"] = sum(counts[i] for i in ran) + idle.patches
     outputs = {
         modality: _repeated(batch, made, runs, family) for modality, runs in _runs(batch, family)
@@ -171,12 +174,23 @@ def inputs_without_media(
     return _as_embeds(model, ids, embeds)
 
 
-def zero_of(model: Any, joined: bool, idle: Idle, like: torch.Tensor) -> torch.Tensor:
-    """0 like `like`, attached to what towers made idly and, if `joined`, to every weight that they train."""
+def zero_of(
+    model: Any, joined: bool, idle: Idle, like: torch.Tensor, seen: Sequence[Medium] = ()
+) -> torch.Tensor:
+    """0 like `like`, attached to what towers made idly and, if `joined`, to every weight that they train.
+
+    But not to those of a tower that ran, on the media `seen` or idly: reentrant checkpointing makes their gradients in
+    a backward of its own, and DistributedDataParallel takes one of each weight.
+    """
     zero = idle.zero(like)
     if not joined:
         return zero
-    return zero + tower_and_projector(model).zero().to(like.dtype)
+    rest = tower_and_projector(model)
+    ran = {name == "audio" for name in (*(m.modality for m in seen), *idle.features)}
+    if ran:
+        ears = audio_tower_of(model.model)
+        rest = replace(rest, modules=tuple(m for m in rest.modules if (m is ears) not in ran))
+    return zero + rest.zero().to(like.dtype) if rest.trains else zero
 
 
 def _as_embeds(model: Any, ids: torch.Tensor, embeds: torch.Tensor) -> dict[str, Any]:

@@ -68,7 +68,8 @@ def split_inputs(
         given = given or [idle.features["audio" if heard else "image"]]
         levels = [torch.cat(level) for level in zip(*given, strict=True)]
         if not outputs:
-            levels[0] = levels[0] + zero_of(model, joined, idle, levels[0])
+            seen = [batch.media[i] for i in mine]
+            levels[0] = levels[0] + zero_of(model, joined, idle, levels[0], seen)
         outputs[label] = _encoded_rows(batch, split, levels, own, owner, chosen, family)
     sounds = outputs.pop("audio", None)
     if family.audio is None:
