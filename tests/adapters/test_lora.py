@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.families import LAYOUTS, mixed_batch
 from support.float64 import assert_as_exact_as_separate, exact, separate
-from support.models import logprobs_and_gradients, small_model
+from support.models import logprobs_and_gradients, relative_difference, small_model
 
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.contracts import TOLERANCES
@@ -22,6 +22,7 @@ NAMES = [
     if FAMILIES[name].packing == "yes" and "lora" not in get_kit(name).lacks
 ]
 CLOSE = TOLERANCES["layouts"].value
+OUTER = TOLERANCES["parameter_gradient_fp32"].value
 
 
 def adapted(name, **settings):
@@ -54,8 +55,9 @@ def test_adapters_of_text_and_tower(name):
             values, found = logprobs_and_gradients(model, LAYOUTS[layout](samples))
             assert (values - wanted).abs().max() <= CLOSE, layout
             assert_as_exact_as_separate(found, separately, gradients, layout)
-            of_tower = ({n: g[n] for n in towers} for g in (found, separately, gradients))
-            assert_as_exact_as_separate(*of_tower, layout)
+            # a part of the weights has no comparison with separate forwards in the contract, only its outer bound
+            seeing, wanted_there = ({n: g[n] for n in towers} for g in (found, gradients))
+            assert relative_difference(seeing, wanted_there) <= OUTER, layout
         with torch.no_grad(), model.disable_adapter():
             plain = packed_logprobs(model, LAYOUTS["shared"](samples))
     assert (plain - wanted).abs().max() > 1e-2
