@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from mmpack.blobs.folder import BlobFolder
-from mmpack.blobs.take import take
 from mmpack.errors import ArgumentError, BackendError, BlobError, check_whole
+from mmpack.processors.worker_process import WorkerDied, WorkerProcess
 from mmpack.schema.dead_letters import DeadLetter, letter_of
 from mmpack.schema.sample import Sample
 
@@ -33,8 +33,8 @@ class SampleWorkers:
 
     In place of an item that can't be made there is a `DeadLetter`, which `PackLoader(dead_letters=…)` takes: with the
     error's code, or MM504 where its worker died. When a worker dies, by a signal, for want of memory or in a library,
-    the items that were under way are made again, one at a time, and only one that ends its worker each time is given
-    up. Raises: ArgumentError; BackendError where no worker starts. Leaving the loop ends the workers.
+    the item that it was making is made again in a new one while the others rest, and given up only if it ends that one
+    each time. Raises: ArgumentError; BackendError where no worker starts. Leaving the loop ends the workers.
     """
 
     def __init__(
@@ -62,39 +62,39 @@ class SampleWorkers:
             )
         self.data, self.workers, self.order = data, workers, order
         self.ahead, self.media, self.tries = ahead, media, tries
-        self._pool: ProcessPoolExecutor | None = None
+        self._own = threading.local()  # `process`: of a thread, which runs its items in turn
+        self._processes: list[WorkerProcess] = []
+        self._turns = _Turns()
 
     def __len__(self) -> int:
         return len(self.data if self.order is None else self.order)  # type: ignore[arg-type]
 
+    @property
+    def pids(self) -> list[int]:
+        """The workers that run now."""
+        return [process.pid for process in list(self._processes)]
+
     def __iter__(self) -> Iterator[Any]:
         order = enumerate(range(len(self.data)) if self.order is None else self.order)
         window: deque[tuple[int, int, Future[Any]]] = deque()  # place in the order, number, item
-        self._start(self.workers)
+        threads = ThreadPoolExecutor(self.workers, "mmpack-samples")
         try:
             while True:
                 while len(window) < self.ahead and (at := next(order, None)) is not None:
-                    window.append((*at, self._submit(*at)))
+                    window.append((*at, threads.submit(self._make, *at)))
                 if not window:
                     return
-                try:
-                    window[0][2].result()
-                except BrokenProcessPool:
-                    self._one_by_one(window)
-                except Exception:
-                    pass  # of this item alone: it could not be sent
-                place, number, item = window.popleft()
-                yield self._given(place, number, item)
+                place, number, made = window.popleft()
+                yield self._given(place, number, made.result(), threads)
         finally:
-            self._stop()
+            threads.shutdown(wait=True, cancel_futures=True)
+            while self._processes:
+                self._processes.pop().stop()
+            self._own = threading.local()
 
-    def _given(self, place: int, number: int, made: Future[Any]) -> Any:
+    def _given(self, place: int, number: int, item: Any, threads: ThreadPoolExecutor) -> Any:
         """The item, its media held; or the letter in its place."""
         for _ in range(STARTS):
-            error: BaseException | None = made.exception()
-            if error is not None:
-                return letter_of(error, f"samples[{number}]")
-            item = made.result()
             sample = item[0] if isinstance(item, (tuple, list)) and item else item
             if self.media is None or not isinstance(sample, Sample):
                 return item
@@ -103,100 +103,84 @@ class SampleWorkers:
                 return item
             except BlobError as gone:  # its worker died, and others needed the room
                 error = gone
-            window = deque([(place, number, self._submit(place, number))])
-            self._one_by_one(window)
-            made = window[0][2]
-        assert error is not None
+            item = threads.submit(self._make_alone, place, number).result()
         return letter_of(error, f"samples[{number}]")
 
-    def _one_by_one(self, window: deque[tuple[int, int, Future[Any]]]) -> None:
-        """Make the items of a broken pool that are not made yet, each alone; then begin a new pool."""
-        self._start(1)
-        for k, (place, number, made) in enumerate(window):
-            if made.done() and not isinstance(made.exception(), BrokenProcessPool):
-                continue
-            for _ in range(self.tries):
-                made = self._submit(place, number)
-                if not isinstance(made.exception(), BrokenProcessPool):
-                    break
-                self._start(1)
-            else:
-                made = Future()
-                why = f"its worker process ended {self.tries} times, with nothing else to do"
-                made.set_result(DeadLetter("MM504", why, f"samples[{number}]"))
-            window[k] = (place, number, made)
-        self._start(self.workers)
-
-    def _submit(self, place: int, number: int) -> Future[Any]:
+    def _make(self, place: int, number: int) -> Any:
+        """The item or its letter, in a thread of its worker."""
         try:
-            return self._running().submit(_make, place, number, self.ahead)
-        except BrokenProcessPool as error:
-            broken: Future[Any] = Future()
-            broken.set_exception(error)
-            return broken
+            with self._turns.beside_others():
+                return self._asked(place, number)
+        except WorkerDied:
+            return self._make_alone(place, number)
 
-    def _running(self) -> ProcessPoolExecutor:
-        assert self._pool is not None
-        return self._pool
+    def _make_alone(self, place: int, number: int) -> Any:
+        with self._turns.alone():
+            for _ in range(self.tries):
+                try:
+                    return self._asked(place, number)
+                except WorkerDied:
+                    pass
+        why = f"its worker process ended {self.tries} times, with nothing else to do"
+        return DeadLetter("MM504", why, f"samples[{number}]")
 
-    def _start(self, workers: int) -> None:
-        """New workers in place of the old. Raises: BackendError where none begins."""
+    def _asked(self, place: int, number: int) -> Any:
+        """Of this thread's process, which is begun if there is none. Raises: WorkerDied; BackendError."""
+        process = getattr(self._own, "process", None) or self._begun()
+        try:
+            return process.make(place, number, self.ahead)
+        except WorkerDied:
+            self._own.process = None
+            self._processes.remove(process)
+            process.stop()
+            raise
+        except Exception as error:  # of the item, as its bytes were read
+            return letter_of(error, f"samples[{number}]")
+
+    def _begun(self) -> WorkerProcess:
         for _ in range(STARTS):
-            self._stop()
-            self._pool = ProcessPoolExecutor(
-                workers, multiprocessing.get_context("spawn"), _begin, (self.data, self.media)
-            )
             try:
-                self._pool.submit(_begun).result()
-                return
-            except BrokenProcessPool:
-                pass
+                process = WorkerProcess(self.data, self.media)
+            except WorkerDied:
+                continue
+            self._own.process = process
+            self._processes.append(process)
+            return process
         raise BackendError(
             "SampleWorkers: worker processes end before they begin. "
             "Fix: see their error above; a script needs `if __name__ == '__main__':`, and data that can be unpickled"
         )
 
-    def _stop(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
 
+class _Turns:
+    """Many beside each other, or one alone."""
 
-# in a worker
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._running, self._waiting = 0, 0  # waiting: for the others to end
 
-_data: Any = None
-_media: BlobFolder | None = None
-_left: deque[tuple[int, list[str]]] = (
-    deque()
-)  # place in the order, and the keys that are held for it
+    @contextmanager
+    def beside_others(self) -> Iterator[None]:
+        with self._change:
+            self._change.wait_for(lambda: not self._waiting)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._running -= 1
+                self._change.notify_all()
 
-
-def _begin(data: Any, media: BlobFolder | None) -> None:
-    global _data, _media
-    _data, _media = data, media
-
-
-def _begun() -> None:
-    """Whether a worker runs."""
-
-
-def _make(place: int, number: int, ahead: int) -> Any:
-    """An item, or its letter. What was made `ahead` places before is the reader's by now."""
-    while _media is not None and _left and _left[0][0] <= place - ahead:
-        _media.release(_left.popleft()[1])
-    try:
-        item = _data[number]
-        return item if _media is None else _without_pixels(item, place, _media)
-    except Exception as error:
-        return letter_of(error, f"samples[{number}]")
-
-
-def _without_pixels(item: Any, place: int, media: BlobFolder) -> Any:
-    pair = isinstance(item, (tuple, list)) and len(item) == 2
-    sample = item[0] if pair else item
-    if not isinstance(sample, Sample):
-        return item
-    keys = [m.cache_key for m in sample.media if m.pixel_values is not None]
-    [lean] = take([sample], media)
-    _left.append((place, keys))
-    return (lean, item[1]) if pair else lean
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._change:
+            self._waiting += 1
+            self._change.wait_for(lambda: not self._running)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._running -= 1
+                self._waiting -= 1
+                self._change.notify_all()

@@ -1,7 +1,7 @@
 """Print settings under which this CPU computes as others do, one run per line. `make test-cpus` runs tests under each.
 
 A CPU with wide vectors can do without them; one that lacks them stops at the first, so that only its own are named.
-`make test` runs with all that the CPU has and with one thread; here the last line has two.
+`make test` runs with all that the CPU has and with one thread; here the last run has two.
 """
 
 import torch
@@ -13,6 +13,6 @@ NARROWER = {
 
 own = torch.backends.cpu.get_cpu_capability().lower()
 below = {"avx512": ["avx2", "default"], "avx2": ["default"]}.get(own, [])
-for name in below:
-    print(f"{NARROWER[name]} OMP_NUM_THREADS=1")
-print("OMP_NUM_THREADS=2")
+runs = [NARROWER[name] for name in below] or [""]
+for i, settings in enumerate(runs, 1):
+    print(f"{settings} OMP_NUM_THREADS={2 if i == len(runs) else 1}".strip())

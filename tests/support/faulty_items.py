@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,8 @@ class Faulty:
                 file.write(f"{os.getpid()}\n")
         if fault == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "dies sending":
+            Connection._send = _half_of_it
         if fault == "dies once" and not (self.folder / f"{i} died").exists():
             (self.folder / f"{i} died").touch()
             os._exit(3)
@@ -49,6 +52,11 @@ class Faulty:
         if fault == "can't be sent":
             return lambda: i
         return sample_of(i), {"advantages": float(i)}
+
+
+def _half_of_it(pipe: Connection, bytes_: bytes) -> None:
+    os.write(pipe.fileno(), bytes_[: len(bytes_) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class NoPickle:
