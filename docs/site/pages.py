@@ -1,0 +1,54 @@
+"""What the site adds to pages: the tree, made of docs/index.md's lists, and links from names in code."""
+
+import re
+
+from docutils import nodes
+from sphinx import addnodes
+
+INDEX = "docs/index"
+# pages whose own links are no list: below them goes what the pattern names
+BELOW = {
+    "docs/causes/README": "*",
+    "docs/performance": "performance/*",
+}
+SECTION = re.compile(r"^## (.+)\n\n((?:- .*\n(?:  .*\n)*)+)", re.MULTILINE)
+LINK = re.compile(r"^- \[[^]]+\]\(([^)#]+)\.md\)", re.MULTILINE)
+NAME = re.compile(r"(?:mp|mmpack)\.([A-Za-z_][\w.]*)(?:\(.*\))?")
+REFERENCE = "- [API](api/index.md): every public name, with shapes, units and errors.\n"
+
+
+def with_tree(app, name: str, source: list[str]) -> None:
+    """Add toctrees that don't show on the page itself."""
+    if name == INDEX:
+        text = source[0].replace("## Reference\n\n", "## Reference\n\n" + REFERENCE)
+        for title, links in SECTION.findall(text):
+            text += toctree(LINK.findall(links), caption=title)
+        source[0] = text
+    elif name in BELOW:
+        source[0] += toctree([BELOW[name]], glob=True)
+
+
+def toctree(entries: list[str], caption: str = "", glob: bool = False) -> str:
+    options = ":hidden:\n" + ":glob:\n" * glob + f":caption: {caption}\n" * bool(caption)
+    return "\n```{toctree}\n" + options + "\n" + "\n".join(entries) + "\n```\n"
+
+
+def link_names(doctree: nodes.document, names: set[str]) -> None:
+    """Turn code that is one public name, such as `mp.pack(…)`, into a link to it."""
+    for node in list(doctree.findall(nodes.literal)):
+        found = NAME.fullmatch(node.astext())
+        if found is None or f"mmpack.{found[1]}" not in names or in_link(node):
+            continue
+        link = addnodes.pending_xref(
+            "", refdomain="py", reftype="obj", reftarget=f"mmpack.{found[1]}", refexplicit=True
+        )
+        node.parent.replace(node, link)
+        link += node
+
+
+def in_link(node: nodes.Node | None) -> bool:
+    while node is not None:
+        if isinstance(node, nodes.reference | addnodes.pending_xref | nodes.title):
+            return True
+        node = node.parent
+    return False
