@@ -72,6 +72,7 @@ _HOME = {
     "mmpack.losses.distillation.sampled": ("teacher_advantages", "teacher_logprobs"),
     "mmpack.parity.compare": ("compare",),
     "mmpack.parity.report": ("Finding", "ParityReport"),
+    "mmpack.logged": ("metrics",),
     "mmpack.errors": (
         "ArgumentError",
         "AudioError",

@@ -11,6 +11,7 @@ from mmpack.errors import SchemaError as SchemaError
 from mmpack.errors import TraceError as TraceError
 from mmpack.errors import VideoError as VideoError
 from mmpack.layout.mrope import mrope_positions as mrope_positions
+from mmpack.logged import metrics as metrics
 from mmpack.losses.advantages.group import group_advantages as group_advantages
 from mmpack.losses.advantages.ranks import gather_rewards as gather_rewards
 from mmpack.losses.advantages.ranks import group_numbers as group_numbers
