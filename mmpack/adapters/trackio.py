@@ -61,17 +61,18 @@ def _messages(
 ) -> Iterator[dict[str, Any]]:
     """One per run of tokens of one role; its content is a text, or parts where it has media."""
     roles = np.full(len(sample), USER, dtype=object)
-    for role, spans in ((TOOL, sample.observation_spans or []), (ASSISTANT, sample.loss_spans)):
+    for who, spans in ((TOOL, sample.observation_spans or []), (ASSISTANT, sample.loss_spans)):
         for span in spans:
-            roles[span.start : span.stop] = role
+            roles[span.start : span.stop] = who
     starts = {o.start: sample.media[o.media_index] for o in occurrences(sample)}
     seen = np.zeros(len(sample), bool)  # tokens that stand for a medium
-    for span in sample.modality_spans:
-        seen[span.start : span.stop] = True
+    for placed in sample.modality_spans:
+        seen[placed.start : placed.stop] = True
     changes = (roles[1:] != roles[:-1]) | (seen[1:] != seen[:-1])
     edges = {0, len(sample), *(np.flatnonzero(changes) + 1).tolist(), *starts}
     cuts = sorted(edges)
-    role, parts = None, []
+    role: str | None = None
+    parts: list[Any] = []
     for start, stop in pairwise(cuts):
         if roles[start] != role and parts:
             yield _message(role, parts)
