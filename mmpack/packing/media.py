@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.families import Family
 from mmpack.ops.embeddings.merge import VisionRows
-from mmpack.packing.tensors import as_tensor
+from mmpack.packing.tensors import to_read
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.spans import is_placeholder
@@ -36,6 +36,9 @@ class MediaTable:
         self.index: dict[str, int] = {}
         # modality -> float32 [3, 256], where pixels are bytes whose normalisation is known
         self.byte_values: dict[str, torch.Tensor] = {}
+        self._lent: set[str] = (
+            set()
+        )  # cache keys of tensors over memory that is not to be written to
         self.family = family
         self.store = {} if store is None else store
         self.what = what
@@ -56,6 +59,8 @@ class MediaTable:
             pixels = _own_or_stored(medium, self.store)
             if pixels is not None:
                 known.pixel_values = self._checked(medium, pixels)
+                if isinstance(pixels, np.ndarray) and not pixels.flags.writeable:
+                    self._lent.add(medium.cache_key)
                 if known.pixel_values.dtype == torch.uint8:
                     self._note_bytes(medium, settings)
         elif medium.pixel_values is not None and self._differs(known, medium):
@@ -74,6 +79,9 @@ class MediaTable:
         own = [m for m in self.media if (m.modality == "audio") == audio]
         pixels = [m.pixel_values for m in own]
         if not pixels or any(p is None for p in pixels):
+            for medium in own:  # which the batch hands on as they are
+                if medium.cache_key in self._lent:
+                    medium.pixel_values = medium.pixel_values.clone()
             return None
         odd = next(
             (m for m, p in zip(own, pixels, strict=True) if p.dtype != pixels[0].dtype), None
@@ -108,7 +116,7 @@ class MediaTable:
         return not (same or torch.equal(pixels.to(known.pixel_values.dtype), known.pixel_values))
 
     def _checked(self, medium: Medium, pixels: Any) -> torch.Tensor:
-        tensor = as_tensor(pixels)
+        tensor = to_read(pixels)
         needed = self.family.pixel_shape(medium.grid_thw, medium.modality)
         if tensor.shape != needed:
             message = (

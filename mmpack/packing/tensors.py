@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,17 @@ def as_tensor(values: Any) -> torch.Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         return torch.tensor(values)
     return torch.as_tensor(values).cpu()
+
+
+def to_read(values: Any) -> torch.Tensor:
+    """The same, also of a read-only array (of Arrow, of Ray) without a copy: torch has no tensor that can't be written
+    to, so this one is only to be read."""
+    if not isinstance(values, np.ndarray) or values.flags.writeable or not values.nbytes:
+        return as_tensor(values)
+    array = np.ascontiguousarray(values)
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    memory.owner = array  # type: ignore[attr-defined]
+    return torch.from_numpy(np.frombuffer(memory, array.dtype).reshape(array.shape))
 
 
 def to_int32(array: np.ndarray) -> torch.Tensor:

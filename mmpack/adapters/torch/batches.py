@@ -14,6 +14,7 @@ from mmpack.adapters.torch.loader import STATE_VERSION, PackLoader, Place
 from mmpack.adapters.torch.mover import Mover
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.packing.batch import PackedBatch
+from mmpack.schema.dead_letters import DeadLetter
 
 
 class StepBatch(NamedTuple):
@@ -26,6 +27,7 @@ class StepBatch(NamedTuple):
     last: bool  # an optimizer step follows
     total_tokens: int  # loss tokens of the step, of all ranks
     total_samples: int
+    dead: tuple[DeadLetter, ...]  # what was left out of the step, with the loader's `dead_letters`
 
 
 class PackBatches(IterableDataset):  # type: ignore[type-arg]
@@ -38,6 +40,9 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
     Args:
         loader: a PackLoader on the CPU, with its samples, budgets and order. Its own place and thread are not used.
 
+    A loader with `dead_letters` takes one worker, or none: several read each step apart, and could find different items
+    dead. A worker's letters are in the file, those of a step also with its batches.
+
     Another epoch than 0, or than that of the state, is asked for by `set_epoch` before the loop.
     """
 
@@ -48,11 +53,6 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
             raise ArgumentError(
                 f"PackBatches: the loader's device is {loader.device}, and workers pack on the CPU. "
                 "Fix: PackLoader(…) without device=, then batch.to(device) in the loop"
-            )
-        if loader.dead_letters is not None:
-            raise ArgumentError(
-                "PackBatches: every worker would write the loader's dead_letters. "
-                "Fix: leave dead_letters out, or read the PackLoader itself"
             )
         self.loader = loader
         self._next, self._done = Place(), 0
@@ -69,6 +69,11 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
             self._next, self._digest, self._done = Place(self._next.epoch), None, 0
         self._resumes = False
         info = get_worker_info()
+        if info is not None and info.num_workers > 1 and self.loader.dead_letters is not None:
+            raise ArgumentError(
+                f"PackBatches: dead_letters with {info.num_workers} workers, which may not find the same items dead. "
+                "Fix: num_workers=1, or no dead_letters"
+            )
         return self._read(0, 1) if info is None else self._read(info.id, info.num_workers)
 
     def _read(self, worker: int, workers: int) -> Generator[StepBatch, None, None]:
@@ -86,7 +91,7 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
             self._done = done
             last = k + 1 == len(step.bins)
             totals = (step.total_tokens, step.total_samples)
-            yield StepBatch(batch, step.epoch, step.number, k, last, *totals)
+            yield StepBatch(batch, step.epoch, step.number, k, last, *totals, tuple(step.dead))
 
     def state_dict(self) -> dict[str, Any]:
         """The place behind the last batch of this copy; `batches` counts those of all workers up to there."""

@@ -59,6 +59,7 @@ class PackLoader:
             a resumed epoch reads and skips the steps that were done, unless it knows its place: `state_dict()` says
             where the next step begins, `load_state_dict(state)` goes there (None: to the beginning), as GroupedSteps.
         max_tokens, max_patches, max_samples, max_loss_tokens, max_media_bytes, cost, on_invalid: see `plan`.
+        keep_groups: see `plan`.
         share_prefix: see `plan`; a batch shares as planned.
         pad_to_multiple_of, media: see `pack`.
         loss_columns: name -> one entry per item of `samples`: a value per loss token, or one for all of them.
@@ -92,6 +93,7 @@ class PackLoader:
         max_media_bytes: int | None = None,
         cost: Cost | None = None,
         on_invalid: str = "raise",
+        keep_groups: bool = False,
         share_prefix: bool | str = False,
         pad_to_multiple_of: int | None = None,
         media: Mapping[str, Any] | None = None,
@@ -111,6 +113,7 @@ class PackLoader:
         if not isinstance(share_prefix, str):
             check_flag("PackLoader", "share_prefix", share_prefix)
             share_prefix = bool(share_prefix)
+        check_flag("PackLoader", "keep_groups", keep_groups)
         loss_columns = {} if loss_columns is None else loss_columns
         if not isinstance(loss_columns, Mapping):
             raise ArgumentError(
@@ -140,6 +143,7 @@ class PackLoader:
             "share_prefix": sharing_of(share_prefix, None, "PackLoader"),
             "on_invalid": on_invalid if dead_letters is None else "drop",
             "ranks": ranks,
+            "keep_groups": bool(keep_groups),
         }
         self.pad_to_multiple_of = pad_to_multiple_of
         self._next = Place()
@@ -203,7 +207,8 @@ class PackLoader:
             )
         odd = changes(state["order"], self.order)
         if state["batch"]:
-            odd += changes(state["planned"], self.planned)
+            # a state of before `keep_groups` is of a loader without it
+            odd += changes({"keep_groups": False, **state["planned"]}, self.planned)
         if odd:
             raise ArgumentError(
                 f"PackLoader: the state is of a loader with {'; '.join(odd)}. Fix: the same options"
