@@ -26,7 +26,7 @@ def to_read(values: Any) -> torch.Tensor:
     array = np.ascontiguousarray(values)
     memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
     memory.owner = array  # type: ignore[attr-defined]
-    return torch.from_numpy(np.frombuffer(memory, array.dtype).reshape(array.shape))
+    return torch.from_numpy(np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape))
 
 
 def to_int32(array: np.ndarray) -> torch.Tensor:
