@@ -134,7 +134,7 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures,
 
 .PHONY: docs
 docs: .venv-docs/.stamp  ## the documentation site, to build/site; a warning is an error, and so is a link that leads nowhere
-	.venv-docs/bin/python -m sphinx -W --keep-going -q -j 2 -c docs/site -d build/site-cache . build/site
+	.venv-docs/bin/python -m sphinx -W --keep-going -q -E -a -c docs/site -d build/site-cache . build/site
 
 .PHONY: wheel-check
 wheel-check: $(STAMP)  ## does the built wheel install and run in an empty environment?

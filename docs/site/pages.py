@@ -12,7 +12,7 @@ BELOW = {
     "docs/performance": "performance/*",
 }
 SECTION = re.compile(r"^## (.+)\n\n((?:- .*\n(?:  .*\n)*)+)", re.MULTILINE)
-LINK = re.compile(r"^- \[[^]]+\]\(([^)#]+)\.md\)", re.MULTILINE)
+LINK = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\.md\)", re.MULTILINE)
 NAME = re.compile(r"(?:mp|mmpack)\.([A-Za-z_][\w.]*)(?:\(.*\))?")
 REFERENCE = "- [API](api/index.md): every public name, with shapes, units and errors.\n"
 
@@ -22,7 +22,7 @@ def with_tree(app, name: str, source: list[str]) -> None:
     if name == INDEX:
         text = source[0].replace("## Reference\n\n", "## Reference\n\n" + REFERENCE)
         for title, links in SECTION.findall(text):
-            text += toctree(LINK.findall(links), caption=title)
+            text += toctree([f"{a} <{b}>" for a, b in LINK.findall(links)], caption=title)
         source[0] = text
     elif name in BELOW:
         source[0] += toctree([BELOW[name]], glob=True)

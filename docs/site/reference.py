@@ -50,7 +50,6 @@ def write(folder: Path) -> set[str]:
     for room in ROOMS:
         module = importlib.import_module(f"mmpack.{room}")
         page = room.replace(".", "_")
-        page = f"room_{page}" if page in PAGES else page
         head = f"# `mmpack.{room}`\n\n{markdown(module.__doc__ or '')}\n{within(f'mmpack.{room}')}"
         made[page] = head + "\n".join(entries(f"mmpack.{room}", public(module), known))
         titles[page] = f"`mmpack.{room}`"
@@ -171,7 +170,9 @@ def signature(value: Any) -> str:
             parameter = parameter.replace(default=Text("..."))
         shown.append(parameter)
     returns = found.return_annotation
-    if returns is not found.empty:
+    if inspect.isclass(value):
+        returns = found.empty
+    elif returns is not found.empty:
         returns = annotation(returns)
     return str(found.replace(parameters=shown, return_annotation=returns)).replace("\n", " ")
 
