@@ -42,5 +42,6 @@ def escaped(line: str) -> str:
     """Stars and angle brackets mean themselves outside of code."""
     parts = CODE.split(line)
     return "".join(
-        part if k % 2 else re.sub(r"([<*](?! ))|(?<!^)\*", r"\\\g<0>", part) for k, part in enumerate(parts)
+        part if k % 2 else re.sub(r"([<*](?! ))|(?<!^)\*", r"\\\g<0>", part)
+        for k, part in enumerate(parts)
     )

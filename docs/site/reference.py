@@ -22,6 +22,7 @@ PAGES = {
     "ops": ("Operators", ("ops",)),
     "losses": ("Losses, advantages and rewards", ("losses",)),
     "compare": ("Parity", ("parity",)),
+    "metrics": ("Metrics", ("logged",)),
     "errors": ("Errors", ("errors",)),
 }
 ROOMS = (
