@@ -45,6 +45,13 @@ def of_transformers(name: str):
     return getattr(modeling, name)
 
 
+def for_each_value_head(tensors) -> list[torch.Tensor]:
+    """q and k [1, T, Hk, Dk] repeated for the value heads that share them, as layers do before transformers 5.20."""
+    q, k, v, *others = tensors
+    each = v.shape[2] // k.shape[2]
+    return [q.repeat_interleave(each, 2), k.repeat_interleave(each, 2), v, *others]
+
+
 def rule_alone(tensors, offsets, parents, recurrent: bool = True) -> torch.Tensor:
     """Each segment's path through transformers' rule in float64; the segment's own rows are kept. [T, Hv, Dv]"""
     rule = of_transformers(f"torch_{'recurrent' if recurrent else 'chunk'}_gated_delta_rule")
@@ -58,7 +65,13 @@ def rule_alone(tensors, offsets, parents, recurrent: bool = True) -> torch.Tenso
             continue
         index = torch.tensor(rows)
         with Wide():
-            out, _ = rule(*(x.double()[index][None] for x in tensors), use_qk_l2norm_in_kernel=True)
+            paths = for_each_value_head(x.double()[index][None] for x in tensors)
+            out, _ = rule(
+                *paths,
+                initial_state=None,
+                output_final_state=False,
+                use_qk_l2norm_in_kernel=True,
+            )
         pieces.append(out[0, len(rows) - own :])
     return torch.cat(pieces)
 

@@ -11,6 +11,7 @@ from support.linear_attention import (
     OFFSETS,
     PARENTS,
     assert_near,
+    for_each_value_head,
     inputs,
     of_transformers,
     rule_alone,
@@ -38,7 +39,7 @@ def stand_in(monkeypatch):
         out, states = [], []
         for s, (a, b) in enumerate(itertools.pairwise(cu)):
             made, state = rule(
-                *(x[:, a:b] for x in (q, k, v, g, beta)),
+                *for_each_value_head(x[:, a:b] for x in (q, k, v, g, beta)),
                 initial_state=None if first is None else first[s : s + 1],
                 output_final_state=final,
                 use_qk_l2norm_in_kernel=options["use_qk_l2norm_in_kernel"],

@@ -23,6 +23,14 @@ def run(tensors, plan, activation, upstream):
     return [out.detach(), *torch.autograd.grad(out, wanted, upstream.to(out.dtype))]
 
 
+def exactly(monkeypatch, tensors, plan, activation, upstream):
+    """In float64, which the kernels don't take, by plain torch."""
+    wide = [x if x is None else x.double() for x in tensors]
+    with monkeypatch.context() as plainly:
+        plainly.setenv("MMPACK_BACKEND", "torch")
+        return run(wide, plan, activation, upstream.double())
+
+
 def drawn(device, rows, channels, taps, bias, dtype):
     made = torch.Generator().manual_seed(rows + taps)
     shapes = [(rows, channels), (channels, taps)] + [(channels,)] * bias + [(rows, channels)]
@@ -43,10 +51,7 @@ def drawn(device, rows, channels, taps, bias, dtype):
 def test_values_and_gradients(device, monkeypatch, channels, taps, bias, activation, dtype):
     plan = plan_segments(np.array(OFFSETS), np.array(PARENTS))
     tensors, upstream = drawn(device, 70, channels, taps, bias, dtype)
-    wide = [x if x is None else x.double() for x in tensors]
-    with monkeypatch.context() as plainly:
-        plainly.setenv("MMPACK_BACKEND", "torch")
-        wanted = run(wide, plan.to(device), activation, upstream.double())
+    wanted = exactly(monkeypatch, tensors, plan.to(device), activation, upstream)
     poison_outputs(monkeypatch, device)
     found = run(tensors, plan.to(device), activation, upstream)
     bound = {torch.float32: 1e-6, torch.float16: 6e-4, torch.bfloat16: 5e-3}[dtype]
@@ -101,7 +106,7 @@ def test_opcheck(device):
 
 
 @pytest.mark.gpu
-def test_a_long_pack_of_real_width(device):
+def test_a_long_pack_of_real_width(device, monkeypatch):
     if device.type != "cuda":
         pytest.skip("interpreted, it takes hours")
     offsets, parents = np.array([0, 1200, 2000, 2900, 4099]), np.array([-1, 0, 0, -1])
@@ -110,7 +115,6 @@ def test_a_long_pack_of_real_width(device):
     found = run(tensors, plan, "silu", upstream)
     again = run(tensors, plan, "silu", upstream)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
-    wide = [x if x is None else x.double() for x in tensors]
-    wanted = run(wide, plan, "silu", upstream.double())  # float64 runs in plain torch
+    wanted = exactly(monkeypatch, tensors, plan, "silu", upstream)
     for a, b in zip(found, wanted, strict=True):
         assert (a.double() - b).norm() <= 5e-3 * b.norm()
