@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,11 @@ from mmpack.packing.pad import pad
 from mmpack.schema.sample import Sample
 
 Gradients = dict[str, torch.Tensor]
+# Of transformers' modeling files; since 5.17 each calls a package's kernel, where one is installed, on any device.
+LINEAR_ATTENTION = (
+    *("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
+    *("causal_conv1d_fn", "causal_conv1d_update"),
+)
 
 
 class Wide(TorchFunctionMode):
@@ -32,6 +39,29 @@ class Wide(TorchFunctionMode):
 
 def _wider(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
+
+
+@contextmanager
+def torch_functions(model: Any) -> Iterator[None]:
+    """Let linear attention run by transformers' torch functions in a model's own forward and backward.
+
+    flash-linear-attention and causal-conv1d take no tensor on a CPU, and round float32 to TF32 on a GPU.
+    """
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    files = [vars(sys.modules[name]) for name in {kind.__module__ for kind in kinds}]
+    before = [
+        (held, name, held[name])
+        for held in files
+        for name in LINEAR_ATTENTION
+        if hasattr(held.get(name), "__wrapped__")
+    ]
+    for held, name, function in before:
+        held[name] = function.__wrapped__
+    try:
+        yield
+    finally:
+        for held, name, function in before:
+            held[name] = function
 
 
 def wide_copy(model: Any) -> Any:
@@ -57,7 +87,7 @@ def exact(model: Any, samples: Sequence[Sample]) -> tuple[torch.Tensor, Gradient
     wide, values = wide_copy(model), []
     for sample in samples:
         batch = pad([sample])
-        with Wide():
+        with torch_functions(wide), Wide():
             logits = wide(**model_inputs(batch, wide)).logits
         assert logits.dtype == torch.float64
         rows = logits.flatten(0, 1)[batch.loss_rows.long()].log_softmax(-1)
@@ -73,7 +103,8 @@ def separate(model: Any, samples: Sequence[Sample]) -> tuple[torch.Tensor, Gradi
     values: list[torch.Tensor] = []
     gradients: Gradients = {}
     for sample in samples:
-        value, gradient = logprobs_and_gradients(model, pad([sample]))
+        with torch_functions(model):
+            value, gradient = logprobs_and_gradients(model, pad([sample]))
         values.append(value)
         for name, g in gradient.items():
             gradients[name] = gradients[name] + g if name in gradients else g

@@ -139,7 +139,7 @@ def test_counted_bytes_keep_the_budget():
         numbers = {"kept": 1, "selective": 3, "train_tower": False}
         terms = memory_model(model.config, "float32", "sdpa")
         with checkpoint_layers(
-            model, batch, terms.peak(load_of(batch), **numbers), selective=True
+            model, batch, terms.peak(load_of(batch, model), **numbers), selective=True
         ) as handle:
             assert (handle.layers, handle.selective) == (1, 3)
             selective = peak_bytes(model, batch)

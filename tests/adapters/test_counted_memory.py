@@ -28,7 +28,7 @@ def model(request):
 def test_counted_bytes(model, share_prefix, pictures):
     family = model.config.model_type
     batch = some_pack(family, share_prefix, pictures, prompt=300 if pictures else 250)
-    bytes_of, load = memory_model(model.config, "float32", "sdpa"), load_of(batch)
+    bytes_of, load = memory_model(model.config, "float32", "sdpa"), load_of(batch, model)
     with attach(model):
         found = {
             "checkpointed": (
@@ -51,7 +51,7 @@ def test_counted_bytes(model, share_prefix, pictures):
 def test_half_precision_and_a_frozen_tower():
     model = checkpointed(counted_model("qwen2_5_vl", torch.bfloat16), True)
     batch = some_pack("qwen2_5_vl", True, prompt=300)
-    bytes_of, load = memory_model(model.config, "bfloat16", "sdpa"), load_of(batch)
+    bytes_of, load = memory_model(model.config, "bfloat16", "sdpa"), load_of(batch, model)
     with attach(model):
         counted = peak_bytes(model, batch)
         assert LEAST <= bytes_of.peak(load) / counted <= MOST

@@ -85,7 +85,7 @@ def with_liger(model, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("first", ["liger", "attach"])
-def test_it_agrees_with_transformers_layers(family, first, restored):
+def test_it_agrees_with_transformers_layers(family, first, restored, no_tf32):
     own = small_model(family).to(DEVICE).train()
     model = copy.deepcopy(own)
     batches = {name: batch.to(DEVICE) for name, batch in packs(family).items()}

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support.float64 import assert_as_exact_as_separate, exact, separate
+from support.float64 import assert_as_exact_as_separate, exact, separate, torch_functions
 from support.models import logprobs_and_gradients, small_model
 from support.samples import make_sample
 
@@ -31,6 +31,13 @@ NAME = "qwen3_5"
 @pytest.fixture(scope="module")
 def model():
     return small_model(NAME)
+
+
+@pytest.fixture(autouse=True)
+def without_fla(model):
+    """What transformers alone gives is its torch functions', where FLA is installed too."""
+    with torch_functions(model):
+        yield
 
 
 def texts(last=1):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from support.families import LAYOUTS, mixed_batch
-from support.float64 import separate
+from support.float64 import separate, torch_functions
 from support.models import logprobs_and_gradients, relative_difference, small_model
 
 import mmpack as mp
@@ -29,7 +29,7 @@ def made(request):
 
 
 @pytest.mark.parametrize("layout", WAYS)
-def test_float32(made, layout):
+def test_float32(made, layout, no_tf32):
     model, samples, wanted, gradients = made
     own = copy.deepcopy(model).cuda()
     with attach(own):
@@ -47,7 +47,7 @@ def test_bf16_is_about_as_near_as_a_cpus_separate_forwards(made, layout):
     except BackendError as error:
         pytest.skip(str(error))
     low = copy.deepcopy(model).bfloat16()
-    with torch.no_grad():
+    with torch.no_grad(), torch_functions(low):
         apart = torch.cat([packed_logprobs(low, mp.pad([s])) for s in samples])
     low = low.cuda()
     with attach(low):

@@ -82,7 +82,7 @@ def allocated(model, batch, grad=True):
 @pytest.mark.parametrize("layout", ["shared", "plain"])
 def test_the_allocator_s_peak(model, batches, layout):
     batch, bytes_of = batches[layout], memory_model(model.config, "bfloat16")
-    load, blocks = load_of(batch), bytes_of.tower.blocks
+    load, blocks = load_of(batch, model), bytes_of.tower.blocks
     found = {}
     with attach(model):
         model.gradient_checkpointing_disable()
@@ -125,9 +125,10 @@ def test_kept_layers_have_the_gradients_of_recomputed_ones(model, batches, compi
             full = gradients()
             # the head's and the gathers' sums have a fixed order; attention's backward may not
             apart = (gradients() - full).float().norm() / full.float().norm()
-            ways = [(terms.peak(load_of(batches["shared"]), kept=2), False)]
+            load = load_of(batches["shared"], model)
+            ways = [(terms.peak(load, kept=2), False)]
             if not compiled:
-                ways.append((terms.peak(load_of(batches["shared"]), kept=1, selective=3), True))
+                ways.append((terms.peak(load, kept=1, selective=3), True))
             for memory, selective in ways:
                 with checkpoint_layers(model, batch, memory, selective):
                     off = (gradients() - full).float().norm() / full.float().norm()

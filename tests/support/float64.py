@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from support.models import Gradients, relative_difference
 
-from mmpack.conformance.oracle import Wide, exact, separate, wide_copy
+from mmpack.conformance.oracle import Wide, exact, separate, torch_functions, wide_copy
 from mmpack.contracts import parameter_gradient_fp32_bound
 
-__all__ = ["Wide", "assert_as_exact_as_separate", "exact", "separate", "wide_copy"]
+__all__ = [
+    "Wide",
+    "assert_as_exact_as_separate",
+    "exact",
+    "separate",
+    "torch_functions",
+    "wide_copy",
+]
 
 
 def assert_as_exact_as_separate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from support.live_bytes import LiveBytes
 from support.models import with_pixels
@@ -11,6 +12,7 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import packed_logprobs
+from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.packing.batch import PackedBatch
 from mmpack.planning.memory import Load
 from mmpack.smoke.tiny_models import tiny_model
@@ -57,12 +59,16 @@ def some_pack(
     return mp.pack(with_pixels(samples), share_prefix=share_prefix)
 
 
-def load_of(batch: PackedBatch) -> Load:
+def load_of(batch: PackedBatch, model: Any) -> Load:
+    """As the model runs the batch: before transformers 5.19 a picture is encoded for each run of placeholders."""
     keys = batch.attention_plan.key_rows
+    patches = np.diff(batch.patch_offsets.numpy())
+    if not takes_encoded_media(model):
+        patches = patches[batch.media_order]
     return Load(
         len(batch.input_ids),
         len(batch.loss_rows),
-        int(batch.patch_offsets[-1]),
+        int(patches.sum()),
         0 if keys is None else len(keys),
         len(batch.vision_rows.features),
     )

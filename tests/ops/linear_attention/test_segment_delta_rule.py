@@ -12,6 +12,7 @@ from support.linear_attention import (
     PARENTS,
     assert_near,
     chain_of,
+    for_each_value_head,
     inputs,
     of_transformers,
     rule_alone,
@@ -56,7 +57,7 @@ def test_beside_the_chunks_of_transformers(strong, share):
     exact = rule_alone(tensors, [0, 200], [-1])
     chunked = of_transformers("torch_chunk_gated_delta_rule")
     theirs = getattr(chunked, "__wrapped__", chunked)(
-        *(x[None] for x in tensors), use_qk_l2norm_in_kernel=True
+        *for_each_value_head(x[None] for x in tensors), use_qk_l2norm_in_kernel=True
     )[0][0]
     ours = segment_delta_rule(*tensors, plan_of([0, 200], [-1]))
     assert (ours - exact).norm() <= share * (theirs - exact).norm()

@@ -18,6 +18,7 @@ def test_tiny(model, dtype):
     assert {row.stage for row in report.rows if not row.not_run} == set(STAGES)
 
 
+@pytest.mark.alone  # 30 GB
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_of_real_widths(model):
     torch.cuda.reset_peak_memory_stats()
