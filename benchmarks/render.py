@@ -22,7 +22,7 @@ OPS = Path("docs/performance")  # a page of each op
 SVG, PNG = Path("docs/speed.svg"), Path("docs/speed.png")
 README = Path("README.md")
 RESULTS = Path(__file__).parent / "results"
-STEP = "step.json"
+STEP, LIGER = "step.json", "step_liger.json"
 BEGIN, END = "<!-- step: benchmarks/render.py -->\n", "<!-- /step -->\n"
 
 HEAD = """# Performance
@@ -73,13 +73,16 @@ def made(results: Path, readme: str) -> tuple[dict[Path, str], Any]:
     """Text by path, and the chart as a picture; None where no step was measured."""
     texts, links = {}, []
     for file in sorted(results.glob("*.json")):
-        if file.name != STEP:
+        if file.name not in (STEP, LIGER):
             op = json.loads(file.read_text(encoding="utf-8"))
             texts[OPS / f"{file.stem}.md"] = "\n".join([OP_HEAD.format(op=op["op"]), _section(op)])
             links.append(f"- [{op['op']}](performance/{file.stem}.md)")
     steps = report.read(results / STEP)
     rows = page.whole_runs(steps["rows"])
-    texts[OPS / "step.md"] = page.all_rows(steps)
+    beside = page.liger_rows(report.read(results / LIGER))
+    texts[OPS / "step.md"] = "\n".join(
+        [page.all_rows(steps), beside] if beside else [page.all_rows(steps)]
+    )
     texts[PAGE] = "\n".join([HEAD, page.section(rows, SVG.name, PNG.name), OPS_HEAD, *links]) + "\n"
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -30,6 +30,10 @@ first of its peer in a process. *Ideal* is the time that the FLOPs of linear lay
 need, padding or a prompt once more, is part of its own work. Recomputation counts whole, though torch leaves out each
 layer's last product. Memory that runs out is a row.
 """
+LIGER = """This transformers, which Liger still takes, encodes pictures within the forward: plain packs encode one for each
+of its samples. So compare rows of this table with each other alone. `liger` is the padded batch with Liger's layers
+and its GRPO loss; *liger* behind a peer: with its layers.
+"""
 _COLUMNS = (
     *("model", "workload", "peer", "s", "first", "peak", "rows", "patches", "tokens/s"),
     *("ideal s", "of ideal"),
@@ -107,6 +111,21 @@ def all_rows(report: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def liger_rows(report: dict[str, Any]) -> str:
+    """For the same page: rows with and without Liger's kernels, in a report of their own for their transformers."""
+    parts = []
+    for device, versions in report["machines"].items():
+        said = ", ".join(f"{name} {version}" for name, version in versions.items())
+        rows = [row for row in report["rows"] if row["device"] == device]
+        parts += [
+            f"## Liger's kernels, {device}\n",
+            f"{said}.\n",
+            LIGER,
+            _table([*_COLUMNS], [_cells(row) for row in rows]),
+        ]
+    return "\n".join(parts)
+
+
 def _summary(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Seconds of each bar of the chart."""
     body = [
@@ -131,7 +150,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _names(row: dict[str, Any]) -> list[str]:
     more = [f"{row['ranks']} GPUs"] * (row["ranks"] > 1)
-    more += [f"{name} {value}" for name, value in row["options"].items()]
+    more += [n if v is True else f"{n} {v}" for n, v in row["options"].items()]
     return [row["model"], row["workload"], ", ".join([f"`{row['peer']}`", *more])]
 
 
