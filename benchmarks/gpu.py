@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from mmpack.bench.report import short
+
 RESULTS = Path(__file__).parent / "results"
 AHEAD_CYCLES = 2_000_000  # about 1 ms
 CYCLES_PER_SECOND = 2e9  # about
@@ -166,7 +168,7 @@ def write(out: Path, op: str, floors: dict[str, float], rows: list[dict[str, Any
     `floors`: `copy_bytes_per_second`, and `product_ms` where there is a product.
     """
     report = {"op": op, "command": command(), **machine()}
-    report |= {"floors": _short(floors), "rows": [_short(row) for row in rows]}
+    report |= {"floors": short(floors), "rows": [short(row) for row in rows]}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n")
     for row in report["rows"]:
@@ -186,7 +188,3 @@ def require(holds: bool, what: str) -> None:
     """Stop the benchmark where the contract doesn't hold: a wrong op's speed is of no interest."""
     if not holds:
         sys.exit(f"the contract does not hold, nothing is measured: {what}")
-
-
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}

@@ -30,9 +30,9 @@ first of its peer in a process. *Ideal* is the time that the FLOPs of linear lay
 need, padding or a prompt once more, is part of its own work. Recomputation counts whole, though torch leaves out each
 layer's last product. Memory that runs out is a row.
 """
-LIGER = """This transformers, which Liger still takes, encodes pictures within the forward: plain packs encode one for each
-of its samples. So compare rows of this table with each other alone. `liger` is the padded batch with Liger's layers
-and its GRPO loss; *liger* behind a peer: with its layers.
+LIGER = """This transformers, which Liger still takes, encodes pictures within the forward: plain packs
+encode one for each of their samples. So compare rows of this table with each other alone. `liger` is the padded batch
+with Liger's layers and its GRPO loss; *liger* behind a peer: with its layers.
 """
 _COLUMNS = (
     *("model", "workload", "peer", "s", "first", "peak", "rows", "patches", "tokens/s"),
