@@ -52,3 +52,4 @@ def setup(app):
     names = reference.write(HERE.parent / "api")
     app.connect("source-read", pages.with_tree)
     app.connect("doctree-read", lambda app, doctree: pages.link_names(doctree, names))
+    app.connect("doctree-resolved", pages.link_rules)

@@ -14,6 +14,8 @@ BELOW = {
 SECTION = re.compile(r"^## (.+)\n\n((?:- .*\n(?:  .*\n)*)+)", re.MULTILINE)
 LINK = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\.md\)", re.MULTILINE)
 NAME = re.compile(r"(?:mp|mmpack)\.([A-Za-z_][\w.]*)(?:\(.*\))?")
+RULES = "docs/rules"
+CODE = re.compile(r"\b(MM\d{3})\b")
 REFERENCE = "- [API](api/index.md): every public name, with shapes, units and errors.\n"
 
 
@@ -44,6 +46,31 @@ def link_names(doctree: nodes.document, names: set[str]) -> None:
         )
         node.parent.replace(node, link)
         link += node
+
+
+def link_rules(app, doctree: nodes.document, docname: str) -> None:
+    """Rows of docs/rules.md bear their code as an id, and codes elsewhere, such as MM101, lead there."""
+    if docname == RULES:
+        for entry in doctree.findall(nodes.entry):
+            if CODE.fullmatch(entry.astext()):
+                entry["ids"].append(entry.astext())
+        return
+    there = app.builder.get_relative_uri(docname, RULES)
+    for node in list(doctree.findall(nodes.Text)):
+        parts = CODE.split(node.astext())
+        if len(parts) == 1 or in_link(node) or in_block(node):
+            continue
+        linked = [
+            nodes.reference("", part, refuri=f"{there}#{part}", internal=True)
+            if k % 2
+            else nodes.Text(part)
+            for k, part in enumerate(parts)
+        ]
+        node.parent.replace(node, linked)
+
+
+def in_block(node: nodes.Node) -> bool:
+    return isinstance(node.parent, nodes.literal_block)
 
 
 def in_link(node: nodes.Node | None) -> bool:
