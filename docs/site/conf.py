@@ -17,6 +17,7 @@ project = "mmpack"
 release = version = reference.version()
 author = copyright = "the authors of mmpack"
 language = "en"
+smartquotes = False  # quotes in a fix are to be typed
 
 root_doc = pages.INDEX
 include_patterns = ["docs/**.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
