@@ -2,11 +2,10 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.process import run_tutorial
 
 TUTORIAL = Path(__file__).parents[2] / "examples" / "gui_agent.py"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -15,8 +14,9 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium")
 def test_the_tutorial_takes_a_step():
-    done = subprocess.run([sys.executable, TUTORIAL], capture_output=True, text=True, check=False)
+    done, seconds = run_tutorial(TUTORIAL)
     assert done.returncode == 0, done.stderr
+    assert seconds < 120
     episodes, step = done.stdout.splitlines()
     count, succeeded, reasoning, action, response = map(int, re.findall(r"\d+", episodes))
     assert 0 < succeeded < count  # so that there is something to learn from

@@ -1,19 +1,19 @@
 """The tutorial on boxes runs unchanged and its reward rises."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.process import run_tutorial
 
 TUTORIAL = Path(__file__).parents[2] / "examples" / "grounding.py"
 
 
 @pytest.mark.slow
 def test_the_reward_rises():
-    done = subprocess.run([sys.executable, TUTORIAL], capture_output=True, text=True, check=False)
+    done, seconds = run_tutorial(TUTORIAL)
     assert done.returncode == 0, done.stderr
+    assert seconds < 120
     steps = [float(x) for x in re.findall(r"mean IoU (\d\.\d+)", done.stdout)]
     assert len(steps) == 16 and all(0 <= x <= 1 for x in steps)
     first, last = map(float, re.findall(r"(\d\.\d+) in the", done.stdout))

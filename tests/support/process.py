@@ -1,6 +1,7 @@
 """Commands, in this process or in a fresh one: a test that asks what an import loads needs a fresh one."""
 
 import io
+import resource
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -26,3 +27,11 @@ def run_mmpack(*args: str | Path, **options: object) -> subprocess.CompletedProc
     """Run `mmpack args...` as a person would. Streams come back as text."""
     command = [sys.executable, "-m", "mmpack", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def run_tutorial(file: Path) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run a script of examples/ as a person would; with it the seconds of a core that it took, its children's too."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

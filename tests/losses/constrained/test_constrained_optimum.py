@@ -7,7 +7,7 @@ the root of π(λ)·c = d, or 0 where the limit is kept without it.
 import numpy as np
 import pytest
 import torch
-from scipy import optimize
+from scipy import optimize, special
 
 import mmpack as mp
 from mmpack.losses.constrained import (
@@ -21,6 +21,7 @@ from mmpack.losses.constrained import (
 R = np.array([1.0, 0.7, 0.4, 0.0])
 C = np.array([1.0, 0.5, 0.2, 0.0])
 TAU, DRAWN = 0.25, 32
+LEVELLED = np.eye(len(R)) - 1 / len(R)  # takes the mean off
 
 
 def policy_at(multiplier):
@@ -60,23 +61,58 @@ def answer(i, arm):
     return sample
 
 
-def solve(multiplier, steps, kind="dr_grpo"):
+def by_group(kind):
+    """Advantages [B] of samples beside their group: constrained GRPO."""
+
+    def advantages(batch, paid, charged, multiplier):
+        return constrained_advantages(
+            paid.per_sample(batch.cu_loss).advantages(batch.group_index, kind),
+            charged.per_sample(batch.cu_loss).advantages(batch.group_index, kind),
+            multiplier,
+        )
+
+    return advantages
+
+
+class Critics:
+    """Advantages [N] of tokens by GAE, from a critic of rewards and one of costs that learn: PPO-Lagrangian."""
+
+    def __init__(self):
+        self.values = {name: torch.zeros(1, requires_grad=True) for name in ("paid", "harm")}
+        self.optimizer = torch.optim.SGD(self.values.values(), lr=0.5)
+
+    def __call__(self, batch, paid, charged, multiplier):
+        losses = []
+
+        def gae_of(name, rewards):
+            values = self.values[name].expand(len(rewards))
+            advantages, returns = mp.gae(rewards, values.detach(), batch.cu_loss)
+            losses.append(mp.value_loss(values, returns, batch.cu_loss))
+            return advantages
+
+        out = constrained_advantages(
+            paid.advantages_by(gae_of), charged.advantages_by(gae_of), multiplier
+        )
+        self.optimizer.zero_grad()
+        sum(losses).backward()
+        self.optimizer.step()
+        return out
+
+
+def solve(multiplier, steps, advantages_of=None, tau=TAU, learning_rate=8.0):
     """Gradient descent on K logits. Returns policies and multipliers of the last third, averaged."""
+    advantages_of = advantages_of or by_group("dr_grpo")
     generator = np.random.default_rng(0)
     logits = torch.zeros(len(R), requires_grad=True)
-    optimizer = torch.optim.SGD([logits], lr=8.0)
+    optimizer = torch.optim.SGD([logits], lr=learning_rate)
     policies, values = [], []
     for _ in range(steps):
         policy = torch.softmax(logits.detach().double(), 0).numpy()
         batch = mp.pack([answer(i, arm) for i, arm in enumerate(drawn(policy, generator))])
-        charged = mp.scatter_costs(batch).per_sample(batch.cu_loss)
-        paid = Rewards({"paid": mp.scatter_rewards(batch)}, per="token").per_sample(batch.cu_loss)
+        charged = mp.scatter_costs(batch)
+        paid = Rewards({"paid": mp.scatter_rewards(batch)}, per="token")
         weight = 1 + sum(multiplier.values.values())
-        advantages = constrained_advantages(
-            paid.advantages(batch.group_index, kind),
-            charged.advantages(batch.group_index, kind),
-            multiplier,
-        )
+        advantages = advantages_of(batch, paid, charged, multiplier)
         logprobs, entropy = mp.selected_logprobs(
             logits.expand(len(batch.input_ids), -1),
             batch.loss_targets,
@@ -84,12 +120,12 @@ def solve(multiplier, steps, kind="dr_grpo"):
             entropy=True,
         )
         out = mp.policy_loss(
-            logprobs, advantages, batch.cu_loss, entropy=entropy, entropy_coef=TAU / weight
+            logprobs, advantages, batch.cu_loss, entropy=entropy, entropy_coef=tau / weight
         )
         optimizer.zero_grad()
         out.loss.backward()
         optimizer.step()
-        multiplier.update(charged)
+        multiplier.update(charged.per_sample(batch.cu_loss))
         policies.append(policy)
         values.append(multiplier.values["harm"])
     tail = steps // 3
@@ -117,3 +153,38 @@ def test_a_limit_that_is_kept_anyway_costs_nothing():
     found, value, _ = solve(LagrangeMultiplier({"harm": limit}, DualAscent(0.1), initial=1.0), 150)
     assert value == 0.0
     np.testing.assert_allclose(found, policy, atol=0.02)
+
+
+def test_ppo_with_two_critics_converges_to_the_same():
+    limit, critics = 0.25, Critics()
+    best, policy = optimum(limit)
+    multiplier = LagrangeMultiplier({"harm": limit}, PID(0.4, 0.2, 0.2))
+    found, value, _ = solve(multiplier, 180, critics)
+    assert value == pytest.approx(best, rel=0.05)
+    np.testing.assert_allclose(found, policy, atol=0.02)
+    assert critics.values["harm"].item() == pytest.approx(limit, abs=0.03)
+    assert critics.values["paid"].item() == pytest.approx(policy @ R, abs=0.05)
+
+
+def standardised(multiplier, tau):
+    """The policy that is optimal where rewards and costs count in units of their std under that very policy."""
+
+    def residual(z):
+        policy = special.softmax(z)
+        in_std = [(x - policy @ x) / np.sqrt(policy @ (x - policy @ x) ** 2) for x in (R, C)]
+        return z - z.mean() - (in_std[0] - multiplier * in_std[1]) @ LEVELLED / tau
+
+    found, _, status, message = optimize.fsolve(residual, np.zeros(len(R)), full_output=True)
+    assert status == 1, message
+    return special.softmax(found)
+
+
+def test_constrained_grpo_converges_to_its_own_multiplier():
+    """With `grpo` λ weighs terms in units of their std: another number than the problem's, and the same limit."""
+    limit, tau = 0.25, 1.5
+    best = optimize.brentq(lambda x: standardised(x, tau) @ C - limit, 1.0, 1.75)
+    multiplier = LagrangeMultiplier({"harm": limit}, PID(0.4, 0.2, 0.2))
+    found, value, _ = solve(multiplier, 180, by_group("grpo"), tau, learning_rate=1.0)
+    assert value == pytest.approx(best, rel=0.05)
+    np.testing.assert_allclose(found, standardised(best, tau), atol=0.02)
+    assert found @ C == pytest.approx(limit, abs=0.01)

@@ -381,10 +381,10 @@ HOSTILE = {
 @pytest.mark.parametrize("form", ["computer_use", "json"])
 def test_hostile_texts(name, form):
     sample, tok = turns(HOSTILE[name], size=100, picture=False)
-    began = time.perf_counter()
+    began = time.process_time()
     found = find_actions(sample, tok, form, required=True)
     done = annotate_actions(sample, tok, form)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     assert len(found.problems) == sum(s.value == 0 for s in found.scores)
     if name == "a long string" and form == "computer_use":
         assert len(found.spans) == 1  # a call of a tool with a long name

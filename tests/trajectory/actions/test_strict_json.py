@@ -78,16 +78,16 @@ def test_what_is_refused(text, why):
     + ["\\" * 10**6, '"\\' * 500_000, "]" * 10**6, '{"a": "' + "\\u0041" * 10**5 + '"}}'],
 )
 def test_hostile_texts_take_no_time(text):
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(TraceError):
         read_json(text, "here")
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_many_members_take_no_time():
     names = [f"n{k}" for k in range(100_000)]
     text = "{" + ", ".join(f'"{name}": 1' for name in [*names, "n99999"]) + "}"
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(TraceError, match="'n99999' twice"):
         read_json(text, "here")
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
