@@ -254,7 +254,9 @@ def test_grounding():
 
 
 def test_media_by_reference(samples, capsys):
-    ran = run("docs/media_by_reference.md", {"samples": samples})
+    page = "docs/media_by_reference.md"  # the part on Ray: tests/adapters/test_ray_blobs.py
+    here = [block for block in blocks(page) if "import ray" not in block[1]]
+    ran = run(page, {"samples": samples}, here)
     assert ran["near"].stats.fetched == 2 and not ran["store"].folder.exists()
     assert torch.equal(ran["batch"].pixel_values, mp.pack(samples).pixel_values)
     assert capsys.readouterr().out == "None 2 media\n2 media fetched\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,16 @@ from mmpack.blobs.mapping import mapped
 from mmpack.errors import ArgumentError, BlobError, require
 
 HEAD_BYTES = 256
+KEY = re.compile(r"[0-9a-f]{64}")
 DTYPES = ("uint8", "float32", "float16", "bfloat16", "float64")
+
+
+def check_key(key: Any, name: str) -> None:
+    """Raise ArgumentError for what is no cache key; `name` begins it."""
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise ArgumentError(
+            f"{name}: {key!r:.60} is no cache key. Fix: Medium.cache_key, 64 hexadecimal digits"
+        )
 
 
 def parts_of(key: str, pixels: Any) -> tuple[str, tuple[int, ...], np.ndarray]:

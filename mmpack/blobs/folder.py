@@ -7,7 +7,6 @@ which end with it. `budget.py` decides what goes where there is no room.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.blobs.blob import head_of, parts_of, read_blob, read_head
+from mmpack.blobs.blob import KEY, check_key, head_of, parts_of, read_blob, read_head
 from mmpack.blobs.budget import Budget
 from mmpack.blobs.locks import Locks
 from mmpack.errors import ArgumentError, BlobError, check_whole
 from mmpack.files import replaced
 
-KEY = re.compile(r"[0-9a-f]{64}")
 FETCHING = 2**61  # where the locks of keys that are being fetched begin
 
 
@@ -300,10 +298,7 @@ class BlobFolder(Mapping[str, Any]):
 
 def _number(key: str, name: str) -> int:
     """A key's lock. Keys of one number (of 2^60) are held together, which keeps one of them longer."""
-    if not isinstance(key, str) or not KEY.fullmatch(key):
-        raise ArgumentError(
-            f"{name}: {key!r:.60} is no cache key. Fix: Medium.cache_key, 64 hexadecimal digits"
-        )
+    check_key(key, name)
     return int(key[:15], 16) + 1
 
 

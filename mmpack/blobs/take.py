@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
-from mmpack.blobs.folder import BlobFolder
 from mmpack.schema.sample import Sample, as_samples
 
 
-def take(samples: Sequence[Sample], store: BlobFolder) -> list[Sample]:
+class Keeps(Protocol):
+    """A store of pixels by cache key: BlobFolder, SharedBlobs, RayBlobs."""
+
+    def put(self, key: str, pixels: Any) -> bool: ...
+
+    def release(self, keys: Iterable[str] | None = None) -> None: ...
+
+
+def take(samples: Sequence[Sample], store: Keeps) -> list[Sample]:
     """The same samples without pixels, which are in `store` now: small enough to send anywhere.
 
     Each distinct medium is written once, whoever of the node has it. The store holds them for this process: call

@@ -1,0 +1,238 @@
+"""Pixels by reference in Ray's object store: each medium once on the node that made the store, and fetched by Ray once
+per other node that reads it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from mmpack.adapters.ray_registry import Found, Holder, Registry
+from mmpack.blobs.blob import check_key, parts_of
+from mmpack.blobs.folder import BlobStats
+from mmpack.errors import ArgumentError, BackendError, BlobError, check_whole, needs, require
+
+with needs("ray", __name__):
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_tokens: dict[str, Holder] = {}  # of this process, by its id as Ray's worker
+
+
+class RayBlobs(Mapping[str, Any]):
+    """cache key -> pixels [patches, patch_dim], as Ray objects; what `mp.pack(samples, media=…)` reads.
+
+    An actor on this node owns them. The object can be sent to Ray's tasks and actors, on any node. Reading copies
+    nothing on a node that has the medium: arrays are read-only and lie over Ray's store (of bfloat16 a tensor, which
+    is a copy).
+
+    Args: `max_bytes`: of all media. Where a put does not fit, media that no process holds go, the least recently used
+        first. What is being read stays until its arrays are gone.
+
+    `put` and `keep` hold media for their process until `release` or its end, whatever ends it. The store ends with the
+    process that made it, or when all objects of it are closed or gone; nothing is left in Ray's store then. Raises:
+    BackendError where Ray is not started; ArgumentError, also where this node's store has less room than `max_bytes`.
+    """
+
+    def __init__(self, max_bytes: int):
+        check_whole("RayBlobs", "max_bytes", max_bytes)
+        if not ray.is_initialized():
+            raise BackendError("RayBlobs: Ray is not started in this process. Fix: ray.init()")
+        node = ray.get_runtime_context().get_node_id()
+        _check_room(node, max_bytes)
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        options = {"num_cpus": 0, "scheduling_strategy": here}
+        self._use(ray.remote(**options)(Registry).remote(max_bytes), max_bytes)
+
+    def _use(self, registry: Any, max_bytes: int) -> None:
+        self._registry, self.max_bytes = registry, max_bytes
+        self.stats = BlobStats()
+        self._guard = threading.Lock()
+        self._here: dict[str, Found] = {}  # of what is held: reading it asks nobody
+        self._holds: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()  # of these, what `release()` gives back
+
+    # writing
+
+    def put(self, key: str, pixels: Any) -> bool:
+        """Keep pixels [patches, patch_dim] (array or tensor) under a cache key, and hold it. False: it was there.
+
+        Raises: BlobError (MM503) where they don't fit into the budget beside what is held; BlobError (MM404) where the
+        store has ended; ArgumentError for no cache key, and for pixels of another type or shape than those under it.
+        """
+        check_key(key, "RayBlobs")
+        dtype, shape, body = parts_of(key, pixels)
+        holder = _holder()
+        wrote, found = False, self._ask("known", key, holder)
+        if found is None:
+            wrote, found = self._ask("put", key, dtype, shape, body, holder)
+        if not isinstance(found, Found):
+            raise BlobError(
+                f"RayBlobs: {body.nbytes} bytes don't fit: {found} of {self.max_bytes} are in use, all held by some "
+                "process (MM503). Fix: release() what was handed over, or raise max_bytes",
+                "MM503",
+            )
+        if (found.dtype, tuple(found.shape)) != (dtype, tuple(shape)):
+            self._ask("release", {key: 1}, holder.name)
+            raise ArgumentError(
+                f"RayBlobs: {key:.16}… is {found.dtype} {list(found.shape)} here, and {dtype} {list(shape)} now. "
+                "Fix: make all samples by one wrap_processor(…, pixels=…)"
+            )
+        self._note({key: found}, [key])
+        self._held[key] += 1
+        self.stats.written += wrote
+        self.stats.bytes_written += wrote * body.nbytes
+        self.stats.known += not wrote
+        return bool(wrote)
+
+    # holding
+
+    @contextmanager
+    def hold(self, keys: Iterable[str]) -> Iterator[None]:
+        """In the block these media stay. Raises: BlobError (MM404): one is gone."""
+        keys = list(keys)
+        self._share(keys)
+        try:
+            yield
+        finally:
+            self._unshare(keys)
+
+    def keep(self, keys: Iterable[str]) -> None:
+        """Hold media for this process, as `put` does. Raises: BlobError (MM404): one is gone."""
+        keys = list(keys)
+        self._share(keys)
+        self._held.update(keys)
+
+    def release(self, keys: Iterable[str] | None = None) -> None:
+        """Let go of what `put` and `keep` hold for this process, once for each time that a key is named; None: of all
+        of it. Media stay until room is needed."""
+        named = list(self._held.elements()) if keys is None else list(keys)
+        given_back = list((Counter(named) & self._held).elements())
+        self._held -= Counter(given_back)
+        self._unshare(given_back)
+
+    def _share(self, keys: list[str]) -> None:
+        for key in keys:
+            check_key(key, "RayBlobs")
+        found = self._ask("hold", keys, _holder())
+        there = [key for key in keys if key in found]
+        self._note(found, there)
+        gone = [key for key in keys if key not in found]
+        if gone:
+            self._unshare(there)
+            raise BlobError(
+                f"RayBlobs: {gone[0]:.16}… is not here (MM404). "
+                "Fix: hold it where it is made until it is held here, or raise max_bytes",
+                "MM404",
+            )
+
+    def _note(self, found: dict[str, Found], keys: list[str]) -> None:
+        with self._guard:
+            self._here.update(found)
+            self._holds.update(keys)
+
+    def _unshare(self, keys: list[str]) -> None:
+        if not keys:
+            return
+        with self._guard:
+            self._holds -= Counter(keys)
+            for key in set(keys) - set(self._holds):
+                self._here.pop(key, None)
+        self._ask("release", dict(Counter(keys)), _holder().name)
+
+    # reading
+
+    def __getitem__(self, key: str) -> Any:
+        """The pixels of a key. Raises: KeyError; BlobError (MM404) where the store has ended."""
+        check_key(key, "RayBlobs")
+        found = self._here.get(key) or self._ask("find", key)
+        if found is None:
+            raise KeyError(key)
+        body = _got(found.ref)
+        self.stats.read += 1
+        self.stats.bytes_read += body.nbytes
+        if found.dtype == "bfloat16":
+            torch = require("torch", "torch", "RayBlobs: bfloat16 pixels")
+            return torch.from_numpy(body.copy()).view(torch.bfloat16).reshape(found.shape)
+        return body.view(found.dtype).reshape(found.shape)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._here or (isinstance(key, str) and self._ask("find", key) is not None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ask("keys"))
+
+    def __len__(self) -> int:
+        return len(self._ask("keys"))
+
+    def remove(self, keys: Iterable[str]) -> int:
+        """Remove those that no process holds; how many. Arrays over them stay whole."""
+        return int(self._ask("remove", list(keys)))
+
+    def close(self) -> None:
+        """Let go of everything and use it no more; arrays stay whole."""
+        if self._registry is None:
+            return
+        with suppress(BlobError):  # it may have ended, and then so have all holds
+            self._unshare(list(self._holds.elements()))
+        self._held.clear()
+        self._registry = None
+
+    def __enter__(self) -> RayBlobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The same store; what this process holds stays its own."""
+        return _opened, (self._registry, self.max_bytes)
+
+    def __repr__(self) -> str:
+        return f"RayBlobs(max_bytes={self.max_bytes})"
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        if self._registry is None:
+            raise BlobError("RayBlobs: it was closed (MM404). Fix: use it before close()", "MM404")
+        return _got(getattr(self._registry, method).remote(*args))
+
+
+def _opened(registry: Any, max_bytes: int) -> RayBlobs:
+    store = RayBlobs.__new__(RayBlobs)
+    store._use(registry, max_bytes)
+    return store
+
+
+def _holder() -> Holder:
+    """This process, as the registry knows it."""
+    name = ray.get_runtime_context().get_worker_id()
+    if name not in _tokens:
+        _tokens[name] = Holder(name, [ray.put(np.zeros(1, np.uint8))])
+    return _tokens[name]
+
+
+def _got(ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except RayError as error:
+        raise BlobError(
+            f"RayBlobs: the store can't be reached ({type(error).__name__}) (MM404). "
+            "Fix: keep the process that made it until its readers are done",
+            "MM404",
+        ) from error
+
+
+def _check_room(node: str, max_bytes: int) -> None:
+    [own] = [n for n in ray.nodes() if n["NodeID"] == node]
+    room = int(own["Resources"].get("object_store_memory", 0))
+    if room < max_bytes:
+        raise ArgumentError(
+            f"RayBlobs: this node's object store has {room} bytes, max_bytes is {max_bytes}. "
+            "Fix: a smaller max_bytes, or ray.init(object_store_memory=…)"
+        )

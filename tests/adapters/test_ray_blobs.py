@@ -1,0 +1,243 @@
+"""Pixels in Ray's object store, with Ray as it is, on one node: packs are the same bits, and nothing stays behind."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ray")
+import ray
+from support.batch_tensors import assert_same
+from support.blobs import key, pixels
+from support.models import with_pixels
+from support.samples import make_sample
+from test_docs_run import blocks, run
+
+import mmpack as mp
+from mmpack.adapters.ray_blobs import RayBlobs
+from mmpack.blobs import take
+from mmpack.errors import BackendError, BlobError
+
+pytestmark = [pytest.mark.plane, pytest.mark.slow]
+SIZE = pixels(0).nbytes
+LARGE = 2**20  # bytes, of media that can be told from what else is in Ray's store
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(
+        num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def store():
+    with RayBlobs(10 * SIZE) as made:
+        yield made
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class Other:
+    """Another process with the store."""
+
+    def __init__(self, store):
+        self.store = store
+
+    def pid(self):
+        return os.getpid()
+
+    def do(self, method, *args):
+        return getattr(self.store, method)(*args)
+
+    def batch(self, samples):
+        batch = mp.pack(samples, media=self.store)
+        return batch.pixel_values, self.store.stats.read
+
+
+def do(other, *args):
+    return ray.get(other.do.remote(*args))
+
+
+def within(seconds, holds):
+    """Whether `holds()` becomes true."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.1)
+    return holds()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bfloat16])
+def test_packs_in_another_process_are_the_same_bits(dtype):
+    samples = with_pixels(
+        [
+            make_sample(
+                [("text", [1, 2]), ("image", (1, 4, 4), f"p{k // 2}"), ("response", [5, 6 + k])],
+                f"s{k}",
+            )
+            for k in range(4)
+        ]
+    )
+    for sample in samples:
+        for medium in sample.media:
+            medium.pixel_values = torch.as_tensor(200 * medium.pixel_values).to(dtype)
+    with RayBlobs(2**20) as store:
+        lean = take(samples, store)
+        assert (store.stats.written, store.stats.known, len(store)) == (2, 2, 2)
+        assert all(m.pixel_values is None for s in lean for m in s.media)
+        assert_same(mp.pack(lean, media=store), mp.pack(samples))
+        there, read = ray.get(Other.remote(store).batch.remote(lean))
+        wanted = mp.pack(samples).pixel_values
+        assert torch.equal(there, wanted) and there.dtype == dtype and read == 2
+
+
+def test_the_code_of_the_page_runs(capsys):
+    page = "docs/media_by_reference.md"
+    [code] = [block for block in blocks(page) if "import ray" in block[1]]
+    parts = [("image", (1, 4, 4), "p"), ("response", [5, 6])]
+    run(page, {"mp": mp, "take": take, "samples": with_pixels([make_sample(parts)])}, [code])
+    assert "torch.Size([16, 1176])" in capsys.readouterr().out
+
+
+def test_reading_copies_nothing_and_nobody_writes(store):
+    assert store.put(key(1), pixels(1)) and not store.put(key(1), pixels(1))
+    first, again = store[key(1)], store[key(1)]
+    assert np.array_equal(first, pixels(1)) and first.ctypes.data == again.ctypes.data
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 0
+    store.release()
+    assert store.remove([key(1)]) == 1 and key(1) not in store and store.get(key(1)) is None
+    assert np.array_equal(first, pixels(1))
+
+
+def test_who_needs_room_takes_what_nobody_holds_the_oldest_first(store):
+    for i in range(10):
+        store.put(key(i), pixels(i))
+    with pytest.raises(BlobError, match=f"{10 * SIZE} of {10 * SIZE} are in use") as caught:
+        store.put(key(10), pixels(10))
+    assert caught.value.code == "MM503" and key(10) not in store
+    store.release([key(i) for i in range(3)])
+    assert np.array_equal(store[key(0)], pixels(0))  # used, so key(1) is the oldest
+    assert store.put(key(10), pixels(10))
+    assert key(1) not in store and set(store) == {key(i) for i in range(11)} - {key(1)}
+    with store.hold([key(0)]):
+        store.put(key(11), pixels(11))
+        assert key(0) in store and key(2) not in store
+        with pytest.raises(BlobError, match="MM503"):
+            store.put(key(12), pixels(12))
+    with pytest.raises(BlobError, match="is not here") as caught, store.hold([key(0), key(1)]):
+        pass
+    assert caught.value.code == "MM404"
+    store.put(key(12), pixels(12))  # nothing of the failed hold stayed
+    assert key(0) not in store
+
+
+def test_each_hold_is_given_back_once(store):
+    other = Other.remote(store)
+    for _ in range(2):
+        store.put(key(1), pixels(1))
+    store.release([key(1)])
+    assert store.remove([key(1)]) == 0
+    do(other, "keep", [key(1)])
+    store.release([key(1)])
+    store.release([key(1)])  # it had none, and takes none of the other's
+    assert store.remove([key(1)]) == 0
+    do(other, "release")
+    assert store.remove([key(1)]) == 1
+
+
+def test_holds_of_a_killed_process_end_with_it(store):
+    other = Other.remote(store)
+    for i in range(10):
+        do(other, "put", key(i), pixels(i))
+    with pytest.raises(BlobError, match="MM503"):
+        store.put(key(10), pixels(10))
+    os.kill(ray.get(other.pid.remote()), signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(other.pid.remote())
+    assert np.array_equal(store[key(3)], pixels(3))  # what it made is not lost
+
+    def fits():
+        try:
+            store.put(key(10), pixels(10))
+        except BlobError:
+            return False
+        return True
+
+    assert within(30, fits)
+
+
+def used():
+    """Bytes of Ray's store that are in use."""
+    total = ray.cluster_resources()["object_store_memory"]
+    return total - ray.available_resources().get("object_store_memory", 0)
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class Maker:
+    def __init__(self):
+        self.store = RayBlobs(20 * LARGE)
+        for i in range(16):
+            self.store.put(key(i), np.full((1, LARGE), i, np.uint8))
+
+    def handed(self):
+        return os.getpid(), self.store
+
+
+def test_nothing_stays_when_its_maker_is_killed():
+    assert within(30, lambda: used() < 2 * LARGE)
+    maker = Maker.remote()
+    pid, store = ray.get(maker.handed.remote())
+    assert len(store) == 16 and within(30, lambda: used() > 15 * LARGE)
+    held = store[key(5)]
+    os.kill(pid, signal.SIGKILL)
+
+    def ended():
+        try:
+            return len(store) < 0
+        except BlobError as error:
+            return error.code == "MM404"
+
+    assert within(60, ended)
+    with pytest.raises(BlobError, match="keep the process that made it"):
+        store.put(key(20), pixels(1))
+    assert (held == 5).all()
+    del held
+    store.close()
+    assert within(60, lambda: used() < 2 * LARGE)
+
+
+def test_nothing_stays_when_all_have_closed_it():
+    with RayBlobs(20 * LARGE) as store:
+        for i in range(16):
+            store.put(key(i), np.full((1, LARGE), i, np.uint8))
+        assert within(30, lambda: used() > 15 * LARGE)
+    with pytest.raises(BlobError, match="it was closed"):
+        store.get(key(0))
+    assert within(60, lambda: used() < 2 * LARGE)
+
+
+def test_what_is_refused(store):
+    with pytest.raises(mp.ArgumentError, match="'a' is no cache key"):
+        store.put("a", pixels(1))
+    with pytest.raises(mp.ArgumentError, match="float32 \\[64\\]"):
+        store.put(key(1), pixels(1)[0])
+    store.put(key(1), pixels(1))
+    with pytest.raises(mp.ArgumentError, match=r"float32 \[4, 64\] here, and uint8 \[4, 64\] now"):
+        store.put(key(1), pixels(1).astype(np.uint8))
+    store.release()
+    assert store.remove([key(1)]) == 1  # what was refused holds nothing
+    with pytest.raises(mp.ArgumentError, match="this node's object store has"):
+        RayBlobs(2**40)
+    with pytest.raises(mp.ArgumentError, match="max_bytes"):
+        RayBlobs(0)
+
+
+def test_without_ray(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(BackendError, match="Ray is not started"):
+        RayBlobs(1)
