@@ -3,8 +3,9 @@
     .venv-plane/bin/python benchmarks/ray_rows.py --rows 100000
 
 A row is a short message and a short answer; what is timed is from rows to samples in this process, pictures aside.
-Memory is the proportional set size (PSS) of this process and its children, sampled each half second, above what it was
-when the run began.
+Memory is the proportional set size (PSS) of this process and its children, Ray's store among them, sampled each second,
+above what it was when the run began: the largest of the run, and of each tenth of it. What is bounded stays level. CPU
+seconds are those of the same processes, Ray's own among them: on a machine that others use, compare these.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import ray
 
@@ -57,10 +59,11 @@ def through_ray(rows: int, function: ProcessRows, actors: int) -> int:
 
 
 class Memory:
-    """The largest PSS of this process and its children while the block runs, in MiB above its beginning."""
+    """PSS of this process and its children while the block runs, in MiB above its beginning."""
 
     def __enter__(self) -> Memory:
-        self._stop, self.peak, self._begin = threading.Event(), 0.0, _pss()
+        self._stop, self._begin = threading.Event(), _pss()
+        self.found = [0.0]
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -70,8 +73,12 @@ class Memory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.5):
-            self.peak = max(self.peak, _pss() - self._begin)
+        while not self._stop.wait(1.0):
+            self.found.append(_pss() - self._begin)
+
+    def tenths(self) -> list[int]:
+        """The largest of each tenth of the run."""
+        return [round(max(part)) for part in np.array_split(self.found, 10) if len(part)]
 
 
 def _processes() -> Iterator[psutil.Process]:
@@ -90,11 +97,23 @@ def _pss() -> float:
     return total / 2**20
 
 
+def _cpu_seconds() -> float:
+    total = 0.0
+    for process in _processes():
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--actors", type=int, default=1)
     parser.add_argument("--store-mib", type=int, default=200)
+    parser.add_argument("--only", choices=("plain loop", "ray"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     processor = mp.wrap_processor(qwen_vl_processor())
@@ -112,19 +131,22 @@ def main() -> None:
         ("plain loop", lambda: plain(options.rows, function)),
         ("ray", lambda: through_ray(options.rows, function, options.actors)),
     ):
+        if options.only not in (None, name):
+            continue
         with Memory() as memory:
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), _cpu_seconds()
             count = run()
-            seconds = time.perf_counter() - began
+            seconds, spent = time.perf_counter() - began, _cpu_seconds() - spent
         if count != options.rows:
             raise SystemExit(f"{name}: {count} samples of {options.rows} rows")
         found[name] = {
+            "seconds": round(seconds, 1),
             "rows_per_second": round(count / seconds, 1),
-            "peak_mib": round(memory.peak, 1),
+            "rows_per_cpu_second": round(count / spent, 1),
+            "peak_mib": round(max(memory.found)),
+            "peak_mib_by_tenth": memory.tenths(),
         }
-        print(
-            f"{name:12s} {count / seconds:10.0f} rows/s {memory.peak:8.0f} MiB above the beginning"
-        )
+        print(name, json.dumps(found[name]), flush=True)
     ray.shutdown()
     if options.out is not None:
         options.out.write_text(json.dumps({"rows": options.rows, **found}, indent=1) + "\n")
