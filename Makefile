@@ -128,6 +128,7 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures,
 	$(BIN)/python benchmarks/render.py --check
 	$(BIN)/python benchmarks/scale.py --check
 	$(BIN)/python tests/support/rooms.py --check
+	$(BIN)/python tests/support/manual.py --check
 	$(BIN)/python tests/support/family_fields.py --check
 	$(BIN)/python tests/conformance/table.py --check
 	$(BIN)/python docs/site/figures.py --check

@@ -6,6 +6,7 @@ Public names are loaded when first used: `import mmpack` loads neither torch nor
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Any
 
 from mmpack._version import __version__
@@ -78,13 +79,16 @@ _HOME = {
         "AudioError",
         "BackendError",
         "BlobError",
+        "GroupWarning",
         "LayoutError",
         "MissingExtraError",
         "MmpackError",
+        "MmpackWarning",
         "ModelError",
         "PlanError",
         "SchemaError",
         "TraceError",
+        "UnwrittenWarning",
         "VideoError",
     ),
 }
@@ -105,6 +109,8 @@ _ROOMS = (
 _DRAWN = ("compare", "ParityReport")  # `view` gives what these return its look
 
 __all__ = ["__version__", *sorted([*_MODULE_OF, *_ROOMS])]
+
+logging.getLogger("mmpack").addHandler(logging.NullHandler())  # who runs it decides what is heard
 
 
 def __getattr__(name: str) -> Any:

@@ -2,13 +2,16 @@
 from mmpack._version import __version__ as __version__
 from mmpack.errors import ArgumentError as ArgumentError
 from mmpack.errors import BackendError as BackendError
+from mmpack.errors import GroupWarning as GroupWarning
 from mmpack.errors import LayoutError as LayoutError
 from mmpack.errors import MissingExtraError as MissingExtraError
 from mmpack.errors import MmpackError as MmpackError
+from mmpack.errors import MmpackWarning as MmpackWarning
 from mmpack.errors import ModelError as ModelError
 from mmpack.errors import PlanError as PlanError
 from mmpack.errors import SchemaError as SchemaError
 from mmpack.errors import TraceError as TraceError
+from mmpack.errors import UnwrittenWarning as UnwrittenWarning
 from mmpack.errors import VideoError as VideoError
 from mmpack.layout.mrope import mrope_positions as mrope_positions
 from mmpack.logged import metrics as metrics

@@ -1,4 +1,4 @@
-"""Every error that mmpack raises on purpose, and the checks of arguments and packages that raise them.
+"""Every error and warning that mmpack raises on purpose, and the checks of arguments and packages that raise them.
 
 A message says what, where, why and how to fix it, in one line. Commands turn each of these into one line on stderr
 and exit code 2 (`SchemaError`, a broken rule, into 1 where the design says so).
@@ -91,6 +91,24 @@ class BlobError(MmpackError, RuntimeError):
 
 class MissingExtraError(MmpackError, ImportError):
     """An optional package is not installed."""
+
+
+class MmpackWarning(UserWarning):
+    """Base of all warnings below: work goes on, and does not do what it seems to.
+
+    Example:
+        >>> import warnings, mmpack as mp
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", mp.MmpackWarning)  # a warning ends the run
+    """
+
+
+class GroupWarning(MmpackWarning):
+    """Each sample is alone in its group: its advantage is 0, and nothing is learned."""
+
+
+class UnwrittenWarning(MmpackWarning, RuntimeWarning):
+    """A file can't be written (a full disk, no rights): what it would have kept is made again, or waits in memory."""
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from mmpack.bench.ranks import of_this_run, summed
 from mmpack.bench.work import step_flops
 from mmpack.bench.workloads import WORKLOADS, draw, tiny
 from mmpack.errors import ArgumentError, ModelError, check_name, installed_version
+from mmpack.progress import progress
 
 FULL = "out of memory"
 WRONG = "its results are wrong"
@@ -67,8 +68,10 @@ class Case:
         return self.want, self.allowed
 
 
-def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
+def run(options: Options, say: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Measure what the report lacks, a row at a time, and return the report of `options.out`, or of this run.
+
+    `say` gets a line per row.
 
     Raises: ArgumentError for names that don't exist and files that are no report; MissingExtraError for a peer whose
     package is missing; ModelError where memory runs out on one rank of several, after the row is written.
@@ -85,8 +88,12 @@ def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
     if options.liger:
         patch_by_liger(options.models)
     made: list[dict[str, Any]] = []
-    with of_this_run(options.fsdp) as (device, rank, ranks):
-        if rank > 0:
+    total = len(options.models) * len(options.workloads) * len(options.peers)
+    with (
+        of_this_run(options.fsdp) as (device, rank, ranks),
+        progress("measuring", total) as done,
+    ):
+        if rank > 0 or say is None:
             say = _silent
         for name in options.models:
             for workload in options.workloads:
@@ -95,6 +102,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
                     row = _names(options, name, workload, peer, device, ranks)
                     if not options.again and report.has(report.read(options.out), row):
                         say(f"{_label(row)}: there already")
+                        done(1)
                         continue
                     if device.type == "cpu" and not options.tiny and options.layers is None:
                         raise ArgumentError(
@@ -107,6 +115,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
                     if rank == 0 or full:
                         report.add(options.out, row)
                     say(f"{_label(row)}: {_said(row)}")
+                    done(1)
                     if full and ranks > 1:
                         raise ModelError(
                             f"mmpack bench step: {_label(row)} ran out of memory on rank {rank}, and other ranks "

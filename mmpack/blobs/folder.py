@@ -20,7 +20,7 @@ import numpy as np
 from mmpack.blobs.blob import KEY, check_key, head_of, parts_of, read_blob, read_head
 from mmpack.blobs.budget import Budget
 from mmpack.blobs.locks import Locks
-from mmpack.errors import ArgumentError, BlobError, check_whole
+from mmpack.errors import ArgumentError, BlobError, UnwrittenWarning, check_whole
 from mmpack.files import replaced
 
 FETCHING = 2**61  # where the locks of keys that are being fetched begin
@@ -235,7 +235,9 @@ class BlobFolder(Mapping[str, Any]):
         self.stats.unwritten += 1
         if self.stats.unwritten == 1:
             warnings.warn(
-                f"{error}; until then each process fetches for itself", RuntimeWarning, stacklevel=2
+                f"{error}; until then each process fetches for itself",
+                UnwrittenWarning,
+                stacklevel=2,
             )
 
     def __contains__(self, key: object) -> bool:

@@ -76,7 +76,7 @@ def command(
     )
     # with --json, stdout holds only the document
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        report = run(options)
+        report = run(options, say=print)
     if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
         emit(report, map(str, targets(report["rows"])), as_json, None)
     return int(any("error" in row and "did_not_run" in row for row in report["rows"]))

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table, watched
+from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table
 from mmpack.cli.problems import problem_document
 from mmpack.errors import ArgumentError
+from mmpack.progress import tracked
 
 if TYPE_CHECKING:
     from mmpack.schema.media import Medium
@@ -38,7 +39,7 @@ def command(
     """Count what a trace holds; broken rules are counted too and change no exit code."""
     from mmpack.schema.trace import read_trace
 
-    samples = watched(read_trace(trace), "reading")
+    samples = tracked(read_trace(trace), "reading")
     if sample is None:
         counts = _counts(samples)
         emit(counts, [_counts_table(counts)], as_json, out)

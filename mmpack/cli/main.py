@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from mmpack._version import __version__
 from mmpack.errors import MmpackError, one_line, require
 
 COMMANDS = (
-    "smoke", "parity", "probe", "probe chain", "validate", "inspect", "view", "plan", "frames", "bench", "doctor",
-    "schema",
+    "init", "smoke", "parity", "probe", "probe chain", "validate", "inspect", "view", "plan", "frames", "bench",
+    "doctor", "schema",
 )  # fmt: skip
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line `args` (by default the process's own) and return its exit code."""
+    heard = logging.StreamHandler()  # stderr
+    heard.setFormatter(logging.Formatter("mmpack: %(message)s"))
+    logging.getLogger("mmpack").addHandler(heard)
     try:
         code = _run(list(sys.argv[1:] if args is None else args))
         if sys.stdout is not None:
@@ -42,11 +47,19 @@ def main(args: Sequence[str] | None = None) -> int:
     except OSError as error:
         _discard_stdout()
         return _fail(str(error))
+    finally:
+        logging.getLogger("mmpack").removeHandler(heard)
 
 
-def _run(args: list[str]) -> int:
+def build() -> Any:
+    """The command with all subcommands, as an object of click.
+
+    Raises: MissingExtraError without typer or rich.
+    """
     typer = require("typer", "cli", "the command mmpack")
     require("rich", "cli", "the command mmpack")
+    from mmpack.cli.examples import epilog
+
     app = typer.Typer(
         help="The data layer of multimodal RL.",
         epilog="Exit codes: 0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage.",
@@ -68,12 +81,19 @@ def _run(args: list[str]) -> int:
 
     for name in COMMANDS:
         module = name.replace(" ", "_")
-        app.command(name)(importlib.import_module(f"mmpack.cli.{module}").command)
+        made = importlib.import_module(f"mmpack.cli.{module}").command
+        app.command(name, epilog=epilog(name))(made)
+    return typer.main.get_command(app)
+
+
+def _run(args: list[str]) -> int:
+    command = build()
+    import typer
+
     if " ".join(args[:2]) in COMMANDS:  # a name of two words
         args = [" ".join(args[:2]), *args[2:]]
     if isinstance(sys.stdout, io.TextIOWrapper):  # else there is none, or a caller's own
         sys.stdout.reconfigure(errors="backslashreplace")
-    command = typer.main.get_command(app)
     usage_error = typer.BadParameter.__mro__[1]  # click's, or the copy of it inside typer
     try:
         # not command.main(): it prints errors over several lines, and a closed pipe exits 1

@@ -1,4 +1,4 @@
-"""What the commands share: --json and --out, lines and tables for people, progress on a terminal."""
+"""What the commands share: --json and --out, lines and tables for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,8 +16,6 @@ from rich.table import Table
 
 from mmpack.errors import one_line
 from mmpack.files import write_text
-
-T = TypeVar("T")
 
 
 def writable(path: Path | None) -> Path | None:
@@ -51,11 +49,10 @@ def emit(
     document: dict[str, Any], human: Iterable[str | Table], as_json: bool, out: Path | None
 ) -> None:
     """Write `document` to `out` if it is given, and print it or what is for people."""
-    text = json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
     if out is not None:
-        write_text(out, text)
+        write_json(out, document)
     if as_json:
-        print(text, end="")
+        print(_json(document), end="")
         return
     console = Console(markup=False, highlight=False, emoji=False, width=_width())
     for part in human:
@@ -63,6 +60,15 @@ def emit(
             console.print(part)
         else:
             print(one_line(part))
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write the JSON document to a file."""
+    write_text(path, _json(document))
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
 
 
 def _width() -> int | None:
@@ -80,15 +86,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     for row in cells:
         out.add_row(*map(_cell, row))
     return out
-
-
-def watched(samples: Iterable[T], what: str) -> Iterable[T]:
-    """`samples`, counted on stderr while they are read if that is a terminal."""
-    if not sys.stderr.isatty():
-        return samples
-    from rich.progress import track
-
-    return track(samples, what, console=Console(stderr=True), transient=True)
 
 
 def _cell(value: Any) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, table, watched
+from mmpack.cli.ci_formats import FORMATS
+from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, table, write_json
 from mmpack.errors import require as require_extra
 from mmpack.files import write_text
 
@@ -20,6 +22,16 @@ if TYPE_CHECKING:
 SHOWN = 20  # findings, on the screen
 KEPT = 1000  # in the report
 REQUIRE = "input_ids,media,loss_spans"
+
+
+class Format(StrEnum):
+    """What stdout gets."""
+
+    text = "text"
+    json = "json"
+    github = "github"
+    sarif = "sarif"
+    junit = "junit"
 
 
 def command(
@@ -35,6 +47,12 @@ def command(
         int, typer.Option(min=1, help="How many findings to keep; all are counted.")
     ] = KEPT,
     as_json: JsonOption = False,
+    format: Annotated[
+        Format | None,
+        typer.Option(
+            help="text; json, as --json; annotations of a GitHub workflow; a SARIF 2.1.0 log; JUnit XML.",
+        ),
+    ] = None,
     out: OutOption = None,
     html: HtmlOption = None,
     media_root: Annotated[
@@ -63,8 +81,11 @@ def command(
     ] = None,
 ) -> int:
     """Compare the layouts of two traces and name the cause of each difference."""
+    if as_json and format not in (None, Format.json):
+        raise typer.BadParameter(f"--json and --format {format} are two formats: give one.")
+    as_json = as_json or format == Format.json
     if matrix is not None:
-        others = (rollout, html, media_root, tokenizer)
+        others = (rollout, html, media_root, tokenizer, None if as_json else format)
         if any(x is not None for x in others) or (require, max_findings) != (REQUIRE, KEPT):
             raise typer.BadParameter(
                 "--matrix takes no traces, and of the options --json and --out."
@@ -86,9 +107,8 @@ def command(
 
         decode = load_decoder(tokenizer)
     left, right = read_trace(rollout), read_trace(train)
-    by_columns = left.is_parquet and right.is_parquet  # fast, but not sample by sample
     report = compare(
-        left if by_columns else watched(left, "comparing"),
+        left,
         right,
         require=[name.strip() for name in require.split(",") if name.strip()],
         decode=decode,
@@ -106,7 +126,12 @@ def command(
     numbers = summary.partition(": ")[2]
     document = report.to_dict() | {"drift": _document(drift, left_out)}
     human = [f"{verdict}: {numbers}", *lines, *_drift(drift, left_out or {})]
-    emit(document, human, as_json, out)
+    if format is not None and format in FORMATS:
+        if out is not None:
+            write_json(out, document)
+        print(FORMATS[format](report, rollout, train), end="")
+    else:
+        emit(document, human, as_json, out)
     return 0 if report.ok else 1
 
 

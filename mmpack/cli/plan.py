@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table, watched
+from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table
+from mmpack.progress import tracked
 
 SHOWN = 50  # bins, and ranks, on the screen
 BAR = 20  # letters of a whole one
@@ -129,7 +130,7 @@ def command(
         raise typer.BadParameter(
             "--share-prefix shares everywhere, --auto-share where it pays: give one."
         )
-    samples = list(watched(read_trace(trace), "reading"))
+    samples = list(tracked(read_trace(trace), "reading"))
     planned = plan(
         samples,
         max_tokens=max_tokens,

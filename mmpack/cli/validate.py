@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, watched
+from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit
 from mmpack.cli.problems import problem_document
+from mmpack.progress import tracked
 
 KEPT = 100  # problems, on the screen and in the JSON document; all are counted
 
@@ -21,7 +22,7 @@ def command(trace: TraceArgument, as_json: JsonOption = False, out: OutOption = 
     seen = Trajectories()
     reader = read_trace(trace)
     whole = trace.stat().st_size > 0  # else there is nothing to decompress either
-    for sample in watched(reader if whole else (), "validating"):
+    for sample in tracked(reader if whole else (), "validating"):
         samples += 1
         for problem in problems_of(sample, seen=seen):
             codes[problem.code] += 1

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmpack.cli.output import JsonOption, OutOption, emit, watched, writable
+from mmpack.cli.output import JsonOption, OutOption, emit, writable
 from mmpack.errors import ArgumentError
 from mmpack.errors import require as require_extra
 from mmpack.files import replaced, write_text
+from mmpack.progress import tracked
 
 if TYPE_CHECKING:
     from mmpack.view.trace.choose import Chosen
@@ -92,7 +93,7 @@ def command(
         words = load_tokenizer(tokenizer)
     options = checked_options("view", media_root, None, words, trace.name)
     most = limit or max(LIMIT if html else 0, FIGURE_LIMIT if png else 0)
-    chosen = choose(watched(reader, "reading"), "view", most, sample or (), trajectory or ())
+    chosen = choose(tracked(reader, "reading"), "view", most, sample or (), trajectory or ())
     if not chosen.samples:
         raise ArgumentError(f"view: {trace} holds no sample. Fix: see why its writer wrote none")
     document: dict[str, Any] = _counts(trace, chosen)

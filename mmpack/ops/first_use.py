@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mmpack.progress import on_terminal
+
 logger = logging.getLogger("mmpack")
 QUIET = 2.0  # seconds without another kernel, after which the line on a terminal ends
 LOOK = 0.2  # seconds between two looks at torch's counters
@@ -67,17 +69,22 @@ class Progress:
         self.count += 1
         self.seconds += seconds
         self.say("kernels")
-        if sys.stderr is not None and sys.stderr.isatty():
+        if on_terminal():
             line = f"mmpack: {self.count} kernels compiled in {self.seconds:.0f} s: {name}"
-            print(f"\r\x1b[2K{line:.100}", end="", file=sys.stderr, flush=True)
+            _write(f"\r\x1b[2K{line:.100}")
             self._end_later()
 
     def _end_later(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
-        self.timer = threading.Timer(QUIET, print, args=[""], kwargs={"file": sys.stderr})
+        self.timer = threading.Timer(QUIET, _write, args=["\n"])
         self.timer.daemon = True
         self.timer.start()
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 PROGRESS = Progress()

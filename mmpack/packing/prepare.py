@@ -15,6 +15,7 @@ from mmpack.packing.batch import Batch, loss_index
 from mmpack.packing.columns import Column, given_columns, loss_columns_of, split_column
 from mmpack.packing.media import MediaTable, patch_offsets
 from mmpack.packing.replay import Alike, replay_fields
+from mmpack.progress import tracked
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem, packing_problems, problems_of
 from mmpack.schema.sample import Sample, as_samples
@@ -135,7 +136,7 @@ def _keep_valid(
     keep: list[int] = []
     contents: dict[str, Medium] = {}
     alike = Alike()
-    for i, sample in enumerate(samples):
+    for i, sample in enumerate(tracked(samples, {"pack": "packing", "pad": "padding"}[what])):
         family = FAMILIES.get(sample.family) if isinstance(sample.family, str) else None
         if family is None:
             broken.append(Problem("MM006", sample.sample_id, "family", f"is {sample.family!r:.60}"))

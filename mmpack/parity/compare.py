@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from mmpack.errors import ArgumentError, check_whole, kind_of
@@ -36,6 +36,7 @@ from mmpack.parity.join import Missing, Source, paired
 from mmpack.parity.records import RECORDS
 from mmpack.parity.replay import REPLAYED
 from mmpack.parity.report import Finding, ParityReport
+from mmpack.progress import progress
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import TraceReader
 
@@ -97,14 +98,17 @@ def compare(
             )
     tally = _Tally(max_findings)
     in_memory = not (_read(rollout) and _read(train))
+    total = len(rollout) if isinstance(rollout, Sized) and not isinstance(rollout, str) else None
     rollout, train = _identified(rollout, "rollout"), _identified(train, "train")
-    for item in paired(rollout, train, scored=_DRAWN):
-        if isinstance(item, Alike):
-            tally.alike(item)
-        elif isinstance(item, Missing):
-            tally.unpaired(item)
-        else:
-            tally.pair(item.ordinal, item.left, item.right, decode, in_memory)
+    with progress("comparing", total) as done:
+        for item in paired(rollout, train, scored=_DRAWN):
+            if isinstance(item, Alike):
+                tally.alike(item)
+            elif isinstance(item, Missing):
+                tally.unpaired(item)
+            else:
+                tally.pair(item.ordinal, item.left, item.right, decode, in_memory)
+            done(item.count if isinstance(item, Alike) else 1)
     return tally.report(require)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from mmpack.errors import ArgumentError, PlanError, SchemaError, check_number
 from mmpack.planning.budgets import Budgets
 from mmpack.planning.planned import Dropped
+from mmpack.progress import tracked
 from mmpack.schema.rules import Problem, packing_problems, problems_of
 from mmpack.schema.sample import Sample
 
@@ -83,7 +84,7 @@ def sort_out(
     What is too old is dropped in either mode: it is no fault of the data. `budgets`: None: rules only.
     Raises: SchemaError with all broken rules, PlanError for a sample over a budget or of another family.
     """
-    broken = [list(problems_of(s)) + packing_problems(s) for s in samples]
+    broken = [list(problems_of(s)) + packing_problems(s) for s in tracked(samples, "planning")]
     if on_invalid == "raise" and any(broken):
         raise SchemaError([p for problems in broken for p in problems], "plan")
     valid = [i for i, problems in enumerate(broken) if not problems]

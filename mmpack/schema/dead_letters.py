@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmpack.errors import ArgumentError, SchemaError, one_line
+from mmpack.errors import ArgumentError, SchemaError, UnwrittenWarning, one_line
 from mmpack.schema.jsonl import dump_json
 from mmpack.schema.rules.problems import structured
 from mmpack.schema.sample import Sample
@@ -143,7 +143,7 @@ class DeadLetters:
                 warnings.warn(
                     f"DeadLetters: {self.path} can't be written ({error.strerror}); letters wait in memory. "
                     "Fix: make room, or let this user write it",
-                    RuntimeWarning,
+                    UnwrittenWarning,
                     stacklevel=3,
                 )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, UnwrittenWarning
 from mmpack.files import replaced
 from mmpack.video.values import read_value
 
@@ -110,7 +110,7 @@ class FrameCache:
             warnings.warn(
                 f"FrameCache: can't write to {str(self.folder)[-80:]!a} ({error.strerror}), frames are decoded each "
                 "time. Fix: make room, or another folder",
-                RuntimeWarning,
+                UnwrittenWarning,
                 stacklevel=2,
             )
 

@@ -462,7 +462,7 @@ def test_progress_is_for_terminals_and_leaves_stdout_alone(trace):
         [sys.executable, "-c", code, str(trace)],
         stdout=subprocess.PIPE,
         stderr=follower,
-        env={**os.environ, "TERM": "xterm"},
+        env={**os.environ, "TERM": "xterm", "MMPACK_PROGRESS": "1"},  # else only after a second
         check=True,
     )
     os.close(follower)

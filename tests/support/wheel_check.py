@@ -71,6 +71,8 @@ COMMANDS = [
     (("smoke",), 2, "smoke"),
     (("doctor",), 0, None),
     (("schema",), 0, None),
+    (("init", "loop", "started"), 0, None),
+    (("init", "loop", "started"), 2, None),
 ]
 # One resolution for all of these, so that each has one; those of the frameworks exclude one another.
 TOGETHER = "cli,parquet,zstd,data,video,decord,torchcodec,triton,fa4,fla,view,smoke,trl"

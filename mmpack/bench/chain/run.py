@@ -25,6 +25,7 @@ from mmpack.bench.chain.ranks import on_ranks, refuse_ranks
 from mmpack.errors import ArgumentError
 from mmpack.probe.chain.compare import Equal, Row
 from mmpack.probe.chain.report import ChainReport
+from mmpack.progress import tracked
 
 
 def chain(options: Options) -> ChainReport:
@@ -51,7 +52,7 @@ def _one_process(options: Options, device: torch.device, left_out: dict[str, str
     axes = axes_here(prepared.model)
     axes["processor_cache"] = {"off": processed_run(prepared.uncached)}
     rows = list(prepared.alone)
-    for axis in options.axes:
+    for axis in tracked(options.axes, "comparing layouts"):
         if axis in RANKS:
             continue
         if axis not in axes:

@@ -9,7 +9,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_name, check_number, check_whole, kind_of
+from mmpack.errors import (
+    ArgumentError,
+    GroupWarning,
+    check_name,
+    check_number,
+    check_whole,
+    kind_of,
+)
 from mmpack.losses.advantages import GROUP_ADVANTAGES
 from mmpack.losses.advantages.leave_one_out import leave_one_out
 from mmpack.losses.advantages.pass_at_k import pass_at_k
@@ -261,7 +268,7 @@ def _warn_alone(group_index: Tensor, kind: str) -> None:
         warnings.warn(
             f"group_advantages: each of {count} samples is alone in its group, so every advantage is 0 and "
             "nothing is learned. Fix: give samples of one prompt one group_id, or use kind='reinforce_pp'",
-            UserWarning,
+            GroupWarning,
             stacklevel=3,
         )
 

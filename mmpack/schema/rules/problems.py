@@ -10,6 +10,7 @@ import numpy as np
 
 from mmpack.errors import SchemaError, TraceError
 from mmpack.families import FAMILIES
+from mmpack.progress import tracked
 from mmpack.schema.codes import RULES
 from mmpack.schema.columns.readable import readable
 from mmpack.schema.columns.table import Table
@@ -70,7 +71,7 @@ def validate(samples: Sample | Iterable[Sample]) -> list[Problem]:
     at = 0
     seen = Trajectories()
     try:
-        for sample in samples:
+        for sample in tracked(samples, "validating"):
             found += problems_of(sample, f"samples[{at}]", seen)
             at += 1
     except Exception as error:  # of the iteration: `problems_of` raises none

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.progress import tracked
 from mmpack.schema.replay_figures import replay_figures
 from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import REPLAY, Sample
@@ -54,7 +55,9 @@ def page(
     count = len({medium.cache_key for sample in samples for medium in sample.media})
     album = Album(finder(media_root, pictures), FrameViewer(media_root, pictures), count)
     episodes = episodes_of(samples)
-    sections = joined([_episode(episode, album, tokenizer) for episode in episodes])
+    sections = joined(
+        [_episode(episode, album, tokenizer) for episode in tracked(episodes, "drawing")]
+    )
     digest = {
         name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for name, text in (("style", STYLE), ("script", SCRIPT))

@@ -1,0 +1,64 @@
+"""`mmpack init FRAMEWORK [DIR]`: a loop to start from, as files of your own."""
+
+from __future__ import annotations
+
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmpack.cli.output import JsonOption, OutOption, emit
+from mmpack.errors import ArgumentError
+from mmpack.files import replaced
+
+STARTERS = Path(__file__).parent / "starters"
+NEXT = {  # what to do with the files in the folder `{}`
+    "loop": "pip install 'mmpack[smoke]', then: python {}/train.py",
+    "trl": "pip install 'mmpack[smoke,trl]', then: python {}/train.py",
+    "verl": "pip install 'mmpack[smoke,verl,data]', set your model in {0}/grpo.yaml, then: bash {0}/run.sh",
+}
+
+
+class Framework(StrEnum):
+    """Who runs the loop."""
+
+    loop = "loop"
+    trl = "trl"
+    verl = "verl"
+
+
+def command(
+    framework: Annotated[
+        Framework,
+        typer.Argument(
+            metavar="FRAMEWORK", help="loop (plain PyTorch), trl (GRPOTrainer) or verl (a config)."
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where the files go; made if it is not there.")
+    ] = Path(),
+    as_json: JsonOption = False,
+    out: OutOption = None,
+) -> int:
+    """Write the files of a small training loop to start from. A file that is there is never overwritten."""
+    sources = sorted(p for p in (STARTERS / framework).iterdir() if p.is_file())
+    targets = [folder / source.name for source in sources]
+    there = [target for target in targets if target.exists() or target.is_symlink()]
+    if there:
+        raise ArgumentError(
+            f"init: {str(there[0])!r:.120} is there already. Fix: another DIR, or move the file away"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError(f"init: {str(folder)!r:.120} is no folder. Fix: another DIR")
+    folder.mkdir(parents=True, exist_ok=True)
+    for source, target in zip(sources, targets, strict=True):
+        with source.open("rb") as text, replaced(target, "init", ArgumentError) as file:
+            shutil.copyfileobj(text, file)
+    step = NEXT[framework].format(folder)
+    names = [str(target) for target in targets]
+    emit(
+        {"files": names, "next": step}, [f"wrote {', '.join(names)}", f"next: {step}"], as_json, out
+    )
+    return 0

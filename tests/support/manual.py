@@ -1,0 +1,97 @@
+"""docs/mmpack.1, the manual page, from the command line itself: `python tests/support/manual.py [--check]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mmpack.cli.examples import EXAMPLES
+from mmpack.cli.main import COMMANDS, build
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "mmpack.1"
+CODES = {
+    "0": "fine",
+    "1": "a difference, a broken rule, a failed check, or a stale file",
+    "2": "bad input or bad usage: one line on stderr",
+    "130": "interrupted",
+    "141": "the reader of the output went away",
+}
+VARIABLES = {
+    "MMPACK_PROGRESS": "0: no progress bars; 1: bars at once, without a terminal as lines.",
+    "MMPACK_BACKEND": "The backend of every op, by name.",
+    "MMPACK_ATTENTION": "The backend of attention, by name.",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="exit 1 if the page is stale")
+    args = parser.parse_args()
+    text = page()
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    if args.check:
+        print(f"{PAGE} is stale. Fix: python tests/support/manual.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def page() -> str:
+    """The page in man(7); without a date or a version, which would make it stale by themselves."""
+    group = build()
+    lines = [
+        '.TH MMPACK 1 "" "mmpack" "User Commands"',
+        ".SH NAME",
+        f"mmpack \\- {roff(group.help[0].lower() + group.help[1:].rstrip('.'))}",
+        ".SH SYNOPSIS",
+        ".B mmpack",
+        ".I COMMAND",
+        "[\\fIOPTIONS\\fR] [\\fIARGUMENTS\\fR]",
+        ".SH COMMANDS",
+    ]
+    for name in COMMANDS:
+        lines += command(name, group.commands[name])
+    lines += [".SH EXIT STATUS", *entries(CODES)]
+    lines += [".SH ENVIRONMENT", *entries(VARIABLES)]
+    lines += [".SH EXAMPLES"]
+    for examples in EXAMPLES.values():
+        lines += [part for line in examples for part in (".PP", ".nf", roff(line), ".fi")]
+    return "\n".join(lines) + "\n"
+
+
+def command(name: str, made: Any) -> Iterator[str]:
+    """A subsection: usage, what it does, its arguments and options."""
+    context = type(made).context_class(made, info_name=name)
+    usage = " ".join(made.collect_usage_pieces(context))
+    yield f".SS mmpack {roff(name)}"
+    yield f"\\fBmmpack {roff(name)}\\fR {roff(usage)}"
+    for text in filter(None, (part.strip() for part in made.help.split("\n\n"))):
+        yield ".PP"
+        yield roff(" ".join(text.split()))
+    for parameter in made.params:
+        record = parameter.get_help_record(context)
+        if record is not None:
+            yield ".TP"
+            yield f"\\fB{roff(record[0])}\\fR"
+            yield roff(" ".join(record[1].split())) or "\\&"
+
+
+def entries(named: dict[str, str]) -> Iterator[str]:
+    for name, text in named.items():
+        yield from (".TP", f"\\fB{roff(name)}\\fR", roff(text))
+
+
+def roff(text: str) -> str:
+    """Escaped: backslashes, hyphens that are minus signs, and what roff takes for a request at the start of a line."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    text = "".join(c if ord(c) < 128 else f"\\[u{ord(c):04X}]" for c in text)
+    return f"\\&{text}" if text[:1] in (".", "'") else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

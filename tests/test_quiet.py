@@ -1,0 +1,82 @@
+"""The library prints nothing, logs under one name, and warns with categories of its own."""
+
+import ast
+import inspect
+import logging
+import warnings
+from pathlib import Path
+
+import pytest
+from support.process import run_python
+
+import mmpack as mp
+import mmpack.errors
+
+ROOT = Path(mp.__file__).resolve().parent
+COMMANDS = ("cli", "smoke")  # they speak to a person
+
+
+def modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        if path.relative_to(ROOT).parts[0] not in COMMANDS:
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls(tree):
+    """Calls, but those of a `main`: a module that is a command too."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "main":
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        yield from calls(node)
+
+
+def test_nothing_prints():
+    found = [
+        f"{path}:{call.lineno}"
+        for path, tree in modules()
+        for call in calls(tree)
+        if isinstance(call.func, ast.Name) and call.func.id == "print"
+    ]
+    assert found == []
+    assert (
+        len(list(calls(ast.parse("def f():\n    print(1)")))) == 1
+    )  # so there could have been one
+
+
+def test_every_warning_has_a_category_of_mmpack():
+    own = {
+        name
+        for name, value in vars(mmpack.errors).items()
+        if inspect.isclass(value) and issubclass(value, mp.MmpackWarning)
+    }
+    used = set()
+    for path, tree in modules():
+        for call in calls(tree):
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "warn":
+                if ast.unparse(call.func.value) != "warnings":
+                    continue
+                given = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "category")]
+                assert given and ast.unparse(given[0]) in own, f"{path}:{call.lineno}"
+                used.add(ast.unparse(given[0]))
+    assert used >= {"GroupWarning", "UnwrittenWarning"}
+
+
+def test_one_category_switches_them_all(tmp_path):
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mp.MmpackWarning)
+        with pytest.raises(mp.GroupWarning, match="alone in its group"):
+            mp.group_advantages(torch.tensor([1.0, 0.0]), torch.tensor([0, 1]))
+        warnings.simplefilter("ignore", mp.MmpackWarning)
+        mp.group_advantages(torch.tensor([1.0, 0.0]), torch.tensor([0, 1]))
+    assert issubclass(mp.UnwrittenWarning, RuntimeWarning)
+
+
+def test_log_lines_are_heard_only_where_logging_is_set_up():
+    assert any(isinstance(h, logging.NullHandler) for h in logging.getLogger("mmpack").handlers)
+    said = "import mmpack, logging\n{}\nlogging.getLogger('mmpack').warning('compiling')"
+    assert run_python(said.format("")).stderr == ""
+    assert "compiling" in run_python(said.format("logging.basicConfig()")).stderr
