@@ -46,6 +46,8 @@ def page() -> str:
     group = build()
     lines = [
         '.TH MMPACK 1 "" "mmpack" "User Commands"',
+        ".ad l",
+        ".nh",
         ".SH NAME",
         f"mmpack \\- {roff(group.help[0].lower() + group.help[1:].rstrip('.'))}",
         ".SH SYNOPSIS",
