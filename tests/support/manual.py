@@ -91,6 +91,7 @@ def entries(named: dict[str, str]) -> Iterator[str]:
 def roff(text: str) -> str:
     """Escaped: backslashes, hyphens that are minus signs, and what roff takes for a request at the start of a line."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
+    text = text.replace("|", "|\\:").replace("&", "&\\:")  # where a long word may break
     text = "".join(c if ord(c) < 128 else f"\\[u{ord(c):04X}]" for c in text)
     return f"\\&{text}" if text[:1] in (".", "'") else text
 
