@@ -88,8 +88,7 @@ def build() -> Any:
 
 def _run(args: list[str]) -> int:
     command = build()
-    import typer
-
+    typer: Any = importlib.import_module("typer")
     if " ".join(args[:2]) in COMMANDS:  # a name of two words
         args = [" ".join(args[:2]), *args[2:]]
     if isinstance(sys.stdout, io.TextIOWrapper):  # else there is none, or a caller's own

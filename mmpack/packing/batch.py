@@ -15,6 +15,7 @@ import torch
 
 from mmpack.errors import ArgumentError, BackendError
 from mmpack.families import Family, get_family
+from mmpack.notebook import Drawn
 from mmpack.ops.attention import AttentionPlan
 from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.inputs import check_are_tensors
@@ -51,7 +52,7 @@ class LossIndex:
 
 
 @dataclass(kw_only=True, repr=False)
-class Batch(LossIndex):
+class Batch(LossIndex, Drawn):
     """What packed and padded batches have in common."""
 
     family: str

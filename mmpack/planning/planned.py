@@ -12,6 +12,7 @@ from typing import Any
 
 from mmpack.errors import PlanError
 from mmpack.files import read_bounded, replaced
+from mmpack.notebook import Drawn
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
@@ -35,7 +36,7 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Drawn):
     """Micro-batches and who runs them.
 
     `bins`: indices into the samples of each micro-batch, ascending; bins in order of their first

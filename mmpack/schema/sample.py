@@ -13,6 +13,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.families import FAMILIES
+from mmpack.notebook import Drawn
 from mmpack.schema.codec import CodecIds
 from mmpack.schema.error_text import safe_repr, shown, trace_error
 from mmpack.schema.fields import Record, Records, column, keep_unknown
@@ -57,7 +58,7 @@ class Version(Str):
 
 
 @dataclass(eq=False)
-class Sample(Record):
+class Sample(Record, Drawn):
     """What a rollout engine returned and a trainer must see.
 
     Arrays are numpy: `input_ids` int64 [L], `position_ids` int64 [rows, L], `attention_mask`

@@ -7,9 +7,10 @@ What draws is loaded on first use: it needs optional packages.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from mmpack.errors import ArgumentError, MissingExtraError, kind_of
 from mmpack.parity.report import ParityReport
@@ -18,6 +19,7 @@ from mmpack.planning.planned import Plan
 if TYPE_CHECKING:
     import numpy as np
 
+    from mmpack.packing.batch import Batch
     from mmpack.parity.drift import LogprobDrift
     from mmpack.schema.sample import Sample
 
@@ -28,7 +30,7 @@ FIGURE_LIMIT = 8  # samples of a figure
 
 
 def html(
-    what: ParityReport | Plan | Iterable[Sample],
+    what: ParityReport | Plan | Batch | Iterable[Sample],
     media_root: str | os.PathLike[str] | None = None,
     pictures: Mapping[str, np.ndarray] | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
@@ -39,13 +41,14 @@ def html(
     limit: int | None = None,
     drift: LogprobDrift | None = None,
 ) -> str:
-    """A parity report, a plan, or samples, as one self-contained page; everything that came from a trace is escaped.
+    """A parity report, a plan, a batch or samples, as one self-contained page; all that came from a trace is escaped.
 
     Samples are drawn by trajectory, in order of turn: their screens with boxes, clicks and paths, their tokens by what
     they are, rewards and costs on their tokens. A sample that goes on from another draws only what is new.
 
     Args:
-        what: a ParityReport, a Plan (its ranks as lanes), or samples (a list, `mp.read_trace(path)`).
+        what: a ParityReport, a Plan (its ranks as lanes), a PackedBatch or PaddedBatch (its forest, what sharing
+            saves, lengths), or samples (a list, `mp.read_trace(path)`).
         media_root: folder below which the pictures and videos that `Medium.source` names are opened.
         pictures: content_hash -> uint8 [h, w, 3] of pictures in memory, [n, h, w, 3] of the sampled frames of videos.
         decode: of a report: ids -> text, for the tokens around a difference.
@@ -53,7 +56,7 @@ def html(
             them.
         tokenizer: of samples: of transformers, or a function from an id to its bytes. Without one, texts are those of
             `Sample.metadata["token_texts"]` (L strings) if there are any, else ids.
-        title: of samples, and of a plan: the heading, "samples" and "plan" if not given.
+        title: of samples, of a plan and of a batch: the heading, "samples", "plan" and "pack" if not given.
         limit: of samples: how many are drawn, 100 if not given; the page says that there are more.
         drift: of a report: the drift of all samples (`parity.drift_traces.trace_drift`); if not given, that of the
             samples drawn is told apart.
@@ -90,10 +93,17 @@ def html(
         from mmpack.view.plan import page as plan_page
 
         return plan_page(what, "plan" if title is None else title)
+    if _is_batch(what):
+        of_samples = {"media_root": media_root, "pictures": pictures, "tokenizer": tokenizer}
+        of_report = {"decode": decode, "train_logprobs": train_logprobs, "drift": drift}
+        _refuse("a batch", **of_samples, **of_report, limit=limit)
+        from mmpack.view.cards import batch_page
+
+        return batch_page(what, "pack" if title is None else title)
     if not isinstance(what, Iterable) or isinstance(what, (str, bytes, Mapping)):
         raise ArgumentError(
-            f"view.html: it is handed {kind_of(what)}, expected samples, a ParityReport or a Plan. "
-            "Fix: pass what mp.read_trace, mp.compare or mp.plan returns, of one sample [sample]"
+            f"view.html: it is handed {kind_of(what)}, expected samples, a batch, a ParityReport or a Plan. "
+            "Fix: pass what mp.read_trace, mp.pack, mp.compare or mp.plan returns, of one sample [sample]"
         )
     _refuse("samples", decode=decode, train_logprobs=train_logprobs, drift=drift)
     from mmpack.view.trace.choose import checked_options, choose
@@ -102,6 +112,12 @@ def html(
     options = checked_options("view.html", media_root, pictures, tokenizer, title)
     chosen = choose(what, "view.html", LIMIT if limit is None else limit)
     return trace_page(chosen.samples, chosen.note, **options)[0]
+
+
+def _is_batch(what: Any) -> TypeGuard[Batch]:
+    """Torch is not loaded to ask."""
+    module = sys.modules.get("mmpack.packing.batch")
+    return module is not None and isinstance(what, module.Batch)
 
 
 def png(

@@ -31,19 +31,28 @@ def page(plan: Plan, title: str = "plan") -> str:
     return document(title, STYLE + OWN, _body(plan, title))
 
 
+def drawn(plan: Plan) -> Markup:
+    """Its counts, its ranks and how full its budgets are."""
+    fills = [(name, f"{fill:.1%}") for name, fill in plan.stats.get("fills", {}).items()]
+    lanes = tag("div", _lanes(plan), class_="wide")
+    return joined([tag("p", _counts(plan)), _key(), lanes, table(("budget", "filled"), fills)])
+
+
+def _counts(plan: Plan) -> str:
+    counts = f"{plan.total_samples:,} samples, {plan.total_tokens:,} loss tokens "
+    return counts + f"in {len(plan.bins)} micro-batches on {len(plan.ranks)} ranks"
+
+
 def _body(plan: Plan, title: str) -> Markup:
     stats = plan.stats
-    ranks, bins = len(plan.ranks), len(plan.bins)
-    counts = f"{plan.total_samples:,} samples, {plan.total_tokens:,} loss tokens "
-    counts += f"in {bins} micro-batches on {ranks} ranks"
     single = [(n, _said(v)) for n, v in stats.items() if not isinstance(v, list | dict)]
     fills = [(name, f"{fill:.1%}") for name, fill in stats.get("fills", {}).items()]
-    more = ranks - LANES
+    more = len(plan.ranks) - LANES
     lanes = [tag("p", f"{LANES} ranks are drawn, {more} more are not.")] if more > 0 else []
     return joined(
         [
             tag("h1", title),
-            tag("p", counts),
+            tag("p", _counts(plan)),
             tag("h2", "Ranks"),
             tag(
                 "p",

@@ -25,6 +25,7 @@ from mmpack.losses.kl import KLKind, check_kl_kind
 from mmpack.losses.policy.autograd import PolicyLossFunction
 from mmpack.losses.policy.call import METRICS, Columns, Kind, Options
 from mmpack.losses.samples import check_columns
+from mmpack.notebook import Drawn
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 
 WHAT = "policy_loss"
@@ -43,7 +44,7 @@ CLIPS: dict[str, tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class PolicyLoss:
+class PolicyLoss(Drawn):
     """A loss to call `.backward()` on, and what to log about it."""
 
     loss: Tensor  # scalar float32

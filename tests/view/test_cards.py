@@ -1,0 +1,171 @@
+"""What a notebook shows of samples, plans, batches and losses, and the page of a batch: figures counted by hand."""
+
+import html as library
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from support.browser import BROWSER, MISSING, measured
+from support.groups import answered
+from support.samples import full_sample, make_sample
+
+import mmpack as mp
+from mmpack.errors import ArgumentError
+
+PROMPTS, RESPONSES = 3, 4
+LAYOUT = """
+return { overflow: root.scrollWidth - root.clientWidth, boxes: all(".mm-forest rect").length,
+  outside: all(".mm-forest rect").filter(e => { const r = e.getBoundingClientRect(),
+    s = e.closest("svg").getBoundingClientRect(); return r.right > s.right + 1 || r.left < s.left - 1; }).length };
+"""
+
+
+class Tags(HTMLParser):
+    """Refuses tags that are not closed in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def groups():
+    """Prompts of 20, 29, 38 ids with a picture of 16, 24, 32 patches; responses of 30 to 120 ids."""
+    return [
+        answered(
+            f"{g}/{k}",
+            f"g{g}",
+            [100 + g] * (20 + 9 * g),
+            [7 + k] * (30 * (k + 1)),
+            (1, 4, 4 + 2 * g),
+        )
+        for g in range(PROMPTS)
+        for k in range(RESPONSES)
+    ]
+
+
+def texts(html):
+    tags = Tags()
+    tags.feed(html)
+    assert tags.open == []
+    return [library.unescape(t) for t in re.findall(r">([^<>]+)<", html)]
+
+
+def row(said, name):
+    at = said.index(name)
+    return said[at + 1 : at + 4]
+
+
+def titles(html):
+    return [library.unescape(t) for t in re.findall(r"<title>(.*?)</title>", html)]
+
+
+def loss_of(samples):
+    lp = torch.full((sum(s.num_loss_tokens for s in samples),), -1.0)
+    cu = torch.tensor([0, *torch.tensor([s.num_loss_tokens for s in samples]).cumsum(0)])
+    return mp.policy_loss(lp, torch.ones(len(samples)), cu.int(), old_logprobs=lp)
+
+
+def test_a_batch_says_what_is_repeated_and_what_sharing_saves():
+    samples = groups()
+    alone = sum(map(len, samples))
+    first = [samples[RESPONSES * g] for g in range(PROMPTS)]
+    prompts = [len(s) - s.num_loss_tokens for s in first]
+    shared = alone - (RESPONSES - 1) * sum(prompts)
+    patches = [s.num_patches for s in first]
+    said = texts(mp.view.html(mp.pack(samples, share_prefix=True)))
+    assert row(said, "rows") == [f"{alone:,}", f"{shared:,}", f"{1 - shared / alone:.1%}"]
+    assert row(said, "media") == [str(PROMPTS * RESPONSES), str(PROMPTS), "75.0%"]
+    assert row(said, "patches") == [str(RESPONSES * sum(patches)), str(sum(patches)), "75.0%"]
+    padded = len(samples) * max(map(len, samples))
+    for batch, rows in ((mp.pack(samples), alone), (mp.pad(samples), padded)):
+        said = texts(batch._repr_html_())
+        assert row(said, "rows") == [f"{alone:,}", f"{rows:,}", f"{1 - rows / alone:.1%}"]
+        assert row(said, "patches")[:2] == [str(RESPONSES * sum(patches)), str(sum(patches))]
+
+
+def test_the_forest_has_a_box_for_each_segment():
+    batch = mp.pack(groups(), share_prefix=True)
+    segments = [t for t in titles(mp.view.html(batch)) if t.startswith("segment ")]
+    assert len(segments) == len(batch.segment_parent) == PROMPTS * (1 + RESPONSES)
+    ends = [t.partition(", ends ")[2] for t in segments if ", ends " in t]
+    assert sorted(ends) == sorted(batch.sample_ids)
+    offsets = batch.segment_offsets.tolist()
+    assert segments[0].startswith(f"segment 0: rows {offsets[0]} to {offsets[1]}")
+
+
+def test_bars_count_every_sample_once():
+    samples = groups()
+    found = [
+        re.match(r"(\d+) of ([\d,]+) to ([\d,]+)$", t)
+        for t in titles(mp.pack(samples)._repr_html_())
+    ]
+    bars = [tuple(int(x.replace(",", "")) for x in m.groups()) for m in found if m]
+    for values in ([len(s) for s in samples], [s.num_loss_tokens for s in samples]):
+        mine, bars = bars[:16], bars[16:]
+        assert [sum(a <= v <= b for v in values) for _, a, b in mine] == [n for n, _, _ in mine]
+        assert sum(n for n, _, _ in mine) == len(samples)
+    assert bars == []
+
+
+def test_a_sample_shows_what_each_token_is():
+    sample = full_sample("<b>")
+    html = sample._repr_html_()
+    said = texts(html)
+    assert "sample <b>" in said and "<b>" not in html
+    assert f"{len(sample):,}" in said and f"{sample.num_loss_tokens:,}" in said
+    covered = [0] * len(sample)
+    for title in titles(html):
+        start, stop = map(int, re.search(r"tokens (\d+) to (\d+)$", title).groups())
+        for t in range(start, stop):
+            covered[t] += 1
+        assert (", loss" in title) == (start in sample.loss_indices)
+    assert covered == [1] * len(sample)
+    assert "sample empty" in texts(make_sample([], sample_id="empty")._repr_html_())
+
+
+def test_a_plan_and_a_loss_show_their_figures():
+    plan = mp.plan(groups(), max_tokens=400, ranks=2, share_prefix=True)
+    said = texts(plan._repr_html_())
+    assert f"{plan.stats['fills']['max_tokens']:.1%}" in said and "rank 1" in said
+    out = loss_of(groups())
+    said = texts(out._repr_html_())
+    assert f"PolicyLoss: {float(out.loss):.6g}" in said
+    assert set(out.metrics) <= set(said)
+
+
+def test_options_of_another_kind_are_refused():
+    with pytest.raises(ArgumentError, match="limit"):
+        mp.view.html(mp.pack(groups()), limit=3)
+    with pytest.raises(ArgumentError, match="a batch, a ParityReport or a Plan"):
+        mp.view.html(3)
+
+
+def test_without_markupsafe_the_text_and_the_extra_are_shown():
+    code = """
+import sys
+sys.modules["markupsafe"] = None
+import mmpack as mp
+print(mp.Sample("s", "g", "qwen2_vl", [5, 6], [], [], [mp.LossSpan(1, 2)])._repr_html_())
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("<pre>") and "pip install &#x27;mmpack[view]&#x27;" in done.stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason=MISSING)
+@pytest.mark.parametrize(("width", "dark"), [(1100, False), (360, True)])
+def test_the_page_of_a_pack_fits(tmp_path, width, dark):
+    batch = mp.pack(groups(), share_prefix=True)
+    seen = measured(tmp_path, mp.view.html(batch), LAYOUT, width, dark)
+    assert seen["overflow"] <= 0 and seen["outside"] == 0
+    assert seen["boxes"] == len(batch.segment_parent) + 2 * 16
