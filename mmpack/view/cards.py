@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mmpack.planning.planned import Plan
 from mmpack.schema.sample import Sample
+from mmpack.view.bars import WIDTH, drawing, histogram
 from mmpack.view.document import document
 from mmpack.view.parity.style import STYLE
 from mmpack.view.plan import OWN, drawn
 from mmpack.view.tags import Markup, joined, table, tag
 from mmpack.view.trace.roles import ROLES, roles_of, rows_of
 
-WIDTH, LEVEL = 1000.0, 18.0
+LEVEL = 18.0  # height of a box
 PIECES = 2000  # boxes of one drawing
-BARS = 16  # of a histogram
 COLOURS = ("text", "image", "video", "observation", "loss", "loss", "loss", "audio")  # of ROLES
 CARD = """
 .mmpack .mm-forest{width:100%;min-width:420px;display:block;font:11px system-ui,sans-serif}
@@ -70,7 +69,7 @@ def _sample(sample: Sample) -> Markup:
         boxes.append(tag("rect", tag("title", about), class_=colour, y=0, height=LEVEL, **box))
         if row.loss:
             boxes.append(tag("rect", class_="mm-read", y=LEVEL + 2, height=4, **box))
-    strip = _drawing(boxes, LEVEL + 8, f"tokens of {sample.sample_id} by what they are")
+    strip = drawing(boxes, LEVEL + 8, f"tokens of {sample.sample_id} by what they are")
     more = len(rows) - PIECES
     used = dict.fromkeys((COLOURS[row.role], ROLES[row.role]) for row in rows)
     notes = [f"and {more} stretches more"] if more > 0 else []
@@ -176,40 +175,7 @@ def _forest(batch: Any) -> Markup:
             )
         )
     height = (max(level, default=0) + 1) * (LEVEL + 2)
-    return _drawing(boxes, height, f"{len(parents)} segments of {len(batch.sample_ids)} samples")
-
-
-def histogram(values: Sequence[int], what: str) -> Markup:
-    """Bars of how many of `values` lie in each of at most BARS equal ranges."""
-    if not len(values):
-        return tag("p", f"no {what}", class_="mm-note")
-    low, high = min(values), max(values)
-    count, edges = np.histogram(values, bins=min(BARS, high - low + 1), range=(low, high + 1))
-    width, most = WIDTH / len(count), max(count.max(), 1)
-    bars = []
-    for k, n in enumerate(count.tolist()):
-        first, last = int(np.ceil(edges[k])), int(np.ceil(edges[k + 1])) - 1
-        height = 60.0 * n / most
-        about = tag("title", f"{n} of {first:,} to {last:,}")
-        shape = {"x": f"{k * width:.1f}", "y": f"{60 - height:.1f}", "height": f"{height:.1f}"}
-        bars.append(tag("rect", about, class_="mm-image", width=f"{width - 2:.1f}", **shape))
-    middle = int(np.median(values))
-    said = f"{what}: {low:,} to {high:,}, half of them up to {middle:,}; the highest bar is {most}"
-    drawing = tag("div", _drawing(bars, 60.0, said), class_="wide")
-    return joined([drawing, tag("p", said, class_="mm-note")])
-
-
-def _drawing(boxes: list[Markup], height: float, label: str) -> Markup:
-    return tag(
-        "svg",
-        *boxes,
-        view_box=f"0 0 {WIDTH:.0f} {height:.0f}",
-        preserveAspectRatio="none",
-        height=f"{height:.0f}",
-        class_="mm-forest",
-        role="img",
-        aria_label=label,
-    )
+    return drawing(boxes, height, f"{len(parents)} segments of {len(batch.sample_ids)} samples")
 
 
 def _key(used: list[tuple[str, str]]) -> Markup:

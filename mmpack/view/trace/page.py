@@ -28,6 +28,7 @@ from mmpack.view.trace.scores import Placed, placed_scores
 from mmpack.view.trace.screens import SHOWN, Album, figures, film, new_marks, new_media
 from mmpack.view.trace.script import SCRIPT
 from mmpack.view.trace.style import STYLE
+from mmpack.view.trace.sums import sums
 from mmpack.view.trace.texts import KEY, texts_of
 from mmpack.view.trace.tokens import Written, kept_of, logprobs_of, rows, score_chip
 
@@ -147,6 +148,7 @@ def _top(samples: Sequence[Sample], episodes: Sequence[Episode], title: str, not
             class_="key-of-all",
             open="",
         ),
+        sums(samples),
     )
 
 

@@ -34,6 +34,8 @@ header{padding:1.1rem 1.4rem .8rem;border-bottom:1px solid var(--line)}
 h1{font-size:1.3rem;margin:0;font-weight:650}.facts{margin:.1rem 0;color:var(--soft)}
 .note{color:var(--soft);font-size:.86rem;margin:.2rem 0}
 summary{cursor:pointer;color:var(--soft)}
+.wide{overflow-x:auto}.saves{border-collapse:collapse;font-size:.86rem;margin:.4rem 0}
+.saves td,.saves th{border:1px solid var(--line);padding:.15em .6em;text-align:left}
 .key-of-all{margin-top:.5rem}.keys{display:grid;grid-template-columns:repeat(auto-fill,minmax(19rem,1fr));
 gap:.2rem 1.2rem;
 margin:.4rem 0}
