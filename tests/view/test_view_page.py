@@ -195,7 +195,7 @@ def test_long_context_is_folded_and_no_loss_token_is_left_out():
     sample = make_sample([("text", ids), ("response", ids, 0)])
     html = mp.view.html([sample])
     page = Page(html)
-    assert len(page.all("summary")) == 3  # the key, the context, the fields
+    assert len(page.all("summary")) == 4  # the key, the figures, the context, the fields
     drawn = "".join(page.by_class["txt"]).split()
     assert drawn[-5000:] == list(map(str, ids))
     assert "2,952 tokens are not drawn" in "".join(page.text)
@@ -250,8 +250,8 @@ def test_pictures_from_memory_and_a_video_in_memory():
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"what": 5}, "expected samples, a ParityReport or a Plan"),
-        ({"what": "trace.jsonl"}, "expected samples, a ParityReport or a Plan"),
+        ({"what": 5}, "expected samples, a batch, a ParityReport or a Plan"),
+        ({"what": "trace.jsonl"}, "expected samples, a batch, a ParityReport or a Plan"),
         ({"what": [1]}, "samples[0] is of type int"),
         ({"decode": str}, "decode is no option for samples"),
         ({"train_logprobs": {}}, "train_logprobs is no option for samples"),
