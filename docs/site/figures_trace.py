@@ -241,7 +241,7 @@ def replay() -> str:
         860, 390, "Replay: what the engine did is recorded, and the trainer does the same"
     )
     heads = ["the engine", "the trace", "the trainer", "without it, in silence"]
-    columns = [20, 220, 430, 640]
+    columns = [20, 230, 440, 650]
     for x, head in zip(columns, heads, strict=True):
         draw.text(x + 95, 30, head, bold=True, anchor="middle")
     rows = [
@@ -264,10 +264,10 @@ def replay() -> str:
             "off-policy tokens\ncount as on-policy",
         ),
         (
-            "samples an id that\nlooks like a picture",
-            "input_ids, spans",
-            "a text token:\nno span is over it",
-            "one picture too many\nis looked for",
+            "takes frames of a clip\nat its own times",
+            "second_per_grid_ts",
+            "positions of\nthe same times",
+            "the clip seems faster\nor slower",
         ),
     ]
     for k, row in enumerate(rows):
