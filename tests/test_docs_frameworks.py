@@ -1,0 +1,143 @@
+"""The code of docs/frameworks.md runs, both sides; its figures are those of the results."""
+
+import copy
+import json
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.trl_trainers import datasets, reward, rows_of, small_processor, trl
+from test_docs_run import blocks, run
+from transformers import TrainingArguments
+
+from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+
+PAGE = "docs/frameworks.md"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "examples"))
+
+
+def run_part(names, *words):
+    [code] = [block for block in blocks(PAGE) if all(word in block[1] for word in words)]
+    return run(PAGE, dict(names), [code])
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    import stock_step
+    from trainer_policy import samples_of
+
+    rows = stock_step.make_rows()
+    items = list(samples_of(rows))
+    return {
+        "rows": rows,
+        "items": items,
+        "samples": [sample for sample, _ in items],
+        "advantages": torch.tensor([columns["advantages"] for _, columns in items]),
+        "padded": stock_step.padded,
+        "stock_loss": stock_step.stock_loss,
+        "model": stock_step.make_model(),
+        "folder": str(tmp_path_factory.mktemp("out")),
+    }
+
+
+@pytest.mark.slow
+def test_trl_s_both_sides(given):
+    yours = {
+        "model": tiny_qwen2_5_vl(),
+        "reward_funcs": reward,
+        "args": trl.GRPOConfig(
+            given["folder"],
+            per_device_train_batch_size=4,
+            num_generations=4,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+        ),
+        "train_dataset": datasets.Dataset.from_list(rows_of((0,))),
+        "processing_class": small_processor(),
+    }
+    stock = run_part({"yours": yours}, "trainer = GRPOTrainer(")["trainer"]
+    packed = run_part({"yours": yours | {"model": tiny_qwen2_5_vl()}}, "MmpackGRPO")["trainer"]
+    assert type(stock) is trl.GRPOTrainer and isinstance(packed, trl.GRPOTrainer)
+    assert packed.mmpack_stats.passes == 0
+
+
+def test_the_trainer_s_both_sides(given):
+    args = TrainingArguments(given["folder"], use_cpu=True, report_to=[], max_steps=1)
+    args.remove_unused_columns = False
+    names = given | {"args": args, "model": copy.deepcopy(given["model"])}
+    stock = run_part(names, "data_collator=padded")["trainer"]
+    packed = run_part(names, "SampleCollator")["trainer"]
+    labels = next(iter(stock.get_train_dataloader()))["labels"]
+    inputs = next(iter(packed.get_train_dataloader()))
+    assert (labels != -100).sum() == inputs["shift_labels"].numel() > 0
+    assert inputs["input_ids"].numel() < labels.numel() / 2
+
+
+@pytest.mark.slow
+def test_both_loops_have_one_gradient(given):
+    gradients = []
+    for word in ("stock_loss", "packed_logprobs"):
+        names = given | {"model": copy.deepcopy(given["model"])}
+        ran = run_part(names, "DataLoader", word)["model"]
+        gradients.append({n: p.grad for n, p in ran.named_parameters()})
+    for name, own in gradients[0].items():
+        assert (own - gradients[1][name]).norm() <= 1e-5 * own.norm() + 1e-7, name
+
+
+def test_what_to_log(given, capsys):
+    ran = run_part(given, "mp.metrics(")
+    assert str(sorted(ran["logged"])[:3]) in (ROOT / PAGE).read_text(encoding="utf-8")
+    assert capsys.readouterr().out == f"{sorted(ran['logged'])[:3]}\n" and len(ran["packs"]) > 1
+    assert ran["logged"]["policy/tokens"] == ran["plan"].total_tokens
+
+    seen = {}
+
+    def add_scalar(tag, scalar_value, global_step=None):  # as TensorBoard's SummaryWriter has it
+        seen[tag] = (scalar_value, global_step)
+
+    writer = SimpleNamespace(add_scalar=add_scalar)
+    run_part({"logged": ran["logged"], "writer": writer, "step": 3}, "add_scalar")
+    assert seen == {name: (value, 3) for name, value in ran["logged"].items()}
+
+
+@pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
+def test_traces_are_logged(given, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    import trackio
+
+    seen = []
+    monkeypatch.setattr(trackio, "log", lambda payload, step: seen.append((payload, step)))
+    names = given | {"tokenizer": small_processor().tokenizer, "pictures": {}, "step": 2}
+    run_part(names, "to_traces")
+    [(payload, step)] = seen
+    assert step == 2 and len(payload["rollouts"]) == len(given["samples"])
+    assert all(isinstance(t, trackio.Trace) for t in payload["rollouts"])
+
+
+def test_figures_are_those_of_the_results():
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "benchmarks/results/step.json").read_text())["rows"]
+    at = {
+        row["peer"]: row
+        for row in rows
+        if (row["model"], row["workload"], row["device"], row["ranks"])
+        == ("qwen2.5-vl-7b", "geo", "NVIDIA H200", 1)
+    }
+    said = re.findall(
+        r"^\| (padded|padding|mmpack)\b.*?\| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|$", text, re.M
+    )
+    peers = {"padded": "padded-tower-no-mask", "padding": "removed-padding", "mmpack": "shared"}
+    assert [name for name, *_ in said] == list(peers)
+    for name, seconds, tokens, patches in said:
+        row = at[peers[name]]
+        assert float(seconds) == float(f"{row['seconds']:.3g}")
+        assert (tokens, patches) == (f"{row['rows']:,}", f"{row['patches']:,}")
+    assert at["padded-tower-no-mask"]["seconds"] == min(
+        row["seconds"] for peer, row in at.items() if peer.startswith(("padded", "liger"))
+    )
