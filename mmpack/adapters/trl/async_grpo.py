@@ -1,0 +1,170 @@
+"""`class Trainer(MmpackAsyncGRPO, AsyncGRPOTrainer)`: TRL's asynchronous GRPO, on pictures.
+
+TRL's own has ids only: its trie, its batch and its forward have no place for pixels. Here a rollout is a Sample, its
+batches are packs, and logprobs and entropies are those of `packed_logprobs`. Weights, versions, staleness, queue,
+callbacks and metrics are TRL's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mmpack.adapters.transformers.attention import attach, refuse_unpackable
+from mmpack.adapters.transformers.logprobs import packed_logprobs
+from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.adapters.trl.grpo import SUPPORTED
+from mmpack.errors import ArgumentError, BackendError, ModelError, require
+from mmpack.losses.policy.loss import policy_loss
+from mmpack.packing.pack import pack
+from mmpack.schema.sample import Sample
+
+if TYPE_CHECKING:
+    _Trainer = Any
+else:
+    _Trainer = object
+WHAT = "MmpackAsyncGRPO"
+# what TRL logs of a micro-batch, and the metric of `policy_loss` that is the same mean
+LOGGED = {"ratio": "ratio", "kl": "kl_old", "entropy": "entropy"}
+
+
+class MmpackAsyncGRPO(_Trainer):
+    """Mix in before `trl.experimental.async_grpo.AsyncGRPOTrainer`; takes its arguments. One process.
+
+    `rollout_worker` gives samples: a `SampleWorker`, or one of yours that puts what `to_rollouts` makes on its queue.
+    A micro-batch is `per_device_train_batch_size` samples, packed, prompts and pictures once; `token_budget` is not
+    read. The loss is TRL's: clipped, the mean over a micro-batch's tokens, logarithms of ratios cut to ±20.
+    As in TRL, the text model and the head are trained, the vision tower is not.
+
+    Raises, when built: MissingExtraError, BackendError for another TRL than 1.16; ModelError for several processes, the
+    router's auxiliary loss and families that can't be packed; ArgumentError without a `rollout_worker`.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        before = cls.__mro__[: cls.__mro__.index(MmpackAsyncGRPO)]
+        if any("compute_loss" in vars(c) and not issubclass(c, MmpackAsyncGRPO) for c in before):
+            raise ArgumentError(
+                f"{WHAT}: {cls.__name__} names it after the trainer, whose methods would win. "
+                f"Fix: class {cls.__name__}({WHAT}, AsyncGRPOTrainer)"
+            )
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        trl = require("trl", "trl", WHAT)
+        if not trl.__version__.startswith(SUPPORTED + "."):
+            raise BackendError(
+                f"{WHAT}: TRL {trl.__version__} is installed, it supports {SUPPORTED}. "
+                f"Fix: pip install 'trl=={SUPPORTED}.*'"
+            )
+        from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
+
+        if not isinstance(self, AsyncGRPOTrainer):
+            raise ArgumentError(
+                f"{WHAT}: there is no AsyncGRPOTrainer beside it. Fix: class Trainer({WHAT}, AsyncGRPOTrainer)"
+            )
+        if kwargs.get("rollout_worker") is None:
+            raise ArgumentError(
+                f"{WHAT}: TRL's own rollout worker has no pictures. Fix: rollout_worker=SampleWorker(rollouts)"
+            )
+        super().__init__(*args, **kwargs)
+        if self.accelerator.num_processes > 1:
+            raise ModelError(
+                f"{WHAT}: {self.accelerator.num_processes} processes run, and packs are not dispatched between them. "
+                "Fix: one process, or MmpackGRPO"
+            )
+        if self.aux_loss_enabled:
+            raise ModelError(
+                f"{WHAT}: the router's auxiliary loss is on, and a pack has no place for it. "
+                "Fix: router_aux_loss_coef=0.0"
+            )
+        whole = unwrap(self.accelerator.unwrap_model(self.model), WHAT)
+        # TRL loads every part with an attention that needs its trie; the tower has none
+        whole.set_attn_implementation("sdpa")
+        refuse_unpackable(whole)
+
+    def get_train_dataloader(self) -> Any:
+        """TRL's queue, which drops what is stale, in packs."""
+        from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
+
+        self._rollout_dataset = RolloutQueueDataset(
+            rollout_queue=self.rollout_queue,
+            model_version_fn=lambda: self.model_version,
+            check_health_fn=self.rollout_worker.check_health,
+            stale_after_s=self.args.heartbeat_stale_after_s,
+            metrics=self._metrics["train"],
+            max_staleness=self.args.max_staleness,
+        )
+        dataset = _MicroBatches(self._rollout_dataset, self.args.per_device_train_batch_size)
+        # not prepared by accelerate, which would cut a batch for ranks, and read one ahead: it would be older
+        return torch.utils.data.DataLoader(dataset, batch_size=1, collate_fn=self._collate)
+
+    def _collate(self, micro_batches: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        (rows,) = micro_batches
+        samples = [row["input_ids"] for row in rows]
+        self._trained_groups.update(row["group_id"] for row in rows)
+        batch = pack(samples, share_prefix=True)
+        metrics = self._metrics["train"]
+        lengths = sum(map(len, samples))
+        metrics["batch/packing_ratio"].append((lengths, batch.num_tokens))
+        metrics["sample/forwarded_tokens_mean"].append(lengths / len(samples))
+        metrics["sample/trained_tokens_mean"].append(batch.num_loss_tokens / len(samples))
+        metrics["mmpack/patches"].append(batch.stats["patches"])
+        for name in dict.fromkeys(name for row in rows for name in row["metrics"]):
+            values = [row["metrics"][name] for row in rows if name in row["metrics"]]
+            metrics[name].append(sum(values) / len(values))
+        return {"pack": batch, "advantages": torch.tensor([row["advantage"] for row in rows])}
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> torch.Tensor:
+        """TRL's loss of one pack, of packed logprobs."""
+        start, batch = time.time(), inputs["pack"].to(self.accelerator.device)
+        with self.accelerator.autocast(), attach(model):
+            logprobs, entropy = packed_logprobs(model, batch, self.temperature, entropy=True)
+        self._step_forward_s += time.time() - start
+        out = policy_loss(
+            logprobs,
+            inputs["advantages"].to(logprobs.device),
+            batch.cu_loss,
+            old_logprobs=batch.loss_columns["rollout_logprobs"],
+            entropy=entropy.detach(),
+            per="sample",
+            clip_low=self.epsilon_low,
+            clip_high=self.epsilon_high,
+        )
+        metrics = self._metrics["train"]
+        logged = {k: out.metrics[v] for k, v in LOGGED.items()}
+        logged["clip_ratio/region_mean"] = out.metrics["clip_fraction"]
+        for name, value in zip(logged, torch.stack(list(logged.values())).tolist(), strict=True):
+            metrics[name].append(value)
+        self._step_forward_tokens += batch.num_tokens
+        self._step_trained_tokens += batch.num_loss_tokens
+        self._step_samples += len(batch.token_counts)
+        self._step_seq_len_weighted += batch.num_tokens**2 / len(batch.token_counts)
+        return out.loss / self.current_gradient_accumulation_steps
+
+
+class _MicroBatches(torch.utils.data.IterableDataset):
+    """Lists of `size` rows of TRL's queue."""
+
+    def __init__(self, rows: Any, size: int):
+        self.rows, self.size = rows, size
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        batch = []
+        for row in self.rows:
+            if not isinstance(row["input_ids"], Sample):
+                raise ArgumentError(
+                    f"{WHAT}: the queue has a rollout of ids, not of a Sample. Fix: put what to_rollouts makes"
+                )
+            batch.append(row)
+            if len(batch) == self.size:
+                yield batch
+                batch = []
