@@ -1,6 +1,8 @@
 """A loop of accelerate with a policy loss: stock rectangles, then packs that share prompts and pictures.
 
-python examples/accelerate_policy.py    # a tiny random Qwen2.5-VL on the CPU; needs mmpack[smoke] and accelerate
+    python examples/accelerate_policy.py    # a tiny random Qwen2.5-VL on the CPU; needs mmpack[smoke] and accelerate
+
+What changes is the collator, and the loss of a batch.
 """
 
 import functools

@@ -1,6 +1,8 @@
 """A LightningModule with a policy loss: stock rectangles, then packs that share prompts and pictures.
 
-python examples/lightning_policy.py    # a tiny random Qwen2.5-VL on the CPU; needs mmpack[smoke] and lightning
+    python examples/lightning_policy.py    # a tiny random Qwen2.5-VL on the CPU; needs mmpack[smoke] and lightning
+
+What changes is the collator, and the loss of a batch.
 """
 
 import functools
