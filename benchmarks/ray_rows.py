@@ -4,8 +4,7 @@
 
 A row is a short message and a short answer; what is timed is from rows to samples in this process, pictures aside.
 Memory is the proportional set size (PSS) of this process and its children, Ray's store among them, sampled each second,
-above what it was when the run began: the largest of the run, and of each tenth of it. What is bounded stays level. CPU
-seconds are those of the same processes, Ray's own among them: on a machine that others use, compare these.
+above what it was when the run began: the largest of the run, and of each tenth of it. What is bounded stays level.
 """
 
 from __future__ import annotations
@@ -97,17 +96,6 @@ def _pss() -> float:
     return total / 2**20
 
 
-def _cpu_seconds() -> float:
-    total = 0.0
-    for process in _processes():
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000)
@@ -134,15 +122,14 @@ def main() -> None:
         if options.only not in (None, name):
             continue
         with Memory() as memory:
-            began, spent = time.perf_counter(), _cpu_seconds()
+            began = time.perf_counter()
             count = run()
-            seconds, spent = time.perf_counter() - began, _cpu_seconds() - spent
+            seconds = time.perf_counter() - began
         if count != options.rows:
             raise SystemExit(f"{name}: {count} samples of {options.rows} rows")
         found[name] = {
             "seconds": round(seconds, 1),
             "rows_per_second": round(count / seconds, 1),
-            "rows_per_cpu_second": round(count / spent, 1),
             "peak_mib": round(max(memory.found)),
             "peak_mib_by_tenth": memory.tenths(),
         }
