@@ -132,12 +132,15 @@ def build_wheel(work: Path) -> Path:
 
 
 def check_contents(wheel: Path) -> None:
-    """The files of mmpack/ and no others are in the wheel, byte for byte (of a link, its target)."""
+    """The files of mmpack/, the manual page and no others are in the wheel, byte for byte (of a link, its target)."""
     tree = {
         path.relative_to(ROOT).as_posix(): path.read_bytes()
         for path in (ROOT / "mmpack").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    name_version = "-".join(wheel.name.split("-")[:2])
+    manual = f"{name_version}.data/data/share/man/man1/mmpack.1"
+    tree[manual] = (ROOT / "docs" / "mmpack.1").read_bytes()
     with zipfile.ZipFile(wheel) as archive:
         packed = {
             name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name
@@ -147,7 +150,7 @@ def check_contents(wheel: Path) -> None:
     assert packed == tree, [name for name in tree if packed[name] != tree[name]]
     assert "mmpack/py.typed" in packed
     assert len(licences) == 1, "the licence is not in the wheel"
-    print(f"{wheel.name}: {len(packed)} files, those of mmpack/")
+    print(f"{wheel.name}: {len(packed)} files, those of mmpack/ and the manual page")
 
 
 def install(python: Path, requirement: str, *options: str) -> None:
