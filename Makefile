@@ -22,6 +22,8 @@ BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,gpu render step cost_mod
 # Files with tests of one marker: only they are collected, in less time, and where packages of the others are missing.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
 
+LOCKED := .github/actions/parity/requirements.txt
+
 .PHONY: help
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | expand -t 20
@@ -141,6 +143,25 @@ docs: .venv-docs/.stamp  ## the documentation site, to build/site; a warning is 
 .PHONY: wheel-check
 wheel-check: $(STAMP)  ## does the built wheel install and run in an empty environment?
 	$(BIN)/python tests/support/wheel_check.py
+
+.PHONY: release
+release: $(STAMP) .venv-release/.stamp  ## sdist, wheel, bill of materials and sums in dist/, checked; nothing is uploaded
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	.venv-release/bin/python -m twine check --strict dist/*
+	$(BIN)/python tests/support/wheel_check.py --dist dist
+	.venv-release/bin/python tests/support/sbom.py dist
+	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
+
+.PHONY: lock
+lock: .venv-release/.stamp  ## the pins, with hashes, of what the GitHub action installs
+	{ head -n 1 $(LOCKED); .venv-release/bin/uv pip compile pyproject.toml -c constraints.txt --universal --python-version 3.11 \
+	  --extra cli --extra parquet --extra zstd --extra view --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet; } \
+	  > build-lock.txt && mv build-lock.txt $(LOCKED)
+
+.PHONY: fuzz
+fuzz: $(STAMP)  ## damaged files for every reader, for SECONDS (600); a file that shows a fault stays in build/fuzz
+	PYTHONPATH=.:tests $(BIN)/python tests/support/fuzz.py --seconds $(or $(SECONDS),600) --keep build/fuzz
 
 .PHONY: venv
 venv: $(STAMP)  ## only .venv

@@ -12,6 +12,7 @@ from typing import Any
 from mmpack._version import __version__
 
 _HOME = {
+    "mmpack.deprecated": ("DeprecatedWarning",),
     "mmpack.families.base": ("Family",),
     "mmpack.families.register": ("register_family",),
     "mmpack.schema.sample": ("Sample",),

@@ -1,5 +1,6 @@
 # What type checkers see of the lazy names in __init__.py; a test keeps the two equal.
 from mmpack._version import __version__ as __version__
+from mmpack.deprecated import DeprecatedWarning as DeprecatedWarning
 from mmpack.errors import ArgumentError as ArgumentError
 from mmpack.errors import BackendError as BackendError
 from mmpack.errors import GroupWarning as GroupWarning

@@ -17,6 +17,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "mmpack probe chain --model qwen3-vl --axis all --tp 2 --html chain.html",
     ),
     "validate": ("mmpack validate rollout.jsonl",),
+    "convert": ("mmpack convert rollout.jsonl rollout.parquet",),
     "inspect": ("mmpack inspect rollout.jsonl", "mmpack inspect rollout.jsonl --sample s0"),
     "init": ("mmpack init loop", "mmpack init trl experiment"),
     "view": (

@@ -15,12 +15,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mmpack._version import __version__
 from mmpack.errors import MmpackError, one_line, require
 
 COMMANDS = (
-    "init", "smoke", "parity", "probe", "probe chain", "validate", "inspect", "view", "plan", "frames", "bench",
-    "doctor", "schema",
+    "init", "smoke", "parity", "probe", "probe chain", "validate", "inspect", "convert", "view", "plan", "frames",
+    "bench", "doctor", "schema",
 )  # fmt: skip
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count
 
@@ -58,27 +57,16 @@ def build() -> Any:
     """
     typer = require("typer", "cli", "the command mmpack")
     require("rich", "cli", "the command mmpack")
+    from mmpack.cli import root
     from mmpack.cli.examples import epilog
 
     app = typer.Typer(
+        cls=root.Commands,
         help="The data layer of multimodal RL.",
         epilog="Exit codes: 0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage.",
-        add_completion=False,
+        add_completion=False,  # typer's options ask which shell runs this, which a pipe can't say
     )
-
-    def show(version: bool) -> None:
-        if version:
-            print(f"mmpack {__version__}")
-            raise typer.Exit
-
-    @app.callback()
-    def options(
-        version: bool = typer.Option(
-            False, "--version", help="Show the version.", is_eager=True, callback=show
-        ),
-    ) -> None:
-        pass
-
+    app.callback(help="The data layer of multimodal RL.")(root.options)
     for name in COMMANDS:
         module = name.replace(" ", "_")
         made = importlib.import_module(f"mmpack.cli.{module}").command
@@ -89,8 +77,9 @@ def build() -> Any:
 def _run(args: list[str]) -> int:
     command = build()
     typer: Any = importlib.import_module("typer")
-    if " ".join(args[:2]) in COMMANDS:  # a name of two words
-        args = [" ".join(args[:2]), *args[2:]]
+    root: Any = importlib.import_module("mmpack.cli.root")
+    if root.completes():
+        return int(root.complete(command))
     if isinstance(sys.stdout, io.TextIOWrapper):  # else there is none, or a caller's own
         sys.stdout.reconfigure(errors="backslashreplace")
     usage_error = typer.BadParameter.__mro__[1]  # click's, or the copy of it inside typer

@@ -11,11 +11,13 @@ import typer
 from rich.table import Table
 
 from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table
+from mmpack.files import read_bounded
 from mmpack.progress import tracked
 
 SHOWN = 50  # bins, and ranks, on the screen
 BAR = 20  # letters of a whole one
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+MAX_CONFIG = 2**24  # bytes
 
 
 def as_bytes(text: str | None) -> int | None:
@@ -34,10 +36,10 @@ def config_of(path: Path | None) -> dict[str, Any] | None:
         return None
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_bounded(file, MAX_CONFIG))
     except OSError as error:
         raise typer.BadParameter(f"{file} can't be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{file} is not JSON.") from error
     if not isinstance(config, dict):
         raise typer.BadParameter(f"{file} holds no JSON object.")

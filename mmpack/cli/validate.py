@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit
+import typer
+
+from mmpack.cli.output import JsonOption, OutOption, emit
 from mmpack.cli.problems import problem_document
 from mmpack.progress import tracked
 
 KEPT = 100  # problems, on the screen and in the JSON document; all are counted
 
 
-def command(trace: TraceArgument, as_json: JsonOption = False, out: OutOption = None) -> int:
-    """Check every sample of a trace against the rules. Exits 1 if one is broken, or there is none."""
+def command(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACE", help="Traces, .jsonl, .jsonl.zst or .parquet."),
+    ],
+    as_json: JsonOption = False,
+    out: OutOption = None,
+) -> int:
+    """Check every sample of a trace against the rules. Exits 1 if one is broken, or there is none.
+
+    Of several traces each is checked by itself, and the JSON document has one entry per trace.
+    """
+    found = {str(trace): _checked(trace) for trace in traces}
+    ok = all(document["ok"] for document, _ in found.values())
+    if len(found) == 1:
+        ((document, lines),) = found.values()
+    else:
+        document = {"ok": ok, "traces": {name: one for name, (one, _) in found.items()}}
+        lines = [f"{name}: {line}" for name, (_, said) in found.items() for line in said]
+    emit(document, lines, as_json, out)
+    return 0 if ok else 1
+
+
+def _checked(trace: Path) -> tuple[dict[str, Any], list[str]]:
+    """The JSON document of one trace, and the lines for people."""
     from mmpack.schema.rules import Problem, Trajectories, problems_of
     from mmpack.schema.trace import read_trace
 
@@ -43,5 +70,4 @@ def command(trace: TraceArgument, as_json: JsonOption = False, out: OutOption = 
     lines += [f"{p.code} {p}" for p in kept]
     if total > KEPT:
         lines.append(f"and {total - KEPT} more")
-    emit(document, lines, as_json, out)
-    return 0 if document["ok"] else 1
+    return document, lines

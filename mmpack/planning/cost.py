@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmpack.errors import ArgumentError, PlanError, check_number
+from mmpack.errors import ArgumentError, PlanError, check_number, one_line
 from mmpack.families import Family
 from mmpack.files import read_bounded, replaced
 from mmpack.planning.counts import Counts, Spans
@@ -122,7 +122,7 @@ class CostModel:
             raise PlanError(
                 f"{where} can't be read: {error.strerror}. Fix: name a cost file"
             ) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise PlanError(
                 f"{where} is not JSON. Fix: name a file that CostModel.save wrote"
             ) from None
@@ -132,7 +132,7 @@ class CostModel:
             return cls(**{**document, "spans": Spans(**document["spans"])})
         except (KeyError, TypeError, ArgumentError) as error:
             raise PlanError(
-                f"{where} is damaged ({type(error).__name__}: {error}). Fix: calibrate again"
+                f"{where} is damaged ({type(error).__name__}: {one_line(str(error))[:200]}). Fix: calibrate again"
             ) from None
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmpack.errors import PlanError
+from mmpack.errors import PlanError, one_line
 from mmpack.files import read_bounded, replaced
 from mmpack.notebook import Drawn
 from mmpack.schema.error_text import safe_repr
@@ -83,7 +83,7 @@ class Plan(Drawn):
             document = json.loads(read_bounded(Path(path), MAX_FILE))
         except OSError as error:
             raise PlanError(f"{where} can't be read: {error.strerror}. Fix: name a plan") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise PlanError(f"{where} is not JSON. Fix: name a file that Plan.save wrote") from None
         plan = _plan_of(document, where)
         if samples is not None and fingerprint_of(samples) != plan.fingerprint:
@@ -135,7 +135,7 @@ def _plan_of(document: Any, where: str) -> Plan:
         _check(plan)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(
-            f"{where} is damaged ({type(error).__name__}: {error}). Fix: plan again"
+            f"{where} is damaged ({type(error).__name__}: {one_line(str(error))[:200]}). Fix: plan again"
         ) from None
     return plan
 

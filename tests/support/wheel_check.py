@@ -1,12 +1,15 @@
 """Build the wheel, compare it with the tree, and use it where nothing but numpy is installed: every public name and
 command works, or says in one line which extra it needs.
 
-Then once more with the extra [cli], and pip resolves the extras. Prints a line for each check; the first that fails
-ends it.
+Then once more with the extra [cli]; sdist and tree build one wheel; each light extra installs alone, all of them in one
+empty environment load what they bring; and the core runs in every Python of 3.11 or newer that is here. `--dist FOLDER`
+checks the sdist and the wheel there. Prints a line for each check; the first that fails ends it.
 """
 
+import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -63,6 +66,7 @@ COMMANDS = [
     (("validate", "none.parquet"), 2, "parquet"),
     (("validate", "none.jsonl.zst"), 2, "zstd"),
     (("inspect", "trace.jsonl"), 0, None),
+    (("convert", "trace.jsonl", "again.jsonl"), 0, None),
     (("parity", "trace.jsonl", "trace.jsonl"), 0, None),
     (("parity", "trace.jsonl", "trace.jsonl", "--html", "page.html"), 0, None),
     (("plan", "trace.jsonl", "--max-tokens", "99"), 0, None),
@@ -75,15 +79,33 @@ COMMANDS = [
     (("init", "loop", "started"), 2, None),
 ]
 # One resolution for all of these, so that each has one; those of the frameworks exclude one another.
+# What they bring, by the module that is imported. Torch and what needs it is left to the resolution below.
+LIGHT = {
+    "cli": "typer",
+    "parquet": "pyarrow.parquet",
+    "zstd": "zstandard",
+    "data": "datasets",
+    "video": "av",
+    "audio": "soundfile",
+    "grounding": "scipy.optimize",
+    "planning": "scipy.optimize",
+    "view": "PIL.Image",
+}
 TOGETHER = "cli,parquet,zstd,data,video,decord,torchcodec,triton,fa4,fla,view,smoke,trl"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--dist", type=Path, help="where an sdist and its wheel are; else they are built"
+    )
+    dist = parser.parse_args().dist
     with tempfile.TemporaryDirectory(prefix="mmpack-wheel-") as folder:
         work = Path(folder)
-        wheel = build_wheel(work)
+        wheel = built(work) if dist is None else the_wheel(dist)
         version = wheel.name.split("-")[1]
         check_contents(wheel)
+        check_one_wheel(work, wheel)
 
         venv.create(work / "env", with_pip=True)
         python = work / "env" / "bin" / "python"
@@ -117,6 +139,8 @@ def main() -> None:
 
         install(python, f"{wheel}[{TOGETHER}]", "--dry-run")
         print(f"pip resolves [{TOGETHER}]")
+        check_light_extras(work, wheel)
+        check_pythons(work, wheel, version)
 
 
 def one_line(result: subprocess.CompletedProcess[str], extra: str) -> None:
@@ -124,11 +148,68 @@ def one_line(result: subprocess.CompletedProcess[str], extra: str) -> None:
     assert f"pip install 'mmpack[{extra}]'" in result.stderr, result.stderr
 
 
-def build_wheel(work: Path) -> Path:
+def built(work: Path) -> Path:
     """The wheel, built the long way round: the tree to an sdist, and that to the wheel."""
     run(sys.executable, "-m", "build", "--outdir", str(work / "dist"), str(ROOT), cwd=work)
-    (wheel,) = (work / "dist").glob("*.whl")
+    return the_wheel(work / "dist")
+
+
+def the_wheel(dist: Path) -> Path:
+    (wheel,) = dist.resolve().glob("*-py3-none-any.whl")
+    (sdist,) = dist.glob("*.tar.gz")
+    assert sdist.name == f"mmpack-{wheel.name.split('-')[1]}.tar.gz", sdist
     return wheel
+
+
+def check_one_wheel(work: Path, wheel: Path) -> None:
+    """The wheel that the tree builds by itself is the one that came through the sdist, byte for byte."""
+    straight = work / "straight"
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(straight), str(ROOT), cwd=work)
+    (other,) = straight.glob("*.whl")
+    assert other.name == wheel.name and other.read_bytes() == wheel.read_bytes(), other.name
+    print("sdist and tree build the same wheel, byte for byte")
+
+
+def check_light_extras(work: Path, wheel: Path) -> None:
+    """pip resolves each of them alone; in an empty environment with all of them, what each brings loads."""
+    venv.create(work / "light", with_pip=True)
+    python = work / "light" / "bin" / "python"
+    for extra in LIGHT:
+        install(python, f"{wheel}[{extra}]", "--dry-run")
+    install(python, f"{wheel}[{','.join(LIGHT)}]")
+    names = sorted({*LIGHT.values()})
+    run(python, "-c", f"import mmpack, {', '.join(names)}", cwd=work)
+    print(f"extras by themselves: {', '.join(LIGHT)}")
+
+
+def check_pythons(work: Path, wheel: Path, version: str) -> None:
+    """The core in each minor version of Python that is here, numpy as pip finds it for that one."""
+    tried = []
+    for python in pythons():
+        env = work / f"env-{python.name}"
+        run(python, "-m", "venv", env, cwd=work)
+        run(env / "bin" / "python", "-m", "pip", "install", "--quiet", wheel, cwd=work)
+        run(env / "bin" / "python", "-c", CORE, version, cwd=env)
+        tried.append(python.name)
+    assert tried
+    print(f"core in {', '.join(tried)}")
+
+
+def pythons() -> list[Path]:
+    """One of each minor version from 3.11 on: in PATH, or pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = []
+    for minor in range(11, 20):
+        name = f"python3.{minor}"
+        candidates = [shutil.which(name), *sorted(pyenv.glob(f"*/bin/{name}"))]
+        for candidate in filter(None, candidates):
+            usable = subprocess.run(
+                [candidate, "-c", "import ensurepip, venv"], capture_output=True, check=False
+            )
+            if usable.returncode == 0:
+                found.append(Path(candidate))
+                break
+    return found
 
 
 def check_contents(wheel: Path) -> None:

@@ -1,0 +1,73 @@
+"""`mmpack convert`: versions and kinds of traces, whole or not at all."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from support.process import call_mmpack
+from support.samples import full_sample, make_sample
+
+import mmpack as mp
+
+KINDS = (".jsonl", ".jsonl.zst", ".parquet")
+PARTS = [("text", [1]), ("response", [2, 3])]
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A trace of version 1, as its writer left it: a field that version 1 does not know is another tool's."""
+    record = make_sample(PARTS, sample_id="a").to_dict() | {"schema_version": "1"}
+    record["kept_ids"] = {"of": "another tool"}
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_version_1_becomes_version_2(tmp_path, old, kind):
+    new = tmp_path / f"new{kind}"
+    result = call_mmpack("convert", old, new)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == f"OK: 1 samples (1 of version 1) to {new}, version 2\n"
+    (before,), (after,) = mp.read_trace(old), mp.read_trace(new)
+    assert (before.schema_version, after.schema_version) == ("1", "2")
+    assert after.kept_ids is None and after.metadata["kept_ids"] == {"of": "another tool"}
+    after.schema_version = "1"
+    assert after == before
+    if kind == ".jsonl":
+        assert json.loads(new.read_text())["schema_version"] == "2"
+
+
+def test_a_trace_becomes_its_own_next_version(old):
+    document = json.loads(call_mmpack("convert", old, old, "--json").stdout)
+    assert document == {
+        "samples": 1,
+        "from": {"1": 1},
+        "schema_version": "2",
+        "file": str(old),
+    }
+    assert [sample.schema_version for sample in mp.read_trace(old)] == ["2"]
+
+
+def test_back_to_version_1_where_nothing_is_lost(tmp_path):
+    plain, full, to = tmp_path / "a.parquet", tmp_path / "b.jsonl", tmp_path / "c.parquet"
+    mp.write_trace(plain, [make_sample(PARTS)])
+    mp.write_trace(full, [full_sample()])
+    assert call_mmpack("convert", plain, to, "--schema-version", "1").returncode == 0
+    assert pq.read_table(to)["schema_version"].to_pylist() == ["1"]
+    before = to.read_bytes()
+    refused = call_mmpack("convert", full, to, "--schema-version", "1")
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert "MM012" in refused.stderr and to.read_bytes() == before
+
+
+def test_what_is_no_trace_is_one_line(tmp_path, old):
+    (tmp_path / "bad.jsonl").write_text("{")
+    for args in (
+        ("bad.jsonl", "new.jsonl"),
+        ("old.jsonl", "new.txt"),
+        ("old.jsonl", "no/new.jsonl"),
+    ):
+        result = call_mmpack("convert", *(tmp_path / arg for arg in args))
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert not (tmp_path / args[1]).exists()
