@@ -74,7 +74,7 @@ def test_installing_writes_the_script_below_home(tmp_path, monkeypatch, shell, f
     assert (tmp_path / file).read_text().strip() == shown.strip()
 
 
-PRINT = """; printf '%s\\n' "${COMPREPLY[@]}""" ""
+PRINT = '; printf "%s\\n" "${COMPREPLY[@]}"'
 TAB = {
     "bash": "source script; COMP_WORDS=(mmpack insp); COMP_CWORD=1; _mmpack_completion mmpack"
     + PRINT,
