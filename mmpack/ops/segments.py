@@ -13,15 +13,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def suffix_scan(values: Tensor, stop: Tensor, decay: float = 1.0) -> Tensor:
+def suffix_scan(
+    values: Tensor, stop: Tensor, decay: float = 1.0, longest: int | None = None
+) -> Tensor:
     """y[i] = sum over k of decay^k · values[i+k] for i+k < stop[i]; values [N] float64, stop [N] int64, non-decreasing.
 
-    Doubling (Hillis and Steele, 1986): after the step of reach r each y[i] holds 2r terms.
+    Doubling (Hillis and Steele, 1986): after the step of reach r each y[i] holds 2r terms. `longest`: no sum has more
+    terms, where that is known.
     """
     count = values.shape[0]
     index = torch.arange(count, device=values.device)
-    reach = 1
-    while reach < count:
+    most, reach = count if longest is None else min(longest, count), 1
+    while reach < most:
         inside = index[reach:] < stop[:-reach]
         ahead = torch.where(inside, values[reach:] * decay**reach, 0.0)
         values = torch.cat([values[:-reach] + ahead, values[-reach:]])

@@ -25,5 +25,7 @@ def segment_returns(
     after = torch.zeros_like(reward) if bootstrap is None else bootstrap.double()[segment]
     following = torch.where(last, after, 0.0 if value is None else value.roll(-1))
     terms = reward + gamma * following
-    scanned = suffix_scan(terms if value is None else terms - value, stop, decay)
+    # a GPU would wait for its longest segment
+    longest = int(cu.diff().max()) if cu.device.type == "cpu" and len(cu) > 1 else None
+    scanned = suffix_scan(terms if value is None else terms - value, stop, decay, longest)
     return torch.stack([scanned] if value is None else [scanned, scanned + value]).float()
