@@ -197,11 +197,9 @@ def conv1d_backward_kernel(
         reader = (entry // stride).to(tl.int64)
         here = reads[:, None] & inside[None, :]
         grad = tl.load(inner_ptr + reader[:, None] * width + columns[None, :], mask=here, other=0.0)
-        # Each tap's weights are read once for all rows and selected: a load for every element is many times as many.
-        weight = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+        # A tap's weights don't depend on i, so the compiler loads them before; by `tap` it would load one an element.
         for k in tl.static_range(TAPS - 1):
-            of_tap = tl.load(weight_ptr + columns * TAPS + TAPS - 2 - k, mask=inside, other=0.0)
-            of_tap = of_tap.to(tl.float32)
-            weight = tl.where((reads & (tap == k))[:, None], of_tap[None, :], weight)
-        total += grad.to(tl.float32) * weight
+            weight = tl.load(weight_ptr + columns * TAPS + TAPS - 2 - k, mask=inside, other=0.0)
+            added = total + grad.to(tl.float32) * weight.to(tl.float32)[None, :]
+            total = tl.where((reads & (tap == k))[:, None], added, total)
     tl.store(to_x_ptr + at, total.to(to_x_ptr.dtype.element_ty), mask=mask)
