@@ -14,6 +14,7 @@ with needs("conformance", __name__):
     import transformers  # noqa: F401
 
 from mmpack.conformance.agree import NotHere
+from mmpack.conformance.oracle import torch_functions
 from mmpack.conformance.subject import Subject
 from mmpack.smoke.kits import get_kit
 
@@ -43,6 +44,7 @@ def subject(family: str, check: Any, request: pytest.FixtureRequest) -> Iterator
 
 def test_family(subject: Subject, check: Any) -> None:
     try:
-        check.run(subject)
+        with torch_functions(subject.model):
+            check.run(subject)
     except NotHere as error:
         pytest.skip(str(error))
