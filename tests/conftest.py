@@ -11,6 +11,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # on busy cores Ray begins slowly
 
 import numpy as np
 import pytest
