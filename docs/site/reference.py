@@ -23,7 +23,7 @@ PAGES = {
     "losses": ("Losses, advantages and rewards", ("losses",)),
     "compare": ("Parity", ("parity",)),
     "metrics": ("Metrics", ("logged",)),
-    "errors": ("Errors", ("errors",)),
+    "errors": ("Errors and warnings", ("errors", "deprecated")),
 }
 ROOMS = (
     *("audio", "blobs", "cache", "grounding", "invariant", "planning", "probe", "trajectory"),
