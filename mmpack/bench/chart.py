@@ -118,7 +118,7 @@ def _legend(x: float, y: float, drawn: list[bool]) -> list[Box | Text]:
         if not shown:
             continue
         out += [Box(x, y - 10, 11, 11, fill), Text(x + 16, y, label, 12, _QUIET)]
-        x += 28 + 5.9 * len(label)
+        x += 32 + 6.8 * len(label)  # of the widest usual font
     return out
 
 
