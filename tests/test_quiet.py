@@ -10,6 +10,7 @@ import pytest
 from support.process import run_python
 
 import mmpack as mp
+import mmpack.deprecated
 import mmpack.errors
 
 ROOT = Path(mp.__file__).resolve().parent
@@ -48,7 +49,8 @@ def test_nothing_prints():
 def test_every_warning_has_a_category_of_mmpack():
     own = {
         name
-        for name, value in vars(mmpack.errors).items()
+        for room in (mmpack.errors, mmpack.deprecated)
+        for name, value in vars(room).items()
         if inspect.isclass(value) and issubclass(value, mp.MmpackWarning)
     }
     used = set()
