@@ -179,10 +179,10 @@ def used():
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Maker:
-    def __init__(self):
+    def __init__(self, keys):
         self.store = RayBlobs(20 * LARGE)
-        for i in range(16):
-            self.store.put(key(i), np.full((1, LARGE), i, np.uint8))
+        for i, name in enumerate(keys):
+            self.store.put(name, np.full((1, LARGE), i, np.uint8))
 
     def handed(self):
         return os.getpid(), self.store
@@ -190,7 +190,7 @@ class Maker:
 
 def test_nothing_stays_when_its_maker_is_killed():
     assert within(30, lambda: used() < 2 * LARGE)
-    maker = Maker.remote()
+    maker = Maker.remote([key(i) for i in range(16)])  # Ray's workers don't import tests
     pid, store = ray.get(maker.handed.remote())
     assert len(store) == 16 and within(30, lambda: used() > 15 * LARGE)
     held = store[key(5)]
