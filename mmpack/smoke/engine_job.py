@@ -25,7 +25,8 @@ from mmpack.parity.drift import LogprobDrift, logprob_drift
 from mmpack.processors.wrap import Processor
 from mmpack.smoke.clips import clip_exercises
 from mmpack.smoke.exercise import Exercise
-from mmpack.smoke.job import FILTERS, SHORT, Job
+from mmpack.smoke.job import Job
+from mmpack.smoke.logprob_checks import FILTERS, SHORT
 from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.tiny_models import tiny_model
 
@@ -48,10 +49,6 @@ class EngineJob(Job):
         load_vllm()
         self.make_engine = make_engine
         self.version = "0"
-
-    def __enter__(self) -> EngineJob:
-        super().__enter__()
-        return self
 
     def load_exercises(self) -> list[Exercise]:
         exercises = super().load_exercises()

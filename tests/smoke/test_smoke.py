@@ -12,7 +12,7 @@ from rich.console import Console
 from support.process import call_mmpack
 
 from mmpack.errors import ArgumentError
-from mmpack.smoke import job
+from mmpack.smoke import logprob_checks
 from mmpack.smoke.injection import CAUSES
 from mmpack.smoke.options import SmokeOptions
 from mmpack.smoke.report import Report
@@ -97,14 +97,14 @@ def test_learning_goes_up_and_with_negated_advantages_down():
 
 
 def test_a_layout_that_gives_nan_fails(monkeypatch):
-    whole = job.packed_logprobs
+    whole = logprob_checks.packed_logprobs
 
     def broken(model, batch, temperature=1.0, **options):
         out = whole(model, batch, temperature, **options)
         right = getattr(batch, "side", None) == "right"
         return torch.full_like(out, float("nan")) if right else out
 
-    monkeypatch.setattr(job, "packed_logprobs", broken)
+    monkeypatch.setattr(logprob_checks, "packed_logprobs", broken)
     assert "logprobs" in smoke(**SMALLEST).failed
 
 

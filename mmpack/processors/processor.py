@@ -1,0 +1,178 @@
+"""`Processor`: messages or ids, media and sampled ids to a Sample; one picklable object for data loaders."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.layout.occurrences import context_ids
+from mmpack.processors.append import Observation, append_turn
+from mmpack.processors.arguments import as_ids, as_spans, template_options
+from mmpack.processors.build import build_sample
+from mmpack.processors.conversation import assistant_turns, sources
+from mmpack.processors.expand import expanded_ids
+from mmpack.processors.media_maker import MediaMaker
+from mmpack.processors.messages import parts_of
+from mmpack.processors.prompts import PromptWriter
+from mmpack.processors.replay import Replay
+from mmpack.schema.ragged import Ragged
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import LossSpan, ObservationSpan, covered
+
+
+class Processor(MediaMaker, PromptWriter):
+    """Made by `wrap_processor`; see its methods `__call__`, `from_ids` and `append`."""
+
+    def __call__(
+        self,
+        messages: Sequence[dict[str, Any]],
+        response_ids: Sequence[int] | np.ndarray | None = None,
+        *,
+        sample_id: str,
+        group_id: str | None = None,
+        media: Sequence[Any] | None = None,
+        rollout_logprobs: Sequence[float] | np.ndarray | None = None,
+        assistant_loss: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Sample:
+        """Messages (chat template, generation prompt) and what was sampled to a Sample.
+
+        Args:
+            messages: chat messages; images in content parts `{"type": "image", "image": …}` (Pillow, uint8 [h, w, 3],
+                bytes, a `data:` URL or a path below `media_root`), `{"type": "image", "path": …}`, or bare
+                `{"type": "image"}` with `media` in order. Videos likewise, `{"type": "video", "video": …}`: bytes or a
+                path; either with the plan of the other side, `(file, plan)`; frames that were sampled already (uint8
+                [n, h, w, 3] or pictures), `(frames, {"fps": …})`; or a `Medium`.
+            response_ids: the sampled ids, never decoded and encoded again; all of them are loss tokens.
+            rollout_logprobs: float [n], of the loss tokens.
+            assistant_loss: the assistant's turns among the messages are loss tokens, turn by turn, each with its end of
+                turn; what stands between them are observations. Then without response_ids no generation prompt follows.
+            template_kwargs: of the chat template, such as `tools` or `enable_thinking`.
+            fields: any other field of Sample, as it is.
+
+        Raises: ArgumentError, LayoutError, VideoError.
+        """
+        items = [
+            view
+            for i, (kind, item) in enumerate(parts_of(messages, media))
+            for view in self.views(item, f"processor: media[{i}]", kind)
+        ]
+        options = {"add_generation_prompt": response_ids is not None or not assistant_loss}
+        options |= template_options(template_kwargs)
+        text = self.render(messages, **options)
+        turns = []
+        if assistant_loss:
+            render = functools.partial(self.render, **template_options(template_kwargs))
+            turns = assistant_turns(render, messages, text)
+        prompt, spans = self._encoded_turns(text, turns, items)
+        response = as_ids(
+            () if response_ids is None else response_ids, self.vocab_size, "response_ids"
+        )
+        if response_ids is not None:
+            start = len(prompt)
+            spans.append(LossSpan(start, start + len(response), turn=len(turns)))
+        if assistant_loss and fields.get("observation_spans") is None:
+            gaps = zip(spans, spans[1:], sources(messages)[1:], strict=False)
+            between = [ObservationSpan(a.stop, b.start, who, b.turn) for a, b, who in gaps]
+            fields["observation_spans"] = [s for s in between if s.start < s.stop] or None
+        return build_sample(
+            self,
+            np.concatenate([prompt, response]),
+            items,
+            spans,
+            sample_id=sample_id,
+            group_id=group_id,
+            rollout_logprobs=rollout_logprobs,
+            **fields,
+        )
+
+    def from_ids(
+        self,
+        input_ids: Sequence[int] | np.ndarray,
+        media: Sequence[Any] = (),
+        expanded: bool = True,
+        loss_spans: Sequence[LossSpan | tuple[int, int]] = (),
+        *,
+        sample_id: str,
+        group_id: str | None = None,
+        **fields: Any,
+    ) -> Sample:
+        """What an engine returned, not rendered again.
+
+        Args:
+            input_ids: int [L]; `expanded` says whether a picture has one id per vision token, or one in all.
+            media: Pillow, arrays, bytes, paths, pairs of a video or `Medium`s, one for each medium that has
+                placeholders outside the loss spans. Of a recorded video with a `source` below `media_root` the very
+                frames are decoded again.
+            loss_spans: LossSpan or (start, stop), counted in `input_ids` as given. A placeholder within them was
+                sampled: it stands for no medium, and `validate` names it.
+            fields: any other field of Sample, as it is (spans counted in expanded ids).
+
+        Raises: ArgumentError, LayoutError where runs and media contradict each other.
+        """
+        ids = as_ids(input_ids, self.vocab_size)
+        items = self.media_from(media)
+        spans = as_spans(loss_spans, len(ids))
+        if not expanded:
+            sampled = covered(spans, len(ids))
+            context = context_ids(ids, sampled, self.family)
+            whole, moved = expanded_ids(
+                context,
+                items,
+                self.family,
+                self.tokenizer,
+                self.video_markers,
+                self.numbers_after(()),
+                self.tokens_per_second,
+            )
+            whole[moved[:-1][sampled]] = ids[sampled]
+            spans = [
+                dataclasses.replace(s, start=int(moved[s.start]), stop=int(moved[s.stop]))
+                for s in spans
+            ]
+            ids = whole
+        return build_sample(
+            self, ids, items, spans, sample_id=sample_id, group_id=group_id, **fields
+        )
+
+    def append(
+        self,
+        sample: Sample,
+        *,
+        observation_ids: Sequence[int] | np.ndarray = (),
+        messages: Sequence[dict[str, Any]] | None = None,
+        media: Sequence[Any] = (),
+        expanded: bool = True,
+        source: str | None = None,
+        response_ids: Sequence[int] | np.ndarray = (),
+        rollout_logprobs: Sequence[float] | np.ndarray | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        kept_ids: Ragged | None = None,
+        teachers: dict[str, Ragged] | None = None,
+        routed_experts: np.ndarray | None = None,
+    ) -> Sample:
+        """One more turn: what the environment said (with its pictures), then what the policy answered.
+
+        `observation_ids` and `response_ids` are ids as the engine saw them; `sample` stays as it was. `expanded` says
+        whether a picture has one of `observation_ids` per vision token, or one in all. In place of ids, `messages` (of
+        role `tool` or `user`): the chat template writes them between the answer and the next generation prompt, with
+        the end of turn if the answer lacks it; `media` and `template_kwargs` as in `__call__`.
+        `source`: `tool`, `environment`, `screenshot` or `user`; by default `tool`, of messages their role's.
+        `rollout_logprobs` are of `response_ids`; they are kept if every turn has them. `finish_reason` was the last
+        turn's: a new response drops it. `kept_ids` and `teachers` have a list per response id; `routed_experts` are of
+        all tokens, those of the sample included, and must agree with it.
+        Raises: ArgumentError, LayoutError.
+        """
+        return append_turn(
+            self,
+            sample,
+            Observation(observation_ids, messages, media, expanded, source, template_kwargs),
+            response_ids,
+            rollout_logprobs,
+            Replay(kept_ids, teachers, routed_experts),
+        )

@@ -1,0 +1,96 @@
+"""Messages to a prompt's text by the chat template, and to expanded ids [L]: one per vision token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mmpack.errors import ArgumentError, require
+from mmpack.processors.arguments import check_messages
+from mmpack.processors.expand import repeated, with_runs
+from mmpack.processors.messages import plain_parts
+from mmpack.processors.parts import Parts
+from mmpack.processors.views import counted, pictures
+from mmpack.schema.media import Medium
+from mmpack.schema.spans import LossSpan
+
+
+class PromptWriter(Parts):
+    """The chat template and the tokenizer, with media between the words."""
+
+    def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
+        """The prompt's text by the chat template, one placeholder per medium, with the generation prompt."""
+        if self.chat_template is None:
+            raise ArgumentError(
+                "processor: there is no chat template. Fix: wrap_processor(…, chat_template=…)"
+            )
+        check_messages(messages)
+        options = {"add_generation_prompt": True} | template_kwargs
+        template_error = require("jinja2", "hf", "a chat template").TemplateError
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                plain_parts(messages), chat_template=self.chat_template, tokenize=False, **options
+            )
+        except (template_error, TypeError, RecursionError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise ArgumentError(
+                f"processor: the chat template can't write these messages ({why}). "
+                "Fix: roles and contents that the template knows"
+            ) from None
+        return text
+
+    def encoded(
+        self, text: str, items: Sequence[Medium], before: Sequence[Medium] = ()
+    ) -> np.ndarray:
+        """int64 [L]: a rendered text, each placeholder as many times as its medium has vision tokens.
+
+        `before`: the media in front of it, where pictures are numbered.
+        """
+        if any("\ud800" <= c <= "\udfff" for c in text):
+            raise ArgumentError(
+                "processor: the text holds a lone surrogate, which no encoding has. "
+                "Fix: text.encode('utf-8', 'replace').decode()"
+            )
+        numbers = self.numbers_after(before)
+        text = with_runs(text, items, self.family, self.tokenizer, self.video_markers, numbers)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = np.asarray(ids, dtype=np.int64)
+        return repeated(ids, items, self.family, self.tokens_per_second)
+
+    def numbers_after(self, media: Sequence[Medium]) -> Counter[str] | None:
+        """How many pictures and videos `media` (in order of appearance) are; None: their numbers are not written."""
+        return counted(media) if self.numbered else None
+
+    def _encoded_turns(
+        self, text: str, turns: Sequence[tuple[int, int]], items: Sequence[Medium]
+    ) -> tuple[np.ndarray, list[LossSpan]]:
+        """Ids of `text`, each turn encoded by itself, as a policy is prompted; and the turns in them."""
+        pads = self.tokenizer.convert_ids_to_tokens(list(self.family.prompt_ids.values()))
+        left, done = pictures(items), 0
+        pieces: list[np.ndarray] = []
+        spans: list[LossSpan] = []
+        before: list[Medium] = []
+
+        def add(piece: str, shown: Sequence[Sequence[Medium]]) -> tuple[int, int]:
+            media = [view for views in shown for view in views]
+            start = sum(map(len, pieces))
+            pieces.append(self.encoded(piece, media, before))
+            before.extend(media)
+            return start, start + len(pieces[-1])
+
+        for k, (start, stop) in enumerate(turns):
+            context, turn = text[done:start], text[start:stop]
+            if any(pad in turn for pad in pads):
+                raise ArgumentError(
+                    f"processor: the assistant's turn {k} holds a picture or its placeholder, which no policy writes. "
+                    "Fix: put the picture into a user's or a tool's message"
+                )
+            count = sum(context.count(pad) for pad in pads)
+            add(context, left[:count])
+            left, done = left[count:], stop
+            spans.append(LossSpan(*add(turn, ()), turn=k))
+        add(text[done:], left)
+        return np.concatenate(pieces), spans
