@@ -1,4 +1,4 @@
-"""The library of csrc/: loaded from where `python -m mmpack.ops.build` left it, and what its ops read.
+"""The library of csrc/: a platform wheel's, or what `python -m mmpack.ops.build` left; and what its ops read.
 
 Each op's binding is `cuda.py` in the op's home; the numbers that its names become there are those of csrc/ops.h.
 """
@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 from mmpack.errors import needs
-from mmpack.ops.build import library
+from mmpack.ops.build import library, why_no_library
 
 with needs("torch", "mmpack.ops"):
     import torch
@@ -29,9 +29,7 @@ def why_not() -> str | None:
     """Why the library can't be loaded; None where it can."""
     if torch.version.hip is not None:
         return "csrc/ is built for CUDA only"
-    if library() is not None:
-        return None
-    return "csrc/ is not built for the GPUs here (python -m mmpack.ops.build)"
+    return why_no_library() if library() is None else None
 
 
 def column(tensor: Tensor | None) -> Tensor | None:
