@@ -15,7 +15,14 @@ from mmpack.contracts import TOLERANCES
 from mmpack.parity.fixes import FIXES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/performance/*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/performance/*.md"),
+        *ROOT.glob("docs/rules/*.md"),
+    ]
+)
 FIRST_WORDS = {name.partition(" ")[0] for name in COMMANDS}
 LINK = re.compile(r"""\]\(([^)\s]+)\)|src="([^"]+)\"""")
 

@@ -10,6 +10,7 @@ INDEX = "docs/index"
 BELOW = {
     "docs/causes/README": "*",
     "docs/performance": "performance/*",
+    "docs/rules": "rules/*",
 }
 SECTION = re.compile(r"^## (.+)\n\n((?:- .*\n(?:  .*\n)*)+)", re.MULTILINE)
 LINK = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\.md\)", re.MULTILINE)
@@ -49,24 +50,29 @@ def link_names(doctree: nodes.document, names: set[str]) -> None:
 
 
 def link_rules(app, doctree: nodes.document, docname: str) -> None:
-    """Rows of docs/rules.md bear their code as an id, and codes elsewhere, such as MM101, lead there."""
+    """Codes such as MM101 lead to their pages. Rows of docs/rules.md bear their code as an id: rules.md#MM101."""
     if docname == RULES:
         for entry in doctree.findall(nodes.entry):
             if CODE.fullmatch(entry.astext()):
                 entry["ids"].append(entry.astext())
-        return
-    there = app.builder.get_relative_uri(docname, RULES)
     for node in list(doctree.findall(nodes.Text)):
         parts = CODE.split(node.astext())
         if len(parts) == 1 or in_link(node) or in_block(node):
             continue
         linked = [
-            nodes.reference("", part, refuri=f"{there}#{part}", internal=True)
-            if k % 2
-            else nodes.Text(part)
+            link_rule(app, docname, part) if k % 2 else nodes.Text(part)
             for k, part in enumerate(parts)
         ]
         node.parent.replace(node, linked)
+
+
+def link_rule(app, docname: str, code: str) -> nodes.Node:
+    """Plain text on the code's own page, and where a code has none."""
+    page = f"{RULES}/{code}"
+    if page == docname or page not in app.env.found_docs:
+        return nodes.Text(code)
+    uri = app.builder.get_relative_uri(docname, page)
+    return nodes.reference("", code, refuri=uri, internal=True)
 
 
 def in_block(node: nodes.Node) -> bool:
