@@ -45,7 +45,12 @@ def rules_markdown() -> str:
             "What went wrong around a sample, as dead letters and `BlobError.code` name it.",
         ),
     }
-    lines = ["# Rules", "", "Generated from `mmpack/schema/codes.py`: do not edit."]
+    lines = [
+        "# Rules",
+        "",
+        "Each code has a page: an example that breaks it, what it looks like, how to fix it. This table is generated from",
+        "`mmpack/schema/codes.py`: do not edit.",
+    ]
     for prefix, (title, meaning) in blocks.items():
         lines += [
             "",

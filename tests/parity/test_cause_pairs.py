@@ -54,8 +54,18 @@ def test_each_page_holds_what_parity_says_now(cause):
 
 def test_pages_link_to_each_other_and_nowhere_else():
     index = (PAGES / "README.md").read_text(encoding="utf-8")
-    assert re.findall(r"\]\((\w+)\.md\)", index) == CAUSES
-    assert {path.stem for path in PAGES.glob("*.md")} == {*CAUSES, "README"}
+    assert re.findall(r"\]\((\w+)\.md\)", index) == [*CAUSES, UNKNOWN]
+    assert {path.stem for path in PAGES.glob("*.md")} == {*FIXES, "README"}
+
+
+@pytest.mark.parametrize("cause", FIXES)
+def test_each_page_has_all_parts(cause):
+    page = (PAGES / f"{cause}.md").read_text(encoding="utf-8")
+    headings = ["Example", "What it looks like", "Why", "How parity knows", "How to fix it"]
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == headings
+    (line,) = re.findall(r"^Fields that differ in this pair: (.*)\.$", page, re.MULTILINE)
+    findings = mp.compare(*([sample] for sample in pair(cause))).findings
+    assert {f"`{finding.field}`" for finding in findings} == set(line.split(", "))
 
 
 def no_settings(sample):
