@@ -12,20 +12,30 @@ from typing import Any, NamedTuple
 
 from mmpack.errors import ArgumentError, PlanError, check_flag, check_name, check_number
 from mmpack.planning.configs import fields_of, required, text_of
+from mmpack.planning.layer_bytes import (
+    Decoder,
+    LayerBytes,
+    Net,
+    TowerBytes,
+    chunks_of,
+    linear_layer,
+    softmax_layer,
+    tower_bytes,
+)
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Of the logits in two bytes, what the head's backward holds at once: ops/linear_logprobs/blocks.py.
 HEAD_SHARE = 1 / 20.5
 HEAD_TILE = 256  # vocabulary entries, each with a maximum and a sum in float32 a loss token
-QUERY_ROWS = 1024  # whose mask sdpa holds at a time: ops/attention/sdpa.py
 MOST_ROWS = 1 << 26
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a pack holds: packed rows, loss tokens, patches; keys that its sequences gather; rows of vision tokens.
+    """What a pack holds: packed rows, loss tokens, patches; keys that its sequences gather; rows of vision tokens;
+    chunks of 64 rows, each of one segment, and segments that start from another's state, of linear attention.
 
-    `keys` counts as `rows` at least, `vision_rows` as four patches a row.
+    `keys` counts as `rows` at least, `vision_rows` as four patches a row, `chunks` as full ones.
     """
 
     rows: int
@@ -33,44 +43,12 @@ class Load:
     patches: int = 0
     keys: int = 0
     vision_rows: int = 0
+    chunks: int = 0
+    branches: int = 0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             check_number("Load", name, value, least=0)
-
-
-@dataclass(frozen=True)
-class LayerBytes:
-    """Bytes a row (a patch) of one layer."""
-
-    input: int  # all that stays of a layer that is recomputed
-    kept: int  # what autograd keeps of its forward, without keys and values
-    backward: int  # more than that, where its backward holds most: in the MLP
-    mlp: int  # without gradients, where the MLP holds most
-    attention: int  # and where attention does, without keys and values
-    key: int  # of a key and a value, once
-    products: int = 0  # what its matrix products and its attention put out
-    quadratic: float = 0.0  # kept, times rows · (rows + QUERY_ROWS): masks of sdpa
-
-    def activations(self, rows: int, keys: int) -> int:
-        """What autograd keeps of one layer that is not recomputed."""
-        square = self.quadratic * rows * (rows + min(rows, QUERY_ROWS))
-        return rows * self.kept + max(keys, rows) * self.key + int(square)
-
-    def transient(self, rows: int, keys: int) -> int:
-        """What a layer holds at most without gradients."""
-        return max(rows * self.mlp, rows * self.attention + (max(keys, rows) + rows) * self.key)
-
-
-@dataclass(frozen=True)
-class TowerBytes:
-    blocks: int
-    block: LayerBytes
-    pixels: int  # a patch: pixels and positions, for as long as the tower runs
-    tiles: int  # a patch: float32 pixels put into tiles, gone before the backward
-    mergers: int  # a patch: what the mergers keep; this too until the tower's own backward
-    features: int  # a row of vision tokens: what the decoder gets, all levels
-    copies: int  # of features, as the decoder's loop holds them
 
 
 class Kept(NamedTuple):
@@ -94,11 +72,11 @@ class MemoryModel:
     keeps 2·(4 + 2e)·H + 2e·A + 2e·K + 4e·I, with norms of queries and keys (4 + e)·(A + K) more. Its backward holds
     most behind the product of SwiGLU: three gradients of I while one of its rows is gone, 2e·I + e·H.
     Source: modeling_qwen2_5_vl.py and its like in transformers, line by line. Checked against counted bytes in
-    tests/adapters/test_counted_memory.py and on a GPU in test_memory_gpu.py.
+    tests/adapters/test_counted_memory.py, and on a GPU, but for linear attention, in test_memory_gpu.py.
     """
 
     layers: int
-    layer: LayerBytes
+    layer: LayerBytes  # with softmax attention
     width: int  # e·H
     held: int  # a row: what the loop over layers holds beside a layer's input
     rotary: int  # a row: cosines and sines, positions
@@ -106,6 +84,8 @@ class MemoryModel:
     head: int  # a loss token, with gradients
     head_forward: int  # and without
     tower: TowerBytes | None
+    linear: LayerBytes | None = None  # with linear attention
+    linear_at: tuple[int, ...] = ()  # which layers those are
 
     def peak(
         self,
@@ -129,18 +109,22 @@ class MemoryModel:
         """
         self._check_kept(kept, kept_blocks, selective)
         rows, keys = load.rows, max(load.keys, load.rows)
+        chunks = _chunks(load)
         around = rows * (self.rotary + self.held)
         if not grad:
             head = rows * (self.final_norm + 2 * self.width) + load.loss_tokens * self.head_forward
-            most = around + max(self.layer.transient(rows, keys), head)
+            inside = max(layer.transient(rows, keys, chunks) for layer in set(self._by_layer()))
+            most = around + max(inside, head)
             return max(most + self._features(load) + self._tiles(load), self._tower_alone(load))
         inputs = (self.layers - kept) * rows * self.layer.input
-        inputs += selective * rows * self.layer.products
-        layer = self.layer.activations(rows, keys)
+        by_layer = self._by_layer()
+        first = self.layers - kept
+        some = by_layer[first - selective : first]
+        inputs += sum(layer.outputs(rows, chunks) for layer in some)
+        whole, largest = self._backward(load, kept)
         norm = rows * self.final_norm
-        head = inputs + kept * layer + norm + 2 * rows * self.width + load.loss_tokens * self.head
-        backward = inputs + max(kept, 1) * layer + rows * self.layer.backward
-        most = around + max(head, backward) + self._features(load)
+        head = inputs + whole + norm + 2 * rows * self.width + load.loss_tokens * self.head
+        most = around + max(head, inputs + largest) + self._features(load)
         if self.tower is None or not train_tower:
             return max(most, self._tower_alone(load))
         held = load.patches * (self.tower.pixels + self.tower.mergers)
@@ -187,6 +171,26 @@ class MemoryModel:
         kept = _largest(self.layers, lambda k: fits(max(k, 1), 0, self.layers - max(k, 1)))
         return Kept(max(kept, 1), 0, self.layers - max(kept, 1))
 
+    def _by_layer(self) -> list[LayerBytes]:
+        kinds = (self.layer, self.linear or self.layer)
+        return [kinds[i in self.linear_at] for i in range(self.layers)]
+
+    def _backward(self, load: Load, kept: int) -> tuple[int, int]:
+        """What the kept layers hold; and the most that the backward does, layer by layer from the last one."""
+        rows, keys, chunks = load.rows, max(load.keys, load.rows), _chunks(load)
+        by_layer = self._by_layer()
+        held = {
+            layer: layer.activations(rows, keys, chunks, load.branches) for layer in set(by_layer)
+        }
+        whole = left = sum(held[layer] for layer in by_layer[self.layers - kept :])
+        most = 0
+        for i, layer in reversed(list(enumerate(by_layer))):
+            last = i >= self.layers - kept
+            inside = left if last else held[layer]
+            most = max(most, inside + layer.gradients(rows, chunks))
+            left -= held[layer] if last else 0
+        return whole, most
+
     def _features(self, load: Load) -> int:
         """As encoded, four patches a row, and as repeated for each run of placeholders."""
         if self.tower is None:
@@ -214,39 +218,39 @@ class MemoryModel:
 
 
 def memory_model(
-    config: Any, dtype: str | None = None, attention: str = "sequences"
+    config: Any, dtype: str | None = None, attention: str = "sequences", rule: str | None = None
 ) -> MemoryModel:
-    """The terms of a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL or InternVL.
+    """The terms of a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL.
 
     Args: `config`: of transformers, or the dict of its config.json. `dtype`: of the activations; the config's if not
     given, else bfloat16. `attention`: "sequences" (varlen, FlashAttention), or "sdpa" as on a CPU, which repeats
-    key heads and keeps masks. Raises ArgumentError for other models.
+    key heads and keeps masks. `rule`, of linear attention: "fla" or "torch"; by default "torch" beside "sdpa".
+    Raises ArgumentError for other models.
     """
     fields = fields_of(config, "memory_model")
     check_name("memory_model", "attention", attention, ("sequences", "sdpa"))
+    rule = rule or ("torch" if attention == "sdpa" else "fla")
+    check_name("memory_model", "rule", rule, ("torch", "fla"))
     name = dtype or str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16")
     name = name.removeprefix("torch.")
     check_name("memory_model", "dtype", name, DTYPES)
     e, text = DTYPES[name], _text(fields)
     width, vocab = text["hidden_size"], text["vocab_size"]
-    heads = text["num_attention_heads"]
-    head_dim = text.get("head_dim") or width // heads
-    key_width = (text.get("num_key_value_heads") or heads) * head_dim
-    normed = str(text.get("model_type", "")).startswith("qwen3")
-    tower = _tower(fields, e, width, attention)
+    size, linear_at = _decoder(text, e), _linear_at(text)
+    tower = tower_bytes(fields, e, width, attention)
     return MemoryModel(
         layers=text["num_hidden_layers"],
-        layer=_decoder_layer(
-            e, width, text["intermediate_size"], heads, head_dim, key_width, normed, attention
-        ),
+        layer=softmax_layer(size, attention),
         width=e * width,
         # deepstack makes one more copy of the hidden states
         held=e * width * (2 if tower is not None and tower.copies > 1 else 1),
-        rotary=2 * e * head_dim + 6 * 8,  # position ids, ids, the rule's array
-        final_norm=(4 + e) * width,
+        rotary=2 * e * size.head_dim + 6 * 8,  # position ids, ids, the rule's array
+        final_norm=size.norm - e * width,
         head=int(2 * vocab * HEAD_SHARE) + e * width,
         head_forward=8 * -(-vocab // HEAD_TILE) + e * width,
         tower=tower,
+        linear=linear_layer(size, _net(text), rule) if linear_at else None,
+        linear_at=linear_at,
     )
 
 
@@ -257,6 +261,8 @@ def largest_pack(
     patches: float = 0.0,
     keys: float = 1.0,
     vision: float = 0.0,
+    chunks: float = 0.0,
+    branches: float = 0.0,
     *,
     grad: bool = True,
     kept: int = 0,
@@ -267,8 +273,9 @@ def largest_pack(
     """max_tokens: the most packed rows that `free_bytes` take, what weights, gradients and optimizer leave free.
 
     Args: `grad`: with activations and a backward (gradient checkpointing but for the last `kept` layers), or without,
-    as old and reference logprobs run. `loss_share`, `patches`, `keys`, `vision`: loss tokens, patches, gathered keys
-    and vision tokens a row. The others: see `memory_model` and `MemoryModel.peak`.
+    as old and reference logprobs run. `loss_share`, `patches`, `keys`, `vision`, `chunks`, `branches`: loss tokens,
+    patches, gathered keys, vision tokens, and a `Load`'s chunks and branches, a row. The others: see `memory_model`
+    and `MemoryModel.peak`.
 
     Returns 0 if not even a row fits. Raises ArgumentError.
 
@@ -282,6 +289,7 @@ def largest_pack(
     check_number("largest_pack", "free_bytes", free_bytes, least=0)
     check_flag("largest_pack", "grad", grad)
     shares = {"loss_share": loss_share, "patches": patches, "keys": keys, "vision": vision}
+    shares |= {"chunks": chunks, "branches": branches}
     for name, value in shares.items():
         check_number("largest_pack", name, value, least=0)
     model = memory_model(config, dtype, attention)
@@ -309,95 +317,46 @@ def _text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     known = kind.startswith(("qwen2", "qwen3", "internvl"))
     # the dict of a config that transformers 5.23 made names them otherwise than released files do
     experts = text.get("num_experts") or text.get("num_local_experts")
-    if not known or kind.startswith("qwen3_5") or "_moe" in kind or experts:
+    if not known or "_moe" in kind or experts:
         raise ArgumentError(
             f"memory_model: no terms for a decoder of type {kind!r:.60}. "
-            "Fix: a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL or InternVL; else measure a pack and pass max_tokens"
+            "Fix: a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL; else measure a pack and pass max_tokens"
         )
     names = ("hidden_size", "intermediate_size", "num_attention_heads")
     required(text, (*names, "num_hidden_layers", "vocab_size"), "memory_model")
     return text
 
 
-def _decoder_layer(
-    e: int,
-    width: int,
-    inner: int,
-    heads: int,
-    head_dim: int,
-    key_width: int,
-    normed: bool,
-    attention: str,
-) -> LayerBytes:
-    across = heads * head_dim
-    norms = 2 * (4 + 2 * e) * width
-    if normed:
-        norms += (4 + e) * (across + key_width)
-    kept = norms + 2 * e * across + 4 * heads + 4 * e * inner
-    key, quadratic = 2 * e * key_width, 0.0
-    if attention == "sdpa":
-        kept += e * across  # pieces of the output, and their copy
-        key, quadratic = 2 * e * across, e / 2
-    return LayerBytes(
-        input=e * width,
-        kept=kept,
-        backward=2 * e * inner + e * width,
-        # the layer's input is held by the loop over layers
-        mlp=3 * e * inner + 3 * e * width,
-        attention=2 * e * width + 2 * e * across,
-        key=key,
-        products=2 * e * (across + key_width + width + inner) + 4 * heads,
-        quadratic=quadratic,
+def _decoder(text: Mapping[str, Any], e: int) -> Decoder:
+    heads, kind = text["num_attention_heads"], str(text.get("model_type", ""))
+    head_dim = text.get("head_dim") or text["hidden_size"] // heads
+    return Decoder(
+        e=e,
+        width=text["hidden_size"],
+        inner=text["intermediate_size"],
+        heads=heads,
+        head_dim=head_dim,
+        key_width=(text.get("num_key_value_heads") or heads) * head_dim,
+        normed=kind.startswith("qwen3"),
+        gated=kind.startswith("qwen3_5"),
     )
 
 
-def _tower(fields: Mapping[str, Any], e: int, out_width: int, attention: str) -> TowerBytes | None:
-    """A block of the tower keeps its two norms, queries, keys, values, output and the inside of its MLP.
+def _linear_at(text: Mapping[str, Any]) -> tuple[int, ...]:
+    """Layers with linear attention: as `layer_types` says, or by the interval that released files may have."""
+    if not str(text.get("model_type", "")).startswith("qwen3_5"):
+        return ()
+    kinds, every = text.get("layer_types"), text.get("full_attention_interval") or 4
+    if kinds:
+        return tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
+    return tuple(i for i in range(text["num_hidden_layers"]) if (i + 1) % every)
 
-    LayerNorm keeps input and output. Values are a part of the joint product of Qwen's, and hold the whole of it under
-    sdpa. InternVL scales what each half adds, and keeps it.
-    """
-    tower = fields.get("vision_config")
-    if not tower:
-        return None
-    kind = str(fields.get("model_type") or "")
-    old = kind.startswith("qwen2_vl")
-    width = tower.get("embed_dim", 1280) if old else tower["hidden_size"]
-    inner = int(width * tower.get("mlp_ratio", 4)) if old else tower["intermediate_size"]
-    blocks = tower.get("depth") or tower.get("num_hidden_layers")
-    heads = tower.get("num_heads") or tower.get("num_attention_heads") or 16
-    internvl, windowed = kind.startswith("internvl"), kind.startswith("qwen2_5")
-    rms, layer_norm = (4 + 2 * e) * width, 2 * e * width + 8
-    norm = rms if windowed else layer_norm
-    rows = 4 * e * width  # queries, keys, values, output
-    if attention == "sdpa":
-        rows += e * width + (0 if internvl else 2 * e * width)
-    if internvl:
-        rows += 2 * e * width
-        rows += 2 * (4 + 2 * e) * width if tower.get("use_qk_norm") else 0
-    # rows of I that the MLP keeps, and that its backward holds beyond them: SwiGLU; quick GELU; GELU
-    mlp, more = (4, 2) if windowed else (3, 2) if old else (2, 1)
-    levels = len(tower.get("deepstack_visual_indexes") or ()) if kind.startswith("qwen3") else 0
-    patch, channels = tower.get("patch_size", 14), tower.get("in_channels", 3)
-    size = patch[0] * patch[1] if isinstance(patch, (list, tuple)) else patch * patch
-    # float32 pixels are the batch's own
-    frames = 1 if internvl else tower.get("temporal_patch_size", 2)
-    pixels = (e if e < 4 else 0) * channels * size * frames
-    merger = norm + 2 * e * width
-    return TowerBytes(
-        blocks=blocks,
-        block=LayerBytes(
-            input=e * width,
-            kept=2 * norm + rows + 4 * heads + mlp * e * inner,
-            backward=more * e * inner + e * width,
-            mlp=(3 if mlp > 2 else 2) * e * inner + 3 * e * width,
-            # rotary runs in float32
-            attention=6 * e * width + (0 if internvl else 28 * width),
-            key=0,
-        ),
-        pixels=pixels + 8 * (width // heads),
-        tiles=4 * channels * size if internvl else 0,
-        mergers=(1 + levels) * merger,
-        features=(1 + levels) * e * out_width,
-        copies=2 if levels else 1,
-    )
+
+def _net(text: Mapping[str, Any]) -> Net:
+    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    required(text, tuple(f"linear_{name}" for name in names), "memory_model")
+    return Net(*(text[f"linear_{name}"] for name in names))
+
+
+def _chunks(load: Load) -> int:
+    return max(load.chunks, int(chunks_of(load.rows)))

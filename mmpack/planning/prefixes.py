@@ -14,6 +14,7 @@ from mmpack.planning.counts import (
     waves_of,
     window_pairs_until,
 )
+from mmpack.planning.layer_bytes import chunks_of
 from mmpack.schema.sample import Sample
 
 
@@ -39,6 +40,12 @@ class SharedPrefixes:
         a, b, window = self.start[g], self.stop[g], self.spans.window
         near = window_pairs_until(b, window) - window_pairs_until(a, window)
         return Counts(b - a, pairs_until(b) - pairs_until(a), near)
+
+    def linear(self, members: list[int]) -> tuple[int, int]:
+        """What linear attention takes of these samples' forest: chunks of rows, and segments below another."""
+        segments = {g for i in members for g in self.path[i]}
+        chunks = sum(chunks_of(self.rows(g)) for g in segments)
+        return chunks, sum(self.parent[g] >= 0 for g in segments)
 
     def counts(self, members: list[int]) -> Counts:
         """Of these samples' forest, without media and loss tokens."""

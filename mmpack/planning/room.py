@@ -7,6 +7,7 @@ from typing import Any
 from mmpack.errors import ArgumentError, PlanError, check_number
 from mmpack.planning.budgets import media_of
 from mmpack.planning.counts import plain_counts
+from mmpack.planning.layer_bytes import chunks_of
 from mmpack.planning.memory import largest_pack
 from mmpack.planning.prefixes import SharedPrefixes
 from mmpack.schema.sample import Sample
@@ -34,17 +35,21 @@ def room_of(
 
 
 def _shares(samples: list[Sample], kept: list[int], share: bool) -> list[float]:
-    """Loss tokens, patches, gathered keys and vision tokens a row, each of the group (sample) that has most."""
+    """What a row has, each of the group (sample) that has most: loss tokens, patches, gathered keys, vision tokens;
+    chunks and branches of linear attention."""
     shared = SharedPrefixes(samples, kept) if share else None
     groups: dict[Any, list[int]] = {}
     for i in kept:
         groups.setdefault(samples[i].group_id if share else i, []).append(i)
-    most = [0.0] * 4
+    most = [0.0] * 6
     for members in groups.values():
         chosen = [samples[i] for i in members]
-        counts = shared.counts(members) if shared else plain_counts([len(s) for s in chosen])
+        lengths = [len(s) for s in chosen]
+        counts = shared.counts(members) if shared else plain_counts(lengths)
+        linear = shared.linear(members) if shared else (sum(map(chunks_of, lengths)), 0)
         media = {k: m.patches for s in chosen for k, m in media_of(s).items()}
         vision = max(sum(m.num_tokens for m in s.media) for s in chosen)
-        found = (sum(s.num_loss_tokens for s in chosen), sum(media.values()), counts.keys, vision)
+        loss = sum(s.num_loss_tokens for s in chosen)
+        found = (loss, sum(media.values()), counts.keys, vision, *linear)
         most = [max(m, f / max(counts.rows, 1)) for m, f in zip(most, found, strict=True)]
     return most

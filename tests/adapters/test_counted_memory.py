@@ -8,7 +8,7 @@ from mmpack.adapters.transformers import attach
 from mmpack.planning.memory import memory_model
 
 pytestmark = pytest.mark.adapter
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "qwen3_5")
 LEAST, MOST = 0.94, 1.20  # of what is counted
 
 

@@ -106,6 +106,34 @@ def test_selective_layers_meet_the_budget_too():
     assert (found.layers, found.selective) == (28, 0)
 
 
+HYBRID = CONFIG_7B | {
+    "model_type": "qwen3_5",
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "vision_config": None,
+}
+
+
+def test_layers_with_linear_attention_are_those_of_the_config():
+    every_fourth = memory_model(HYBRID)
+    assert every_fourth.linear_at == tuple(i for i in range(28) if i % 4 != 3)
+    named = ["linear_attention"] * 2 + ["full_attention"] * 26
+    assert memory_model(HYBRID | {"layer_types": named}).linear_at == (0, 1)
+    assert memory_model(CONFIG_7B).linear_at == ()
+
+
+def test_short_segments_and_branches_take_room():
+    """A chunk is of one segment, and a branch keeps the state that it starts from."""
+    free = 40 * 10**9
+    long = largest_pack(HYBRID, free)
+    assert largest_pack(HYBRID, free, chunks=1 / 4) < long
+    assert largest_pack(HYBRID, free, branches=1 / 16) < long
+    assert largest_pack(HYBRID, free, attention="sdpa") < long
+    assert largest_pack(CONFIG_7B, free, chunks=1, branches=1) == largest_pack(CONFIG_7B, free)
+
+
 def test_nothing_fits():
     assert largest_pack(CONFIG_7B, 1000) == 0
 
@@ -115,7 +143,8 @@ def test_nothing_fits():
     [
         (3, "config is of type int"),
         ({"model_type": "llava"}, "of type 'llava'"),
-        ({"model_type": "qwen3_5"}, "of type 'qwen3_5'"),
+        ({"model_type": "qwen3_5_moe"}, "of type 'qwen3_5_moe'"),
+        (CONFIG_7B | {"model_type": "qwen3_5"}, "has no linear_num_key_heads"),
         (CONFIG_7B | {"num_experts": 8}, "dense"),
         (CONFIG_7B | {"num_local_experts": 8}, "dense"),
         (CONFIG_7B | {"model_type": "qwen3_vl_moe_text"}, "dense"),

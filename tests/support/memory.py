@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from support.samples import make_sample
 import mmpack as mp
 from mmpack.adapters.transformers import packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media
+from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import PackedBatch
 from mmpack.planning.memory import Load
 from mmpack.smoke.tiny_models import tiny_model
@@ -31,10 +33,12 @@ def counted_model(family: str, dtype: torch.dtype = torch.float32, layers: int =
     if getattr(text, "head_dim", None):
         text.head_dim = 64
     if getattr(text, "layer_types", None):
-        text.layer_types = ["full_attention"] * layers
+        linear = "linear_attention" if family == "qwen3_5" else "full_attention"
+        text.layer_types = [linear] * (layers - 1) + ["full_attention"]
     if "mrope_section" in (getattr(text, "rope_parameters", None) or {}):
         # not in place: every tiny model has this dict
-        text.rope_parameters = text.rope_parameters | {"mrope_section": [8, 12, 12]}
+        sections = [3, 3, 2] if family == "qwen3_5" else [8, 12, 12]
+        text.rope_parameters = text.rope_parameters | {"mrope_section": sections}
     if family == "qwen2_vl":
         tower.embed_dim, tower.hidden_size = 128, 256
     else:
@@ -71,7 +75,16 @@ def load_of(batch: PackedBatch, model: Any) -> Load:
         int(patches.sum()),
         0 if keys is None else len(keys),
         len(batch.vision_rows.features),
+        *linear_load(batch.segment_plan),
     )
+
+
+def linear_load(plan: SegmentPlan | None) -> tuple[int, int]:
+    """Chunks, and segments that start from another's state."""
+    if plan is None:
+        return 0, 0
+    chunks = sum(math.ceil(n / 64) for n in np.diff(plan.offsets).tolist())
+    return chunks, int((plan.parents >= 0).sum())
 
 
 def peak_bytes(model: Any, batch: PackedBatch, grad: bool = True) -> int:

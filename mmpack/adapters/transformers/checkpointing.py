@@ -11,6 +11,7 @@ import functools
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -20,13 +21,16 @@ from torch.utils.checkpoint import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mmpack.adapters.transformers.layer_rules import layer_rules
+from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.modules import tower_of
 from mmpack.adapters.transformers.recompute import exchange_checkpoint
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, check_flag, check_number, kind_of
 from mmpack.ops.attention import choose, plan_of_rule
+from mmpack.ops.linear_attention.choose import choose as choose_rule
 from mmpack.packing.batch import Batch, PackedBatch
+from mmpack.planning.layer_bytes import chunks_of
 from mmpack.planning.memory import Kept, Load, memory_model
 
 KEPT = "_mmpack_kept_layers"  # on the decoder: the modules whose flag is off because of us
@@ -99,7 +103,8 @@ def checkpoint_layers(
     _refuse_unchecked(decoder, [*layers, *blocks])
     weight = next(decoder.parameters())
     dtype = weight.dtype if dtype is None else dtype
-    terms = memory_model(whole.config, str(dtype), _attention(weight.device, dtype))
+    rule = choose_rule(weight.device, dtype) if has_linear_attention(whole) else None
+    terms = memory_model(whole.config, str(dtype), _attention(weight.device, dtype), rule)
     load = _load_of(batch, whole)
     kept = terms.kept_layers(load, int(memory), trains, selective)
     first = len(layers) - kept.layers
@@ -194,10 +199,13 @@ def _load_of(batch: Batch | int, model: Any) -> Load:
         )
     runs = [batch.media[i] for i in batch.media_order]
     once = isinstance(batch, PackedBatch) and takes_encoded_media(model)
+    segments = batch.segment_plan
     return Load(
         rows=batch.input_ids.numel(),
         loss_tokens=batch.num_loss_tokens,
         patches=sum(medium.num_patches for medium in (batch.media if once else runs)),
         keys=_gathered(batch, model),
         vision_rows=sum(medium.num_tokens for medium in runs),
+        chunks=0 if segments is None else int(chunks_of(np.diff(segments.offsets)).sum()),
+        branches=0 if segments is None else int((segments.parents >= 0).sum()),
     )
