@@ -1,4 +1,4 @@
-"""Every rule has a page: its example breaks that rule and no other, the mended one none, and what is printed is so."""
+"""Every rule has a page: its example breaks that rule and no other, the fixed one none, and what is printed is so."""
 
 import re
 from pathlib import Path
@@ -70,11 +70,11 @@ def test_the_example_breaks_the_rule_and_the_mended_one_none(code, shown, monkey
     made = shown(page, code)
     assert made.text == page, f"stale. Fix: python docs/site/rule_pages.py {code}"
     assert set(CODE.findall("".join(made.broken))) == {code}
-    assert made.mended and not CODE.search("".join(made.mended))
-    assert all(text.strip() for text in made.mended)
+    assert made.fixed and not CODE.search("".join(made.fixed))
+    assert all(text.strip() for text in made.fixed)
     if code < "MM4" and code not in (*OF_TEXT, "MM012"):
-        assert validated("broken.jsonl") == {code} and validated("mended.jsonl") == set()
-        assert "OK: " in made.mended[-1]
+        assert validated("broken.jsonl") == {code} and validated("fixed.jsonl") == set()
+        assert "OK: " in made.fixed[-1]
 
 
 def test_fields_are_those_of_the_schema():

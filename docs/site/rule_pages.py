@@ -34,7 +34,7 @@ class Shown:
 
     text: str
     broken: list[str] = field(default_factory=list)
-    mended: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
 
 
 def shown(page: str, code: str) -> Shown:
@@ -51,7 +51,7 @@ def shown(page: str, code: str) -> Shown:
             said = _run_python("\n" * page.count("\n", 0, found.start(2)) + body, names, code)
             return found[0]
         body = said if kind == "text" else _run_commands(body)
-        (out.broken if found.start() < below else out.mended).append(body)
+        (out.broken if found.start() < below else out.fixed).append(body)
         return f"```{kind}\n{body}```\n"
 
     out.text = BLOCK.sub(fresh, TITLE.sub(f"# {code}: {RULES[code].says}\n", page))
