@@ -1,7 +1,8 @@
 """How long `compare` takes, as a multiple of merely reading both files: `python benchmarks/parity_speed.py FOLDER`.
 
-Makes its own traces in FOLDER (once), reads and compares them in turn in one process, prints medians.
-Every sample has prompt, pictures and response of its own: nothing is shared that could be done once.
+Makes its own traces in FOLDER (once), reads and compares them in turn in one process: CPU seconds of the process,
+medians of the runs, and the median of each run's ratio. Every sample has prompt, pictures and response of its own:
+nothing is shared that could be done once. `kind`: only the fields that a trace must have, or every one. No GPU.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pyarrow.parquet as pq
 
 import mmpack as mp
@@ -28,6 +31,8 @@ from mmpack.families import get_family
 from mmpack.layout.fingerprint import cache_key, fingerprint
 
 FAMILY = "qwen2_5_vl"
+KINDS, FORMATS = ("required", "full"), ("parquet", "jsonl")
+RESULTS = Path(__file__).parent / "results"
 PROCESSOR = {
     "tokenizer": {"vocab": "ab" * 32, "special": {"<|image_pad|>": 151655, "<|im_end|>": 151645}},
     "chat_template": "cd" * 32,
@@ -49,30 +54,65 @@ PROCESSOR = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS / "parity_speed.json")
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--images", type=int, default=4)
     parser.add_argument("--unlike", type=float, default=0.0, help="share of samples that differ")
-    parser.add_argument("--kind", choices=("required", "full"), action="append")
-    parser.add_argument("--format", choices=("parquet", "jsonl"), default="parquet")
+    parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--format", choices=FORMATS, action="append")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    versions = (
-        f"Python {platform.python_version()}, pyarrow {pyarrow.__version__}, numpy {np.__version__}"
-    )
-    print(f"{len(os.sched_getaffinity(0))} cores, {versions}")
-    for kind in args.kind or ("required", "full"):
-        paths = _traces(args, kind)
-        size = sum(p.stat().st_size for p in paths) / 2**20
-        print(
-            f"{kind}: {args.samples} samples of {args.tokens} tokens, {args.images} images, "
-            f"{args.unlike:.2%} differ; two {args.format} files of {size:.0f} MiB together"
-        )
-        report = mp.compare(*paths)
-        assert report.compared == args.samples
-        assert (report.total_findings == 0) == (args.unlike == 0)
-        _print_medians(_timed(_readers(paths, args.format), args.repeats))
+    rows = []
+    for suffix in args.format or FORMATS:
+        for kind in args.kind or KINDS:
+            rows.append(measured(args, kind, suffix))
+            print(json.dumps(rows[-1]), flush=True)
+    write(args.out, rows)
+
+
+def measured(args: argparse.Namespace, kind: str, suffix: str) -> dict[str, Any]:
+    """Seconds of `compare` beside those of the faster reader."""
+    paths = _traces(args, kind, suffix)
+    report = mp.compare(*paths)
+    assert report.compared == args.samples
+    assert (report.total_findings == 0) == (args.unlike == 0)
+    seconds = _timed(_readers(paths, suffix), args.repeats)
+    compare = seconds.pop("compare")
+    reader = min(seconds, key=lambda name: statistics.median(seconds[name]))
+    ratios = [c / r for c, r in zip(compare, seconds[reader], strict=True)]
+    return {
+        "format": suffix,
+        "kind": kind,
+        "samples": args.samples,
+        "tokens": args.tokens,
+        "images": args.images,
+        "unlike": args.unlike,
+        "bytes": sum(p.stat().st_size for p in paths),
+        "reader": reader,
+        "reader_seconds": statistics.median(seconds[reader]),
+        "compare_seconds": statistics.median(compare),
+        "x_reading": statistics.median(ratios),
+        "us_each": 1e6 * statistics.median(compare) / args.samples,
+    }
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    report = {
+        "op": "parity_speed",
+        "command": shlex.join(["python", *sys.argv]),
+        "device": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}",
+        "versions": {"python": platform.python_version()}
+        | {p: importlib.metadata.version(p) for p in ("numpy", "pyarrow")},
+        "floors": {},
+        "rows": [{k: _short(v) for k, v in row.items()} for row in rows],
+    }
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _readers(paths: list[Path], suffix: str) -> dict[str, Callable[[], Any]]:
@@ -99,30 +139,22 @@ def _read_lines(path: Path) -> None:
 
 
 def _timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """CPU seconds, of all threads."""
     out: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = time.process_time()
             call()
-            out[name].append(time.perf_counter() - start)
+            out[name].append(time.process_time() - start)
     return out
-
-
-def _print_medians(seconds: dict[str, list[float]]) -> None:
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    for name, values in seconds.items():
-        spread = f"{min(values):.2f} to {max(values):.2f}"
-        print(f"  {name:12} {medians[name]:6.2f} s ({spread}, {len(values)} runs)")
-    compare = medians.pop("compare")
-    print(f"  compare is {compare / min(medians.values()):.2f} x the faster reader")
 
 
 # ---- traces --------------------------------------------------------------------------------------
 
 
-def _traces(args: argparse.Namespace, kind: str) -> list[Path]:
+def _traces(args: argparse.Namespace, kind: str, suffix: str) -> list[Path]:
     shape = f"{kind}-{args.samples}-{args.tokens}-{args.images}"
-    names = [f"{shape}-rollout.{args.format}", f"{shape}-train-{args.unlike}.{args.format}"]
+    names = [f"{shape}-rollout.{suffix}", f"{shape}-train-{args.unlike}.{suffix}"]
     paths = [args.folder / name for name in names]
     if not paths[0].exists():
         mp.write_trace(paths[0], _samples(args, kind == "full", 0.0))

@@ -1,7 +1,7 @@
 """What benchmarks/results/*.json gives: `python benchmarks/render.py [--check]`.
 
-docs/performance.md with its chart (docs/speed.svg, docs/speed.png), pages of raw figures in docs/performance/, README's
-headline.
+docs/performance.md, a page of each report in docs/performance/ with its chart first, README's headline with
+docs/speed.svg.
 """
 
 from __future__ import annotations
@@ -9,36 +9,46 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from charts import CHARTS, draw, step
+from charts.overview import overview
 
-from mmpack.bench import chart, page, report
+from mmpack.bench import page, report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/performance.md")
 OPS = Path("docs/performance")  # a page of each op
-SVG, PNG = Path("docs/speed.svg"), Path("docs/speed.png")
+SVG = Path("docs/speed.svg")
 README = Path("README.md")
 RESULTS = Path(__file__).parent / "results"
 STEP, LIGER = "step.json", "step_liger.json"
 BEGIN, END = "<!-- step: benchmarks/render.py -->\n", "<!-- /step -->\n"
 
 HEAD = """# Performance
-
-Made by `benchmarks/render.py` from `benchmarks/results/`.
 """
-OPS_HEAD = """## Single ops
+SOURCE = "Made by `benchmarks/render.py` from `benchmarks/results/`"
+OPS_HEAD = """## Every page
 
 Each benchmark first holds its op to the numerical contract and stops where it fails.
 """
-OP_HEAD = """# Performance: {op}
-
-Made by `benchmarks/render.py` from `benchmarks/results/`; the whole step is in [performance](../performance.md).
+OVERVIEW = "Versions, commands and all rows are on each page. To measure again, on a GPU first:"
+OVERVIEW_RUN = """```sh
+make bench PYTHON=python3
+python benchmarks/step.py
+python benchmarks/host.py  # from here on any machine
+python benchmarks/parity_speed.py build/parity
+```
+"""
+OF_GPU = """
 Times are medians on the device that is named; compare ratios within one table, since a card's rate moves from day to
 day. `copy` is the bandwidth of a large copy on the device, bytes read and written. Kernels for ROCm (gfx942) are
 compiled in CI, and not run.
+"""
+OF_HOST = """
+Times are of the machine that is named: compare ratios.
 """
 
 
@@ -46,88 +56,118 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="exit 1 if a file is another")
     args = parser.parse_args()
-    texts, picture = made(RESULTS, (ROOT / README).read_text(encoding="utf-8"))
+    texts = made(RESULTS, (ROOT / README).read_text(encoding="utf-8"))
     stale = [path for path, text in texts.items() if not _is(ROOT / path, text)]
-    stale += [p for p in (*_op_pages(ROOT), SVG) if p not in texts and (ROOT / p).exists()]
-    if not _shows(ROOT / PNG, picture):
-        stale.append(PNG)
-    if args.check:
-        for path in stale:
+    stale += [path for path in _written(ROOT) if path not in texts]
+    for path in stale:
+        if args.check:
             print(
                 f"{path} is not what its results give. Fix: python benchmarks/render.py",
                 file=sys.stderr,
             )
-        return int(bool(stale))
-    for path in stale:
-        (ROOT / path).parent.mkdir(exist_ok=True)
-        if path in texts:
+        elif path in texts:
+            (ROOT / path).parent.mkdir(exist_ok=True)
             (ROOT / path).write_text(texts[path], encoding="utf-8")
-        elif path != PNG or picture is None:
-            (ROOT / path).unlink()
         else:
-            picture.save(ROOT / PNG, optimize=True)
-    return 0
+            (ROOT / path).unlink()
+    return int(args.check and bool(stale))
 
 
-def made(results: Path, readme: str) -> tuple[dict[Path, str], Any]:
-    """Text by path, and the chart as a picture; None where no step was measured."""
-    texts, links = {}, []
-    for file in sorted(results.glob("*.json")):
-        if file.name not in (STEP, LIGER):
-            op = json.loads(file.read_text(encoding="utf-8"))
-            texts[OPS / f"{file.stem}.md"] = "\n".join([OP_HEAD.format(op=op["op"]), _section(op)])
-            links.append(f"- [{op['op']}](performance/{file.stem}.md)")
+def made(results: Path, readme: str) -> dict[Path, str]:
+    """Text by path: pages, and charts as SVG."""
     steps = report.read(results / STEP)
     rows = page.whole_runs(steps["rows"])
-    beside = page.liger_rows(report.read(results / LIGER))
-    texts[OPS / "step.md"] = "\n".join(
-        [page.all_rows(steps), beside] if beside else [page.all_rows(steps)]
-    )
-    texts[PAGE] = "\n".join([HEAD, page.section(rows, SVG.name, PNG.name), OPS_HEAD, *links]) + "\n"
+    ops = {
+        file.stem: json.loads(file.read_text(encoding="utf-8"))
+        for file in sorted(results.glob("*.json"))
+        if file.name not in (STEP, LIGER)
+    }
+    charts = {name: CHARTS[name](op) for name, op in ops.items()}
+    texts = {OPS / f"{name}.md": _op_page(name, op, charts[name]) for name, op in ops.items()}
+    if rows:
+        charts = {"step": step.every(rows)} | charts
+        texts[SVG] = draw.svg(step.headline(rows))
+    lines = [line for chart in charts.values() for line in chart.headlines]
+    if lines:
+        charts["overview"] = overview(lines)
+    ran = page.machine(steps, rows[0]["device"]) if rows else ""
+    texts |= {OPS / f"{name}.svg": draw.svg(chart) for name, chart in charts.items()}
+    texts[OPS / "step.md"] = _step_page(steps, results, charts.get("step"), ran)
+    texts[PAGE] = _first_page(charts, rows, ran, ops)
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
-    texts[README] = before + begin + page.headline(rows, str(SVG), str(PAGE)) + end + after
-    if not rows:
-        return texts, None
-    drawn = chart.draw(rows, page.title_of(rows))
-    texts[SVG] = chart.svg(drawn)
-    return texts, chart.png(drawn)
+    lines_of_readme = page.headline(rows, str(SVG), draw.WIDTH, str(PAGE))
+    texts[README] = before + begin + lines_of_readme + end + after
+    return texts
+
+
+def _first_page(
+    charts: dict[str, draw.Chart], rows: list[dict[str, Any]], ran: str, ops: dict[str, Any]
+) -> str:
+    parts = [HEAD]
+    if "overview" in charts:
+        devices = dict.fromkeys(
+            [*(r["device"] for r in rows[:1]), *(op["device"] for op in ops.values())]
+        )
+        said = textwrap.fill(f"Measured on: {'; '.join(devices)}. {OVERVIEW}", 120)
+        parts += [_shown(charts["overview"], f"{OPS.name}/overview.svg"), said, "", OVERVIEW_RUN]
+    parts += [f"{SOURCE}.\n", page.section(rows, f"{OPS.name}/step.svg", ran), OPS_HEAD]
+    named = {"step": "step"} | {name: op["op"] for name, op in ops.items()}
+    shown = [name for name in named if name in charts]
+    links = [f"- [{named[name]}]({OPS.name}/{name}.md): {charts[name].title}" for name in shown]
+    return "\n".join([*parts, *links]) + "\n"
+
+
+def _step_page(steps: dict[str, Any], results: Path, chart: draw.Chart | None, ran: str) -> str:
+    shown = ""
+    if chart is not None:
+        shown = "\n".join([_shown(chart, "step.svg"), ran, page.RUN])
+    beside = page.liger_rows(report.read(results / LIGER))
+    return "\n".join([page.all_rows(steps, shown), *[beside] * bool(beside)])
+
+
+def _op_page(name: str, op: dict[str, Any], chart: draw.Chart) -> str:
+    head = f"# Performance: {op['op']}\n"
+    note = OF_GPU if "GPU" in op["device"] or "NVIDIA" in op["device"] else OF_HOST
+    source = f"{SOURCE}; the whole step is in [performance](../performance.md).{note}"
+    return "\n".join([head, _shown(chart, f"{name}.svg"), _ran(op), source, _tables(op)])
+
+
+def _shown(chart: draw.Chart, path: str) -> str:
+    return f"![{chart.title}]({path})\n\n{textwrap.fill(chart.note, 120)}\n"
 
 
 def _is(path: Path, text: str) -> bool:
     return path.exists() and path.read_text(encoding="utf-8") == text
 
 
-def _shows(path: Path, picture: Any) -> bool:
-    """Whether the file has these pixels: how they are compressed is of no interest."""
-    if picture is None or not path.exists():
-        return picture is None and not path.exists()
-    from PIL import Image
-
-    with Image.open(path) as held:
-        return held.size == picture.size and np.array_equal(
-            np.asarray(held.convert("RGB")), np.asarray(picture)
-        )
-
-
-def _op_pages(root: Path) -> list[Path]:
-    return [page.relative_to(root) for page in sorted((root / OPS).glob("*.md"))]
-
-
-def _section(report: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    floors = ", ".join(_floor(name, value) for name, value in report["floors"].items())
-    lines = [
-        f"{report['device']}, {versions}." + (f" Floors of the run: {floors}." if floors else ""),
+def _written(root: Path) -> list[Path]:
+    """What earlier runs made."""
+    found = [
+        *(root / OPS).glob("*.md"),
+        *(root / OPS).glob("*.svg"),
+        *(root / SVG.parent).glob(SVG.name),
     ]
-    lines += ["", "```", *(report.get("commands") or [report["command"]]), "```", ""]
-    rows = [row for row in report["rows"] if "did_not_run" not in row]
+    return [path.relative_to(root) for path in sorted(found)]
+
+
+def _ran(op: dict[str, Any]) -> str:
+    """Hardware, versions, floors of the run, command."""
+    versions = ", ".join(f"{name} {version}" for name, version in op["versions"].items())
+    floors = ", ".join(_floor(name, value) for name, value in op["floors"].items())
+    said = f"{op['device']}, {versions}." + (f" Floors of the run: {floors}." if floors else "")
+    return "\n".join([said, "", "```", *(op.get("commands") or [op["command"]]), "```", ""])
+
+
+def _tables(op: dict[str, Any]) -> str:
+    lines: list[str] = []
+    rows = [row for row in op["rows"] if "did_not_run" not in row]
     sections = list(dict.fromkeys(row.get("section") for row in rows))
     for section in sections:
         lines += [f"## {section}", ""] if section else []
         own = [row for row in rows if row.get("section") == section]
         lines += [*_table([{k: v for k, v in row.items() if k != "section"} for row in own]), ""]
-    for row in report["rows"]:
+    for row in op["rows"]:
         if "did_not_run" in row:
             name = row.get("name") or row["section"]
             lines.append(f"{name} did not run: {_cell('', row['did_not_run'])}\n")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmpack.bench import chart
+from mmpack.bench.figures import BARS, figures, name_of
+from mmpack.bench.figures import seconds as in_seconds
 from mmpack.bench.targets import HEADLINE, targets
 from mmpack.bench.workloads import WORKLOADS
 
@@ -19,9 +20,8 @@ python benchmarks/step.py --model qwen2.5-vl-7b --workload geo --peer padded --p
 torchrun --nproc-per-node 2 -m mmpack bench step --fsdp --model qwen2.5-vl-3b --out benchmarks/results/step.json
 ```
 """
-PAGE = """# Performance: the whole step
-
-Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [performance](../performance.md).
+PAGE_HEAD = "# Performance: the whole step\n"
+PAGE = """Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [performance](../performance.md).
 
 Every row is first held to float32, one sample at a time: on three samples, the error of its logprobs and gradients may
 be 1.5 × that of the padded bf16 batch. Seconds are the median of at least two steps after the first; *first* is the
@@ -53,11 +53,17 @@ def title_of(rows: list[dict[str, Any]]) -> str:
     return f"Seconds of a training step, {rows[0]['device']}"
 
 
-def section(rows: list[dict[str, Any]], image: str, larger: str) -> str:
-    """Of `whole_runs`: the chart at `image`, which links to `larger`, one table, and what the step is to reach."""
+def machine(report: dict[str, Any], device: str) -> str:
+    """A line of a device and its versions."""
+    versions = (f"{name} {version}" for name, version in report["machines"][device].items())
+    return f"{device}, {', '.join(versions)}.\n"
+
+
+def section(rows: list[dict[str, Any]], image: str, ran: str) -> str:
+    """Of `whole_runs`: the chart at `image`, what it `ran` on, one table, and what the step is to reach."""
     parts = [SECTION]
     if rows:
-        parts += [f"[![{title_of(rows)}]({image})]({larger})\n", _table(*_summary(rows))]
+        parts += [f"![{title_of(rows)}]({image})\n", ran, RUN, _table(*_summary(rows))]
         every = targets(rows)
         missed = [f"- {target}" for target in every if not target.met]
         count = f"{len(every) - len(missed)} of {len(every)}"
@@ -65,32 +71,34 @@ def section(rows: list[dict[str, Any]], image: str, larger: str) -> str:
             f"Of what the step is to reach (`mmpack bench step` prints it) {count} are met.\n"
         )
         parts += ["\n".join(missed) + "\n"] * bool(missed)
-    return "\n".join([*parts, RUN])
+    else:
+        parts.append(RUN)
+    return "\n".join(parts)
 
 
-def headline(rows: list[dict[str, Any]], image: str, link: str) -> str:
+def headline(rows: list[dict[str, Any]], image: str, width: int, link: str) -> str:
     """README's lines: the chart, and the seconds of one workload; nothing without rows."""
     if not rows:
         return ""
     workload = HEADLINE[1]
-    found = {model: bars for (model, w), bars in chart.figures(rows).items() if w == workload}
-    parts = [f'<img src="{image}" alt="{title_of(rows)}" width="{chart.WIDTH}">\n']
+    found = {model: bars for (model, w), bars in figures(rows).items() if w == workload}
+    parts = [f'<img src="{image}" alt="{title_of(rows)}" width="{width}">\n']
     if found:
         head = [f"4 prompts with {WORKLOADS[workload].about}, 8 responses to each"]
         body = [
             [label, *(_bar(bars[at]) for bars in found.values())]
-            for at, label in enumerate(chart.BARS)
+            for at, label in enumerate(BARS)
             if any(bars[at] is not None for bars in found.values())
         ]
-        parts.append(_table([*head, *map(chart.name_of, found)], body))
+        parts.append(_table([*head, *map(name_of, found)], body))
     return "\n".join(
         [*parts, f"[How it is measured]({link}), with memory and each op by itself.\n"]
     )
 
 
-def all_rows(report: dict[str, Any]) -> str:
-    """The page of every row, by device, and where the time of profiled ones goes."""
-    parts = [PAGE]
+def all_rows(report: dict[str, Any], chart: str = "") -> str:
+    """The page of every row, by device, and where the time of profiled ones goes; `chart`: lines before them."""
+    parts = [PAGE_HEAD, *[chart] * bool(chart), PAGE]
     for device, versions in report["machines"].items():
         rows = sorted((r for r in report["rows"] if r["device"] == device), key=_order)
         said = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -129,10 +137,10 @@ def liger_rows(report: dict[str, Any]) -> str:
 def _summary(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Seconds of each bar of the chart."""
     body = [
-        [chart.name_of(model), WORKLOADS[workload].about, *map(_bar, bars)]
-        for (model, workload), bars in chart.figures(rows).items()
+        [name_of(model), WORKLOADS[workload].about, *map(_bar, bars)]
+        for (model, workload), bars in figures(rows).items()
     ]
-    return ["model", "workload", *chart.BARS], body
+    return ["model", "workload", *BARS], body
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -160,7 +168,7 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _bar(value: float | str | None) -> str:
-    return chart.seconds(value) if isinstance(value, float) else value or ""
+    return in_seconds(value) if isinstance(value, float) else value or ""
 
 
 def _table(head: list[str], body: list[list[str]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mmpack.bench.chart import BARS
+from mmpack.bench.figures import BARS
 
 HEADLINE = ("qwen2.5-vl-7b", "geo")
 OVER_IDEAL = 1.1  # shared to plain, time beside ideal time

@@ -1,15 +1,13 @@
-"""The chart and the pages of rows: every figure in them is a row's."""
+"""The pages of the step's rows: every figure in them is a row's."""
 
-import importlib.util
 import json
-import re
 from pathlib import Path
-from xml.etree import ElementTree
 
-import numpy as np
 import pytest
+from support.benchmarks import benchmark
 
-from mmpack.bench import chart, page
+from mmpack.bench import page
+from mmpack.bench.figures import figures
 from mmpack.bench.targets import targets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,45 +40,9 @@ def rows():
     ]
 
 
-def texts(svg):
-    return [e.text for e in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
-
-
-def test_bars_are_as_long_as_their_seconds(rows):
-    drawn = chart.draw(rows, "Seconds")
-    boxes = [m for m in drawn.marks if isinstance(m, chart.Box)][len(chart.BARS) :]
-    geo = list(SECONDS.values())
-    assert len(boxes) == len(geo) + 1  # video has one
-    lengths = np.array([box.width for box in boxes[:6]])
-    assert lengths / lengths[0] == pytest.approx(np.array(geo) / geo[0], abs=1e-3)
-    assert all(box.x + box.width < drawn.width for box in boxes)
-
-
 def test_only_what_has_something_beside_it(rows):
     lonely = [row("shared", 1.0, workload="long"), row("padded", 1.0, workload="pictures")]
-    assert chart.figures(rows + lonely) == chart.figures(rows)
-
-
-def test_the_legend_names_what_is_drawn(rows):
-    said = texts(chart.svg(chart.draw([r for r in rows if r["peer"] != "padded"], "Seconds")))
-    assert set(chart.BARS) - set(said) == {"padded, as TRL"}
-    assert set(chart.BARS) <= set(texts(chart.svg(chart.draw(rows, "Seconds"))))
-
-
-def test_the_svg_says_what_the_rows_say(rows):
-    said = texts(chart.svg(chart.draw(rows, "Seconds of <a> step")))
-    assert said[0] == "Seconds of <a> step" and said.count("out of memory") == 2
-    values = [text for text in said if re.fullmatch(r"[\d.]+ s", text)]
-    assert values == ["27.6 s", "12.0 s", "10.6 s", "7.60 s", "4.00 s", "3.30 s", "5.00 s"]
-
-
-def test_the_png_has_the_bars_of_the_svg(rows):
-    drawn = chart.draw(rows, "Seconds")
-    pixels = np.asarray(chart.png(drawn, scale=1))
-    assert pixels.shape == (drawn.height, drawn.width, 3)
-    for box in (m for m in drawn.marks if isinstance(m, chart.Box)):
-        middle = pixels[int(box.y + box.height / 2), int(box.x + box.width / 2)]
-        assert "#" + bytes(middle.tolist()).hex() == box.fill
+    assert figures(rows + lonely) == figures(rows)
 
 
 def test_whole_runs_are_of_one_gpu_and_one_device(rows):
@@ -105,19 +67,12 @@ def test_targets(rows):
     assert not next(t for t in targets(rows) if t.what == "shared to plain").met
 
 
-def render():
-    spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "render.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_pages_without_a_row(tmp_path):
     """They name how to measure, and no figure."""
-    made, picture = render().made(
+    made = benchmark("render").made(
         tmp_path, "before\n<!-- step: benchmarks/render.py -->\nold\n<!-- /step -->\nafter\n"
     )
-    assert picture is None and not any(path.suffix == ".svg" for path in made)
+    assert not any(path.suffix == ".svg" for path in made)
     readme = made[Path("README.md")]
     assert readme == "before\n<!-- step: benchmarks/render.py -->\n<!-- /step -->\nafter\n"
     assert "benchmarks/step.py" in made[Path("docs/performance.md")]
@@ -128,16 +83,17 @@ def test_pages_of_rows(rows, tmp_path):
     report["rows"][4]["profile"] = {"products": 2.25, "idle": 0.125}
     (tmp_path / "step.json").write_text(json.dumps(report))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    made, picture = render().made(tmp_path, readme)
-    assert picture.size == (2 * chart.WIDTH, 2 * chart.draw(rows, "").height)
+    made = benchmark("render").made(tmp_path, readme)
     headline = made[Path("README.md")].split("<!-- step")[1].split("<!-- /step")[0]
     assert "docs/speed.svg" in headline and "| padded, best | 12.0 s |" in headline
     performance = made[Path("docs/performance.md")]
-    assert (
-        "speed.png" in performance
-        and "| 27.6 s | 12.0 s | 10.6 s | 7.60 s | 4.00 s | 3.30 s |" in performance
-    )
+    assert "GPU, torch 2.11." in performance and "(performance/step.svg)" in performance
+    assert "| 27.6 s | 12.0 s | 10.6 s | 7.60 s | 4.00 s | 3.30 s |" in performance
     every = made[Path("docs/performance/step.md")]
+    assert every.index("(step.svg)") < every.index("| qwen2.5-vl-7b |")
     assert (
         every.count("| qwen2.5-vl-7b |") == len(rows) + 1 and "| `shared` | 2.25 | 0.12 |" in every
     )
+    for name in ("docs/speed.svg", "docs/performance/step.svg"):
+        for seconds in ("12.0 s", "3.30 s", "out of memory"):
+            assert f">{seconds}</text>" in made[Path(name)]

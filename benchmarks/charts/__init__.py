@@ -1,0 +1,32 @@
+"""Charts of the pages of docs/performance: one question each, answered from the rows of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from charts import heads, host, layers, losses, rows
+from charts.draw import Chart
+
+# By the name of a report; `step` has rows of another kind (step.py).
+CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
+    "attention": layers.attention,
+    "cache_rows": rows.cache,
+    "gather_rows": rows.gathers,
+    "host": host.host,
+    "invariant": layers.invariant,
+    "linear_attention": layers.linear_attention,
+    "linear_selected_logprobs": heads.fused,
+    "linear_selected_logprobs_ranks": heads.ranks,
+    "pack_video": rows.patches,
+    "parity_speed": host.parity,
+    "policy_loss": losses.policy,
+    "project_and_merge": layers.projection,
+    "returns": losses.returns,
+    "rewards": losses.rewards,
+    "scale": host.scale,
+    "selected_logprobs": heads.of_logits,
+    "support": heads.kept_ids,
+    "teachers": heads.teachers,
+    "video_decode": host.video,
+}
