@@ -30,7 +30,7 @@ BEGIN, END = "<!-- step: benchmarks/render.py -->\n", "<!-- /step -->\n"
 HEAD = """# Performance
 """
 SOURCE = "Made by `benchmarks/render.py` from `benchmarks/results/`"
-OPS_HEAD = """## Every page
+OPS_HEAD = """## Single ops
 
 Each benchmark first holds its op to the numerical contract and stops where it fails.
 """
@@ -112,9 +112,8 @@ def _first_page(
         said = textwrap.fill(f"Measured on: {'; '.join(devices)}. {OVERVIEW}", 120)
         parts += [_shown(charts["overview"], f"{OPS.name}/overview.svg"), said, "", OVERVIEW_RUN]
     parts += [f"{SOURCE}.\n", page.section(rows, f"{OPS.name}/step.svg", ran), OPS_HEAD]
-    named = {"step": "step"} | {name: op["op"] for name, op in ops.items()}
-    shown = [name for name in named if name in charts]
-    links = [f"- [{named[name]}]({OPS.name}/{name}.md): {charts[name].title}" for name in shown]
+    shown = [name for name in ops if name in charts]
+    links = [f"- [{ops[name]['op']}]({OPS.name}/{name}.md): {charts[name].title}" for name in shown]
     return "\n".join([*parts, *links]) + "\n"
 
 
