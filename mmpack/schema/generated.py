@@ -48,8 +48,8 @@ def rules_markdown() -> str:
     lines = [
         "# Rules",
         "",
-        "Each code has a page: an example that breaks it, what it looks like, how to fix it. This table is generated from",
-        "`mmpack/schema/codes.py`: do not edit.",
+        "Each code has a page: an example that breaks it, what it looks like, how to fix it.",
+        "This table is generated from `mmpack/schema/codes.py`: do not edit.",
     ]
     for prefix, (title, meaning) in blocks.items():
         lines += [
