@@ -22,7 +22,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": ("mmpack init loop", "mmpack init trl experiment"),
     "view": (
         "mmpack view rollout.jsonl --media-root screens",
-        "mmpack view plan.json -o plan.html",
+        "mmpack view plan.json -o plan.html --png plan.png",
+        "mmpack view report.json",
+        "mmpack view rollout.jsonl --pack",
     ),
     "plan": (
         "mmpack plan train.jsonl --max-tokens 4096 --share-prefix --ranks 2 --save plan.json",

@@ -1,4 +1,4 @@
-"""`mmpack view TRACE`: samples and trajectories as one page, or as a figure; `mmpack view plan.json`: a plan."""
+"""`mmpack view FILE`: a trace as one page, or as a figure; a trace's samples as a pack; a plan; a parity report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmpack.cli.output import JsonOption, OutOption, emit, writable
+from mmpack.cli.view_files import Files, draw_document, draw_pack
 from mmpack.errors import ArgumentError
 from mmpack.errors import require as require_extra
 from mmpack.files import replaced, write_text
@@ -21,7 +22,8 @@ def command(
     trace: Annotated[
         Path,
         typer.Argument(
-            metavar="TRACE", help="A .jsonl, .jsonl.zst or .parquet trace, or a plan's .json."
+            metavar="FILE",
+            help="A .jsonl, .jsonl.zst or .parquet trace; the .json of a plan or of a parity report.",
         ),
     ],
     html: Annotated[
@@ -37,6 +39,16 @@ def command(
     png: Annotated[
         Path | None,
         typer.Option(metavar="FILE.png", callback=writable, help="Write a figure to FILE."),
+    ] = None,
+    pack: Annotated[
+        bool, typer.Option("--pack", help="Draw the samples as one pack, with shared prefixes.")
+    ] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="plan.json", help="A plan of the trace: draw its micro-batch --bin."),
+    ] = None,
+    bin: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Which micro-batch of --plan.")
     ] = None,
     sample: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="Only this sample; repeat it for more.")
@@ -65,25 +77,46 @@ def command(
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Draw trajectories: screens with clicks and boxes, tokens by what they are, rewards and costs. Or draw a plan."""
+    """Draw a trace: screens with clicks and boxes, tokens by what they are, rewards, what is shared. Or draw a pack, a
+    plan, a parity report."""
+    files = Files.checked(trace, html, png, out)
+    of_pages = {"--media-root": media_root, "--tokenizer": tokenizer}
+    of_traces = {"--sample": sample, "--trajectory": trajectory, "--limit": limit}
     if trace.suffix.lower() == ".json":
-        unused: dict[str, Any] = {"--png": png, "--sample": sample, "--trajectory": trajectory}
-        unused |= {"--limit": limit, "--media-root": media_root, "--tokenizer": tokenizer}
-        return _plan(trace, html, unused, as_json, out)
-    from mmpack.schema.trace import FORMATS, read_trace
+        _refuse(trace, {"--pack": pack, "--plan": plan, "--bin": bin} | of_traces | of_pages)
+        return draw_document(files, as_json)
+    if pack or plan is not None or bin is not None:
+        if (plan is None) != (bin is None):
+            raise ArgumentError("view: --plan and --bin go together. Fix: give both, or --pack")
+        _refuse(trace, of_pages | (of_traces if plan is not None else {}), "of a trace's own page")
+        return draw_pack(files, sample, trajectory, limit, plan, bin, as_json)
+    return _draw_trace(files, sample, trajectory, limit, media_root, tokenizer, as_json)
+
+
+def _refuse(path: Path, options: dict[str, Any], of: str = "of traces") -> None:
+    for name, value in options.items():
+        if value:
+            what = f", {path.name!r:.60} is a document" if of == "of traces" else ""
+            raise ArgumentError(f"view: {name} is {of}{what}. Fix: leave it out")
+
+
+def _draw_trace(
+    files: Files,
+    sample: list[str] | None,
+    trajectory: list[str] | None,
+    limit: int | None,
+    media_root: Path | None,
+    tokenizer: str | None,
+    as_json: bool,
+) -> int:
+    """A page of samples, and a figure of the first of them."""
+    from mmpack.schema.trace import read_trace
     from mmpack.view import FIGURE_LIMIT, LIMIT
     from mmpack.view.trace.choose import checked_options, choose
     from mmpack.view.trace.figure import figure
     from mmpack.view.trace.page import page
 
-    if html is None and png is None:
-        kind = next((k for k in FORMATS if trace.name.endswith(k)), "")
-        html = writable(Path(f"{trace.name.removesuffix(kind) or 'trace'}.html"))
-    for target in (html, png, out):
-        _refuse_the_trace(target, trace)
-    _refuse_one_file_for_two(html, png, out)
-    if png is not None and png.suffix.lower() != ".png":
-        raise ArgumentError(f"view: --png {png.name!r:.60} is no .png. Fix: a name ending in .png")
+    trace, html, png = files.read, files.html, files.png
     reader = read_trace(trace)
     words = None
     if tokenizer is not None:
@@ -110,54 +143,8 @@ def command(
             file.write(data)
         document["png"] = str(png)
     document["drawn_without_picture"] = missing
-    emit(document, _lines(document), as_json, out)
+    emit(document, _lines(document), as_json, files.out)
     return 0
-
-
-def _plan(
-    path: Path, html: Path | None, unused: dict[str, Any], as_json: bool, out: Path | None
-) -> int:
-    """A lane for each rank."""
-    from mmpack.planning.planned import Plan
-    from mmpack.view.plan import page
-
-    for name, value in unused.items():
-        if value:
-            raise ArgumentError(
-                f"view: {name} is of traces, {path.name!r:.60} is a plan. Fix: leave it out"
-            )
-    page_file = html or Path(f"{path.stem}.html")
-    writable(page_file)
-    for target in (page_file, out):
-        _refuse_the_trace(target, path)
-    _refuse_one_file_for_two(page_file, out)
-    plan = Plan.load(path)
-    write_text(page_file, page(plan, path.name))
-    document = {
-        "plan": str(path),
-        "bins": len(plan.bins),
-        "ranks": len(plan.ranks),
-        "html": str(page_file),
-    }
-    lines = [f"{len(plan.bins)} micro-batches on {len(plan.ranks)} ranks drawn", str(page_file)]
-    emit(document, lines, as_json, out)
-    return 0
-
-
-def _refuse_the_trace(target: Path | None, trace: Path) -> None:
-    """A file that is to be written must not be the one that is read."""
-    if target is not None and target.exists() and trace.exists() and target.samefile(trace):
-        raise ArgumentError(f"view: {target.name!r:.60} is the trace itself. Fix: another file")
-
-
-def _refuse_one_file_for_two(*targets: Path | None) -> None:
-    """Of two documents in one file only the last would be left. Devices take both."""
-    named = [t.resolve() for t in targets if t is not None and (t.is_file() or not t.exists())]
-    for k, path in enumerate(named):
-        if path in named[:k]:
-            raise ArgumentError(
-                f"view: {path.name!r:.60} is named for two documents. Fix: a file for each"
-            )
 
 
 def _counts(trace: Path, chosen: Chosen) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
+from mmpack.deprecated import renamed_argument
 from mmpack.errors import ArgumentError, MissingExtraError, kind_of
 from mmpack.parity.report import ParityReport
 from mmpack.planning.planned import Plan
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mmpack.packing.batch import Batch
     from mmpack.parity.drift import LogprobDrift
     from mmpack.schema.sample import Sample
+    from mmpack.view.parts import Part
 
 __all__ = ["drift_png", "html", "png"]
 
@@ -47,8 +49,8 @@ def html(
     they are, rewards and costs on their tokens. A sample that goes on from another draws only what is new.
 
     Args:
-        what: a ParityReport, a Plan (its ranks as lanes), a PackedBatch or PaddedBatch (its forest, what sharing
-            saves, lengths), or samples (a list, `mp.read_trace(path)`).
+        what: a ParityReport, a Plan (its ranks as lanes), a PackedBatch or PaddedBatch (its rows and forest, what
+            sharing saves, histograms), or samples (a list, `mp.read_trace(path)`).
         media_root: folder below which the pictures and videos that `Medium.source` names are opened.
         pictures: content_hash -> uint8 [h, w, 3] of pictures in memory, [n, h, w, 3] of the sampled frames of videos.
         decode: of a report: ids -> text, for the tokens around a difference.
@@ -86,20 +88,13 @@ def html(
             train_logprobs=train_logprobs,
             drift=_checked_drift(drift, "view.html"),
         )
-    if isinstance(what, Plan):
+    if isinstance(what, Plan) or _is_batch(what):
         of_samples = {"media_root": media_root, "pictures": pictures, "tokenizer": tokenizer}
         of_report = {"decode": decode, "train_logprobs": train_logprobs, "drift": drift}
-        _refuse("a plan", **of_samples, **of_report, limit=limit)
-        from mmpack.view.plan import page as plan_page
+        _refuse(_kind(what), **of_samples, **of_report, limit=limit)
+        from mmpack.view.pages import page as parts_page
 
-        return plan_page(what, "plan" if title is None else title)
-    if _is_batch(what):
-        of_samples = {"media_root": media_root, "pictures": pictures, "tokenizer": tokenizer}
-        of_report = {"decode": decode, "train_logprobs": train_logprobs, "drift": drift}
-        _refuse("a batch", **of_samples, **of_report, limit=limit)
-        from mmpack.view.cards import batch_page
-
-        return batch_page(what, "pack" if title is None else title)
+        return parts_page(*_parts(what, title))
     if not isinstance(what, Iterable) or isinstance(what, (str, bytes, Mapping)):
         raise ArgumentError(
             f"view.html: it is handed {kind_of(what)}, expected samples, a batch, a ParityReport or a Plan. "
@@ -120,16 +115,40 @@ def _is_batch(what: Any) -> TypeGuard[Batch]:
     return module is not None and isinstance(what, module.Batch)
 
 
+def _parts(what: Any, title: str | None) -> tuple[str, list[Part]]:
+    """Title and parts of a plan or of a batch."""
+    if title is not None and not isinstance(title, str):
+        raise ArgumentError(f"view: title is {kind_of(title)}, expected a text. Fix: pass a str")
+    if isinstance(what, Plan):
+        from mmpack.view.plan import plan_parts
+
+        name = "plan" if title is None else title
+        return name, plan_parts(what, name)
+    from mmpack.view.batch import batch_parts
+
+    name = "pack" if title is None else title
+    return name, batch_parts(what, name)
+
+
+def _kind(what: Plan | Batch) -> str:
+    return "a plan" if isinstance(what, Plan) else "a batch"
+
+
+@renamed_argument("samples", "what", since="0.3.0", removed="0.5.0")
 def png(
-    samples: Iterable[Sample],
+    what: ParityReport | Plan | Batch | Iterable[Sample],
     media_root: str | os.PathLike[str] | None = None,
     pictures: Mapping[str, np.ndarray] | None = None,
     *,
     tokenizer: Any = None,
     title: str | None = None,
     limit: int | None = None,
+    drift: LogprobDrift | None = None,
 ) -> bytes:
-    """Samples as a figure for a paper, a PNG of 2,880 pixels width: screens, a bar of all tokens, what was written.
+    """A parity report, a plan, a batch or samples as a figure for a paper, a PNG in light colours.
+
+    Samples: screens, a bar of all tokens, what was written, 2,880 pixels wide. Others, 2,160 pixels wide: what their
+    pages show, without the tables that open there.
 
     Args: as of `html`; `limit` is 8 if not given. Characters that Pillow's own font lacks are drawn as their escapes.
     Raises: ArgumentError; MissingExtraError without Pillow.
@@ -141,11 +160,26 @@ def png(
         >>> mp.view.png([sample])[:8]
         b'\\x89PNG\\r\\n\\x1a\\n'
     """
+    of_samples = {"media_root": media_root, "pictures": pictures, "tokenizer": tokenizer}
+    if isinstance(what, ParityReport):
+        _refuse("a report", "view.png", **of_samples, title=title, limit=limit)
+        from mmpack.view.parity.figure import report_parts
+        from mmpack.view.parts_figure import figure as parts_figure
+
+        return parts_figure(report_parts(what, _checked_drift(drift, "view.png")))
+    if isinstance(what, Plan) or _is_batch(what):
+        _refuse(_kind(what), "view.png", **of_samples, limit=limit, drift=drift)
+        from mmpack.view.parts_figure import figure as parts_figure
+
+        return parts_figure(_parts(what, title)[1])
+    _refuse("samples", "view.png", drift=drift)
     from mmpack.view.trace.choose import checked_options, choose
     from mmpack.view.trace.figure import figure
 
     options = checked_options("view.png", media_root, pictures, tokenizer, title)
-    chosen = choose(samples, "view.png", FIGURE_LIMIT if limit is None else limit)
+    chosen = choose(
+        cast("Iterable[Sample]", what), "view.png", FIGURE_LIMIT if limit is None else limit
+    )
     return figure(chosen.samples, chosen.note, **options)[0]
 
 
@@ -182,11 +216,11 @@ def _checked_drift(drift: LogprobDrift | None, what: str) -> LogprobDrift | None
     return drift
 
 
-def _refuse(what: str, **options: Any) -> None:
+def _refuse(what: str, where: str = "view.html", /, **options: Any) -> None:
     """Options that are not of what is drawn."""
     for name, value in options.items():
         if value is not None:
-            raise ArgumentError(f"view.html: {name} is no option for {what}. Fix: leave it out")
+            raise ArgumentError(f"{where}: {name} is no option for {what}. Fix: leave it out")
 
 
 def _notebook(report: ParityReport) -> str:

@@ -1,4 +1,4 @@
-"""Drawings of boxes, and histograms of counts, as SVG that takes its colours from the page."""
+"""Small figures of numbers: histograms, and bars of what is saved."""
 
 from __future__ import annotations
 
@@ -6,51 +6,84 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmpack.view.tags import Markup, joined, tag
+from mmpack.view.parts import Figure, Grid
+from mmpack.view.shapes import Box, Drawing, Stroke, Word
 
-WIDTH = 1000.0  # of every drawing, in its own units
 BARS = 16  # of a histogram, at most
+WIDTH, HIGH, FOOT = 210.0, 60.0, 18.0  # of a histogram: its bars, and the words below
+
+Saved = tuple[str, int, int]  # a name, its count of each sample alone, and its count here
 
 
-def histogram(values: Sequence[int], what: str) -> Markup:
-    """Bars of how many of `values` lie in each of at most BARS equal ranges."""
-    if not len(values):
-        return tag("p", f"no {what}", class_="mm-note")
-    low, high = min(values), max(values)
-    count, edges = np.histogram(values, bins=min(BARS, high - low + 1), range=(low, high + 1))
-    width, most = WIDTH / len(count), max(count.max(), 1)
-    bars = []
+def histogram(values: Sequence[int] | Sequence[float] | np.ndarray, title: str) -> Figure:
+    """How many of `values` lie in each of at most BARS equal ranges; those that are not finite are told apart."""
+    given = np.asarray(values)
+    found = given[np.isfinite(given)]
+    left_out = f"; {len(given) - len(found):,} not finite" if len(found) < len(given) else ""
+    if not len(found):
+        return Figure(title, Drawing([], HIGH + FOOT, f"no {title}", WIDTH), f"no values{left_out}")
+    whole = np.issubdtype(found.dtype, np.integer)
+    low, high = found.min().item(), found.max().item()
+    count, edges = _counts(found, low, high, whole)
+    wide, most = WIDTH / len(count), int(count.max())
+    shapes: list[Box | Stroke | Word] = []
     for k, n in enumerate(count.tolist()):
-        first, last = int(np.ceil(edges[k])), int(np.ceil(edges[k + 1])) - 1
-        height = 60.0 * n / most
-        about = tag("title", f"{n} of {first:,} to {last:,}")
-        shape = {"x": f"{k * width:.1f}", "y": f"{60 - height:.1f}", "height": f"{height:.1f}"}
-        bars.append(
-            tag(
-                "rect",
-                about,
-                class_="mm-image",
-                fill="currentColor",
-                width=f"{width - 2:.1f}",
-                **shape,
-            )
-        )
-    middle = int(np.median(values))
-    said = f"{what}: {low:,} to {high:,}, half of them up to {middle:,}; the highest bar is {most}"
-    bars_ = tag("div", drawing(bars, 60.0, said), class_="wide")
-    return joined([bars_, tag("p", said, class_="mm-note")])
+        about = f"{n} of {_range(edges[k], edges[k + 1], whole)}"
+        size = HIGH * n / most
+        shapes.append(Box(k * wide, HIGH - size, max(wide - 1.5, 0.5), size, "mm-image", about))
+    shapes.append(Stroke(0, HIGH, WIDTH, HIGH))
+    ends = ((0.0, low, "start"), (WIDTH, high, "end"))
+    shapes += [
+        Word(x, HIGH + 14, said(value), "mm-soft", anchor)
+        for x, value, anchor in (ends if low < high else ends[:1])
+    ]
+    middle = int(np.median(found)) if whole else np.median(found).item()
+    caption = f"{len(found):,}, half of them up to {said(middle)}; the highest bar is {most:,}"
+    label = f"{title}: {caption}, from {said(low)} to {said(high)}"
+    return Figure(title, Drawing(shapes, HIGH + FOOT, label, WIDTH), caption + left_out)
 
 
-def drawing(boxes: list[Markup], height: float, label: str) -> Markup:
-    """Boxes in WIDTH by `height` units, as wide as the page; `label`: for who can't see them."""
-    return tag(
-        "svg",
-        *boxes,
-        view_box=f"0 0 {WIDTH:.0f} {height:.0f}",
-        preserveAspectRatio="none",
-        width="100%",
-        height=f"{height:.0f}",
-        class_="mm-forest",
-        role="img",
-        aria_label=label,
-    )
+def saved_bars(saved: Sequence[Saved]) -> Grid:
+    """Of each count what is left of it, within what each sample alone would take."""
+    found = []
+    for name, alone, here in saved:
+        most = max(alone, here, 1)
+        shapes = [
+            Box(0, 0, WIDTH * alone / most, 14, "mm-room", f"{name} of each sample alone: {alone:,}"),
+            Box(0, 0, WIDTH * here / most, 14, "mm-image", f"{name} here: {here:,}"),
+        ]  # fmt: skip
+        label = f"{name}: {here:,}, of each sample alone {alone:,}"
+        found.append(Figure(name, Drawing(shapes, 14, label, WIDTH), f"{here:,} of {alone:,}"))
+    return Grid(found)
+
+
+def saved_rows(saved: Sequence[Saved]) -> list[tuple[str, str, str, str]]:
+    """The same as lines of a table: name, alone, here, and which share is saved."""
+    return [
+        (name, f"{alone:,}", f"{here:,}", f"{1 - here / alone:.1%}" if alone else "–")
+        for name, alone, here in saved
+    ]
+
+
+def said(value: float) -> str:
+    """A count in full, another number in four digits."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _counts(
+    values: np.ndarray, low: float, high: float, whole: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [k] and the edges [k + 1]; of whole numbers a range holds as many as another, or one fewer."""
+    if whole:
+        bins = int(min(BARS, high - low + 1))
+        return np.histogram(values, bins=bins, range=(low, high + 1))
+    values = values.astype(np.float64)
+    if high - low <= 1e-12 * max(abs(low), abs(high)):
+        return np.array([len(values)]), np.array([low, high])
+    return np.histogram(values, bins=BARS, range=(low, high))
+
+
+def _range(start: float, stop: float, whole: bool) -> str:
+    if not whole:
+        return f"{start:.4g} to {stop:.4g}"
+    return f"{int(np.ceil(start)):,} to {int(np.ceil(stop)) - 1:,}"

@@ -5,37 +5,61 @@ from __future__ import annotations
 from typing import Any
 
 from mmpack.planning.planned import Plan
-from mmpack.view.document import document
-from mmpack.view.parity.style import STYLE
-from mmpack.view.tags import Markup, joined, table, tag
+from mmpack.view.bars import histogram, said, saved_bars, saved_rows
+from mmpack.view.parts import Grid, Heading, Key, Line, Part, Table
+from mmpack.view.shapes import Box, Drawing, Stroke, Word
 
 WIDTH, LANE, LABEL = 1000.0, 74.0, 78.0
 END = 96.0  # to the right of the lanes: their cost
 LANES, ROWS = 64, 200  # drawn at most: ranks, lines of the table
 READABLE = 58.0  # a box's least width for its words
 KINDS = {"rows": "mm-image", "patches": "mm-observation", "loss tokens": "mm-loss"}
-OWN = """
-.mmpack .mm-lanes{min-width:720px;width:100%;display:block;font:12px system-ui,sans-serif}
-.mmpack .mm-lanes text{fill:var(--fg)}.mmpack .mm-lanes text.mm-soft{fill:var(--soft)}
-.mmpack rect.mm-box{fill:var(--card);stroke:var(--soft);stroke-width:1}
-.mmpack rect.mm-room{fill:var(--line)}.mmpack line.mm-mean{stroke:var(--bad);stroke-dasharray:4 3}
-.mmpack .mm-lanes text.mm-mean{fill:var(--bad)}.mmpack .mm-lanes text.mm-count{font-size:10px}
-"""
+KEY = Key([(style, kind) for kind, style in KINDS.items()])
 
 
-def page(plan: Plan, title: str = "plan") -> str:
-    """A plan as one self-contained page that runs no script and loads nothing.
+def plan_parts(plan: Plan, title: str = "plan") -> list[Part]:
+    """What a page and a figure show of a plan."""
+    more = len(plan.ranks) - LANES
+    boxes = (
+        "A box is a micro-batch, as wide as its cost; its bars are scaled by the largest micro-batch "
+        "of each kind. A dashed line marks the ranks' mean cost."
+    )
+    lines = [Line(f"{LANES} ranks are drawn, {more} more are not.")] if more > 0 else []
+    single = [(n, _said(v)) for n, v in plan.stats.items() if not isinstance(v, list | dict)]
+    return [
+        Heading(title, 1),
+        Line(_counts(plan)),
+        Heading("Ranks"),
+        Line(boxes, soft=True),
+        KEY,
+        _lanes(plan),
+        *lines,
+        Heading("Fill and balance"),
+        *_fill(plan),
+        *_repeated(plan),
+        Heading("Micro-batches"),
+        Grid(_histograms(plan)),
+        _bins(plan),
+        Table(("figure of Plan.stats", "value"), single, folded="all figures"),
+        *_dropped(plan),
+    ]
 
-    Raises: MissingExtraError without MarkupSafe.
-    """
-    return document(title, STYLE + OWN, _body(plan, title))
+
+def short_parts(plan: Plan) -> list[Part]:
+    """What a notebook shows: its counts, its ranks and how full its budgets are."""
+    return [Line(_counts(plan)), KEY, _lanes(plan), *_fill(plan)]
 
 
-def drawn(plan: Plan) -> Markup:
-    """Its counts, its ranks and how full its budgets are."""
-    fills = [(name, f"{fill:.1%}") for name, fill in plan.stats.get("fills", {}).items()]
-    lanes = tag("div", _lanes(plan), class_="wide")
-    return joined([tag("p", _counts(plan)), _key(), lanes, table(("budget", "filled"), fills)])
+def _dropped(plan: Plan) -> list[Part]:
+    rows = [(d.sample_id, d.reason) for d in plan.dropped[:ROWS]]
+    name = f"{len(plan.dropped):,} samples left out"
+    return [Heading(name), Table(("sample", "why"), rows)] if rows else []
+
+
+def _first(one: str, many: str, count: int) -> str:
+    return f"{count:,} {one if count == 1 else many}" + (
+        f", the first {ROWS}" if count > ROWS else ""
+    )
 
 
 def _counts(plan: Plan) -> str:
@@ -43,138 +67,134 @@ def _counts(plan: Plan) -> str:
     return counts + f"in {len(plan.bins)} micro-batches on {len(plan.ranks)} ranks"
 
 
-def _body(plan: Plan, title: str) -> Markup:
+def _fill(plan: Plan) -> list[Part]:
+    """How full the budgets are, and how even the ranks; 1 is even."""
     stats = plan.stats
-    single = [(n, _said(v)) for n, v in stats.items() if not isinstance(v, list | dict)]
-    fills = [(name, f"{fill:.1%}") for name, fill in stats.get("fills", {}).items()]
-    more = len(plan.ranks) - LANES
-    lanes = [tag("p", f"{LANES} ranks are drawn, {more} more are not.")] if more > 0 else []
-    return joined(
-        [
-            tag("h1", title),
-            tag("p", _counts(plan)),
-            tag("h2", "Ranks"),
-            tag(
-                "p",
-                "A box is a micro-batch, as wide as its cost; its bars are scaled by the largest micro-batch "
-                "of each kind. A dashed line marks the ranks' mean cost.",
-                class_="mm-note",
-            ),
-            _key(),
-            tag("div", _lanes(plan), class_="wide"),
-            *lanes,
-            tag("h2", "Budgets"),
-            table(("budget", "filled"), fills),
-            tag("h2", "Figures"),
-            table(("what", "value"), single),
-            tag("h2", "Micro-batches"),
-            _bins(plan),
-        ]
+    rows = [(f"{name}, filled", f"{fill:.1%}") for name, fill in stats.get("fills", {}).items()]
+    evenness = (
+        ("cost of the costliest rank over the mean", "balance"),
+        ("the same where ranks wait in every micro-batch", "lockstep"),
+        ("patches of the rank with most over the mean", "media_balance"),
     )
+    rows += [(name, f"{stats[key]:.3f}") for name, key in evenness if key in stats]
+    if stats.get("seconds") is not None:
+        error = stats.get("seconds_error")
+        about = "" if error is None else f" ± {error:.0%}"
+        rows.append(
+            ("seconds of the slowest rank, as predicted", f"{_said(stats['seconds'])}{about}")
+        )
+    return [Table(("what", "value"), rows)] if rows else []  # fmt: skip
 
 
-def _key() -> Markup:
-    entries = [
-        tag("span", tag("svg", tag("rect", width=10, height=10, class_=style), view_box="0 0 10 10"), kind)
-        for kind, style in KINDS.items()
-    ]  # fmt: skip
-    return tag("div", *entries, class_="mm-key")
+def _repeated(plan: Plan) -> list[Part]:
+    stats = plan.stats
+    if not {"rows_packed", "patches_padded", "patches"} <= stats.keys():
+        return []
+    packed, shared = stats["rows_packed"], stats.get("rows_shared")
+    saved = [
+        ("rows", packed, packed if shared is None else shared),
+        ("patches", stats["patches_padded"], stats["patches"]),
+    ]
+    parts: list[Part] = [
+        Heading("What is repeated, and what sharing saves"),
+        saved_bars(saved),
+        Table(("what", "each sample alone", "in these micro-batches", "saved"), saved_rows(saved)),
+    ]
+    said_ = f"As rectangles they would take {stats['rows_padded']:,} rows. "
+    if stats.get("rows_repeated") or stats.get("patches_repeated"):
+        said_ += (
+            f"{stats['rows_repeated']:,} rows and {stats['patches_repeated']:,} patches are repeated, because groups "
+            f"are split over micro-batches: {stats['repeat_cost']:.1%} of the cost."
+        )
+    else:
+        said_ += "No group is split over micro-batches."
+    return [*parts, Line(said_.strip())]
 
 
-def _lanes(plan: Plan) -> Markup:
+def _histograms(plan: Plan) -> list[Any]:
+    filled = [b for b, members in enumerate(plan.bins) if members]
+    kinds: dict[str, list[Any]] = {
+        "samples": [len(members) for members in plan.bins],
+        **dict(zip(KINDS, (plan.bin_rows, plan.bin_patches, plan.bin_loss_tokens), strict=True)),
+        "cost": plan.bin_costs,
+    }
+    return [
+        histogram([values[b] for b in filled], f"{kind} of a micro-batch")
+        for kind, values in kinds.items()
+        if values
+    ]
+
+
+def _lanes(plan: Plan) -> Drawing:
     shown = plan.ranks[:LANES]
     loads = [sum(plan.bin_costs[b] for b in rank) for rank in plan.ranks]
     scale = (WIDTH - LABEL - END) / (max(loads, default=0.0) or 1.0)
     height = LANE * len(shown) + 22
-    parts = [part for at, rank in enumerate(shown) for part in _lane(plan, at, rank, loads, scale)]
+    shapes = [s for at, rank in enumerate(shown) for s in _lane(plan, at, rank, loads, scale)]
     if loads and sum(loads):
-        x = f"{LABEL + scale * sum(loads) / len(loads):.1f}"
-        parts.append(tag("line", x1=x, x2=x, y1=0, y2=height - 18, class_="mm-mean"))
-        parts.append(tag("text", "mean", x=x, y=height - 4, text_anchor="middle", class_="mm-mean"))
-    return tag(
-        "svg",
-        *parts,
-        view_box=f"0 0 {WIDTH:.0f} {height:.0f}",
-        role="img",
-        aria_label=f"{len(shown)} ranks with their micro-batches",
-        class_="mm-lanes",
-    )
+        x = LABEL + scale * sum(loads) / len(loads)
+        shapes.append(Stroke(x, 0, x, height - 18, "mm-mean"))
+        shapes.append(Word(x, height - 4, "mean", "mm-mean", "middle"))
+    label = f"{len(shown)} ranks with their micro-batches: {_counts(plan)}"
+    return Drawing(shapes, height, label)
 
 
-def _lane(plan: Plan, at: int, rank: list[int], loads: list[float], scale: float) -> list[Markup]:
+def _lane(
+    plan: Plan, at: int, rank: list[int], loads: list[float], scale: float
+) -> list[Box | Stroke | Word]:
     top, x = at * LANE, LABEL
-    parts = [tag("text", f"rank {at}", x=0, y=top + LANE / 2, class_="mm-soft")]
+    shapes: list[Box | Stroke | Word] = [Word(0, top + LANE / 2, f"rank {at}", "mm-soft")]
     for b in rank:
         width = scale * plan.bin_costs[b]
         if width:
-            parts.append(_box(plan, b, x, top + 4, width))
+            shapes += _box(plan, b, x, top + 4, width)
         x += width
     unit = "" if plan.stats.get("seconds") is None else " s"
-    said = f"{_said(loads[at])}{unit}" if loads[at] else "idle"
-    parts.append(tag("text", said, x=WIDTH - END + 10, y=top + LANE / 2, class_="mm-soft"))
-    return parts
+    load = f"{_said(loads[at])}{unit}" if loads[at] else "idle"
+    shapes.append(Word(WIDTH - END + 10, top + LANE / 2, load, "mm-soft"))
+    return shapes
 
 
-def _box(plan: Plan, b: int, x: float, y: float, width: float) -> Markup:
+def _box(plan: Plan, b: int, x: float, y: float, width: float) -> list[Box | Stroke | Word]:
     held = dict(
         zip(KINDS, (plan.bin_rows[b], plan.bin_patches[b], plan.bin_loss_tokens[b]), strict=True)
     )
     most = (max(plan.bin_rows), max(plan.bin_patches), max(plan.bin_loss_tokens))
-    samples, high, gap = len(plan.bins[b]), LANE - 8, min(5.0, width / 8)
+    samples, gap = len(plan.bins[b]), min(5.0, width / 8)
     inner = max(width - 2 * gap, 0.5)
     about = ", ".join(f"{count:,} {kind}" for kind, count in held.items())
-    parts = [
-        tag("title", f"micro-batch {b}: {samples} samples, {about}, cost {plan.bin_costs[b]:.6g}"),
-        tag(
-            "rect",
-            x=f"{x:.1f}",
-            y=f"{y:.1f}",
-            width=f"{max(width - 1, 0.5):.1f}",
-            height=high,
-            rx=3,
-            class_="mm-box",
-        ),
-    ]
+    about = f"micro-batch {b}: {samples} samples, {about}, cost {plan.bin_costs[b]:.6g}"
+    frame = Box(x, y, max(width - 1, 0.5), LANE - 8, "mm-box", about, 3)
+    shapes: list[Box | Stroke | Word] = [frame]
     words = width >= READABLE
     if words:
         shared = " · shared" if plan.share[b] and width >= 2 * READABLE else ""
         head = f"{b} · {samples} samples{shared}" if width >= 1.5 * READABLE else f"{b} · {samples}"
-        parts.append(tag("text", head, x=f"{x + gap:.1f}", y=f"{y + 14:.1f}"))
+        shapes.append(Word(x + gap, y + 14, head))
     for k, ((kind, count), largest) in enumerate(zip(held.items(), most, strict=True)):
-        place = {"x": f"{x + gap:.1f}", "y": f"{y + 22 + 14 * k:.1f}", "height": 11, "rx": 2}
-        parts.append(tag("rect", **place, width=f"{inner:.1f}", class_="mm-room"))
+        line = y + 22 + 14 * k
         share = count / largest if largest else 0.0
-        parts.append(tag("rect", **place, width=f"{inner * share:.1f}", class_=KINDS[kind]))
+        shapes.append(Box(x + gap, line, inner, 11, "mm-room", about, 2))
+        shapes.append(Box(x + gap, line, inner * share, 11, f"{KINDS[kind]} mm-under", about, 2))
         if words:
-            parts.append(
-                tag(
-                    "text",
-                    f"{count:,}",
-                    x=f"{x + gap + 3:.1f}",
-                    y=f"{y + 31 + 14 * k:.1f}",
-                    class_="mm-count",
-                )
-            )
-    return tag("g", *parts)
+            shapes.append(Word(x + gap + 3, line + 9, f"{count:,}", size=10))
+    return shapes
 
 
-def _bins(plan: Plan) -> Markup:
+def _bins(plan: Plan) -> Table:
+    """All micro-batches; `filled`: rows over what one may hold."""
     rank_of = {b: rank for rank, bins in enumerate(plan.ranks) for b in bins}
-    head = ("micro-batch", "rank", "samples", "shared", *KINDS, "cost")
-    rows: list[Any] = [
+    held, fill = sum(map(bool, plan.bins)), plan.stats.get("fill")
+    budget = round(sum(plan.bin_rows) / (held * fill)) if held and fill else 0
+    head = ("micro-batch", "rank", "samples", "shared", *KINDS, "rows, filled", "cost")
+    rows = [
         (b, rank_of[b], len(members), "yes" if plan.share[b] else "no")
         + tuple(f"{n:,}" for n in (plan.bin_rows[b], plan.bin_patches[b], plan.bin_loss_tokens[b]))
-        + (f"{plan.bin_costs[b]:.4g}",)
+        + (f"{plan.bin_rows[b] / budget:.1%}" if budget else "–", f"{plan.bin_costs[b]:.4g}")
         for b, members in enumerate(plan.bins[:ROWS])
     ]
-    more = len(plan.bins) - ROWS
-    note = [tag("p", f"and {more} more", class_="mm-note")] if more > 0 else []
-    return joined([table(head, rows), *note])
+    return Table(head, rows, folded=_first("micro-batch", "micro-batches", len(plan.bins)))
 
 
 def _said(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return "–" if value is None else said(value) if isinstance(value, int | float) else str(value)

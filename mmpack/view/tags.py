@@ -39,8 +39,12 @@ def joined(parts: Any) -> Markup:
     return Markup("").join(text(part) for part in parts)
 
 
-def table(head: tuple[str, ...], rows: list[Any], class_: str | None = None) -> Markup:
-    """A table that scrolls by itself where the page is narrow."""
+def table(
+    head: tuple[str, ...], rows: list[Any], class_: str | None = None, label: str | None = None
+) -> Markup:
+    """A table that scrolls by itself where the page is narrow, by keys too. `label`: its name; its columns if None."""
     top = tag("tr", *(tag("th", name) for name in head))
     body = (tag("tr", *(tag("td", value) for value in row)) for row in rows)
-    return tag("div", tag("table", top, *body, class_=class_), class_="wide")
+    name = label or f"table: {', '.join(filter(None, head))}"
+    options = {"class_": "wide", "tabindex": "0", "role": "group", "aria_label": name}
+    return tag("div", tag("table", top, *body, class_=class_), **options)

@@ -27,6 +27,7 @@ def here(tmp_path, monkeypatch):
     for name in ("rollout", "train"):
         mp.write_trace(f"{name}.jsonl", samples)
     mp.plan(samples, max_tokens=99).save("plan.json")
+    Path("report.json").write_text(mp.compare(samples, samples).to_json(), encoding="utf-8")
     Path("sample.schema.json").write_text(call_mmpack("schema").stdout, encoding="utf-8")
     Path("clip.mp4").write_bytes(b"")
     return tmp_path
@@ -40,7 +41,7 @@ def parts(name, line):
 
 def test_every_command_has_examples():
     assert EXAMPLES.keys() == set(COMMANDS)
-    assert all(1 <= len(lines) <= 2 for lines in EXAMPLES.values())
+    assert all(1 <= len(lines) <= 4 for lines in EXAMPLES.values())
 
 
 @pytest.mark.parametrize(("name", "line"), LINES)

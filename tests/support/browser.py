@@ -12,23 +12,36 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 MISSING = f"no browser: none of {', '.join(NAMES)} is found"
-# a page around the page; `w`, `d` are the window and the document of the inner one
-OUTER = """<!doctype html><body><iframe id=f src="page.html" style="width:{width}px;height:900px"></iframe>
+# a page around the pages; `w`, `d` are the window and the document of an inner one
+FRAME = '<iframe src="{name}.html" style="width:{width}px;height:900px"></iframe>'
+OUTER = """<!doctype html><body>{frames}
 <pre id=out></pre><script>
-f.onload = async () => {{ const w = f.contentWindow, d = f.contentDocument, root = d.documentElement;
-  const press = key => d.activeElement.dispatchEvent(
-    new w.KeyboardEvent("keydown", {{key, bubbles: true, cancelable: true}}));
-  const all = s => [...d.querySelectorAll(s)];
-  let found; try {{ found = await (async () => {{ {script} }})() }} catch (error) {{ found = {{error: String(error)}} }}
+window.onload = async () => {{ const found = [];
+  for (const f of document.querySelectorAll("iframe")) {{
+    const w = f.contentWindow, d = f.contentDocument, root = d.documentElement;
+    const press = key => d.activeElement.dispatchEvent(
+      new w.KeyboardEvent("keydown", {{key, bubbles: true, cancelable: true}}));
+    const all = s => [...d.querySelectorAll(s)];
+    try {{ found.push(await (async () => {{ {script} }})()) }} catch (error) {{ found.push({{error: String(error)}}) }}
+  }}
   out.textContent = JSON.stringify(found); }}
 </script></body>"""
 
 
 def measured(folder: Path, html: str, script: str, width: int = 1100, dark: bool = False) -> Any:
     """What `script` (JavaScript, the body of a function) returns about the page, through JSON."""
+    return measured_each(folder, {"page": html}, script, width, dark)["page"]
+
+
+def measured_each(
+    folder: Path, pages: dict[str, str], script: str, width: int = 1100, dark: bool = False
+) -> dict[str, Any]:
+    """The same of several pages, by name, in one browser."""
     assert BROWSER is not None
-    (folder / "page.html").write_text(html, encoding="utf-8")
-    outer = OUTER.format(width=width, script=script)
+    for name, html in pages.items():
+        (folder / f"{name}.html").write_text(html, encoding="utf-8")
+    frames = "".join(FRAME.format(name=name, width=width) for name in pages)
+    outer = OUTER.format(frames=frames, script=script)
     (folder / "outer.html").write_text(outer, encoding="utf-8")
     done = subprocess.run(
         [
@@ -55,6 +68,7 @@ def measured(folder: Path, html: str, script: str, width: int = 1100, dark: bool
     text = found[1]
     for name, letter in (("lt", "<"), ("gt", ">"), ("amp", "&")):
         text = text.replace(f"&{name};", letter)
-    value = json.loads(text)
-    assert not (isinstance(value, dict) and "error" in value), value
-    return value
+    values = json.loads(text)
+    for value in values:
+        assert not (isinstance(value, dict) and "error" in value), value
+    return dict(zip(pages, values, strict=True))

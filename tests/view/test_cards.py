@@ -17,8 +17,8 @@ from mmpack.errors import ArgumentError
 
 PROMPTS, RESPONSES = 3, 4
 LAYOUT = """
-return { overflow: root.scrollWidth - root.clientWidth, boxes: all(".mm-forest rect").length,
-  outside: all(".mm-forest rect").filter(e => { const r = e.getBoundingClientRect(),
+return { overflow: root.scrollWidth - root.clientWidth, segments: all(".mm-d .mm-hit").length,
+  outside: all(".mm-d rect").filter(e => { const r = e.getBoundingClientRect(),
     s = e.closest("svg").getBoundingClientRect(); return r.right > s.right + 1 || r.left < s.left - 1; }).length };
 """
 
@@ -60,9 +60,10 @@ def texts(html):
     return [library.unescape(t) for t in re.findall(r">([^<>]+)<", html)]
 
 
-def row(said, name):
-    at = said.index(name)
-    return said[at + 1 : at + 4]
+def row(html, name):
+    """The cells beside a name, of the first table that has it."""
+    cells = re.search(rf"<tr><td>{name}</td>((?:<td>[^<]*</td>)*)</tr>", html)[1]
+    return re.findall(r"<td>([^<]*)</td>", cells)
 
 
 def titles(html):
@@ -82,13 +83,14 @@ def test_a_batch_says_what_is_repeated_and_what_sharing_saves():
     prompts = [len(s) - s.num_loss_tokens for s in first]
     shared = alone - (RESPONSES - 1) * sum(prompts)
     patches = [s.num_patches for s in first]
-    said = texts(mp.view.html(mp.pack(samples, share_prefix=True)))
+    said = mp.view.html(mp.pack(samples, share_prefix=True))
+    assert texts(said)
     assert row(said, "rows") == [f"{alone:,}", f"{shared:,}", f"{1 - shared / alone:.1%}"]
     assert row(said, "media") == [str(PROMPTS * RESPONSES), str(PROMPTS), "75.0%"]
     assert row(said, "patches") == [str(RESPONSES * sum(patches)), str(sum(patches)), "75.0%"]
     padded = len(samples) * max(map(len, samples))
     for batch, rows in ((mp.pack(samples), alone), (mp.pad(samples), padded)):
-        said = texts(batch._repr_html_())
+        said = batch._repr_html_()
         assert row(said, "rows") == [f"{alone:,}", f"{rows:,}", f"{1 - rows / alone:.1%}"]
         assert row(said, "patches")[:2] == [str(RESPONSES * sum(patches)), str(sum(patches))]
 
@@ -110,10 +112,14 @@ def test_bars_count_every_sample_once():
         for t in titles(mp.pack(samples)._repr_html_())
     ]
     bars = [tuple(int(x.replace(",", "")) for x in m.groups()) for m in found if m]
-    for values in ([len(s) for s in samples], [s.num_loss_tokens for s in samples]):
-        mine, bars = bars[:16], bars[16:]
+    media = [s.media[0] for s in samples]
+    patches = list({m.media_id: m.num_patches for m in media}.values())
+    lengths = [len(s) for s in samples], [s.num_loss_tokens for s in samples]
+    for values in (*lengths, [m.num_tokens for m in media], patches):
+        count = min(16, max(values) - min(values) + 1)
+        mine, bars = bars[:count], bars[count:]
         assert [sum(a <= v <= b for v in values) for _, a, b in mine] == [n for n, _, _ in mine]
-        assert sum(n for n, _, _ in mine) == len(samples)
+        assert sum(n for n, _, _ in mine) == len(values)
     assert bars == []
 
 
@@ -168,4 +174,4 @@ def test_the_page_of_a_pack_fits(tmp_path, width, dark):
     batch = mp.pack(groups(), share_prefix=True)
     seen = measured(tmp_path, mp.view.html(batch), LAYOUT, width, dark)
     assert seen["overflow"] <= 0 and seen["outside"] == 0
-    assert seen["boxes"] == len(batch.segment_parent) + 2 * 16
+    assert seen["segments"] == len(batch.segment_parent)

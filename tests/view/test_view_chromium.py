@@ -4,6 +4,7 @@ import re
 
 import pytest
 from support.browser import BROWSER, MISSING, measured
+from support.contrast import CONTRAST
 from support.gui import FOLDER, words
 from support.gui import samples as gui_samples
 from support.samples import make_sample
@@ -12,30 +13,6 @@ from test_view_page import EVIL
 import mmpack as mp
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason=MISSING)
-
-# Contrast as WCAG 2.1 defines it, of every text with the colours behind it, which may be transparent.
-CONTRAST = """
-const paint = d.createElement("canvas").getContext("2d", {willReadFrequently: true});
-const rgba = color => { paint.clearRect(0, 0, 1, 1); paint.fillStyle = color; paint.fillRect(0, 0, 1, 1);
-  return [...paint.getImageData(0, 0, 1, 1).data].map((v, k) => k < 3 ? v : v / 255); };
-const over = (top, under) => top.slice(0, 3).map((v, k) => v * top[3] + under[k] * (1 - top[3]));
-const ground = e => { const own = rgba(w.getComputedStyle(e).backgroundColor);
-  if (own[3] === 1) return own; return over(own, e.parentElement ? ground(e.parentElement) : [255, 255, 255]); };
-const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-const light = c => { const [r, g, b] = c.slice(0, 3).map(v => linear(v / 255));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
-all("details").forEach(e => e.open = true);
-all(".row")[0].focus();
-let worst = {ratio: 99}, count = 0;
-for (const e of all("body *")) {
-  if (e.closest("svg, script, style") || ![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
-  const back = ground(e), front = rgba(w.getComputedStyle(e).color);
-  const value = ratio(over(front, back), back); count++;
-  if (value < worst.ratio) worst = {ratio: value, what: e.outerHTML.slice(0, 120)};
-}
-return {...worst, count};
-"""
 
 
 @pytest.fixture(scope="module")

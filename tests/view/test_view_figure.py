@@ -93,13 +93,13 @@ def test_text_is_wrapped_at_words_and_cut():
 
 def test_wrong_arguments():
     for options, part in (
-        ({"samples": 3}, "samples is of type int"),
-        ({"samples": [3]}, "samples[0] is of type int"),
+        ({"what": 3}, "samples is of type int"),
+        ({"what": [3]}, "samples[0] is of type int"),
         ({"limit": -1}, "limit is -1"),
         ({"media_root": "no/such"}, "is no folder"),
     ):
         with pytest.raises(mp.ArgumentError, match=re.escape(part)):
-            mp.view.png(**{"samples": gui_samples()[4:5], **options})
+            mp.view.png(**{"what": gui_samples()[4:5], **options})
 
 
 def test_a_figure_that_is_too_high_is_refused():

@@ -11,6 +11,7 @@ import numpy as np
 from mmpack.parity.causes.pair import Pair
 from mmpack.parity.drift_traces import trace_drift
 from mmpack.parity.report import by_cause, counted, evidence_of
+from mmpack.view.bars import histogram
 from mmpack.view.document import document
 from mmpack.view.media import Find, finder
 from mmpack.view.parity.drift_bars import drift_section
@@ -20,6 +21,7 @@ from mmpack.view.parity.logprobs import Drift, by_modality, by_token, drift_of
 from mmpack.view.parity.pictures import pictures
 from mmpack.view.parity.strips import around, overview, zoom
 from mmpack.view.parity.style import STYLE
+from mmpack.view.parts import Figure, Grid, written
 from mmpack.view.tags import Markup, joined, table, tag
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def fragment(report: ParityReport, **options: Any) -> str:
     video its sampled frames, [n, h, w, 3].
     `decode`: ids to text. `train_logprobs`: sample_id to the trainer's logprobs [n], where its trace doesn't hold them.
     `drift`: of all samples, where it is known; else that of the samples drawn is told apart.
-    `samples`: how many to draw.
+    `samples`: how many to draw. `note`: a line below the verdict.
     """
     body = _body(report, **options)
     return str(tag("div", Markup(f"<style>{STYLE}</style>"), body, class_="mmpack"))
@@ -61,6 +63,7 @@ def _body(
     train_logprobs: Mapping[str, np.ndarray] | None = None,
     drift: LogprobDrift | None = None,
     samples: int = CARDS,
+    note: str = "",
 ) -> Markup:
     find, viewer = finder(media_root, known), FrameViewer(media_root, known)
     of: dict[str, list[Finding]] = {}
@@ -79,6 +82,7 @@ def _body(
     return joined(
         [
             _head(report),
+            tag("p", note, class_="mm-note") if note else "",
             _causes(report),
             _lacking(report),
             _drift([d for d in drifts if isinstance(d, Drift)]),
@@ -143,9 +147,20 @@ def _drift(drifts: list[Drift]) -> Markup:
         [
             tag("h2", "Logprobs, by what a token comes after"),
             by_modality(drifts),
+            written([Grid(_histograms(np.concatenate([d.values for d in drifts])))]),
             tag("p", count, class_="mm-note"),
         ]
     )
+
+
+def _histograms(values: np.ndarray) -> list[Figure]:
+    """Of train − rollout, float [n], and of the ratios that they are logs of."""
+    with np.errstate(over="ignore"):
+        ratios = np.exp(values)
+    return [
+        histogram(values, "train − rollout logprob"),
+        histogram(ratios, "ratio exp(train − rollout)"),
+    ]
 
 
 def _key() -> Markup:

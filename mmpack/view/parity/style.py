@@ -1,6 +1,9 @@
 """The style sheet. Colours of spans can be distinguished in light and dark, and with most weak colour vision."""
 
-STYLE = """
+from mmpack.view.shapes import SHAPES
+
+STYLE = (
+    """
 .mmpack{--fg:#1b1f24;--soft:#59636e;--bg:#fff;--card:#f6f8fa;--line:#d0d7de;--bad:#b3261e;--good:#0a7d33;
 --text:#c9d1d9;--image:#5b8def;--video:#a371f7;--audio:#b8a800;--loss:#3fb37f;--observation:#e0a030;--placeholder:#e5534b;
 color:var(--fg);background:var(--bg);font:14px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
@@ -24,12 +27,13 @@ color:var(--bad);white-space:nowrap}
 .mmpack td,.mmpack th{border:1px solid var(--line);padding:.25em .6em;text-align:left;vertical-align:top;
 min-width:3.2em;
 color:var(--fg);background:none}
-.mmpack th{color:var(--soft);font-weight:600}
+.mmpack th{color:var(--soft);font-weight:600}.mmpack td,.mmpack th{overflow-wrap:break-word}
+.mmpack .mm-rows td:nth-child(n+3){overflow-wrap:anywhere}
 .mmpack code{font:.85rem/1.5 ui-monospace,monospace;white-space:pre-wrap;background:none;color:inherit}
 .mmpack mark{background:none;color:var(--bad);font-weight:700}
 .mmpack .mm-rows td{min-width:6.5em}.mmpack .mm-rows td:last-child{min-width:16em}
 .mmpack .mm-rows td:nth-child(2){min-width:4em}
-.mmpack td:first-child{white-space:nowrap}
+@media(min-width:560px){.mmpack td:first-child{white-space:nowrap}}
 .mmpack .mm-key{display:flex;flex-wrap:wrap;gap:.2rem 1rem;color:var(--soft);font-size:.85rem;margin:.5rem 0}
 .mmpack .mm-key svg{width:1em;height:1em;vertical-align:-.15em;margin-right:.3em}
 .mmpack .mm-overview{display:flex;gap:.6rem;align-items:stretch;margin:.3rem 0 .6rem}
@@ -58,7 +62,7 @@ font:.78rem/1.35 ui-monospace,monospace}
 .mmpack td.mm-placeholder{border-bottom-color:var(--placeholder)}
 .mmpack td.mm-none{color:var(--soft)}
 .mmpack .mm-zoom td.mm-unlike{background:color-mix(in srgb,var(--bad) 16%,transparent)}
-.mmpack .mm-zoom th.mm-at{color:var(--bad)}
+.mmpack .mm-zoom td.mm-unlike small{color:inherit}.mmpack .mm-zoom th.mm-at{color:var(--bad)}
 .mmpack .mm-around{display:flex;gap:.6rem;margin:.2rem 0}.mmpack .mm-around b{flex:none;width:3.6em;
 font-weight:400;
 color:var(--soft);font-size:.85rem}
@@ -73,3 +77,5 @@ fill:none;opacity:.55}
 .mmpack details{margin:.5rem 0}.mmpack summary{cursor:pointer;color:var(--soft)}
 .mmpack dl{margin:.4rem 0}.mmpack dt{font-weight:600}.mmpack dd{margin:0 0 .4rem}
 """
+    + SHAPES
+)

@@ -21,6 +21,8 @@ from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import REPLAY, Sample
 from mmpack.view.media import finder
 from mmpack.view.parity.frame_viewer import FrameViewer
+from mmpack.view.shapes import svg
+from mmpack.view.strips import sample_strip
 from mmpack.view.tags import Markup, joined, tag
 from mmpack.view.trace.episodes import Episode, Node, episodes_of
 from mmpack.view.trace.roles import LETTERS, MEANING, ROLES
@@ -28,7 +30,7 @@ from mmpack.view.trace.scores import Placed, placed_scores
 from mmpack.view.trace.screens import SHOWN, Album, figures, film, new_marks, new_media
 from mmpack.view.trace.script import SCRIPT
 from mmpack.view.trace.style import STYLE
-from mmpack.view.trace.sums import sums
+from mmpack.view.trace.sums import OF_ROLE, sums
 from mmpack.view.trace.texts import KEY, texts_of
 from mmpack.view.trace.tokens import Written, kept_of, logprobs_of, rows, score_chip
 
@@ -196,7 +198,8 @@ def _name(node: Node, short: bool = False) -> str:
 
 def _episode(episode: Episode, album: Album, tokenizer: Any) -> Markup:
     head = tag("h2", f"{episode.kind} ", tag("b", episode.name))
-    nodes = [_sample(node, album, tokenizer) for node in episode.nodes]
+    longest = max(len(node.sample) for node in episode.nodes)
+    nodes = [_sample(node, album, tokenizer, longest) for node in episode.nodes]
     return tag("section", head, _film(episode, album), *nodes, class_="episode")
 
 
@@ -223,7 +226,8 @@ def _seen(node: Node, index: int) -> str:
     return f"{sample.sample_id} · turn {turns[0]}" if turns else _name(node, short=True)
 
 
-def _sample(node: Node, album: Album, tokenizer: Any) -> Markup:
+def _sample(node: Node, album: Album, tokenizer: Any, longest: int) -> Markup:
+    """`longest`: tokens of the longest sample beside it: their strips have one scale."""
     sample = node.sample
     scores = placed_scores(sample, node.roles)
     marks = new_marks(node)
@@ -246,6 +250,7 @@ def _sample(node: Node, album: Album, tokenizer: Any) -> Markup:
         ),
         _scores(scores, node.shared),
         _problems(sample),
+        _strip(node, longest),
         figures(sample, node.number, shown, marks, album),
         _prefix(node),
         rows(written),
@@ -270,6 +275,15 @@ def _problems(sample: Sample) -> Markup:
     more = len(found) - PROBLEMS
     lines += [tag("li", f"and {more} more")] if more > 0 else []
     return tag("ul", *lines, class_="problems", aria_label="broken rules")
+
+
+def _strip(node: Node, longest: int) -> Markup:
+    """All tokens of the sample, and how many stretches of them are too many to be drawn."""
+    strip, more = sample_strip(
+        node.sample.sample_id, node.roles, OF_ROLE.__getitem__, longest, node.shared, high=9
+    )
+    note = f"{more:,} stretches more are not in the strip" if more else ""
+    return tag("div", svg(strip), tag("small", note) if note else "", class_="overview")
 
 
 def _prefix(node: Node) -> Markup:

@@ -3,6 +3,8 @@
 Text on any ground has a contrast of 4.5 or more; a test measures it.
 """
 
+from mmpack.view.shapes import SHAPES
+
 _ROLES = ("prompt", "picture", "video", "observation", "response", "thought", "action", "audio")
 _LIGHT = ("#5b6572", "#1d5fc9", "#7a3bc4", "#8a5600", "#086d85", "#a82a6c", "#157038", "#5a6100")
 _DARK = ("#9aa6b2", "#7fb0ff", "#c39bff", "#e2b04a", "#55c7d9", "#f48fc0", "#5fd08a", "#c9d34a")
@@ -34,8 +36,10 @@ header{padding:1.1rem 1.4rem .8rem;border-bottom:1px solid var(--line)}
 h1{font-size:1.3rem;margin:0;font-weight:650}.facts{margin:.1rem 0;color:var(--soft)}
 .note{color:var(--soft);font-size:.86rem;margin:.2rem 0}
 summary{cursor:pointer;color:var(--soft)}
-.wide{overflow-x:auto}.saves{border-collapse:collapse;font-size:.86rem;margin:.4rem 0}
-.saves td,.saves th{border:1px solid var(--line);padding:.15em .6em;text-align:left}
+.wide{overflow-x:auto}.wide table{border-collapse:collapse;font-size:.86rem;margin:.4rem 0}
+.wide td,.wide th{border:1px solid var(--line);padding:.15em .6em;text-align:left}
+.mm-note{color:var(--soft);font-size:.86rem;margin:.2rem 0}.sums h2{font-size:.95rem;margin:.9rem 0 .3rem}
+.overview{margin:.4rem 0 .2rem}.overview small{color:var(--soft)}
 .key-of-all{margin-top:.5rem}.keys{display:grid;grid-template-columns:repeat(auto-fill,minmax(19rem,1fr));
 gap:.2rem 1.2rem;
 margin:.4rem 0}
@@ -114,6 +118,7 @@ sup{font:700 .7rem ui-monospace,monospace;color:var(--soft);margin:0 .15em}
 .more summary{font:.82rem system-ui,sans-serif}.fields{font-size:.86rem}
 dl{margin:.3rem 0}dl div{display:grid;grid-template-columns:11rem minmax(0,1fr);gap:.8rem}
 dt{color:var(--soft)}dd{margin:0;font-family:ui-monospace,monospace;font-size:.82rem}
+:root{--image:var(--picture)}
 .symbols{position:absolute}
 #now{position:fixed;left:0;right:0;bottom:0;background:var(--bg);border-top:1px solid var(--line);
 padding:.45rem 1.4rem;
@@ -126,4 +131,5 @@ header{padding:.8rem .7rem}.row{grid-template-columns:minmax(0,1fr);gap:.1rem}ar
 dl div{grid-template-columns:minmax(0,1fr);gap:0}}
 @media print{nav,#now,.help{display:none}.cols{display:block}article{content-visibility:visible}}
 """
+    + SHAPES
 )

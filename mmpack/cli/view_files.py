@@ -1,0 +1,186 @@
+"""What `mmpack view` draws beside a trace's own page: a pack of its samples, a plan, a parity report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmpack.cli.output import emit, writable
+from mmpack.errors import ArgumentError
+from mmpack.files import read_bounded, replaced, write_text
+from mmpack.progress import tracked
+
+if TYPE_CHECKING:
+    from mmpack.planning.planned import Plan
+    from mmpack.schema.sample import Sample
+
+MAX_FILE = 2**30  # bytes
+TRACES = (".jsonl", ".jsonl.zst", ".parquet", ".json")
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is read and what is written; at least one of `html` and `png`."""
+
+    read: Path
+    html: Path | None
+    png: Path | None
+    out: Path | None
+
+    @classmethod
+    def checked(cls, read: Path, html: Path | None, png: Path | None, out: Path | None) -> Files:
+        """With a page's name where none is given. Raises: ArgumentError for files that would be lost."""
+        if html is None and png is None:
+            kind = next((k for k in TRACES if read.name.lower().endswith(k)), "")
+            html = writable(Path(f"{read.name[: len(read.name) - len(kind)] or 'trace'}.html"))
+        for target in (html, png, out):
+            if target is not None and target.exists() and read.exists() and target.samefile(read):
+                raise ArgumentError(
+                    f"view: {target.name!r:.60} is the trace itself. Fix: another file"
+                )
+        _refuse_one_file_for_two(html, png, out)
+        if png is not None and png.suffix.lower() != ".png":
+            raise ArgumentError(
+                f"view: --png {png.name!r:.60} is no .png. Fix: a name ending in .png"
+            )
+        return cls(read, html, png, out)
+
+    def write(self, page: str | None, figure: bytes | None) -> dict[str, str]:
+        """Each is written whole or not at all; their names."""
+        done = {}
+        if self.html is not None and page is not None:
+            write_text(self.html, page)
+            done["html"] = str(self.html)
+        if self.png is not None and figure is not None:
+            with replaced(self.png, "view", ArgumentError) as file:
+                file.write(figure)
+            done["png"] = str(self.png)
+        return done
+
+
+def draw_document(files: Files, as_json: bool) -> int:
+    """A plan or a parity report, by what the file holds."""
+    from mmpack.parity.saved import is_report, report_of
+
+    document = _parsed(files.read)
+    if is_report(document):
+        report, drift = report_of(document, f"view: {files.read}")
+        return _draw_report(files, report, drift, as_json)
+    from mmpack.planning.planned import FORMAT, Plan
+
+    if document is not None and (
+        not isinstance(document, dict) or document.get("format") != FORMAT
+    ):
+        raise ArgumentError(
+            f"view: {files.read} is neither a plan nor a parity report. "
+            "Fix: name what Plan.save or `mmpack parity --out` wrote"
+        )
+    return _draw_plan(files, Plan.load(files.read), as_json)
+
+
+def draw_pack(
+    files: Files,
+    sample: list[str] | None,
+    trajectory: list[str] | None,
+    limit: int | None,
+    plan: Path | None,
+    number: int | None,
+    as_json: bool,
+) -> int:
+    """The chosen samples in one pack, or a micro-batch of a plan as it says."""
+    from mmpack.packing.pack import pack
+    from mmpack.schema.trace import read_trace
+    from mmpack.view import LIMIT, html, png
+    from mmpack.view.trace.choose import choose
+
+    share, more, name = True, False, files.read.name
+    reader = tracked(read_trace(files.read), "reading")
+    if plan is not None and number is not None:
+        samples, share = _of_plan(plan, list(reader), number)
+        name = f"{name}, micro-batch {number} of {plan.name}"
+    else:
+        chosen = choose(reader, "view", limit or LIMIT, sample or (), trajectory or ())
+        samples, more = chosen.samples, chosen.more
+        name += f", the first {len(samples)} samples" if more else ""
+    if not samples:
+        raise ArgumentError(f"view: {name} holds no sample. Fix: name one that does")
+    batch = pack(samples, share_prefix=share)
+    page = html(batch, title=name) if files.html else None
+    done = files.write(page, png(batch, title=name) if files.png else None)
+    document: dict[str, Any] = {
+        "trace": str(files.read),
+        "samples": len(samples),
+        "more_samples": more,
+    }
+    document |= {"rows": batch.stats["tokens"], "rows_alone": batch.stats["tokens_unshared"]} | done
+    words = f"{len(samples)} samples drawn in {document['rows']:,} rows"
+    words += " (there are more: --limit, --sample, --trajectory)" if more else ""
+    emit(document, [words, *done.values()], as_json, files.out)
+    return 0
+
+
+def _of_plan(path: Path, samples: list[Sample], number: int) -> tuple[list[Sample], bool]:
+    """The samples of a micro-batch, and whether it shares prefixes. Raises: PlanError for a plan of other samples."""
+    from mmpack.planning.planned import Plan
+
+    plan = Plan.load(path, samples)
+    if number >= len(plan.bins):
+        raise ArgumentError(
+            f"view: --bin {number} is not in {path.name!r:.60}. Fix: 0 to {len(plan.bins) - 1}"
+        )
+    return [samples[i] for i in plan.bins[number]], plan.share[number]
+
+
+def _draw_plan(files: Files, plan: Plan, as_json: bool) -> int:
+    """A lane for each rank."""
+    from mmpack.view import html, png
+
+    name = files.read.name
+    page = html(plan, title=name) if files.html else None
+    done = files.write(page, png(plan, title=name) if files.png else None)
+    document: dict[str, Any] = {
+        "plan": str(files.read),
+        "bins": len(plan.bins),
+        "ranks": len(plan.ranks),
+    } | done
+    lines = [f"{len(plan.bins)} micro-batches on {len(plan.ranks)} ranks drawn", *done.values()]
+    emit(document, lines, as_json, files.out)
+    return 0
+
+
+def _draw_report(files: Files, report: Any, drift: Any, as_json: bool) -> int:
+    """Verdict, causes and findings; samples are in the traces alone."""
+    from mmpack.view import png
+    from mmpack.view.parity.page import page
+
+    note = "Samples are not in this report: `mmpack parity A B --html FILE` draws them, too."
+    html = page(report, drift=drift, note=note) if files.html else None
+    done = files.write(html, png(report, drift=drift) if files.png else None)
+    found = {"ok": report.ok, "compared": report.compared, "findings": report.total_findings}
+    emit(
+        {"report": str(files.read)} | found | done,
+        [report.summary(), *done.values()],
+        as_json,
+        files.out,
+    )
+    return 0
+
+
+def _parsed(path: Path) -> Any:
+    """The JSON of a file; None where it holds none, which a reader of one kind says better."""
+    try:
+        return json.loads(read_bounded(path, MAX_FILE))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _refuse_one_file_for_two(*targets: Path | None) -> None:
+    """Of two documents in one file only the last would be left. Devices take both."""
+    named = [t.resolve() for t in targets if t is not None and (t.is_file() or not t.exists())]
+    for k, path in enumerate(named):
+        if path in named[:k]:
+            raise ArgumentError(
+                f"view: {path.name!r:.60} is named for two documents. Fix: a file for each"
+            )

@@ -1,0 +1,168 @@
+"""The parts of a page as a figure for a paper: a PNG of 2,160 pixels width, in light colours. Units of two pixels."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from mmpack.view.parity.style import STYLE
+from mmpack.view.parts import Figure, Grid, Heading, Key, Line, Part, Table
+from mmpack.view.shapes import WIDE, Box, Drawing, Stroke, Word
+from mmpack.view.trace.drawing import Sheet
+
+WIDTH, MARGIN = 1080, 40
+ACROSS, GAP = 4, 26.0  # small figures of a line, room between them
+ROWS = 12  # of a table
+SIZES = {1: 24, 2: 18, 3: 15}  # of headings
+PAPER = "#ffffff"
+COLUMN = 640.0  # of a table: its widest
+
+
+def figure(parts: Iterable[Part]) -> bytes:
+    """The PNG; folded tables are left out.
+
+    Raises: ArgumentError for a figure that is too high, MissingExtraError without Pillow.
+    """
+    sheet = Sheet(WIDTH, PAPER)
+    sheet.y = MARGIN - 8
+    for part in parts:
+        _PARTS[type(part)](sheet, part)
+    out = io.BytesIO()
+    sheet.image(sheet.y + MARGIN - 12).save(out, "PNG")
+    return out.getvalue()
+
+
+def _colours() -> dict[str, str]:
+    """Those of the page's style sheet, light."""
+    light = STYLE.partition("@media")[0]
+    return dict(re.findall(r"--([a-z]+):(#[0-9a-f]+)", light))
+
+
+COLOURS = _colours()
+INK, SOFT, RULE = COLOURS["fg"], COLOURS["soft"], COLOURS["line"]
+
+
+def _heading(sheet: Sheet, part: Heading) -> None:
+    size = SIZES[part.level]
+    sheet.y += 0 if part.level == 1 else 16 if part.level == 2 else 4
+    sheet.text(MARGIN, sheet.y, _one(sheet, part.text, size), size, COLOURS.get(part.verdict, INK))
+    sheet.y += size + 12
+
+
+def _line(sheet: Sheet, part: Line) -> None:
+    for text in sheet.wrapped(part.text, 13, WIDTH - 2 * MARGIN, 6):
+        sheet.text(MARGIN, sheet.y, text, 13, SOFT if part.soft else INK)
+        sheet.y += 19
+    sheet.y += 3
+
+
+def _table(sheet: Sheet, part: Table) -> None:
+    if part.folded:
+        return
+    rows = [[str(cell) for cell in row] for row in part.rows[:ROWS]]
+    lines = [list(part.head), *rows]
+    wide = [min(max(sheet.width(t, 13) for t in c) + 24, COLUMN) for c in zip(*lines, strict=True)]
+    shrink = min(1.0, (WIDTH - 2 * MARGIN) / sum(wide))
+    right = MARGIN + sum(wide) * shrink
+    for k, cells in enumerate(lines):
+        x = float(MARGIN)
+        for text, width in zip(cells, wide, strict=True):
+            (shown,) = sheet.wrapped(text, 13, width * shrink - 12, 1)
+            sheet.text(x, sheet.y, shown, 13, SOFT if k == 0 else INK)
+            x += width * shrink
+        sheet.y += 21
+        sheet.rule(MARGIN, right, sheet.y - 3, RULE)
+    more = len(part.rows) - ROWS
+    sheet.y += 6
+    if more > 0:
+        _line(sheet, Line(f"and {more:,} more", soft=True))
+
+
+def _key(sheet: Sheet, part: Key) -> None:
+    x = float(MARGIN)
+    for style, name in part.entries:
+        sheet.box((x, sheet.y + 3, x + 11, sheet.y + 14), _fill(sheet, style), None)
+        x = sheet.text(x + 17, sheet.y, name, 13, SOFT) + 18
+    sheet.y += 24
+
+
+def _drawing(sheet: Sheet, part: Drawing) -> None:
+    scale = (WIDTH - 2 * MARGIN) / WIDE
+    _shapes(sheet, part, MARGIN, sheet.y, scale)
+    sheet.y += part.height * scale + 8
+
+
+def _grid(sheet: Sheet, part: Grid) -> None:
+    wide = (WIDTH - 2 * MARGIN - (ACROSS - 1) * GAP) / ACROSS
+    for k in range(0, len(part.figures), ACROSS):
+        row = part.figures[k : k + ACROSS]
+        heights = [
+            _small(sheet, figure, MARGIN + i * (wide + GAP), wide) for i, figure in enumerate(row)
+        ]
+        sheet.y += max(heights) + 14
+
+
+def _small(sheet: Sheet, figure: Figure, x: float, wide: float) -> float:
+    """Drawn at the sheet's place; its height."""
+    scale = wide / figure.drawing.width
+    sheet.text(x, sheet.y, sheet.wrapped(figure.title, 13, wide, 1)[0], 13, INK)
+    top = sheet.y + 22
+    _shapes(sheet, figure.drawing, x, top, scale)
+    y = top + figure.drawing.height * scale + 2
+    for text in sheet.wrapped(figure.caption, 11, wide, 2):
+        sheet.text(x, y, text, 11, SOFT)
+        y += 15
+    return y - sheet.y
+
+
+def _shapes(sheet: Sheet, drawing: Drawing, left: float, top: float, scale: float) -> None:
+    for shape in drawing.shapes:
+        if isinstance(shape, Stroke):
+            ends = [(left + shape.x1 * scale, top + shape.y1 * scale)]
+            ends.append((left + shape.x2 * scale, top + shape.y2 * scale))
+            mean = shape.style == "mm-mean"
+            sheet.line(ends, COLOURS["bad"] if mean else SOFT, 1, dashed=mean)
+        elif isinstance(shape, Word):
+            _word(sheet, shape, left + shape.x * scale, top + shape.y * scale, scale)
+        elif "mm-hit" not in shape.style:
+            _box(sheet, shape, left, top, scale)
+
+
+def _word(sheet: Sheet, word: Word, x: float, y: float, scale: float) -> None:
+    size = max(round(word.size * scale), 8)
+    width = sheet.width(word.text, size)
+    x -= {"start": 0.0, "middle": width / 2, "end": width}[word.anchor]
+    colour = {"mm-soft": SOFT, "mm-mean": COLOURS["bad"]}.get(word.style, INK)
+    sheet.text(x, y - 0.95 * size, word.text, size, colour)
+
+
+def _box(sheet: Sheet, box: Box, left: float, top: float, scale: float) -> None:
+    if box.width <= 0 or box.height <= 0:
+        return
+    x, y = left + box.x * scale, top + box.y * scale
+    corners = (x, y, x + box.width * scale, y + box.height * scale)
+    framed = SOFT if "mm-box" in box.style else None
+    sheet.box(corners, _fill(sheet, box.style), framed, box.round * scale)
+
+
+def _fill(sheet: Sheet, style: str) -> str:
+    names = [name.removeprefix("mm-") for name in style.split()]
+    own = {"read": INK, "room": RULE, "box": COLOURS["card"]}
+    colour = own.get(names[0]) or COLOURS[names[0]]
+    return sheet.mixed(colour, PAPER, 0.4) if "pale" in names else colour
+
+
+def _one(sheet: Sheet, text: str, size: int) -> str:
+    return sheet.wrapped(text, size, WIDTH - 2 * MARGIN, 1)[0]
+
+
+_PARTS: dict[type[Any], Any] = {
+    Heading: _heading,
+    Line: _line,
+    Table: _table,
+    Key: _key,
+    Drawing: _drawing,
+    Grid: _grid,
+}
