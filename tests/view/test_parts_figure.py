@@ -85,7 +85,7 @@ def test_a_plans_boxes_are_as_wide_as_their_cost():
     edges = np.split(lines, np.flatnonzero(np.diff(lines) > 4) + 1)
     ranks = len(plan.ranks)
     widths = [int(frame[edge].max()) for edge in edges[: 2 * ranks]]
-    assert widths[::2] == widths[1::2]
+    assert widths[::2] == pytest.approx(widths[1::2], abs=4)  # the mean crosses some
     shares = np.array(widths[::2]) / max(widths)
     assert shares == pytest.approx(np.array(loads) / max(loads), abs=0.02)
 
