@@ -5,6 +5,7 @@ per other node that reads it.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,9 +14,17 @@ from typing import Any
 import numpy as np
 
 from mmpack.adapters.ray_registry import Found, Holder, Registry
-from mmpack.blobs.blob import check_key, parts_of
+from mmpack.blobs.blob import check_key, checksum, parts_of
 from mmpack.blobs.folder import BlobStats
-from mmpack.errors import ArgumentError, BackendError, BlobError, check_whole, needs, require
+from mmpack.errors import (
+    ArgumentError,
+    BackendError,
+    BlobError,
+    UnwrittenWarning,
+    check_whole,
+    needs,
+    require,
+)
 
 with needs("ray", __name__):
     import ray
@@ -32,26 +41,33 @@ class RayBlobs(Mapping[str, Any]):
     nothing on a node that has the medium: arrays are read-only and lie over Ray's store (of bfloat16 a tensor, which
     is a copy).
 
-    Args: `max_bytes`: of all media. Where a put does not fit, media that no process holds go, the least recently used
-        first. What is being read stays until its arrays are gone.
+    Args:
+        max_bytes: of all media. Where a put does not fit, media that no process holds go, the least recently used
+            first. What is being read stays until its arrays are gone.
+        source: cache key -> pixels, for keys that are not here: such as a folder on a disk that nodes share. What it
+            gives is kept here. It goes along to other processes; those that miss a key at the same time each ask.
 
     `put` and `keep` hold media for their process until `release` or its end, whatever ends it. The store ends with the
     process that made it, or when all objects of it are closed or gone; nothing is left in Ray's store then. Raises:
     BackendError where Ray is not started; ArgumentError, also where this node's store has less room than `max_bytes`.
     """
 
-    def __init__(self, max_bytes: int):
+    def __init__(self, max_bytes: int, source: Mapping[str, Any] | None = None):
         check_whole("RayBlobs", "max_bytes", max_bytes)
+        if not (source is None or hasattr(source, "get")):
+            raise ArgumentError(
+                f"RayBlobs: source is {type(source).__name__}, expected pixels by cache key. Fix: such a mapping"
+            )
         if not ray.is_initialized():
             raise BackendError("RayBlobs: Ray is not started in this process. Fix: ray.init()")
         node = ray.get_runtime_context().get_node_id()
         _check_room(node, max_bytes)
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         options = {"num_cpus": 0, "scheduling_strategy": here}
-        self._use(ray.remote(**options)(Registry).remote(max_bytes), max_bytes)
+        self._use(ray.remote(**options)(Registry).remote(max_bytes), max_bytes, source)
 
-    def _use(self, registry: Any, max_bytes: int) -> None:
-        self._registry, self.max_bytes = registry, max_bytes
+    def _use(self, registry: Any, max_bytes: int, source: Mapping[str, Any] | None) -> None:
+        self._registry, self.max_bytes, self.source = registry, max_bytes, source
         self.stats = BlobStats()
         self._guard = threading.Lock()
         self._here: dict[str, Found] = {}  # of what is held: reading it asks nobody
@@ -71,7 +87,7 @@ class RayBlobs(Mapping[str, Any]):
         holder = _holder()
         wrote, found = False, self._ask("known", key, holder)
         if found is None:
-            wrote, found = self._ask("put", key, dtype, shape, body, holder)
+            wrote, found = self._ask("put", key, dtype, shape, checksum(key, body), body, holder)
         if not isinstance(found, Found):
             raise BlobError(
                 f"RayBlobs: {body.nbytes} bytes don't fit: {found} of {self.max_bytes} are in use, all held by some "
@@ -149,12 +165,21 @@ class RayBlobs(Mapping[str, Any]):
     # reading
 
     def __getitem__(self, key: str) -> Any:
-        """The pixels of a key. Raises: KeyError; BlobError (MM404) where the store has ended."""
+        """The pixels of a key. Raises: KeyError; BlobError for damaged pixels (MM502), and where the store has ended
+        (MM404)."""
         check_key(key, "RayBlobs")
         found = self._here.get(key) or self._ask("find", key)
         if found is None:
-            raise KeyError(key)
+            return self._fetched(key)
         body = _got(found.ref)
+        if checksum(key, body) != found.crc32:
+            self._discard(key, found)
+            if self.source is None:
+                raise BlobError(
+                    f"RayBlobs: {key:.16}… is damaged: not as it was put (MM502). Fix: put the medium again",
+                    "MM502",
+                )
+            return self._fetched(key)
         self.stats.read += 1
         self.stats.bytes_read += body.nbytes
         if found.dtype == "bfloat16":
@@ -162,8 +187,40 @@ class RayBlobs(Mapping[str, Any]):
             return torch.from_numpy(body.copy()).view(torch.bfloat16).reshape(found.shape)
         return body.view(found.dtype).reshape(found.shape)
 
+    def _discard(self, key: str, found: Found) -> None:
+        """So that it can be put again; its holds stay."""
+        with self._guard:
+            if self._here.get(key) is found:
+                del self._here[key]
+        self._ask("discard", key, found.ref.hex())
+
+    def _fetched(self, key: str) -> Any:
+        """Of `source`, kept here."""
+        pixels = None if self.source is None else self.source.get(key)
+        if pixels is None:
+            raise KeyError(key)
+        self.stats.fetched += 1
+        try:
+            self.put(key, pixels)
+        except BlobError as error:
+            if error.code != "MM503":
+                raise
+            self.stats.unwritten += 1
+            if self.stats.unwritten == 1:
+                said = f"{error}; until then each read fetches for itself"
+                warnings.warn(said, UnwrittenWarning, stacklevel=3)
+            return pixels
+        try:
+            return self[key]
+        finally:
+            self.release([key])
+
     def __contains__(self, key: object) -> bool:
-        return key in self._here or (isinstance(key, str) and self._ask("find", key) is not None)
+        """Whether it is here, or `source` has it."""
+        if not isinstance(key, str):
+            return False
+        here = key in self._here or self._ask("find", key) is not None
+        return here or (self.source is not None and key in self.source)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._ask("keys"))
@@ -192,7 +249,7 @@ class RayBlobs(Mapping[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The same store; what this process holds stays its own."""
-        return _opened, (self._registry, self.max_bytes)
+        return _opened, (self._registry, self.max_bytes, self.source)
 
     def __repr__(self) -> str:
         return f"RayBlobs(max_bytes={self.max_bytes})"
@@ -203,9 +260,9 @@ class RayBlobs(Mapping[str, Any]):
         return _got(getattr(self._registry, method).remote(*args))
 
 
-def _opened(registry: Any, max_bytes: int) -> RayBlobs:
+def _opened(registry: Any, max_bytes: int, source: Mapping[str, Any] | None) -> RayBlobs:
     store = RayBlobs.__new__(RayBlobs)
-    store._use(registry, max_bytes)
+    store._use(registry, max_bytes, source)
     return store
 
 

@@ -19,10 +19,11 @@ ASKED_FOR = 10.0  # seconds in which Ray has to say whether a holder lives; one 
 
 
 class Found(NamedTuple):
-    """Where a medium is: dtype's name, shape, and its bytes as an object."""
+    """Where a medium is: dtype's name, shape, checksum of key and bytes, and these bytes as an object."""
 
     dtype: str
     shape: tuple[int, ...]
+    crc32: int
     ref: Any
 
 
@@ -36,8 +37,10 @@ class Holder(NamedTuple):
 
 @dataclass
 class _Kept:
-    found: Found
-    nbytes: int
+    """`found`: None, where it was damaged; it is held all the same, until it is put again."""
+
+    found: Found | None = None
+    nbytes: int = 0
     holders: Counter[str] = field(default_factory=Counter)
 
 
@@ -55,7 +58,7 @@ class Registry:
         return self.hold([key], holder).get(key)
 
     def put(
-        self, key: str, dtype: str, shape: tuple[int, ...], body: Any, holder: Holder
+        self, key: str, dtype: str, shape: tuple[int, ...], crc32: int, body: Any, holder: Holder
     ) -> tuple[bool, Found | int]:
         """Keep and hold uint8 `body`. Whether it was written, and where it is; or how many bytes stand in its way."""
         there = self.known(key, holder)
@@ -64,8 +67,9 @@ class Registry:
         self._make_room(body.nbytes)
         if self._used + body.nbytes > self.max_bytes:
             return False, self._used
-        found = Found(dtype, shape, ray.put(body))
-        self._kept[key] = _Kept(found, body.nbytes)
+        found = Found(dtype, shape, crc32, ray.put(body))
+        kept = self._kept.setdefault(key, _Kept())
+        kept.found, kept.nbytes = found, body.nbytes
         self._used += body.nbytes
         self._hold(key, holder)
         return True, found
@@ -74,9 +78,10 @@ class Registry:
         """Where the media are that are here, each held once more for each time that it is named."""
         out = {}
         for key in keys:
-            if key in self._kept:
+            found = self._kept[key].found if key in self._kept else None
+            if found is not None:
                 self._hold(key, holder)
-                out[key] = self._kept[key].found
+                out[key] = found
         return out
 
     def release(self, counts: Mapping[str, int], holder: str) -> None:
@@ -93,8 +98,15 @@ class Registry:
         self._kept.move_to_end(key)
         return self._kept[key].found
 
+    def discard(self, key: str, name: str) -> None:
+        """Of a medium that was read and is not as it was put; `name` is its object's, since another may be there."""
+        kept = self._kept.get(key)
+        if kept is not None and kept.found is not None and kept.found.ref.hex() == name:
+            self._used -= kept.nbytes
+            kept.found, kept.nbytes = None, 0
+
     def keys(self) -> list[str]:
-        return list(self._kept)
+        return [key for key, kept in self._kept.items() if kept.found is not None]
 
     def remove(self, keys: Iterable[str]) -> int:
         """Those that no process holds; how many."""

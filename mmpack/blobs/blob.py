@@ -49,7 +49,7 @@ def parts_of(key: str, pixels: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
 
 def head_of(key: str, name: str, shape: tuple[int, ...], body: np.ndarray) -> bytes:
     """HEAD_BYTES. The checksum is over the key, too: a file under another name is a damaged one."""
-    fields = {"blob": 1, "dtype": name, "shape": shape, "crc32": _sum(key, body)}
+    fields = {"blob": 1, "dtype": name, "shape": shape, "crc32": checksum(key, body)}
     return json.dumps(fields).encode().ljust(HEAD_BYTES - 1) + b"\n"
 
 
@@ -70,7 +70,7 @@ def read_blob(path: Path, key: str) -> Any:
         whole = mapped(file.fileno(), size)
     fields = _fields(whole[:HEAD_BYTES].tobytes(), size)
     body = whole[HEAD_BYTES:]
-    if fields is None or _sum(key, body) != fields[2]:
+    if fields is None or checksum(key, body) != fields[2]:
         raise BlobError(
             f"mmpack.blobs: {str(path)[-80:]!a} is damaged: not as it was written (MM502). "
             "Fix: put the medium again; a damaged file is overwritten",
@@ -83,7 +83,8 @@ def read_blob(path: Path, key: str) -> Any:
     return body.view(name).reshape(shape)
 
 
-def _sum(key: str, body: np.ndarray) -> int:
+def checksum(key: str, body: np.ndarray) -> int:
+    """CRC-32 of a key and uint8 values."""
     return zlib.crc32(body.data, zlib.crc32(key.encode()))
 
 

@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -17,9 +19,9 @@ from support.samples import make_sample
 from test_docs_run import blocks, run
 
 import mmpack as mp
-from mmpack.adapters.ray_blobs import RayBlobs
-from mmpack.blobs import take
-from mmpack.errors import BackendError, BlobError
+from mmpack.adapters.ray_blobs import RayBlobs, _holder
+from mmpack.blobs import BlobFolder, take
+from mmpack.errors import BackendError, BlobError, UnwrittenWarning
 
 pytestmark = [pytest.mark.plane, pytest.mark.slow]
 SIZE = pixels(0).nbytes
@@ -171,6 +173,67 @@ def test_holds_of_a_killed_process_end_with_it(store):
     assert within(30, fits)
 
 
+def put_damaged(store, i):
+    """As if a bit of it changed on its way; it is held, as by `put`."""
+    body = pixels(i).reshape(-1).view(np.uint8)
+    right = zlib.crc32(body, zlib.crc32(key(i).encode()))
+    body = body.copy()
+    body[100] ^= 1
+    wrote, _ = store._ask("put", key(i), "float32", (4, 64), right, body, _holder())
+    assert wrote
+
+
+def test_damaged_pixels_are_named_and_can_be_put_again(store):
+    put_damaged(store, 1)
+    other = Other.remote(store)
+    with pytest.raises(BlobError, match="is damaged: not as it was put") as caught:
+        store[key(1)]
+    assert caught.value.code == "MM502" and store.stats.read == 0
+    assert key(1) not in store and list(store) == [] and store.get(key(1)) is None
+    with pytest.raises(BlobError, match="is not here"):
+        store.keep([key(1)])
+    assert do(other, "put", key(1), pixels(1)) and np.array_equal(store[key(1)], pixels(1))
+    do(other, "release")
+    assert store.remove([key(1)]) == 0  # held by the one that put it first, all along
+    store._ask("release", {key(1): 1}, _holder().name)
+    for i in range(2, 12):  # what was damaged takes no room
+        store.put(key(i), pixels(i))
+
+
+def test_who_read_damaged_pixels_does_not_discard_those_put_since(store):
+    put_damaged(store, 1)
+    stale = store._ask("find", key(1))
+    store._discard(key(1), stale)
+    store.put(key(1), pixels(1))
+    store._discard(key(1), stale)
+    assert np.array_equal(store[key(1)], pixels(1))
+
+
+def test_a_source_is_asked_for_what_is_not_here_or_damaged(tmp_path):
+    far = BlobFolder(tmp_path)
+    for i in range(4):
+        far.put(key(i), pixels(i))
+    with RayBlobs(3 * SIZE, source=far) as near:
+        assert key(1) in near and key(9) not in near and len(near) == 0
+        assert near.get(key(9)) is None
+        assert np.array_equal(near[key(1)], pixels(1)) and near.stats.fetched == 1
+        other = Other.remote(near)
+        assert np.array_equal(do(other, "get", key(1)), pixels(1)) and set(near) == {key(1)}
+        assert np.array_equal(do(other, "get", key(2)), pixels(2)) and set(near) == {key(1), key(2)}
+        assert near.remove([key(1), key(2)]) == 2  # fetching holds nothing
+        put_damaged(near, 3)
+        assert np.array_equal(near[key(3)], pixels(3)) and near.stats.fetched == 2
+        near.keep([key(3)])
+        for i in (5, 6):
+            near.put(key(i), pixels(i))
+        with pytest.warns(UnwrittenWarning, match="until then each read fetches for itself"):
+            assert np.array_equal(near[key(0)], pixels(0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert np.array_equal(near[key(1)], pixels(1))
+        assert near.stats.unwritten == 2 and key(0) not in set(near)
+
+
 def used():
     """Bytes of Ray's store that are in use."""
     total = ray.cluster_resources()["object_store_memory"]
@@ -235,6 +298,8 @@ def test_what_is_refused(store):
         RayBlobs(2**40)
     with pytest.raises(mp.ArgumentError, match="max_bytes"):
         RayBlobs(0)
+    with pytest.raises(mp.ArgumentError, match="source is list"):
+        RayBlobs(1, source=[])
 
 
 def test_without_ray(monkeypatch):

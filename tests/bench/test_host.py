@@ -1,18 +1,22 @@
 """The host's speed beside peers, on an eighth of the work: floors that other work on the machine can't reach."""
 
-import importlib.util
-from pathlib import Path
+from functools import partial
 
 import pytest
+from support.benchmarks import benchmark
 
-ROOT = Path(__file__).resolve().parents[2]
+host = partial(benchmark, "host")
 
 
-def host():
-    spec = importlib.util.spec_from_file_location("host", ROOT / "benchmarks" / "host.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.mark.verl
+def test_balance_beside_verl_is_at_least_half_of_what_it_is_held_to():
+    """The one part whose peer is in another environment."""
+    module = host()
+    cases = list(module.parts(1 / 8))
+    assert {case.peer for case in cases} == {"verl"} and len(cases) == 2
+    for case in cases:
+        ours, theirs = module.in_turn(case.ours, case.theirs, 5)
+        assert theirs / ours >= case.floor / 2, case.what
 
 
 @pytest.mark.slow
