@@ -11,7 +11,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
 
 # Frameworks whose pins need environments of their own, and markers that leave their tests out of the others.
-FRAMEWORKS := verl openrlhf sglang renderers deepspeed plane
+FRAMEWORKS := verl openrlhf sglang renderers deepspeed plane logging
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
 HERE := not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang
@@ -130,6 +130,7 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures,
 	$(BIN)/python benchmarks/render.py --check
 	$(BIN)/python benchmarks/scale.py --check
 	$(BIN)/python tests/support/rooms.py --check
+	$(BIN)/python tests/support/tried_with.py --check
 	$(BIN)/python tests/support/manual.py --check
 	$(BIN)/python tests/support/family_fields.py --check
 	$(BIN)/python tests/conformance/table.py --check

@@ -4,7 +4,6 @@ import copy
 import json
 import re
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -106,10 +105,10 @@ def test_what_to_log(given, capsys):
     assert seen == {name: (value, 3) for name, value in ran["logged"].items()}
 
 
-@pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
+@pytest.mark.logging
 def test_traces_are_logged(given, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
-    import trackio
+    trackio = pytest.importorskip("trackio")
 
     seen = []
     monkeypatch.setattr(trackio, "log", lambda payload, step: seen.append((payload, step)))

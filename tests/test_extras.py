@@ -146,6 +146,7 @@ def pins(path):
         ("transferqueue", "TransferQueue", "TransferQueue", "constraints/plane.txt"),
         ("ray", "ray", "ray", "constraints/plane.txt"),
         ("torchdata", "torchdata", "torchdata", "constraints/plane.txt"),
+        ("trackio", "trackio", "trackio", "constraints/logging.txt"),
         ("trl", "trl", "trl", "constraints.txt"),
         ("smoke", "dashscope", "dashscope", "constraints.txt"),
     ],

@@ -2,6 +2,8 @@
 
 A trace is a graph of messages: a node holds the tokens that its message adds, so a path from the root is a context.
 Nothing of prime-rl or verifiers is imported.
+
+Run with records as sources of August 2026 write them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Ray Data: a wrapped processor as a stateful actor over a dataset of rows, and samples out of its blocks."""
+"""Ray Data: a wrapped processor as a stateful actor over a dataset of rows, and samples out of its blocks.
+
+Run with ray 2.60.0.
+"""
 
 from __future__ import annotations
 

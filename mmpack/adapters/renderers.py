@@ -2,6 +2,8 @@
 
 A renderer has ids, which of them the policy samples, and a sidecar with each picture's hash, placeholders and processed
 pixels. All of it is taken as it is. The package itself is not imported, but to make its `MultiModalData`.
+
+Run with renderers 0.1.12.
 """
 
 from __future__ import annotations

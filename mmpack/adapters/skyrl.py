@@ -1,6 +1,8 @@
 """SkyRL: what its generators return (`GeneratorOutput`), flat or step by step, as trajectories. Nothing is imported.
 
 A flat row is an episode with a loss mask; step-wise rows are one request each, and `is_last_step` ends an episode.
+
+Run with records as sources of August 2026 write them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """tensordict: samples and packed batches as TensorDicts, and back, equal bit for bit.
 
 Memory is shared where the container allows it: see `to_tensordict`.
+
+Run with tensordict 0.15.0.
 """
 
 from __future__ import annotations

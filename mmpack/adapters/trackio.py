@@ -1,4 +1,7 @@
-"""trackio (0.43): samples as its `Trace`, messages with pictures, as the policy saw them."""
+"""trackio (0.43): samples as its `Trace`, messages with pictures, as the policy saw them.
+
+Run with trackio 0.43.0.
+"""
 
 from __future__ import annotations
 

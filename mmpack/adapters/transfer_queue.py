@@ -2,6 +2,8 @@
 
 A partition holds rows by sample_id. Columns are those of `to_tensordict(samples, jagged=True)`: arrays cross to the
 storage as they lie in memory. `transfer_queue.init()` comes first, in each process.
+
+Run with TransferQueue 0.1.11.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ NEXT = {  # what to do with the files in the folder `{}`
     "loop": "pip install 'mmpack[smoke]', then: python {}/train.py",
     "trl": "pip install 'mmpack[smoke,trl]', then: python {}/train.py",
     "verl": "pip install 'mmpack[smoke,verl,data]', set your model in {0}/grpo.yaml, then: bash {0}/run.sh",
+    "openrlhf": "pip install 'mmpack[smoke,openrlhf]' and vLLM, then: MODEL=… bash {}/run.sh",
+    "vime": "pip install 'mmpack[smoke]' where vime is, then: VIME_DIR=… MODEL=… bash {}/run.sh",
 }
 
 
@@ -27,13 +29,16 @@ class Framework(StrEnum):
     loop = "loop"
     trl = "trl"
     verl = "verl"
+    openrlhf = "openrlhf"
+    vime = "vime"
 
 
 def command(
     framework: Annotated[
         Framework,
         typer.Argument(
-            metavar="FRAMEWORK", help="loop (plain PyTorch), trl (GRPOTrainer) or verl (a config)."
+            metavar="FRAMEWORK",
+            help="loop (plain PyTorch), trl (GRPOTrainer), verl (a config), openrlhf or vime (a command).",
         ),
     ],
     folder: Annotated[

@@ -1,13 +1,21 @@
 """`mmpack init`: files that run, and none that is overwritten."""
 
+import asyncio
+import base64
+import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 from support.process import call_mmpack
 
 from mmpack.cli.init import NEXT, STARTERS, Framework
@@ -16,12 +24,28 @@ FILES = {
     "loop": ["train.py"],
     "trl": ["train.py"],
     "verl": ["data.py", "grpo.yaml", "reward.py", "run.sh"],
+    "openrlhf": ["data.py", "reward.py", "run.sh"],
+    "vime": ["data.py", "reward.py", "run.sh"],
 }
 
 
 def start(folder, framework):
     result = call_mmpack("init", framework, folder)
     assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout.splitlines()
+
+
+def started_command(folder, program, *args, **environment):
+    """The arguments that run.sh hands to `program`, of which a stand-in comes first in PATH and only prints them."""
+    stand_in = folder / "bin" / program
+    stand_in.parent.mkdir(exist_ok=True)
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stand_in.chmod(0o755)
+    path = f"{stand_in.parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, **{k: str(v) for k, v in environment.items()}}
+    command = ["bash", str(folder / "run.sh"), *args]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
 
 
@@ -136,3 +160,97 @@ def test_verl_reads_the_config(tmp_path, monkeypatch):
 
     del mine["hydra"], mine["defaults"]
     assert list(unknown(mine, known)) == []
+
+
+@pytest.mark.parametrize("framework", ["openrlhf", "vime"])
+def test_rows_in_lines_have_a_picture_for_each_mark(tmp_path, framework):
+    from mmpack.smoke import load_exercises
+
+    start(tmp_path, framework)
+    runpy.run_path(str(tmp_path / "data.py"))
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    exercises = load_exercises()
+    for row, exercise in zip(rows, exercises, strict=True):
+        assert row["input"].count("<image>") == len(row["images"]) == len(exercise.images)
+        assert row["label"] == exercise.answer_letter
+        for text, image in zip(row["images"], exercise.images, strict=True):
+            kind, _, encoded = text.partition(",")
+            assert kind == "data:image/png;base64"
+            with Image.open(io.BytesIO(base64.b64decode(encoded))) as own:
+                assert np.array_equal(np.asarray(own), np.asarray(image))
+
+
+def test_the_command_for_openrlhf(tmp_path):
+    start(tmp_path, "openrlhf")
+    (tmp_path / "train.jsonl").write_text("")
+    words = started_command(tmp_path, "python", "--vllm.num_engines", "2", MODEL="/a/model")
+    assert words[:2] == ["-m", "mmpack.adapters.openrlhf"] and "/a/model" in words
+    assert words[-2:] == ["--vllm.num_engines", "2"] and f"{tmp_path}/reward.py" in words
+
+
+@pytest.mark.openrlhf
+def test_openrlhf_reads_command_rows_and_reward(tmp_path, monkeypatch):
+    pytest.importorskip("deepspeed")
+    from support.openrlhf_parts import stand_ins, strategy_of
+
+    from mmpack.smoke import load_exercises, qwen_vl_processor, tiny_model
+
+    tiny_model("qwen2_5_vl").save_pretrained(tmp_path / "model")
+    start(tmp_path, "openrlhf")
+    runpy.run_path(str(tmp_path / "data.py"))
+    _, module, *options = started_command(tmp_path, "python", MODEL=tmp_path / "model")
+    strategy = strategy_of(module, *options)
+    args = strategy.args
+    assert type(strategy).__name__ == "MmpackStrategy"
+    assert args.train.batch_size == args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    with stand_ins():
+        from openrlhf.datasets import PromptDataset
+        from openrlhf.datasets.utils import blending_datasets
+        from openrlhf.utils.agent import SingleTurnAgentExecutor
+        from openrlhf.utils.vlm_utils import process_prompt_with_images
+    strategy.is_rank_0 = lambda: True
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = blending_datasets(args.data.prompt_dataset, None, strategy)
+    processor = qwen_vl_processor("qwen2_5_vl", max_pixels=64 * 28 * 28)
+    prompts = PromptDataset(rows, processor, strategy)
+    reward = SingleTurnAgentExecutor(args.reward.remote_url).reward_func
+    for number, exercise in enumerate(load_exercises(limit=3)):
+        _, prompt, label, images = prompts[number]
+        assert prompt.endswith("<|im_start|>assistant\n") and label == exercise.answer_letter
+        _, inputs, loaded = process_prompt_with_images(processor, prompt, images)
+        assert len(inputs["image_grid_thw"]) == len(loaded) == len(exercise.images)
+        for answer, value in ((f"{label}<|im_end|>", 1.0), ("none", 0.0)):
+            got = reward([prompt + answer], [prompt], [label])
+            assert float(got["rewards"]) == float(got["scores"]) == value
+
+
+def test_the_command_for_vime(tmp_path):
+    start(tmp_path, "vime")
+    (tmp_path / "train.jsonl").write_text("")
+    model = tmp_path / "vime/scripts/models/qwen3-4B.sh"
+    model.parent.mkdir(parents=True)
+    model.write_text("MODEL_ARGS=(--num-layers 36 --rotary-base ${MODEL_ARGS_ROTARY_BASE})")
+    where = {"VIME_DIR": tmp_path / "vime", "MODEL": "/a/model"}
+    words = started_command(tmp_path, "ray", "--lr", "1e-5", **where)
+    separator = words.index("--")
+    assert words[:2] == ["job", "submit"] and words[separator + 1 : separator + 3] == [
+        "python3",
+        "train.py",
+    ]
+    [environment] = [w for w in words[:separator] if w.startswith("--runtime-env-json=")]
+    variables = json.loads(environment.partition("=")[2])["env_vars"]
+    assert variables["PYTHONPATH"].startswith(f"{tmp_path}:")  # where reward.score is
+    options = words[separator + 3 :]
+    named = dict(pairwise(options))
+    assert named["--custom-megatron-init-path"] == "mmpack.adapters.vime.enable"
+    assert named["--rotary-base"] == "5000000" and options[-2:] == ["--lr", "1e-5"]
+    assert json.loads(named["--multimodal-keys"]) == {"image": "images"}
+    module, _, name = named["--custom-rm-path"].rpartition(".")
+    score = runpy.run_path(str(tmp_path / f"{module}.py"))[name]
+    for response, value in (("B. so", 1.0), ("none", 0.0)):
+        sample = SimpleNamespace(response=response, label="B")
+        assert asyncio.run(score(None, sample)) == value
+    missing = subprocess.run(
+        ["bash", str(tmp_path / "run.sh")], capture_output=True, text=True, check=False, env={}
+    )
+    assert missing.returncode != 0 and "VIME_DIR" in missing.stderr

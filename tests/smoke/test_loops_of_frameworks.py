@@ -11,10 +11,11 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDED = {"trainer_policy": "accelerate", "accelerate_policy": "accelerate"}
 NEEDED |= {"lightning_policy": "lightning"}
+ELSEWHERE = {"lightning_policy": pytest.mark.logging}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=ELSEWHERE.get(n, ())) for n in NEEDED])
 def test_a_loop_takes_the_stock_loop_s_steps(name):
     if find_spec(NEEDED[name]) is None:
         pytest.skip(f"{NEEDED[name]} is not installed")

@@ -1,4 +1,7 @@
-"""torch: batches on the device, made while the device works."""
+"""torch: batches on the device, made while the device works.
+
+Run with torch 2.13.0.
+"""
 
 from mmpack.errors import needs
 

@@ -49,13 +49,16 @@ def media_of_rows(
     family: Family,
     image_sizes: torch.Tensor | None = None,
     image_position_ids: torch.Tensor | None = None,
+    *,
+    where: str = "trl",
 ) -> list[list[Medium]]:
     """The images of each row, or [] where the batch has none. Equal pixels of equal grids get one cache key.
 
     Args: `pixel_values`: [patches, patch_dim], the images of all rows one after the other. `image_grid_thw`:
     [images, 3]. `num_images`: [B]. `image_sizes`: [images, 2], where a family's pixels are padded pictures [images, 3,
     height, width] and these say how large each is. `image_position_ids`: [images, longest, 2], where they are lines of
-    patches with these places. Pictures of one tile need none of the three. Raises: ArgumentError where they don't fit.
+    patches with these places. Pictures of one tile need none of the three. `where` begins errors.
+    Raises: ArgumentError where they don't fit.
     """
     if pixel_values is None:
         return []
@@ -63,7 +66,7 @@ def media_of_rows(
         sizes = image_sizes.tolist()
         if len(sizes) != len(pixel_values):
             raise ArgumentError(
-                f"trl: {len(sizes)} image_sizes for {len(pixel_values)} pictures. Fix: pass the fields of one batch"
+                f"{where}: {len(sizes)} image_sizes for {len(pixel_values)} pictures. Fix: pass the fields of one batch"
             )
         pixel_values, grids_of = patches_of_canvas(pixel_values.detach().cpu(), sizes, family)
         image_grid_thw = torch.tensor(grids_of)
@@ -72,19 +75,21 @@ def media_of_rows(
         pixel_values, image_grid_thw = made
     if image_grid_thw is None or num_images is None:
         raise ArgumentError(
-            "trl: pixel_values come without image_grid_thw or num_images. "
+            f"{where}: pixel_values come without image_grid_thw or num_images. "
             "Fix: use a family of mmpack.families, whose images have grids"
         )
     patches = image_grid_thw.prod(dim=1).tolist()
     if sum(num_images) != len(patches) or sum(patches) != len(pixel_values):
         raise ArgumentError(
-            f"trl: num_images counts {sum(num_images)} images, image_grid_thw {len(patches)} of {sum(patches)} "
+            f"{where}: num_images counts {sum(num_images)} images, image_grid_thw {len(patches)} of {sum(patches)} "
             f"patches, pixel_values has {len(pixel_values)}. Fix: pass the fields of one batch"
         )
     grids = image_grid_thw.cpu().split(list(num_images))
     own = pixel_values.detach().cpu().split([int(g.prod(dim=1).sum()) for g in grids])
     return [
-        media_of_inputs({"pixel_values": p, "image_grid_thw": g}, family, f"trl: row {b}")["image"]
+        media_of_inputs({"pixel_values": p, "image_grid_thw": g}, family, f"{where}: row {b}")[
+            "image"
+        ]
         for b, (p, g) in enumerate(zip(own, grids, strict=True))
     ]
 

@@ -3,6 +3,8 @@
 One flag does the second, `--custom-megatron-init-path mmpack.adapters.vime.enable`. Its parts have flags of their own:
 `--custom-loss-function-path mmpack.adapters.vime.loss`, and vime's
 `--linear-logp-provider mmpack.adapters.vime.provider`.
+
+Run with slime's sources of August 2026, and stand-ins of their hooks.
 """
 
 from mmpack.errors import needs

