@@ -3,7 +3,7 @@
 A trace is a graph of messages: a node holds the tokens that its message adds, so a path from the root is a context.
 Nothing of prime-rl or verifiers is imported.
 
-Run with records as sources of August 2026 write them.
+Run with verifiers 0.4, and records as prime-rl's sources of August 2026 write them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ TRIED: dict[str, dict[str, list[str]]] = {
     "vime": {},
 }
 NO_PACKAGE = {  # none on the index that an environment could pin
-    "prime_rl": "records as sources of August 2026 write them",
+    "prime_rl": "verifiers 0.4, and records as prime-rl's sources of August 2026 write them",
     "skyrl": "records as sources of August 2026 write them",
     "vime": "slime's sources of August 2026, and stand-ins of their hooks",
 }
