@@ -5,7 +5,7 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 [ -f "$here/train.jsonl" ] || python "$here/data.py"
 
-# the one word of mmpack: stock is `python -m openrlhf.cli.train_ppo_ray`
+# the name is all that differs: stock is `python -m openrlhf.cli.train_ppo_ray`
 set -- python -m mmpack.adapters.openrlhf \
   --actor.model_name_or_path "${MODEL:-Qwen/Qwen2.5-VL-3B-Instruct}" \
   --data.prompt_dataset "$here/train.jsonl" \
