@@ -83,7 +83,7 @@ def test_the_patterns_find_something():
 
 def test_parity_lists_every_cause_with_its_fix():
     rows = re.findall(
-        r"^\| `(\w+)` \| .+ \| (.+) \|$",
+        r"^\| \[`(\w+)`\]\(causes/\1\.md\) \| .+ \| (.+) \|$",
         (ROOT / "docs/parity.md").read_text(encoding="utf-8"),
         flags=re.MULTILINE,
     )
