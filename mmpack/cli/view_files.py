@@ -155,7 +155,7 @@ def _draw_report(files: Files, report: Any, drift: Any, as_json: bool) -> int:
     from mmpack.view import png
     from mmpack.view.parity.page import page
 
-    note = "Samples are not in this report: `mmpack parity A B --html FILE` draws them, too."
+    note = "This file holds no samples; `mmpack parity A B --html FILE` draws those, too."
     html = page(report, drift=drift, note=note) if files.html else None
     done = files.write(html, png(report, drift=drift) if files.png else None)
     found = {"ok": report.ok, "compared": report.compared, "findings": report.total_findings}

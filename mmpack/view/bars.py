@@ -24,6 +24,8 @@ def histogram(values: Sequence[int] | Sequence[float] | np.ndarray, title: str) 
         return Figure(title, Drawing([], HIGH + FOOT, f"no {title}", WIDTH), f"no values{left_out}")
     whole = np.issubdtype(found.dtype, np.integer)
     low, high = found.min().item(), found.max().item()
+    if low == high:
+        return _constant(title, len(found), low, left_out)
     count, edges = _counts(found, low, high, whole)
     wide, most = WIDTH / len(count), int(count.max())
     shapes: list[Box | Stroke | Word] = []
@@ -32,15 +34,29 @@ def histogram(values: Sequence[int] | Sequence[float] | np.ndarray, title: str) 
         size = HIGH * n / most
         shapes.append(Box(k * wide, HIGH - size, max(wide - 1.5, 0.5), size, "mm-image", about))
     shapes.append(Stroke(0, HIGH, WIDTH, HIGH))
-    ends = ((0.0, low, "start"), (WIDTH, high, "end"))
-    shapes += [
-        Word(x, HIGH + 14, said(value), "mm-soft", anchor)
-        for x, value, anchor in (ends if low < high else ends[:1])
-    ]
+    shapes.append(Word(0, HIGH + 14, said(low), "mm-soft"))
+    shapes.append(Word(WIDTH, HIGH + 14, said(high), "mm-soft", "end"))
     middle = int(np.median(found)) if whole else np.median(found).item()
-    caption = f"{len(found):,}, half of them up to {said(middle)}; the highest bar is {most:,}"
+    caption = f"{_values(len(found))}, median {said(middle)}, tallest bar {most:,}"
     label = f"{title}: {caption}, from {said(low)} to {said(high)}"
     return Figure(title, Drawing(shapes, HIGH + FOOT, label, WIDTH), caption + left_out)
+
+
+def _values(count: int) -> str:
+    return f"{count:,} value{'s' if count != 1 else ''}"
+
+
+def _constant(title: str, count: int, value: float, left_out: str) -> Figure:
+    """One bar in the middle."""
+    caption = f"{_values(count)}, all {said(value)}"
+    middle, wide = WIDTH / 2, WIDTH / BARS
+    shapes: list[Box | Stroke | Word] = [
+        Box(middle - wide / 2, 0, wide, HIGH, "mm-image", f"{count} of {said(value)} to {said(value)}"),
+        Stroke(0, HIGH, WIDTH, HIGH),
+        Word(middle, HIGH + 14, said(value), "mm-soft", "middle"),
+    ]  # fmt: skip
+    drawing = Drawing(shapes, HIGH + FOOT, f"{title}: {caption}", WIDTH)
+    return Figure(title, drawing, caption + left_out)
 
 
 def saved_bars(saved: Sequence[Saved]) -> Grid:
@@ -49,7 +65,7 @@ def saved_bars(saved: Sequence[Saved]) -> Grid:
     for name, alone, here in saved:
         most = max(alone, here, 1)
         shapes = [
-            Box(0, 0, WIDTH * alone / most, 14, "mm-room", f"{name} of each sample alone: {alone:,}"),
+            Box(0, 0, WIDTH * alone / most, 14, "mm-room", f"{name}, each sample alone: {alone:,}"),
             Box(0, 0, WIDTH * here / most, 14, "mm-image", f"{name} here: {here:,}"),
         ]  # fmt: skip
         label = f"{name}: {here:,}, of each sample alone {alone:,}"
@@ -77,10 +93,13 @@ def _counts(
     if whole:
         bins = int(min(BARS, high - low + 1))
         return np.histogram(values, bins=bins, range=(low, high + 1))
-    values = values.astype(np.float64)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
+    with np.errstate(over="ignore"):
+        span = np.float64(high) - np.float64(low)
+    if (
+        not np.isfinite(span) or low + span / BARS == low
+    ):  # too far apart, or too near, for equal ranges
         return np.array([len(values)]), np.array([low, high])
-    return np.histogram(values, bins=BARS, range=(low, high))
+    return np.histogram(values.astype(np.float64), bins=BARS, range=(low, high))
 
 
 def _range(start: float, stop: float, whole: bool) -> str:

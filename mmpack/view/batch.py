@@ -42,10 +42,12 @@ def batch_parts(batch: Any, title: str = "") -> list[Part]:
     stats, saved = batch.stats, saved_by(batch)
     packed = hasattr(batch, "segment_parent")
     shape = " × ".join(map(str, batch.input_ids.shape))
+    more = stats["tokens_padded"] - stats["tokens"]
+    padding = f" and {more:,} of padding" if more else ""
     facts = (
         f"{type(batch).__name__} of {batch.family}: {len(batch.sample_ids):,} samples "
-        f"in {stats['tokens']:,} rows [{shape}], "
-        f"{stats['tokens_padded']:,} with padding, {stats['loss_tokens']:,} loss tokens, {len(batch.media):,} media"
+        f"in {stats['tokens']:,} rows [{shape}]{padding}, "
+        f"{stats['loss_tokens']:,} loss tokens, {len(batch.media):,} media"
     )
     name = f"{type(batch).__name__} of {len(batch.sample_ids):,} samples"
     parts: list[Part] = [Heading(title, 1) if title else Heading(name, 3), Line(facts)]
@@ -145,22 +147,23 @@ def _forest(batch: Any, tokens: Tokens) -> list[Part]:
     """Segments by rows, and the same as a table."""
     kind, loss = np.zeros(batch.num_tokens, np.int8), np.zeros(batch.num_tokens, bool)
     kind[tokens.rows] = tokens.kind
+    kind[tokens.rows[tokens.kind == LOSS]] = LOSS  # also where another sample has them as context
     loss[tokens.rows[tokens.loss]] = True
     offsets, parents = batch.segment_offsets.tolist(), batch.segment_parent.tolist()
     ends: dict[int, list[str]] = {}
     for name, segment in zip(batch.sample_ids, batch.sample_segment.tolist(), strict=True):
         ends.setdefault(segment, []).append(name)
     drawing, left_out = forest_drawing(offsets, parents, ends, kind, loss, STYLES)
-    note = "A segment is as wide as its rows; what stands below it goes on from it. "
-    note += "What stands above others is computed once for all of them."
+    note = "Each box is a segment, as wide as its rows; the boxes below continue it. "
+    note += "A box with others below is computed once for all of them."
     rows = [
         (g, f"{offsets[g]:,} to {offsets[g + 1]:,}", "–" if p < 0 else p, ", ".join(ends.get(g, [])))
         for g, p in enumerate(parents[:LISTED])
     ]  # fmt: skip
-    lines = [Line(f"{left_out:,} segments more are not drawn.", soft=True)] if left_out else []
+    lines = [Line(f"{left_out:,} more segments are not drawn.", soft=True)] if left_out else []
     name = f"{len(parents):,} segments"
     name += f", the first {LISTED}" if len(parents) > LISTED else ""
-    table = Table(("segment", "rows", "goes on from", "samples that end in it"), rows, name)
+    table = Table(("segment", "rows", "continues", "samples that end in it"), rows, name)
     return [drawing, Line(note, soft=True), *lines, table]
 
 
@@ -191,8 +194,8 @@ def _samples(batch: Any, tokens: Tokens) -> list[Part]:
             if read:
                 shapes.append(Box(x, y + 17, width, 3, "mm-read"))
     label = f"tokens of the first {shown} samples by what they are"
-    note = "All to one scale. " + (
-        "Paler: rows of an earlier sample. " if tokens.before.any() else ""
+    note = "All on one scale. " + (
+        "Faint: rows of an earlier sample. " if tokens.before.any() else ""
     )
     note += f"The first {shown} of {count:,}." if shown < count else ""
     own = _per_sample(~tokens.before, tokens)
@@ -214,4 +217,5 @@ def _per_sample(flags: np.ndarray, tokens: Tokens) -> np.ndarray:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    """With its end, by which samples of a group differ."""
+    return name if len(name) <= LONGEST else f"{name[:5]}…{name[6 - LONGEST :]}"

@@ -44,7 +44,7 @@ def _sample(sample: Sample) -> list[Part]:
     strip, more = sample_strip(sample.sample_id, roles, BY_MODALITY.__getitem__)
     used = dict.fromkeys(roles.role.tolist())
     note = "A line below marks tokens that the loss reads."
-    note += f" and {more} stretches more" if more else ""
+    note += f" {more:,} more stretches are not drawn." if more else ""
     return [
         Heading(f"sample {sample.sample_id}", 3),
         Table(("what", "value"), facts),

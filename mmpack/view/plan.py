@@ -13,6 +13,7 @@ WIDTH, LANE, LABEL = 1000.0, 74.0, 78.0
 END = 96.0  # to the right of the lanes: their cost
 LANES, ROWS = 64, 200  # drawn at most: ranks, lines of the table
 READABLE = 58.0  # a box's least width for its words
+LETTER = 6.7  # of a word, on average
 KINDS = {"rows": "mm-image", "patches": "mm-observation", "loss tokens": "mm-loss"}
 KEY = Key([(style, kind) for kind, style in KINDS.items()])
 
@@ -21,10 +22,10 @@ def plan_parts(plan: Plan, title: str = "plan") -> list[Part]:
     """What a page and a figure show of a plan."""
     more = len(plan.ranks) - LANES
     boxes = (
-        "A box is a micro-batch, as wide as its cost; its bars are scaled by the largest micro-batch "
-        "of each kind. A dashed line marks the ranks' mean cost."
+        "Each box is a micro-batch, as wide as its cost; its bars are scaled to the largest micro-batch of each kind. "
+        "The dashed line marks the mean cost of the ranks."
     )
-    lines = [Line(f"{LANES} ranks are drawn, {more} more are not.")] if more > 0 else []
+    lines = [Line(f"The first {LANES} ranks are drawn; {more} more are not.")] if more > 0 else []
     single = [(n, _said(v)) for n, v in plan.stats.items() if not isinstance(v, list | dict)]
     return [
         Heading(title, 1),
@@ -70,19 +71,17 @@ def _counts(plan: Plan) -> str:
 def _fill(plan: Plan) -> list[Part]:
     """How full the budgets are, and how even the ranks; 1 is even."""
     stats = plan.stats
-    rows = [(f"{name}, filled", f"{fill:.1%}") for name, fill in stats.get("fills", {}).items()]
+    rows = [(f"{name} used", f"{fill:.1%}") for name, fill in stats.get("fills", {}).items()]
     evenness = (
-        ("cost of the costliest rank over the mean", "balance"),
-        ("the same where ranks wait in every micro-batch", "lockstep"),
-        ("patches of the rank with most over the mean", "media_balance"),
+        ("cost: costliest rank over the mean", "balance"),
+        ("cost: the same if ranks wait after every micro-batch", "lockstep"),
+        ("patches: largest rank over the mean", "media_balance"),
     )
     rows += [(name, f"{stats[key]:.3f}") for name, key in evenness if key in stats]
     if stats.get("seconds") is not None:
         error = stats.get("seconds_error")
         about = "" if error is None else f" ± {error:.0%}"
-        rows.append(
-            ("seconds of the slowest rank, as predicted", f"{_said(stats['seconds'])}{about}")
-        )
+        rows.append(("predicted seconds of the slowest rank", f"{_said(stats['seconds'])}{about}"))
     return [Table(("what", "value"), rows)] if rows else []  # fmt: skip
 
 
@@ -100,14 +99,14 @@ def _repeated(plan: Plan) -> list[Part]:
         saved_bars(saved),
         Table(("what", "each sample alone", "in these micro-batches", "saved"), saved_rows(saved)),
     ]
-    said_ = f"As rectangles they would take {stats['rows_padded']:,} rows. "
+    said_ = f"Padded to rectangles, they would take {stats['rows_padded']:,} rows. "
     if stats.get("rows_repeated") or stats.get("patches_repeated"):
         said_ += (
-            f"{stats['rows_repeated']:,} rows and {stats['patches_repeated']:,} patches are repeated, because groups "
-            f"are split over micro-batches: {stats['repeat_cost']:.1%} of the cost."
+            f"{stats['rows_repeated']:,} rows and {stats['patches_repeated']:,} patches are computed twice or more "
+            f"because groups are split between micro-batches: {stats['repeat_cost']:.1%} of the cost."
         )
     else:
-        said_ += "No group is split over micro-batches."
+        said_ += "No group is split between micro-batches."
     return [*parts, Line(said_.strip())]
 
 
@@ -168,9 +167,13 @@ def _box(plan: Plan, b: int, x: float, y: float, width: float) -> list[Box | Str
     shapes: list[Box | Stroke | Word] = [frame]
     words = width >= READABLE
     if words:
-        shared = " · shared" if plan.share[b] and width >= 2 * READABLE else ""
-        head = f"{b} · {samples} samples{shared}" if width >= 1.5 * READABLE else f"{b} · {samples}"
-        shapes.append(Word(x + gap, y + 14, head))
+        heads = (
+            f"{b} · {samples} samples · shared",
+            f"{b} · {samples} samples",
+            f"{b} · {samples}",
+        )
+        fits = [h for h in heads[not plan.share[b] :] if LETTER * len(h) <= inner]
+        shapes += [Word(x + gap, y + 14, head) for head in fits[:1]]
     for k, ((kind, count), largest) in enumerate(zip(held.items(), most, strict=True)):
         line = y + 22 + 14 * k
         share = count / largest if largest else 0.0
@@ -182,11 +185,11 @@ def _box(plan: Plan, b: int, x: float, y: float, width: float) -> list[Box | Str
 
 
 def _bins(plan: Plan) -> Table:
-    """All micro-batches; `filled`: rows over what one may hold."""
+    """All micro-batches; the last but one: rows over what one may hold."""
     rank_of = {b: rank for rank, bins in enumerate(plan.ranks) for b in bins}
     held, fill = sum(map(bool, plan.bins)), plan.stats.get("fill")
     budget = round(sum(plan.bin_rows) / (held * fill)) if held and fill else 0
-    head = ("micro-batch", "rank", "samples", "shared", *KINDS, "rows, filled", "cost")
+    head = ("micro-batch", "rank", "samples", "shared", *KINDS, "max_tokens used", "cost")
     rows = [
         (b, rank_of[b], len(members), "yes" if plan.share[b] else "no")
         + tuple(f"{n:,}" for n in (plan.bin_rows[b], plan.bin_patches[b], plan.bin_loss_tokens[b]))

@@ -105,6 +105,24 @@ def test_the_forest_has_a_box_for_each_segment():
     assert segments[0].startswith(f"segment 0: rows {offsets[0]} to {offsets[1]}")
 
 
+def test_rows_in_the_loss_of_one_sample_and_context_of_another_show_as_loss():
+    first = make_sample([("text", [1, 2, 3]), ("response", [4, 5, 6, 7])], "first")
+    again = [("text", [1, 2, 3, 4, 5, 6, 7, 8]), ("response", [9])]
+    second = make_sample(again, "second", first.group_id)
+    for html in (
+        mp.view.html(mp.pack([first, second], share_prefix=True)),
+        mp.view.html([first, second]),
+    ):
+        forest = re.search(r'<svg[^>]*aria-label="\d segments.*?</svg>', html, re.DOTALL)[0]
+        found = re.findall(r'class="([^"]*)"[^>]*x="([\d.]+)"[^>]* width="([\d.]+)"', forest)
+        widths = {}
+        for style, _, width in found:
+            widths[style] = widths.get(style, 0) + float(width)
+        answers = widths.get("mm-loss", 0) + widths.get("mm-of response", 0)
+        assert answers == pytest.approx(1000 * 5 / 9, abs=3)
+        assert widths["mm-read"] == pytest.approx(answers, abs=3)
+
+
 def test_bars_count_every_sample_once():
     samples = groups()
     found = [

@@ -32,8 +32,7 @@ def report():
     return compare(left, right)
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 1100])
+@pytest.mark.parametrize(("width", "dark"), [(360, True), (1100, False)])
 def test_it_fits_and_is_styled(tmp_path, width, dark):
     html = report().to_html(media_root=PICTURES, decode=decode)
     seen = measured(tmp_path, html, width, dark)

@@ -76,7 +76,7 @@ def test_figures_and_titles():
 def test_many_ranks_say_how_many_are_not_drawn():
     samples = [answered(f"s{k}", f"g{k}", [5], [7] * (k + 1)) for k in range(130)]
     html = mp.view.html(mp.plan(samples, max_tokens=200, ranks=65))
-    assert "64 ranks are drawn, 1 more are not." in html
+    assert "The first 64 ranks are drawn; 1 more are not." in html
 
 
 def test_an_empty_plan_is_a_page():

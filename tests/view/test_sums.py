@@ -38,7 +38,7 @@ def test_the_page_leaves_broken_samples_out():
     samples = answers()
     samples[0].loss_spans[0].start = 0
     html = mp.view.html(samples)
-    assert "1 with broken rules are left out." in html
+    assert "1 that break rules are left out." in html
     (rows,) = re.findall(r"<td>rows</td><td>([\d,]+)</td>", html)
     assert int(rows.replace(",", "")) == sum(len(s) for s in samples[1:])
     assert "no tokens of a sample" in mp.view.html([])

@@ -20,8 +20,7 @@ def html():
     return mp.view.html(gui_samples(), media_root=FOLDER, tokenizer=words)
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 1100])
+@pytest.mark.parametrize(("width", "dark"), [(360, True), (1100, False)])
 def test_it_fits_and_is_styled(tmp_path, html, width, dark):
     seen = measured(
         tmp_path,

@@ -47,7 +47,7 @@ def report_parts(report: ParityReport, drift: LogprobDrift | None = None) -> lis
         parts += _sample(pair, [f for f in report.findings if f.sample_id == name])
     more = len(report.pairs) - len(pairs)
     if more > 0:
-        parts.append(Line(f"{counted(more, 'sample')} more not drawn", soft=True))
+        parts.append(Line(f"{counted(more, 'more sample')} not drawn", soft=True))
     if not pairs and report.findings:
         rows = [(f.sample_id, f.field, f.cause, f.left, f.right) for f in report.findings]
         head = ("sample", "field", "cause", "rollout", "train")

@@ -282,7 +282,7 @@ def _strip(node: Node, longest: int) -> Markup:
     strip, more = sample_strip(
         node.sample.sample_id, node.roles, OF_ROLE.__getitem__, longest, node.shared, high=9
     )
-    note = f"{more:,} stretches more are not in the strip" if more else ""
+    note = f"{more:,} more stretches are not in the strip" if more else ""
     return tag("div", svg(strip), tag("small", note) if note else "", class_="overview")
 
 

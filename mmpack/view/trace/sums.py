@@ -24,7 +24,7 @@ def sums(samples: Sequence[Sample]) -> Markup:
     whole = [sample for sample in samples if not any(problems_of(sample))]
     saved = repeated(whole)
     broken = len(samples) - len(whole)
-    left = f" {broken} with broken rules are left out." if broken else ""
+    left = f" {broken} that break rules are left out." if broken else ""
     parts: list[Part] = [
         Grid(figures(samples)),
         Heading("What is repeated, and what sharing saves"),
@@ -79,13 +79,15 @@ def forest(samples: Sequence[Sample]) -> list[Part]:
         ends: dict[int, list[str]] = {}
         for b, sample in enumerate(some):
             rows, roles = found.rows(b), roles_of(sample)
-            role[rows] = roles.role
+            own = roles.loss | ~loss[rows]  # a sample's loss stays, where another has it as context
+            role[rows[own]] = roles.role[own]
             loss[rows] |= roles.loss
             ends.setdefault(int(found.sample_segment[b]), []).append(sample.sample_id)
         offsets, parents = found.segment_offsets.tolist(), found.segment_parent.tolist()
         drawing, more = forest_drawing(offsets, parents, ends, role, loss, OF_ROLE)
-        note = "A segment is as wide as its tokens, and goes on from what stands above it; a line below marks the loss."
-        note += f" {more:,} segments more are not drawn." if more else ""
+        note = "Each box is a segment, as wide as its tokens, and continues the one above it. "
+        note += "A line below marks the loss."
+        note += f" {more:,} more segments are not drawn." if more else ""
         parts += [Heading(f"Forest of {family}"), drawing, Line(note, soft=True)]
     return parts
 
