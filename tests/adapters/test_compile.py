@@ -253,15 +253,3 @@ print(sorted(after - before))
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert len(ast.literal_eval(found.stdout)) < 10
-
-
-@pytest.mark.slow
-def test_layers_with_linear_attention_run_eagerly():
-    """One graph, of the layer with full attention, for shared packs of any lengths."""
-    counter = CompileCounterWithBackend("aot_eager")
-    model = small_model("qwen3_5").train()
-    compile_layers(model, tower=False, backend=counter)
-    check(model, [pack(0, True, "qwen3_5", prompts=2)])
-    assert counter.frame_count == 1
-    check(model, [pack(size, True, "qwen3_5", prompts) for size, prompts in ((1, 3), (3, 2))])
-    assert counter.frame_count == 1

@@ -6,6 +6,7 @@ compiled: `generate`, padded batches with a mask and a detached model run as the
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch.fx.experimental import _config as shapes
 
 from mmpack.adapters.transformers.layer_rules import LayerPlans
-from mmpack.adapters.transformers.linear_attention import Segments
+from mmpack.adapters.transformers.linear_attention import Segments, net_of
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.adapters.transformers.routes import take_routes
 from mmpack.adapters.transformers.unwrap import unwrap
@@ -23,6 +24,7 @@ from mmpack.ops.attention.autocast import attended_dtype
 from mmpack.ops.attention.choose import FLEX
 from mmpack.ops.first_use import watch_inductor
 
+CHECKPOINT = "_gradient_checkpointing_func"  # of a layer, as transformers calls it
 TEXT_KEYWORD, TOWER_KEYWORD = "visible_until", "tower_plans"  # that layers of an attached model get
 WATCHED = {TEXT_KEYWORD: "layers, and kernels", TOWER_KEYWORD: "the tower's blocks, and kernels"}
 OPTIONS: dict[str, Any] = {"dynamic": True, "fullgraph": True}
@@ -52,8 +54,10 @@ def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     each process. There is one graph for each of: plain packs, shared packs; with
     gradients, without; an input that needs gradients, one that does not (behind frozen embeddings); each kind of
     layer; each attention backend that packs choose, of which FlexAttention is none: `auto` leaves it out, and layers
-    run eagerly where MMPACK_ATTENTION names it; so do layers with linear attention, whose waves are another number for
-    each pack. Packs of other lengths, or of other numbers of samples, make no more.
+    run eagerly where MMPACK_ATTENTION names it. Packs of other lengths, or of other numbers of samples, make no more.
+
+    Of a layer with linear attention its norms and its MLP are compiled, a graph for each kind of them: the delta rule
+    runs in waves, another number for each pack, and stays eager with the convolution and the projections around it.
 
     Call it after what changes the layers (LoRA, Liger); the order with `attach`, gradient checkpointing, DDP and
     `fully_shard` does not matter. Checkpointing needs `use_reentrant=False`.
@@ -78,7 +82,8 @@ def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     take_routes(whole)  # graphs have the hooks of their first trace
     for keyword, part in parts.items():
         for layer in part:
-            layer.forward = CompiledForward(layer, keyword, OPTIONS | options)
+            kind = CompiledForward if net_of(layer) is None else CompiledParts
+            layer.forward = kind(layer, keyword, OPTIONS | options)
 
 
 def load_compiler() -> None:
@@ -99,12 +104,10 @@ class CompiledForward:
         self.compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # The class's forward as it is now: `fully_shard` makes a class of its own.
-        own = self.own or type(self.layer).forward.__get__(self.layer)
         if torch.compiler.is_compiling() or not self._is_one_graph(args, kwargs):
-            return own(*args, **kwargs)
+            return self._eager()(*args, **kwargs)
         if self.compiled is None:
-            self.compiled = torch.compile(own, **self.options)
+            self.compiled = torch.compile(self._eager(), **self.options)
         with (
             torch._dynamo.config.patch(DYNAMO),  # type: ignore[attr-defined]
             shapes.patch(SHAPES),  # type: ignore[attr-defined]
@@ -112,10 +115,15 @@ class CompiledForward:
         ):
             return self.compiled(*args, **kwargs)
 
+    def _eager(self) -> Callable[..., Any]:
+        """The class's forward as it is now: `fully_shard` makes a class of its own."""
+        forward: Callable[..., Any] = self.own or type(self.layer).forward.__get__(self.layer)
+        return forward
+
     def _is_one_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the layer gets packed rows, and an attention that torch traces for sequences of any lengths."""
         rule = kwargs.get(self.keyword)
-        if rule is None or isinstance(kwargs.get("attention_mask"), Segments):
+        if rule is None:
             return False
         if self.keyword == TEXT_KEYWORD:
             plan = kwargs.get("attention_plan")
@@ -127,6 +135,55 @@ class CompiledForward:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"compiled": None}
+
+
+class CompiledParts(CompiledForward):
+    """The same of a layer with linear attention: over packed rows it runs eagerly, and its norms and MLP compiled."""
+
+    def __init__(self, layer: torch.nn.Module, keyword: str, options: dict[str, Any]):
+        super().__init__(layer, keyword, options)
+        self.packed = False  # while it runs over packed rows
+        net = net_of(layer)
+        for part in (*(child for child in layer.children() if child is not net), net.norm):
+            part.forward = CompiledPart(part, keyword, options, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        segments = isinstance(kwargs.get("attention_mask"), Segments)
+        if not segments or kwargs.get(self.keyword) is None:
+            return self._eager()(*args, **kwargs)
+        held = vars(self.layer)
+        checkpoint = held.get(CHECKPOINT)
+        if (
+            checkpoint is not None
+        ):  # calls the class's forward once more, past this one, since transformers 5.23
+            held[CHECKPOINT] = lambda run, *given, **more: checkpoint(
+                functools.partial(self._over_packed, run), *given, **more
+            )
+        try:
+            return self._over_packed(self._eager(), *args, **kwargs)
+        finally:
+            if checkpoint is not None:
+                held[CHECKPOINT] = checkpoint
+
+    def _over_packed(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.packed = True
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self.packed = False
+
+
+class CompiledPart(CompiledForward):
+    """In the place of the forward of a module in such a layer."""
+
+    def __init__(
+        self, part: torch.nn.Module, keyword: str, options: dict[str, Any], whole: CompiledParts
+    ):
+        super().__init__(part, keyword, options)
+        self.whole = whole
+
+    def _is_one_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return self.whole.packed
 
 
 def has_compiled_text(whole: Any) -> bool:
