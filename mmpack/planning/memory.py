@@ -28,6 +28,7 @@ DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 HEAD_SHARE = 1 / 20.5
 HEAD_TILE = 256  # vocabulary entries, each with a maximum and a sum in float32 a loss token
 MOST_ROWS = 1 << 26
+TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl")  # that have terms
 
 
 @dataclass(frozen=True)
@@ -321,6 +322,11 @@ def _text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ArgumentError(
             f"memory_model: no terms for a decoder of type {kind!r:.60}. "
             "Fix: a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL; else measure a pack and pass max_tokens"
+        )
+    whole = str(fields.get("model_type") or "")
+    if fields.get("vision_config") and not whole.startswith(TOWERS):
+        raise ArgumentError(
+            f"memory_model: no terms for the towers of a {whole!r:.60}. Fix: measure a pack and pass max_tokens"
         )
     names = ("hidden_size", "intermediate_size", "num_attention_heads")
     required(text, (*names, "num_hidden_layers", "vocab_size"), "memory_model")

@@ -28,6 +28,14 @@ CONFIG_7B = {
         "temporal_patch_size": 2,
     },
 }
+HYBRID = CONFIG_7B | {
+    "model_type": "qwen3_5",
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "vision_config": None,
+}
 # the benchmark's shared pack
 LOAD = Load(rows=32_259, loss_tokens=27_459, patches=16_384, keys=65_859)
 
@@ -106,16 +114,6 @@ def test_selective_layers_meet_the_budget_too():
     assert (found.layers, found.selective) == (28, 0)
 
 
-HYBRID = CONFIG_7B | {
-    "model_type": "qwen3_5",
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "vision_config": None,
-}
-
-
 def test_layers_with_linear_attention_are_those_of_the_config():
     every_fourth = memory_model(HYBRID)
     assert every_fourth.linear_at == tuple(i for i in range(28) if i % 4 != 3)
@@ -145,6 +143,15 @@ def test_nothing_fits():
         ({"model_type": "llava"}, "of type 'llava'"),
         ({"model_type": "qwen3_5_moe"}, "of type 'qwen3_5_moe'"),
         (CONFIG_7B | {"model_type": "qwen3_5"}, "has no linear_num_key_heads"),
+        # two towers, of which one hears; and a tower of another kind above Qwen3.5's decoder
+        (
+            CONFIG_7B | {"model_type": "qwen2_5_omni_thinker"},
+            "the towers of a 'qwen2_5_omni_thinker'",
+        ),
+        (
+            {"model_type": "minicpmv4_6", "text_config": HYBRID, "vision_config": {"depth": 2}},
+            "the towers of a 'minicpmv4_6'",
+        ),
         (CONFIG_7B | {"num_experts": 8}, "dense"),
         (CONFIG_7B | {"num_local_experts": 8}, "dense"),
         (CONFIG_7B | {"model_type": "qwen3_vl_moe_text"}, "dense"),
