@@ -1,27 +1,30 @@
 """What benchmarks/results/*.json gives: `python benchmarks/render.py [--check]`.
 
 docs/performance.md, a page of each report in docs/performance/ with its chart first, README's headline with
-docs/speed.svg.
+docs/speed.svg and docs/speed.png.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from charts import CHARTS, draw, step
 from charts.overview import overview
+from PIL import Image
 
 from mmpack.bench import page, report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/performance.md")
 OPS = Path("docs/performance")  # a page of each op
-SVG = Path("docs/speed.svg")
+SVG, PNG = Path("docs/speed.svg"), Path("docs/speed.png")
 README = Path("README.md")
 RESULTS = Path(__file__).parent / "results"
 STEP, LIGER = "step.json", "step_liger.json"
@@ -67,14 +70,14 @@ def main() -> int:
             )
         elif path in texts:
             (ROOT / path).parent.mkdir(exist_ok=True)
-            (ROOT / path).write_text(texts[path], encoding="utf-8")
+            (ROOT / path).write_bytes(_bytes(texts[path]))
         else:
             (ROOT / path).unlink()
     return int(args.check and bool(stale))
 
 
-def made(results: Path, readme: str) -> dict[Path, str]:
-    """Text by path: pages, and charts as SVG."""
+def made(results: Path, readme: str) -> dict[Path, str | bytes]:
+    """Content by path: pages, charts as SVG, README's also as PNG."""
     steps = report.read(results / STEP)
     rows = page.whole_runs(steps["rows"])
     ops = {
@@ -83,10 +86,13 @@ def made(results: Path, readme: str) -> dict[Path, str]:
         if file.name not in (STEP, LIGER)
     }
     charts = {name: CHARTS[name](op) for name, op in ops.items()}
-    texts = {OPS / f"{name}.md": _op_page(name, op, charts[name]) for name, op in ops.items()}
+    texts: dict[Path, str | bytes] = {
+        OPS / f"{name}.md": _op_page(name, op, charts[name]) for name, op in ops.items()
+    }
     if rows:
         charts = {"step": step.every(rows)} | charts
-        texts[SVG] = draw.svg(step.headline(rows))
+        headline = step.headline(rows)
+        texts |= {SVG: draw.svg(headline), PNG: draw.png(headline)}
     lines = [line for chart in charts.values() for line in chart.headlines]
     if lines:
         charts["overview"] = overview(lines)
@@ -96,7 +102,7 @@ def made(results: Path, readme: str) -> dict[Path, str]:
     texts[PAGE] = _first_page(charts, rows, ran, ops)
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
-    lines_of_readme = page.headline(rows, str(SVG), draw.WIDTH, str(PAGE))
+    lines_of_readme = page.headline(rows, str(SVG), str(PNG), draw.WIDTH, str(PAGE))
     texts[README] = before + begin + lines_of_readme + end + after
     return texts
 
@@ -136,8 +142,19 @@ def _shown(chart: draw.Chart, path: str) -> str:
     return f"![{chart.title}]({path})\n\n{textwrap.fill(chart.note, 120)}\n"
 
 
-def _is(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text(encoding="utf-8") == text
+def _is(path: Path, text: str | bytes) -> bool:
+    """The same bytes; of a PNG the same pixels, since zlib compresses otherwise on another CPU."""
+    if not path.exists() or path.suffix != ".png":
+        return path.exists() and path.read_bytes() == _bytes(text)
+    there, here = (
+        np.asarray(Image.open(io.BytesIO(data)), dtype=int)
+        for data in (path.read_bytes(), _bytes(text))
+    )
+    return there.shape == here.shape and int(abs(there - here).max()) <= 2
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
 
 
 def _written(root: Path) -> list[Path]:
@@ -145,7 +162,7 @@ def _written(root: Path) -> list[Path]:
     found = [
         *(root / OPS).glob("*.md"),
         *(root / OPS).glob("*.svg"),
-        *(root / SVG.parent).glob(SVG.name),
+        *(path for path in (root / SVG, root / PNG) if path.exists()),
     ]
     return [path.relative_to(root) for path in sorted(found)]
 

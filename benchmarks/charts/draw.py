@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn by matplotlib: bars and dots with their labels and values, a question as their title.
+"""Charts as SVG and PNG, drawn by matplotlib: bars and dots with their labels and values, a question as their title.
 
 Lengths are pixels. Text stays text, in the reader's own font, and colours follow a reader's dark mode. The same chart
 gives the same bytes, on any machine with the same matplotlib.
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from matplotlib import style as styles
 from matplotlib.axes import Axes
@@ -136,6 +137,28 @@ def judged(group: Group, higher: bool = False) -> Group:
 
 def svg(chart: Chart) -> str:
     """The chart as text, which ends with a line."""
+    out = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    height = _save(chart, out, format="svg", metadata=nothing)
+    return _finished(out.getvalue(), chart.title, height)
+
+
+def png(chart: Chart) -> bytes:
+    """The chart by day, at two pixels of the screen to one, for where SVG is not shown."""
+    out = io.BytesIO()
+    _save(
+        chart,
+        out,
+        format="png",
+        metadata={"Software": None},
+        dpi=144,
+        pil_kwargs={"optimize": True},
+    )
+    return out.getvalue()
+
+
+def _save(chart: Chart, out: io.StringIO | io.BytesIO, **how: Any) -> int:
+    """Draw; returns the height."""
     heights = [_height(panel) for panel in chart.panels]
     lines = _wrapped(chart.title, int((WIDTH - 2 * _MARGIN) / 8.6))
     top = _TITLE + 20 * (len(lines) - 1)
@@ -157,10 +180,8 @@ def svg(chart: Chart) -> str:
             box = (left / WIDTH, bottom / height, (right - left) / WIDTH, rows / height)
             _panel(figure.add_axes(box), panel, rows, left, right - left)
             top += tall + _GAP
-        out = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(out, format="svg", metadata=nothing, facecolor=_day("paper"))
-    return _finished(out.getvalue(), chart.title, height)
+        figure.savefig(out, facecolor=_day("paper"), **how)
+    return height
 
 
 def _bars(panels: list[Panel]) -> list[Bar]:

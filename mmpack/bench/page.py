@@ -76,7 +76,7 @@ def section(rows: list[dict[str, Any]], image: str, ran: str) -> str:
     return "\n".join(parts)
 
 
-def headline(rows: list[dict[str, Any]], image: str, width: int, link: str) -> str:
+def headline(rows: list[dict[str, Any]], image: str, png: str, width: int, link: str) -> str:
     """README's lines: the chart, and the seconds of one workload; nothing without rows."""
     if not rows:
         return ""
@@ -92,7 +92,10 @@ def headline(rows: list[dict[str, Any]], image: str, width: int, link: str) -> s
         ]
         parts.append(_table([*head, *map(name_of, found)], body))
     return "\n".join(
-        [*parts, f"[How it is measured]({link}), with memory and each op by itself.\n"]
+        [
+            *parts,
+            f"[How it is measured]({link}), with memory and each op by itself; the chart [as PNG]({png}).\n",
+        ]
     )
 
 

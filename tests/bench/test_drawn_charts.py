@@ -1,5 +1,6 @@
 """Charts of docs/performance: bars as long as their figures, text that can be read, by day and by night."""
 
+import io
 import json
 import re
 import sys
@@ -9,7 +10,7 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
-from PIL import ImageFont
+from PIL import Image, ImageColor, ImageFont
 from support.benchmarks import benchmark
 
 RENDER = benchmark("render")
@@ -172,3 +173,22 @@ def test_stale_and_forgotten_files_are_named(tmp_path, monkeypatch, capsys):
     assert RENDER.main() == 0 and not (docs / "gone.svg").exists()
     monkeypatch.setattr("sys.argv", ["render.py", "--check"])
     assert RENDER.main() == 0 and Path(tmp_path / "docs/performance.md").exists()
+
+
+def test_a_png_shows_the_same_chart():
+    data = draw.png(a_chart())
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    height = float(ElementTree.fromstring(draw.svg(a_chart())).get("height"))
+    assert image.size == (2 * draw.WIDTH, 2 * height)
+    colours = {colour: count for count, colour in image.getcolors(maxcolors=1 << 20)}
+    own, peer = (colours[ImageColor.getrgb(draw.COLOURS[kind][0])] for kind in ("own", "peer"))
+    assert 3.5 < peer / own < 4.5  # 8 s beside 2 s, whose bar has a tick on it
+
+
+def test_png_of_other_pixels_is_another(tmp_path):
+    file = tmp_path / "a.png"
+    file.write_bytes(draw.png(a_chart()))
+    assert RENDER._is(file, draw.png(a_chart()))
+    assert not RENDER._is(file, draw.png(a_chart(tick="a floor")))
+    other = draw.Chart("How short?", a_chart().panels, "")
+    assert not RENDER._is(file, draw.png(other))
