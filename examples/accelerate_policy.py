@@ -1,8 +1,8 @@
-"""A loop of accelerate with a policy loss: stock rectangles, then packs that share prompts and pictures.
+"""An accelerate loop with a policy loss: stock rectangles, then packs that share prompts and pictures.
 
     python examples/accelerate_policy.py    # a tiny random Qwen2.5-VL on the CPU; needs mmpack[smoke] and accelerate
 
-What changes is the collator, and the loss of a batch.
+Only the collator and the loss of a batch change.
 """
 
 import functools
@@ -17,7 +17,7 @@ import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 
 
-# 1. The loss of a pack. `attach` and `packed_logprobs` take the model as `accelerator.prepare` gives it.
+# 1. The loss of a pack. `attach` and `packed_logprobs` take the model that `accelerator.prepare` returns.
 def packed_loss(model, batch):
     with attach(model):
         logprobs = packed_logprobs(model, batch)
@@ -31,7 +31,7 @@ def packed_loss(model, batch):
     return out.loss
 
 
-# 2. The loop is the same for both. accelerate moves a pack to its device as it moves a dict of tensors.
+# 2. The loop is the same for both. accelerate moves a pack to the device like a dict of tensors.
 def train(data, collate, loss_of):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -2,8 +2,8 @@
 
     python examples/geo3k_grpo.py    # on a CPU, in under a minute; downloads nothing. Needs mmpack[smoke]
 
-The model is tiny and random, and the problems are drawn. In your own loop the engine, the model, the rewards and the
-optimizer are yours; what is called `mp.` stays as it is here.
+The model is tiny and random, and the problems are drawn. In your own loop, replace the engine, the model, the
+rewards and the optimizer; the `mp.` calls stay the same.
 """
 
 import torch
@@ -45,8 +45,8 @@ rolled = rollout(
 tokens = sum(sample.num_loss_tokens for sample in rolled)
 print(f"rollout: {len(rolled)} responses, {tokens} tokens")
 
-# 4. The trainer's side of the same samples: made anew from the messages, but with the ids as they were sampled (text
-#    that is encoded again may get other ids). Rewards are named scores: 1 for the right letter, and a small price for
+# 4. The trainer's side of the same samples: made again from the messages, but with the sampled ids (tokenizing the
+#    text again may give different ids). Rewards are named scores: 1 for the right letter, minus a small price for
 #    length, so that a random model has something to learn from.
 train = []
 for i, sample in enumerate(rolled):
@@ -71,7 +71,7 @@ print(report.summary())
 if not report.ok:
     raise SystemExit("\n".join(report.lines()))
 
-# 6. Advantages, over the whole batch: before it is cut into micro-batches.
+# 6. Advantages over the whole batch, before it is cut into micro-batches.
 totals = torch.tensor([sum(score.value for score in sample.rewards) for sample in train])
 group_index = torch.tensor([group_ids.index(sample.group_id) for sample in train])
 advantages = mp.group_advantages(totals, group_index, kind="grpo")
@@ -82,9 +82,9 @@ plan = mp.plan(train, max_tokens=MAX_ROWS, share_prefix=True)
 lengths = sum(map(len, train))
 print(f"plan: {len(plan.bins)} micro-batches, {sum(plan.bin_rows)} rows for {lengths} tokens")
 
-# 8. Logprobs of the sampled tokens, before the step. They must be the rollout's own. Inside `attach` the model's
-#    attention obeys the packed row: no sample sees another's response. `unpack_loss` cuts [N] loss tokens into one
-#    tensor per sample.
+# 8. Logprobs of the sampled tokens, before the step. They must equal the rollout's own. Inside `attach`, the model's
+#    attention respects the packed row: no sample sees another's response. `unpack_loss` cuts [N] loss tokens into
+#    one tensor per sample.
 old_logprobs = [None] * len(train)
 with torch.no_grad(), attach(model):
     for members in plan.bins:
@@ -92,7 +92,7 @@ with torch.no_grad(), attach(model):
         logprobs = packed_logprobs(model, batch, temperature=TEMPERATURE)
         for i, own in zip(members, batch.unpack_loss(logprobs), strict=True):
             old_logprobs[i] = own
-    # where you want logits: the same by hand for the last batch, of only the rows that the loss reads
+    # if you want logits: the same by hand for the last batch, only for the rows that the loss reads
     logits = model(**model_inputs(batch, model), logits_to_keep=batch.loss_rows).logits[0]
     by_hand = mp.selected_logprobs(logits, batch.loss_targets, temperature=TEMPERATURE)
 recorded = torch.cat([torch.from_numpy(sample.rollout_logprobs) for sample in train])
@@ -100,9 +100,9 @@ off = (torch.cat(old_logprobs) - recorded).abs().max()
 between = (by_hand - logprobs).abs().max()
 print(f"logprobs: largest difference from the rollout's {off:.1e}, between both ways {between:.1e}")
 
-# 9. The step. The totals are the whole batch's, so that the losses of all micro-batches add up to its loss. `tis`
-#    weighs each token by how far the trainer's logprob is from the engine's. The loss itself is about 0 here, as the
-#    advantages of a group sum to 0 and responses are equally long; its gradient is not.
+# 9. The step. Totals are those of the whole batch, so that the losses of all micro-batches add up to its loss. `tis`
+#    weights each token by how far the trainer's logprob is from the engine's. The loss itself is about 0 here,
+#    because the advantages of a group sum to 0 and responses are equally long; its gradient is not.
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 loss = 0.0
 with attach(model):
@@ -123,8 +123,8 @@ with attach(model):
 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 optimizer.step()
 
-# 10. After it, tokens of good responses are likelier, and tokens of bad ones are not: advantage times (ratio - 1) is
-#     above 0 in sum.
+# 10. After the step, tokens of good responses are more likely, and tokens of bad ones less: the sum of
+#     advantage times (ratio - 1) is above 0.
 gain = 0.0
 with torch.no_grad(), attach(model):
     for members in plan.bins:

@@ -1,10 +1,10 @@
-"""Boxes, IoU rewards and GRPO, top to bottom: a model learns to write boxes that overlap what is drawn.
+"""Boxes, IoU rewards and GRPO, top to bottom: a model learns to write boxes that overlap drawn ones.
 
     python examples/grounding.py    # on a CPU, in about a minute; downloads nothing. Needs mmpack[smoke,grounding]
 
-Each scene shows one coloured box near the middle. The model is tiny and random, and knows no format: the sampler
-writes the markers and brackets, the policy chooses the digits, and only these carry loss. In so few steps it learns
-that corners have an order and where boxes usually are; to look closely takes a trained model.
+Each scene shows one coloured box near the middle. The model is tiny and random, and knows no format. The sampler
+writes the markers and brackets, the policy chooses the digits, and only these carry loss. In so few steps it
+learns only that corners have an order and where boxes usually are; looking closely takes a trained model.
 """
 
 from dataclasses import replace
@@ -22,8 +22,8 @@ SIDE = 96  # pixels of a scene
 COLOURS = {"red": (220, 40, 40), "green": (40, 160, 60), "blue": (50, 80, 220)}
 ANSWER = "<|box_start|>(000,000),(000,000)<|box_end|>"  # the sampler replaces the zeros
 
-# 1. A model, and its processor. A family writes coordinates in a system of its own: Qwen3-VL in thousandths of the
-#    picture's sides, Qwen2.5-VL in pixels of the picture after resize.
+# 1. A model, and its processor. Each family writes coordinates in its own system: Qwen3-VL in thousandths of the
+#    picture's sides, Qwen2.5-VL in pixels of the resized picture.
 torch.manual_seed(0)
 rng = np.random.default_rng(0)
 model = tiny_model("qwen3_vl")
@@ -32,7 +32,7 @@ tokenizer = processor.tokenizer
 system = mp.grounding.system_of("qwen3_vl")
 print(f"coordinates: {system}")
 
-# 2. Ten ids stand for digits; in the answer they are what the policy writes.
+# 2. Ten ids represent digits; the policy writes its answer with them.
 digit_ids = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
 answer_ids = np.array(tokenizer.encode(ANSWER))
 is_digit = answer_ids == int(digit_ids[0])
@@ -78,8 +78,8 @@ def digit_logits(samples):
     return hidden[batch.loss_rows] @ model.lm_head.weight[digit_ids].T, batch
 
 
-# 3. The engine, in place of vLLM or SGLang: one digit after the other. What stands behind a token does not change it,
-#    so the zeros may stay until their turn.
+# 3. The engine, instead of vLLM or SGLang: one digit after the other. A token does not depend on what follows it, so
+#    the zeros may stay until their turn.
 @torch.no_grad()
 def rollout(samples):
     for k in range(int(is_digit.sum())):
@@ -97,8 +97,8 @@ for step in range(STEPS):
     with attach(model):
         samples = rollout(samples_of([scene() for _ in range(SCENES)]))
 
-        # 5. Rewards: `annotate` reads the box from the token ids, `scores` compares it with the target. A box whose
-        #    corners are swapped is a problem, its reward is 0, and the sample is trained on like any other.
+        # 5. Rewards: `annotate` reads the box from the token ids, `scores` compares it with the target. A box with
+        #    swapped corners is a problem: its reward is 0, and the sample is trained on like any other.
         samples = [mp.grounding.annotate(sample, tokenizer, where="all") for sample in samples]
         for sample in samples:
             sample.rewards = mp.grounding.scores(sample, "iou")
@@ -107,7 +107,7 @@ for step in range(STEPS):
         group = torch.arange(SCENES).repeat_interleave(RESPONSES)
         advantages = mp.group_advantages(rewards, group, kind="grpo")
 
-        # 6. The step: logprobs among the ids that the sampler had, of the digits that it chose.
+        # 6. The step: logprobs of the chosen digits, among the ids that the sampler could choose from.
         logits, batch = digit_logits(samples)
         chosen = torch.searchsorted(digit_ids, batch.loss_targets)
         logprobs = mp.selected_logprobs(logits, chosen)
@@ -123,7 +123,7 @@ for step in range(STEPS):
         f"step {step}: mean IoU {rewards_of_steps[-1]:.3f}, {broken} of {len(samples)} boxes broken"
     )
 
-# 7. The last answer, as a person reads it, and each number with its tokens.
+# 7. The last answer as text, and each number with its tokens.
 region = samples[-1].region_spans[0]
 print(tokenizer.decode(samples[-1].input_ids[region.start : region.stop]))
 print(f"box {region.bbox}, tokens of its numbers {region.metadata['numbers']}")

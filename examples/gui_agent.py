@@ -2,9 +2,9 @@
 
     python examples/gui_agent.py    # on a CPU, in about a minute. Needs mmpack[smoke] and chromium
 
-A page is made here and shown by headless Chromium; each click is a click in its DOM. The policy is a script with noise,
-so that some episodes succeed, some miss and some write a malformed action; the model that learns is tiny and random. In
-your own loop the browser, the policy and the model are yours; what is called `mp.` stays as it is here.
+The page is made here and shown by headless Chromium; each click is a click in its DOM. The policy is a script with
+noise, so that some episodes succeed, some miss and some write a malformed action; the model that learns is tiny and
+random. In your own loop, replace the browser, the policy and the model; the `mp.` calls stay the same.
 """
 
 import functools
@@ -26,9 +26,9 @@ from mmpack.smoke import qwen_vl_processor, tiny_model
 from mmpack.trajectory import Click, action_text, annotate_actions, check_actions, read_action
 
 WIDTH, HEIGHT = 224, 168  # multiples of 28: Qwen2.5-VL's processor leaves the screenshot as it is
-EPISODES, TURNS = 4, 2  # per task, which GRPO compares with each other; at most, in an episode
+EPISODES, TURNS = 4, 2  # per task, which GRPO compares with each other; the maximum per episode
 
-# 1. The page. Its state is in the URL; a click in the URL is made in the DOM, and the new state is written to the body.
+# 1. The page. Its state is in the URL. A click in the URL is made in the DOM, and the new state is written to the body.
 PAGE = """<!doctype html><style>body {margin: 0; background: #eee; font: 14px sans-serif}
 button {position: absolute; width: 64px; height: 32px}</style><body><script>
 const query = new URLSearchParams(location.search), show = state => {
@@ -71,7 +71,7 @@ def clicked(state, x, y):
     return re.search(r'data-state="(\w+)"', chromium("--dump-dom", state=state, x=x, y=y))[1]
 
 
-# 2. The policy: it knows where the buttons are, aims with noise, and at times stops before the end of a call.
+# 2. The policy: it knows where the buttons are, aims with noise, and sometimes stops before the end of a call.
 rng = random.Random(0)
 
 
@@ -86,7 +86,7 @@ def answer(state, goal):
 #    `annotate_actions` says what the ids mean: actions, their points on the screenshot, and -1 for a malformed call.
 hf_processor = qwen_vl_processor("qwen2_5_vl")
 processor, tokenizer = mp.wrap_processor(hf_processor), hf_processor.tokenizer
-#    Qwen2.5-VL points in pixels of the picture that it saw: `annotate_actions` knows it by the family.
+#    Qwen2.5-VL points in pixels of the picture that it saw: `annotate_actions` knows this from the family.
 paid = {"format": "computer_use", "scores": "rewards", "well_formed": 0.0, "malformed": -1.0}
 annotate = functools.partial(annotate_actions, tokenizer=tokenizer, **paid)
 
@@ -135,7 +135,7 @@ with attach(model):
         before.append(logprobs.detach())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    # tokens of good episodes are likelier now: advantage times (ratio - 1) is above 0 in sum
+    # tokens of good episodes are now more likely: the sum of advantage times (ratio - 1) is above 0
     for members, batch, old in zip(plan.bins, batches, before, strict=True):
         with torch.no_grad():
             change = (packed_logprobs(model, batch) - old).exp() - 1

@@ -2,7 +2,7 @@
 
     python examples/lightning_policy.py    # a tiny random Qwen2.5-VL on the CPU; needs mmpack[smoke] and lightning
 
-What changes is the collator, and the loss of a batch.
+Only the collator and the loss of a batch change.
 """
 
 import functools
@@ -35,7 +35,7 @@ class Stock(lightning.LightningModule):
         return torch.optim.SGD(self.model.parameters(), lr=0.05)
 
 
-# What changes: the loss reads a pack. Lightning moves it to its device as it moves a dict of tensors.
+# What changes: the loss reads a pack. Lightning moves it to the device like a dict of tensors.
 class Packed(Stock):
     def loss_of(self, batch):
         with attach(self.model):

@@ -1,4 +1,4 @@
-"""What the examples of loops share: a rollout on drawn problems, and the step as one writes it by hand, padded."""
+"""What the loop examples share: a rollout on drawn problems, and the usual hand-written step, padded."""
 
 import torch
 from torch.nn.utils.rnn import pad_sequence

@@ -2,7 +2,7 @@
 
     python examples/trainer_policy.py    # a tiny random Qwen2.5-VL on the CPU; needs mmpack[smoke] and accelerate
 
-What changes in a Trainer of yours is its collator, and the logprobs in `compute_loss`.
+In your own Trainer, only the collator and the logprobs in `compute_loss` change.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ class StockTrainer(Trainer):
         return stock_loss(model, inputs)
 
 
-# 1. The loss reads a pack: one row, each prompt and each picture once, logits of nothing but response tokens.
+# 1. The loss reads a pack: one row, each prompt and each picture once, logits only for response tokens.
 class PackedTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         batch = inputs["pack"]
@@ -33,11 +33,11 @@ class PackedTrainer(Trainer):
         )
         self.log(
             mp.metrics(policy=out, pack=batch)
-        )  # W&B, TensorBoard, trackio: as `report_to` says
+        )  # W&B, TensorBoard or trackio, according to `report_to`
         return out.loss
 
 
-# 2. Samples are made once, of the ids that were sampled; the collator packs them.
+# 2. Samples are made once, from the sampled ids; the collator packs them.
 def samples_of(rows):
     processor = mp.wrap_processor(hf_processor)
     for i, row in enumerate(rows):
@@ -55,7 +55,7 @@ def pack(items):
     return {"pack": mp.collate(items, share_prefix=True)}
 
 
-# 3. The same two steps by both.
+# 3. The same two steps with both.
 def train(trainer_class, data, collator):
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(

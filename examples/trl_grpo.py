@@ -18,7 +18,7 @@ from mmpack.smoke import load_exercises, qwen_vl_processor, tiny_model
 PROBLEMS = Path(__file__).resolve().parent.parent / "fixtures" / "geo3k_style"
 
 
-# 1. The mixin goes first: TRL's own loss, rewards and metrics, fed with logprobs of packed forwards.
+# 1. The mixin comes first: TRL's own loss, rewards and metrics use logprobs from packed forwards.
 class PackedTrainer(MmpackGRPO, GRPOTrainer):
     pass
 
