@@ -91,6 +91,65 @@ def test_logprobs_entropies_and_gradients_are_stock_ones(actor, rows, monkeypatc
     assert "forward" not in vars(actor)
 
 
+def test_a_hybrid_family(trainer, tmp_path, monkeypatch):
+    """Qwen3.5, which OpenRLHF names: positions in three rows, layers of linear attention."""
+    from types import SimpleNamespace
+
+    from openrlhf.utils.vlm_utils import process_prompt_with_images
+
+    from mmpack.adapters.openrlhf import use
+    from mmpack.conformance.subject import Subject
+    from mmpack.smoke.kits import get_kit
+
+    subject = Subject(get_kit("qwen3_5"))
+    subject.kit.small(spread=2.0).save_pretrained(tmp_path)
+    actor = trainer.Actor(str(tmp_path), attn_implementation="eager")
+    actor.model.float()
+    content = [{"type": "image"}, {"type": "text", "text": "What?"}]
+    text = subject.processor.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
+    made = [process_prompt_with_images(subject.processor, text, [p]) for p in subject.pictures]
+    counts = ((0, 4), (0, 7), (1, 3), (1, 5))
+    rows = [torch.tensor(made[n][0] + list(range(7, 7 + k))) for n, k in counts]
+    actions = [
+        torch.arange(1, len(r)) >= len(r) - k for r, (_, k) in zip(rows, counts, strict=True)
+    ]
+    pad = torch.nn.utils.rnn.pad_sequence
+    part = SimpleNamespace(
+        sequences=pad(rows, batch_first=True),
+        attention_mask=pad([torch.ones_like(r) for r in rows], batch_first=True),
+        action_mask=pad(actions, batch_first=True).long(),
+        mm_train_inputs=[made[n][1] for n, _ in counts],
+    )
+    stock = value_and_gradients(actor, part, monkeypatch)
+    with use(actor):
+        packed = value_and_gradients(actor, part, monkeypatch)
+    for a, b in zip(stock[:2], packed[:2], strict=True):
+        assert (a - b).abs().max() <= 1e-5
+    assert stock[2].keys() == packed[2].keys()
+    off = sum((own - packed[2][name]).norm() ** 2 for name, own in stock[2].items())
+    assert off.sqrt() <= 1e-5 * sum(own.norm() ** 2 for own in stock[2].values()).sqrt()
+
+
+def test_pictures_of_several_tiles_are_refused():
+    from mmpack.adapters.openrlhf.rows import rows_to_samples
+    from mmpack.families import get_family
+
+    family = get_family("internvl")
+    run = family.vision_tokens((1, 4, 4))
+    ids = torch.tensor([[5, *[family.image_token_id] * run, 6, 7]])
+    tile = 4 * family.patch_size
+    with pytest.raises(ModelError, match="internvl cut pictures into tiles"):
+        rows_to_samples(
+            ids,
+            torch.ones_like(ids),
+            torch.tensor([[1]]),
+            {"pixel_values": torch.zeros(2, 3, tile, tile)},
+            family,
+        )
+
+
 def test_rows_that_are_padded_left_and_narrow_action_masks(actor, rows):
     """Columns are those of the last tokens, whatever lies before."""
     from types import SimpleNamespace
@@ -175,6 +234,7 @@ def test_options_that_it_cannot_obey_are_refused(checkpoint, capsys, option, sai
 
 
 def test_the_page_s_code(checkpoint, actor):
+    from ray import cloudpickle
     from support.openrlhf_steps import OPTIONS
     from test_docs_run import blocks, run
 
@@ -182,6 +242,8 @@ def test_the_page_s_code(checkpoint, actor):
     [code] = [block for block in blocks("docs/adapters.md") if "get_strategy(args)" in block[1]]
     ran = run("docs/adapters.md", {"args": args, "actor": actor}, [code])
     assert type(ran["strategy"]).__name__ == "MmpackStrategy" and ran["strategy"].args is args
+    sent = cloudpickle.loads(cloudpickle.dumps(ran["strategy"]))  # as Ray hands it to workers
+    assert type(sent) is type(ran["strategy"]) and sent.args.train == args.train
     assert actor.forward == ran["handle"].forward
 
 

@@ -35,8 +35,8 @@ def rows_to_samples(
 
     Args: `sequences`, `attention_mask`: [B, T]. `action_mask`: [B, A], of the last A tokens. `mm_inputs`: pixels and
     grids of all rows' pictures, one after the other.
-    Raises: ModelError for other inputs than pictures; LayoutError (MM104, MM107) where pictures and placeholders differ
-    in number; ArgumentError for an attention mask with holes.
+    Raises: ModelError for other inputs than pictures, and for pictures of several tiles; LayoutError (MM104, MM107)
+    where pictures and placeholders differ in number; ArgumentError for an attention mask with holes.
     """
     ids, mask = sequences.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
     scored = np.zeros_like(mask)
@@ -65,6 +65,11 @@ def rows_to_samples(
                 group_id=str(b),
                 metadata={"start": own.start},
             )
+        )
+    if rest and family.pixel_layout == "tiles":
+        raise ModelError(
+            f"{WHERE}: {family.name} cut pictures into tiles, and OpenRLHF does not keep how many each has. "
+            "Fix: one tile per picture, by the processor's settings"
         )
     if rest:
         raise LayoutError(
