@@ -250,6 +250,7 @@ def test_the_command_for_vime(tmp_path):
     for response, value in (("B. so", 1.0), ("none", 0.0)):
         sample = SimpleNamespace(response=response, label="B")
         assert asyncio.run(score(None, sample)) == value
+        assert asyncio.run(score(None, [sample] * 2)) == [value] * 2
     missing = subprocess.run(
         ["bash", str(tmp_path / "run.sh")], capture_output=True, text=True, check=False, env={}
     )
