@@ -13,6 +13,7 @@ from mmpack.probe.digest import DIRECTIONS
 from mmpack.probe.places import places_of
 from mmpack.probe.record import MEMORY, Record, Recorder
 from mmpack.probe.report import ProbeReport
+from mmpack.progress import tracked
 from mmpack.schema.sample import Sample
 
 Run = Callable[[Sequence[Sample], Recorder], None]
@@ -70,9 +71,9 @@ def record(
         seed=seed,
     )
     recorder.record.about.update(side.about)
-    side.run(samples, recorder)
-    for _ in range(passes):
-        recorder.again()
+    for done in tracked(range(1 + passes), f"running {side.name}"):
+        if done:
+            recorder.again()
         side.run(samples, recorder)
     recorder.record.about["spilled_bytes"] = recorder.store.spilled
     return recorder.done()

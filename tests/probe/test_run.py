@@ -24,6 +24,16 @@ def test_equal_sides_are_alike():
     assert report.summary().startswith("ALIKE")
 
 
+def test_passes_are_counted_where_progress_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setenv("MMPACK_PROGRESS", "1")
+    monkeypatch.delenv("RANK", raising=False)
+    mp.probe.run(layers(), layers(), samples())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4 and all(line.startswith("mmpack: running ") for line in lines)
+    done = [line.partition(": running ")[2].split(": ")[1] for line in lines]
+    assert done[0].startswith("0 of 2") and done[1].startswith("2 of 2")  # values, then rounding
+
+
 @pytest.mark.parametrize("layer", range(4))
 def test_the_first_module_is_named(layer):
     report = mp.probe.run(layers(), layers(scaled(layer)), samples())

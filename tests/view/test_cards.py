@@ -5,7 +5,9 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.browser import BROWSER, MISSING, measured
@@ -14,7 +16,10 @@ from support.samples import full_sample, make_sample
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
+from mmpack.schema.spans import MODALITIES
+from mmpack.view.batch import LOSS, tokens_of
 
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 PROMPTS, RESPONSES = 3, 4
 LAYOUT = """
 return { overflow: root.scrollWidth - root.clientWidth, segments: all(".mm-d .mm-hit").length,
@@ -121,6 +126,24 @@ def test_rows_in_the_loss_of_one_sample_and_context_of_another_show_as_loss():
         answers = widths.get("mm-loss", 0) + widths.get("mm-of response", 0)
         assert answers == pytest.approx(1000 * 5 / 9, abs=3)
         assert widths["mm-read"] == pytest.approx(answers, abs=3)
+
+
+@pytest.mark.parametrize("trace", ["gui/trace.jsonl", "causes/audio_hop/rollout.jsonl"])
+def test_tokens_of_a_batch_are_what_the_samples_spans_say(trace):
+    samples = list(mp.read_trace(FIXTURES / trace))
+    samples = [s for s in samples if s.family == samples[0].family]
+    wanted = []
+    for sample in samples:
+        kinds = np.zeros(len(sample), int)
+        kinds[sample.loss_indices] = LOSS
+        for span in sample.modality_spans:
+            kinds[span.start : span.stop] = 1 + MODALITIES.index(span.modality)
+        wanted += kinds.tolist()
+    assert {*wanted} > {0, LOSS}
+    for batch in (mp.pack(samples, share_prefix=True), mp.pack(samples), mp.pad(samples)):
+        tokens = tokens_of(batch)
+        assert tokens.kind.tolist() == wanted
+        assert len(wanted) - tokens.before.sum() == len({*tokens.rows.tolist()})
 
 
 def test_bars_count_every_sample_once():

@@ -22,5 +22,5 @@ if __name__ == "__main__":
     try:
         main()
     except MmpackError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         sys.exit(2)

@@ -16,6 +16,7 @@ from typing import Any
 from mmpack.errors import TraceError, installed_version
 from mmpack.parity.compare import compare
 from mmpack.parity.report import ParityReport
+from mmpack.progress import tracked
 from mmpack.schema.trace import read_trace, write_trace
 
 ENGINES = ("vllm", "sglang", "transformers")
@@ -101,7 +102,7 @@ def run(folder: Path, only: Collection[str] = NAMES) -> dict[str, str]:
     from mmpack.smoke.matrix.fixture import make_fixture
 
     fixture = make_fixture()
-    for name, version in found.items():
+    for name, version in tracked(found.items(), "running frameworks"):
         try:
             runner = importlib.import_module(f"mmpack.smoke.matrix.{name}_trace").matrix_trace
             samples = runner(fixture)
