@@ -37,7 +37,7 @@ class Deprecation(NamedTuple):
     removed: str
 
     def __str__(self) -> str:
-        return f"{self.name} is deprecated since mmpack {self.since} and goes in {self.removed}. Fix: {self.instead}"
+        return f"{self.name} is deprecated since mmpack {self.since}, removed in {self.removed}. Fix: {self.instead}"
 
 
 # All that were declared in modules that are loaded, for the test of a release.
@@ -82,7 +82,7 @@ def renamed_argument(
     def wrap(function: Callable[..., T]) -> Callable[..., T]:
         if new not in inspect.signature(function).parameters:
             raise ArgumentError(
-                f"renamed_argument: {function.__qualname__} has no argument {new}. Fix: name one that it has"
+                f"renamed_argument: {function.__qualname__} has no argument {new}. Fix: name an argument that it has"
             )
         where = f"{function.__module__}.{function.__qualname__}"
         said = _declare(f"{where}({old}=)", f"write {new}=", since, removed)
@@ -97,7 +97,7 @@ def renamed_argument(
                     .arguments
                 ):
                     raise ArgumentError(
-                        f"{where}: {old} and {new} are one argument. Fix: pass {new} alone"
+                        f"{where}: {old} and {new} are the same argument. Fix: pass {new} only"
                     )
                 warnings.warn(str(said), DeprecatedWarning, stacklevel=2)
                 kwargs[new] = kwargs.pop(old)

@@ -210,7 +210,7 @@ def check_name(what: str, option: str, value: Any, names: Collection[str]) -> No
     if isinstance(value, str) and value in names:
         return
     shown = repr(value) if isinstance(value, str) else kind_of(value)
-    raise ArgumentError(f"{what}: {option} is {shown}. Fix: one of {', '.join(names)}")
+    raise ArgumentError(f"{what}: {option} is {shown}. Fix: use one of {', '.join(names)}")
 
 
 def kind_of(value: Any) -> str:

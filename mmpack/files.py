@@ -40,7 +40,7 @@ def replaced(
     with _failing(what, path, error):
         old = _mode(path)
         if old is not None and not stat.S_ISREG(old):
-            kind = "a folder" if stat.S_ISDIR(old) else "no file"
+            kind = "a folder" if stat.S_ISDIR(old) else "not a file"
             raise (error or OSError)(f"{what}: {path} is {kind}. Fix: name a file")
         target = Path(os.path.realpath(path))
         _remove_leftovers(target)

@@ -12,7 +12,7 @@ from mmpack.errors import ArgumentError, kind_of
 from mmpack.parity.report import ParityReport
 from mmpack.planning.planned import Plan
 
-COUNT, SHARE = "tokens", "ess"  # the metrics of a loss that are no means over its tokens
+COUNT, SHARE = "tokens", "ess"  # the metrics of a loss that are not means over its tokens
 
 
 def metrics(**parts: Any) -> dict[str, float]:
@@ -46,7 +46,7 @@ def metrics(**parts: Any) -> dict[str, float]:
     for name, value in _together(list(_flat(parts, ""))):
         if name in out:
             raise ArgumentError(
-                f"metrics: {name!r} is there twice. Fix: other names of the parts, without slashes"
+                f"metrics: {name!r} occurs twice. Fix: give the parts other names, without slashes"
             )
         out[name] = value
     return out
@@ -95,7 +95,7 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         what = kind_of(value) if value is not several else "an empty list"
         raise ArgumentError(
             f"metrics: {name!r} is {what}, which has no numbers to log. "
-            "Fix: losses, a plan, batches, a report, stats, a number, or a mapping of these"
+            "Fix: pass losses, a plan, batches, a report, stats, a number, or a mapping of these"
         )
     kind = kinds.pop()
     if kind == "number":

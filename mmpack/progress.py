@@ -89,7 +89,9 @@ def _wanted() -> bool | None:
     """False: nothing is shown. True: MMPACK_PROGRESS asks for it. None: a terminal that may show it."""
     asked = os.environ.get(VARIABLE) or None
     if asked not in (None, "0", "1"):
-        raise ArgumentError(f"{VARIABLE} is {asked!r:.40}. Fix: 0 for no bars, 1 for bars")
+        raise ArgumentError(
+            f"{VARIABLE} is {asked!r:.40}. Fix: set it to 0 for no bars, 1 for bars"
+        )
     main = (
         threading.current_thread() is threading.main_thread()
         and multiprocessing.parent_process() is None

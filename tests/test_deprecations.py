@@ -31,7 +31,7 @@ def test_a_call_works_and_warns_where_it_stands():
     (warning,) = caught
     assert warning.filename == __file__ and old.__doc__ == "Adds."
     assert str(warning.message).endswith(
-        "old is deprecated since mmpack 0.2.0 and goes in 0.4.0. Fix: call new()"
+        "old is deprecated since mmpack 0.2.0, removed in 0.4.0. Fix: call new()"
     )
     assert isinstance(warning.message, FutureWarning)  # Python shows it
 
@@ -51,7 +51,7 @@ def test_a_renamed_argument():
     assert caught[0].filename == __file__
     for call in (lambda: take(n=1, count=2), lambda: take(2, n=1)):
         with pytest.raises(
-            ArgumentError, match=r"n and count are one argument. Fix: pass count alone"
+            ArgumentError, match=r"n and count are the same argument. Fix: pass count only"
         ):
             call()
     with pytest.raises(ArgumentError, match="has no argument gone"):

@@ -65,7 +65,9 @@ def from_table(table: Any, where: str = "from_table") -> list[Sample]:
     if isinstance(table, pyarrow.RecordBatch):
         table = pyarrow.Table.from_batches([table])
     if not isinstance(table, pyarrow.Table):
-        raise ArgumentError(f"{where}: this is {kind_of(table)}. Fix: a pyarrow.Table of to_table")
+        raise ArgumentError(
+            f"{where}: this is {kind_of(table)}, expected a pyarrow.Table. Fix: pass one that to_table made"
+        )
     out: list[Sample] = []
     for batch in table.to_batches():
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -26,11 +26,11 @@ def check_each(where: str, count: int, of: str, lists: Mapping[str, Any]) -> Non
             continue
         if not is_list(values):
             raise ArgumentError(
-                f"{where}: {name} is {kind_of(values)}, expected a list. Fix: one entry for each of the {of}"
+                f"{where}: {name} is {kind_of(values)}, expected a list. Fix: pass one entry for each of the {of}"
             )
         if len(values) != count:
             raise ArgumentError(
-                f"{where}: {name} has {len(values)} entries for {count} {of}. Fix: one each, in their order"
+                f"{where}: {name} has {len(values)} entries for {count} {of}. Fix: pass one for each, in their order"
             )
 
 
@@ -45,7 +45,7 @@ def check_groups(where: str, group_ids: Sequence[Any]) -> None:
     for i, group in enumerate(group_ids):
         if not isinstance(group, str):
             raise ArgumentError(
-                f"{where}: group_ids[{i}] is {kind_of(group)}, expected a text. Fix: pass the group's name"
+                f"{where}: group_ids[{i}] is {kind_of(group)}, expected a str. Fix: pass the group's name"
             )
 
 
@@ -70,7 +70,7 @@ def as_number(given: Any, where: str) -> float:
         ) from None
     if not math.isfinite(value):
         raise ArgumentError(
-            f"{where} is {value}, expected a finite number. Fix: leave out what was not scored"
+            f"{where} is {value}, expected a finite number. Fix: leave out samples that were not scored"
         )
     return value
 
@@ -80,7 +80,8 @@ def check_same(batch: Batch, samples: Sequence[Sample]) -> None:
     counts = [s.num_loss_tokens for s in samples]
     if [s.sample_id for s in samples] != batch.sample_ids or counts != batch.loss_counts:
         raise ArgumentError(
-            "from_batch: samples are not those of the batch. Fix: pass them in its order"
+            "from_batch: samples are not those of the batch, or in another order. "
+            "Fix: pass the batch's samples, in its order"
         )
 
 
@@ -90,7 +91,7 @@ def check_samples(samples: Sequence[Sample], columns: Mapping[str, Sequence[Any]
     SchemaError for samples that hold what the other side would not carry on.
     """
     if not samples:
-        raise ArgumentError("from_samples: no samples. Fix: pass at least one")
+        raise ArgumentError("from_samples: samples is empty. Fix: pass at least one")
     check_each("from_samples", len(samples), "samples", columns or {})
     left_behind = [problem for sample in samples for problem in packing_problems(sample)]
     if left_behind:
@@ -102,7 +103,7 @@ def valid_tokens(mask: np.ndarray, where: str, fix: str) -> slice:
     kept = np.flatnonzero(mask)
     start, stop = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
     if stop - start != len(kept):
-        raise ArgumentError(f"{where}: attention_mask has a hole. Fix: {fix}")
+        raise ArgumentError(f"{where}: attention_mask has a 0 between tokens. Fix: {fix}")
     return slice(start, stop)
 
 
@@ -110,6 +111,6 @@ def refuse_reward_on_no_token(where: str) -> None:
     """Raise LayoutError (MM305): the row has a reward and no response token to put it on."""
     raise LayoutError(
         f"{where} has a reward and no response token (empty_response). "
-        "Fix: drop rows without a response before rewards are given",
+        "Fix: drop rows without a response before scoring them",
         "MM305",
     )

@@ -43,7 +43,7 @@ def map_samples(
     """
     if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
         raise ArgumentError(
-            f"map_samples: dataset is {kind_of(dataset)}. Fix: a Dataset, or an IterableDataset, of one split"
+            f"map_samples: dataset is {kind_of(dataset)}. Fix: pass a Dataset, or an IterableDataset, of one split"
         )
     rows = processor if isinstance(processor, ProcessRows) else ProcessRows(processor, pixels)
     features = datasets.Features.from_arrow_schema(arrow_schema(rows.pixels))
@@ -66,7 +66,9 @@ class Samples:
 
     def __init__(self, dataset: Any):
         if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
-            raise ArgumentError(f"Samples: dataset is {kind_of(dataset)}. Fix: of map_samples")
+            raise ArgumentError(
+                f"Samples: dataset is {kind_of(dataset)}. Fix: pass what map_samples returned"
+            )
         self.dataset = dataset.with_format("arrow")
 
     def __len__(self) -> int:
@@ -96,7 +98,7 @@ class Samples:
     def _stream(self) -> Any:
         if isinstance(self.dataset, datasets.Dataset):
             raise ArgumentError(
-                "Samples: a Dataset is read by number and has no place. Fix: the loader's state_dict, or "
+                "Samples: a Dataset is read by index and keeps no position. Fix: use the loader's state_dict, or "
                 "dataset.to_iterable_dataset()"
             )
         return self.dataset

@@ -39,8 +39,8 @@ def routes_of_rows(rows: Any, length: int, where: str) -> np.ndarray:
         )
     if array.shape[2] > 1 and not array.any():
         raise ArgumentError(
-            f"{where}: routed_experts is zero everywhere, the engine recorded nothing. "
-            "Fix: an engine that returns them for this model"
+            f"{where}: routed_experts is zero everywhere: the engine recorded nothing. "
+            "Fix: use an engine that returns them for this model"
         )
     array = layers_with_experts(array)
     out = np.zeros((length, *array.shape[1:]), array.dtype)
@@ -57,7 +57,7 @@ def decoded_rows(text: Any, config: Any, where: str) -> np.ndarray:
         flat = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
     except (TypeError, ValueError, binascii.Error):
         raise ArgumentError(
-            f"{where}: routed_experts is no base64 of int32. Fix: meta_info as the engine returned it"
+            f"{where}: routed_experts is not base64 of int32. Fix: pass meta_info as the engine returned it"
         ) from None
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = getattr(text_config, "num_hidden_layers", None)
@@ -65,12 +65,12 @@ def decoded_rows(text: Any, config: Any, where: str) -> np.ndarray:
     if not isinstance(layers, int) or not isinstance(k, int):
         raise ArgumentError(
             f"{where}: it has routed_experts, whose layers and experts per token only the model's config says. "
-            "Fix: config=AutoConfig.from_pretrained(…)"
+            "Fix: pass config=AutoConfig.from_pretrained(…)"
         )
     if not flat.size or flat.size % (layers * k):
         raise ArgumentError(
             f"{where}: routed_experts has {flat.size} ids, no rows of {layers} layers with {k} each. "
-            "Fix: the config of the engine's model"
+            "Fix: pass the config of the engine's model"
         )
     return flat.reshape(-1, layers, k)
 
@@ -84,7 +84,7 @@ def npy_rows(text: Any, where: str) -> np.ndarray:
         return rows
     except Exception:  # base64's, numpy's, and what a broken header raises
         raise ArgumentError(
-            f"{where}: routed_experts is no base64 of a .npy file. Fix: pass the choice whole"
+            f"{where}: routed_experts is not base64 of a .npy file. Fix: pass the choice whole"
         ) from None
 
 

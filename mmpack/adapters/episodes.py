@@ -59,7 +59,7 @@ def check_episodes(given: Any, what: str, lists: Mapping[str, Any]) -> list[Any]
     """The episodes as a list, with one entry of each of `lists` per episode. Raises: ArgumentError."""
     if not is_list(given):
         raise ArgumentError(
-            f"to_trajectories: {what} is {kind_of(given)}, expected a list. Fix: one entry per episode"
+            f"to_trajectories: {what} is {kind_of(given)}, expected a list. Fix: pass one entry per episode"
         )
     check_each("to_trajectories", len(given), "episodes", lists)
     return list(given)

@@ -126,7 +126,7 @@ def _nodes(
             ids, mask = node.get("token_ids"), node.get("mask")
             if not ids or not mask or len(ids) != len(mask) or not any(mask):
                 raise ArgumentError(
-                    f"{at} was sampled and has no token_ids with a mask. Fix: roll out with a client that keeps tokens"
+                    f"{at} was sampled and has no token_ids with a mask. Fix: use a client that keeps token ids"
                 )
             path = _path(nodes, k, at)
             sampled = mask_of(at, mask, len(ids))
@@ -150,7 +150,9 @@ def _nodes(
                 )
             )
     if not out:
-        raise ArgumentError(f"{where} has no sampled node. Fix: leave it out")
+        raise ArgumentError(
+            f"{where} has no sampled node, so nothing to train on. Fix: leave it out"
+        )
     return out
 
 
@@ -195,7 +197,7 @@ def _media_of(
         else:
             at = known.index(None)
             raise ArgumentError(
-                f"{where}: the picture {urls[at]!r:.80} is in no media. Fix: media={{url: picture}}"
+                f"{where}: the picture {urls[at]!r:.80} is not among the media. Fix: pass media={{url: picture}}"
             )
     return out
 
@@ -371,5 +373,7 @@ def _processed(arrays: Mapping[str, Any], processor: Processor, where: str) -> l
 
     found = media_of_inputs(arrays, processor.family, where)
     if found["video"]:
-        raise ArgumentError(f"{where} has videos as pixels. Fix: media={{url: video}}")
+        raise ArgumentError(
+            f"{where} has videos as pixels, which can't be read here. Fix: pass media={{url: video}}"
+        )
     return list(found["image"])

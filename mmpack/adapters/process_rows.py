@@ -42,7 +42,7 @@ class ProcessRows:
     ):
         if not isinstance(processor, Processor):
             raise ArgumentError(
-                f"ProcessRows: processor is {kind_of(processor)}. Fix: mp.wrap_processor(hf_processor)"
+                f"ProcessRows: processor is {kind_of(processor)}. Fix: pass mp.wrap_processor(hf_processor)"
             )
         self.processor, self.pixels = processor, pixels
         self.arguments = row_arguments if arguments is None else arguments
@@ -66,8 +66,8 @@ class ProcessRows:
 
         if self.arguments is not row_arguments:
             raise ArgumentError(
-                "ProcessRows: rows are read by a function of yours, whose fingerprint is not known. "
-                "Fix: map(…, new_fingerprint=…) with one that names its version"
+                "ProcessRows: your own function reads the rows, and its fingerprint is not known. "
+                "Fix: map(…, new_fingerprint=…) with a text that names its version"
             )
         settings = [__version__, before, self.processor.fingerprint, self.processor.kept_as]
         text = canonical_json({"of": [*settings, str(self.processor.media_root), self.pixels]})

@@ -164,7 +164,7 @@ def _sizes(grids: Any, where: str) -> list[tuple[int, int, int]]:
     rows = grids.tolist() if hasattr(grids, "tolist") else [list(g) for g in grids]
     if any(not isinstance(row, list) or len(row) != 3 for row in rows):
         raise ArgumentError(
-            f"{where} is not [n, 3]. Fix: one row per medium, of t, h and w in patches"
+            f"{where} is not [n, 3]. Fix: pass one row per medium, of t, h and w in patches"
         )
     return [(int(t), int(h), int(w)) for t, h, w in rows]
 

@@ -89,5 +89,5 @@ class _Actor:
 def _check(what: str, dataset: Any) -> None:
     if not isinstance(dataset, ray.data.Dataset):
         raise ArgumentError(
-            f"{what}: dataset is {kind_of(dataset)}. Fix: a ray.data.Dataset, as of ray.data.from_items(rows)"
+            f"{what}: dataset is {kind_of(dataset)}. Fix: pass a ray.data.Dataset, as of ray.data.from_items(rows)"
         )

@@ -59,7 +59,7 @@ class RayBlobs(Mapping[str, Any]):
                 f"RayBlobs: source is {type(source).__name__}, expected pixels by cache key. Fix: such a mapping"
             )
         if not ray.is_initialized():
-            raise BackendError("RayBlobs: Ray is not started in this process. Fix: ray.init()")
+            raise BackendError("RayBlobs: Ray is not started in this process. Fix: call ray.init()")
         node = ray.get_runtime_context().get_node_id()
         _check_room(node, max_bytes)
         here = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -90,14 +90,15 @@ class RayBlobs(Mapping[str, Any]):
             wrote, found = self._ask("put", key, dtype, shape, checksum(key, body), body, holder)
         if not isinstance(found, Found):
             raise BlobError(
-                f"RayBlobs: {body.nbytes} bytes don't fit: {found} of {self.max_bytes} are in use, all held by some "
-                "process (MM503). Fix: release() what was handed over, or raise max_bytes",
+                f"RayBlobs: {body.nbytes} bytes don't fit: {found} of {self.max_bytes} are in use, all held by "
+                "a process (MM503). Fix: call release() on what was handed over, or raise max_bytes",
                 "MM503",
             )
         if (found.dtype, tuple(found.shape)) != (dtype, tuple(shape)):
             self._ask("release", {key: 1}, holder.name)
             raise ArgumentError(
-                f"RayBlobs: {key:.16}… is {found.dtype} {list(found.shape)} here, and {dtype} {list(shape)} now. "
+                f"RayBlobs: {key:.16}… is {found.dtype} {list(found.shape)} in the store, but {dtype} "
+                f"{list(shape)} now. "
                 "Fix: make all samples by one wrap_processor(…, pixels=…)"
             )
         self._note({key: found}, [key])
@@ -143,8 +144,8 @@ class RayBlobs(Mapping[str, Any]):
         if gone:
             self._unshare(there)
             raise BlobError(
-                f"RayBlobs: {gone[0]:.16}… is not here (MM404). "
-                "Fix: hold it where it is made until it is held here, or raise max_bytes",
+                f"RayBlobs: {gone[0]:.16}… is not in the store (MM404). "
+                "Fix: keep hold of it where it is made until it is held here, or raise max_bytes",
                 "MM404",
             )
 
@@ -256,7 +257,9 @@ class RayBlobs(Mapping[str, Any]):
 
     def _ask(self, method: str, *args: Any) -> Any:
         if self._registry is None:
-            raise BlobError("RayBlobs: it was closed (MM404). Fix: use it before close()", "MM404")
+            raise BlobError(
+                "RayBlobs: the store was closed (MM404). Fix: use it before close()", "MM404"
+            )
         return _got(getattr(self._registry, method).remote(*args))
 
 
@@ -280,7 +283,7 @@ def _got(ref: Any) -> Any:
     except RayError as error:
         raise BlobError(
             f"RayBlobs: the store can't be reached ({type(error).__name__}) (MM404). "
-            "Fix: keep the process that made it until its readers are done",
+            "Fix: keep the process that made it alive until all readers are done",
             "MM404",
         ) from error
 
@@ -291,5 +294,5 @@ def _check_room(node: str, max_bytes: int) -> None:
     if room < max_bytes:
         raise ArgumentError(
             f"RayBlobs: this node's object store has {room} bytes, max_bytes is {max_bytes}. "
-            "Fix: a smaller max_bytes, or ray.init(object_store_memory=…)"
+            "Fix: pass a smaller max_bytes, or ray.init(object_store_memory=…)"
         )

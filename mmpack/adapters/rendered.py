@@ -166,17 +166,19 @@ def kept_lists(lists: Any, tokens: int, sampling: Mapping[str, Any] | None, wher
     if not isinstance(lists, Sequence) or len(lists) != tokens:
         found = len(lists) if isinstance(lists, Sequence) else kind_of(lists)
         raise ArgumentError(
-            f"{where} has {found} lists of kept ids for {tokens} sampled tokens. Fix: whole outputs, no parts of them"
+            f"{where} has {found} lists of kept ids for {tokens} sampled tokens. "
+            "Fix: pass whole outputs, not parts of them"
         )
     if not isinstance(sampling, Mapping | None):
         raise ArgumentError(
-            f'{where}: sampling is {kind_of(sampling)}, expected a dict. Fix: sampling={{"logprobs": "processed"}}'
+            f'{where}: sampling is {kind_of(sampling)}, expected a dict. Fix: pass sampling={{"logprobs": "processed"}}'
         )
     kind = (sampling or {}).get("logprobs")
     if kind != "processed":
         raise ArgumentError(
             f"{where} has the ids that the sampler kept, and logprobs of kind {kind!r:.40}: these must be over the "
-            'kept ids. Fix: logprobs_mode="processed_logprobs" in the engine, and sampling={"logprobs": "processed", …}'
+            'ids kept. Fix: set logprobs_mode="processed_logprobs" in the engine, and pass '
+            'sampling={"logprobs": "processed", …}'
         )
     try:
         return Ragged.of(lists)
@@ -196,7 +198,7 @@ def _media(
         lists = getattr(given, name)
         if not isinstance(lists, Mapping):
             raise ArgumentError(
-                f"{where}: {name} is {kind_of(lists)}, expected a dict. Fix: modality -> a list"
+                f"{where}: {name} is {kind_of(lists)}, expected a dict. Fix: pass a list per modality"
             )
     if unread := [name for name in given.hashes if name not in GRIDS]:
         raise ArgumentError(
@@ -241,22 +243,23 @@ def processed_medium(
     """
     if item is None:
         raise ArgumentError(
-            f"{at} has no pixels, and its hash {digest!r:.40} is new here. Fix: store= that has seen the first "
+            f"{at} has no pixels, and its hash {digest!r:.40} is new here. Fix: pass a store= that has seen the first "
             "request with it, or a request that holds all pixels"
         )
     if not isinstance(item, Mapping) or PIXELS[modality] not in item or GRIDS[modality] not in item:
         raise ArgumentError(
-            f"{at} has no {PIXELS[modality]} and {GRIDS[modality]}. Fix: processed media, no embeddings"
+            f"{at} has no {PIXELS[modality]} and {GRIDS[modality]}. Fix: pass processed media, not embeddings"
         )
     if item[PIXELS[modality]] is None:
         raise ArgumentError(
-            f"{at} has None as {PIXELS[modality]}. Fix: None in place of the whole item, and a store that has seen it"
+            f"{at} has None as {PIXELS[modality]}. "
+            "Fix: pass None in place of the whole item, and a store that has seen it"
         )
     with reading(at):
         grid = np.atleast_2d(np.asarray(item[GRIDS[modality]]))
     if grid.shape != (1, 3) or grid.dtype.kind not in "iu" or grid.min() < 1:
         raise ArgumentError(
-            f"{at}: its grid is {grid.tolist()!r:.40}, expected t, h and w in patches. Fix: one item per medium"
+            f"{at}: its grid is {grid.tolist()!r:.40}, expected t, h and w in patches. Fix: pass one item per medium"
         )
     inputs = dict(item) | {GRIDS[modality]: grid}
     seconds = inputs.pop(SECONDS, None)
@@ -267,7 +270,7 @@ def processed_medium(
     if medium.pixel_values.ndim != 2:
         raise ArgumentError(
             f"{at}: {PIXELS[modality]} has shape {list(medium.pixel_values.shape)}, expected [patches, patch_dim]. "
-            "Fix: as the processor made them"
+            "Fix: pass pixels as the processor made them"
         )
     medium.metadata = {"vllm_hash": digest}  # as `mp.cache` reads it
     return medium
@@ -290,7 +293,8 @@ def _check_same(
         )
     if not same:
         raise ArgumentError(
-            f"{at}: hash {digest!r:.40} came with other pixels before. Fix: one store per set of settings, and the "
+            f"{at}: hash {digest!r:.40} came with other pixels before. "
+            "Fix: keep one store per set of settings, and pass the "
             "engine's own hashes"
         )
 
@@ -308,7 +312,8 @@ def _check_ranges(
         if tokens != medium.num_tokens:
             raise LayoutError(
                 f"{where}: the {modality} at token {place.start} has {tokens} placeholders, its grid "
-                f"{list(medium.grid_thw)} needs {medium.num_tokens}. Fix: ids and media of one request, in one order",
+                f"{list(medium.grid_thw)} needs {medium.num_tokens}. "
+                "Fix: pass ids and media of one request, in one order",
                 "MM101",
             )
         found.setdefault(modality, []).append((place.start, place.stop))
@@ -320,7 +325,7 @@ def _check_ranges(
             within = offset <= start and stop <= offset + length
             if not within or not (framed or (start, stop) == (offset, offset + length)):
                 raise LayoutError(
-                    f"{where}: a {modality} is said to fill tokens [{offset}, {offset + length}), its placeholders are "
-                    f"at [{start}, {stop}). Fix: ids and ranges of one request",
+                    f"{where}: a {modality} should fill tokens [{offset}, {offset + length}), its placeholders are "
+                    f"at [{start}, {stop}). Fix: pass ids and ranges of one request",
                     "MM106",
                 )

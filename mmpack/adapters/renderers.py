@@ -82,7 +82,7 @@ def to_samples(
     """
     if not is_list(items):
         raise ArgumentError(
-            f"to_samples: items is {kind_of(items)}, expected a list. Fix: one entry per rendered conversation"
+            f"to_samples: items is {kind_of(items)}, expected a list. Fix: pass one entry per rendered conversation"
         )
     lists = {"group_ids": group_ids, "images": images}
     check_each("to_samples", len(items), "items", lists)
@@ -171,7 +171,7 @@ def _of_tokens(item: Any, sampling: Any, where: str) -> Read:
     if not hasattr(item, "token_ids") or not hasattr(item, "multi_modal_data"):
         raise ArgumentError(
             f"{where} is {kind_of(item)}, expected what a renderer returns. "
-            "Fix: RenderedTokens, RenderedTrainingSample or the dict of generate"
+            "Fix: pass RenderedTokens, RenderedTrainingSample or the dict that generate returned"
         )
     ids = token_ids(item.token_ids, where)
     if hasattr(item, "loss_mask"):
@@ -180,7 +180,7 @@ def _of_tokens(item: Any, sampling: Any, where: str) -> Read:
         if "assistant" in item.message_roles:
             raise ArgumentError(
                 f"{where} has no sampled_mask: its renderer does not say what the policy sampled. "
-                "Fix: the model's own renderer, or build_training_sample(…, role_to_mask=…)"
+                "Fix: use the model's own renderer, or build_training_sample(…, role_to_mask=…)"
             )
         scored = np.zeros(len(ids), dtype=bool)
     else:
@@ -212,7 +212,8 @@ def _of_dict(item: Mapping[str, Any], sampling: dict[str, Any] | None, where: st
         values = np.asarray(logprobs, dtype=np.float32)[rows]
         if not np.isfinite(values).all():
             raise ArgumentError(
-                f"{where}: completion_logprobs of sampled tokens are not finite. Fix: drop the item, or them"
+                f"{where}: completion_logprobs of sampled tokens are not finite. "
+                "Fix: drop the item, or its completion_logprobs"
             )
         fields["rollout_logprobs"] = values
     lists = item.get("sampling_mask")
@@ -238,7 +239,9 @@ def _mask(given: Any, length: int, where: str) -> np.ndarray:
     """bool [length]. Raises: ArgumentError."""
     values = np.asarray(given) if isinstance(given, list | tuple | np.ndarray) else None
     if values is None or values.shape != (length,) or not np.isin(values, (0, 1)).all():
-        raise ArgumentError(f"{where} is no mask of {length} tokens. Fix: True or False per token")
+        raise ArgumentError(
+            f"{where} is not a mask of {length} tokens. Fix: pass True or False per token"
+        )
     return values.astype(bool)
 
 
@@ -247,7 +250,8 @@ def _media(sidecar: Any, where: str) -> RenderedMedia:
         return RenderedMedia()
     if not all(hasattr(sidecar, name) for name in ("mm_hashes", "mm_placeholders", "mm_items")):
         raise ArgumentError(
-            f"{where}: multi_modal_data is {kind_of(sidecar)}, expected MultiModalData. Fix: the renderer's own"
+            f"{where}: multi_modal_data is {kind_of(sidecar)}, expected MultiModalData. "
+            "Fix: pass what the renderer returned"
         )
     ranges = {
         modality: [(place.offset, place.length) for place in places]

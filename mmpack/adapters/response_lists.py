@@ -25,7 +25,7 @@ def response_lists(given: Any, count: int, where: str) -> Ragged:
         raise ArgumentError(f"{where}: {one_line(str(error))}") from None
     if len(made) != count:
         raise ArgumentError(
-            f"{where}: kept_ids has {len(made)} lists for {count} response tokens. Fix: one list per token, "
+            f"{where}: kept_ids has {len(made)} lists for {count} response tokens. Fix: pass one list per token, "
             "an empty one where nothing was sampled"
         )
     return made

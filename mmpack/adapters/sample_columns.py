@@ -61,7 +61,7 @@ def from_columns(columns: Mapping[str, Any], where: str) -> Sample:
         raise trace_error(f"{where}.{RECORD}", "is missing, the text of a sample", "MM004")
     record = parse_text(columns[RECORD], MAX_RECORD_BYTES, f"{where}.{RECORD}")
     if not isinstance(record, dict):
-        raise trace_error(f"{where}.{RECORD}", "is no object")
+        raise trace_error(f"{where}.{RECORD}", "is not an object")
     lost = [name for name in record.pop(HELD, ()) if columns.get(name) is None]
     if lost:
         raise trace_error(f"{where}.{lost[0]}", "is missing, which its record names", "MM004")

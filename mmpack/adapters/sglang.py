@@ -72,11 +72,13 @@ def to_samples(
     prompt and the processor's differ in length, or media and placeholders in number.
     """
     if logprobs not in KINDS:
-        raise ArgumentError(f"to_samples: logprobs is {logprobs!r}. Fix: one of {', '.join(KINDS)}")
+        raise ArgumentError(
+            f"to_samples: logprobs is {logprobs!r}. Fix: use one of {', '.join(KINDS)}"
+        )
     if len(responses) != len(requests):
         raise ArgumentError(
             f"to_samples: {len(responses)} responses and {len(requests)} requests. "
-            "Fix: one request per response, also where it was sampled n times"
+            "Fix: pass one request per response, and repeat it where n responses were sampled"
         )
     lists = {"images": images, "group_ids": group_ids, "positions": positions}
     check_each("to_samples", len(responses), "responses", lists)
@@ -171,7 +173,8 @@ def responses_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     for s in samples:
         if KEY not in s.metadata:
             raise ArgumentError(
-                f"responses_of: {s.sample_id} came from no response of sglang. Fix: samples of to_samples"
+                f"responses_of: {s.sample_id} was not made of an sglang response. "
+                "Fix: pass samples that to_samples made"
             )
         response = decode(s.metadata[KEY]["response"])
         start = s.loss_spans[0].start
@@ -196,8 +199,9 @@ def _sample(
     about = response["meta_info"]
     if "output_ids" not in response:
         raise ArgumentError(
-            f"{where} has no output_ids, and its text encoded again is not what was sampled (retokenized_response). "
-            "Fix: the native /generate, not the OpenAI endpoint"
+            f"{where} has no output_ids, and encoding its text again may not give the sampled ids "
+            "(retokenized_response). "
+            "Fix: use the native /generate, not the OpenAI endpoint"
         )
     sampled = [int(i) for i in response["output_ids"]]
     prompt = _prompt(where, response, request, media, processor)
@@ -265,7 +269,7 @@ def _prompt(
         text = request.get("text")
         if text is None:
             raise ArgumentError(
-                f"{where}: its request has neither input_ids nor text. Fix: pass it whole"
+                f"{where}: its request has neither input_ids nor text. Fix: pass the whole request"
             )
         given = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
     ids = np.asarray(given, dtype=np.int64)
@@ -280,7 +284,7 @@ def _prompt(
         )
         raise LayoutError(
             f"{where}: the engine saw {seen} prompt tokens, the processor makes {len(made)}: {why}, or pixel bounds "
-            "differ (max_pixels). Fix: return_prompt_token_ids=True in the request, and mp.compare",
+            "differ (max_pixels). Fix: set return_prompt_token_ids=True in the request, then mp.compare both sides",
             "MM101",
         )
     return made
@@ -294,7 +298,7 @@ def _logprobs(where: str, about: Mapping[str, Any], sampled: list[int]) -> np.nd
     if [int(entry[1]) for entry in entries] != sampled:
         raise ArgumentError(
             f"{where}: output_token_logprobs are of other ids than output_ids. "
-            "Fix: join the chunks of a stream before, or don't stream"
+            "Fix: join the chunks of a stream first, or don't stream"
         )
     return np.array([entry[0] for entry in entries], dtype=np.float32)
 
@@ -315,7 +319,7 @@ def _fields(request: Any) -> dict[str, Any]:
 def _images(where: str, request: dict[str, Any]) -> list[Any]:
     if request.get("video_data"):
         raise ArgumentError(
-            f"{where}: its request has a video, and videos are not decoded here. Fix: leave it out"
+            f"{where}: its request has a video, and this adapter decodes none. Fix: leave the response out"
         )
     data = request.get("image_data")
     items = data if isinstance(data, list | tuple) else [] if data is None else [data]
@@ -329,12 +333,14 @@ def _opened(where: str, item: Any) -> list[Any]:
     item = getattr(item, "url", item)  # sglang's ImageData
     if isinstance(item, Mapping):
         raise ArgumentError(
-            f"{where}: image_data holds what a processor made ({GRIDS['image']}). Fix: pass images="
+            f"{where}: image_data holds what a processor made ({GRIDS['image']}). Fix: pass the pictures as images="
         )
     if not isinstance(item, str):
         return [item]
     if item.startswith(("http://", "https://")):
-        raise ArgumentError(f"{where}: image_data has a URL, mmpack fetches nothing. Fix: images=")
+        raise ArgumentError(
+            f"{where}: image_data has a URL, and mmpack fetches nothing. Fix: pass the pictures as images="
+        )
     if item.startswith("data:"):
         raw = _decoded(item.partition(",")[2], strict=False)
         if raw is None:

@@ -144,7 +144,9 @@ def _rows(output: Any, more: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ArgumentError(f"to_trajectories: output has no {missing[0]}. Fix: pass it whole")
     if not is_list(output["response_ids"]):
         what = kind_of(output["response_ids"])
-        raise ArgumentError(f"to_trajectories: response_ids is {what}. Fix: a list of ids per row")
+        raise ArgumentError(
+            f"to_trajectories: response_ids is {what}. Fix: pass a list of ids per row"
+        )
     count = len(output["response_ids"])
     given = {name: output.get(name) for name in (*_LISTS, *_OPTIONAL)}
     check_each("to_trajectories", count, "rows", {**given, **more})
@@ -163,7 +165,7 @@ def _identity(rows: list[dict[str, Any]], where: str) -> tuple[str | None, str |
         several = len(set(ids)) > 1
     if several:
         raise ArgumentError(
-            f"{where} have several trajectory_ids, {ids[0]} and others. Fix: end each episode with is_last_step"
+            f"{where} have several trajectory_ids: {ids[0]} and others. Fix: end each episode with is_last_step"
         )
     instance, repetition = ids[0]
     if instance is None:
@@ -177,7 +179,7 @@ def _record(
     reason = row.get("stop_reasons")
     if row["loss_masks"] is None:
         raise ArgumentError(
-            f"{where} has no loss_masks: which ids were sampled is not known. Fix: a list of 0 or 1 per row"
+            f"{where} has no loss_masks, which say what ids were sampled. Fix: pass a list of 0 or 1 per row"
         )
     about = kept_as_json({"stop_reason": reason, "env_metrics": row.get("env_metrics")})
     rewards: Any = row["rewards"]

@@ -28,7 +28,7 @@ from mmpack.packing.batch import PackedBatch
 from mmpack.packing.tensors import as_tensor
 from mmpack.schema.sample import Sample, as_samples
 
-BATCH = "packed_batch"  # the entry of a batch's fields that are no tensors
+BATCH = "packed_batch"  # the entry of a batch's fields that are not tensors
 _KEYS = ("sample_id", "group_id")
 _DEVICE = "device of these"
 
@@ -71,14 +71,14 @@ def from_tensordict(given: Any) -> Any:
     """
     if not isinstance(given, TensorDictBase):
         raise ArgumentError(
-            f"from_tensordict: this is {kind_of(given)}. Fix: a TensorDict of to_tensordict"
+            f"from_tensordict: this is {kind_of(given)}, expected a TensorDict. Fix: pass one that to_tensordict made"
         )
     if BATCH in _names(given):
         return _to_batch(given)
     if len(given.batch_size) != 1:
         raise ArgumentError(
             f"from_tensordict: batch size {list(given.batch_size)}, expected [B]. "
-            "Fix: a TensorDict of to_tensordict, or rows of one"
+            "Fix: pass a TensorDict that to_tensordict made, or rows of one"
         )
     return [from_columns(r, f"from_tensordict: row {i}") for i, r in enumerate(rows_of(given))]
 

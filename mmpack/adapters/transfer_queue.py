@@ -67,7 +67,7 @@ def put_columns(
     for name, values in columns.items():
         if len(values) != len(ids):
             raise ArgumentError(
-                f"put_columns: {name} has {len(values)} values for {len(ids)} samples. Fix: one for each"
+                f"put_columns: {name} has {len(values)} values for {len(ids)} samples. Fix: pass one for each"
             )
         encoded = [_encoded(name, v, f"put_columns: {ids[i]}") for i, v in enumerate(values)]
         made |= {c: stacked_column([row[c] for row in encoded]) for c in (encoded or [{}])[0]}
@@ -162,17 +162,19 @@ def _meta(what: str, ids: list[str], partition: str) -> Any:
         known = transfer_queue.kv_list(partition).get(partition, {})
         lost = next(name for name in ids if name not in known)
         raise ArgumentError(
-            f"{what}: sample {lost!r:.60} is not in partition {partition!r:.60}. Fix: put it first"
+            f"{what}: sample {lost!r:.60} is not in partition {partition!r:.60}. Fix: put the sample first"
         )
     return meta
 
 
 def _ids(what: str, given: Sequence[str]) -> list[str]:
     if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-        raise ArgumentError(f"{what}: sample_ids is {kind_of(given)}. Fix: a list of sample_ids")
+        raise ArgumentError(
+            f"{what}: sample_ids is {kind_of(given)}. Fix: pass a list of sample_ids"
+        )
     if len(set(given)) != len(given):
         raise ArgumentError(
-            f"{what}: a sample_id occurs twice. Fix: sample_ids of one partition are unique"
+            f"{what}: a sample_id occurs twice. Fix: pass each sample_id of a partition once"
         )
     return list(given)
 
@@ -193,7 +195,9 @@ def _is_field(name: str) -> bool:
 def _columns_of(name: str) -> list[str]:
     """The queue's columns of a column's name."""
     if name == "teachers":
-        raise ArgumentError("TransferQueue: teachers come one by one. Fix: name teachers.NAME")
+        raise ArgumentError(
+            "TransferQueue: 'teachers' is no column by itself. Fix: name each teacher, teachers.NAME"
+        )
     if name == "kept_ids" or name.startswith(TEACHER):
         return [f"{name}.{part}" for part in (PARTS[:2] if name == "kept_ids" else PARTS)]
     return [name]

@@ -83,14 +83,14 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
             raise
         why = " ".join(str(error).split())[:200]
         raise AudioError(
-            f"{where} can't be read ({why}). Fix: a whole WAV, FLAC, Ogg or MP3 file"
+            f"{where} can't be read ({why}). Fix: pass a whole WAV, FLAC, Ogg or MP3 file"
         ) from None
     if not count:
-        raise AudioError(f"{where} holds no samples. Fix: a whole WAV, FLAC, Ogg or MP3 file")
+        raise AudioError(f"{where} holds no samples. Fix: pass a whole WAV, FLAC, Ogg or MP3 file")
     samples = np.concatenate(blocks).T
     if not np.isfinite(samples).all():
         raise AudioError(
-            f"{where} holds samples that are no finite numbers. Fix: decode it again from its source"
+            f"{where} holds samples that are not finite numbers. Fix: decode it again from its source"
         )
     return samples, rate
 
@@ -111,7 +111,7 @@ def _bytes_of(source: Source, limits: Limits, where: str) -> bytes:
         try:
             about = os.stat(source)
             if not stat.S_ISREG(about.st_mode):
-                raise ArgumentError(f"{where} is no file. Fix: a file, or its bytes")
+                raise ArgumentError(f"{where} is not a file. Fix: pass a file, or its bytes")
             if about.st_size > limits.max_file_bytes:
                 raise _too_large(where, f"has {about.st_size} bytes", limits)
             with Path(source).open("rb") as file:
@@ -124,7 +124,7 @@ def _bytes_of(source: Source, limits: Limits, where: str) -> bytes:
     if len(data) > limits.max_file_bytes:
         raise _too_large(where, f"has more than {limits.max_file_bytes} bytes", limits)
     if not data:
-        raise AudioError(f"{where} is empty. Fix: a file of sound")
+        raise AudioError(f"{where} is empty. Fix: pass a file of sound")
     return data
 
 
@@ -133,12 +133,12 @@ def _name_of(source: Any) -> str:
         return f"audio ({len(source)} bytes)"
     if not isinstance(source, (str, os.PathLike)):
         raise ArgumentError(
-            f"audio: {kind_of(source)} is no file. Fix: pass the bytes of a file, or its path"
+            f"audio: {kind_of(source)} is not a file. Fix: pass the bytes of a file, or its path"
         )
     return f"audio {os.path.basename(os.fspath(source))[-80:]!a}"
 
 
 def _too_large(where: str, what: str, limits: Limits) -> AudioError:
     return AudioError(
-        f"{where} {what}, beyond {limits}. Fix: a shorter piece, or wider audio.Limits"
+        f"{where} {what}, beyond {limits}. Fix: pass a shorter piece, or wider audio.Limits"
     )

@@ -149,5 +149,5 @@ def patch_by_liger(names: list[str]) -> None:
             versions = " and ".join(f"{p} {installed_version(p)}" for p in LIGER_PATCHES)
             raise BackendError(
                 f"mmpack bench step --liger: {versions} do not go together for {family} ({error}). "
-                f"Fix: a newer liger-kernel, or an older transformers"
+                f"Fix: install a newer liger-kernel, or an older transformers"
             ) from error

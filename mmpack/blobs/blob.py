@@ -24,7 +24,7 @@ def check_key(key: Any, name: str) -> None:
     """Raise ArgumentError for what is no cache key; `name` begins it."""
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise ArgumentError(
-            f"{name}: {key!r:.60} is no cache key. Fix: Medium.cache_key, 64 hexadecimal digits"
+            f"{name}: {key!r:.60} is not a cache key. Fix: pass Medium.cache_key, 64 hexadecimal digits"
         )
 
 
@@ -42,7 +42,7 @@ def parts_of(key: str, pixels: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
     if name not in DTYPES or len(shape) != 2:
         raise ArgumentError(
             f"mmpack.blobs: the pixels of {key:.16}… are {name} {list(shape)}. "
-            f"Fix: [patches, patch_dim] of {', '.join(DTYPES)}"
+            f"Fix: pass [patches, patch_dim] of {', '.join(DTYPES)}"
         )
     return name, shape, array.reshape(-1).view(np.uint8)
 
@@ -72,7 +72,7 @@ def read_blob(path: Path, key: str) -> Any:
     body = whole[HEAD_BYTES:]
     if fields is None or checksum(key, body) != fields[2]:
         raise BlobError(
-            f"mmpack.blobs: {str(path)[-80:]!a} is damaged: not as it was written (MM502). "
+            f"mmpack.blobs: {str(path)[-80:]!a} is damaged: its bytes are not those that were written (MM502). "
             "Fix: put the medium again; a damaged file is overwritten",
             "MM502",
         )

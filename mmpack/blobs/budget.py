@@ -44,8 +44,8 @@ class Budget:
             if used + size > self.max_bytes:
                 self._note(used)
                 raise BlobError(
-                    f"mmpack.blobs: {size} bytes don't fit: {used} of {self.max_bytes} are in use, all held by some "
-                    "process (MM503). Fix: release() what was handed over, or raise max_bytes",
+                    f"mmpack.blobs: {size} bytes don't fit: {used} of {self.max_bytes} are in use, all held by "
+                    "a process (MM503). Fix: call release() on what was handed over, or raise max_bytes",
                     "MM503",
                 )
             os.posix_fallocate(file, 0, size)

@@ -63,12 +63,13 @@ class BlobFolder(Mapping[str, Any]):
         source: Mapping[str, Any] | None = None,
     ):
         if not isinstance(folder, str | os.PathLike):
-            raise ArgumentError(f"{self._name}: folder is {folder!r:.60}. Fix: a path")
+            raise ArgumentError(f"{self._name}: folder is {folder!r:.60}. Fix: pass a path")
         if max_bytes is not None:
             check_whole(self._name, "max_bytes", max_bytes)
         if not (source is None or hasattr(source, "get")):
             raise ArgumentError(
-                f"{self._name}: source is {type(source).__name__}, expected pixels by cache key. Fix: such a mapping"
+                f"{self._name}: source is {type(source).__name__}, expected pixels by cache key. "
+                "Fix: pass a mapping of cache keys to pixels"
             )
         self.folder, self.max_bytes, self.source = Path(folder).absolute(), max_bytes, source
         self.stats = BlobStats()
@@ -78,7 +79,7 @@ class BlobFolder(Mapping[str, Any]):
         except OSError as error:
             raise ArgumentError(
                 f"{self._name}: can't write to {str(self.folder)[-80:]!a} ({error.strerror}). "
-                "Fix: a folder to write to, with room"
+                "Fix: pass a folder that is writable and has room"
             ) from None
         self._budget = None if max_bytes is None else Budget(self.folder, max_bytes, self._locks)
         self._held: Counter[str] = Counter()  # what `release()` gives back
@@ -112,7 +113,8 @@ class BlobFolder(Mapping[str, Any]):
         if known is not None:
             if known != (name, tuple(shape)):
                 raise ArgumentError(
-                    f"{self._name}: {key:.16}… is {known[0]} {list(known[1])} here, and {name} {list(shape)} now. "
+                    f"{self._name}: {key:.16}… is {known[0]} {list(known[1])} in the store, but {name} "
+                    f"{list(shape)} now. "
                     "Fix: make all samples by one wrap_processor(…, pixels=…)"
                 )
             self.stats.known += 1
@@ -124,7 +126,7 @@ class BlobFolder(Mapping[str, Any]):
                 self._budget.recount()
             raise BlobError(
                 f"{self._name}: {body.nbytes} bytes can't be written to {str(self.folder)[-80:]!a} "
-                f"({error.strerror}) (MM503). Fix: make room, or a smaller max_bytes",
+                f"({error.strerror}) (MM503). Fix: make room, or set a smaller max_bytes",
                 "MM503",
             ) from None
         self.stats.written += 1
@@ -156,7 +158,7 @@ class BlobFolder(Mapping[str, Any]):
             if gone:
                 raise BlobError(
                     f"{self._name}: {gone[0]:.16}… is not in {str(self.folder)[-80:]!a} (MM404). "
-                    "Fix: hold it where it is made until it is held here, or raise max_bytes",
+                    "Fix: keep hold of it where it is made until it is held here, or raise max_bytes",
                     "MM404",
                 )
             yield
@@ -200,7 +202,7 @@ class BlobFolder(Mapping[str, Any]):
         except OSError as error:
             raise BlobError(
                 f"{self._name}: {str(path)[-80:]!a} can't be read ({error.strerror}) (MM501). "
-                "Fix: let this user read it",
+                "Fix: give this user the right to read it",
                 "MM501",
             ) from None
         with suppress(OSError):  # of another user's; then others seem less used
@@ -235,7 +237,7 @@ class BlobFolder(Mapping[str, Any]):
         self.stats.unwritten += 1
         if self.stats.unwritten == 1:
             warnings.warn(
-                f"{error}; until then each process fetches for itself",
+                f"{error}; until then each process fetches media for itself",
                 UnwrittenWarning,
                 stacklevel=2,
             )

@@ -35,7 +35,8 @@ class Locks:
     def __init__(self, path: Path):
         if fcntl is None:
             raise BackendError(
-                "mmpack.blobs: locks of open files are Linux'. Fix: run on Linux, or leave pixels in the samples"
+                "mmpack.blobs: locks on open files exist on Linux only. "
+                "Fix: run on Linux, or leave pixels in the samples"
             )
         self.path = path
         self._guard = threading.Lock()

@@ -46,7 +46,7 @@ class SharedBlobs(BlobFolder):
         check_whole("SharedBlobs", "max_bytes", max_bytes)
         if name is not None and not re.fullmatch(r"[\w-]{1,100}", name):
             raise ArgumentError(
-                f"SharedBlobs: name is {name!r:.60}. Fix: letters, digits, - and _, at most 100"
+                f"SharedBlobs: name is {name!r:.60}. Fix: use letters, digits, - and _, at most 100"
             )
         _check_room(root, max_bytes)
         begin = f"mmpack-{os.getuid()}-"
@@ -70,7 +70,7 @@ class SharedBlobs(BlobFolder):
                 if make:  # it was removed just now
                     continue
                 raise BlobError(
-                    f"SharedBlobs: {folder} is gone with the last process that used it (MM404). "
+                    f"SharedBlobs: {folder} went away with the last process that used it (MM404). "
                     "Fix: keep the store open where it was made until it is open here",
                     "MM404",
                 ) from None
@@ -109,12 +109,13 @@ def _check_room(root: str | os.PathLike[str], max_bytes: int) -> None:
         room = os.statvfs(root)
     except OSError as error:
         raise ArgumentError(
-            f"SharedBlobs: {root} can't be used ({error.strerror}). Fix: root= a folder in memory, or BlobFolder"
+            f"SharedBlobs: {root} can't be used ({error.strerror}). "
+            "Fix: pass a folder in memory as root=, or use BlobFolder"
         ) from None
     if room.f_bavail * room.f_frsize < max_bytes:
         raise ArgumentError(
-            f"SharedBlobs: {root} has room for {room.f_bavail * room.f_frsize} bytes, max_bytes is {max_bytes}. "
-            "Fix: a smaller max_bytes, or more shared memory (--shm-size of docker)"
+            f"SharedBlobs: {root} has room for {room.f_bavail * room.f_frsize} bytes, but max_bytes is {max_bytes}. "
+            "Fix: pass a smaller max_bytes, or give more shared memory (--shm-size of docker)"
         )
 
 

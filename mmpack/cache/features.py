@@ -149,7 +149,7 @@ class FeatureStore:
                 )
             raise ModelError(
                 "FeatureStore: its features are of another tower, whose weights differ from this one's. "
-                "Fix: a FeatureStore for each model"
+                "Fix: keep a FeatureStore for each model"
             )
         elif key not in self._proven:
             self._prove(tower)

@@ -122,7 +122,7 @@ class PrefixIndex:
         if not self.capacity:
             raise ArgumentError(
                 f"PrefixIndex: max_bytes is {max_bytes}, one block takes {bytes_per_token * block_size}. "
-                "Fix: a larger budget, or smaller blocks"
+                "Fix: pass a larger budget, or smaller blocks"
             )
         self.stats = PrefixStats()
         self._begin()

@@ -65,7 +65,7 @@ def predict_cached_tokens(
         check_flag("predict_cached_tokens", name, flag)
     if media_key is not None and not callable(media_key):
         raise ArgumentError(
-            f"predict_cached_tokens: media_key is {kind_of(media_key)}. Fix: a function of a medium"
+            f"predict_cached_tokens: media_key is {kind_of(media_key)}. Fix: pass a function of a medium"
         )
     samples = _samples(samples)
     names = [""] * len(samples) if adapters is None else _names(adapters, len(samples))
@@ -73,7 +73,7 @@ def predict_cached_tokens(
         check_whole("predict_cached_tokens", "num_blocks", num_blocks)
         if together:
             raise ArgumentError(
-                "predict_cached_tokens: num_blocks is of requests one after the other. Fix: together=False"
+                "predict_cached_tokens: num_blocks is of requests one after the other. Fix: pass together=False"
             )
     if not prefix_caching:
         return [0] * len(samples)
@@ -167,12 +167,12 @@ def _names(adapters: Any, count: int) -> list[str]:
     if not listed or len(adapters) != count:
         found = f"{len(adapters)} adapters" if listed else f"adapters is {kind_of(adapters)}"
         raise ArgumentError(
-            f"predict_cached_tokens: {found}, for {count} samples. Fix: one name per sample"
+            f"predict_cached_tokens: {found}, for {count} samples. Fix: pass one name per sample"
         )
     wrong = [name for name in adapters if not (name is None or isinstance(name, str))]
     if wrong:
         raise ArgumentError(
-            f"predict_cached_tokens: an adapter is {kind_of(wrong[0])}. Fix: its name, a str, or None"
+            f"predict_cached_tokens: an adapter is {kind_of(wrong[0])}. Fix: pass its name, a str, or None"
         )
     return [name or "" for name in adapters]
 
@@ -196,7 +196,7 @@ def _told(media_key: Callable[[Medium], str] | None, medium: Medium) -> bytes:
         source = "metadata['vllm_hash']" if media_key is None else "what media_key gives"
         raise ArgumentError(
             f"predict_cached_tokens: {medium.media_id!r:.60}: {source} is {kind_of(name)}, expected a str. "
-            "Fix: the name by which the engine tells media apart"
+            "Fix: pass the name by which the engine tells media apart"
         )
     return _bytes(name)
 

@@ -75,7 +75,7 @@ class RowStore:
             raise ArgumentError("RowStore.write: a tensor is a single number. Fix: pass [K, …]")
         if len({t.device for t in tensors}) > 1:
             raise ArgumentError(
-                "RowStore.write: tensors are on several devices. Fix: a store for the layers of each device"
+                "RowStore.write: tensors are on several devices. Fix: keep a store for the layers of each device"
             )
         index = self._index("write", rows, tensors[0].device)
         held = self.tensors or self._begun(tensors, len(index))
@@ -88,7 +88,7 @@ class RowStore:
         if len(tensors) != len(held):
             raise ArgumentError(
                 f"RowStore.write: {len(tensors)} tensors, the store has {len(held)}. "
-                "Fix: those of the same model"
+                "Fix: pass those of the same model"
             )
         for store, tensor in zip(held, tensors, strict=True):
             same = (tensor.dtype, tensor.device) == (store.dtype, store.device)
@@ -96,7 +96,7 @@ class RowStore:
                 raise ArgumentError(
                     f"RowStore.write: a tensor has shape {list(tensor.shape)}, {tensor.dtype} on {tensor.device}; its "
                     f"store {list(store.shape)}, {store.dtype} on {store.device}, for {count} rows. "
-                    "Fix: those of the same model"
+                    "Fix: pass those of the same model"
                 )
 
     def read(self, rows: Rows) -> list[Tensor]:
@@ -126,7 +126,7 @@ class RowStore:
             size = sum(self.rows * t[:1].nbytes for t in tensors)
             raise ArgumentError(
                 f"RowStore.write: {self.rows} rows take {size:,} bytes, which {tensors[0].device} doesn't have. "
-                "Fix: a smaller budget of the PrefixIndex"
+                "Fix: pass a smaller budget of the PrefixIndex"
             ) from None
 
     def _index(self, what: str, rows: Rows, device: torch.device) -> Tensor:
@@ -148,7 +148,7 @@ class RowStore:
             if low < 0 or high >= self.rows:
                 raise ArgumentError(
                     f"RowStore.{what}: rows run from {low} to {high}, the store has {self.rows}. "
-                    "Fix: the rows of its own PrefixIndex"
+                    "Fix: pass the rows of its own PrefixIndex"
                 )
             if what == "write" and len(rows.unique()) < len(rows):
                 raise ArgumentError("RowStore.write: rows repeat. Fix: write each row once")

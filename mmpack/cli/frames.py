@@ -52,7 +52,7 @@ def command(
         _refuse_the_video(path, video)
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise ArgumentError(
-            f"frames: --sheet {sheet.name!r:.60} is no .png. Fix: a name ending in .png"
+            f"frames: --sheet {sheet.name!r:.60} is not a .png file. Fix: pass a name ending in .png"
         )
     texts = [_policy(text) for text in policy]
     for name, text in _settings(setting or []).items():
@@ -78,7 +78,9 @@ def command(
 def _refuse_the_video(target: Path | None, video: Path) -> None:
     """A file that is to be written must not be the one that is read."""
     if target is not None and target.exists() and video.exists() and target.samefile(video):
-        raise ArgumentError(f"frames: {target.name!r:.60} is the video itself. Fix: another file")
+        raise ArgumentError(
+            f"frames: {target.name!r:.60} is the video itself. Fix: write to another file"
+        )
 
 
 def _policy(text: str) -> tuple[str, dict[str, str]]:
@@ -92,9 +94,9 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise ArgumentError(f"frames: {text!r:.60} is no setting. Fix: SETTING=VALUE")
+            raise ArgumentError(f"frames: {text!r:.60} is not a setting. Fix: write SETTING=VALUE")
         if name in out:
-            raise ArgumentError(f"frames: {name!r:.40} is set twice. Fix: once")
+            raise ArgumentError(f"frames: {name!r:.40} is set twice. Fix: set it once")
         out[name] = value
     return out
 
@@ -125,7 +127,8 @@ def _set_for_all(asked: list[tuple[str, dict[str, str]]], name: str, value: str)
     ]
     if not having:
         raise ArgumentError(
-            f"frames: no policy asked for has a setting {name!r:.40}. Fix: see docs/video.md"
+            f"frames: none of these policies has a setting {name!r:.40}. "
+            "Fix: see docs/video.md for each policy's settings"
         )
     for own in having:
         own.setdefault(name, value)  # settings in the policy's name win

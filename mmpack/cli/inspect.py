@@ -49,7 +49,9 @@ def command(
             document = _one(found)
             emit(document, _one_for_people(document), as_json, out)
             return 0
-    raise ArgumentError(f"inspect: {trace} has no sample {sample!r}. Fix: pass a sample_id of it")
+    raise ArgumentError(
+        f"inspect: {trace} has no sample {sample!r}. Fix: pass a sample_id of this trace"
+    )
 
 
 def _counts(samples: Iterable[Sample]) -> dict[str, Any]:

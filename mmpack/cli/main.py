@@ -42,7 +42,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except MmpackError as error:
         return _fail(str(error))
     except MemoryError:
-        return _fail("this machine's memory is full. Fix: split the file, or use a larger machine")
+        return _fail("this machine is out of memory. Fix: split the file, or use a larger machine")
     except OSError as error:
         _discard_stdout()
         return _fail(str(error))

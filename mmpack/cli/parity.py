@@ -82,13 +82,13 @@ def command(
 ) -> int:
     """Compare the layouts of two traces and name the cause of each difference."""
     if as_json and format not in (None, Format.json):
-        raise typer.BadParameter(f"--json and --format {format} are two formats: give one.")
+        raise typer.BadParameter(f"--json and --format {format} are two formats; pass one.")
     as_json = as_json or format == Format.json
     if matrix is not None:
         others = (rollout, html, media_root, tokenizer, None if as_json else format)
         if any(x is not None for x in others) or (require, max_findings) != (REQUIRE, KEPT):
             raise typer.BadParameter(
-                "--matrix takes no traces, and of the options --json and --out."
+                "--matrix takes no traces and no options except --json and --out."
             )
         from mmpack.cli.matrix import matrix as run_matrix
 

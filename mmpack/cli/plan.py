@@ -26,7 +26,7 @@ def as_bytes(text: str | None) -> int | None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]I?B)?", text.strip().upper())
     if found is None:
-        raise typer.BadParameter(f"{text!r:.60} is no number of bytes, such as 40GB or 37.5GiB.")
+        raise typer.BadParameter(f"{text!r:.60} is not a number of bytes, such as 40GB or 37.5GiB.")
     return int(float(found[1]) * UNITS[found[2] or ""])
 
 
@@ -42,7 +42,7 @@ def config_of(path: Path | None) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{file} is not JSON.") from error
     if not isinstance(config, dict):
-        raise typer.BadParameter(f"{file} holds no JSON object.")
+        raise typer.BadParameter(f"{file} does not hold a JSON object.")
     return config
 
 
@@ -125,12 +125,12 @@ def command(
 
     free, config = as_bytes(memory), config_of(model)
     if free is not None and config is None:
-        raise typer.BadParameter("--memory goes together with --model.")
+        raise typer.BadParameter("--memory and --model must be passed together.")
     if max_tokens is None and free is None:
-        raise typer.BadParameter("Give --max-tokens, or --model and --memory.")
+        raise typer.BadParameter("Pass --max-tokens, or --model and --memory.")
     if share_prefix and auto_share:
         raise typer.BadParameter(
-            "--share-prefix shares everywhere, --auto-share where it pays: give one."
+            "--share-prefix shares everywhere, --auto-share only where it pays; pass one."
         )
     samples = list(tracked(read_trace(trace), "reading"))
     planned = plan(

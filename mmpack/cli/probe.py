@@ -81,9 +81,11 @@ def command(
 
     specs = [parse(text) for text in (a, b) if text is not None]
     if (b is None) == (save is None):
-        raise typer.BadParameter("Give B, or --save FILE.probe to record A only.")
+        raise typer.BadParameter("Pass B, or --save FILE.probe to record A only.")
     if png is not None and png.suffix.lower() != ".png":
-        raise ArgumentError(f"probe: --png {png.name!r:.60} is no .png. Fix: a name ending in .png")
+        raise ArgumentError(
+            f"probe: --png {png.name!r:.60} is not a .png file. Fix: pass a name ending in .png"
+        )
     require_extra("torch", "torch", "mmpack probe")
     from mmpack.probe import Contract, Record, compare, record, write_record
 
@@ -156,12 +158,12 @@ def _samples(
     """What the sides run; none where all are files."""
     if all(spec.kind == "file" for spec in specs):
         if trace is not None:
-            raise typer.BadParameter("--trace goes with sides that run; these are records.")
+            raise typer.BadParameter("--trace is for sides that run; these are records.")
         return []
     if trace is None:
         family = next((spec.family for spec in specs if spec.family), None)
         if family is None:
-            raise typer.BadParameter("Give --trace FILE: the samples that both sides run.")
+            raise typer.BadParameter("Pass --trace FILE, the samples that both sides run.")
         from mmpack.smoke.probe_samples import probe_samples
 
         return probe_samples(family)[:limit]
@@ -193,7 +195,7 @@ def _need_pixels(samples: list[Sample]) -> None:
             if medium.pixel_values is None:
                 raise ArgumentError(
                     f"probe: {sample.sample_id!r:.60}, {medium.media_id!r:.60} has no pixels. "
-                    "Fix: --media-root DIR, where the files of the trace's sources are, or --draw-pixels"
+                    "Fix: pass --media-root DIR, the folder of the trace's source files, or --draw-pixels"
                 )
 
 

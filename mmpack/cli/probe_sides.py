@@ -48,7 +48,8 @@ def parse(text: str) -> Spec:
         if text.endswith(SUFFIX):
             return Spec(text, "file", text, {})
         raise ArgumentError(
-            f"probe: {text!r:.80} is no side. Fix: a file that ends in {SUFFIX}, or hf:DIR, tiny:FAMILY, vllm:DIR, "
+            f"probe: {text!r:.80} is not a side. "
+            f"Fix: pass a file that ends in {SUFFIX}, or hf:DIR, tiny:FAMILY, vllm:DIR, "
             "python:MODULE:FUNCTION, each with ?option=value&…; or `mmpack probe chain`"
         )
     name, _, query = rest.partition("?")
@@ -56,17 +57,17 @@ def parse(text: str) -> Spec:
         pairs = parse_qsl(query, strict_parsing=True, keep_blank_values=True) if query else []
     except ValueError:
         raise ArgumentError(
-            f"probe: {query!r:.80} is no list of options. Fix: option=value&option=value"
+            f"probe: {query!r:.80} is not a list of options. Fix: write option=value&option=value"
         ) from None
     options = dict(pairs)
     if not name or len(options) < len(pairs):
         raise ArgumentError(
-            f"probe: {text!r:.80} has no name, or an option twice. Fix: KIND:NAME?option=value&…"
+            f"probe: {text!r:.80} has no name, or the same option twice. Fix: write KIND:NAME?option=value&…"
         )
     for option in options:
         if kind in OPTIONS and option not in OPTIONS[kind]:
             raise ArgumentError(
-                f"probe: {kind}: has no option {option!r:.40}. Fix: one of {', '.join(OPTIONS[kind])}"
+                f"probe: {kind}: has no option {option!r:.40}. Fix: use one of {', '.join(OPTIONS[kind])}"
             )
     return Spec(text, kind, name, options)
 
@@ -155,18 +156,18 @@ def _from_python(spec: Spec) -> Side:
     except (ImportError, AttributeError) as error:
         raise ArgumentError(
             f"probe: {spec.name!r:.80} can't be imported ({' '.join(str(error).split())[:120]}). "
-            "Fix: python:MODULE:FUNCTION, on PYTHONPATH"
+            "Fix: write python:MODULE:FUNCTION, with MODULE on PYTHONPATH"
         ) from None
     try:
         made = make(**spec.options)
     except TypeError as error:
         raise ArgumentError(
-            f"probe: {spec.name!r:.80} can't be called so ({' '.join(str(error).split())[:120]}). "
-            "Fix: the options that it takes, as ?option=value"
+            f"probe: {spec.name!r:.80} can't be called with these options ({' '.join(str(error).split())[:120]}). "
+            "Fix: pass the options that it takes, as ?option=value"
         ) from None
     if not isinstance(made, Side):
         raise ArgumentError(
-            f"probe: {spec.name!r:.80} returns no Side. Fix: return mp.probe.Side(…)"
+            f"probe: {spec.name!r:.80} does not return a Side. Fix: let it return mp.probe.Side(…)"
         )
     return made
 
@@ -177,7 +178,7 @@ def _dtype(name: str) -> Any:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ArgumentError(
-            f"probe: dtype is {name!r:.40}. Fix: float32, bfloat16, float16 or float64"
+            f"probe: dtype is {name!r:.40}. Fix: pass float32, bfloat16, float16 or float64"
         )
     return found
 
@@ -188,7 +189,7 @@ def _moved(model: Any, device: str) -> Any:
     except (RuntimeError, AssertionError) as error:
         why = (str(error).splitlines() or [""])[0][:120]
         raise ArgumentError(
-            f"probe: device {device!r:.40} can't be used ({why}). Fix: cpu, or cuda where there is one"
+            f"probe: device {device!r:.40} can't be used ({why}). Fix: use cpu, or cuda where there is a GPU"
         ) from None
 
 
@@ -198,7 +199,7 @@ def _with_attention(model: Any, name: str) -> Any:
     except (ValueError, ImportError) as error:
         why = (str(error).splitlines() or [""])[0][:120]
         raise ArgumentError(
-            f"probe: attention {name!r:.40} can't be set ({why}). Fix: eager or sdpa"
+            f"probe: attention {name!r:.40} can't be set ({why}). Fix: use eager or sdpa"
         ) from None
     return model
 
@@ -207,13 +208,15 @@ def _number(options: dict[str, str], name: str, kind: type) -> Any:
     try:
         return kind(options[name])
     except ValueError:
-        raise ArgumentError(f"probe: {name} is {options[name]!r:.40}. Fix: a number") from None
+        raise ArgumentError(
+            f"probe: {name} is {options[name]!r:.40}. Fix: write a number"
+        ) from None
 
 
 def _flag(options: dict[str, str], name: str) -> bool:
     values = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
     if options[name] not in values:
-        raise ArgumentError(f"probe: {name} is {options[name]!r:.40}. Fix: yes or no")
+        raise ArgumentError(f"probe: {name} is {options[name]!r:.40}. Fix: write yes or no")
     return values[options[name]]
 
 
@@ -232,13 +235,13 @@ def with_pixels(samples: list[Any], root: Path, hf_processor: Any) -> None:
                 continue
             if not medium.source:
                 raise ArgumentError(
-                    f"{where} names no file. Fix: --draw-pixels, or a trace with sources"
+                    f"{where} names no source file. Fix: pass --draw-pixels, or a trace with sources"
                 )
             item = medium if medium.modality == "video" else medium.source
             made = processor.medium(item, where, medium.modality)
             if made.cache_key != medium.cache_key:
                 raise ArgumentError(
-                    f"{where}: its file gives other pixels or another grid than were recorded. "
-                    "Fix: the file and the processor that the trace was made with"
+                    f"{where}: its file gives pixels or a grid that differ from the record. "
+                    "Fix: use the file and the processor that made the trace"
                 )
             medium.pixel_values = made.pixel_values

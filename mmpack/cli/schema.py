@@ -33,7 +33,9 @@ def command(
     from mmpack.schema.json_schema import action_schema, sample_schema
 
     if rules and action:
-        raise ArgumentError("schema: --rules and --action are two pages. Fix: pass one of them")
+        raise ArgumentError(
+            "schema: --rules and --action print two different pages. Fix: pass one of them"
+        )
     text = (
         rules_markdown() if rules else schema_text(action_schema() if action else sample_schema())
     )

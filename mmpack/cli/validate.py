@@ -66,7 +66,7 @@ def _checked(trace: Path) -> tuple[dict[str, Any], list[str]]:
     found = "BROKEN" if total else "OK" if samples else "EMPTY"
     lines = [f"{found}: {samples} samples, {total} broken rules"]
     if not samples:
-        lines.append(f"{trace} holds no sample. Fix: see why its writer wrote none")
+        lines.append(f"{trace} holds no samples. Fix: check why its writer wrote none")
     lines += [f"{p.code} {p}" for p in kept]
     if total > KEPT:
         lines.append(f"and {total - KEPT} more")

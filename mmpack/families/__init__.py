@@ -90,5 +90,6 @@ def family_of_model_type(model_type: str, image_token_id: int | None = None) -> 
         return families[0]
     known = ", ".join(t for f in FAMILIES.values() for t in f.model_types)
     raise LayoutError(
-        f"model_type {model_type!r} belongs to no family. Fix: use a model of type {known}", "MM006"
+        f"model_type {model_type!r} belongs to no family that mmpack knows. Fix: use a model of type {known}",
+        "MM006",
     )

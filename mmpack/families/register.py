@@ -49,7 +49,8 @@ def register_family(family: Family) -> Family:
     """
     if not isinstance(family, Family):
         raise ArgumentError(
-            f"register_family: {kind_of(family)} is no Family. Fix: mp.Family(name=…), or dataclasses.replace of one"
+            f"register_family: {kind_of(family)} is not a Family. "
+            "Fix: pass mp.Family(name=…), or dataclasses.replace(…) of one"
         )
     for why, fix in problems(family):
         raise ArgumentError(f"register_family: {family.name!r:.60} {why}. Fix: {fix}")
@@ -62,12 +63,12 @@ def problems(family: Family) -> Iterable[tuple[str, str]]:
     others = [f for f in FAMILIES.values() if f is not family]
     if not (isinstance(family.name, str) and re.fullmatch(r"[a-z][a-z0-9_]*", family.name)):
         yield (
-            "is no name",
-            "small letters, digits and _, as in a transformers model_type",
+            "is not a name",
+            "use lowercase letters, digits and _, as in transformers' model_type",
         )
         return
     if any(f.name == family.name for f in others):
-        yield "exists", "another name; a family is declared once"
+        yield "exists already", "choose another name; a family is registered once"
     yield from _types(family, others)
     yield from _ids(family)
     yield from _sizes(family)
@@ -79,14 +80,14 @@ def _types(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
     for name in ("model_types", "processors"):
         value = getattr(family, name)
         if not (isinstance(value, tuple) and value and all(isinstance(v, str) for v in value)):
-            yield f"has {name}={value!r:.60}", f"a tuple of names, as in {name}=('…',)"
+            yield f"has {name}={value!r:.60}", f"pass a tuple of names, such as {name}=('…',)"
             return
     for other in others:
         taken = set(family.model_types) & set(other.model_types)
         if taken and family.image_token_id == other.image_token_id:
             yield (
-                f"has the model type {min(taken)!r}, which is of {other.name}",
-                f"get_family({other.name!r}), or the model type of your own config",
+                f"has the model type {min(taken)!r}, which belongs to {other.name}",
+                f"use get_family({other.name!r}), or name the model type of your own config",
             )
 
 
@@ -99,14 +100,14 @@ def _ids(family: Family) -> Iterable[tuple[str, str]]:
         if not _whole(value) or not 0 <= value < family.vocab_size:
             yield (
                 f"has {name}={value!r:.40}, expected an id below vocab_size={family.vocab_size}",
-                "the tokenizer's id, and the rows of the embedding as vocab_size",
+                "pass the tokenizer's id, and the embedding's number of rows as vocab_size",
             )
     held = set(family.placeholder_ids.values())
     for name in ("vision_start_id", "vision_end_id", "pad_token_id"):
         if ids[name] in held:
             yield (
                 f"has {name}={ids[name]}, which is a placeholder",
-                "the id of the token that one vision token stands on is of placeholders alone",
+                "pass another id; a placeholder's id is for vision tokens only",
             )
 
 
@@ -114,10 +115,10 @@ def _sizes(family: Family) -> Iterable[tuple[str, str]]:
     for name in _SIZES:
         value = getattr(family, name)
         if not _whole(value) or value < 1:
-            yield f"has {name}={value!r:.40}", "a whole number of 1 or more"
+            yield f"has {name}={value!r:.40}", "pass a whole number of 1 or more"
     per_second = family.tokens_per_second
     if per_second is not None and not (isinstance(per_second, int | float) and per_second > 0):
-        yield f"has tokens_per_second={per_second!r:.40}", "a number above 0, or None"
+        yield f"has tokens_per_second={per_second!r:.40}", "pass a number above 0, or None"
 
 
 def _words(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
@@ -127,23 +128,29 @@ def _words(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
         value = getattr(family, name)
         if value not in words:
             listed = ", ".join(sorted(repr(word) for word in words))
-            yield f"has {name}={value!r:.40}", f"one of {listed}"
+            yield f"has {name}={value!r:.40}", f"use one of {listed}"
     media = family.placeholder_ids
     if not (isinstance(family.two_way_media, tuple) and set(family.two_way_media) <= media.keys()):
         yield (
             f"has two_way_media={family.two_way_media!r:.40}",
-            f"a tuple of what it has placeholders of: {', '.join(media)}",
+            f"pass a tuple of modalities that have placeholders: {', '.join(media)}",
         )
     if family.audio is not None and family.audio.interleaving not in ("chunks", "time"):
-        yield f"has audio of interleaving={family.audio.interleaving!r:.40}", "'chunks' or 'time'"
+        yield (
+            f"has audio with interleaving={family.audio.interleaving!r:.40}",
+            "use 'chunks' or 'time'",
+        )
     if family.audio is not None and not set(family.audio.halvings) <= {"up", "down"}:
-        yield f"has audio of halvings={family.audio.halvings!r:.40}", "'up' or 'down' for each"
+        yield (
+            f"has audio with halvings={family.audio.halvings!r:.40}",
+            "use 'up' or 'down' for each",
+        )
     if family.video is not None and family.video.resize not in ("area", "budget"):
-        yield f"has a video of resize={family.video.resize!r:.40}", "'area' or 'budget'"
+        yield f"has video with resize={family.video.resize!r:.40}", "use 'area' or 'budget'"
     if family.video_token_id is None and family.video_layout != "images":
         yield (
-            f"has video_layout={family.video_layout!r} and no video_token_id",
-            "video_layout='images', or the id",
+            f"has video_layout={family.video_layout!r} but no video_token_id",
+            "set video_layout='images', or pass the id",
         )
 
 
@@ -155,14 +162,14 @@ def _positions(family: Family, others: list[Family]) -> Iterable[tuple[str, str]
     if not (isinstance(rules, tuple) and rules and set(rules) <= rows.keys()):
         yield (
             f"has position_rules={rules!r:.60}",
-            f"a tuple of {', '.join(sorted(rows))}; the first is the newest transformers'",
+            f"pass a tuple of {', '.join(sorted(rows))}; the first is what the newest transformers does",
         )
         return
     wrong = [rule for rule in rules if rows[rule] != family.position_rows]
     if wrong:
         yield (
-            f"has position_rows={family.position_rows!r:.20}, the rule {wrong[0]!r} gives {rows[wrong[0]]}",
-            f"position_rows={rows[wrong[0]]}",
+            f"has position_rows={family.position_rows!r:.20}, but the rule {wrong[0]!r} gives {rows[wrong[0]]}",
+            f"set position_rows={rows[wrong[0]]}",
         )
 
 

@@ -76,7 +76,7 @@ def sizes_of(sample: Sample, media_index: int | None = None) -> Sizes:
     if not isinstance(media_index, Integral) or not 0 <= int(media_index) < len(sample.media):
         raise ArgumentError(
             f"sizes_of: media_index is {media_index!r:.40}, there are {len(sample.media)} media. "
-            "Fix: an index into sample.media"
+            "Fix: pass an index into sample.media"
         )
     medium, family = sample.media[int(media_index)], get_family(sample.family)
     t, h, w = medium.grid_thw
@@ -112,7 +112,8 @@ def convert_array(values: Any, source: str, target: str, sizes: Sizes | None = N
     """
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf":
         raise ArgumentError(
-            f"convert_array: values is {kind_of(values)}, expected a numpy array of numbers. Fix: np.asarray(values)"
+            f"convert_array: values is {kind_of(values)}, expected a numpy array of numbers. "
+            "Fix: pass np.asarray(values)"
         )
     if values.ndim == 0 or values.shape[-1] % 2:
         raise ArgumentError(
@@ -168,7 +169,7 @@ def as_floats(values: Iterable[Any]) -> tuple[float, ...]:
         return tuple(float(v) for v in given)
     except (OverflowError, RuntimeError, TypeError, ValueError):
         raise ArgumentError(
-            "as_floats: a value is no number that a float holds. Fix: pass numbers"
+            "as_floats: a value is not a number that a float holds. Fix: pass numbers"
         ) from None
 
 

@@ -117,7 +117,9 @@ def _checked(
         raise ArgumentError(f"{what}: sample is {kind_of(sample)}. Fix: pass a Sample")
     check_name(what, "where", where, WHERE)
     if isinstance(forms, str) or not isinstance(forms, Sequence):
-        raise ArgumentError(f"{what}: forms is {kind_of(forms)}. Fix: a list of {', '.join(FORMS)}")
+        raise ArgumentError(
+            f"{what}: forms is {kind_of(forms)}. Fix: pass a list of {', '.join(FORMS)}"
+        )
     for form in forms:
         check_name(what, "forms", form, FORMS)
     if media_index is not None and not (
@@ -125,7 +127,7 @@ def _checked(
     ):
         raise ArgumentError(
             f"{what}: media_index is {media_index!r:.40}, there are {len(sample.media)} media. "
-            "Fix: an index into sample.media"
+            "Fix: pass an index into sample.media"
         )
     return system_written(what, sample, system)
 

@@ -27,7 +27,7 @@ def match(values: Any, allowed: Any = None) -> list[tuple[int, int]]:
     if allowed.shape != array.shape or allowed.dtype != bool:
         raise ArgumentError(
             f"match: allowed has shape {list(allowed.shape)} and dtype {allowed.dtype}, "
-            f"expected bool {list(array.shape)}. Fix: one bool for each value"
+            f"expected bool {list(array.shape)}. Fix: pass one bool for each value"
         )
     if not allowed.any():
         return []

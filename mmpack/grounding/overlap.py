@@ -122,14 +122,15 @@ def _numbers(what: str, name: str, value: Any, width: int | None) -> np.ndarray:
         array = array.astype(np.float64)
     except Exception:
         raise ArgumentError(
-            f"{what}: {name} is {kind_of(value)} that is no array of numbers. Fix: pass floats [n, {width or '4 or 2'}]"
+            f"{what}: {name} is {kind_of(value)} that is not an array of numbers. "
+            f"Fix: pass floats [n, {width or '4 or 2'}]"
         ) from None
     if array.size == 0 and array.ndim in (1, 2):
         return np.zeros((0, width or 4))
     if array.ndim != 2 or array.shape[1] not in ((2, 4) if width is None else (width,)):
         raise ArgumentError(
             f"{what}: {name} has shape {list(array.shape)}, expected [n, {width or '4 or 2'}]. "
-            "Fix: one row each, also for a single one"
+            "Fix: pass one row each, also for a single one"
         )
     if not np.isfinite(array).all():
         raise ArgumentError(

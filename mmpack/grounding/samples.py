@@ -80,7 +80,7 @@ def moved(
         where = "no medium" if media_index is None else f"media[{media_index}]"
         raise ArgumentError(
             f"grounding: {next(iter(known))} in {where} of {sample.sample_id!r:.60} can't go from {source} to "
-            f"{target}: its size is not known. Fix: coordinate_system={source!r}, or name a medium of known size"
+            f"{target}: its size is not known. Fix: pass coordinate_system={source!r}, or name a medium of known size"
         )
     return {name: as_floats(convert(v, source, target, sizes)) for name, v in known.items()}
 

@@ -227,7 +227,7 @@ def _broken(values: Any, size: int) -> str | None:
     except (TypeError, ValueError):
         finite = False
     if not finite:
-        return f"is no {'box' if size == 4 else 'point'} of finite numbers"
+        return f"is not a {'box' if size == 4 else 'point'} of finite numbers"
     if size == 4 and (values[0] > values[2] or values[1] > values[3]):
         return "has its corners swapped"
     return None

@@ -164,7 +164,8 @@ def _check(
     if x.dtype not in FLOATS or any((t.dtype, t.device) != (x.dtype, x.device) for t in tensors):
         found = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
         raise ArgumentError(
-            f"{what}: x, weight and bias are {found}. Fix: one floating dtype of 16 bits or more and one device for all"
+            f"{what}: x, weight and bias are {found}. "
+            "Fix: pass one floating dtype of 16 bits or more and one device for all"
         )
     if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise ArgumentError(
@@ -173,12 +174,12 @@ def _check(
         )
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise ArgumentError(
-            f"{what}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: one per row of weight"
+            f"{what}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: pass one per row of weight"
         )
     whole = weight.shape[split] * ranks
     if not is_power_of_two(parts) or parts % ranks or whole % parts:
         raise ArgumentError(
             f"{what}: parts is {parts}, with {ranks} ranks and {whole} to split. "
-            "Fix: a power of two that the ranks divide and that divides what is split"
+            "Fix: pass a power of two that the ranks divide and that divides what is split"
         )
     return ranks

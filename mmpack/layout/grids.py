@@ -21,7 +21,7 @@ def as_grids(name: str, given: Grids) -> np.ndarray:
         return np.asarray([] if given is None else given, dtype=np.int64).reshape(-1, 3)
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(
-            f"mrope_positions: {name}_grid_thw {reprlib.repr(given):.80} are no grids. "
+            f"mrope_positions: {name}_grid_thw {reprlib.repr(given):.80} are not grids. "
             f"Fix: pass time, height and width in patches of each {name}, [n, 3]"
         ) from None
 
@@ -51,8 +51,8 @@ def match_grids(
         bad = (patches < 1).any(axis=1) | (cells % merge != 0).any(axis=1)
         at = int(np.argmax(bad))
         return out, LayoutError(
-            f"mrope_positions: grid {patches[at].tolist()} of the run at token {runs.starts[at]} is empty "
-            f"or no multiple of the merge size {merge}. Fix: pass patches before merging",
+            f"mrope_positions: grid {patches[at].tolist()} of the run at token {runs.starts[at]} is empty or "
+            f"not a multiple of the merge size {merge}. Fix: pass patches before merging",
             "MM102",
             (int(runs.starts[at]), int(runs.stops[at])),
         )
@@ -82,7 +82,7 @@ def _miscounted(runs: Runs, which: np.ndarray, name: str, given: int) -> LayoutE
         span = (int(runs.starts[at]), int(runs.stops[at]))
         where = f", the first without one is [{span[0]}, {span[1]})"
     return LayoutError(
-        f"mrope_positions: {len(which)} runs of {name} tokens, {given} grids{where}. "
+        f"mrope_positions: {len(which)} runs of {name} tokens, but {given} grids{where}. "
         f"Fix: pass the grid of each {name} in the ids, and no other",
         "MM107" if span is None else "MM104",
         span,
@@ -115,7 +115,7 @@ def _floats(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
             return np.asarray(values, dtype=np.float32).reshape(-1)
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(
-            f"mrope_positions: second_per_grid_ts {reprlib.repr(seconds):.80} are no numbers. "
+            f"mrope_positions: second_per_grid_ts {reprlib.repr(seconds):.80} are not numbers. "
             "Fix: pass the seconds of each video"
         ) from None
 
@@ -158,8 +158,8 @@ def seconds_of(given: Sequence[float] | np.ndarray | None, videos: int) -> np.nd
     seconds = _floats(np.ones(videos) if given is None else given)
     if len(seconds) != videos or not np.isfinite(seconds).all() or (seconds < 0).any():
         raise ArgumentError(
-            f"mrope_positions: second_per_grid_ts has {len(seconds)} values for {videos} videos, "
-            "or one that is negative or not finite. Fix: pass the seconds of each video"
+            f"mrope_positions: second_per_grid_ts has {len(seconds)} values for {videos} videos, or a negative "
+            "or infinite one. Fix: pass the seconds of each video"
         )
     return seconds
 
@@ -170,7 +170,7 @@ def frames_of_audio(given: Sequence[int] | np.ndarray | None) -> np.ndarray:
         frames = np.asarray([] if given is None else given, dtype=np.int64).reshape(-1, 1)
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(
-            f"mrope_positions: audio_feature_lengths {reprlib.repr(given):.80} are no lengths. "
+            f"mrope_positions: audio_feature_lengths {reprlib.repr(given):.80} are not lengths. "
             "Fix: pass the feature frames of each audio, [n]"
         ) from None
     return np.concatenate([frames, np.ones((len(frames), 2), np.int64)], axis=1)

@@ -56,8 +56,8 @@ def match_runs(runs: Runs, media: Sequence[Medium], family: Family, what: str) -
     found = runs.media()
     if [modality for modality, _ in found] != wanted:
         raise LayoutError(
-            f"{what}: the ids have runs of {runs.modalities}, the media are {[m.modality for m in media]}. "
-            "Fix: media in the order of their placeholders",
+            f"{what}: the ids have runs of {runs.modalities}, but the media are {[m.modality for m in media]}. "
+            "Fix: pass media in the order of their placeholders",
             "MM106",
         )
     rest = (pieces for _, pieces in found)

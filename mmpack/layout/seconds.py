@@ -45,14 +45,14 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
         seconds = list(medium.frame_timestamps)
     else:
         raise ArgumentError(
-            f"processor: {medium.media_id!r:.60} has no times, {family.name} writes them into the prompt. "
+            f"processor: {medium.media_id!r:.60} has no times, which {family.name} writes into the prompt. "
             "Fix: set frame_indices and fps, or frame_timestamps"
         )
     size, patches = family.temporal_patch_size, medium.grid_thw[0]
     if -(-len(seconds) // size) != patches:
         raise LayoutError(
             f"processor: {medium.media_id!r:.60} has {len(seconds)} frames, its grid {list(medium.grid_thw)} "
-            f"holds {patches} patches of {size}. Fix: the times of the sampled frames",
+            f"holds {patches} patches of {size}. Fix: pass the times of the sampled frames",
             "MM111",
         )
     return patch_seconds(seconds, size * family.pooled_frames, family)

@@ -127,15 +127,16 @@ def _places(
     merge = 1 if modality == "audio" else family.spatial_merge_size
     if min(t, h, w) < 1 or h % merge or w % merge:
         raise LayoutError(
-            f"mrope_positions: grid {[t, h, w]} of the run at token {pieces[0][0]} is empty "
-            f"or no multiple of the merge size {merge}. Fix: pass patches before merging",
+            f"mrope_positions: grid {[t, h, w]} of the run at token {pieces[0][0]} is empty or not a multiple "
+            f"of the merge size {merge}. Fix: pass patches before merging",
             "MM102",
             pieces[0],
         )
     expected = family.tokens_of(modality, (t, h, w))
     if tokens != expected:
         raise LayoutError(
-            f"mrope_positions: the {modality} at token {pieces[0][0]} has {tokens} tokens, its grid {[t, h, w]} gives "
+            f"mrope_positions: the {modality} at token {pieces[0][0]} has {tokens} tokens, but its grid "
+            f"{[t, h, w]} gives "
             f"{expected}. Fix: expand one placeholder per merged patch, or per audio token",
             "MM101",
             (pieces[0][0], pieces[-1][1]),
@@ -148,7 +149,8 @@ def _places(
     if modality == "video" and not family.audio.cuts_times and (times != np.trunc(times)).any():
         raise ArgumentError(
             f"mrope_positions: a video with {float(seconds):g} seconds between temporal patches has patches between "
-            f"two positions at {per_second:g} a second, which no integer position_ids hold. Fix: sample it so that "
+            f"two whole positions at {per_second:g} per second, which integer position_ids can't hold. "
+            "Fix: sample it so that "
             "seconds × positions is whole (fps 1 or 2)"
         )
     cell = np.tile(np.arange(h * w), t)

@@ -94,7 +94,8 @@ def token_text(
     stop = len(ids) if stop is None else stop
     if not start <= stop <= len(ids):
         raise ArgumentError(
-            f"token_text: [{start}, {stop}) of {len(ids)} tokens. Fix: start <= stop <= their number"
+            f"token_text: [{start}, {stop}) is not within the {len(ids)} tokens. "
+            "Fix: pass 0 <= start <= stop <= their number"
         )
     found, which = np.unique(ids[start:stop], return_inverse=True)
     bytes_of = token_bytes(tokenizer)
@@ -116,7 +117,7 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes | None]:
     """The function from an id to its bytes, None where it has no token. Raises: ArgumentError, see `token_text`."""
     if hasattr(tokenizer, "tokenizer"):
         raise ArgumentError(
-            f"token_text: tokenizer is {kind_of(tokenizer)}, which has one. Fix: pass its .tokenizer"
+            f"token_text: tokenizer is {kind_of(tokenizer)}, which holds a tokenizer. Fix: pass its .tokenizer"
         )
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "id_to_token"):
@@ -166,7 +167,9 @@ def _ids(input_ids: Any) -> np.ndarray:
             "expected integers [L]. Fix: pass the ids of one sample"
         )
     if int(ids.min()) < 0:
-        raise ArgumentError(f"token_text: input_ids holds {int(ids.min())}. Fix: ids from 0 on")
+        raise ArgumentError(
+            f"token_text: input_ids holds {int(ids.min())}, and ids are 0 or more. Fix: leave out padding and -100"
+        )
     return ids
 
 
@@ -194,7 +197,7 @@ def _is_byte_level(decoder: Any) -> bool:
 
 def _not_byte_level(what: str) -> ArgumentError:
     return ArgumentError(
-        f"token_text: tokenizer is {what}, its tokens have no bytes. "
+        f"token_text: tokenizer is {what}, whose tokens have no bytes. "
         "Fix: pass a tokenizer of transformers with a byte-level vocabulary, or a function from an id to its bytes"
     )
 

@@ -60,14 +60,16 @@ def choose(op: Op, device: torch.device, dtype: torch.dtype | None = None) -> st
         able = (k.backend for k in op.kernels if _why_not(k, device, dtype) is None)
         return next(able, "torch")
     if wanted not in BACKENDS:
-        raise BackendError(f"MMPACK_BACKEND is {wanted!r}. Fix: one of auto, {', '.join(BACKENDS)}")
+        raise BackendError(
+            f"MMPACK_BACKEND is {wanted!r}. Fix: use one of auto, {', '.join(BACKENDS)}"
+        )
     if wanted == "torch":
         return wanted
     kernel = next((k for k in op.kernels if k.backend == wanted), None)
     reason = f"the op has no {wanted} kernel" if kernel is None else _why_not(kernel, device, dtype)
     if reason is not None:
         raise BackendError(
-            f"{op.name}: MMPACK_BACKEND is {wanted}, and {reason}. Fix: MMPACK_BACKEND=auto"
+            f"{op.name}: MMPACK_BACKEND is {wanted}, and {reason}. Fix: set MMPACK_BACKEND=auto"
         )
     return wanted
 

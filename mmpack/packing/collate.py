@@ -52,7 +52,7 @@ def collate(
     """
     if not isinstance(items, (list, tuple)):
         raise ArgumentError(
-            f"collate: items is {type(items).__name__}, expected a list. Fix: collate_fn=mp.collate"
+            f"collate: items is {type(items).__name__}, expected a list. Fix: pass collate_fn=mp.collate"
         )
     pairs = [sample_and_columns(item, i, "collate") for i, item in enumerate(items)]
     names = [list(columns) for _, columns in pairs]
@@ -60,7 +60,7 @@ def collate(
         if set(own) != set(names[0]):
             raise ArgumentError(
                 f"collate: items[{i}] has the columns {sorted(own)}, items[0] has {sorted(names[0])}. "
-                "Fix: the same columns for every sample"
+                "Fix: pass the same columns for every sample"
             )
     columns: dict[str, Column] = {
         name: [_whole(columns[name], sample) for sample, columns in pairs]
@@ -83,7 +83,7 @@ def sample_and_columns(item: Any, i: int, what: str) -> tuple[Sample, Mapping[st
     if not isinstance(sample, Sample) or not isinstance(columns, Mapping):
         raise ArgumentError(
             f"{what}: items[{i}] is {type(item).__name__}, expected a Sample or (Sample, columns). "
-            "Fix: a data set of samples; of dicts, mp.Sample.from_dict(item)"
+            "Fix: pass a data set of samples; of dicts, mp.Sample.from_dict(item)"
         )
     return sample, columns
 

@@ -44,7 +44,7 @@ def idle_batch(
     if not (isinstance(like, Sample) or (isinstance(like, str) and like in FAMILIES)):
         shown = repr(like) if isinstance(like, str) else kind_of(like)
         raise ArgumentError(
-            f"idle_batch: like is {shown:.60}. Fix: a Sample, or the name of a family"
+            f"idle_batch: like is {shown:.60}. Fix: pass a Sample, or the name of a family"
         )
     family = get_family(like if isinstance(like, str) else like.family)
     ids = np.array([family.pad_token_id], dtype=np.int64)

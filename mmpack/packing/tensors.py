@@ -33,6 +33,6 @@ def to_int32(array: np.ndarray) -> torch.Tensor:
     """int32 tensor of the integers in `array`. Raises ArgumentError for one that does not fit."""
     if array.size and max(-int(array.min()), int(array.max())) >= 2**31:
         raise ArgumentError(
-            f"pack: {int(array.max())} does not fit 32 bits. Fix: smaller turn numbers, or smaller packs"
+            f"pack: {int(array.max())} does not fit 32 bits. Fix: use smaller turn numbers, or smaller packs"
         )
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

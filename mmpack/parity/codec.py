@@ -59,7 +59,7 @@ def codec_flips(left: Any, right: Any) -> CodecFlips:
     if a.shape != b.shape:
         raise ArgumentError(
             f"codec_flips: left is {list(a.shape)}, right {list(b.shape)}. "
-            "Fix: compare encodings of the same samples by one codec; another length is no flip"
+            "Fix: compare encodings of the same samples by one codec; another length is not a flip"
         )
     unlike = a != b
     if not len(a):  # which MM322 refuses in a trace
@@ -81,6 +81,6 @@ def _ids(name: str, ids: Any) -> np.ndarray:
     if array is None or array.ndim != 2 or array.dtype.kind not in "iu":
         found = kind_of(ids) if array is None else f"{list(array.shape)} of {array.dtype}"
         raise ArgumentError(
-            f"codec_flips: {name} is {found}, expected integers [levels, frames]. Fix: one row per codebook"
+            f"codec_flips: {name} is {found}, expected integers [levels, frames]. Fix: pass one row per codebook"
         )
     return array

@@ -144,7 +144,7 @@ def logprob_drift(
         if cut or len(column) != sample.num_loss_tokens:
             raise ArgumentError(
                 f"logprob_drift: {sample.sample_id!r:.60} has {len(sample)} tokens, {sample.num_loss_tokens} in its "
-                f"loss_spans and {len(column)} rollout_logprobs. Fix: one per loss token; mp.validate says more"
+                f"loss_spans and {len(column)} rollout_logprobs. Fix: pass one per loss token; mp.validate says more"
             )
     check_whole("logprob_drift", "near", near)
     rollout = np.concatenate(rolled)
@@ -195,14 +195,15 @@ def _check_evidence(kind: Any, dtype: Any, version: Any, temperature: Any, check
     for name, value in (("dtype", dtype), ("version", version)):
         if value is not None and not isinstance(value, str):
             raise ArgumentError(
-                f"logprob_drift: {name} is {kind_of(value)}, expected a str. Fix: as the trace names it"
+                f"logprob_drift: {name} is {kind_of(value)}, expected a str. Fix: pass it as the trace names it"
             )
     if temperature is not None:
         check_number("logprob_drift", "temperature", temperature, least=0)
     pair = isinstance(checksums, Sequence) and len(checksums) == 2
     if checksums is not None and not (pair and all(isinstance(c, Mapping) for c in checksums)):
         raise ArgumentError(
-            "logprob_drift: checksums is no pair of mappings. Fix: ({name: checksum} of the trainer, of the engine)"
+            "logprob_drift: checksums is not a pair of mappings. "
+            "Fix: pass ({name: checksum} of the trainer, of the engine)"
         )
 
 
@@ -211,7 +212,7 @@ def _per_sample(name: str, given: Any, count: int) -> Sequence[Any]:
     if not hasattr(given, "__len__") or len(given) != count:
         found = f"has {len(given)} entries" if hasattr(given, "__len__") else f"is {kind_of(given)}"
         raise ArgumentError(
-            f"logprob_drift: {name} {found}, there are {count} samples. Fix: one array [n] per sample"
+            f"logprob_drift: {name} {found}, there are {count} samples. Fix: pass one array [n] per sample"
         )
     return given
 
@@ -223,12 +224,12 @@ def logprob_column(values: Any, i: int | str) -> np.ndarray:
     except (TypeError, ValueError, RuntimeError) as error:  # the last one: a tensor with a gradient
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(
-            f"logprob_drift: logprobs[{i!r:.60}] are no numbers ({why}). Fix: float [n], of the loss tokens"
+            f"logprob_drift: logprobs[{i!r:.60}] are not numbers ({why}). Fix: pass float [n], of the loss tokens"
         ) from None
     if column.ndim != 1:
         raise ArgumentError(
             f"logprob_drift: logprobs[{i!r:.60}] have shape {list(column.shape)}, expected [n]. "
-            "Fix: one value per loss token"
+            "Fix: pass one value per loss token"
         )
     return column
 
@@ -321,7 +322,8 @@ def _route_column(routes: Any, i: int) -> np.ndarray:
         array = np.zeros(0)
     if array.ndim != 3 or array.dtype.kind not in "iu":
         raise ArgumentError(
-            f"logprob_drift: routed_experts[{i}] is no integers [L, layers, k]. Fix: those of record_routes, by sample"
+            f"logprob_drift: routed_experts[{i}] is not integers [L, layers, k]. "
+            "Fix: pass those of record_routes, by sample"
         )
     return array
 

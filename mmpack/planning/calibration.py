@@ -148,7 +148,7 @@ def _counts(what: Any, base: CostModel, number: int) -> Counts:
         return summed(_counts(part, base, number) for part in what)
     raise ArgumentError(
         f"calibrate: measured[{number}] holds {kind_of(what)}. "
-        "Fix: a PackedBatch, its Counts, or a list of those of a step"
+        "Fix: pass a PackedBatch, its Counts, or a list of those of a step"
     )
 
 
@@ -158,7 +158,7 @@ def _asked(parts: Sequence[str] | None) -> list[str] | None:
     odd = [p for p in parts if p not in PARTS] if not isinstance(parts, str) else [parts]
     if odd or not set(parts) - {"batch"}:
         raise ArgumentError(
-            f"calibrate: parts is {parts!r:.80}. Fix: some of {', '.join(PARTS)}, in a list, and not batch alone"
+            f"calibrate: parts is {parts!r:.80}. Fix: pass some of {', '.join(PARTS)}, in a list, and not batch alone"
         )
     return [name for name in PARTS if name in parts]
 
@@ -183,7 +183,7 @@ def _columns(
         kept = [name for name in asked if name in columns]
         if not kept or kept == ["batch"]:
             raise ArgumentError(
-                f"calibrate: no step holds any of {', '.join(asked)}. Fix: other parts, or None for all"
+                f"calibrate: no step holds any of {', '.join(asked)}. Fix: use other parts, or None for all"
             )
         rest = [column for name, column in columns.items() if name not in asked]
         columns = {name: columns[name] for name in kept}

@@ -52,7 +52,7 @@ class Age(NamedTuple):
         if odd:
             raise ArgumentError(
                 f"plan: {odd[0]!r:.60} is a name of weights, no number, so its age is unknown. "
-                "Fix: policy_versions=[…], all names, the oldest first"
+                "Fix: pass policy_versions=[…], all names, the oldest first"
             )
         return {name: int(name) for name in names}
 

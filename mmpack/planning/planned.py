@@ -122,7 +122,7 @@ def _plan_of(document: Any, where: str) -> Plan:
     """The plan of a parsed file. Raises PlanError."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise PlanError(
-            f"{where} is no plan of format {FORMAT!r}. Fix: name a file that Plan.save wrote"
+            f"{where} is not a plan of format {FORMAT!r}. Fix: name a file that Plan.save wrote"
         )
     names = {f.name for f in dataclasses.fields(Plan)}
     values = {name: document[name] for name in names if name in document}
@@ -149,7 +149,7 @@ def _check(plan: Plan) -> None:
     """Raise ValueError for bins or ranks that can't be a plan's."""
     members = [i for b in plan.bins for i in b]
     if any(type(i) is not int or i < 0 for i in members) or len(set(members)) != len(members):
-        raise ValueError("bins are no distinct indices of samples")
+        raise ValueError("bins are not distinct indices of samples")
     if sorted(b for rank in plan.ranks for b in rank) != list(range(len(plan.bins))):
         raise ValueError("ranks don't hold each bin once")
     if len(members) != plan.total_samples or type(plan.total_tokens) is not int:

@@ -175,7 +175,7 @@ def places_of(samples: Sequence[Sample], tokens: Any = "all") -> Places:
             modalities.append(medium.modality)
     if not pairs:
         raise ArgumentError(
-            f"probe: tokens={tokens!r:.60} chooses no token. Fix: tokens='all', or samples with loss tokens"
+            f"probe: tokens={tokens!r:.60} chooses no token. Fix: pass tokens='all', or samples with loss tokens"
         )
     return Places(
         sample_ids=names,

@@ -105,7 +105,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     except OSError as error:
         raise TraceError(
             f"read_record: {path} can't be read ({error.strerror or error}). "
-            "Fix: a file that mmpack probe --save or write_record made"
+            "Fix: pass a file that mmpack probe --save or write_record made"
         ) from None
     except TraceError:
         raise
@@ -114,7 +114,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     ) as error:  # zipfile's, json's, numpy's and ours of fields, each for its kind of damage
         why = " ".join(str(error).split())[:160]
         raise TraceError(
-            f"read_record: {path} is no record of the probe, or is damaged ({type(error).__name__}: {why}). "
+            f"read_record: {path} is not a record of the probe, or is damaged ({type(error).__name__}: {why}). "
             "Fix: record it again, with mmpack probe --save or write_record"
         ) from None
 
@@ -133,7 +133,7 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
         )
     for name in ("lengths", "tokens", "token_kind", "media", "grids", "placeholders"):
         if not _whole_numbers(header["places"][name]):
-            raise ValueError(f"its {name} are no whole numbers")
+            raise ValueError(f"its {name} are not whole numbers")
     places = Places.from_dict(header["places"])
     _check_places(places)
     directions, seed = (_whole(header, name) for name in ("directions", "seed"))
@@ -166,7 +166,7 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
     extra = {name: value for name, value in header.items() if name not in _KNOWN}
     about = header["about"]
     if not isinstance(about, dict):
-        raise ValueError("its field about is no object")
+        raise ValueError("its field about is not an object")
     aliases = header["aliases"]
     if not isinstance(aliases, dict) or not set(map(str, aliases.values())) <= set(entries):
         raise ValueError("its field aliases names entries that are not there")
@@ -203,7 +203,7 @@ def _path(what: str, path: Any) -> Path:
     try:
         return Path(path)
     except TypeError:
-        raise ArgumentError(f"{what}: path is {kind_of(path)}. Fix: a file's path") from None
+        raise ArgumentError(f"{what}: path is {kind_of(path)}. Fix: pass a file's path") from None
 
 
 def _whole(header: dict[str, Any], name: str) -> int:

@@ -205,7 +205,7 @@ class ProbeReport:
     def to_png(self, path: str | os.PathLike[str]) -> None:
         """Layer × error as a figure. As `mmpack.view.probe.chart`."""
         if path is None:
-            raise ArgumentError("probe.to_png: path is None. Fix: a name ending in .png")
+            raise ArgumentError("probe.to_png: path is None. Fix: pass a name ending in .png")
         drawing().chart([self], path)
 
     def _repr_html_(self) -> str:

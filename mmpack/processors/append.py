@@ -71,13 +71,14 @@ def append_turn(
     """See `Processor.append`."""
     if not isinstance(sample, Sample):
         raise ArgumentError(
-            f"processor.append: the sample is {type(sample).__name__}. Fix: what the processor made before"
+            f"processor.append: the sample is {type(sample).__name__}, expected a Sample. "
+            "Fix: pass one that this processor made"
         )
     made_by = sample.processor_fingerprint or processor.fingerprint
     if (sample.family, made_by) != (processor.family.name, processor.fingerprint):
         raise ArgumentError(
-            f"processor.append: {sample.sample_id!r:.60} was made by a processor of other settings. "
-            "Fix: append with the one that made it"
+            f"processor.append: {sample.sample_id!r:.60} was made by a processor with other settings. "
+            "Fix: append with the processor that made it"
         )
     before = occurring_media(sample)
     observed, items, source = _observed(processor, sample, observation, before)
@@ -127,7 +128,7 @@ def _observed(
         return ids, items, given.source or "tool"
     if len(ids):
         raise ArgumentError(
-            "processor.append: observation_ids and messages are two ways to say one thing. Fix: pass one of them"
+            "processor.append: observation_ids and messages say the same thing. Fix: pass one of them"
         )
     parts = parts_of(given.messages, given.media)
     items = [
@@ -142,8 +143,8 @@ def _observed(
     had = _overlap(sample.input_ids, end)
     if not had and not (sample.loss_spans and sample.loss_spans[-1].stop == len(sample)):
         raise ArgumentError(
-            f"processor.append: {sample.sample_id!r:.60} ends in a prompt, which the messages would answer. "
-            "Fix: append the response to it first"
+            f"processor.append: {sample.sample_id!r:.60} ends in a prompt that has no response yet. "
+            "Fix: append the response first"
         )
     source = source_of([message["role"] for message in given.messages])
     return ids[had:], items, given.source or source

@@ -31,8 +31,8 @@ def as_ids(ids: Sequence[int] | np.ndarray, limit: int, name: str = "input_ids")
     if len(odd):
         at = int(odd[0])
         raise ArgumentError(
-            f"processor: {name}[{at}] is {array[at]}, the vocabulary has ids from 0 to {limit - 1} "
-            f"({len(odd)} of {len(array)} are not in it). Fix: ids of this model's tokenizer, without padding or -100"
+            f"processor: {name}[{at}] is {array[at]}, the vocabulary has ids from 0 to {limit - 1} ({len(odd)} "
+            f"of {len(array)} are outside). Fix: pass ids of this model's tokenizer, without padding or -100"
         )
     return array.astype(np.int64)
 
@@ -45,13 +45,13 @@ def as_logprobs(values: Any, count: int) -> np.ndarray | None:
     if array.shape != (count,):
         raise ArgumentError(
             f"processor: rollout_logprobs has shape {list(array.shape)}, expected [{count}]. "
-            "Fix: one value for each sampled token"
+            "Fix: pass one value for each sampled token"
         )
     bad = np.flatnonzero(~np.isfinite(array))
     if len(bad):
         raise ArgumentError(
             f"processor: rollout_logprobs[{bad[0]}] is {array[bad[0]]}. "
-            "Fix: the engine's logprob of the sampled token, a finite number"
+            "Fix: pass the engine's logprob of the sampled token, a finite number"
         )
     return array
 
@@ -72,8 +72,8 @@ def as_spans(spans: Any, length: int) -> list[LossSpan]:
             )
         if not 0 <= s.start <= s.stop <= length:
             raise LayoutError(
-                f"processor: loss_spans[{i}] [{s.start}, {s.stop}) is out of range, there are {length} ids. "
-                "Fix: count in the ids as given",
+                f"processor: loss_spans[{i}] [{s.start}, {s.stop}) is out of range: there are {length} ids. "
+                "Fix: count tokens in the ids that you pass",
                 "MM201",
                 (s.start, s.stop),
             )
@@ -94,7 +94,7 @@ def check_messages(messages: Any, name: str = "messages") -> None:
         empty = content is None and not message.get("tool_calls")
         if empty or not isinstance(content, (str, list, tuple, type(None))):
             raise ArgumentError(
-                f"{where} has the content {shown(content)}, expected a text or parts. {fix}"
+                f"{where} has the content {shown(content)}, expected a str or a list of parts. {fix}"
             )
     if not len(messages):
         raise ArgumentError(f"processor: {name} is empty. {fix}")
@@ -106,7 +106,7 @@ def template_options(given: Any) -> dict[str, Any]:
         shown = "a dict of other keys" if isinstance(given, dict) else type(given).__name__
         raise ArgumentError(
             f"processor: template_kwargs is {shown}, expected names and values. "
-            'Fix: template_kwargs={"enable_thinking": False}'
+            'Fix: pass template_kwargs={"enable_thinking": False}'
         )
     return given or {}
 
@@ -118,7 +118,7 @@ def check_fields(fields: dict[str, Any]) -> None:
             continue
         if name in ("sample_id", "group_id") and not isinstance(value, str):
             raise ArgumentError(
-                f"processor: {name} is {shown(value)}, expected a text. Fix: str({name})"
+                f"processor: {name} is {shown(value)}, expected a str. Fix: pass str({name})"
             )
         spec = Sample.columns()[name].spec
         if isinstance(spec, Records):
@@ -143,13 +143,13 @@ def check_lengths(fields: dict[str, Any], count: int, length: int) -> None:
     for name, own in lists.items():
         if own is not None and len(own) != count:
             raise ArgumentError(
-                f"processor: {name} has {len(own)} lists, expected {count}. Fix: one list for each sampled token"
+                f"processor: {name} has {len(own)} lists, expected {count}. Fix: pass one list for each sampled token"
             )
     routes = fields.get("routed_experts")
     if routes is not None and len(routes) != length:
         raise ArgumentError(
-            f"processor: routed_experts has the routes of {len(routes)} tokens, there are {length}. "
-            "Fix: one row per token, pictures expanded; that of the last may hold anything"
+            f"processor: routed_experts has routes for {len(routes)} tokens, expected {length}. "
+            "Fix: pass one row per token, with pictures expanded; the last row may hold anything"
         )
 
 
@@ -173,5 +173,5 @@ def _array(values: Any, name: str, what: str, dtype: Any = None) -> np.ndarray:
     except (TypeError, ValueError, OverflowError) as error:
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(
-            f"processor: {name} is no array of {what} ({why}). Fix: pass a flat list or a numpy array"
+            f"processor: {name} is not an array of {what} ({why}). Fix: pass a flat list or a numpy array"
         ) from None

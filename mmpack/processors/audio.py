@@ -38,7 +38,7 @@ def check_extractor(extractor: Any, family: Family) -> None:
     if audio is None:
         if extractor is not None:
             raise ArgumentError(
-                f"wrap_processor: {family.name} hears nothing. Fix: drop feature_extractor"
+                f"wrap_processor: {family.name} takes no audio. Fix: leave out feature_extractor"
             )
         return
     if extractor is None:
@@ -52,11 +52,12 @@ def check_extractor(extractor: Any, family: Family) -> None:
         if found != own:
             raise ArgumentError(
                 f"wrap_processor: feature_extractor.{name} is {found}, {family.name} has {own}. "
-                "Fix: the feature extractor of this family"
+                "Fix: pass this family's feature extractor"
             )
     if getattr(extractor, "dither", 0.0):
         raise ArgumentError(
-            "wrap_processor: feature_extractor.dither adds noise, so that no two passes hear the same. Fix: dither=0.0"
+            "wrap_processor: feature_extractor.dither adds noise, so two passes never hear the same sound. "
+            "Fix: set dither=0.0"
         )
 
 
@@ -111,7 +112,8 @@ def audio_medium(
     medium.pixel_values = done.pixel_values
     if not medium.num_tokens:
         raise ArgumentError(
-            f"{where}: {len(samples)} samples make {done.grid_thw[0]} feature frames and no token. Fix: a longer audio"
+            f"{where}: {len(samples)} samples make {done.grid_thw[0]} feature frames, too few for one token. "
+            "Fix: pass a longer audio"
         )
     return medium
 
@@ -128,7 +130,7 @@ def _processed(extractor: Any, samples: np.ndarray, audio: Audio, where: str) ->
     except (ValueError, RuntimeError) as error:  # fewer samples than a window
         why = " ".join(str(error).split())[:200]
         raise ArgumentError(
-            f"{where}: the feature extractor refuses {len(samples)} samples ({why}). Fix: another audio"
+            f"{where}: the feature extractor refuses {len(samples)} samples ({why}). Fix: use another audio"
         ) from None
     held = np.asarray(out["attention_mask"][0], bool)
     features = np.asarray(out["input_features"][0], np.float32).T[held]
@@ -156,23 +158,22 @@ def _samples_of(
         item = (item.get("array"), item.get("sampling_rate"))
     if not (isinstance(item, tuple) and len(item) == 2):
         raise ArgumentError(
-            f"{where}: {kind_of(item)} is no audio. Fix: (samples, sampling_rate), bytes, or a path below media_root"
+            f"{where}: {kind_of(item)} is not audio. "
+            "Fix: pass (samples, sampling_rate), bytes, or a path below media_root"
         )
     array, given = item
     samples = np.asarray(array)
     if given != rate:
         raise ArgumentError(
-            f"{where}: samples at a rate of {given!r:.40}, the model hears {rate} a second. "
-            f"Fix: mp.audio.decode(file, sampling_rate={rate})"
+            f"{where}: the samples have a rate of {given!r:.40}, the model hears {rate} a second. "
+            f"Fix: pass mp.audio.decode(file, sampling_rate={rate})"
         )
     if samples.dtype.kind != "f" or samples.ndim != 1 or not samples.size:
         raise ArgumentError(
-            f"{where}: samples of dtype {samples.dtype} and shape {list(samples.shape)}, expected floats [n] of one "
-            "channel. Fix: mp.audio.decode(file)"
+            f"{where}: the samples have dtype {samples.dtype} and shape {list(samples.shape)}, expected floats "
+            "[n] in one channel. Fix: pass mp.audio.decode(file)"
         )
     samples = np.ascontiguousarray(samples, np.float32)
     if not np.isfinite(samples).all():
-        raise ArgumentError(
-            f"{where}: samples that are no finite numbers. Fix: decode the file again"
-        )
+        raise ArgumentError(f"{where}: some samples are not finite. Fix: decode the file again")
     return samples, {}

@@ -58,7 +58,7 @@ def build_sample(
     unknown = [name for name in fields if name not in Sample.columns() or name in COMPUTED]
     if unknown:
         raise ArgumentError(
-            f"processor: {unknown[0]!r} is no field of Sample, or one that follows from the ids. Fix: drop it"
+            f"processor: {unknown[0]!r} is not a field of Sample that you can set. Fix: leave it out"
         )
     check_fields({"sample_id": sample_id, "group_id": group_id} | fields)
     family = processor.family
@@ -105,7 +105,7 @@ def _refuse_unread(ids: np.ndarray, family: Family) -> None:
         at = np.flatnonzero(ids == placeholder)
         if len(at):
             raise ArgumentError(
-                f"processor: token {at[0]} stands for {what}, which mmpack does not read of {family.name}. "
+                f"processor: token {at[0]} stands for {what}, which mmpack does not read for {family.name}. "
                 "Fix: leave it out"
             )
 
@@ -121,7 +121,7 @@ def _refuse_lone(found: Runs, media: Sequence[Medium], family: Family) -> None:
             what = "audio" if m.modality == "audio" else "vision"
             raise LayoutError(
                 f"processor: token {starts[i]} is one {m.modality} placeholder, the {m.modality} has "
-                f"{m.num_tokens} {what} tokens. Fix: expanded=False, for ids with one placeholder per medium",
+                f"{m.num_tokens} {what} tokens. Fix: pass expanded=False if the ids hold one placeholder per medium",
                 "MM101",
             )
         i += runs

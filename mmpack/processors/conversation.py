@@ -29,20 +29,21 @@ def assistant_turns(
             continue
         if not k:
             raise ArgumentError(
-                "processor: messages[0] is an assistant's turn, which nothing prompted. Fix: put its prompt before it"
+                "processor: messages[0] is an assistant's turn, but no prompt comes before it. "
+                "Fix: put its prompt before it"
             )
         before = render(messages[:k], add_generation_prompt=True)
         after = render(messages[: k + 1], add_generation_prompt=False)
         if not (after.startswith(before) and whole.startswith(after)):
             raise ArgumentError(
-                f"processor: the chat template writes messages[{k}] differently when it is the newest (as where it "
+                f"processor: the chat template writes messages[{k}] differently when it is the last one (as where it "
                 "strips thinking), so the policy saw another text. Fix: build the sample turn by turn with append, "
                 "from the sampled ids, or pass a chat_template that leaves turns as they are"
             )
         turns.append((len(before), len(after.rstrip())))
     if not turns:
         raise ArgumentError(
-            "processor: assistant_loss=True, and no message is an assistant's. Fix: drop it, or pass response_ids"
+            "processor: assistant_loss=True, but no message is an assistant's. Fix: leave it out, or pass response_ids"
         )
     return turns
 
@@ -74,8 +75,8 @@ def after_a_turn(
     """
     if any(message["role"] in ("assistant", "system") for message in messages):
         raise ArgumentError(
-            "processor.append: messages hold what the environment says. Fix: leave out the system's, and pass the "
-            "assistant's text as response_ids"
+            "processor.append: messages may hold the environment's turns only. "
+            "Fix: leave out system messages, and pass the assistant's text as response_ids"
         )
     seen = [{"type": kind} for kind in modalities]
     past = [
@@ -88,7 +89,7 @@ def after_a_turn(
     _, *between = whole.split(_ANSWER)
     if len(ends) != 1 or len(between) != 1 or not between[0].startswith(ends[0]):
         raise ArgumentError(
-            "processor.append: the chat template ends a turn differently when another follows, so what it writes "
-            "between two turns can't be known. Fix: pass observation_ids, as the engine saw them"
+            "processor.append: the chat template ends a turn differently when another follows, so the text "
+            "between two turns is not known. Fix: pass observation_ids, as the engine saw them"
         )
     return ends[0], between[0]

@@ -25,7 +25,9 @@ def loaded(item: Any, where: str) -> Any:
         return item
     head, comma, data = item.partition(",")
     if not comma:
-        raise ArgumentError(f"{where} is a data: URL without a comma. Fix: data:image/png;base64,…")
+        raise ArgumentError(
+            f"{where} is a data: URL without a comma. Fix: write it as data:image/png;base64,…"
+        )
     content = unquote_to_bytes(data)
     return from_base64(content, where) if head.lower().endswith(";base64") else content
 
@@ -37,5 +39,5 @@ def from_base64(text: str | bytes, where: str) -> bytes:
         return base64.b64decode(b"".join(raw.split()), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise ArgumentError(
-            f"{where} is no base64 ({error}). Fix: encode the file's bytes"
+            f"{where} is not base64 ({error}). Fix: encode the file's bytes"
         ) from None

@@ -194,8 +194,8 @@ def units_of(media: Sequence[Medium]) -> list[Unit]:
             continue
         if not out or out[-1][0].modality != "video" or out[-1][1] is not None:
             raise ArgumentError(
-                f"processor: {medium.media_id!r:.60} is a video's sound, and no video stands before it. "
-                "Fix: the video, then its sound"
+                f"processor: {medium.media_id!r:.60} is a video's sound, but no video comes before it. "
+                "Fix: pass the video, then its sound"
             )
         out[-1] = (out[-1][0], medium)
     return out
@@ -212,7 +212,7 @@ def _run_of(video: Medium, sound: Medium, family: Family, per_second: float | No
     """Placeholders of a video and its sound, in turns."""
     if video.second_per_grid_ts is None or family.audio is None:
         raise ArgumentError(
-            f"processor: {video.media_id!r:.60} has no times, its sound lies among its patches by them. "
+            f"processor: {video.media_id!r:.60} has no times, which place its sound among its patches. "
             "Fix: set second_per_grid_ts"
         )
     mine = interleaved(
@@ -239,8 +239,8 @@ def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
     wanted = [m.modality for m in media]
     if found != wanted:
         raise LayoutError(
-            f"processor: the ids have placeholders {found}, the media are {wanted}. "
-            "Fix: one placeholder per medium, in order (expanded ids: expanded=True)",
+            f"processor: the ids have placeholders for {found}, but the media are {wanted}. "
+            "Fix: pass one placeholder per medium, in order (expanded ids: expanded=True)",
             "MM107" if len(found) < len(wanted) else "MM104",
         )
 

@@ -66,8 +66,8 @@ class FrameProcessor:
 
         if do_sample_frames:
             raise ArgumentError(
-                "FrameProcessor: do_sample_frames is on, it takes sampled frames. "
-                "Fix: mp.video.sample and mp.video.decode, then do_sample_frames=False"
+                "FrameProcessor: do_sample_frames is on, but it takes frames already sampled. "
+                "Fix: call mp.video.sample and mp.video.decode, then pass do_sample_frames=False"
             )
         frames = [torch.as_tensor(video) for video in videos]
         if self.do_resize if do_resize is None else do_resize:
@@ -139,7 +139,7 @@ def _released(family: Family) -> dict[str, Any]:
     video = family.video
     if video is None:
         raise ArgumentError(
-            f"FrameProcessor: {family.name} takes a video as images. Fix: one image per frame"
+            f"FrameProcessor: {family.name} takes a video as images. Fix: pass one image per frame"
         )
     low, high = video.area
     sizes = {

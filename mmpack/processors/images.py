@@ -60,12 +60,12 @@ def rgb_pixels(
         pixels = np.asarray(image)
     else:
         raise ArgumentError(
-            f"{where}: {type(image).__name__} is no image. "
+            f"{where}: {type(image).__name__} is not an image. "
             "Fix: pass a Pillow image, uint8 [h, w, 3], bytes, or a path below media_root"
         )
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise ArgumentError(
-            f"{where}: an image of dtype {pixels.dtype} and shape {list(pixels.shape)}, "
+            f"{where}: the image has dtype {pixels.dtype} and shape {list(pixels.shape)}, "
             "expected uint8 [h, w, 3]. Fix: pass RGB pixels, or a Pillow image"
         )
     known["size"] = (pixels.shape[1], pixels.shape[0])
@@ -97,16 +97,16 @@ def _decoding(where: str, error: type[MmpackError]) -> Iterator[None]:
             yield
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
         raise error(
-            f"{where} has more than {pillow.MAX_IMAGE_PIXELS} pixels. Fix: a smaller picture"
+            f"{where} has more than {pillow.MAX_IMAGE_PIXELS} pixels, Pillow's limit. Fix: pass a smaller picture"
         ) from None
     except pillow.UnidentifiedImageError:  # its message has an address in memory
         raise error(
-            f"{where} can't be decoded (no known picture). Fix: a whole {', '.join(IMAGE_FORMATS)} file"
+            f"{where} can't be decoded (unknown format). Fix: pass a whole {', '.join(IMAGE_FORMATS)} file"
         ) from None
     except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error) as e:
         why = " ".join(str(e).split())[:200]
         raise error(
-            f"{where} can't be decoded ({why}). Fix: a whole {', '.join(IMAGE_FORMATS)} file"
+            f"{where} can't be decoded ({why}). Fix: pass a whole {', '.join(IMAGE_FORMATS)} file"
         ) from None
 
 
@@ -172,8 +172,8 @@ def path_below(path: str | Path, root: Path | None, where: str) -> tuple[Path, s
     shown = ascii(str(path)[:80])
     if root is None:
         raise ArgumentError(
-            f"{where}: {shown} is a path, and no media_root was given. "
-            "Fix: wrap_processor(…, media_root=DIR), or pass the image itself"
+            f"{where}: {shown} is a path, but there is no media_root. "
+            "Fix: set wrap_processor(…, media_root=DIR), or pass the image itself"
         )
     try:
         top = root.resolve()
@@ -184,15 +184,17 @@ def path_below(path: str | Path, root: Path | None, where: str) -> tuple[Path, s
         raise _unreadable(path, error, where) from None
     if not inside:
         raise ArgumentError(
-            f"{where}: {shown} is not below media_root. Fix: a path relative to media_root, inside it"
+            f"{where}: {shown} is not below media_root. Fix: pass a path relative to media_root, inside it"
         )
     if not there:
         raise ArgumentError(
-            f"{where}: {shown} is no file below media_root. Fix: check the path"
+            f"{where}: {shown} is not a file below media_root. Fix: check the path"
         ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     return whole, whole.relative_to(top).as_posix()
 
 
 def _unreadable(path: str | Path, error: Exception, where: str) -> ArgumentError:
     why = " ".join(str(error).split())[:200]
-    return ArgumentError(f"{where}: {str(path)[:80]!a} can't be read ({why}). Fix: check the path")
+    return ArgumentError(
+        f"{where}: {str(path)[:80]!a} can't be read ({why}). Fix: check the path and its permissions"
+    )

@@ -57,12 +57,12 @@ def parts_of(
                 item = loaded(next(extra, None), where)
             if item is None:
                 raise ArgumentError(
-                    f"{where} is of type {kind} and has none. Fix: put it into the part, or pass media="
+                    f"{where} is of type {kind} but holds no {kind}. Fix: put it into the part, or pass it in media="
                 )
             found = kind_of_item(item)
             if found not in (kind, None):
                 raise ArgumentError(
-                    f'{where} is of type {kind}, what it holds is not. Fix: {{"type": "{found}", …}}'
+                    f'{where} is of type {kind}, but what it holds is not. Fix: write {{"type": "{found}", …}}'
                 )
             out.append((kind, item))
             if kind == "video" and part.get("audio") is not None:
@@ -71,7 +71,7 @@ def parts_of(
     if left:
         raise ArgumentError(
             f"processor: {left} of media= have no part in the messages. "
-            'Fix: one {"type": "image"} or {"type": "video"} part each'
+            'Fix: write one {"type": "image"} or {"type": "video"} part each'
         )
     return out
 
@@ -80,7 +80,7 @@ def kind_of_part(part: Any, where: str) -> str | None:
     """`image`, `video`, `audio`, or None for text. A video part that holds an audio is a video with its sound."""
     if not isinstance(part, dict):
         raise ArgumentError(
-            f'{where} is {type(part).__name__}. Fix: an object such as {{"type": "text", …}}'
+            f'{where} is {type(part).__name__}, expected an object. Fix: write one such as {{"type": "text", …}}'
         )
     remote = [name for name in _REMOTE if name in part]
     if remote or part.get("type") in ("image_url", "video_url", "audio_url"):
@@ -92,8 +92,8 @@ def kind_of_part(part: Any, where: str) -> str | None:
         if remote and _text_of_bytes(part) is not None:
             return kind
         raise ArgumentError(
-            f"{where} has a {name!r}, mmpack fetches nothing. "
-            f'Fix: {{"type": "{kind}", "{kind}": …}} with {what}bytes or a path below media_root'
+            f"{where} has a {name!r}, and mmpack fetches nothing. "
+            f'Fix: pass {{"type": "{kind}", "{kind}": …}} with {what}bytes or a path below media_root'
         )
     for kind in ("image", "video", "audio"):
         if part.get("type") == kind or kind in part:

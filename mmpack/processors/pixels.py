@@ -36,7 +36,7 @@ def process(
         why = " ".join(str(error).split())[:200]
         raise ArgumentError(
             f"{where}: the image processor refuses an image of {image.width}×{image.height} ({why}). "
-            "Fix: another image"
+            "Fix: use another image"
         ) from None
     made = np.asarray(out["pixel_values"])
     if kept_as == "uint8":
@@ -56,8 +56,8 @@ def as_bytes(made: np.ndarray, where: str) -> np.ndarray:
     out = np.clip(np.nan_to_num(made), 0, 255).astype(np.uint8)
     if not np.array_equal(out, made):
         raise ArgumentError(
-            f"{where}: the processor's resize makes {made.dtype} values between the bytes (of frames that are floats, "
-            "as qwen-vl-utils hands them on). Fix: wrap_processor(…, pixels='float32')"
+            f"{where}: the processor's resize makes {made.dtype} values between whole bytes (its frames are floats, "
+            "as qwen-vl-utils hands them on). Fix: pass wrap_processor(…, pixels='float32')"
         )
     return out
 

@@ -29,7 +29,8 @@ def joined_replay(sample: Sample, new: Replay, count: int, length: int) -> dict[
     for name, own in lists.items():
         if own is not None and len(own) != count:
             raise ArgumentError(
-                f"processor.append: {name} has {len(own)} lists for {count} response ids. Fix: one list per response id"
+                f"processor.append: {name} has {len(own)} lists for {count} response ids. "
+                "Fix: pass one list per response id"
             )
     return {
         "kept_ids": _kept(sample, new.kept_ids, count),
@@ -47,7 +48,7 @@ def _kept(sample: Sample, new: Ragged | None, count: int) -> Ragged | None:
     if (old is None) != (new is None):
         who = "the response" if new is None else "the sample"
         raise ArgumentError(
-            f"processor.append: {who} has no kept_ids, the other has. Fix: pass them for each turn, or for none"
+            f"processor.append: {who} has no kept_ids, but the other has. Fix: pass them for every turn, or for none"
         )
     return None if old is None or new is None else Ragged.cat([old, new])
 
@@ -66,21 +67,21 @@ def _routes(sample: Sample, new: np.ndarray | None, count: int, length: int) -> 
     old = sample.routed_experts
     if new is None and count and old is not None:
         raise ArgumentError(
-            "processor.append: the sample has routed_experts, the response none. "
-            "Fix: pass the engine's, of all tokens, or set the sample's to None"
+            "processor.append: the sample has routed_experts, but the response has none. "
+            "Fix: pass the engine's routes of all tokens, or set the sample's to None"
         )
     if new is None:  # what came back is not run yet: no logprob reads it
         tail = None if old is None else np.zeros((length - len(old), *old.shape[1:]), old.dtype)
         return None if old is None or tail is None else np.concatenate([old, tail])
     if len(new) != length:
         raise ArgumentError(
-            f"processor.append: routed_experts has the routes of {len(new)} tokens, there are {length}. "
-            "Fix: one row per token of context and response; that of the last may hold anything"
+            f"processor.append: routed_experts has routes for {len(new)} tokens, expected {length}. "
+            "Fix: pass one row per token of context and response; the last row may hold anything"
         )
     ran = int(sample.loss_indices.max()) if sample.num_loss_tokens else 0
     if ran and (old is None or not np.array_equal(old[:ran], new[:ran])):
         raise ArgumentError(
-            "processor.append: routed_experts of the earlier tokens are not those that the sample has. "
-            "Fix: make a sample of its own of this turn (mmpack.trajectory)"
+            "processor.append: routed_experts of the earlier tokens differ from the sample's. "
+            "Fix: make a separate sample of this turn (mmpack.trajectory)"
         )
     return new

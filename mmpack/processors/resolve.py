@@ -41,7 +41,7 @@ def family_of(hf_processor: Any, given: str | None) -> Family:
         what = "parts without a processor" if hf_processor is None else name
         raise ArgumentError(
             f"wrap_processor: the family of {what} is unknown. "
-            f"Fix: family=, one of {', '.join(FAMILIES)}"
+            f"Fix: pass family=, one of {', '.join(FAMILIES)}"
         )
     token = getattr(hf_processor, "image_token_id", None)
     for family in families:
@@ -49,8 +49,8 @@ def family_of(hf_processor: Any, given: str | None) -> Family:
             return family
     known = ", ".join(f"{f.name} {f.image_token_id}" for f in families)
     raise ArgumentError(
-        f"wrap_processor: the image token of this {name} is {token}, known are {known}. "
-        "Fix: the tokenizer of a checkpoint of these families"
+        f"wrap_processor: the image token of this {name} is {token}, expected one of {known}. "
+        "Fix: use the tokenizer of a supported checkpoint"
     )
 
 
@@ -79,7 +79,7 @@ def check_settings(
         )
     if tokens_per_second is not None and family.tokens_per_second is None:
         raise ArgumentError(
-            f"wrap_processor: {family.name} does not count tokens per second. Fix: drop tokens_per_second"
+            f"wrap_processor: {family.name} does not count tokens per second. Fix: leave out tokens_per_second"
         )
     if tokens_per_second is not None:
         check_number("wrap_processor", "tokens_per_second", tokens_per_second, above=0)
@@ -96,5 +96,5 @@ def check_settings(
         if found != own:
             raise ArgumentError(
                 f"wrap_processor: image_processor.{name} is {found}, {family.name} has {own}. "
-                "Fix: the image processor of this family"
+                "Fix: pass this family's image processor"
             )

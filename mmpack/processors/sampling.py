@@ -29,7 +29,7 @@ def resolved_sampling(
     if not isinstance(given, Mapping):
         raise ArgumentError(
             f"wrap_processor: video_settings is {type(given).__name__}. "
-            'Fix: an object such as {"fps": 2.0, "max_frames": 64}'
+            'Fix: pass an object such as {"fps": 2.0, "max_frames": 64}'
         )
     chosen = policy_of(family.video_policies[0] if policy is None else policy)
     own = _own_settings(chosen, video_processor, family)
@@ -47,7 +47,7 @@ def resolved_sampling(
             owner = "video_settings" if name in given else "the video processor"
             raise ArgumentError(
                 f"wrap_processor: {name} of {owner} is {found!r:.40}, {family.name} has {mine!r}. "
-                "Fix: the settings of this family"
+                "Fix: use this family's settings"
             )
     return {"policy": chosen.name, **settings.to_dict()}
 

@@ -174,14 +174,14 @@ class VideoReader:
             plan = self._given_plan(about, where)
         else:
             raise ArgumentError(
-                f'{where}: a video of only frames has no times. Fix: (frames, {{"fps": …}}), '
+                f'{where}: frames alone have no times. Fix: pass (frames, {{"fps": …}}), '
                 "or (frames, plan)"
             )
         size = (frames.shape[2], frames.shape[1])
         if (len(frames), size) != (plan.num_frames, plan.loaded_size):
             raise ArgumentError(
                 f"{where}: {len(frames)} frames of {size[0]}×{size[1]}, the plan has {plan.num_frames} of "
-                f"{plan.loaded_size[0]}×{plan.loaded_size[1]}. Fix: the frames of this plan"
+                f"{plan.loaded_size[0]}×{plan.loaded_size[1]}. Fix: pass the frames that this plan chose"
             )
         key, recorded = content_hash("video", frames), about if isinstance(about, Medium) else None
         noted = self._noted(plan, recorded)
@@ -203,14 +203,15 @@ class VideoReader:
             about = FramePlan.from_medium(about, about.metadata.get(SAMPLING, self.sampling))
         if not isinstance(about, FramePlan):
             raise ArgumentError(
-                f"{where}: a video with {type(about).__name__}. Fix: (file, mp.video.sample(…)), a recorded "
+                f"{where}: the video comes with {type(about).__name__}. "
+                "Fix: pass (file, mp.video.sample(…)), a recorded "
                 'Medium, or (frames, {"fps": …})'
             )
         model = about.settings.get("model")
         if model != self.sampling["model"]:
             raise ArgumentError(
-                f"{where}: the plan is for {model!r:.40}, this is a processor of {self.sampling['model']}. "
-                f"Fix: mp.video.sample(…, model={self.sampling['model']!r})"
+                f"{where}: the plan is for {model!r:.40}, but this processor samples as {self.sampling['model']}. "
+                f"Fix: pass mp.video.sample(…, model={self.sampling['model']!r})"
             )
         return about
 
@@ -226,15 +227,18 @@ class VideoReader:
         if "fps" not in about or odd:
             what = f"{odd[0]!r:.40} is unknown" if odd else "has no fps"
             raise ArgumentError(
-                f"{where}: what is known of the frames: {what}. Fix: fps (of the whole video), and where it was "
+                f"{where}: the frames' description: {what}. Fix: pass fps (of the whole video), and if they were "
                 "sampled frames_indices and total_num_frames"
             )
-        place, fix = f"{where}: of the frames", "a rate above 0, or None where nobody knows it"
+        place, fix = (
+            f"{where}: the frames' description",
+            "pass a rate above 0, or None if it is not known",
+        )
         rate = read_value(f"{place}, fps", "float | None", about["fps"], fix)
         if rate is not None and not 0 < rate < math.inf:
             raise ArgumentError(f"{place}, fps is {rate:g}. Fix: {fix}")
         indices = _numbers_of(about.get("frames_indices"), len(frames), place)
-        fix = "how many frames the whole file has, or leave it out"
+        fix = "pass the number of frames in the whole file, or leave it out"
         total = read_value(
             f"{place}, total_num_frames", "int | None", about.get("total_num_frames"), fix
         )
@@ -243,8 +247,9 @@ class VideoReader:
         total = int(indices[-1]) + 1 if total is None else total
         if indices[-1] >= total:
             raise ArgumentError(
-                f"{where}: frames_indices go up to {indices.max()}, total_num_frames is {total} (qwen-vl-utils tells "
-                "how many a cut leaves). Fix: the file's total_num_frames, with the cut's video_start and video_end as "
+                f"{where}: frames_indices go up to {indices.max()}, total_num_frames is {total} (qwen-vl-utils "
+                "gives the number after a cut). "
+                "Fix: pass the file's total_num_frames, with the cut's video_start and video_end as "
                 "video_settings of video_policy='qwen_vl_utils'; or (frames, plan)"
             )
         height, width = frames.shape[1:3]
@@ -281,13 +286,13 @@ def _laid_out(
         why = " ".join(str(error).split())[:200]
         raise ArgumentError(
             f"{where}: the video processor refuses {plan.num_frames} frames of {plan.loaded_size[0]}×"
-            f"{plan.loaded_size[1]} ({why}). Fix: another video"
+            f"{plan.loaded_size[1]} ({why}). Fix: use another video"
         ) from None
     grid, made = _patches(out, get_family(plan.settings["model"]))
     if grid != plan.grid_thw:
         raise LayoutError(
-            f"{where}: the video processor makes a grid of {list(grid)}, the plan says {list(plan.grid_thw)}. "
-            "Fix: a plan and a processor of one family and one transformers",
+            f"{where}: the video processor makes a grid of {list(grid)}, but the plan expects {list(plan.grid_thw)}. "
+            "Fix: make plan and processor with the same family and the same transformers",
             "MM101",
         )
     content = clip.content_hash
@@ -323,8 +328,9 @@ def _as_frames(video: Any, where: str) -> np.ndarray:
         frames = np.moveaxis(frames, 1, 3)
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or not frames.size:
         raise ArgumentError(
-            f"{where}: frames of dtype {frames.dtype} and shape {list(frames.shape)}, expected uint8 [n, h, w, 3]. "
-            "Fix: RGB frames of one size, or the file"
+            f"{where}: the frames have dtype {frames.dtype} and shape {list(frames.shape)}, expected uint8 [n, "
+            "h, w, 3]. "
+            "Fix: pass RGB frames of one size, or the file"
         )
     return np.ascontiguousarray(frames)
 
@@ -333,7 +339,7 @@ def _numbers_of(given: Any, count: int, place: str) -> np.ndarray:
     """int64 [count]: `frames_indices`, ascending from 0 on. Raises: ArgumentError."""
     if given is None:
         return np.arange(count)
-    fix = "for each frame its number in the file, ascending"
+    fix = "pass each frame's number in the file, ascending"
     numbers = read_numbers(f"{place}, frames_indices", given, fix)
     if len(numbers) != count:
         raise ArgumentError(
@@ -357,8 +363,9 @@ def _check_unchanged(found: _Found, recorded: Medium, content: str, key: str, wh
         old, new = recorded.cache_key, key
     if old != new:
         raise ArgumentError(
-            f"{where}: {recorded.media_id!r:.80} was changed after decoding (masked or dropped frames, or another "
-            "processor's), its file has the frames as they were. Fix: keep its pixel_values, or process the file and "
+            f"{where}: {recorded.media_id!r:.80} was changed after decoding (frames masked or dropped, or "
+            "another processor), but its file holds the original frames. "
+            "Fix: keep its pixel_values, or process the file and "
             "apply mask_frames or drop_frames again"
         )
 
@@ -367,6 +374,6 @@ def _check_same(name: str, recorded: Medium, new: str, where: str) -> None:
     old = getattr(recorded, name)
     if old is not None and old != new:
         raise ArgumentError(
-            f"{where}: not the video that was recorded ({name} {new[:16]}…, {recorded.media_id!r:.60} has "
-            f"{str(old)[:16]}…). Fix: the file that the rollout saw"
+            f"{where}: this is not the video that was recorded ({name} {new[:16]}…, {recorded.media_id!r:.60} has "
+            f"{str(old)[:16]}…). Fix: pass the file that the rollout saw"
         )

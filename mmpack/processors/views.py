@@ -51,7 +51,7 @@ def cut(
         why = " ".join(str(error).split())[:200]
         raise ArgumentError(
             f"{where}: the image processor refuses an image of {image.width}×{image.height} ({why}). "
-            "Fix: another image"
+            "Fix: use another image"
         ) from None
     side = family.patch_size
     strip = np.asarray(out["pixel_values"])[0]  # [3, side, patches · side]
@@ -148,6 +148,6 @@ def _view_of(medium: Medium) -> tuple[int, int, int]:
 def _broken(medium: Medium) -> LayoutError:
     return LayoutError(
         f"processor: {medium.media_id!r:.60} is view {medium.metadata.get(VIEW)!r:.40} of a picture (k, rows, "
-        "columns), and the others are not beside it. Fix: all views of a picture, in order",
+        "columns), but the picture's other views are not next to it. Fix: pass all views of a picture, in order",
         "MM106",
     )

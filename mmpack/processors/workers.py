@@ -49,8 +49,8 @@ class SampleWorkers:
     ):
         if not hasattr(data, "__getitem__") or (order is None and not hasattr(data, "__len__")):
             raise ArgumentError(
-                f"SampleWorkers: data is {type(data).__name__}, which has no length or no items by number. "
-                "Fix: a list, or a map-style data set"
+                f"SampleWorkers: data is {type(data).__name__}, which lacks a length or items by index. "
+                "Fix: pass a list, or a map-style data set"
             )
         check_whole("SampleWorkers", "workers", workers)
         check_whole("SampleWorkers", "tries", tries)
@@ -58,7 +58,7 @@ class SampleWorkers:
         check_whole("SampleWorkers", "ahead", ahead)
         if not (media is None or isinstance(media, BlobFolder)):
             raise ArgumentError(
-                f"SampleWorkers: media is {type(media).__name__}. Fix: a store of mmpack.blobs, or leave it out"
+                f"SampleWorkers: media is {type(media).__name__}. Fix: pass a store of mmpack.blobs, or leave it out"
             )
         self.data, self.workers, self.order = data, workers, order
         self.ahead, self.media, self.tries = ahead, media, tries
@@ -147,8 +147,9 @@ class SampleWorkers:
             self._processes.append(process)
             return process
         raise BackendError(
-            "SampleWorkers: worker processes end before they begin. "
-            "Fix: see their error above; a script needs `if __name__ == '__main__':`, and data that can be unpickled"
+            "SampleWorkers: worker processes end before their first task. "
+            "Fix: see their error above; a script needs `if __name__ == '__main__':`, and its data "
+            "must unpickle"
         )
 
 

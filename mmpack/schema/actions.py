@@ -29,7 +29,7 @@ class Text(Str):
     def read(self, value: Any, where: str) -> str:
         text = super().read(value, where)
         if not _is_unicode(text):
-            raise trace_error(where, "holds a lone surrogate, which is no character")
+            raise trace_error(where, "holds a lone surrogate, which is not a character")
         return text
 
     def holds(self, value: Any) -> bool:

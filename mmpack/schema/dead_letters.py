@@ -112,7 +112,7 @@ class DeadLetters:
     def __init__(self, path: str | os.PathLike[str]):
         if not isinstance(path, str | os.PathLike):
             raise ArgumentError(
-                f"DeadLetters: path is {path!r:.60}. Fix: the name of a .jsonl file"
+                f"DeadLetters: path is {path!r:.60}. Fix: pass the name of a .jsonl file"
             )
         self.path = Path(path)
         self.counts: Counter[str] = Counter()
@@ -142,7 +142,7 @@ class DeadLetters:
                 self._warned = True
                 warnings.warn(
                     f"DeadLetters: {self.path} can't be written ({error.strerror}); letters wait in memory. "
-                    "Fix: make room, or let this user write it",
+                    "Fix: make room, or give this user the right to write",
                     UnwrittenWarning,
                     stacklevel=3,
                 )

@@ -51,11 +51,11 @@ class Ragged:
                 what = f"{array.dtype} {list(array.shape)}" if known else kind_of(array)
                 raise ArgumentError(
                     f"Ragged: {name} is {what}, expected a numpy array of {dtype} [n]. "
-                    "Fix: Ragged.of(lists, logprobs) makes one of lists"
+                    "Fix: make one of lists by Ragged.of(lists, logprobs)"
                 )
         if fault := ragged_fault(self.offsets, self.ids, self.logprobs):
             part, why, _ = fault
-            raise ArgumentError(f"Ragged: {part} {why}. Fix: Ragged.of(lists, logprobs)")
+            raise ArgumentError(f"Ragged: {part} {why}. Fix: call Ragged.of(lists, logprobs)")
 
     @classmethod
     def of(cls, lists: Iterable[Any], logprobs: Iterable[Any] | None = None) -> Ragged:
@@ -71,7 +71,7 @@ class Ragged:
             lengths = [len(row) for row in rows], [len(row) for row in scores]
             if lengths[0] != lengths[1]:
                 raise ArgumentError(
-                    "Ragged.of: ids and logprobs have lists of unlike lengths. Fix: one logprob per id"
+                    "Ragged.of: ids and logprobs have lists of different lengths. Fix: pass one logprob per id"
                 )
         order = [np.argsort(row, kind="stable") for row in rows]
         rows = [row[at] for row, at in zip(rows, order, strict=True)]
@@ -102,7 +102,7 @@ class Ragged:
         scored = [part.logprobs is not None for part in parts]
         if any(scored) and not all(scored):
             raise ArgumentError(
-                "Ragged.cat: only some parts have logprobs. Fix: pass parts of one kind"
+                "Ragged.cat: only some parts have logprobs. Fix: pass parts that all have them, or none"
             )
         lengths = np.concatenate([np.zeros(1, np.int64), *(part.lengths for part in parts)])
         ids = np.concatenate([np.zeros(0, np.int32), *(part.ids for part in parts)])
@@ -138,10 +138,13 @@ class Ragged:
             rows = np.arange(len(self))[which]
         except (IndexError, TypeError, ValueError):
             raise ArgumentError(
-                f"Ragged: {kind_of(which)} names none of its {len(self)} lists. Fix: a slice, indices or a mask"
+                f"Ragged: {kind_of(which)} selects none of its {len(self)} lists. "
+                "Fix: index it by a slice, indices or a mask"
             ) from None
         if np.ndim(rows) != 1:
-            raise ArgumentError("Ragged: one list is asked for. Fix: a slice, indices or a mask")
+            raise ArgumentError(
+                "Ragged: an integer would select one list. Fix: index it by a slice, indices or a mask"
+            )
         lengths = self.lengths[rows]
         ends = np.cumsum(lengths)
         flat = np.repeat(self.offsets[:-1][rows] - (ends - lengths), lengths)
@@ -296,7 +299,8 @@ _SCORED = RaggedSpec(scored=True)
 def _listed(name: str, given: Any) -> list[Any]:
     if isinstance(given, str | bytes | dict) or not isinstance(given, Iterable):
         raise ArgumentError(
-            f"Ragged.of: {name} is {kind_of(given)}, expected a list per loss token. Fix: [[3, 7], [5]]"
+            f"Ragged.of: {name} is {kind_of(given)}, expected a list per loss token. "
+            "Fix: pass lists, such as [[3, 7], [5]]"
         )
     return list(given)
 
@@ -309,6 +313,7 @@ def _row(name: str, k: int, given: Any, kinds: str) -> np.ndarray:
     if row.ndim != 1 or (row.size and row.dtype.kind not in kinds):
         what = "integers" if name == "ids" else "numbers"
         raise ArgumentError(
-            f"Ragged.of: {name} of list {k} are {kind_of(given)}, expected {what} [k]. Fix: [[3, 7], [5]]"
+            f"Ragged.of: {name} of list {k} are {kind_of(given)}, expected {what} [k]. "
+            "Fix: pass lists, such as [[3, 7], [5]]"
         )
     return row.astype(np.int64 if name == "ids" else np.float64)

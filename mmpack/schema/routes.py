@@ -49,12 +49,12 @@ def compact_routes(values: Any, num_experts: int) -> np.ndarray:
         )
     if array.size and not 0 <= int(array.min()) <= int(array.max()) < num_experts:
         raise ArgumentError(
-            f"compact_routes: values lie in [{array.min()}, {array.max()}], there are {num_experts} experts. "
+            f"compact_routes: values lie in [{array.min()}, {array.max()}], but there are {num_experts} experts. "
             "Fix: pass the model's number of experts per layer"
         )
     if num_experts > 2**16:
         raise ArgumentError(
-            f"compact_routes: num_experts is {num_experts}, two bytes hold 65,536. Fix: check the number"
+            f"compact_routes: num_experts is {num_experts}, but an id of two bytes allows 65,536. Fix: check the number"
         )
     return np.ascontiguousarray(array, dtype="uint8" if num_experts <= 256 else "uint16")
 

@@ -267,7 +267,7 @@ def as_samples(given: Any, what: str) -> list[Sample]:
         if not isinstance(sample, Sample):
             raise ArgumentError(
                 f"{what}: samples[{i}] is {type(sample).__name__}, expected Sample. "
-                "Fix: what a processor or read_trace gives; of a dict, mp.Sample.from_dict"
+                "Fix: pass what a processor or read_trace returns; for a dict, call mp.Sample.from_dict"
             )
     return samples
 

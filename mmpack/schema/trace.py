@@ -65,7 +65,7 @@ def read_trace(
     except PermissionError:  # of a folder above it
         allowed = False
     if not allowed:
-        raise trace_error(f"{source}", "may not be read by this user", "MM001")
+        raise trace_error(f"{source}", "can't be read: this user lacks the right", "MM001")
     return TraceReader(source, media, max_record_bytes, dead_letters)
 
 
@@ -99,7 +99,9 @@ def write_trace(
         for sample in samples:
             where = f"write_trace: samples[{count}]"
             if not isinstance(sample, Sample):
-                raise ArgumentError(f"{where} is a {type(sample).__name__}. Fix: pass Samples")
+                raise ArgumentError(
+                    f"{where} is a {type(sample).__name__}, expected a Sample. Fix: pass Samples"
+                )
             if schema_version is not None and sample.schema_version != schema_version:
                 sample = replace(sample, schema_version=schema_version)
             for fault in version_faults(sample, f"{where}."):
@@ -197,14 +199,14 @@ class Ids:
 
 
 def repeated_id(sample_id: str, where: str) -> TraceError:
-    return trace_error(f"{where}.sample_id", f"{escaped(sample_id)} occurs before", "MM007")
+    return trace_error(f"{where}.sample_id", f"{escaped(sample_id)} occurs more than once", "MM007")
 
 
 def _path_of(path: Any, what: str) -> Path:
     """Raises ArgumentError if `path` is no path."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str) or "\0" in text:
-        raise ArgumentError(f"{what}: {path!r:.60} is no path. Fix: pass the name of a file")
+        raise ArgumentError(f"{what}: {path!r:.60} is not a path. Fix: pass the name of a file")
     return Path(text)
 
 
@@ -212,4 +214,4 @@ def _format_of(path: Path) -> str:
     for kind in FORMATS:
         if path.name.endswith(kind):
             return kind
-    raise trace_error(f"{path}", f"has no name of a trace ({', '.join(FORMATS)})", "MM001")
+    raise trace_error(f"{path}", f"is not named like a trace ({', '.join(FORMATS)})", "MM001")

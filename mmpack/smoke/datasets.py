@@ -43,10 +43,12 @@ def load_exercises(
         check_whole("load_exercises", "limit", limit, fix="a positive number, or None for all")
     if not isinstance(data, str | os.PathLike | None):
         raise ArgumentError(
-            f"load_exercises: data is {kind_of(data)}. Fix: a path or a hub name, or None for the drawn set"
+            f"load_exercises: data is {kind_of(data)}. Fix: pass a path or a hub name, or None for the drawn set"
         )
     if split in ("", "..") or Path(split).name != split:
-        raise ArgumentError(f"load_exercises: split={split!r} is no name. Fix: e.g. split='train'")
+        raise ArgumentError(
+            f"load_exercises: split={split!r} is not a name. Fix: e.g. split='train'"
+        )
     exercises = list(islice(_exercises(data, split), limit))
     if not exercises:
         raise TraceError(
@@ -70,7 +72,7 @@ def _exercises(data: str | Path | None, split: str) -> Iterator[Exercise]:
     if isinstance(data, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", data):
         return _of_hub(data, split)
     raise ArgumentError(
-        f"load_exercises: there is no {str(data)!r}. Fix: a folder, a .parquet file, or a hub name such as "
+        f"load_exercises: there is no {str(data)!r}. Fix: pass a folder, a .parquet file, or a hub name such as "
         "hiyouga/geometry3k"
     )
 
@@ -128,7 +130,7 @@ def _json_object(data: bytes, where: str) -> dict[str, Any]:
         ) from None
     if not isinstance(record, dict):
         raise TraceError(
-            f"load_exercises: {where} holds a {type(record).__name__}. Fix: a JSON object"
+            f"load_exercises: {where} holds a {type(record).__name__}. Fix: pass a JSON object"
         )
     return record
 
@@ -187,7 +189,7 @@ def _of_hub(name: str, split: str) -> Iterator[Exercise]:
 def _check_columns(names: list[str], where: str) -> None:
     for name in COLUMNS:
         if name not in names:
-            raise _broken(where, name, "is no column of it")
+            raise _broken(where, name, "is not a column of it")
 
 
 def _of_row(

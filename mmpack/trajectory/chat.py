@@ -309,7 +309,7 @@ def _answer(
         isinstance(content, list | tuple) and all(isinstance(t, Mapping) for t in content)
     ):
         raise ArgumentError(
-            f"{where}: logprobs.content is no list of objects. Fix: pass what the engine returned"
+            f"{where}: logprobs.content is not a list of objects. Fix: pass what the engine returned"
         )
     ids = holder.get("token_ids", message.get("token_ids"))
     if ids is None and content:
@@ -329,11 +329,11 @@ def _answer(
         isinstance(values, list | tuple) or (isinstance(values, np.ndarray) and values.ndim)
     ):
         raise ArgumentError(
-            f"{where}: logprobs is {kind_of(values)}. Fix: one value per sampled id, or OpenAI's object"
+            f"{where}: logprobs is {kind_of(values)}. Fix: pass one value per sampled id, or OpenAI's object"
         )
     if values is not None and len(values) != len(sampled):
         raise ArgumentError(
-            f"{where} has {len(sampled)} token_ids and {len(values)} logprobs. Fix: one value per sampled id"
+            f"{where} has {len(sampled)} token_ids and {len(values)} logprobs. Fix: pass one value per sampled id"
         )
     return Answer(sampled, values, True)
 
@@ -362,5 +362,7 @@ def _finish(reason: Any, where: str) -> str | None:
         return None
     if not isinstance(reason, str) or reason not in FINISH:
         shown = f"{reason!r:.40}" if isinstance(reason, str) else kind_of(reason)
-        raise ArgumentError(f"{where} has finish_reason {shown}. Fix: one of {', '.join(FINISH)}")
+        raise ArgumentError(
+            f"{where} has finish_reason {shown}. Fix: use one of {', '.join(FINISH)}"
+        )
     return FINISH[reason]

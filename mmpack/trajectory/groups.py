@@ -141,7 +141,7 @@ def _check_weights(weights: Mapping[str, float] | None) -> None:
         return
     if not isinstance(weights, Mapping):
         raise ArgumentError(
-            f"trajectory_groups: weights is {kind_of(weights)}, expected names and weights. Fix: {{'task': 1.0}}"
+            f"trajectory_groups: weights is {kind_of(weights)}, expected names and weights. Fix: pass {{'task': 1.0}}"
         )
     for name, weight in weights.items():
         check_number("trajectory_groups", f"weights[{name!r:.40}]", weight)

@@ -133,7 +133,7 @@ def mask_of(where: str, given: Any, count: int) -> np.ndarray:
     if not known or not np.isin(mask, (0, 1)).all():
         raise ArgumentError(
             f"{where}: mask has shape {list(mask.shape)} and dtype {mask.dtype}, expected 0 or 1 [{count}]. "
-            "Fix: one value per response id, 1 where the policy sampled"
+            "Fix: pass one value per response id, 1 where the policy sampled"
         )
     return mask.astype(bool)
 
@@ -149,6 +149,6 @@ def values_of(where: str, given: Any, count: int) -> np.ndarray | None:
     if values.shape != (count,) or isinstance(given, str):
         raise ArgumentError(
             f"{where}: logprobs has shape {list(values.shape)}, expected [{count}]. "
-            "Fix: one value per response id, anything where the mask is 0"
+            "Fix: pass one value per response id, anything where the mask is 0"
         )
     return values

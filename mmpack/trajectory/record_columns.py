@@ -39,7 +39,8 @@ def lists_of(given: Any, count: int, name: str, where: str, scored: bool = False
         raise ArgumentError(f"{where}: {name} is {kind_of(given)}. Fix: pass {fix}")
     if len(lists) != count:
         raise ArgumentError(
-            f"{where}: {name} has {len(lists)} lists for {count} response ids. Fix: one per id, empty where mask is 0"
+            f"{where}: {name} has {len(lists)} lists for {count} response ids. "
+            "Fix: pass one per id, empty where mask is 0"
         )
     return lists
 
@@ -52,7 +53,7 @@ def versions_of(given: Any, count: int, where: str) -> list[tuple[int, int, str]
         return [(0, count, str(given))]
     if not isinstance(given, Sequence) or isinstance(given, bytes | bool):
         raise ArgumentError(
-            f"{where}: policy_versions is {kind_of(given)}. Fix: a name, or (start, stop, name) for runs of ids"
+            f"{where}: policy_versions is {kind_of(given)}. Fix: pass a name, or (start, stop, name) for runs of ids"
         )
     out: list[tuple[int, int, str]] = []
     end = 0
@@ -66,7 +67,7 @@ def versions_of(given: Any, count: int, where: str) -> list[tuple[int, int, str]
         if not named:
             raise ArgumentError(
                 f"{where}: policy_versions[{i}] is {kind_of(span)}, expected whole numbers and a name. "
-                "Fix: (start, stop, name)"
+                "Fix: pass (start, stop, name)"
             )
         if not end <= start <= stop <= count:
             raise ArgumentError(
@@ -115,7 +116,7 @@ def _numbers(given: Any, name: str, count: int, of: str, where: str) -> np.ndarr
     if isinstance(given, str | bytes | bool) or not right:
         what = f"of shape {list(values.shape)}" if values.size else kind_of(given)
         raise ArgumentError(
-            f"{where}: {name} is {what}, expected finite numbers [{count}]. Fix: one per {of}"
+            f"{where}: {name} is {what}, expected finite numbers [{count}]. Fix: pass one per {of}"
         )
     return values
 

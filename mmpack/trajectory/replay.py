@@ -43,13 +43,13 @@ def check_replay(turn: Turn) -> None:
         if own is not None and len(own) != len(turn.response_ids):
             raise ArgumentError(
                 f"Turn: {name} has {len(own)} lists for {len(turn.response_ids)} response ids. "
-                "Fix: one list per response id"
+                "Fix: pass one list per response id"
             )
     routes = turn.routed_experts
     if routes is not None and len(routes) != len(turn):
         raise ArgumentError(
             f"Turn: routed_experts has the routes of {len(routes)} tokens, the turn has {len(turn)}. "
-            "Fix: one row per token of context and response; that of the last may hold anything"
+            "Fix: pass one row per token of context and response; that of the last may hold anything"
         )
 
 

@@ -210,7 +210,7 @@ def _logprobs(given: Any, count: int) -> np.ndarray | None:
     if array.shape != (count,) or not numbers:
         raise ArgumentError(
             f"Turn: logprobs has shape {list(array.shape)} and dtype {array.dtype}, expected numbers [{count}]. "
-            "Fix: one value per response id"
+            "Fix: pass one value per response id"
         )
     values = array.astype(np.float32)
     if not np.isfinite(values).all():
@@ -229,7 +229,7 @@ def _array(what: str, name: str, given: Any) -> np.ndarray:
     except (TypeError, ValueError, RuntimeError) as error:
         why = " ".join(str(error).split())[:80]
         raise ArgumentError(
-            f"{what}: {name} is no array ({why}). Fix: pass a list or an array [n]"
+            f"{what}: {name} is not an array ({why}). Fix: pass a list or an array [n]"
         ) from None
 
 
@@ -238,7 +238,7 @@ def _list_of(kind: type, given: Any, name: str, what: str = "Turn") -> list[Any]
         return None
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise ArgumentError(
-            f"{what}: {name} is {kind_of(given)}, expected a list. Fix: a list of {kind.__name__}"
+            f"{what}: {name} is {kind_of(given)}, expected a list. Fix: pass a list of {kind.__name__}"
         )
     for i, item in enumerate(given):
         if not isinstance(item, kind):

@@ -86,7 +86,7 @@ def truncate(
         if rest and not changed_context:
             raise ArgumentError(
                 f"truncate: {sample.sample_id!r:.60} has {rest} loss tokens behind the cut, which the policy sampled "
-                "with what is cut away. Fix: side='right', or changed_context=True"
+                "with what is cut away. Fix: pass side='right', or changed_context=True"
             )
     out = without(sample, start, stop, instead)
     if side == "left":

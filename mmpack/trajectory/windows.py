@@ -87,7 +87,7 @@ def window(
     if timed:
         raise ArgumentError(
             f"window: the video at token {min(timed)} of {history.sample_id!r:.60} has its seconds as text around "
-            "it, which would stay. Fix: what='turns', or pin it"
+            "it, which would stay. Fix: pass what='turns', or pin it"
         )
     out, end = [], 0
     for start, stop in gone:
@@ -120,7 +120,7 @@ def _of_turns(
         return Context.of(history)
     if not last and later and later[-1] >= stop:
         raise ArgumentError(
-            "window: the newest observation holds a picture, last is 0. Fix: last=1, or what='pictures'"
+            "window: the newest observation holds a picture, last is 0. Fix: pass last=1, or what='pictures'"
         )
     ids = np.concatenate([history.input_ids[:head], instead, history.input_ids[stop:]])
     return Context(ids, media_after(history, head, stop), [(head, stop)])

@@ -57,10 +57,12 @@ class FrameCache:
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int):
         if not isinstance(folder, str | os.PathLike):
-            raise ArgumentError(f"FrameCache: folder is {folder!r:.60}. Fix: a path")
+            raise ArgumentError(f"FrameCache: folder is {folder!r:.60}. Fix: pass a path")
         max_bytes = read_value("FrameCache: max_bytes", "int", max_bytes, "a positive number")
         if max_bytes <= 0:
-            raise ArgumentError(f"FrameCache: max_bytes is {max_bytes}. Fix: a positive number")
+            raise ArgumentError(
+                f"FrameCache: max_bytes is {max_bytes}. Fix: pass a positive number"
+            )
         self.folder = Path(folder)
         self.max_bytes = max_bytes
         self.stats = CacheStats()
@@ -69,7 +71,7 @@ class FrameCache:
         except OSError as error:
             raise ArgumentError(
                 f"FrameCache: can't write to {str(self.folder)[-80:]!a} ({error.strerror}). "
-                "Fix: a folder to write to, with room"
+                "Fix: pass a folder to write to, with room"
             ) from None
 
     def frames(self, key: str, decode: Callable[[], np.ndarray]) -> np.ndarray:

@@ -106,7 +106,7 @@ def _sizes(
         size = processed_size(policy, settings, len(choice.indices), loaded)
     for width, height in (loaded, size):
         if width * height > Limits.max_pixels:
-            raise policy.error(f"frames of {width} × {height} are no pictures", "a smaller size")
+            raise policy.error(f"frames of {width} × {height} are not pictures", "a smaller size")
     unit = settings.patch_size * settings.merge_size
     if size[0] % unit or size[1] % unit:
         raise policy.error(
@@ -127,6 +127,6 @@ def _info(given: Any) -> VideoInfo:
         return probe(given)
     if not isinstance(given, VideoInfo):
         raise ArgumentError(
-            f"sample: {type(given).__name__} is no video. Fix: a file's bytes, its path, or mp.video.probe(…)"
+            f"sample: {type(given).__name__} is not a video. Fix: pass a file's bytes, its path, or mp.video.probe(…)"
         )
     return given

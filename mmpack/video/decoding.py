@@ -52,7 +52,7 @@ def decode(
     for name, given, kind in (("cache", cache, FrameCache), ("limits", limits, Limits)):
         if not isinstance(given, kind | None):
             raise ArgumentError(
-                f"decode: {name} is {type(given).__name__}. Fix: mp.video.{kind.__name__}(…)"
+                f"decode: {name} is {type(given).__name__}. Fix: pass mp.video.{kind.__name__}(…)"
             )
     indices = _indices(frames)
 
@@ -83,20 +83,20 @@ def _indices(frames: FramePlan | Sequence[int] | np.ndarray) -> np.ndarray:
     """int64 [n]."""
     if not isinstance(frames, FramePlan | Sequence) and not hasattr(frames, "__array__"):
         raise ArgumentError(
-            f"decode: frames are {type(frames).__name__}. Fix: a FramePlan, or a sequence of whole numbers"
+            f"decode: frames are {type(frames).__name__}. Fix: pass a FramePlan, or a sequence of whole numbers"
         )
     try:
         indices = np.asarray(frames.indices if isinstance(frames, FramePlan) else frames)
     except ValueError:
         raise ArgumentError(
-            "decode: frames of unequal lengths. Fix: a FramePlan, or a sequence of whole numbers"
+            "decode: frames of unequal lengths. Fix: pass a FramePlan, or a sequence of whole numbers"
         ) from None
     if indices.size == 0:
         raise ArgumentError("decode: no frame is asked for. Fix: at least one")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise ArgumentError(
             f"decode: frames of dtype {indices.dtype} and shape {list(indices.shape)}. "
-            "Fix: a FramePlan, or a sequence of whole numbers"
+            "Fix: pass a FramePlan, or a sequence of whole numbers"
         )
     return indices.astype(np.int64)
 
@@ -154,14 +154,14 @@ def _check(
     if 3 * pixels * len(indices) > limits.max_bytes:
         raise VideoError(
             f"{video.where}: {len(indices)} frames of {context.width}×{context.height} take more than "
-            f"{limits.max_bytes} bytes. Fix: fewer frames, or Limits(max_bytes=…)"
+            f"{limits.max_bytes} bytes. Fix: use fewer frames, or Limits(max_bytes=…)"
         )
     runs = packets.runs(indices)
     decoded = sum(stop - start for start, stop in runs)
     if decoded * pixels > limits.max_decoded_pixels:
         raise VideoError(
             f"{video.where}: {decoded} frames of {context.width}×{context.height} would have to be decoded, more "
-            f"than {limits.max_decoded_pixels} pixels. Fix: more keyframes, or Limits(max_decoded_pixels=…)"
+            f"than {limits.max_decoded_pixels} pixels. Fix: use more keyframes, or Limits(max_decoded_pixels=…)"
         )
 
 
@@ -188,4 +188,4 @@ def _backend(asked: str, video: Opened, packets: Packets) -> str:
             return name
         refusals[name] = why
     reasons = "; ".join(f"{name} {why}" for name, why in refusals.items())
-    raise BackendError(f"{video.where}: {reasons}. Fix: backend='auto'")
+    raise BackendError(f"{video.where}: {reasons}. Fix: pass backend='auto'")

@@ -91,7 +91,7 @@ def _with_timestamps(
     if not (opened and closed):
         raise ArgumentError(
             f"drop_frames: {sample.sample_id!r:.60} has temporal patches without markers around them. "
-            "Fix: a sample of the family's processor"
+            "Fix: pass a sample of the family's processor"
         )
     if family.frame_text.startswith("{run}"):  # a patch's time stands behind it
         end = stops[-1]

@@ -137,7 +137,7 @@ def plan_patches(
     keep = [None] * len(shapes) if keep is None else keep
     if len(keep) != len(shapes):
         raise ArgumentError(
-            f"plan_patches: keep has {len(keep)} entries for {len(shapes)} clips. Fix: one per clip, or None"
+            f"plan_patches: keep has {len(keep)} entries for {len(shapes)} clips. Fix: pass one per clip, or None"
         )
     shapes = [
         read_numbers(f"plan_patches: shape of clip {i}", s, "pass decoded RGB frames").tolist()
@@ -220,7 +220,7 @@ def _channels_last(shapes: Sequence[Sequence[int]]) -> bool:
         orders.add(is_channels_last(shape))
     if len(orders) > 1:
         raise ArgumentError(
-            "plan_patches: channels come first in some clips and last in others. Fix: one order for all"
+            "plan_patches: channels come first in some clips and last in others. Fix: use one order for all"
         )
     return orders != {False}
 
@@ -240,7 +240,7 @@ def _refuse_too_large(sizes: Sequence[tuple[int, int, int]]) -> None:
     if frames > MOST_FRAMES or values > MOST_VALUES:
         raise ArgumentError(
             f"plan_patches: {frames:.3g} frames, {values:.3g} values; a plan holds at most {MOST_FRAMES} frames and "
-            f"{MOST_VALUES:.3g} values. Fix: fewer frames in one call"
+            f"{MOST_VALUES:.3g} values. Fix: use fewer frames in one call"
         )
 
 

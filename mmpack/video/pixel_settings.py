@@ -48,7 +48,7 @@ def byte_values(settings: dict[str, Any] | None) -> np.ndarray:
         raise ArgumentError(
             f"byte_values: the settings have do_rescale={how['rescale_factor'] is not None}, do_normalize="
             f"{how['mean'] is not None}, backend={backend!r:.20}; bytes need both, by 'torchvision' or 'pil'. "
-            "Fix: a processor that rescales and normalises, or pixels='float32'"
+            "Fix: use a processor that rescales and normalises, or pixels='float32'"
         )
     return _byte_values(backend, how["rescale_factor"], how["mean"], how["std"])
 
@@ -82,12 +82,12 @@ def divisor(what: str, value: Any) -> float:
     """`value` as float. Raises: ArgumentError for what is no finite number, or 0."""
     number = _number(what, value)
     if abs(number) < _LEAST:
-        raise ArgumentError(f"{what} holds {number!r}. Fix: a number other than 0")
+        raise ArgumentError(f"{what} holds {number!r}. Fix: pass a number other than 0")
     return number
 
 
 def _number(what: str, value: Any) -> float:
     kinds = (int, float, np.integer, np.floating)
     if isinstance(value, bool) or not isinstance(value, kinds) or not -_MOST < value < _MOST:
-        raise ArgumentError(f"{what} holds {value!r:.40}. Fix: finite numbers")
+        raise ArgumentError(f"{what} holds {value!r:.40}. Fix: pass finite numbers")
     return float(value)

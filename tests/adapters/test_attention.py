@@ -205,8 +205,8 @@ def inputs_of(model):
         ({"visible_until": None}, "visible_until is missing"),
         ({"visible_until": torch.ones(5, dtype=torch.int32)}, r"visible_until has shape \[5\]"),
         ({"use_cache": True}, "use_cache is on|KV cache"),
-        ({"attention_mask": 2}, "attention_mask is given"),
-        ({"attention_mask": 4}, "attention_mask is given"),
+        ({"attention_mask": 2}, "attention_mask was passed"),
+        ({"attention_mask": 4}, "attention_mask was passed"),
     ],
 )
 def test_wrong_use_is_an_error(attached, change, message):
@@ -402,9 +402,9 @@ def test_an_attention_that_is_set_while_attached_stays():
     text = model.config.get_text_config()
     attach(model)
     model.set_attn_implementation("eager")
-    with pytest.raises(mp.ModelError, match=r"was set to another one while it was attached.*Fix: "):
+    with pytest.raises(mp.ModelError, match=r"was changed while it was attached.*Fix: "):
         attach(model)
-    with pytest.raises(mp.ModelError, match="was set to another one while it was attached"):
+    with pytest.raises(mp.ModelError, match="was changed while it was attached"):
         detach(model)
     assert text._attn_implementation == "eager" and not is_attached(model)
     with attach(model):
@@ -415,7 +415,7 @@ def test_an_attention_that_is_set_while_attached_stays():
 def test_two_models_of_one_config_are_refused_at_once():
     model = tiny_qwen2_5_vl()
     other = type(model)(model.config)
-    with attach(model), pytest.raises(mp.ModelError, match="config is another model's too"):
+    with attach(model), pytest.raises(mp.ModelError, match="shares its config with another model"):
         attach(other)
     with attach(other):
         assert is_attached(other) and not is_attached(model)

@@ -189,7 +189,7 @@ def test_values_between_the_bytes():
     whole = np.array([[0.0, 255.0, 3.0]], np.float32)
     assert as_bytes(whole, "media[0]").tolist() == [[0, 255, 3]]
     for odd in (0.5, -1.0, 256.0, np.nan):
-        with pytest.raises(ArgumentError, match=r"media\[0\]: .*between the bytes.*Fix: "):
+        with pytest.raises(ArgumentError, match=r"media\[0\]: .*between whole bytes.*Fix: "):
             as_bytes(np.array([[odd]], np.float32), "media[0]")
 
 

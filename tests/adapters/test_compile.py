@@ -203,11 +203,11 @@ def test_copies_and_pickles_compile_for_themselves():
 def test_compiling_twice_is_refused():
     model = small_model("qwen2_5_vl")
     compile_layers(model, tower=False)
-    with pytest.raises(ModelError, match="Fix: once is enough"):
+    with pytest.raises(ModelError, match="Fix: call it once"):
         compile_layers(model)
     other = small_model("qwen2_5_vl")
     decoder_layers(other)[1].compile()
-    with pytest.raises(ModelError, match="Fix: once is enough"):
+    with pytest.raises(ModelError, match="Fix: call it once"):
         compile_layers(other)
 
 

@@ -23,7 +23,7 @@ from mmpack.errors import ArgumentError, MmpackError
 from mmpack.trajectory import Record, from_records, to_samples
 
 ODD = [None, "x", -1, 2.5, float("inf"), {}, ["x"], [[1]], 2**70, np.zeros((2, 2)), object()]
-LINE = r"^[^\n]+\. Fix: [^\n]+$"
+LINE = r"^[^\n]+\. Fix: pass [^\n]+$"
 
 
 def turns():
@@ -138,7 +138,7 @@ def test_a_npy_file_that_promises_more_than_it_holds():
         assert broken != raw and len(broken) == len(raw)
         where = (0, "response", "choices", 0, "routed_experts")
         given = base64.b64encode(broken).decode()
-        refuses(vllm, vllm_calls([plain()]), where, given, "no base64 of a .npy file")
+        refuses(vllm, vllm_calls([plain()]), where, given, "not base64 of a .npy file")
 
 
 def test_names_of_versions_are_texts_or_numbers():

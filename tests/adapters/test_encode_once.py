@@ -557,9 +557,11 @@ def test_what_is_refused(attached, monkeypatch):
     samples = two_prompts()
     batch, padded, store = mp.pack(samples), mp.pad(samples), FeatureStore(2**20)
     for given in ({"features": store}, {"max_patches": 8}):
-        with pytest.raises(mp.ModelError, match=r"padded batch.*Fix: mp.pack"):
+        with pytest.raises(mp.ModelError, match=r"padded batch.*Fix: pass mp.pack"):
             packed_logprobs(attached, padded, **given)
-    with pytest.raises(mp.ArgumentError, match=r"features is of type dict.*Fix: a FeatureStore"):
+    with pytest.raises(
+        mp.ArgumentError, match=r"features is of type dict.*Fix: pass a FeatureStore"
+    ):
         packed_logprobs(attached, batch, features={})
     for wrong in (0, 1.5):
         with pytest.raises(mp.ArgumentError, match="max_patches is"):
@@ -571,7 +573,7 @@ def test_what_is_refused(attached, monkeypatch):
         pass
     for wrong in (batch, None):
         with (
-            pytest.raises(mp.ArgumentError, match=r"packs is .*Fix: a list of batches"),
+            pytest.raises(mp.ArgumentError, match=r"packs is .*Fix: pass a list of batches"),
             encode_once(attached, wrong),
         ):
             pass

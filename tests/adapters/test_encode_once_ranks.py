@@ -116,7 +116,7 @@ def check_fsdp(rank, ranks):
     model = made()
     for unit in (*model.model.language_model.layers, model.model.visual, model):
         fully_shard(unit, mesh=mesh)
-    sharded = r"tower is sharded \(FSDP2.*wait for ever.*Fix: leave features"
+    sharded = r"tower is sharded \(FSDP2.*wait forever.*Fix: leave features"
     with attach(model):
         for given in ({"features": store}, {"max_patches": 8}):
             with pytest.raises(mp.ModelError, match=sharded):

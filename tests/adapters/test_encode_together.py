@@ -167,8 +167,8 @@ def refused(rank, ranks, family):
     model, packs = small_model(family), packs_of(samples_of(family)[rank])
     plan = mp.plan([s for own in samples_of(family) for s in own], max_tokens=400, ranks=ranks + 1)
     for given, why in (
-        ({"plan": plan}, "plan, samples and media go together"),
-        ({"media": {}}, "plan, samples and media go together"),
+        ({"plan": plan}, "must be passed together"),
+        ({"media": {}}, "must be passed together"),
         ({"plan": plan, "samples": []}, rf"plan is of {ranks + 1} ranks, the group has {ranks}"),
     ):
         with pytest.raises(mp.ArgumentError, match=why), encode_together(model, packs, **given):

@@ -75,9 +75,9 @@ def test_what_is_no_rows(given, match):
 @pytest.mark.parametrize(
     ("text", "config", "match"),
     [
-        ("no base64!", CONFIG, "no base64 of int32"),
-        ("AAAA", CONFIG, "no base64 of int32"),  # three bytes
-        (3, CONFIG, "no base64 of int32"),
+        ("no base64!", CONFIG, "not base64 of int32"),
+        ("AAAA", CONFIG, "not base64 of int32"),  # three bytes
+        (3, CONFIG, "not base64 of int32"),
         ("AAAAAA==", CONFIG, "has 1 ids, no rows of 3 layers with 2 each"),
         ("", CONFIG, "has 0 ids"),
         ("AAAAAA==", None, "only the model's config says"),

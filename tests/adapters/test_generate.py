@@ -134,11 +134,11 @@ def test_a_family_without_grids_is_refused(parts):
         ({"min_p": float("nan")}, "min_p is nan"),
         ({"group_ids": []}, "1 prompts have 0 group_ids"),
         ({"group_ids": "g"}, "group_ids are of type str"),
-        ({"group_ids": [1]}, "group_ids hold 1, expected texts"),
+        ({"group_ids": [1]}, "group_ids hold 1, expected str"),
         ({"model": None}, "the model is None, which has no generate"),
     ],
 )
 def test_wrong_arguments_stop_before_anything_is_sampled(parts, wrong, match):
     given = {"model": parts[0], "hf_processor": parts[1], "prompts": PROMPT, "group_ids": ["g"]}
-    with pytest.raises(ArgumentError, match=rf"^rollout: {match}.* Fix: [^\n]+$"):
+    with pytest.raises(ArgumentError, match=rf"^rollout: {match}.* Fix: pass [^\n]+$"):
         rollout(**(given | {"max_new_tokens": 2} | wrong))

@@ -163,7 +163,7 @@ def test_what_a_data_set_of_batches_refuses():
     with pytest.raises(mp.ArgumentError, match="the loader's device is meta"):
         packed_in_workers(device="meta")
     dataset = packed_in_workers()
-    with pytest.raises(mp.ArgumentError, match="no state of PackBatches"):
+    with pytest.raises(mp.ArgumentError, match="not a state of PackBatches"):
         dataset.load_state_dict(dataset.loader.state_dict())
     loop = iter(dataset)
     next(loop)

@@ -174,14 +174,14 @@ def test_what_is_refused(rows, processor):
         map_samples(datasets.Dataset.from_list(rows), 3)
     with pytest.raises(mp.ArgumentError, match="a row has no messages"):
         ProcessRows(processor)({"sample_id": ["a"]})
-    with pytest.raises(mp.ArgumentError, match="a function of yours") as caught:
+    with pytest.raises(mp.ArgumentError, match="your own function reads") as caught:
         ProcessRows(processor, arguments=dict).fingerprint("rows")
     assert "\n" not in str(caught.value)
     wrong = dict(rows[0], response_ids=[-1])
     with pytest.raises(mp.ArgumentError, match=r"response_ids\[0\] is -1") as caught:
         ProcessRows(processor)({name: [value] for name, value in wrong.items()})
     assert caught.value.__notes__ == ["ProcessRows: in the row with sample_id 's0'"]
-    with pytest.raises(mp.ArgumentError, match="Samples: a Dataset is read by number"):
+    with pytest.raises(mp.ArgumentError, match="Samples: a Dataset is read by index"):
         Samples(datasets.Dataset.from_list(rows)).state_dict()
     with pytest.raises(mp.ArgumentError, match="from_table: this is of type list"):
         from_table([])

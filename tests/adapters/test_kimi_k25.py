@@ -111,7 +111,7 @@ def test_a_frame_of_a_run_matters(model):
 
 
 def test_a_padded_clip_is_refused_by_one_line(model):
-    with pytest.raises(mp.ModelError, match=r"can't encode videos, .*Fix: mp\.pack, attach"):
+    with pytest.raises(mp.ModelError, match=r"can't encode videos, .*Fix: use mp\.pack, attach"):
         model_inputs(mp.pad(clips()), model)
 
 
@@ -171,7 +171,7 @@ def test_routes_are_replayed_in_layers_with_experts(model):
                 sample.routed_experts = (sample.routed_experts + 1) % 8
             other = packed_logprobs(model, mp.pack(samples, share_prefix=True))
     assert (found - other).abs().max() > 1e-3
-    with pytest.raises(mp.ModelError, match="balanced by a bias"):
+    with pytest.raises(mp.ModelError, match="a bias balances them"):
         router_loss(model, batch, (torch.zeros(1),))
 
 

@@ -267,7 +267,7 @@ def test_windows_that_a_config_asks_for(family_name):
                 assert (found - wanted).abs().max() <= TOLERANCES["layouts"].value
             plans = model_inputs(mp.pack(samples), model)["attention_plan"]
     assert isinstance(plans, LayerPlans) and any(plan.windowed for plan in plans.plans)
-    with pytest.raises(mp.ModelError, match="Fix: a model with full attention in all layers"):
+    with pytest.raises(mp.ModelError, match="Fix: use a model with full attention in all layers"):
         kv_bytes_per_token(model)
 
 
@@ -300,7 +300,7 @@ def test_layers_have_the_rules_of_their_config(model, family, monkeypatch):
     assert layer_rules.layer_rules(model, "test") == ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.model.language_model.layers[0].self_attn, "is_causal", False)
-        with pytest.raises(mp.ModelError, match="attach: the model's text layers see both ways"):
+        with pytest.raises(mp.ModelError, match="attach: the model's text layers attend in both"):
             attach(model)
     with pytest.raises(
         mp.ModelError, match="a layer has a window of 7 with heads of 16, the config"

@@ -72,7 +72,7 @@ def numbers_as_compiled(monkeypatch):
         return tl.tensor(handle, tl.float32)
 
     monkeypatch.setattr(interpreter, "_implicit_cvt", convert)
-    for name in ("rms_norm", "layer_norm"):  # libdevice's is no Python
+    for name in ("rms_norm", "layer_norm"):  # libdevice's is not a Python
         monkeypatch.setattr(
             importlib.import_module(f"liger_kernel.ops.{name}"), "rsqrt", lambda x: tl.rsqrt(x)
         )

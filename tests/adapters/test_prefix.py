@@ -328,7 +328,7 @@ def test_layers_that_share_their_kv_are_held_once():
 def test_what_cannot_be_is_named(qwen):
     sample = mixed_batch("qwen2_5_vl")[0]
     index, kv = caches(qwen)
-    with attach(qwen), pytest.raises(ModelError, match=r"is attached.*Fix: detach"):
+    with attach(qwen), pytest.raises(ModelError, match=r"is attached.*Fix: call detach"):
         prefix_logprobs(qwen, sample, index, kv)
     for args, said in (
         ((sample, index, RowStore(3)), "the store has 3 rows"),

@@ -136,7 +136,7 @@ def test_pixels_in_place_of_pictures():
     (episode,) = to_trajectories([{"nodes": nodes}], processor(), media=known)
     assert samples_of(episode)[0].media[0].cache_key == shot.cache_key
     del nodes[0]["multi_modal_data"]
-    with pytest.raises(ArgumentError, match="is in no media"):
+    with pytest.raises(ArgumentError, match="is not among the media"):
         to_trajectories([{"nodes": nodes}], processor())
 
 

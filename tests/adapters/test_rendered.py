@@ -94,11 +94,11 @@ def broken(media, **changes):
 @pytest.mark.parametrize(
     "change, error, why",
     [
-        ({"ranges": [(1, 2)]}, LayoutError, r"is said to fill tokens \[1, 3\)"),
+        ({"ranges": [(1, 2)]}, LayoutError, r"should fill tokens \[1, 3\)"),
         ({"ranges": []}, ArgumentError, "ranges has 0 entries for 1 image hashes"),
         ({"items": []}, ArgumentError, "items has 0 entries"),
         ({"items": 7}, ArgumentError, "expected a list"),
-        ({"items": [{}]}, ArgumentError, "no embeddings"),
+        ({"items": [{}]}, ArgumentError, "not embeddings"),
         *(
             ({"items": [{"pixel_values": [], "image_grid_thw": g}]}, ArgumentError, "expected t, h")
             for g in ([1, 2], [[0, 2, 2]], [[1, 2, 2], [1, 2, 2]], [[1.0, 2.0, 2.0]], "text")
@@ -128,7 +128,7 @@ def test_kept_ids_need_processed_logprobs():
     assert [ids.tolist() for ids in kept.lists()] == [[3, 7], [5]]
     for sampling in (None, {}, {"logprobs": "raw"}):
         with pytest.raises(
-            ArgumentError, match=r"of kind (None|'raw'): these must be over the kept ids"
+            ArgumentError, match=r"of kind (None|'raw'): these must be over the ids kept"
         ):
             kept_lists([[7]], 1, sampling, "here")
     for lists in (None, 3, [[1]]):

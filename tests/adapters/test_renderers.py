@@ -186,7 +186,7 @@ def test_what_generate_returned_is_a_sample_with_its_kept_ids(generated, process
 
 def test_kept_ids_beside_other_logprobs_are_refused(generated, processor):
     for sampling in (None, {"logprobs": "raw"}):
-        with pytest.raises(ArgumentError, match=r"over the kept ids\. Fix: logprobs_mode"):
+        with pytest.raises(ArgumentError, match=r"over the ids kept\. Fix: set logprobs_mode"):
             to_samples([generated], processor, sampling=sampling)
     generated["sampling_mask"] = [[1]]
     with pytest.raises(ArgumentError, match="1 lists of kept ids for 3 sampled tokens"):
@@ -229,20 +229,20 @@ def test_the_page_s_example_runs(hf):
 @pytest.mark.parametrize(
     "change, error, why",
     [
-        (lambda r: r.sampled_mask.pop(), ArgumentError, "sampled_mask is no mask of"),
+        (lambda r: r.sampled_mask.pop(), ArgumentError, "sampled_mask is not a mask of"),
         (lambda r: r.token_ids.clear(), ArgumentError, "token ids are"),
         (lambda r: r.multi_modal_data.mm_hashes["image"].pop(), ArgumentError, "entries for 0"),
         (
             lambda r: r.multi_modal_data.mm_items["image"][0].pop("pixel_values"),
             ArgumentError,
-            "no embeddings",
+            "not embeddings",
         ),
         (lambda r: setattr(r, "multi_modal_data", None), LayoutError, "a medium was dropped"),
         (lambda r: setattr(r, "multi_modal_data", {}), ArgumentError, "expected MultiModalData"),
         (
             lambda r: setattr(r.multi_modal_data.mm_placeholders["image"][0], "offset", 5),
             LayoutError,
-            "MM106|said to fill",
+            "MM106|should fill",
         ),
         (
             lambda r: r.multi_modal_data.mm_hashes.update(audio=["x"]),

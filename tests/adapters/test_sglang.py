@@ -145,7 +145,7 @@ def test_routed_experts_by_sglangs_own_encoding(requests, answer, prompts, fixtu
     assert mp.validate(samples) == []
     assert text not in str(samples[0].to_dict()["metadata"])  # four times the bytes
     assert responses_of(samples) == responses
-    with pytest.raises(ArgumentError, match=r"config says. Fix: config="):
+    with pytest.raises(ArgumentError, match=r"config says. Fix: pass config="):
         to_samples(responses[:1], requests[:1], fixture.processor)
 
 
@@ -277,7 +277,7 @@ def test_pictures_in_base64_of_any_length(requests, responses, fixture):
     for given in (large, f"data:image/png;base64,{large}"):
         assert media_of(given)[0].file_hash is not None
     for path in ("cat.png", "images/abcd", "abcd" * 20):
-        with pytest.raises(ArgumentError, match=f"'{path}' is a path, and no media_root"):
+        with pytest.raises(ArgumentError, match=f"'{path}' is a path, but there is no media_root"):
             media_of(path)
     with pytest.raises(ArgumentError, match="not base64"):
         media_of("data:image/png;base64,abc")
@@ -294,7 +294,7 @@ def test_what_doesn_t_fit_is_one_line(requests, responses, fixture):
         to_samples([without], requests[:1], fixture.processor)
     number, ids, _ = fixture.rows[0]
     other = fixture.processor(fixture.messages[number], ids, sample_id="a", group_id="a")
-    with pytest.raises(ArgumentError, match="a came from no response"):
+    with pytest.raises(ArgumentError, match="a was not made of"):
         responses_of([other])
 
 

@@ -271,7 +271,7 @@ def test_contradictions_are_named(processor):
     for types in (shifted, shifted[:, 1:]):
         with pytest.raises(LayoutError, match="chat_template"):
             to_samples(outputs | {"mm_token_type_ids": types}, processor)
-    with pytest.raises(ArgumentError, match="'image_sizes' is no field"):
+    with pytest.raises(ArgumentError, match="'image_sizes' is not a field"):
         to_samples(outputs | {"image_sizes": torch.ones(1)}, processor)
     with pytest.raises(ArgumentError, match="num_images counts"):
         to_samples(outputs | {"num_images": [9] * len(outputs["prompt_ids"])}, processor)
@@ -280,5 +280,5 @@ def test_contradictions_are_named(processor):
         from_batch(mp.pack(samples), samples[::-1])
     other = to_samples(batch_of(8, **FULL), processor, group_ids=list("abcdefghi")[: len(samples)])
     both = samples + other
-    with pytest.raises(ArgumentError, match="several batches"):
+    with pytest.raises(ArgumentError, match="several of TRL's batches"):
         from_batch(mp.pack(both), both)

@@ -113,7 +113,7 @@ def test_logprobs_of_several_tokens_are_those_of_the_sampled_one():
         small(logprobs=several["logprobs"]),
         several | {"logprob_token_ids": [[[9, 8], [4, 9], [5, 9]]]},
     ):
-        with pytest.raises(ArgumentError, match="none known as the sampled one's"):
+        with pytest.raises(ArgumentError, match="which one is the sampled id's"):
             to_trajectories(wrong, small_processor())
 
 

@@ -65,7 +65,7 @@ def test_prompts_of_peft_are_refused():
         num_attention_heads=4,
     )
     wrapped = peft.get_peft_model(tiny_qwen2_5_vl(), config)
-    with pytest.raises(mp.ModelError, match=r"PromptTuningConfig adds tokens"):
+    with pytest.raises(mp.ModelError, match=r"PromptTuningConfig adds its own tokens"):
         attach(wrapped)
 
 
@@ -83,12 +83,15 @@ def test_other_wrappers_are_refused():
             torch.nn.DataParallel(model),
             r"DataParallel is no .*pass its \.module, which trains on one",
         ),
-        (Engine(model), r"Engine is no transformers model. Fix: wrap the model in Distributed"),
+        (Engine(model), r"Engine is not a transformers model. Fix: wrap the model in Distributed"),
         (
             torch.compile(model),
             "OptimizedModule is no .* Fix: compile the model's layers, and pass",
         ),
-        (torch.nn.Linear(1, 1), "Linear is no transformers model. Fix: pass the model that from_"),
+        (
+            torch.nn.Linear(1, 1),
+            "Linear is not a transformers model. Fix: pass the model that from_",
+        ),
     ]
     batch = mp.pad(mixed_batch("qwen2_5_vl")[-1:])
     for wrapper, message in cases:

@@ -384,7 +384,7 @@ def test_kept_ids_go_to_samples_and_back(data, fixture):
         ]
     assert from_samples(samples).non_tensor_batch["kept_ids"].tolist() == lists
     bare = [dataclasses.replace(samples[0], kept_ids=None), *samples[1:]]
-    with pytest.raises(ArgumentError, match="has no kept_ids, other samples have"):
+    with pytest.raises(ArgumentError, match="has no kept_ids, but other samples have"):
         from_samples(bare)
     data.non_tensor_batch["kept_ids"][0] = lists[0][:-1]
     with pytest.raises(ArgumentError, match=r"row 0: kept_ids has .* lists for .* response tokens"):

@@ -165,7 +165,7 @@ def test_replay_that_doesn_t_fit_is_one_line(replayed, fixture):
     good = vars(replayed[2]) | {"rollout_routed_experts": None}
     ids, offsets = good["rollout_top_p_token_ids"], good["rollout_top_p_token_offsets"]
     wrong = (
-        ({"rollout_top_p_token_ids": None}, "go together"),
+        ({"rollout_top_p_token_ids": None}, "must be passed together"),
         ({"rollout_top_p_token_offsets": offsets[1:]}, "kept_ids"),
         ({"rollout_top_p_token_ids": ids[1:]}, "kept_ids"),
         ({"rollout_top_p_token_ids": ids.float()}, "expected integers"),

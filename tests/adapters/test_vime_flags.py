@@ -44,7 +44,7 @@ def test_one_flag_puts_both_functions_in_place(name, monkeypatch):
         assert loss.get_log_probs_and_entropy is adapter.log_probs_and_entropy
         assert actor.get_log_probs_and_entropy is adapter.log_probs_and_entropy
         assert other.get_log_probs_and_entropy is theirs
-        with pytest.raises(ModelError, match="computes for it already"):
+        with pytest.raises(ModelError, match="is enabled already"):
             adapter.enable(SimpleNamespace())
     assert actor.get_log_probs_and_entropy is theirs is loss.get_log_probs_and_entropy
     assert loss.policy_loss_function() == f"loss of {name}"

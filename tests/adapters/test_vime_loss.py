@@ -262,7 +262,7 @@ def test_misuse_is_one_line():
         log_probs_and_entropy(logits, **given | {"response_lengths": [9, 1, 7, 3]})
     with pytest.raises(ArgumentError, match="4 total_lengths and 1 response_lengths"):
         log_probs_and_entropy(logits, **given | {"response_lengths": [9]})
-    with pytest.raises(ArgumentError, match="go together"):
+    with pytest.raises(ArgumentError, match="must be passed together"):
         log_probs_and_entropy(logits, **given, top_p_token_ids=[])
     with pytest.raises(ModelError, match="qkv_format is 'bshd'"):
         log_probs_and_entropy(logits, **given | {"args": options("grpo", qkv_format="bshd")})
@@ -293,7 +293,7 @@ def test_kept_ids_that_don_t_fit():
         # of the whole sample: lists of its response are elsewhere
         (
             {"rollout_top_p_token_offsets": [_of_all_tokens(offsets[0]), *offsets[1:]]},
-            "one more th",
+            "one more, rising",
         ),
         ({"rollout_top_p_token_offsets": offsets[1:]}, "top_p_token_offsets 3 for 4"),
         ({"rollout_top_p_token_ids": [[0.5], *lacking[1:]]}, "expected integers"),
@@ -330,5 +330,5 @@ def test_an_empty_list_that_nobody_looked_at_gives_nan(case, monkeypatch):
 def test_without_megatron(monkeypatch):
     monkeypatch.setitem(sys.modules, "megatron.core", None)
     args, (batch, logits) = options("grpo"), micro_batch("grpo")
-    with pytest.raises(ModelError, match="Megatron is not installed"):
+    with pytest.raises(ModelError, match="Megatron, which knows the ranks, is not installed"):
         step(args, batch, logits)

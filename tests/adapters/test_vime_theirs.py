@@ -149,7 +149,7 @@ def test_the_dump_for_debugging_has_the_logprobs():
 
 
 def test_twice_is_an_error():
-    with enable(options("grpo")), pytest.raises(ModelError, match="computes for it already"):
+    with enable(options("grpo")), pytest.raises(ModelError, match="is enabled already"):
         enable(options("grpo"))
     assert their_module().policy_loss_function is not loss
 

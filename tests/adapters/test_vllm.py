@@ -238,7 +238,7 @@ def test_every_completion_of_a_request_is_a_sample(engine):
 def test_the_kind_of_logprobs_is_the_engines_mode(engine):
     [first, *_] = converted(engine, request_output(), logprobs_mode="processed_logprobs")
     assert first.sampling["logprobs"] == "processed"
-    with pytest.raises(ArgumentError, match="gives logits"):
+    with pytest.raises(ArgumentError, match="returns logits"):
         converted(engine, request_output(), logprobs_mode="raw_logits")
 
 
@@ -274,7 +274,7 @@ def test_an_input_whose_pixels_stayed_in_the_cache_is_refused(engine):
     [given] = engine.render([prompt])
     given["mm_kwargs"]["image"] = [None]
     output = request_output(prompt_token_ids=given["prompt_token_ids"])
-    with pytest.raises(ArgumentError, match=r"in vLLM's cache\. Fix: cached=cached_media"):
+    with pytest.raises(ArgumentError, match=r"in vLLM's cache\. Fix: pass cached=cached_media"):
         to_samples([output], [given], [prompt], SamplingParams(), engine.processor)
 
 

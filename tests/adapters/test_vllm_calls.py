@@ -225,8 +225,8 @@ def call(request=None, **choice):
             r"logprobs.content\[1\] is of token 5, token_ids has 4",
         ),
         (call(logprobs=[-1.0]), "logprobs has shape"),
-        (call(routed_experts="x"), "no base64 of a .npy file"),
-        (call(routed_experts=base64.b64encode(b"x").decode()), "no base64 of a .npy file"),
+        (call(routed_experts="x"), "not base64 of a .npy file"),
+        (call(routed_experts=base64.b64encode(b"x").decode()), "not base64 of a .npy file"),
         (call(sampling_mask=[[3]]), "kept_ids has 1 lists"),
         (call(weight_versions=[{"version": "1", "start": 0, "end": 3}]), "of 2 response ids"),
         (
@@ -238,7 +238,7 @@ def call(request=None, **choice):
                     }
                 }
             ),
-            "no media has the name 'h'",
+            "no medium has the name 'h'",
         ),
     ],
 )
@@ -255,5 +255,5 @@ def test_arguments():
         to_trajectories([call()], processor())
     with pytest.raises(ArgumentError, match="logprobs_mode is 'raw_logits'"):
         to_trajectories([[call()]], processor(), logprobs_mode="raw_logits")
-    with pytest.raises(ArgumentError, match="has 1 calls and media for 0"):
+    with pytest.raises(ArgumentError, match="has 1 calls, but media for 0"):
         to_trajectories([[call()]], processor(), media=[[]])

@@ -119,7 +119,7 @@ def test_a_picture_that_the_trainer_has_brings_its_hash_alone(engine, server):
     first = server.render(shown(picture(1)), **SAMPLING)
     second = server.render(shown(picture(1), text="And now?"), **SAMPLING, mm_payload="none")
     assert second["features"]["kwargs_data"] is None
-    with pytest.raises(ArgumentError, match=r"has no pixels, and its hash.* Fix: store="):
+    with pytest.raises(ArgumentError, match=r"has no pixels, and its hash.* Fix: pass store="):
         from_render([second], engine.processor, store=store)
     a, b = from_render([first, second], engine.processor, store=store)
     assert a.media[0].cache_key == b.media[0].cache_key and len(store) == 1
@@ -278,21 +278,21 @@ def step_of(response):
         (
             lambda q, a: q["features"]["mm_placeholders"]["image"][0].update(offset=3),
             LayoutError,
-            "is said to fill tokens",
+            "should fill tokens",
         ),
         (
             lambda q, a: q["features"]["mm_placeholders"]["image"][0].update(offset=3000),
             ArgumentError,
-            "is no GenerateRequest.*within the token_ids",
+            "is not a GenerateRequest.*within the token_ids",
         ),
         (lambda q, a: q.update(features=None), LayoutError, "a medium was dropped"),
         (
             lambda q, a: q["features"]["kwargs_data"].update(image=["AAAA"]),
             ArgumentError,
-            "is no medium of vLLM's",
+            "is not a medium of vLLM's",
         ),
-        (lambda q, a: q["token_ids"].clear(), ArgumentError, "is no GenerateRequest"),
-        (lambda q, a: a.update(choices=7), ArgumentError, "is no GenerateTokensResponse"),
+        (lambda q, a: q["token_ids"].clear(), ArgumentError, "is not a GenerateRequest"),
+        (lambda q, a: a.update(choices=7), ArgumentError, "is not a GenerateTokensResponse"),
         (
             lambda q, a: step_of(a)[1].update(logprob=-9999.0),
             ArgumentError,
@@ -320,7 +320,7 @@ def test_other_things_are_refused(made):
             from_render(given, processor)
     with pytest.raises(ArgumentError, match="responses has 2 entries for 1 requests"):
         from_generate([request], [response] * 2, processor)
-    with pytest.raises(ArgumentError, match="gives logits"):
+    with pytest.raises(ArgumentError, match="returns logits"):
         from_generate([request], [response], processor, logprobs_mode="raw_logits")
 
 

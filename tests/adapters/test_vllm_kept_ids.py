@@ -106,7 +106,9 @@ def test_a_side_without_them_is_named(engine, tmp_path):
     "settings", [{"temperature": 0.0, "top_k": 5}, {"top_p": 1.0}, {"temperature": 0.5}]
 )
 def test_settings_that_keep_no_ids_are_refused(engine, settings):
-    with pytest.raises(ArgumentError, match=r"no ids can be kept.* Fix: temperature above 0 and"):
+    with pytest.raises(
+        ArgumentError, match=r"leave no list of kept ids.* Fix: temperature above 0 and"
+    ):
         engine.rollout(PROMPTS[:1], NAMES[:1], **settings)
 
 
@@ -200,7 +202,11 @@ def test_nothing_is_kept_where_nothing_is_filtered(engine):
             "logprobs of kind 'raw'.*processed_logprobs",
         ),
         ([[5]], {}, "1 lists of kept ids for 2 sampled tokens.*whole outputs"),
-        ([[5], [9]], {"repetition_penalty": 1.2}, "repetition_penalty=1.2: no softmax"),
+        (
+            [[5], [9]],
+            {"repetition_penalty": 1.2},
+            "repetition_penalty=1.2, so its logprobs are not a softmax",
+        ),
         ([[5], [9]], {"logit_bias": {7: 1.0}}, "logit_bias=.*Fix: sample without logit_bias"),
         ([[5, 5], [9]], {}, "holds id 5 twice"),
     ],

@@ -81,7 +81,9 @@ def _placed(sample):
 
 def test_hits_that_nobody_has_are_refused(own):
     engine, runs, samples = own
-    with pytest.raises(ArgumentError, match=r"image 0 of an input has no pixels.* Fix: cached="):
+    with pytest.raises(
+        ArgumentError, match=r"image 0 of an input has no pixels.* Fix: pass cached="
+    ):
         samples(1)
     with pytest.raises(ArgumentError, match=r"VllmEngine\.positions: image 0"):
         engine.positions(runs[1][1][0])

@@ -65,5 +65,5 @@ def test_a_rounded_weight_is_named(pair, module):
 
 
 def test_what_is_no_engine_is_refused():
-    with pytest.raises(mp.ArgumentError, match="Fix: a VllmEngine"):
+    with pytest.raises(mp.ArgumentError, match="Fix: pass a VllmEngine"):
         engine_side(torch.nn.Linear(2, 2))

@@ -114,7 +114,7 @@ def test_usage(tmp_path):
     for args, why in (
         (["--peer", "padding"], "one of padded, "),
         (["--workload", "maths"], "one of geo, "),
-        (["--out", other], "no report of this benchmark"),
+        (["--out", other], "not a report of this benchmark"),
         (["--fsdp"], "torchrun"),
     ):
         done = bench("--workload", "geo", "--peer", "plain", *args)

@@ -128,12 +128,12 @@ def test_damage_is_found_and_mended(store, damage):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda s: s.put("../../x", pixels(0)), "is no cache key"),
-        (lambda s: s.put(key(0).upper(), pixels(0)), "is no cache key"),
-        (lambda s: s[3], "is no cache key"),
+        (lambda s: s.put("../../x", pixels(0)), "is not a cache key"),
+        (lambda s: s.put(key(0).upper(), pixels(0)), "is not a cache key"),
+        (lambda s: s[3], "is not a cache key"),
         (lambda s: s.put(key(0), np.zeros(4, np.float32)), "float32 [4]"),
         (lambda s: s.put(key(0), np.zeros((4, 4), np.int64)), "int64 [4, 4]"),
-        (lambda s: s.put(key(9), np.zeros((4, 4), np.uint8)), "is float32 [4, 64] here"),
+        (lambda s: s.put(key(9), np.zeros((4, 4), np.uint8)), "is float32 [4, 64] in the store"),
         (lambda s: BlobFolder(5), "folder is 5"),
         (lambda s: BlobFolder(s.folder, max_bytes=0), "max_bytes is 0"),
         (lambda s: BlobFolder(s.folder, source=[1]), "source is list"),
@@ -177,7 +177,7 @@ def test_what_is_held_stays_and_is_told_when_nothing_else_can_go(tmp_path):
     with BlobFolder(tmp_path, max_bytes=2 * SIZE) as store:
         store.put(key(0), pixels(0))
         store.put(key(1), pixels(1))
-        with pytest.raises(BlobError, match=r"all held by some process \(MM503\)"):
+        with pytest.raises(BlobError, match=r"all held by a process \(MM503\)"):
             store.put(key(2), pixels(2))
         store.release([key(1)])
         with store.hold([key(1)]), pytest.raises(BlobError, match="MM503"):
@@ -314,7 +314,7 @@ def test_what_a_full_store_fetches_is_handed_out_unkept(tmp_path):
     far = {key(i): pixels(i) for i in range(3)}
     with BlobFolder(tmp_path, max_bytes=SIZE, source=far) as store:
         store.put(key(0), pixels(0))
-        with pytest.warns(RuntimeWarning, match="until then each process fetches for itself"):
+        with pytest.warns(RuntimeWarning, match="until then each process fetches media for itself"):
             assert np.array_equal(store[key(1)], pixels(1))
         assert np.array_equal(store[key(2)], pixels(2))
         assert set(store) == {key(0)} and store.stats.unwritten == 2

@@ -68,7 +68,7 @@ def test_the_last_close_frees_it(root):
     late = pickle.dumps(other)
     other.close()
     assert not store.folder.exists()
-    with pytest.raises(BlobError, match=r"is gone with the last process.*MM404"):
+    with pytest.raises(BlobError, match=r"went away with the last process.*MM404"):
         pickle.loads(late)
     end = time.monotonic() + 20
     while janitors(store.folder) and time.monotonic() < end:

@@ -296,7 +296,7 @@ def test_an_equal_tower_of_another_model_shares(media):
 def test_another_tower_is_refused(media):
     store = FeatureStore(10**6)
     media.fetch(store, "ab")
-    with pytest.raises(mp.ModelError, match=r"of another tower.*Fix: a FeatureStore for each"):
+    with pytest.raises(mp.ModelError, match=r"of another tower.*Fix: keep a FeatureStore for each"):
         media.fetch(store, "a", Tower((made(seed=1),)))
 
 

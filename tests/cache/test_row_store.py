@@ -222,5 +222,5 @@ def test_a_store_is_copied_with_its_rows():
 
 @pytest.mark.parametrize("rows", [10**14, 10**30])
 def test_a_store_that_no_memory_holds(rows):
-    with pytest.raises(ArgumentError, match="Fix: a smaller budget"):
+    with pytest.raises(ArgumentError, match="Fix: pass a smaller budget"):
         RowStore(rows).write(np.array([0]), [torch.ones(1, 1024)])

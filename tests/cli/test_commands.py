@@ -305,7 +305,7 @@ def test_plan_shares_where_it_pays(tmp_path):
     found = document(call_mmpack("plan", path, *options, "--json"))
     assert [(b["share"], b["rows"]) for b in found["bins"]] == [(True, 660), (False, 604)]
     both = call_mmpack("plan", path, *options, "--share-prefix")
-    assert both.returncode == 2 and "give one" in both.stderr
+    assert both.returncode == 2 and "pass one" in both.stderr
 
 
 CONFIG = {
@@ -355,7 +355,7 @@ def test_schema_of_actions_or_the_rules():
     file = ROOT / "schemas" / "action.schema.json"
     assert call_mmpack("schema", "--action").stdout == file.read_text()
     result = call_mmpack("schema", "--action", "--rules")
-    assert result.returncode == 2 and "two pages" in result.stderr
+    assert result.returncode == 2 and "two different pages" in result.stderr
 
 
 def test_schema_check(tmp_path):
@@ -403,7 +403,7 @@ def test_doctor_says_which_op_runs_on_what(monkeypatch):
         forced = ops("cuda", "varlen")
         assert {op["backend"] for op in forced.values()} == {None}
         assert forced["policy_loss"]["why"] == (
-            "policy_loss: MMPACK_BACKEND is cuda, and csrc/ has no cpu code. Fix: MMPACK_BACKEND=auto"
+            "policy_loss: MMPACK_BACKEND is cuda, and csrc/ has no cpu code. Fix: set MMPACK_BACKEND=auto"
         )
         assert (
             "sum_rows: MMPACK_BACKEND is cuda, and the op has no cuda kernel"

@@ -160,7 +160,7 @@ def test_a_full_memory_is_one_line(monkeypatch, tmp_path):
         raise MemoryError
 
     monkeypatch.setattr("mmpack.schema.trace.read_trace", full)
-    fails(call_mmpack("validate", tmp_path), "memory is full")
+    fails(call_mmpack("validate", tmp_path), "out of memory")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")

@@ -44,7 +44,7 @@ def test_a_trace_with_drawn_pixels(tmp_path):
     result = call_mmpack(*args, "--draw-pixels")
     assert result.returncode == 0, result.stderr
     missing = call_mmpack(*args)
-    assert missing.returncode == 2 and "Fix: --media-root DIR" in missing.stderr
+    assert missing.returncode == 2 and "Fix: pass --media-root DIR" in missing.stderr
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,6 @@ def test_modules_are_rows_and_the_help_names_the_chain():
 
 def test_a_missing_record_is_said_at_once(tmp_path):
     result = call_mmpack("probe", TINY, str(tmp_path / "no.probe"))
-    assert result.returncode == 2 and "Fix: a file that" in result.stderr
+    assert result.returncode == 2 and "Fix: pass a file that" in result.stderr
     result = call_mmpack("probe", "chian")
     assert result.returncode == 2 and "`mmpack probe chain`" in result.stderr

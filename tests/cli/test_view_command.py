@@ -71,7 +71,7 @@ def test_a_choice(tmp_path, options, drawn, absent):
     [
         (("--sample", "no such"), "there is no sample 'no such'"),
         (("--trajectory", "no such"), "there is no trajectory 'no such'"),
-        (("--png", "figure.jpg"), "is no .png"),
+        (("--png", "figure.jpg"), "is not a .png"),
         (("--limit", "0"), "--limit"),
         (("--media-root", "no/such"), "--media-root"),
         (("--tokenizer", "no/such/folder"), "--tokenizer: 'no/such/folder' can't be loaded"),

@@ -161,7 +161,9 @@ def test_a_size_that_is_not_known_is_named_with_its_sample(answered, qwen):
     """InternVL writes thousandths; how its tiles lie is not recorded."""
     sample = answered("(1, 2)", family="internvl", grid=(2, 32, 32))
     sample.coordinate_system = "absolute_pixels"
-    with pytest.raises(mp.ArgumentError, match=r"point in media\[0\] of 's0'.* Fix: coordinate_sy"):
+    with pytest.raises(
+        mp.ArgumentError, match=r"point in media\[0\] of 's0'.* Fix: pass coordinate_sy"
+    ):
         find(sample, qwen)
     sample.coordinate_system = None
     assert find(sample, qwen).regions[0].point == (1.0, 2.0)

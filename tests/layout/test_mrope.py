@@ -277,5 +277,5 @@ def test_no_tokens():
 
 @pytest.mark.parametrize("grids", [[1, 2], "x", [float("nan")] * 3])
 def test_what_is_no_grid(grids):
-    with pytest.raises(mp.ArgumentError, match=r"image_grid_thw .* are no grids\. Fix: "):
+    with pytest.raises(mp.ArgumentError, match=r"image_grid_thw .* are not grids\. Fix: "):
         mp.mrope_positions([1, 2], "qwen2_vl", image_grid_thw=grids)

@@ -115,7 +115,7 @@ def test_what_does_not_fit_names_the_audio():
     audio = get_family("qwen2_5_omni").audio
     ids = [7, audio.start_id, *[audio.token_id] * 25, audio.end_id, 8]
     with pytest.raises(
-        mp.LayoutError, match=r"25 tokens, its grid \[200, 1, 1\] gives 50"
+        mp.LayoutError, match=r"25 tokens, but its grid \[200, 1, 1\] gives 50"
     ) as error:
         mp.mrope_positions(ids, "qwen2_5_omni", audio_feature_lengths=[200])
     assert error.value.code == "MM101" and error.value.span == (2, 27)
@@ -125,7 +125,7 @@ def test_what_does_not_fit_names_the_audio():
     with pytest.raises(mp.LayoutError, match="1 runs of audio tokens, 2 grids") as error:
         mp.mrope_positions(ids, "qwen2_5_omni", audio_feature_lengths=[100, 100])
     assert error.value.code == "MM107"
-    with pytest.raises(mp.ArgumentError, match="are no lengths"):
+    with pytest.raises(mp.ArgumentError, match="are not lengths"):
         mp.mrope_positions(ids, "qwen2_5_omni", audio_feature_lengths=["long"])
 
 
@@ -133,7 +133,7 @@ def test_positions_between_two_are_refused():
     """Qwen3-Omni's are fractions where seconds × 13 is none; upstream's are floats."""
     family = get_family("qwen3_omni_moe")
     ids = [family.vision_start_id, *[family.video_token_id] * 2, family.vision_end_id]
-    with pytest.raises(mp.ArgumentError, match="between two positions at 13 a second"):
+    with pytest.raises(mp.ArgumentError, match="between two whole positions at 13 per second"):
         mp.mrope_positions(
             ids, "qwen3_omni_moe", video_grid_thw=[(2, 2, 2)], second_per_grid_ts=[0.7]
         )

@@ -192,6 +192,6 @@ def test_a_processor_is_no_tokenizer():
             raise TypeError
 
     with pytest.raises(
-        mp.ArgumentError, match=r"Processor, which has one\. Fix: pass its \.tokenizer"
+        mp.ArgumentError, match=r"Processor, which holds a tokenizer\. Fix: pass its \.tokenizer"
     ):
         token_text([1], Processor())

@@ -118,7 +118,7 @@ def test_a_reward_that_is_no_number_is_named(kind, value):
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(ArgumentError, match=r"kind is 'gae'\. Fix: one of grpo"):
+    with pytest.raises(ArgumentError, match=r"kind is 'gae'\. Fix: use one of grpo"):
         group_advantages(torch.zeros(2), torch.zeros(2, dtype=torch.int64), "gae")
     with pytest.raises(ArgumentError, match=r"rewards has shape \[2\].*group_index \[3\]"):
         group_advantages(torch.zeros(2), torch.zeros(3, dtype=torch.int64))

@@ -134,7 +134,7 @@ CASES = [
         {"kind": "reinforce_pp", "num_tokens": torch.tensor([1, -1, 2])},
         "num_tokens holds -1",
     ),
-    (advantages, {"kind": torch.zeros(2, 2)}, "kind is of type Tensor. Fix: one of grpo"),
+    (advantages, {"kind": torch.zeros(2, 2)}, "kind is of type Tensor. Fix: use one of grpo"),
     (
         advantages,
         {"rewards": torch.tensor([1e39, 0, 0], dtype=torch.float64)},
@@ -168,7 +168,7 @@ CASES = [
     (kl, {"ref_logprobs": torch.ones(N, device="meta")}, "on meta"),
     (correction, {"old_logprobs": np.ones(N)}, "old_logprobs is a numpy array"),
     (correction, {"cu_loss": torch.tensor([0, 2])}, "cu_loss runs from 0 to 2 for 3"),
-    (correction, {"level": "turn"}, "level is 'turn'. Fix: one of token"),
+    (correction, {"level": "turn"}, "level is 'turn'. Fix: use one of token"),
     (summed, {"terms": [1.0]}, "terms is of type list"),
     (summed, {"cu_loss": torch.tensor([0, 2])}, "cu_loss runs from 0 to 2 for 3"),
     (summed, {"aggregation": torch.zeros(2, 2)}, "aggregation is of type Tensor"),

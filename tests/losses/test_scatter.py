@@ -175,8 +175,8 @@ def test_numbers_may_be_tensors_in_a_list():
         ({"rewards": [[score(1.0, {"span": [0]})], [], []]}, "scope {'span': [0]} of sample 'a'"),
         ({"rewards": [1.0] * 3, "weights": {}}, "weights name no score, and leave out 'reward'"),
         ({"rewards": [1.0] * 3, "weights": {1: 1.0, "typo": 2.0}}, "weights name 'typo'"),
-        ({"at": np.zeros(2)}, "at is a numpy array. Fix: one of last, all, mean"),
-        ({"at": "first"}, "at is 'first'. Fix: one of last, all, mean"),
+        ({"at": np.zeros(2)}, "at is a numpy array. Fix: use one of last, all, mean"),
+        ({"at": "first"}, "at is 'first'. Fix: use one of last, all, mean"),
     ],
 )
 def test_wrong_arguments_are_named(keywords, says):
@@ -295,7 +295,9 @@ def test_places_by_name():
         ArgumentError, match=r"at names 'formt', which no score .*'answer', 'format'"
     ):
         scatter_rewards(batch, at={"formt": "all"})
-    with pytest.raises(ArgumentError, match=r"at\['format'\] is 'first'. Fix: one of last, all"):
+    with pytest.raises(
+        ArgumentError, match=r"at\['format'\] is 'first'. Fix: use one of last, all"
+    ):
         scatter_rewards(batch, at={"format": "first"})
 
 

@@ -282,7 +282,9 @@ def test_a_backend_without_is_refused_by_name(monkeypatch, packages):
     monkeypatch.delenv("MMPACK_ATTENTION", raising=False)
     until, plan, rows = packed([64, 64])
     q, k, v, _ = draw(1, 4, 4, len(rows), 64, torch.bfloat16)
-    message = "flex_flash was asked for, and gives no log-sum-exp. Fix: one of sdpa, flash_attn_4"
+    message = (
+        "flex_flash was asked for, and gives no log-sum-exp. Fix: use one of sdpa, flash_attn_4"
+    )
     with pytest.raises(BackendError, match=message):
         tree_attention(q, k, v, until, plan, backend="flex_flash", return_lse=True)
     monkeypatch.setenv("MMPACK_ATTENTION", "flex_flash")

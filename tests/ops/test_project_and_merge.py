@@ -264,7 +264,7 @@ def test_other_things_are_refused():
         mp.project_and_merge(torch.zeros(4, 4), tuple(own), vision)
     with pytest.raises(mp.ArgumentError, match=r"expected VisionRows. Fix: pass batch.vision_rows"):
         mp.project_and_merge(torch.zeros(4, 4), own, list(vision))
-    with pytest.raises(mp.ArgumentError, match=r"levels is None, expected a list.* Fix: \[\]"):
+    with pytest.raises(mp.ArgumentError, match=r"levels is None, expected a list.* Fix: pass \[\]"):
         mp.project_and_merge(torch.zeros(4, 4), own, vision, None)
     with pytest.raises(mp.ArgumentError, match=r"vision\.rows is None, expected a tensor"):
         mp.project_and_merge(torch.zeros(4, 4), own, vision._replace(rows=None))

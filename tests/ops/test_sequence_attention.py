@@ -253,8 +253,11 @@ def test_report(hopper, monkeypatch):
     ("name", "message"),
     [
         ("varlen", "tower attention: varlen was asked for, and varlen needs a CUDA device"),
-        ("flash_attn", "flash-attn is not installed. Fix: MMPACK_TOWER_ATTENTION=auto"),
-        ("flex_flash", "'flex_flash' is no backend. Fix: MMPACK_TOWER_ATTENTION=auto, or one of"),
+        ("flash_attn", "flash-attn is not installed. Fix: pass MMPACK_TOWER_ATTENTION=auto"),
+        (
+            "flex_flash",
+            "'flex_flash' is not a backend. Fix: pass MMPACK_TOWER_ATTENTION=auto, or one of",
+        ),
     ],
 )
 def test_a_forced_backend_that_cannot_run_is_an_error(name, message, monkeypatch):

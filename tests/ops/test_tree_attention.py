@@ -148,7 +148,7 @@ def test_report(hopper, monkeypatch):
     _, backend, why = TREE.report(torch.device("cpu"))
     assert backend is None and "varlen needs a CUDA device, not cpu. Fix: " in why
     monkeypatch.setenv("MMPACK_ATTENTION", "fast")
-    assert TREE.report(hopper)[1] is None and "'fast' is no backend" in TREE.report(hopper)[2]
+    assert TREE.report(hopper)[1] is None and "'fast' is not a backend" in TREE.report(hopper)[2]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_report(hopper, monkeypatch):
     [
         ("varlen", "varlen was asked for, and varlen needs a CUDA device, not cpu"),
         ("flash_attn", "flash-attn is not installed"),
-        ("triton", "'triton' is no backend. Fix: MMPACK_ATTENTION=auto, or one of sdpa, "),
+        ("triton", "'triton' is not a backend. Fix: pass MMPACK_ATTENTION=auto, or one of sdpa, "),
     ],
 )
 def test_a_forced_backend_that_cannot_run_is_an_error(name, message, monkeypatch):

@@ -56,5 +56,5 @@ def test_it_has_the_columns_of_the_sample():
 
 def test_what_is_refused():
     for wrong in ("qwen", 3, None):
-        with pytest.raises(mp.ArgumentError, match=r"idle_batch: like is .*Fix: a Sample"):
+        with pytest.raises(mp.ArgumentError, match=r"idle_batch: like is .*Fix: pass a Sample"):
             mp.idle_batch(wrong)

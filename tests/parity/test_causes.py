@@ -646,7 +646,7 @@ def test_stop_token():
 def test_a_last_word_is_no_stop_token():
     left, right = episode(second=(710, 711, 712)), episode(second=(710, 711))
     assert causes(left, right) == ["unknown"]
-    assert "no special token" in compare([left], [right]).first.evidence
+    assert "not a special token" in compare([left], [right]).first.evidence
     for sample in (left, right):
         del sample.processor["tokenizer"]["special_ids"]
     assert causes(left, right) == ["stop_token"]

@@ -153,7 +153,7 @@ def test_what_can_not_be_compared_is_refused(rolled, train, why):
     [
         ({"logprobs": [np.zeros((2, 1))]}, r"logprobs\[0\] have shape \[2, 1\], expected \[n\]"),
         ({"logprobs": [-1.0]}, r"logprobs\[0\] have shape \[\]"),
-        ({"logprobs": [["a", "b"]]}, r"logprobs\[0\] are no numbers"),
+        ({"logprobs": [["a", "b"]]}, r"logprobs\[0\] are not numbers"),
         ({"logprobs": None}, "logprobs is None, there are 1 samples"),
         ({"logprobs": []}, "logprobs has 0 entries, there are 1 samples"),
         ({"argmax_ids": []}, "argmax_ids has 0 entries, there are 1 samples"),
@@ -172,8 +172,8 @@ def test_what_is_not_one_column_per_sample_is_refused(given, why):
         ({"kind": "logits"}, "kind is 'logits'"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": "1"}, "temperature is of type str"),
-        ({"checksums": 3}, "checksums is no pair"),
-        ({"checksums": ({}, ["a"])}, "checksums is no pair"),
+        ({"checksums": 3}, "checksums is not a pair"),
+        ({"checksums": ({}, ["a"])}, "checksums is not a pair"),
     ],
     ids=str,
 )

@@ -109,7 +109,7 @@ def test_samples_of_weights_that_are_too_old_are_left_out():
 def test_names_of_weights_want_an_order():
     samples = [versioned("a", "new"), versioned("b", "old", "new")]
     with pytest.raises(
-        ArgumentError, match=r"'new' is a name of weights, no number.* Fix: policy_versions="
+        ArgumentError, match=r"'new' is a name of weights, no number.* Fix: pass policy_versions="
     ):
         plan(samples, max_tokens=20, max_policy_lag=0)
     order = ["oldest", "old", "new", "newest"]
@@ -160,10 +160,10 @@ def test_a_plan_is_a_file(tmp_path):
     ("change", "why"),
     [
         (lambda d: "{", "is not JSON"),
-        (lambda d: [], "is no plan of format"),
-        (lambda d: d | {"format": "mmpack.plan.9"}, "is no plan of format"),
-        (lambda d: d | {"bins": [[0, 0]]}, "no distinct indices"),
-        (lambda d: d | {"bins": [[-1]]}, "no distinct indices"),
+        (lambda d: [], "is not a plan of format"),
+        (lambda d: d | {"format": "mmpack.plan.9"}, "is not a plan of format"),
+        (lambda d: d | {"bins": [[0, 0]]}, "not distinct indices"),
+        (lambda d: d | {"bins": [[-1]]}, "not distinct indices"),
         (lambda d: d | {"bins": None}, "is damaged"),
         (lambda d: d | {"ranks": [[0, 0]]}, "each bin once"),
         (lambda d: d | {"total_samples": 9}, "totals are not"),

@@ -157,7 +157,7 @@ def test_a_cost_is_a_file(tmp_path):
     assert same == found.cost and same.spans == BASE.spans
     document = json.loads((tmp_path / "cost.json").read_text())
     for change, message in (
-        ({"format": "other"}, "no cost of format"),
+        ({"format": "other"}, "not a cost of format"),
         ({"row": "fast"}, "is damaged"),
         ({"speed": 3}, "is damaged"),
     ):

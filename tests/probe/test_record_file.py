@@ -134,7 +134,7 @@ def test_what_is_no_record(record, tmp_path):
         mp.probe.write_record(tmp_path / "a.probe", 3)
     path = tmp_path / "a.probe"
     path.write_text("{}")
-    with pytest.raises(mp.TraceError, match="no record"):
+    with pytest.raises(mp.TraceError, match="not a record"):
         mp.probe.read_record(path)
     with pytest.raises(mp.TraceError, match="can't be read"):
         mp.probe.read_record(tmp_path / "none.probe")

@@ -27,7 +27,10 @@ def refused(call, error, match):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"rewards": [1.0]}, r"rewards\[0\] is 1.0, expected Score. Fix: rewards=\[mp.Score\("),
+        (
+            {"rewards": [1.0]},
+            r"rewards\[0\] is 1.0, expected Score. Fix: rewards=\[mp.Score\(",
+        ),
         ({"rewards": 1.0}, "rewards is float, expected a list of Score"),
         ({"rewards": {"a": 1.0}}, "rewards is dict"),
         ({"rewards": [mp.Score("a", float("nan"))]}, r"rewards\[0\].value: nan"),
@@ -38,14 +41,14 @@ def refused(call, error, match):
         ({"finish_reason": "eos"}, "'eos' is none of stop"),
         ({"metadata": [1]}, "metadata: expected an object"),
         ({"metadata": {"a": np.ones(2)}}, "metadata"),
-        ({"group_id": 3}, r"group_id is 3, expected a text. Fix: str\(group_id\)"),
-        ({"rollout_logprobs": ["a", "b"]}, "rollout_logprobs is no array of numbers"),
+        ({"group_id": 3}, r"group_id is 3, expected a str. Fix: pass str\(group_id\)"),
+        ({"rollout_logprobs": ["a", "b"]}, "rollout_logprobs is not an array of numbers"),
         ({"rollout_logprobs": [None, -1.0]}, r"rollout_logprobs\[0\] is nan"),
         ({"rollout_logprobs": -1.0}, r"shape \[\], expected \[2\]"),
         ({"response_ids": [1, -5]}, r"response_ids\[1\] is -5"),
-        ({"response_ids": [10**6, 1]}, r"response_ids\[0\] is 1000000.* \(1 of 2 are not"),
+        ({"response_ids": [10**6, 1]}, r"response_ids\[0\] is 1000000.* \(1 of 2 are outside"),
         ({"response_ids": np.array([2**63], np.uint64)}, r"response_ids\[0\]"),
-        ({"response_ids": [1, [2]]}, "response_ids is no array of integers"),
+        ({"response_ids": [1, [2]]}, "response_ids is not an array of integers"),
         ({"media": np.zeros((60, 60, 3), np.uint8)}, "media is ndarray, expected a list"),
         ({"kept_ids": [[1], [2]]}, r"kept_ids: expected .+ in memory an mp.Ragged, found an array"),
         ({"kept_ids": mp.Ragged.of([[1]])}, "kept_ids has 1 lists, expected 2"),
@@ -57,7 +60,7 @@ def refused(call, error, match):
         ({"teachers": {"a": mp.Ragged.empty(3, True)}}, r"teachers\['a'\] has 3 lists, expected 2"),
         ({"routed_experts": [[[1]]]}, "in memory what mp.compact_routes returns, found an array"),
         ({"routed_experts": np.zeros((2, 1, 1), int)}, "of int64, .+ see mp.compact_routes"),
-        ({"routed_experts": np.zeros((2, 1, 1), np.uint8)}, "the routes of 2 tokens, there are"),
+        ({"routed_experts": np.zeros((2, 1, 1), np.uint8)}, "routes for 2 tokens, expected"),
     ],
 )
 def test_fields(processor, fields, match):
@@ -137,7 +140,9 @@ def test_loss_spans(processor, spans):
 
 def test_a_lone_placeholder_says_expanded(processor, picture):
     one, whole = [START, IMAGE, END], [START, *[IMAGE] * 12, END]
-    match = r"one image placeholder, the image has 12 vision tokens. Fix: expanded=False.*MM101"
+    match = (
+        r"one image placeholder, the image has 12 vision tokens. Fix: pass expanded=False.*MM101"
+    )
     refused(
         lambda: processor.from_ids([9, *one], media=[picture(0)], sample_id="s"), LayoutError, match
     )
@@ -162,7 +167,7 @@ def test_a_lone_video_placeholder_says_expanded(make_hf):
     refused(
         lambda: processor.from_ids([9, START, IMAGE + 1, END], media=[clip], sample_id="s"),
         LayoutError,
-        "one video placeholder.*Fix: expanded=False",
+        "one video placeholder.*Fix: pass expanded=False",
     )
 
 
@@ -234,8 +239,8 @@ def test_data_urls_of_videos(processor):
     ("url", "match"),
     [
         ("data:image/png;base64", "without a comma"),
-        ("data:image/png;base64,@@@", "is no base64"),
-        ("data:image/png;base64,é", "is no base64"),
+        ("data:image/png;base64,@@@", "is not base64"),
+        ("data:image/png;base64,é", "is not base64"),
         ("data:image/png;base64,aGVsbG8=", "can't be decoded"),
         ("data:,", "can't be decoded"),
     ],

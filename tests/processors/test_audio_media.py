@@ -166,9 +166,9 @@ def test_a_file_is_decoded_at_the_models_rate(processor, tmp_path):
         ((noise(100), None), "a rate of None"),
         ((np.zeros((2, 8), np.float32), RATE), "of one"),
         ((np.zeros(8, np.int16), RATE), "expected floats"),
-        ((np.full(999, np.nan, np.float32), RATE), "no finite numbers"),
-        ((noise(150), RATE), "no token|refuses"),
-        (noise(1000), "is no audio"),
+        ((np.full(999, np.nan, np.float32), RATE), "are not finite"),
+        ((noise(150), RATE), "too few for one token|refuses"),
+        (noise(1000), "is not audio"),
     ],
 )
 def test_what_is_no_audio(processor, item, says):
@@ -179,7 +179,7 @@ def test_what_is_no_audio(processor, item, says):
 
 def test_a_sound_without_a_video(processor):
     medium = processor.medium((noise(9000), RATE), kind="sound")
-    with pytest.raises(mp.ArgumentError, match="no video stands before it"):
+    with pytest.raises(mp.ArgumentError, match="no video comes before it"):
         processor.from_ids([1, 2], [medium], expanded=False, sample_id="a")
 
 

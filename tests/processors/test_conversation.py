@@ -236,7 +236,7 @@ def test_refusals(processor, picture):
     for sample, more, match in (
         (prompt, {"messages": [user]}, "ends in a prompt"),
         (answered, {"messages": [assistant]}, "response_ids"),
-        (answered, {"messages": [user], "observation_ids": [1]}, "two ways"),
+        (answered, {"messages": [user], "observation_ids": [1]}, "say the same thing"),
         (answered, {"messages": [user], "observation_ids": None}, "expected integers"),
         (answered, {"messages": [user], "media": [picture(0)]}, "1 of media="),
         (answered, {"messages": [user], "source": "web"}, "source 'web'"),

@@ -102,15 +102,15 @@ def refuses(processor, item, match):
         (encoded(in_mode("RGB"), "ICO"), "can't be decoded"),
         (np.zeros((4, 4), np.uint8), r"shape \[4, 4\]"),
         (np.zeros((3, 40, 40), np.uint8), r"shape \[3, 40, 40\]"),
-        (np.zeros((2, 40, 40, 3), np.uint8), "only frames has no times"),
+        (np.zeros((2, 40, 40, 3), np.uint8), "frames alone have no times"),
         (np.zeros((40, 40, 3), np.float32), "dtype float32"),
         (np.zeros((0, 40, 3), np.uint8), r"shape \[0, 40, 3\]"),
         (Image.new("RGB", (0, 9)), r"shape \[9, 0, 3\]"),
         (np.zeros((2, 1000, 3), np.uint8), "refuses an image of 1000×2"),
-        (7, "int is no image"),
-        ([Image.new("RGB", (9, 9))], "only frames has no times"),
-        ("a.png", "no media_root was given"),
-        ("https://a.example/a.png", "no media_root was given"),
+        (7, "int is not an image"),
+        ([Image.new("RGB", (9, 9))], "frames alone have no times"),
+        ("a.png", "there is no media_root"),
+        ("https://a.example/a.png", "there is no media_root"),
     ],
 )
 def test_what_is_no_picture(processor, item, match):
@@ -161,9 +161,9 @@ def test_paths(hf, tmp_path):
     for bad in ("escape.png", "../out.png", str(root / "sub" / "a.png"), str(tmp_path / "out.png")):
         refuses(processor, bad, "not below media_root")
     for bad in ("none.png", "sub", "", "https://a.example/a.png"):
-        refuses(processor, bad, "no file below media_root")
+        refuses(processor, bad, "not a file below media_root")
     for bad in ("a\0b.png", "loop.png", "x" * 5000, "a\nb.png"):
-        refuses(processor, bad, "can't be read|no file below")
+        refuses(processor, bad, "can't be read|not a file below")
 
 
 def test_a_huge_file_is_not_read(hf, tmp_path):
@@ -175,7 +175,7 @@ def test_a_huge_file_is_not_read(hf, tmp_path):
     tracemalloc.start()
     for size, head, match in (
         (2**31, b"", "has 2147483648 bytes, more than 268435456"),
-        (2 * 10**8, b"", "no known picture"),
+        (2 * 10**8, b"", "unknown format"),
         (2 * 10**8, bytes(header) + whole[33:], "more than .* pixels"),
     ):
         path = tmp_path / "huge.png"

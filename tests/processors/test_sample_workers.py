@@ -71,5 +71,5 @@ def test_refused_data():
         mp.SampleWorkers([1], workers=0)
     with pytest.raises(ArgumentError, match="media is dict"):
         mp.SampleWorkers([1], media={})
-    with pytest.raises(BackendError, match="end before they begin"):
+    with pytest.raises(BackendError, match="end before their first task"):
         list(mp.SampleWorkers(NoPickle(), workers=1))

@@ -155,7 +155,7 @@ def test_a_file_that_changed_is_refused(make, root, files):
     with pytest.raises(ArgumentError, match="\\(content_hash"):
         make().from_ids(whole.input_ids, media=[other], sample_id="s")
     (root / "clips" / "a.mp4").unlink()
-    with pytest.raises(ArgumentError, match="no file below media_root"):
+    with pytest.raises(ArgumentError, match="not a file below media_root"):
         make().from_ids(whole.input_ids, media=[recorded], sample_id="s")
 
 
@@ -231,7 +231,7 @@ def frames(n=4, size=64):
 @pytest.mark.parametrize(
     ("item", "error", "match"),
     [
-        (frames(), ArgumentError, "only frames has no times"),
+        (frames(), ArgumentError, "frames alone have no times"),
         ((frames(), {}), ArgumentError, "has no fps"),
         ((frames(), {"fps": 2.0, "speed": 1}), ArgumentError, "'speed' is unknown"),
         ((frames(), {"fps": 0.0}), ArgumentError, "a rate above 0"),
@@ -243,13 +243,13 @@ def frames(n=4, size=64):
         (
             (frames(), {"fps": 2.0, "frames_indices": [0, 1, 2, 9], "total_num_frames": 9}),
             ArgumentError,
-            "go up to 9, total_num_frames is 9 .* Fix: the file's total_num_frames",
+            "go up to 9, total_num_frames is 9 .* Fix: pass the file's total_num_frames",
         ),
         ((frames().astype(np.float32), {"fps": 2.0}), ArgumentError, "dtype float32"),
         (([frames()[0], frames(1, 32)[0]], {"fps": 2.0}), ArgumentError, "of one size"),
         ((b"x", {"fps": 2.0}), ArgumentError, "a video with dict"),
         (b"no video", VideoError, "Fix: "),
-        ("clips/none.mp4", ArgumentError, "no file below media_root"),
+        ("clips/none.mp4", ArgumentError, "not a file below media_root"),
         ("../a.mp4", ArgumentError, "not below media_root"),
     ],
 )

@@ -239,12 +239,12 @@ def test_what_is_told_of_frames(make, about, match):
 
 @pytest.mark.parametrize("given", [None, 5, []])
 def test_sample_takes_videos(given):
-    refused(f"sample: {type(given).__name__} is no video", sample, given, policy="vllm")
+    refused(f"sample: {type(given).__name__} is not a video", sample, given, policy="vllm")
 
 
 def test_decode_takes_plans_and_numbers(files):
     plan = sample(files[0], policy="vllm")
-    refused("sample: FramePlan is no video", sample, plan, policy="vllm")
+    refused("sample: FramePlan is not a video", sample, plan, policy="vllm")
     patches = plan_patches([(4, 3, 56, 56)], "qwen2_5_vl")
     refused("frames are PatchPlan", decode, files[0], patches)
     refused("unequal lengths", decode, files[0], [[0], [1, 2]])
@@ -260,13 +260,15 @@ def test_the_other_kind_of_part(make, tmp_path, files):
     (tmp_path / "a.png").write_bytes(file.getvalue())
     for item in (file.getvalue(), "a.png"):
         refused(
-            'the file is of another. Fix: {"type": "image", …}', make(), ask(item), sample_id="s"
+            'but its file is not. Fix: write {"type": "image", …}', make(), ask(item), sample_id="s"
         )
     for item in (files[0], "a.mp4"):
         message = [{"role": "user", "content": [{"type": "image", "image": item}]}]
-        refused('the file is of another. Fix: {"type": "video", …}', make(), message, sample_id="s")
+        refused(
+            'but its file is not. Fix: write {"type": "video", …}', make(), message, sample_id="s"
+        )
     picture = [{"role": "user", "content": [{"type": "image", "image": b"nothing"}]}]
-    refused("no known picture", make(), picture, sample_id="s")
+    refused("unknown format", make(), picture, sample_id="s")
     refused(
         re.escape('{"type": "image", …}'), make(), ask(Image.new("RGB", (64, 64))), sample_id="s"
     )

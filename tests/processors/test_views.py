@@ -136,7 +136,7 @@ def test_parity_names_the_setting_that_cuts_otherwise(tokenizer):
 
 def test_what_is_refused(tokenizer):
     processor = wrapped(tokenizer)
-    with pytest.raises(ArgumentError, match=r"cuts this picture into 5 views.*Fix: views"):
+    with pytest.raises(ArgumentError, match=r"cuts this picture into 5 views.*Fix: call views"):
         processor.medium(picture(100, 150))
     views = processor.views(picture(100, 150))
     assert [v.metadata[VIEW] for v in views] == [[k, 2, 2] for k in range(5)]
@@ -145,5 +145,5 @@ def test_what_is_refused(tokenizer):
             pictures(broken)
     with pytest.raises(ArgumentError, match="downsample_mode is 4x"):
         wrapped(tokenizer, downsample_mode="4x")
-    with pytest.raises(ArgumentError, match=r"has no video policy.*Fix: a Medium with"):
+    with pytest.raises(ArgumentError, match=r"has no video policy.*Fix: pass a Medium with"):
         processor.views((np.zeros((2, 64, 64, 3), np.uint8), {"fps": 1.0}))

@@ -117,15 +117,19 @@ def part(**fields):
 @pytest.mark.parametrize(
     ("messages", "media", "match"),
     [
-        (part(type="image"), None, "has none"),
+        (part(type="image"), None, "holds no image"),
         (part(type="image"), [np.zeros((60, 60, 3), np.uint8)] * 2, "1 of media="),
         (part(type="text", text="x"), [np.zeros((60, 60, 3), np.uint8)], "1 of media="),
-        (part(type="image", url="https://a.example/a.png"), None, "'url', mmpack fetches nothing"),
+        (
+            part(type="image", url="https://a.example/a.png"),
+            None,
+            "'url', and mmpack fetches nothing",
+        ),
         (part(type="image_url", image_url={"url": "x"}), None, "mmpack fetches nothing"),
         (part(type="image", path="a.png"), None, "no media_root"),
         (part(type="video", video=np.zeros((60, 60, 3), np.uint8)), None, "of type video"),
         (part(type="image", image=np.zeros((4, 60, 60, 3), np.uint8)), None, "of type image"),
-        (part(type="video", video=np.zeros((4, 60, 60, 3), np.uint8)), None, "only frames"),
+        (part(type="video", video=np.zeros((4, 60, 60, 3), np.uint8)), None, "frames alone"),
         (part(type="video", video="a.mp4"), None, "no media_root"),
         (part(type="video"), [np.zeros((60, 60, 3), np.uint8)], "of type video"),
         ([{"role": "user", "content": ["x"]}], None, "is str"),
@@ -154,8 +158,8 @@ def test_path_parts(hf, picture, tmp_path):
         ({"rollout_logprobs": [-1.0]}, ArgumentError, r"expected \[0\]"),
         ({"response_ids": [[1, 2]]}, ArgumentError, "response_ids has shape"),
         ({"response_ids": [1.5]}, ArgumentError, "dtype float64"),
-        ({"colour": 1}, ArgumentError, "'colour' is no field"),
-        ({"position_ids": None}, ArgumentError, "'position_ids' is no field"),
+        ({"colour": 1}, ArgumentError, "'colour' is not a field"),
+        ({"position_ids": None}, ArgumentError, "'position_ids' is not a field"),
     ],
 )
 def test_arguments(processor, call, error, match):

@@ -111,7 +111,7 @@ def test_reprs_of_what_was_never_made():
 @pytest.mark.parametrize(
     ("path", "given", "match"),
     [
-        ([], "a.jsonl", r"\[\] is no path"),
+        ([], "a.jsonl", r"\[\] is not a path"),
         ("a.jsonl", full_sample(), r"samples is Sample, expected Samples. Fix: pass \[sample\]"),
         ("a.jsonl", None, "samples is NoneType"),
     ],

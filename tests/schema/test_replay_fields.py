@@ -70,7 +70,7 @@ def test_lists_at_their_places_among_others():
 
 @pytest.mark.parametrize("which", [[5], [True], ["a"], [0.5], "a", None])
 def test_lists_that_are_not_there(which):
-    with pytest.raises(ArgumentError, match="Fix: a slice, indices or a mask"):
+    with pytest.raises(ArgumentError, match="Fix: index it by a slice, indices or a mask"):
         Ragged.of([[3, 7], [5]])[which]
 
 
@@ -128,7 +128,7 @@ def test_what_no_ragged_is_made_of(given):
 def test_parts_of_two_kinds_are_not_joined():
     with pytest.raises(ArgumentError, match="only some parts have logprobs"):
         Ragged.cat([Ragged.of([[1]]), Ragged.of([[1]], [[-1.0]])])
-    with pytest.raises(ArgumentError, match="one list is asked for"):
+    with pytest.raises(ArgumentError, match="an integer would select one list"):
         Ragged.of([[1]])[0]
 
 

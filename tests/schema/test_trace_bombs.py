@@ -445,9 +445,9 @@ def test_paths_that_are_no_traces(tmp_path):
 
 @pytest.mark.parametrize("path", [3, None, b"t.jsonl", "a\0.jsonl"])
 def test_what_is_no_path(path):
-    with pytest.raises(ArgumentError, match=r"read_trace: .* is no path. Fix: "):
+    with pytest.raises(ArgumentError, match=r"read_trace: .* is not a path. Fix: "):
         read_trace(path)
-    with pytest.raises(ArgumentError, match=r"write_trace: .* is no path. Fix: "):
+    with pytest.raises(ArgumentError, match=r"write_trace: .* is not a path. Fix: "):
         write_trace(path, [])
 
 
@@ -471,5 +471,5 @@ def test_folders_that_may_not_be_read_and_files_that_are_gone(tmp_path, monkeypa
 
     monkeypatch.setattr(Path, "stat", denied)  # whoever is root may read all
     monkeypatch.setattr(os.path, "isfile", denied)  # which newer versions of Python ask
-    with pytest.raises(TraceError, match=r"may not be read by this user \(MM001\)"):
+    with pytest.raises(TraceError, match=r"can't be read: this user lacks the right \(MM001\)"):
         read_trace(path)

@@ -161,7 +161,7 @@ def test_hub(monkeypatch):
     ]
     without = table.remove_columns("answer")
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: without)
-    assert "someone/geometry: field 'answer' is no column" in message("someone/geometry")
+    assert "someone/geometry: field 'answer' is not a column" in message("someone/geometry")
     broken = datasets.Dataset.from_list(
         [row(images=[{"bytes": bomb(60_000, 60_000), "path": None}])], features=features
     )
@@ -331,7 +331,7 @@ def test_pictures_that_are_none(tmp_path, data, part):
         (row(images=None), "'images' is a NoneType"),
         (row(images=[None]), "images[0] has no bytes"),
         (row(images=["a.png"]), "images[0] has no bytes"),
-        ({"images": [], "problem": "Find x."}, "'answer' is no column"),
+        ({"images": [], "problem": "Find x."}, "'answer' is not a column"),
     ],
 )
 def test_broken_rows(tmp_path, broken, part):

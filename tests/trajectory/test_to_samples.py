@@ -209,7 +209,7 @@ def test_wrong_turns_are_refused():
         ({"context_ids": [1.5], "response_ids": [1]}, "context_ids is of shape"),
         ({"context_ids": [-1], "response_ids": [1]}, "below 0 at 0"),
         ({"context_ids": "text", "response_ids": [1]}, "context_ids is of type str"),
-        ({"context_ids": [[1], [1, 2]], "response_ids": [1]}, "no array"),
+        ({"context_ids": [[1], [1, 2]], "response_ids": [1]}, "not an array"),
         ({"context_ids": [True], "response_ids": [1]}, "dtype bool"),
         ({"context_ids": [1], "response_ids": None}, "response_ids is None"),
         ({"context_ids": [1], "response_ids": [1], "logprobs": [float("nan")]}, "is nan"),

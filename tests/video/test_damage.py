@@ -182,7 +182,7 @@ def test_fields_are_seen_in_the_header(options, container):
 def test_fields_are_refused_by_name(backend, tmp_path):
     cache = FrameCache(tmp_path, 1 << 28)
     want = decode(interlaced(), range(FRAMES), cache=cache)
-    with pytest.raises(BackendError, match=r"interlaced.+Fix: backend='auto'"):
+    with pytest.raises(BackendError, match=r"interlaced.+Fix: pass backend='auto'"):
         decode(interlaced(), range(FRAMES), backend=backend, cache=cache)
     np.testing.assert_array_equal(decode(interlaced(), range(FRAMES), cache=cache), want)
 
@@ -218,7 +218,7 @@ def test_a_library_that_fails_on_a_whole_file_is_a_backend_error(backend, monkey
 
     monkeypatch.setattr(decoders, "VideoDecoder", broken)
     monkeypatch.setattr(decord, "VideoReader", broken)
-    with pytest.raises(BackendError, match=r"can't decode it .no memory.*Fix: backend='auto'"):
+    with pytest.raises(BackendError, match=r"can't decode it .no memory.*Fix: pass backend='auto'"):
         decode(clip(), [0], backend=backend)
 
 
@@ -246,7 +246,9 @@ def test_a_pipe_is_not_waited_for(pipe):
         done = []
 
         def run(call=call, done=done):
-            with pytest.raises(ArgumentError, match=r"is no file .*Fix: a file, or its bytes"):
+            with pytest.raises(
+                ArgumentError, match=r"is not a file .*Fix: pass a file, or its bytes"
+            ):
                 call(pipe)
             done.append(True)
 
@@ -254,13 +256,13 @@ def test_a_pipe_is_not_waited_for(pipe):
         thread.start()
         thread.join(20)
         assert done
-    with pytest.raises(ArgumentError, match="is no file"):
+    with pytest.raises(ArgumentError, match="is not a file"):
         probe("/dev/zero")
 
 
 def test_frames_of_a_pipe(pipe):
     result = run_mmpack("frames", pipe, "--policy", "vllm")
-    assert result.returncode == 2 and "is no file" in result.stderr
+    assert result.returncode == 2 and "is not a file" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -318,7 +320,9 @@ def test_other_formats_are_told_which_are_read(kind):
             frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 40 * n, np.uint8), "rgb24")
             out.mux(stream.encode(frame.reformat(format=pix_fmt)))
         out.mux(stream.encode())
-    with pytest.raises(VideoError, match=r"Fix: a whole file of MP4, QuickTime, Matroska.* or IVF"):
+    with pytest.raises(
+        VideoError, match=r"Fix: pass a whole file of MP4, QuickTime, Matroska.* or IVF"
+    ):
         probe(file.getvalue())
-    with pytest.raises(VideoError, match="Fix: a whole video file"):
+    with pytest.raises(VideoError, match="Fix: pass a whole video file"):
         probe(b"\x1a\x45\xdf\xa3" + bytes(100))

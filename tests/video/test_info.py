@@ -89,5 +89,5 @@ def test_paths(tmp_path):
         probe(tmp_path / "none.mp4")
     with pytest.raises(ArgumentError, match="Fix: check the path"):
         probe("http://127.0.0.1:9/clip.mp4")
-    with pytest.raises(ArgumentError, match="no video"):
+    with pytest.raises(ArgumentError, match="not a video"):
         probe(3)

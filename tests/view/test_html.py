@@ -179,7 +179,7 @@ def test_a_file_that_is_not_the_recorded_picture_says_so(tmp_path):
     target = tmp_path / left[0].media[0].source
     target.parent.mkdir()
     html = compare(left, right).to_html(media_root=tmp_path)
-    assert "is no file below media_root" in html and not thumbnails(Page(html))
+    assert "is not a file below media_root" in html and not thumbnails(Page(html))
     Image.new("RGB", (640, 360), "red").save(target)
     assert "pixels are not those recorded" in compare(left, right).to_html(media_root=tmp_path)
     for sample in (left[0], right[0]):

@@ -68,7 +68,7 @@ def test_both_frames_from_memory(sides):
     ("source", "message"),
     [
         (None, "no source recorded"),
-        ("gone.mp4", "is no file below media_root"),
+        ("gone.mp4", "is not a file below media_root"),
         ("../video.mp4", "is not below media_root"),
         ("short.mp4", "Fix: "),
         ("text.mp4", "Fix: "),

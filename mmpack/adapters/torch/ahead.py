@@ -41,12 +41,13 @@ class Ahead(Generic[T]):
             raise StopIteration
         if self._closed:
             raise ArgumentError(
-                f"{self._name}: this loop was ended by close(), or by a loop that began after it. Fix: begin another"
+                f"{self._name}: close(), or a loop that started later, ended this loop. Fix: start a new loop"
             )
         if os.getpid() != self._pid:
             raise ArgumentError(
-                f"{self._name}: this is a fork of the process that iterates, and threads stay behind in a fork. "
-                "Fix: begin the loop in the process that reads it"
+                f"{self._name}: this process was forked from the one that iterates, and a fork has none of its "
+                "threads. "
+                "Fix: start the loop in the process that reads it"
             )
         if self._thread is None:
             return next(self._make)

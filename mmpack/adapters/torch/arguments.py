@@ -29,7 +29,7 @@ def check_numbers(
     check_whole("PackLoader", "seed", seed, least=0)
     if rank >= ranks:
         raise ArgumentError(
-            f"PackLoader: rank is {rank}, of {ranks} ranks. Fix: 0 to {ranks - 1}; ranks is the world size"
+            f"PackLoader: rank is {rank}, of {ranks} ranks. Fix: pass 0 to {ranks - 1}; ranks is the world size"
         )
 
 
@@ -41,29 +41,31 @@ def check_source(
     ordered: bool,
 ) -> None:
     if (samples is None) == (steps is None):
-        raise ArgumentError("PackLoader: it takes samples or steps. Fix: pass one of them")
+        raise ArgumentError(
+            "PackLoader: it takes either samples or steps. Fix: pass exactly one of them"
+        )
     if steps is not None:
         if ordered or loss_columns:
             raise ArgumentError(
-                "PackLoader: steps are in order, with their own columns. Fix: leave out groups_per_step, groups, "
+                "PackLoader: steps bring their own order and columns. Fix: leave out groups_per_step, groups, "
                 "shuffle, drop_last and loss_columns; a step's items may be pairs (Sample, columns)"
             )
         if not hasattr(steps, "__iter__"):
             raise ArgumentError(
-                f"PackLoader: steps is {type(steps).__name__}. Fix: an iterable of lists of samples"
+                f"PackLoader: steps is {type(steps).__name__}. Fix: pass an iterable of lists of samples"
             )
         return
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
         raise ArgumentError(
             f"PackLoader: samples is {type(samples).__name__}, which has no length or no items by number. "
-            "Fix: a list, a map-style data set, or steps="
+            "Fix: pass a list, a map-style data set, or steps="
         )
     given = loss_columns if groups is None else {**loss_columns, "groups": groups}
     for name, column in given.items():
         if not hasattr(column, "__len__") or len(column) != len(samples):
             found = len(column) if hasattr(column, "__len__") else type(column).__name__
             raise ArgumentError(
-                f"PackLoader: {name} has {found} entries for {len(samples)} samples. Fix: one for each"
+                f"PackLoader: {name} has {found} entries for {len(samples)} samples. Fix: pass one for each"
             )
 
 
@@ -79,7 +81,7 @@ def device_of(given: torch.device | str) -> torch.device:
             kind_of(given) if not isinstance(given, str | torch.device) else f"{str(given)!r:.60}"
         )
         raise ArgumentError(
-            f"PackLoader: device is {shown}, which torch does not have here. Fix: model.device"
+            f"PackLoader: device is {shown}, which torch does not have here. Fix: pass model.device"
         ) from None
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

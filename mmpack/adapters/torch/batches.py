@@ -48,10 +48,10 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
 
     def __init__(self, loader: PackLoader):
         if not isinstance(loader, PackLoader):
-            raise ArgumentError(f"PackBatches: loader is {kind_of(loader)}. Fix: a PackLoader")
+            raise ArgumentError(f"PackBatches: loader is {kind_of(loader)}. Fix: pass a PackLoader")
         if loader.device.type != "cpu":
             raise ArgumentError(
-                f"PackBatches: the loader's device is {loader.device}, and workers pack on the CPU. "
+                f"PackBatches: the loader's device is {loader.device}, but workers pack on the CPU. "
                 "Fix: PackLoader(…) without device=, then batch.to(device) in the loop"
             )
         self.loader = loader
@@ -71,8 +71,8 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
         info = get_worker_info()
         if info is not None and info.num_workers > 1 and self.loader.dead_letters is not None:
             raise ArgumentError(
-                f"PackBatches: dead_letters with {info.num_workers} workers, which may not find the same items dead. "
-                "Fix: num_workers=1, or no dead_letters"
+                f"PackBatches: dead_letters with {info.num_workers} workers, which may disagree on which items failed. "
+                "Fix: pass num_workers=1, or no dead_letters"
             )
         return self._read(0, 1) if info is None else self._read(info.id, info.num_workers)
 
@@ -108,7 +108,9 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next loop goes on there. Raises: ArgumentError, as PackLoader's."""
         if not isinstance(state, Mapping) or "batches" not in state:
-            raise ArgumentError("PackBatches: this is no state of PackBatches. Fix: state_dict()'s")
+            raise ArgumentError(
+                "PackBatches: this is not a state of PackBatches. Fix: pass what its state_dict() returned"
+            )
         self.loader.load_state_dict(state)
         self._next, self._digest = self.loader._next, self.loader._digest
         self._done, self._resumes = state["batches"], True

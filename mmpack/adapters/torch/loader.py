@@ -118,7 +118,7 @@ class PackLoader:
         if not isinstance(loss_columns, Mapping):
             raise ArgumentError(
                 f"PackLoader: loss_columns is {kind_of(loss_columns)}. "
-                "Fix: {name: one entry for each sample}, such as {'advantages': advantages}"
+                "Fix: pass {name: one entry for each sample}, such as {'advantages': advantages}"
             )
         self.samples, self.steps, self.loss_columns = samples, steps, dict(loss_columns)
         self.groups = groups
@@ -199,11 +199,13 @@ class PackLoader:
         known = {"version", "epoch", "step", "batch", "order", "planned"}
         known |= {"step_digest", "samples_digest"}
         if not isinstance(state, Mapping) or not known <= set(state):
-            raise ArgumentError("PackLoader: this is no state of a PackLoader. Fix: state_dict()'s")
+            raise ArgumentError(
+                "PackLoader: this is not a state of PackLoader. Fix: pass what its state_dict() returned"
+            )
         if state["version"] != STATE_VERSION:
             raise ArgumentError(
-                f"PackLoader: the state has version {state['version']!r:.20}, this is {STATE_VERSION}. "
-                "Fix: the mmpack that wrote it"
+                f"PackLoader: the state has version {state['version']!r:.20}, this mmpack reads {STATE_VERSION}. "
+                "Fix: use the mmpack that wrote it"
             )
         odd = changes(state["order"], self.order)
         if state["batch"]:
@@ -211,7 +213,7 @@ class PackLoader:
             odd += changes({"keep_groups": False, **state["planned"]}, self.planned)
         if odd:
             raise ArgumentError(
-                f"PackLoader: the state is of a loader with {'; '.join(odd)}. Fix: the same options"
+                f"PackLoader: the state is of a loader with {'; '.join(odd)}. Fix: pass the same options"
                 + (", or a state saved between steps" if state["batch"] else "")
             )
         self.close()
@@ -250,8 +252,8 @@ class PackLoader:
                 step.places = (source, after)
                 if at.batch and step.digest != digest:
                     raise ArgumentError(
-                        f"PackLoader: step {number} of epoch {at.epoch} has other samples or batches than when the "
-                        "state was saved. Fix: the same samples, in the same order"
+                        f"PackLoader: step {number} of epoch {at.epoch} has samples or batches unlike those when the "
+                        "state was saved. Fix: pass the same samples, in the same order"
                     )
                 for k in range(step.first, len(step.bins)):
                     at = replace(at, batch=k)
@@ -365,8 +367,8 @@ class PackLoader:
             self._samples, self._groups = digest_of(list(names)), groups_in(names)
         if self._loaded not in (None, self._samples):
             raise ArgumentError(
-                "PackLoader: the state is of other samples: their groups have other names, numbers or another order. "
-                "Fix: the same samples, in the same order"
+                "PackLoader: the state belongs to other samples: group names, sizes or order differ. "
+                "Fix: pass the same samples, in the same order"
             )
         return steps_of(self._groups, epoch=epoch, **self.order)
 

@@ -54,7 +54,7 @@ class Step:
     def __iter__(self) -> Iterator[PackedBatch]:
         if self._batches is None:
             raise ArgumentError(
-                f"PackLoader: step {self.number} of epoch {self.epoch} is over, or gave its batches already. "
+                f"PackLoader: step {self.number} of epoch {self.epoch} is over, or its batches were read already. "
                 "Fix: read each step once, in the loop over the loader"
             )
         batches, self._batches = self._batches, None

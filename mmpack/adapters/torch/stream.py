@@ -25,7 +25,7 @@ class GroupedSteps:
         check_whole("GroupedSteps", "groups_per_step", groups_per_step)
         if not hasattr(samples, "__iter__"):
             raise ArgumentError(
-                f"GroupedSteps: samples is {kind_of(samples)}. Fix: an iterable of Samples"
+                f"GroupedSteps: samples is {kind_of(samples)}. Fix: pass an iterable of Samples"
             )
         self.samples, self.groups_per_step = samples, groups_per_step
         self._knows = hasattr(samples, "load_state_dict")

@@ -93,7 +93,9 @@ def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
         raise ArgumentError(f"attach: tower is {tower!r}. Fix: use 'auto' or 'keep'")
     check_flag("attach", "text", text)
     if not text and tower == "keep":
-        raise ArgumentError("attach: neither text nor tower. Fix: text=True, or tower='auto'")
+        raise ArgumentError(
+            "attach: text=False and tower='keep' leave nothing to attach. Fix: pass text=True, or tower='auto'"
+        )
     whole = unwrap(model, "attach")
     if text:
         refuse_unpackable(whole)
@@ -133,7 +135,7 @@ def refuse_unpackable(whole: Any) -> None:
     family = family_of_config(whole.config)
     if family.packing != "yes":
         raise ModelError(
-            f"attach: {family.name} can't be packed (MM401). Fix: train it on padded batches (mp.pad)"
+            f"attach: {family.name} can't be packed (MM401). Fix: train on padded batches (mp.pad)"
         )
     refuse_old_transformers(family, "attach")
     layer_rules(whole, "attach")
@@ -234,8 +236,7 @@ def no_mask(*, attention_mask: Any = None, **kwargs: Any) -> NoMask:
     """transformers' mask interface: `visible_until` is the whole rule, so a mask beside it is an error."""
     if not (attention_mask is None or isinstance(attention_mask, NoMask)):
         raise ModelError(
-            "mmpack attention: an attention_mask is given too. "
-            "Fix: leave it out, visible_until is the whole rule"
+            "mmpack attention: an attention_mask was passed too. Fix: leave it out; visible_until is the whole rule"
         )
     return NO_MASK
 
@@ -287,7 +288,8 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return None  # a deep copy, which has the hook
     if kwargs.get("use_cache") or (kwargs.get("use_cache") is None and decoder.config.use_cache):
         raise ModelError(
-            "mmpack attention: use_cache is on. Fix: leave use_cache=False, as model_inputs sets it; detach to generate"
+            "mmpack attention: use_cache is on, and packed rows have no KV cache. "
+            "Fix: keep use_cache=False, as model_inputs sets it; detach to generate"
         )
     made = plans_of_forward(decoder, kwargs, FLEX if are_compiled(list(decoder.layers)) else ())
     more: dict[str, Any] = {} if made is None else {"attention_plan": made}

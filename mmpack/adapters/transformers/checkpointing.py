@@ -153,7 +153,7 @@ def _is_selective(function: Any) -> bool:
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    parts = str(op).split(".")  # aten.mm.default; flex_attention is no overload
+    parts = str(op).split(".")  # aten.mm.default; flex_attention is not an overload
     name = parts[1] if len(parts) > 1 else parts[0]
     keeps = name in PRODUCTS or any(part in name for part in ATTENTION)
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
@@ -195,7 +195,8 @@ def _load_of(batch: Batch | int, model: Any) -> Load:
         return Load(int(batch), int(batch))
     if not isinstance(batch, Batch):
         raise ArgumentError(
-            f"checkpoint_layers: batch is {kind_of(batch)}. Fix: one batch of mp.pack or mp.pad, or packed rows"
+            f"checkpoint_layers: batch is {kind_of(batch)}. "
+            "Fix: pass a batch that mp.pack or mp.pad made, or a number of packed rows"
         )
     runs = [batch.media[i] for i in batch.media_order]
     once = isinstance(batch, PackedBatch) and takes_encoded_media(model)

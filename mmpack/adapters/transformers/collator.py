@@ -47,17 +47,20 @@ class SampleCollator:
         if padding not in (None, "left", "right") or (padding and share_prefix):
             raise ArgumentError(
                 f"SampleCollator: padding is {padding!r}, share_prefix {share_prefix}. "
-                "Fix: padding=None packs, and may share; 'left' or 'right' pads"
+                "Fix: padding=None packs, and may share prefixes; 'left' or 'right' pads"
             )
         if padding is None:
             attach_in_forwards(model)
         elif is_attached(model):
-            raise ModelError("SampleCollator: the model is attached. Fix: detach it, or pack")
+            raise ModelError(
+                "SampleCollator: the model is attached, and a padded batch needs its own attention. "
+                "Fix: detach it, or pack (padding=None)"
+            )
         whole = unwrap(model, "SampleCollator")
         if padding is None and "logits_to_keep" not in inspect.signature(whole.forward).parameters:
             raise ModelError(
-                f"SampleCollator: the forward of {type(whole).__name__} has no logits_to_keep, by which packed rows "
-                "are scored. Fix: padding='left', or packed_logprobs in a step of your own"
+                f"SampleCollator: the forward of {type(whole).__name__} has no logits_to_keep, which scoring "
+                "packed rows needs. Fix: pass padding='left', or call packed_logprobs in your own step"
             )
         self.family = family_of_config(whole.config).name  # a worker looks it up
         self.padding = padding
@@ -96,7 +99,7 @@ def _common(batch: PackedBatch | PaddedBatch, family: Family) -> dict[str, Any]:
     held_pixels(batch.media, "SampleCollator")
     if any(m.modality == "audio" for m in batch.media):
         raise ModelError(
-            "SampleCollator: the batch has audio, whose features a forward takes from model_inputs only. "
+            "SampleCollator: the batch has audio, whose features only model_inputs hands to a forward. "
             "Fix: call model(**model_inputs(batch, model)) in a loop of your own"
         )
     return {"use_cache": False} | pixel_inputs(batch)

@@ -76,7 +76,7 @@ def compile_layers(model: Any, *, tower: bool = True, **options: Any) -> None:
     layers = [layer for part in parts.values() for layer in part]
     if any(_is_compiled(layer) for layer in layers):
         raise ModelError(
-            "compile_layers: the model's layers are compiled already. Fix: once is enough"
+            "compile_layers: the model's layers are compiled already. Fix: call it once"
         )
     load_compiler()
     take_routes(whole)  # graphs have the hooks of their first trace

@@ -42,18 +42,18 @@ def encode_once(
     whole = unwrap(model, "encode_once")
     if isinstance(packs, Batch) or not isinstance(packs, Iterable):
         raise ArgumentError(
-            f"encode_once: packs is {kind_of(packs)}. Fix: a list of batches that mp.pack made"
+            f"encode_once: packs is {kind_of(packs)}. Fix: pass a list of batches that mp.pack made"
         )
     if is_engine(model):
         raise ModelError(
-            "encode_once: a DeepSpeed engine reduces gradients where it sees its own backward only. "
+            "encode_once: a DeepSpeed engine reduces gradients in its own backward only. "
             "Fix: leave encode_once out, or train under DistributedDataParallel"
         )
     packs = list(packs)
     for pack in packs:
         if not isinstance(pack, PackedBatch):
             raise ArgumentError(
-                f"encode_once: packs has a {type(pack).__name__}. Fix: batches that mp.pack made"
+                f"encode_once: packs has a {type(pack).__name__}. Fix: pass batches that mp.pack made"
             )
         refuse_other_batch(pack, whole, "encode_once")
     refuse_options(whole, None, max_patches, "encode_once")

@@ -86,8 +86,8 @@ def rollout(
     settings = wrapped.settings
     if wrapped.family.pixel_layout in ("tiles", "strip", "padded"):
         raise ArgumentError(
-            f"rollout: {wrapped.family.name}'s processor returns no grids of its media. "
-            "Fix: mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) for what generate returned"
+            f"rollout: {wrapped.family.name}'s processor returns no grids for its media. "
+            "Fix: call mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) on what generate returned"
         )
     stops = _stop_ids(model, hf_processor.tokenizer)
     filtered = top_p < 1 or top_k > 0 or min_p > 0
@@ -159,7 +159,7 @@ def _check_prompts(prompts: Any, group_ids: Any) -> None:
     for name, values in (("prompts", prompts), ("group_ids", group_ids)):
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise ArgumentError(
-                f"rollout: {name} are {kind_of(values)}. Fix: a list, with one entry per prompt"
+                f"rollout: {name} are {kind_of(values)}. Fix: pass a list, with one entry per prompt"
             )
     if len(prompts) != len(group_ids):
         raise ArgumentError(
@@ -168,7 +168,7 @@ def _check_prompts(prompts: Any, group_ids: Any) -> None:
     for group_id in group_ids:
         if not isinstance(group_id, str):
             raise ArgumentError(
-                f"rollout: group_ids hold {group_id!r:.40}, expected texts. Fix: pass str(…) of each"
+                f"rollout: group_ids hold {group_id!r:.40}, expected str. Fix: pass str(…) of each"
             )
 
 
@@ -223,7 +223,8 @@ def _of_clips(clips: Sequence[Clip], hf_processor: Any) -> dict[str, Any]:
     resizes = [o.pop("do_resize") for o in options]
     if any(o != options[0] for o in options):
         raise ArgumentError(
-            "rollout: plans of unlike pixel limits in one batch. Fix: prompts_per_batch=1, or one policy"
+            "rollout: the plans of one batch have different pixel limits. "
+            "Fix: pass prompts_per_batch=1, or use one policy"
         )
     settings = options[0] | {
         # to the size that they have: frames of the other plans don't change

@@ -22,7 +22,8 @@ def refuse_old_transformers(family: Family, what: str) -> None:
         return
     if tuple(map(int, found.split(".")[:2])) < tuple(map(int, oldest.split("."))):
         raise ModelError(
-            f"{what}: {family.name} needs transformers {oldest} or newer, {found} is installed. Fix: a newer one"
+            f"{what}: {family.name} needs transformers {oldest} or newer, {found} is installed. "
+            "Fix: install a newer transformers"
         )
 
 
@@ -52,8 +53,8 @@ class BoundIds:
     ) -> Any:
         if getattr(func, "__name__", "") == "embedding":
             raise ModelError(
-                "model_inputs: the model was detached before its forward, or is not the one that these inputs were "
-                "made for. Fix: detach after the forward; call model_inputs(batch, model) for each model"
+                "model_inputs: the model was detached before its forward, or these inputs were made for "
+                "another model. Fix: detach after the forward; call model_inputs(batch, model) for each model"
             )
         return func(*(a.ids if isinstance(a, BoundIds) else a for a in args), **(kwargs or {}))
 
@@ -116,8 +117,8 @@ class NoMask:
     @staticmethod
     def error() -> OtherAttention:
         return OtherAttention(
-            "mmpack attention: another attention got its rows; after detach, gradient checkpointing runs the forward "
-            "again in backward. Fix: detach after backward, or switch transformers' checkpointing on before attach"
+            "mmpack attention: another attention got these rows: after detach, gradient checkpointing repeats "
+            "the forward in backward. Fix: detach after backward, or turn on transformers' checkpointing before attach"
         )
 
 

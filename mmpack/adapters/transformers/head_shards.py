@@ -52,8 +52,8 @@ def refuse_split(head: Any) -> None:
     """Raise ModelError for a head that must be run, and is split."""
     if is_split(head):
         raise ModelError(
-            f"packed_logprobs: the head is {type(head).__name__}, no plain Linear, and its vocabulary is split over "
-            "ranks. Fix: leave the head without adapters, or whole"
+            f"packed_logprobs: the head is {type(head).__name__}, not a plain Linear, and its vocabulary is "
+            "split over ranks. Fix: put no adapter on the head, or don't split it"
         )
 
 
@@ -72,12 +72,12 @@ def _ranks_of(weight: Any) -> ProcessGroup | None:
     if placement != Shard(0):
         raise ModelError(
             f"packed_logprobs: the head's weight is laid out as {tuple(weight.placements)}. "
-            "Fix: ColwiseParallel(), which splits the vocabulary, or leave the head whole"
+            "Fix: use ColwiseParallel(), which splits the vocabulary, or don't split the head"
         )
     if vocab % ranks:
         raise ModelError(
             f"packed_logprobs: {ranks} ranks don't divide the head's {vocab} ids. "
-            f"Fix: model.resize_token_embeddings(pad_to_multiple_of={ranks}), or leave the head whole"
+            f"Fix: model.resize_token_embeddings(pad_to_multiple_of={ranks}), or don't split the head"
         )
     group: ProcessGroup = weight.device_mesh.get_group()
     return group

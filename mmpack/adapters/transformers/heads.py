@@ -149,7 +149,7 @@ def _check_kept(support: Any, count: int) -> None:
     what = f"{len(support)} lists" if isinstance(support, Support) else kind_of(support)
     raise ArgumentError(
         f"packed_logprobs: kept_ids is {what}, expected a Support of {count} lists, one per loss token. "
-        "Fix: those of the batch, as mp.pack made it"
+        "Fix: pass batch.kept_ids, as mp.pack made it"
     )
 
 

@@ -112,7 +112,9 @@ def inputs_of(
     if vision not in ("auto", "always"):
         raise ArgumentError(f"model_inputs: vision is {vision!r}. Fix: use 'auto' or 'always'")
     if not isinstance(batch, Batch):
-        raise ArgumentError(f"model_inputs: {type(batch).__name__} is no batch. Fix: use mp.pack")
+        raise ArgumentError(
+            f"model_inputs: {type(batch).__name__} is not a batch. Fix: pass what mp.pack returned"
+        )
     joined = is_parallel(model)
     model = unwrap(model, "model_inputs")
     family = family_of_config(model.config)
@@ -127,7 +129,7 @@ def inputs_of(
         if not attached:
             raise ModelError(
                 "model_inputs: the model's attention ignores visible_until. "
-                "Fix: mmpack.adapters.transformers.attach(model)"
+                "Fix: call mmpack.adapters.transformers.attach(model)"
             )
         ids, positions, key = batch.input_ids[None], batch.position_ids[:, None], "visible_until"
     else:
@@ -193,19 +195,20 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
         check_whole(what, "max_patches", max_patches)
     if not (features is None or isinstance(features, FeatureStore | SummedFeatures)):
         raise ArgumentError(
-            f"{what}: features is {kind_of(features)}. Fix: a FeatureStore, or what encode_once yields"
+            f"{what}: features is {kind_of(features)}. Fix: pass a FeatureStore, or what encode_once yields"
         )
     if not takes_encoded_media(model):
         raise ModelError(
-            f"{what}: the forward of transformers {installed_version('transformers')} takes no media that were encoded "
-            "before it, as features and max_patches need. Fix: transformers 5.19 or newer, or neither"
+            f"{what}: the forward of transformers {installed_version('transformers')} takes no media encoded "
+            "beforehand, as features and max_patches need. Fix: install transformers 5.19 or newer, or leave out both"
         )
     if isinstance(features, SummedFeatures):  # which all ranks made together
         return
     if has_sharded_tower(model):
         raise ModelError(
-            f"{what}: the vision tower is sharded (FSDP2, ZeRO-3), and ranks that call it more often than others would "
-            "wait for ever. Fix: leave features and max_patches out, shard the text model's layers only, or encode a "
+            f"{what}: the vision tower is sharded (FSDP2, ZeRO-3), and a rank that calls it more often than "
+            "others would wait forever. "
+            "Fix: leave features and max_patches out, shard the text model's layers only, or encode a "
             "whole step by encode_together (FSDP2)"
         )
 
@@ -214,20 +217,20 @@ def _refuse_unsplit_media(batch: Batch, model: Any, features: Features | None) -
     """Raise for media that the ranks of a sequence_group can't share."""
     if isinstance(features, SummedFeatures):
         raise ModelError(
-            "model_inputs: encode_once and encode_together encode media apart from sequence_group, which shares them. "
-            "Fix: leave one of the two out"
+            "model_inputs: encode_once and encode_together don't share media over sequence_group. "
+            "Fix: leave out one of the two"
         )
     if batch.media and not takes_encoded_media(model):
         raise ModelError(
-            f"model_inputs: the forward of transformers {installed_version('transformers')} takes no media that other "
-            "ranks encoded. Fix: transformers 5.19 or newer, or no sequence_group"
+            f"model_inputs: the forward of transformers {installed_version('transformers')} takes no media that "
+            "other ranks encoded. Fix: install transformers 5.19 or newer, or leave out sequence_group"
         )
 
 
 def _segment_plan(batch: Batch) -> SegmentPlan:
     if batch.segment_plan is None:
         raise ModelError(
-            f"model_inputs: the batch has no segment_plan, which the model's linear attention runs by; {batch.family} "
+            f"model_inputs: the batch has no segment_plan, which the model's linear attention needs; {batch.family} "
             "declares none. Fix: mp.pack or mp.pad samples of a family with linear_attention=True"
         )
     return batch.segment_plan
@@ -237,7 +240,7 @@ def _refuse_padded(batch: Batch) -> None:
     if not isinstance(batch, PackedBatch):
         raise ModelError(
             "model_inputs: a padded batch is encoded by the model's forward, as frameworks do, without features and "
-            "max_patches. Fix: mp.pack"
+            "max_patches. Fix: pass mp.pack"
         )
 
 
@@ -265,8 +268,8 @@ def _refuse_idle_tower(model: Any, attached: bool) -> None:
         return
     if not attached:
         raise ModelError(
-            "model_inputs: the model is sharded, and its own attention is on. "
-            "Fix: mmpack.adapters.transformers.attach(model)"
+            "model_inputs: the model is sharded, and its own attention is still on. "
+            "Fix: call mmpack.adapters.transformers.attach(model)"
         )
     # its own forward runs the tower at another place than an idle one
     if not takes_encoded_media(model):
@@ -281,7 +284,7 @@ def _refuse_other_ids(batch: Batch, config: Any, family: Family, what: str) -> N
     if not batch.family_of().same_layout(family):
         raise ModelError(
             f"{what}: the batch is of {batch.family}, the model of {family.name}. "
-            "Fix: wrap the processor of this model"
+            "Fix: make the samples with this model's processor"
         )
     if config.image_token_id != family.image_token_id:
         raise ModelError(
@@ -294,7 +297,7 @@ def _refuse_other_ids(batch: Batch, config: Any, family: Family, what: str) -> N
     if low < 0 or high >= size:
         raise ModelError(
             f"{what}: the batch has id {low if low < 0 else high}, the model's ids are 0 to {size - 1}. "
-            "Fix: wrap the processor of this model, or resize its embeddings"
+            "Fix: wrap this model's processor, or resize the model's embeddings"
         )
 
 
@@ -304,8 +307,8 @@ def _refuse_missing_kernels(text: Any) -> None:
         return
     if not (is_flash_attn_2_available() or installed_version("kernels")):
         raise ModelError(
-            "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor kernels of a "
-            "fitting version is installed. Fix: model.set_attn_implementation('sdpa'), or attach(model)"
+            "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor a "
+            "fitting version of kernels is installed. Fix: call model.set_attn_implementation('sdpa'), or attach(model)"
         )
 
 
@@ -319,7 +322,7 @@ def _refuse_other_media(batch: Batch, config: Any, family: Family, what: str, pi
         ):
             raise ModelError(
                 f"{what}: {m.media_id!r:.60} has tiles of {list(m.grid_thw[1:])} patches, "
-                f"the model's tower reads {list(size)}. Fix: wrap the processor of this model"
+                f"the model's tower reads {list(size)}. Fix: make the samples with this model's processor"
             )
     if batch.media and pixels:
         _refuse_cut_pixels(batch, family, what)

@@ -50,7 +50,7 @@ class LayerPlans(NamedTuple):
         known = ", ".join(f"{r.window} with heads of {r.head_dim}" for r in self.rules)
         raise ModelError(
             f"mmpack attention: a layer has a window of {window} with heads of {head_dim}, the config says {known}. "
-            "Fix: set sliding_window and layer_types in the config before the model is made"
+            "Fix: set sliding_window and layer_types in the config before you build the model"
         )
 
 
@@ -66,14 +66,14 @@ def layer_rules(whole: Any, what: str) -> tuple[LayerRule, ...]:
     if unknown := sorted(set(types or ()) - set(KNOWN)):
         raise ModelError(
             f"{what}: the model has layers of {', '.join(unknown)}, which packed rows can't obey. "
-            "Fix: train it on padded batches (mp.pad), detached"
+            "Fix: detach it and train on padded batches (mp.pad)"
         )
     window = getattr(text, "sliding_window", None)
     if types is None:
         types = [FULL if window is None else SLIDING] * len(layers)
     if SLIDING in types and not window:
         raise ModelError(
-            f"{what}: the config has layers of {SLIDING} and no sliding_window. Fix: set it"
+            f"{what}: the config has layers of {SLIDING} but no sliding_window. Fix: set it in the config"
         )
     found: dict[LayerRule, None] = {}
     for kind, layer in zip(types, layers, strict=True):
@@ -82,8 +82,8 @@ def layer_rules(whole: Any, what: str) -> tuple[LayerRule, ...]:
             continue
         if getattr(attention, "is_causal", True) is False:
             raise ModelError(
-                f"{what}: the model's text layers see both ways throughout, which packed rows can't obey. "
-                "Fix: train it on padded batches (mp.pad), detached"
+                f"{what}: the model's text layers attend in both directions, which packed rows can't obey. "
+                "Fix: detach it and train on padded batches (mp.pad)"
             )
         rule = LayerRule(
             window if kind == SLIDING else None,
@@ -112,7 +112,7 @@ def plan_layers(
     for rule in rules:
         if rule.two_way and visible_from is None:
             raise ModelError(
-                "mmpack attention: the model's placeholders see each other, and visible_from is missing. "
+                "mmpack attention: the model's placeholders attend to each other, but visible_from is missing. "
                 "Fix: call model(**model_inputs(batch, model)) with a batch of this family"
             )
         made = plan_of_rule(plan, rule.window, rule.two_way)
@@ -168,14 +168,14 @@ def plan_of_layer(
         if types is not None and at is not None and (types[at] == SLIDING) != (window is not None):
             raise ModelError(
                 f"mmpack attention: layer {at} is {types[at]} in the config, and its window is {window}. "
-                "Fix: set layer_types in the config before the model is made"
+                "Fix: set layer_types in the config before you build the model"
             )
     rule, own = plan.of(window, head_dim)
     return rule.two_way, own
 
 
 NO_PLAN = (
-    "mmpack attention: the model has sliding windows or placeholders that see each other, and attention_plan is "
+    "mmpack attention: the model has sliding windows or placeholders that attend to each other, and attention_plan is "
     "missing. Fix: call model(**model_inputs(batch, model))"
 )
 
@@ -203,5 +203,5 @@ def _refuse_other_masks(plan: AttentionPlan) -> None:
     if plan.blocks.max_seqlen_q > plan.window:
         raise ModelError(
             f"mmpack attention: a block of {plan.blocks.max_seqlen_q} placeholders is longer than the window of "
-            f"{plan.window}, and this transformers lets it see past that. Fix: a newer transformers"
+            f"{plan.window}, and this transformers lets it see past that. Fix: install a newer transformers"
         )

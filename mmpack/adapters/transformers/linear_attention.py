@@ -138,13 +138,13 @@ def refuse_unknown_nets(whole: Any) -> None:
         net = net_of(layer)
         if net is None:
             raise ModelError(
-                f"attach: layer {number} has linear attention that is no gated delta net known here, and its state "
-                "would run across samples. Fix: train it on padded batches (mp.pad), detached"
+                f"attach: layer {number} has linear attention that is not a gated delta net known here, and its state "
+                "would run across samples. Fix: detach it and train on padded batches (mp.pad)"
             )
         if not isinstance(net.conv1d, torch.nn.Conv1d):
             raise ModelError(
-                f"attach: conv1d of layer {number} is a {type(net.conv1d).__name__}, of which linear attention reads "
-                "the base weight alone. Fix: leave conv1d out of LoRA's target_modules"
+                f"attach: conv1d of layer {number} is a {type(net.conv1d).__name__}, and linear attention would "
+                "read its base weight only. Fix: leave conv1d out of LoRA's target_modules"
             )
 
 
@@ -183,8 +183,8 @@ def check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return None
     if invariance.is_on():
         raise ModelError(
-            "batch_invariant: the model has linear attention, whose states are summed in an order that follows from "
-            "the batch. Fix: a model with full attention in all layers"
+            "batch_invariant: the model has linear attention, which sums states in an order that depends on "
+            "the batch. Fix: use a model with full attention in all layers"
         )
     plan: SegmentPlan | None = kwargs.get(KEYWORD)
     split: RowSplit | None = kwargs.get(ROW_SPLIT)

@@ -59,8 +59,8 @@ def pixel_inputs(batch: Batch, model: Any = None) -> dict[str, Any]:
         grids = [batch.media[i].grid_thw for i in runs]
         if modality == "video" and family.pooled_frames > 1:
             raise ModelError(
-                f"model_inputs: the forward of {family.name} can't encode videos, whose frames its tower averages. "
-                "Fix: mp.pack, attach, and transformers 5.19 or newer"
+                f"model_inputs: the forward of {family.name} can't encode videos, since its tower averages "
+                "their frames. Fix: use mp.pack, attach, and transformers 5.19 or newer"
             )
         if family.video_bounds is not None:  # frames of videos among the images
             grids = [(1, h, w) for t, h, w in grids for _ in range(t)]

@@ -53,8 +53,8 @@ class Part:
                 raise self._set_since()
         elif any(config._attn_implementation == self.name for config in attention_configs(module)):
             raise ModelError(
-                "attach: the model's config is another model's too, which is attached. "
-                "Fix: detach that one, or give each a config of its own (copy.deepcopy)"
+                "attach: the model shares its config with another model that is attached. "
+                "Fix: detach that one, or give each its own config (copy.deepcopy)"
             )
 
     def attach(self, core: Any) -> bool:
@@ -90,6 +90,6 @@ class Part:
 
     def _set_since(self) -> ModelError:
         return ModelError(
-            f"mmpack attention: the {self.what}'s attention was set to another one while it was attached, and stays "
-            "so. Fix: detach, then model.set_attn_implementation(…)"
+            f"mmpack attention: the {self.what}'s attention was changed while it was attached, and is left as it is. "
+            "Fix: detach first, then call model.set_attn_implementation(…)"
         )

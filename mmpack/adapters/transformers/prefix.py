@@ -64,7 +64,7 @@ def version_of(model: Any) -> str:
     whole = unwrap(model, "version_of")
     if is_sharded(whole):
         raise ModelError(
-            "version_of: the model is sharded, and this rank has a part. Fix: name the version yourself, weights=…"
+            "version_of: the model is sharded, and this rank has only a part. Fix: name the version yourself, weights=…"
         )
     tower = Tower((whole,), (whole.get_decoder().config._attn_implementation,))
     _refuse_random(tower, "version_of")
@@ -171,8 +171,8 @@ def _refuse(whole: Any, sample: Sample, index: PrefixIndex, kv: RowStore) -> Non
             )
     if kv.rows != index.num_rows:
         raise ArgumentError(
-            f"prefix_logprobs: the store has {kv.rows} rows, the index speaks of {index.num_rows}. "
-            "Fix: RowStore(index.num_rows)"
+            f"prefix_logprobs: the store has {kv.rows} rows, the index has {index.num_rows}. "
+            "Fix: make it by RowStore(index.num_rows)"
         )
     if sample.routed_experts is not None:
         raise ModelError(
@@ -181,10 +181,10 @@ def _refuse(whole: Any, sample: Sample, index: PrefixIndex, kv: RowStore) -> Non
         )
     if is_attached(whole):
         raise ModelError(
-            "prefix_logprobs: the model is attached, and packed rows have no KV cache. Fix: detach(model) first"
+            "prefix_logprobs: the model is attached, and packed rows have no KV cache. Fix: call detach(model) first"
         )
     if is_sharded(whole):
-        raise ModelError("prefix_logprobs: the model is sharded. Fix: a whole copy of it")
+        raise ModelError("prefix_logprobs: the model is sharded. Fix: pass an unsharded copy")
     _full_attention(whole, "prefix_logprobs")
     _refuse_random(Tower((whole,)), "prefix_logprobs")
 
@@ -193,7 +193,7 @@ def _refuse_random(tower: Tower, what: str) -> None:
     if tower.random is not None:
         raise ModelError(
             f"{what}: {tower.random} is in training mode and random (dropout), so its KV can't be used again. "
-            "Fix: dropout 0, or model.eval()"
+            "Fix: set dropout to 0, or call model.eval()"
         )
 
 
@@ -207,8 +207,8 @@ def _full_attention(whole: Any, what: str) -> Any:
     if kinds or family.packing != "yes":
         named = ", ".join(sorted(kinds)) or family.name
         raise ModelError(
-            f"{what}: the model has layers of another kind ({named}), whose state is no KV per token. "
-            "Fix: a model with full attention in all layers"
+            f"{what}: the model has layers ({named}) whose state is not KV per token. "
+            "Fix: use a model with full attention in all layers"
         )
     return text
 
@@ -233,7 +233,7 @@ def _rows_of(cache: DynamicCache, start: int, stop: int, index: PrefixIndex) -> 
     if found != index.bytes_per_token:
         raise ArgumentError(
             f"prefix_logprobs: a token's KV takes {found} bytes, the index counts {index.bytes_per_token}. "
-            "Fix: PrefixIndex(…, bytes_per_token=kv_bytes_per_token(model))"
+            "Fix: make it by PrefixIndex(…, bytes_per_token=kv_bytes_per_token(model))"
         )
     return rows
 

@@ -75,7 +75,7 @@ def probe_side(
     check_number(what, "temperature", temperature, above=0)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentError(
-            f"{what}: dtype is {dtype!r:.60}. Fix: torch.float32, torch.bfloat16, …"
+            f"{what}: dtype is {dtype!r:.60}. Fix: pass torch.float32, torch.bfloat16, …"
         )
     if samples_per_batch is not None and (
         isinstance(samples_per_batch, bool)
@@ -83,14 +83,14 @@ def probe_side(
         or samples_per_batch < 1
     ):
         raise ArgumentError(
-            f"{what}: samples_per_batch is {samples_per_batch!r:.40}. Fix: a whole number of 1 or more, or None"
+            f"{what}: samples_per_batch is {samples_per_batch!r:.40}. Fix: pass a whole number of 1 or more, or None"
         )
     check_flag(what, "kept_ids", kept_ids)
     if attached is not None and not isinstance(attached, bool):
-        raise ArgumentError(f"{what}: attached is {attached!r:.40}. Fix: True, False or None")
+        raise ArgumentError(f"{what}: attached is {attached!r:.40}. Fix: pass True, False or None")
     if attached is False and layout in ("packed", "shared"):
         raise ArgumentError(
-            f"{what}: layout {layout!r} needs mmpack's attention. Fix: attached=True, or layout='padded'"
+            f"{what}: layout {layout!r} needs mmpack's attention. Fix: pass attached=True, or layout='padded'"
         )
     kind = dtype or next(whole.parameters()).dtype
     words = [layout, str(kind).removeprefix("torch.")]
@@ -104,7 +104,7 @@ def probe_side(
         "transformers": installed_version("transformers"),
     }
     if name is not None and not isinstance(name, str):
-        raise ArgumentError(f"{what}: name is {kind_of(name)}. Fix: a str")
+        raise ArgumentError(f"{what}: name is {kind_of(name)}. Fix: pass a str")
 
     def run(samples: Sequence[Sample], recorder: Recorder) -> None:
         own = model if dtype is None or dtype == next(whole.parameters()).dtype else None
@@ -143,7 +143,7 @@ def _ready(model: Any, layout: str, attached: bool | None) -> Iterator[None]:
     wanted = attached if attached is not None else layout in ("packed", "shared") or None
     if wanted is False and is_attached(model):
         raise ArgumentError(
-            "probe_side: the model is attached, and attached is False. Fix: detach(model) first"
+            "probe_side: the model is attached, but attached=False. Fix: call detach(model) first"
         )
     training = {m: m.training for m in whole.modules()}
     whole.eval()
@@ -164,8 +164,8 @@ def _float32(model: Any) -> Iterator[None]:
         return
     if torch.backends.cuda.matmul.allow_tf32:
         raise ArgumentError(
-            "probe_side: float32 products round to TF32 here, more than the probe allows for. "
-            "Fix: torch.backends.cuda.matmul.allow_tf32 = False, or dtype=torch.bfloat16"
+            "probe_side: float32 products round to TF32 here, which is coarser than the probe allows. "
+            "Fix: set torch.backends.cuda.matmul.allow_tf32 = False, or dtype=torch.bfloat16"
         )
     convolutions: Any = torch.backends.cudnn
     before = convolutions.allow_tf32

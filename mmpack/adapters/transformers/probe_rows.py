@@ -87,7 +87,9 @@ def _runs(
 ) -> dict[int, list[int]]:
     """Occurrences of media by the batch's row of their first placeholder, in row order: samples share rows."""
     if len(samples) + 1 != len(starts):
-        raise ModelError("probe: the batch left samples out. Fix: samples that keep the rules")
+        raise ModelError(
+            "probe: packing dropped some samples. Fix: pass samples that mp.validate accepts"
+        )
     number = {member: k for k, member in enumerate(members)}
     found: dict[int, list[int]] = {}
     for o, (sample, _, _, token) in enumerate(places.media.tolist()):
@@ -109,7 +111,7 @@ def _tower_calls(
     if len(runs) != len(order):
         raise ModelError(
             f"probe: the batch has {len(order)} runs of placeholders, its samples {len(runs)}. "
-            "Fix: samples that keep the rules"
+            "Fix: pass samples that mp.validate accepts"
         )
     made = list(zip(order, runs.values(), strict=True))
     family = batch.family_of()

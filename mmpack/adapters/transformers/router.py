@@ -33,12 +33,13 @@ def router_loss(
     loss = getattr(sys.modules[type(whole).__module__], "load_balancing_loss_func", None)
     if loss is None:
         raise ModelError(
-            f"router_loss: {type(whole).__name__} has no experts, or transformers no loss for them (they are "
-            "balanced by a bias). Fix: leave the router's loss out"
+            f"router_loss: {type(whole).__name__} has no experts, or transformers has no loss for them (a bias "
+            "balances them). Fix: leave out router_loss"
         )
     if not router_logits:
         raise ModelError(
-            "router_loss: there are no router logits. Fix: model(…, output_router_logits=True).router_logits"
+            "router_loss: there are no router logits. "
+            "Fix: pass those of model(…, output_router_logits=True).router_logits"
         )
     text = whole.config.get_text_config()
     rows = torch.zeros(batch.input_ids.numel(), dtype=torch.int64, device=batch.device)

@@ -50,7 +50,7 @@ def rule_of(router: Any) -> Rule:
             if torch.allclose(rule.weights(logits, ids), weights.float(), rtol=1e-5, atol=1e-7):
                 return rule
     raise ModelError(
-        f"routed_experts: {type(router).__name__} weighs its experts by a rule that replay doesn't know. "
+        f"routed_experts: {type(router).__name__} weighs its experts by a rule that replay does not know. "
         "Fix: set routed_experts of the samples to None, and correct for the drift (correction='tis')"
     )
 

@@ -64,7 +64,9 @@ class Routes:
         """
         taken = [slot.taken for slot in self._slots if slot.taken is not None]
         if len(taken) < len(self._slots):
-            raise ModelError("record_routes: no forward ran in it. Fix: run one, then read rows")
+            raise ModelError(
+                "record_routes: no forward ran within the block. Fix: run one, then read rows"
+            )
         return torch.stack(taken, dim=1)
 
 
@@ -82,7 +84,7 @@ def record_routes(model: Any) -> Iterator[Routes]:
     slots = take_routes(whole)
     if not slots:
         raise ModelError(
-            f"record_routes: {type(whole).__name__} has no experts. Fix: leave it out, there are no routes"
+            f"record_routes: {type(whole).__name__} has no experts, so no routes. Fix: leave out record_routes"
         )
     _learn_rules(whole)
     for slot in slots:
@@ -108,8 +110,8 @@ def take_routes(whole: Any) -> list[Slot]:
         routers = [module for module in layer.modules() if _is_router(module)]
         if len(routers) > 1:
             raise ModelError(
-                f"routed_experts: layer {number} of {type(whole).__name__} has {len(routers)} routers, routes are of "
-                "one per layer. Fix: set routed_experts of the samples to None"
+                f"routed_experts: layer {number} of {type(whole).__name__} has {len(routers)} routers, but "
+                "routes are for one per layer. Fix: set routed_experts of the samples to None"
             )
         for router in routers:
             slot = Slot(number, len(slots))
@@ -157,7 +159,9 @@ def routes_of(batch: Batch, whole: Any, what: str) -> list[torch.Tensor]:
     elif not 0 <= (odd := _outermost_expert(batch)) < routers[0].num_experts:
         why = f"names expert {odd}, {name} has {routers[0].num_experts} per layer"
     if why is not None:
-        raise ModelError(f"{what}: routed_experts {why}. Fix: routes of this model's engine")
+        raise ModelError(
+            f"{what}: routed_experts {why}. Fix: pass routes from an engine that runs this model"
+        )
     _learn_rules(whole)
     return [routes[:, slot.column(layers)] for slot in slots]
 
@@ -185,7 +189,8 @@ def _begin(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
         return
     if any(slot.rule is None for slot in vars(core)[SLOTS]):
         raise ModelError(
-            "routed_experts: they were not checked against this model. Fix: call model(**model_inputs(batch, model))"
+            "routed_experts: the routes were not checked against this model. "
+            "Fix: call model(**model_inputs(batch, model))"
         )
     for slot in vars(core)[SLOTS]:
         slot.handed = False
@@ -197,7 +202,8 @@ def _check_handed(core: Any, args: Any, kwargs: dict[str, Any], output: Any) -> 
     for slot in vars(core)[SLOTS]:
         if not slot.handed:
             raise ModelError(
-                f"routed_experts: layer {slot.layer} got none, the model's forward keeps keywords from its layers. "
+                f"routed_experts: no routes reached layer {slot.layer}: the model's forward passes its layers "
+                "no keywords. "
                 "Fix: set routed_experts of the samples to None"
             )
 
@@ -232,8 +238,8 @@ def _check_taken(layer: Any, args: Any, output: Any) -> None:
     if slot.routes is not None:
         slot.routes = None
         raise ModelError(
-            f"routed_experts: the experts of layer {slot.layer} ran without their router (a kernel in its place). "
-            "Fix: the model's own layers, or set routed_experts of the samples to None"
+            f"routed_experts: the experts of layer {slot.layer} ran without their router (a kernel took its place). "
+            "Fix: use the model's own layers, or set routed_experts of the samples to None"
         )
 
 
@@ -254,7 +260,7 @@ def _replayed(rule: Rule, routes: torch.Tensor, output: Any) -> Any:
     if routes.shape[0] != own.shape[0]:
         raise ModelError(
             f"routed_experts: there are {routes.shape[0]} rows of routes, the router has {own.shape[0]} rows. "
-            "Fix: those of the batch, as mp.pack made it"
+            "Fix: pass batch.routed_experts, as mp.pack made it"
         )
     ids = torch.where(recorded_rows(routes), routes.to(own.dtype), own)
     return logits, rule.weights(logits, ids).to(weights.dtype), ids
@@ -295,7 +301,7 @@ def _rows_of(batch: Batch, what: str) -> torch.Tensor:
     found = f"{routes.dtype} {list(routes.shape)}" if known else kind_of(routes)
     raise ArgumentError(
         f"{what}: routed_experts is {found}, expected integers [{rows}, layers, k]. "
-        "Fix: those of the batch, as mp.pack made it"
+        "Fix: pass batch.routed_experts, as mp.pack made it"
     )
 
 

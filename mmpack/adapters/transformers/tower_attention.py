@@ -105,8 +105,9 @@ def tower_attention(
     """
     if attention_mask is not None:
         raise ModelError(
-            "mmpack tower attention: an attention_mask is given, and the tower's rows see by their sequences alone. "
-            "Fix: attach(model, tower='keep')"
+            "mmpack tower attention: an attention_mask was passed, but each of the tower's rows attends within "
+            "its own sequence only. "
+            "Fix: call attach(model, tower='keep')"
         )
     if tower_lines is not None:
         return tower_lines.attend(query, key, value, scaling, dropout), None

@@ -27,11 +27,11 @@ def unwrap(model: Any, what: str) -> Any:
     peft = getattr(model, "active_peft_config", None)
     if peft is None:
         raise ModelError(
-            f"{what}: {type(model).__name__} is no transformers model. Fix: {_instead(model)}"
+            f"{what}: {type(model).__name__} is not a transformers model. Fix: {_instead(model)}"
         )
     if getattr(peft, "is_prompt_learning", False):
         raise ModelError(
-            f"{what}: {type(peft).__name__} adds tokens of its own, which packed rows have no place for. "
+            f"{what}: {type(peft).__name__} adds its own tokens, and packed rows have no room for them. "
             "Fix: train adapters of weights (LoRA)"
         )
     return model.get_base_model()

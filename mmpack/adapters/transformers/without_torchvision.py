@@ -243,7 +243,7 @@ class PixtralProcessor(transformers.ProcessorMixin):
         **kwargs: Any,
     ) -> Any:
         if videos is not None:
-            raise BackendError("processor: Mistral 3 has no videos. Fix: one image per frame")
+            raise BackendError("processor: Mistral 3 has no videos. Fix: pass one image per frame")
         texts = [text] if isinstance(text, str) else list(text)
         for part in ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs"):
             own = kwargs.pop(part, None) or {}

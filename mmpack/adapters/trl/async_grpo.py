@@ -48,8 +48,8 @@ class MmpackAsyncGRPO(_Trainer):
         before = cls.__mro__[: cls.__mro__.index(MmpackAsyncGRPO)]
         if any("compute_loss" in vars(c) and not issubclass(c, MmpackAsyncGRPO) for c in before):
             raise ArgumentError(
-                f"{WHAT}: {cls.__name__} names it after the trainer, whose methods would win. "
-                f"Fix: class {cls.__name__}({WHAT}, AsyncGRPOTrainer)"
+                f"{WHAT}: {cls.__name__} names it after the trainer, whose methods would then win. "
+                f"Fix: write class {cls.__name__}({WHAT}, AsyncGRPOTrainer)"
             )
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -63,22 +63,22 @@ class MmpackAsyncGRPO(_Trainer):
 
         if not isinstance(self, AsyncGRPOTrainer):
             raise ArgumentError(
-                f"{WHAT}: there is no AsyncGRPOTrainer beside it. Fix: class Trainer({WHAT}, AsyncGRPOTrainer)"
+                f"{WHAT}: it is not combined with AsyncGRPOTrainer. Fix: write class Trainer({WHAT}, AsyncGRPOTrainer)"
             )
         if kwargs.get("rollout_worker") is None:
             raise ArgumentError(
-                f"{WHAT}: TRL's own rollout worker has no pictures. Fix: rollout_worker=SampleWorker(rollouts)"
+                f"{WHAT}: TRL's own rollout worker drops pictures. Fix: pass rollout_worker=SampleWorker(rollouts)"
             )
         super().__init__(*args, **kwargs)
         if self.accelerator.num_processes > 1:
             raise ModelError(
-                f"{WHAT}: {self.accelerator.num_processes} processes run, and packs are not dispatched between them. "
-                "Fix: one process, or MmpackGRPO"
+                f"{WHAT}: {self.accelerator.num_processes} processes run, but packs can't be dispatched between them. "
+                "Fix: run one process, or use MmpackGRPO"
             )
         if self.aux_loss_enabled:
             raise ModelError(
-                f"{WHAT}: the router's auxiliary loss is on, and a pack has no place for it. "
-                "Fix: router_aux_loss_coef=0.0"
+                f"{WHAT}: the router's auxiliary loss is on, which a pack can't compute. "
+                "Fix: pass router_aux_loss_coef=0.0"
             )
         whole = unwrap(self.accelerator.unwrap_model(self.model), WHAT)
         # TRL loads every part with an attention that needs its trie; the tower has none
@@ -162,7 +162,7 @@ class _MicroBatches(torch.utils.data.IterableDataset):
         for row in self.rows:
             if not isinstance(row["input_ids"], Sample):
                 raise ArgumentError(
-                    f"{WHAT}: the queue has a rollout of ids, not of a Sample. Fix: put what to_rollouts makes"
+                    f"{WHAT}: the queue holds a rollout of ids, not of a Sample. Fix: put what to_rollouts returns"
                 )
             batch.append(row)
             if len(batch) == self.size:

@@ -86,7 +86,7 @@ def to_samples(
     unknown = [name for name in outputs if name not in LAYOUT | COLUMNS.keys()]
     if unknown:
         raise ArgumentError(
-            f"to_samples: {unknown[0]!r} is no field of a batch of mmpack's families. Fix: drop it"
+            f"to_samples: {unknown[0]!r} is not a field of a batch of mmpack's families. Fix: drop it"
         )
     rows = len(outputs["prompt_ids"])
     given = {"images": images, "group_ids": group_ids, KEPT_IDS: outputs.get(KEPT_IDS)}
@@ -159,7 +159,7 @@ def from_batch(batch: PackedBatch, samples: Sequence[Sample] | None = None) -> d
         check_same(batch, samples)
     if any(m.modality != "image" for m in batch.media):
         raise ArgumentError(
-            "from_batch: the batch holds a video, TRL trains on images. Fix: leave it out"
+            "from_batch: the batch holds a video, but TRL trains on images only. Fix: leave the sample out"
         )
     ids = [x.tolist() for x in batch.unpack_tokens(batch.input_ids)]
     scored = [x.tolist() for x in batch.unpack_loss(batch.loss_token_index)]
@@ -188,8 +188,8 @@ def from_batch(batch: PackedBatch, samples: Sequence[Sample] | None = None) -> d
     totals = {k.get("num_items_in_batch") for k in known}
     if len(totals) > 1:
         raise ArgumentError(
-            f"from_batch: the samples are of several batches of TRL, of {sorted(map(str, totals))} loss tokens. "
-            "Fix: give each batch back by itself"
+            f"from_batch: the samples come from several of TRL's batches, with {sorted(map(str, totals))} loss tokens. "
+            "Fix: call it once per batch"
         )
     if totals != {None}:
         out["num_items_in_batch"] = torch.tensor(totals.pop(), device=batch.device)
@@ -335,7 +335,9 @@ def _images(batch: PackedBatch, prompts: list[int], wide: list[int]) -> dict[str
     pixels = None if batch.pixel_values is None else float_pixels(batch)
     if pixels is None:
         if batch.media:
-            raise ArgumentError("from_batch: a medium has no pixels. Fix: mp.pack(…, media=store)")
+            raise ArgumentError(
+                "from_batch: a medium has no pixels. Fix: pack with mp.pack(…, media=store)"
+            )
         pixels = torch.zeros(0, batch.family_of().patch_dim, device=batch.device)
     order: list[int] = []
     counts = []

@@ -74,8 +74,8 @@ class MmpackGRPO(_Trainer):
         before = cls.__mro__[: cls.__mro__.index(MmpackGRPO)]
         if any(hasattr(c, "_compute_loss") and not issubclass(c, MmpackGRPO) for c in before):
             raise ArgumentError(
-                f"MmpackGRPO: {cls.__name__} names it after the trainer, whose methods would win. "
-                f"Fix: class {cls.__name__}(MmpackGRPO, GRPOTrainer)"
+                f"MmpackGRPO: {cls.__name__} names it after the trainer, whose methods would then win. "
+                f"Fix: write class {cls.__name__}(MmpackGRPO, GRPOTrainer)"
             )
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -87,8 +87,7 @@ class MmpackGRPO(_Trainer):
             )
         if not isinstance(self, trl.GRPOTrainer):
             raise ArgumentError(
-                "MmpackGRPO: there is no GRPOTrainer beside it. "
-                "Fix: class Trainer(MmpackGRPO, GRPOTrainer)"
+                "MmpackGRPO: it is not combined with GRPOTrainer. Fix: write class Trainer(MmpackGRPO, GRPOTrainer)"
             )
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
@@ -130,7 +129,7 @@ class MmpackGRPO(_Trainer):
         for b, f in rewards.isinf().nonzero()[:1].tolist():
             raise ArgumentError(
                 f"MmpackGRPO: {self.reward_func_names[f]} gave {float(rewards[b, f])} to completion {b} of "
-                f"{len(rewards)}, which makes the advantages of its group 0. Fix: a finite reward, or None"
+                f"{len(rewards)}, which makes the advantages of its group 0. Fix: return a finite reward, or None"
             )
         return rewards
 
@@ -160,7 +159,7 @@ class MmpackGRPO(_Trainer):
         unknown = [name for name, value in fields.items() if value is not None]
         if unknown or compute_aux_loss:
             raise ModelError(
-                f"MmpackGRPO: {(unknown or ['the auxiliary loss'])[0]} has no place in a packed batch. "
+                f"MmpackGRPO: {(unknown or ['the auxiliary loss'])[0]} is not supported in a packed batch. "
                 "Fix: train this model with plain GRPOTrainer"
             )
         from trl.extras.profiling import profiling_context
@@ -265,7 +264,7 @@ def kept_of_rollout(
     if not isinstance(given, Sequence) or len(given) != len(completions):
         what = f"has {len(given)} rows" if isinstance(given, Sequence) else f"is {kind_of(given)}"
         raise ArgumentError(
-            f"{where}: kept_ids {what}, there are {len(completions)} completions. Fix: one for each completion"
+            f"{where}: kept_ids {what}, there are {len(completions)} completions. Fix: pass one for each completion"
         )
     out = []
     for b, (own, ids) in enumerate(zip(given, completions, strict=True)):
@@ -320,7 +319,7 @@ def refuse_unsupported(trainer: Any) -> None:
     ):
         if on:
             raise ModelError(
-                f"MmpackGRPO: {name} is on, and the packed pass does not do it. Fix: {fix}"
+                f"MmpackGRPO: {name} is on, which the packed pass does not support. Fix: {fix}"
             )
 
 

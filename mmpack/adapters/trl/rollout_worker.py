@@ -60,12 +60,12 @@ class SampleWorker:
         ended = self._thread is not None and not self._thread.is_alive()
         if ended and self.rollout_buffer.empty():
             raise BackendError(
-                "SampleWorker: rollouts ended while the trainer waits. Fix: yield groups for as long as it trains"
+                "SampleWorker: rollouts ended while the trainer still waits. Fix: yield groups for as long as it trains"
             )
         if time.monotonic() - self._last > stale_after_s:
             raise BackendError(
-                f"SampleWorker: no group for {stale_after_s:g} s. Fix: look at the engine, or raise "
-                "heartbeat_stale_after_s"
+                f"SampleWorker: no group for {stale_after_s:g} s. "
+                "Fix: check the engine, or raise heartbeat_stale_after_s"
             )
 
     def _run(self) -> None:
@@ -145,7 +145,7 @@ def to_rollouts(
 def _check_recorded(samples: Sequence[Sample], advantages: Sequence[float] | None) -> None:
     if advantages is not None and len(advantages) != len(samples):
         raise ArgumentError(
-            f"{WHAT}: {len(advantages)} advantages, {len(samples)} samples. Fix: one per sample"
+            f"{WHAT}: {len(advantages)} advantages, {len(samples)} samples. Fix: pass one per sample"
         )
     for sample in samples:
         lacks = [
@@ -159,8 +159,8 @@ def _check_recorded(samples: Sequence[Sample], advantages: Sequence[float] | Non
         ]
         if lacks:
             raise ArgumentError(
-                f"{WHAT}: sample {sample.sample_id} has no {lacks[0]}. Fix: record them where it is rolled out, "
-                "or leave it out"
+                f"{WHAT}: sample {sample.sample_id} has no {lacks[0]}. "
+                "Fix: record it in the rollout, or leave the sample out"
             )
 
 

@@ -53,21 +53,25 @@ def to_trajectories(
     """
     if not isinstance(rollouts, Mapping):
         raise ArgumentError(
-            f"to_trajectories: rollouts is {kind_of(rollouts)}. Fix: the dict of a rollout_func"
+            f"to_trajectories: rollouts is {kind_of(rollouts)}. Fix: pass the dict of a rollout_func"
         )
     missing = [name for name in _READ[:2] if rollouts.get(name) is None]
     if missing:
-        raise ArgumentError(f"to_trajectories: rollouts has no {missing[0]}. Fix: pass it whole")
+        raise ArgumentError(
+            f"to_trajectories: rollouts has no {missing[0]}. Fix: pass the whole dict"
+        )
     completions = rollouts["completion_ids"]
     if not is_list(completions):
         raise ArgumentError(
-            f"to_trajectories: completion_ids is {kind_of(completions)}. Fix: a list of ids per completion"
+            f"to_trajectories: completion_ids is {kind_of(completions)}. Fix: pass a list of ids per completion"
         )
     count = len(completions)
     images = rollouts.get("images") if images is None else images
     masks = [name for name in MASKS if rollouts.get(name) is not None]
     if len(masks) > 1:
-        raise ArgumentError("to_trajectories: rollouts has env_mask and tool_mask. Fix: pass one")
+        raise ArgumentError(
+            "to_trajectories: rollouts has both env_mask and tool_mask. Fix: pass one of them"
+        )
     lists = {name: rollouts.get(name) for name in ("prompt_ids", "logprobs", KEPT_IDS, *masks)}
     lists |= {"images": images, "group_ids": group_ids}
     check_each("to_trajectories", count, "completions", lists)
@@ -81,7 +85,7 @@ def to_trajectories(
         ids = completions[i]
         if not is_list(ids):
             raise ArgumentError(
-                f"to_trajectories: completion_ids[{i}] is {kind_of(ids)}. Fix: the ids of one completion"
+                f"to_trajectories: completion_ids[{i}] is {kind_of(ids)}. Fix: pass the ids of one completion"
             )
         made.append(
             from_masked(
@@ -130,13 +134,13 @@ def _logprobs(rollouts: Mapping[str, Any], i: int) -> Any:
                 among = []
         if not isinstance(values, nested):
             raise ArgumentError(
-                f"to_trajectories: logprobs of completion {i} are {kind_of(values)} at token {c}, and lists at others. "
-                "Fix: one value per token, or a list of each"
+                f"to_trajectories: logprobs of completion {i} are {kind_of(values)} at token {c}, and lists at "
+                "others. Fix: pass one value per token, or one list per token"
             )
         if len(among) != len(values) or c >= len(ids) or ids[c] not in among:
             raise ArgumentError(
-                f"to_trajectories: logprobs of completion {i} have {len(values)} values at token {c}, none known as "
-                "the sampled one's. Fix: pass logprob_token_ids, or one value per token"
+                f"to_trajectories: logprobs of completion {i} have {len(values)} values at token {c}, and which "
+                "one is the sampled id's is not known. Fix: pass logprob_token_ids, or one value per token"
             )
         out.append(values[list(among).index(ids[c])])
     return out

@@ -78,7 +78,7 @@ def to_trajectories(
         own = None if media is None else as_list(media[i], f"to_trajectories: media[{i}]")
         if own is not None and len(rows) > 1:
             raise ArgumentError(
-                f"{where} has {len(rows)} outputs, media is of one. Fix: let each output hold its own images"
+                f"{where} has {len(rows)} outputs, but media= is for one. Fix: let each output hold its own images"
             )
         with reading(where):
             records = [_record(row, own, where) for row in rows]
@@ -105,7 +105,9 @@ def _fields(row: Any, where: str) -> dict[str, Any]:
     fields = fields_of(row, where)
     missing = [name for name in _IDS if fields.get(name) is None]
     if missing:
-        raise ArgumentError(f"{where} has no {missing[0]}. Fix: pass AgentLoopOutputs, not padded")
+        raise ArgumentError(
+            f"{where} has no {missing[0]}. Fix: pass AgentLoopOutputs, before padding"
+        )
     for name in ("multi_modal_data", "extra_fields", "reward_info"):
         if not isinstance(fields.get(name), Mapping | None):
             what = kind_of(fields[name])
@@ -165,7 +167,7 @@ def _teachers(row: dict[str, Any], extra: Mapping[str, Any], where: str) -> Any:
     if ids.ndim != 2 or ids.shape != values.shape or len(ids) != start + count:
         raise ArgumentError(
             f"{where}: teacher_ids is {list(ids.shape)} and teacher_logprobs {list(values.shape)}, expected "
-            f"[{start + count}, K] both. Fix: pass them as verl's teacher returns them, not padded"
+            f"[{start + count}, K] both. Fix: pass them as verl's teacher returns them, before padding"
         )
     rows = slice(start - 1, start + count - 1)
     sampled = np.asarray(row["response_mask"]).astype(bool)

@@ -81,7 +81,7 @@ def to_samples(
     missing = [k for k in ("prompts", "responses", "attention_mask") if k not in tensors]
     if missing:
         raise ArgumentError(
-            f"to_samples: the DataProto has no {missing[0]!r}. Fix: pass one that was generated"
+            f"to_samples: the DataProto has no {missing[0]!r}. Fix: pass one that a rollout returned"
         )
     check_each("to_samples", len(data), "rows", {"images": images})
     whole = {
@@ -198,7 +198,7 @@ def _sample(
     both = torch.cat([row["prompts"], row["responses"]])
     if not torch.equal(row.get("input_ids", both), both):
         raise ArgumentError(
-            f"{where}: input_ids are not prompts and responses. Fix: pass the DataProto whole"
+            f"{where}: input_ids are not prompts and responses. Fix: pass the whole DataProto"
         )
     width = len(row["prompts"])
     valid = _valid_of(where, row["attention_mask"].bool(), width)
@@ -241,7 +241,7 @@ def _valid_of(where: str, mask: torch.Tensor, width: int) -> torch.Tensor:
     prompt, response = int(mask[:width].sum()), int(mask[width:].sum())
     if not torch.equal(mask, _valid(prompt, response, width, len(mask))):
         raise ArgumentError(
-            f"{where}: attention_mask has a hole. Fix: prompts padded left, responses right"
+            f"{where}: attention_mask has a 0 between tokens. Fix: pad prompts left and responses right"
         )
     return mask
 
@@ -284,7 +284,7 @@ def _positions(where: str, places: torch.Tensor, valid: torch.Tensor, family: Fa
     if len(own) != family.position_rows:
         raise ArgumentError(
             f"{where}: position_ids have {len(own)} rows, {family.name} has {family.position_rows}. "
-            "Fix: wrap the processor of this model"
+            "Fix: wrap this model's processor"
         )
     return np.ascontiguousarray(own.numpy())
 
@@ -381,7 +381,7 @@ def _kept_column(sample: Sample, start: int) -> Ragged:
     lists = sample.kept_ids
     if lists is None and sample.num_loss_tokens:
         raise ArgumentError(
-            f"from_samples: {sample.sample_id!r:.60} has no kept_ids, other samples have. "
+            f"from_samples: {sample.sample_id!r:.60} has no kept_ids, but other samples have. "
             "Fix: record them for all, or set them to None on all"
         )
     own = Ragged.empty(0) if lists is None else lists

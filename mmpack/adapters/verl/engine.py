@@ -72,7 +72,7 @@ def use(engine: Any) -> EngineHandle:
     """
     if isinstance(getattr(vars(engine).get("forward_step"), "__self__", None), EngineHandle):
         raise ModelError(
-            "verl engine: mmpack computes for it already. Fix: stop() the first use, or keep it"
+            "verl engine: mmpack is enabled for it already. Fix: keep the first use, or call its stop() before"
         )
     refuse_unsupported(engine)
     return EngineHandle(engine)
@@ -81,7 +81,7 @@ def use(engine: Any) -> EngineHandle:
 def refuse_unsupported(engine: Any) -> None:
     """Raises ModelError for settings of an engine that mmpack's forward can't obey."""
     if getattr(engine, "module", None) is None:
-        raise ModelError("verl engine: it has no model yet. Fix: engine.initialize() before")
+        raise ModelError("verl engine: it has no model yet. Fix: call engine.initialize() first")
     model = _model(engine)
     why = None
     if engine.engine_config.ulysses_sequence_parallel_size > 1:
@@ -121,7 +121,9 @@ def forward_step(
 
     wanted = [name for name in REFUSED if flag(name)]
     if wanted:
-        raise ModelError(f"verl engine: {wanted[0]} needs logits of every row. Fix: turn it off")
+        raise ModelError(
+            f"verl engine: {wanted[0]} needs logits of every row. Fix: turn it off in verl's config"
+        )
     model = _model(engine)
     experts = num_experts(model)
     samples = samples_of(micro_batch, family_of_config(model.config), experts)
@@ -229,7 +231,7 @@ def _refuse_unrecorded(micro_batch: Any, b: int, last: int) -> None:
     if len(late):
         raise ArgumentError(
             f"verl engine: row {b}: response token {late[0]} was sampled, and routed_experts has nothing there. "
-            "Fix: a rollout that returns routes of every call, or enable_rollout_routing_replay=False"
+            "Fix: use a rollout that returns routes of every call, or enable_rollout_routing_replay=False"
         )
 
 
@@ -287,7 +289,7 @@ def _temperature(given: Any) -> float:
     )
     if len(values) > 1:
         raise ModelError(
-            "verl engine: the rows of a micro-batch have several temperatures. Fix: use one"
+            "verl engine: the rows of a micro-batch have several temperatures. Fix: use one temperature"
         )
     return values.pop()
 

@@ -52,20 +52,20 @@ def enable(args: Any) -> Enabled:
     if not modules:
         raise ModelError(
             "vime: neither vime's nor slime's Megatron backend is imported. "
-            "Fix: name it in --custom-megatron-init-path, and they call it"
+            "Fix: name enable in --custom-megatron-init-path, and they call it"
         )
     if any(module.policy_loss_function is loss for module in modules):
         raise ModelError(
-            "vime: mmpack computes for it already. Fix: stop() the first use, or keep it"
+            "vime: mmpack is enabled already. Fix: keep the first use, or call its stop() before"
         )
     other = getattr(args, "linear_logp_provider", None)
     if other and other != PROVIDER:
         raise ModelError(
-            f"vime: linear_logp_provider is {other!r}, which mmpack would bypass. Fix: drop one of both flags"
+            f"vime: linear_logp_provider is {other!r}, which mmpack would bypass. Fix: drop one of the two flags"
         )
     if getattr(args, "qkv_format", "thd") != "thd":
         raise ModelError(
-            f"vime: qkv_format is {args.qkv_format!r}, whose samples are padded. Fix: --qkv-format thd"
+            f"vime: qkv_format is {args.qkv_format!r}, whose samples are padded. Fix: set --qkv-format thd"
         )
     places = []
     for module in modules:

@@ -38,7 +38,7 @@ def kept_support(
     if len(ids) != len(responses) or len(offsets) != len(responses):
         raise ArgumentError(
             f"vime: top_p_token_ids has {len(ids)} entries and top_p_token_offsets {len(offsets)} for "
-            f"{len(responses)} samples. Fix: one of each per sample"
+            f"{len(responses)} samples. Fix: pass one of each per sample"
         )
     flat, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for i, own in enumerate(responses):
@@ -48,7 +48,7 @@ def kept_support(
         if not fits(ends, len(values)) or len(ends) != lengths[i] + 1:
             raise ArgumentError(
                 f"{where}: top_p_token_offsets has {len(ends)} entries for {len(values)} ids and {lengths[i]} response "
-                "tokens, expected a rise from 0 to the ids, one more than tokens (kept_ids). "
+                "tokens, expected one offset per token and one more, rising from 0 to the number of ids (kept_ids). "
                 "Fix: pass the rollout's own"
             )
         counts = np.diff(ends)[own]

@@ -48,7 +48,7 @@ def provider(request: Any) -> LinearLogp:
     if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
         raise ArgumentError(
             f"vime: the request is {kind_of(request)}, expected a LinearLogpRequest with logits and "
-            "target_ids. Fix: name it in --linear-logp-provider"
+            "target_ids. Fix: name this provider in --linear-logp-provider"
         )
     metadata = getattr(request, "metadata", None) or {}
     if metadata.get("top_p_sparse_token_ids") is not None:

@@ -30,7 +30,7 @@ def ranks() -> Ranks:
         mpu = importlib.import_module("megatron.core").mpu
     except ImportError:
         raise ModelError(
-            "vime: Megatron is not installed, which knows the ranks. Fix: run in vime's or slime's trainer"
+            "vime: Megatron, which knows the ranks, is not installed. Fix: run in vime's or slime's trainer"
         ) from None
     tp_group = mpu.get_tensor_model_parallel_group()
     cp_size = mpu.get_context_parallel_world_size()

@@ -336,7 +336,7 @@ def _kept(args: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
     if ids is None or offsets is None:
         raise ArgumentError(
             f"vime: rollout_top_p is {args.rollout_top_p}, and the batch has no rollout_top_p_token_ids (kept_ids). "
-            "Fix: let the engine return them, or sample with --rollout-top-p 1"
+            "Fix: let the engine return these ids, or sample with --rollout-top-p 1"
         )
     for i, (mask, ends) in enumerate(zip(batch["loss_masks"], offsets, strict=False)):
         _refuse_empty(i, mask, torch.as_tensor(ends))
@@ -380,7 +380,7 @@ def _column(batch: Mapping[str, Any], name: str) -> Tensor | None:
 def _needed(column: Tensor | None, option: str, name: str) -> Tensor:
     if column is None:
         raise ArgumentError(
-            f"vime: {option} is on, and the batch has no {name}. Fix: let the rollout record them, or turn it off"
+            f"vime: {option} is on, and the batch has no {name}. Fix: let the rollout record it, or turn the option off"
         )
     return column
 

@@ -89,13 +89,13 @@ def _check(
     if len(total_lengths) != len(response_lengths):
         raise ArgumentError(
             f"{where} has {len(total_lengths)} total_lengths and {len(response_lengths)} response_lengths. "
-            "Fix: one of each per sample"
+            "Fix: pass one of each per sample"
         )
     for i, (total, response) in enumerate(zip(total_lengths, response_lengths, strict=True)):
         if not 0 <= response < total:
             raise ArgumentError(
                 f"{where}: sample {i} has {response} response tokens of {total}, and no row predicts the first. "
-                "Fix: a sample begins with a prompt"
+                "Fix: begin each sample with a prompt"
             )
     if num_rows is None:
         return

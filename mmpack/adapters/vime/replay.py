@@ -59,7 +59,7 @@ def replayed(
         if len(teacher) != len(ids) - start:
             raise ArgumentError(
                 f"{where}: {TEACHER} has {len(teacher)} values for {len(ids) - start} response tokens "
-                "(loss_mask_shift). Fix: one value per response token, tool tokens included"
+                "(loss_mask_shift). Fix: pass one value per response token, tool tokens included"
             )
         logprobs = np.asarray(teacher, dtype=np.float32)[places]
         at = np.arange(len(places) + 1, dtype=np.int64)
@@ -69,7 +69,7 @@ def replayed(
         if len(routes) != len(ids) - 1:
             raise ArgumentError(
                 f"{where}: {ROUTES} has {len(routes)} rows for {len(ids)} tokens, expected {len(ids) - 1} (routing). "
-                "Fix: one row per token that the engine ran, which is all but the last"
+                "Fix: pass one row per token that the engine ran, which is all but the last"
             )
         compact = compact_routes(routes, num_experts)
         # nothing reads the row of the last token, which the engine never ran
@@ -113,14 +113,17 @@ def _kept(where: str, given: Mapping[str, Any], places: np.ndarray, length: int)
     if all(x is None for x in columns):
         return None
     if any(x is None for x in columns):
-        raise ArgumentError(f"{where}: {IDS} and {OFFSETS} go together. Fix: pass both or none")
+        raise ArgumentError(
+            f"{where}: {IDS} and {OFFSETS} must be passed together. Fix: pass both or neither"
+        )
     ids, offsets = (
         whole_numbers(name, where, x) for name, x in zip((IDS, OFFSETS), columns, strict=True)
     )
     if len(offsets) != length + 1 or not fits(offsets, len(ids)):
         raise ArgumentError(
-            f"{where}: {OFFSETS} has {len(offsets)} entries for {length} response tokens and {len(ids)} ids, expected "
-            "a rise from 0 to that, one more than tokens (kept_ids). Fix: pass the rollout's own"
+            f"{where}: {OFFSETS} has {len(offsets)} entries for {length} response tokens and {len(ids)} ids, "
+            "expected one offset per token and one more, rising from 0 to the number of ids (kept_ids). "
+            "Fix: pass the rollout's own"
         )
     return Ragged.of([ids[offsets[k] : offsets[k + 1]] for k in places.tolist()])
 

@@ -55,7 +55,7 @@ def log_probs_and_entropy(
     """
     if getattr(args, "qkv_format", "thd") != "thd":
         raise ModelError(
-            f"vime: qkv_format is {args.qkv_format!r}, whose samples are padded. Fix: --qkv-format thd"
+            f"vime: qkv_format is {args.qkv_format!r}, whose samples are padded. Fix: set --qkv-format thd"
         )
     if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[0] != 1:
         what = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -64,7 +64,7 @@ def log_probs_and_entropy(
         )
     if (top_p_token_ids is None) != (top_p_token_offsets is None):
         raise ArgumentError(
-            "vime: top_p_token_ids and top_p_token_offsets go together. Fix: pass both or none"
+            "vime: top_p_token_ids and top_p_token_offsets must be passed together. Fix: pass both or neither"
         )
     rows_of = logits[0]
     here, device = ranks(), logits.device

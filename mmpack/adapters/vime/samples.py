@@ -152,12 +152,12 @@ def _sample(
         if values is not None and len(values) != length:
             raise ArgumentError(
                 f"{where}: {name} has {len(values)} values for {length} response tokens (loss_mask_shift). "
-                "Fix: one value per response token, tool tokens included"
+                "Fix: pass one value per response token, tool tokens included"
             )
     start = len(ids) - length
     if start < 0:
         raise ArgumentError(
-            f"{where}: response_length is {length}, of {len(ids)} tokens. Fix: tokens hold prompt and response"
+            f"{where}: response_length is {length}, of {len(ids)} tokens. Fix: let tokens hold prompt and response"
         )
     scored = np.zeros(len(ids), dtype=bool)
     if not given.get("remove_sample"):  # their trainers zero the mask of one
@@ -212,7 +212,7 @@ def _scores(where: str, reward: Any) -> list[Score]:
         return [Score("reward", float(reward))]
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"{where}: its reward is {reward!r}. Fix: a number, or numbers by name"
+            f"{where}: its reward is {reward!r}. Fix: pass a number, or numbers by name"
         ) from None
 
 

@@ -19,14 +19,14 @@ def cached_media(llm: Any) -> Mapping[str, Any]:
     core = getattr(llm.llm_engine.engine_core, "engine_core", None)
     if core is None:
         raise BackendError(
-            "cached_media: the engine runs in another process, its media are there. "
-            "Fix: VLLM_ENABLE_V1_MULTIPROCESSING=0, or inputs of render_cmpl(prompts, skip_mm_cache=True)"
+            "cached_media: the engine, and its cache of media, run in another process. "
+            "Fix: set VLLM_ENABLE_V1_MULTIPROCESSING=0, or pass inputs of render_cmpl(prompts, skip_mm_cache=True)"
         )
     config = llm.model_config.multimodal_config
     if core.mm_receiver_cache is None and config.mm_processor_cache_gb > 0:
         raise BackendError(
             f"cached_media: mm_processor_cache_type is {config.mm_processor_cache_type!r}. "
-            "Fix: 'lru', or inputs of render_cmpl(prompts, skip_mm_cache=True)"
+            "Fix: use 'lru', or pass inputs of render_cmpl(prompts, skip_mm_cache=True)"
         )
     # a view: get_and_update_item would count as a use, and the renderer's own cache not know of it
     return {} if core.mm_receiver_cache is None else dict(core.mm_receiver_cache._cache.cache)
@@ -56,6 +56,6 @@ def item_of(given: Any, modality: str, k: int, known: Mapping[str, Any], where: 
         item = known.get(given["mm_hashes"][modality][k])
     if item is None:
         raise ArgumentError(
-            f"{where}: {modality} {k} of an input has no pixels, they stayed in vLLM's cache. Fix: {FIX}"
+            f"{where}: {modality} {k} of an input has no pixels: they stayed in vLLM's cache. Fix: {FIX}"
         )
     return item

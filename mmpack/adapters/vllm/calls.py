@@ -66,7 +66,7 @@ def to_trajectories(
     kinds = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
     if logprobs_mode not in kinds:
         raise ArgumentError(
-            f"to_trajectories: logprobs_mode is {logprobs_mode!r:.40}. Fix: one of {', '.join(kinds)}"
+            f"to_trajectories: logprobs_mode is {logprobs_mode!r:.40}. Fix: use one of {', '.join(kinds)}"
         )
     made = []
     for i, calls in enumerate(given):
@@ -75,7 +75,7 @@ def to_trajectories(
         own = None if per_episode is None else as_list(per_episode[i], f"{where}: media")
         if own is not None and len(own) != len(calls):
             raise ArgumentError(
-                f"{where} has {len(calls)} calls and media for {len(own)}. Fix: a list of pictures per call"
+                f"{where} has {len(calls)} calls, but media for {len(own)}. Fix: pass a list of pictures per call"
             )
         records: list[Record] = []
         asked: list[dict[str, Any]] = []
@@ -195,7 +195,7 @@ def _logprobs(given: Any, ids: list[int], where: str) -> Any:
     tokens = [fields_of(t, f"{where}.logprobs.content") for t in fields["content"]]
     if len(tokens) != len(ids):
         raise ArgumentError(
-            f"{where} has {len(ids)} token_ids and {len(tokens)} logprobs. Fix: pass the choice whole"
+            f"{where} has {len(ids)} token_ids and {len(tokens)} logprobs. Fix: pass the whole choice"
         )
     for at, (own, token) in enumerate(zip(ids, tokens, strict=True)):
         named_as = _TOKEN.fullmatch(str(token.get("token")))
@@ -203,14 +203,14 @@ def _logprobs(given: Any, ids: list[int], where: str) -> Any:
         if own_id is not None and own_id != own:
             raise ArgumentError(
                 f"{where}: logprobs.content[{at}] is of token {own_id}, token_ids has {own} there. "
-                "Fix: pass the choice whole"
+                "Fix: pass the whole choice"
             )
     values = [t.get("logprob") for t in tokens]
     for at, value in enumerate(values):
         if value is None or not NO_LOGPROB < value < math.inf:
             raise ArgumentError(
                 f"{where}: sampled token {at} has no logprob, the server wrote {value}. "
-                "Fix: drop the choice, its logprob was −inf or NaN"
+                "Fix: drop the choice; its logprob was −inf or NaN"
             )
     return values
 
@@ -232,7 +232,7 @@ def _finish(reason: Any, where: str) -> str | None:
     if reason is None or (isinstance(reason, str) and reason in FINISH):
         return None if reason is None else FINISH[reason]
     what = f"{reason!r:.40}" if isinstance(reason, str) else kind_of(reason)
-    raise ArgumentError(f"{where} has finish_reason {what}. Fix: one of {', '.join(FINISH)}")
+    raise ArgumentError(f"{where} has finish_reason {what}. Fix: use one of {', '.join(FINISH)}")
 
 
 def _media(request: dict[str, Any], known: Mapping[str, Any], where: str) -> list[Any]:
@@ -257,7 +257,8 @@ def _media(request: dict[str, Any], known: Mapping[str, Any], where: str) -> lis
 def _known(name: str, known: Mapping[str, Any], where: str) -> Any:
     if name not in known:
         raise ArgumentError(
-            f"{where}: no media has the name {name!r:.80}. Fix: media={{hash or URL: picture}}, or a list per call"
+            f"{where}: no medium has the name {name!r:.80}. "
+            f"Fix: pass media={{hash or URL: picture}}, or a list per call"
         )
     return known[name]
 

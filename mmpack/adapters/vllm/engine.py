@@ -113,7 +113,7 @@ class VllmEngine:
             reason = " ".join(str(error).split())[:300]
             raise BackendError(
                 f"VllmEngine: vLLM rejects {str(checkpoint)!r:.200} ({type(error).__name__}: {reason}). "
-                "Fix: a checkpoint and settings that vllm.LLM takes"
+                "Fix: pass a checkpoint and settings that vllm.LLM takes"
             ) from error
         self.hf_processor = self.llm.renderer.get_mm_processor().info.get_hf_processor()
         rules = family_of_config(self.llm.model_config.hf_config).position_rules
@@ -212,8 +212,9 @@ class VllmEngine:
         if temperature <= 0 or not cut:
             wanted = "top_k" if kept_from == "sampling_mask" else "top_p, top_k or min_p"
             raise ArgumentError(
-                f"VllmEngine.rollout: temperature={temperature}, top_p={top_p}, top_k={top_k}, min_p={min_p}, no ids "
-                f"can be kept by these. Fix: temperature above 0 and {wanted}, or an engine without kept_ids"
+                f"VllmEngine.rollout: temperature={temperature}, top_p={top_p}, top_k={top_k}, min_p={min_p}, "
+                "and these settings leave no list of kept ids. "
+                f"Fix: temperature above 0 and {wanted}, or an engine without kept_ids"
             )
         if kept_from == "sampling_mask":
             return {"logprobs": 1}
@@ -280,7 +281,7 @@ class VllmEngine:
             if "cached item" not in str(error):
                 raise
             raise BackendError(
-                "VllmEngine: the media of one prompt don't fit into the media cache. Fix: a larger "
+                "VllmEngine: one prompt's media don't fit into the media cache. Fix: pass a larger "
                 "media_cache_gb, or 0"
             ) from error
         return rendered
@@ -312,8 +313,8 @@ class VllmEngine:
         self.llm.llm_engine.reset_encoder_cache()
         if not self.llm.reset_prefix_cache():
             raise BackendError(
-                "VllmEngine.load_weights: requests are running, their old keys and values stay. "
-                "Fix: finish or abort them first"
+                "VllmEngine.load_weights: requests are running, and they would keep keys and values of the old "
+                "weights. Fix: finish or abort them first"
             )
         self.llm.llm_engine.set_weight_version(version)
 
@@ -354,7 +355,7 @@ def load_vllm() -> Any:
     if sys.platform == "linux" and platform.is_cpu() and not _loads("libnuma.so.1"):
         raise BackendError(
             "VllmEngine: vLLM's CPU build needs the library libnuma.so.1, which is not installed. "
-            "Fix: apt-get install libnuma1 (Debian, Ubuntu), or your system's package of it"
+            "Fix: apt-get install libnuma1 (Debian, Ubuntu), or your system's package for it"
         )
     return vllm
 

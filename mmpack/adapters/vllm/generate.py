@@ -78,8 +78,8 @@ def from_generate(
     """
     if logprobs_mode not in LOGPROB_KINDS:
         raise ArgumentError(
-            f"from_generate: logprobs_mode {logprobs_mode!r} gives logits, no logprobs. "
-            f"Fix: one of {', '.join(LOGPROB_KINDS)}"
+            f"from_generate: logprobs_mode {logprobs_mode!r} returns logits, not logprobs. "
+            f"Fix: use one of {', '.join(LOGPROB_KINDS)}"
         )
     _check_list("from_generate", requests)
     check_each("from_generate", len(requests), "requests", {"responses": responses})
@@ -203,8 +203,8 @@ def _decoded(decode: Any, text: str, where: str) -> dict[str, Any]:
     except Exception as error:  # base64's, msgspec's, what a broken tensor raises
         reason = " ".join(str(error).split())[:120]
         raise ArgumentError(
-            f"{where}: kwargs_data is no medium of vLLM's ({type(error).__name__}: {reason}). "
-            "Fix: pass features as the server sent them, of the installed version"
+            f"{where}: kwargs_data is not a medium of vLLM's ({type(error).__name__}: {reason}). "
+            "Fix: pass features as the server sent them, from a server of the installed version"
         ) from error
 
 
@@ -237,7 +237,7 @@ def _logprobs(choice: Any, where: str) -> list[dict[int, SimpleNamespace]] | Non
         if not NO_LOGPROB < step.logprob < math.inf:
             raise ArgumentError(
                 f"{where}: sampled token {n} has no logprob, the server wrote {step.logprob}. "
-                "Fix: drop the sample, its logprob was −inf or NaN"
+                "Fix: drop the sample; its logprob was −inf or NaN"
             )
     return [
         {
@@ -272,7 +272,7 @@ def _refuse_gaps(given: Any, where: str) -> None:
 def _check_list(what: str, requests: Any) -> None:
     if not is_list(requests):
         raise ArgumentError(
-            f"{what}: requests is {kind_of(requests)}, expected a list. Fix: one GenerateRequest per prompt"
+            f"{what}: requests is {kind_of(requests)}, expected a list. Fix: pass one GenerateRequest per prompt"
         )
 
 
@@ -283,12 +283,12 @@ def _valid(name: str, given: Any, where: str) -> Any:
         return given
     if not isinstance(given, Mapping):
         raise ArgumentError(
-            f"{where} is {kind_of(given)}, expected a {name}. Fix: pass it, or its JSON as a dict"
+            f"{where} is {kind_of(given)}, expected a {name}. Fix: pass the object, or its JSON as a dict"
         )
     try:
         return model.model_validate(dict(given))
     except ValueError as error:  # pydantic's
         reason = " ".join(str(error).split())[:200]
         raise ArgumentError(
-            f"{where} is no {name} ({reason}). Fix: pass what vLLM answered"
+            f"{where} is not a {name} ({reason}). Fix: pass what vLLM answered"
         ) from error

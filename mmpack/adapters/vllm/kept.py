@@ -54,8 +54,8 @@ def check_unmoved(params: Any, where: str) -> None:
     moved = [name for name, off in _MOVES.items() if (getattr(params, name, None) or off) != off]
     if moved:
         raise ArgumentError(
-            f"{where} was sampled with {moved[0]}={getattr(params, moved[0])}: no softmax over its kept ids gives its "
-            f"logprobs. Fix: sample without {moved[0]}"
+            f"{where} was sampled with {moved[0]}={getattr(params, moved[0])}, so its logprobs are not a "
+            f"softmax over its kept ids. Fix: sample without {moved[0]}"
         )
 
 
@@ -89,8 +89,8 @@ def _finite(steps: Sequence[Step] | None, params: Any, where: str) -> Ragged:
         kept = np.isfinite(logprobs)
         if kept.all() and params.logprobs != EVERY_ID:
             raise ArgumentError(
-                f"{where}, token {n}: all of the {params.logprobs} likeliest ids are kept, others may be too. "
-                f"Fix: SamplingParams(logprobs={EVERY_ID})"
+                f"{where}, token {n}: all of the {params.logprobs} likeliest ids are kept, and more may be. "
+                f"Fix: use SamplingParams(logprobs={EVERY_ID})"
             )
         lists.append(np.unique(ids[kept]))
     return Ragged.of(lists)

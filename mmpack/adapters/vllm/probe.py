@@ -44,7 +44,9 @@ def engine_side(engine: VllmEngine, name: str = "vllm") -> Side:
     Raises: ArgumentError for what is no VllmEngine; ModelError where the engine cuts a prompt into chunks.
     """
     if not isinstance(engine, VllmEngine):
-        raise ArgumentError(f"engine_side: it is handed {kind_of(engine)}. Fix: a VllmEngine")
+        raise ArgumentError(
+            f"engine_side: engine is {kind_of(engine)}, expected a VllmEngine. Fix: pass a VllmEngine"
+        )
     config = engine.llm.model_config
     about = {
         "layout": "vllm",
@@ -154,7 +156,7 @@ class _Scored:
             if at is None:
                 raise ModelError(
                     f"engine_side: vLLM's tower reads a grid {list(grid)} that no other medium of "
-                    f"{self.sample.sample_id!r:.60} has. Fix: samples of this engine's own processor"
+                    f"{self.sample.sample_id!r:.60} has. Fix: pass samples that this engine's own processor made"
                 )
             _, one = self.calls.pop(at)
             taken.occurrences += one.occurrences
@@ -258,6 +260,6 @@ class _Scored:
         if len(values) != len(self.sample):
             raise ModelError(
                 f"engine_side: vLLM runs {len(values)} rows at {name}, {self.sample.sample_id!r:.60} has "
-                f"{len(self.sample)}. Fix: VllmEngine(…, chunked_prefill=None)"
+                f"{len(self.sample)}. Fix: make the engine by VllmEngine(…, chunked_prefill=None)"
             )
         self.recorder.put(name, side, values, self.text)

@@ -83,8 +83,8 @@ def to_samples(
     """
     if logprobs_mode not in LOGPROB_KINDS:
         raise ArgumentError(
-            f"to_samples: logprobs_mode {logprobs_mode!r} gives logits, no logprobs. "
-            f"Fix: one of {', '.join(LOGPROB_KINDS)}"
+            f"to_samples: logprobs_mode {logprobs_mode!r} returns logits, not logprobs. "
+            f"Fix: use one of {', '.join(LOGPROB_KINDS)}"
         )
     per_output = sampling if isinstance(sampling, Sequence) else [sampling] * len(outputs)
     groups = [o.request_id for o in outputs] if group_ids is None else group_ids
@@ -97,7 +97,8 @@ def to_samples(
     if len(lengths | ({len(prompts)} if prompts is not None else set())) > 1:
         raise ArgumentError(
             f"to_samples: {len(outputs)} outputs, {len(inputs)} inputs, {len(handed)} prompts, "
-            f"{len(per_output)} sampling, {len(groups)} groups, {len(places)} positions. Fix: one of each per output"
+            f"{len(per_output)} sampling, {len(groups)} groups, {len(places)} positions. "
+            "Fix: pass one of each per output"
         )
     known = items_of(inputs, cached or {})
     settings = processor.settings

@@ -56,7 +56,7 @@ def engine_checksums(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[
         if tuple(whole.shape) != (sum(rows), *shapes[names[0]][1:]):
             raise ModelError(
                 f"engine_checksums: {place} has shape {list(whole.shape)}, expected "
-                f"{sum(rows)} rows of {names[0]}. Fix: an engine with tensor_parallel_size=1"
+                f"{sum(rows)} rows of {names[0]}. Fix: use an engine with tensor_parallel_size=1"
             )
         for name, part in zip(names, whole.split(rows), strict=True):
             out[name] = _digest(part)
@@ -81,7 +81,7 @@ def _read(model: Any, place: str) -> torch.Tensor:
         tensor: torch.Tensor = getattr(module, leaf).detach()
     except AttributeError:
         raise ModelError(
-            f"engine_checksums: {place} is not in the engine. Fix: a model of the same architecture"
+            f"engine_checksums: {place} is not in the engine. Fix: pass a model of the same architecture"
         ) from None
     if leaf != "weight" or not hasattr(module, "cpu_linear"):
         return tensor

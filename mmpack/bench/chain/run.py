@@ -72,7 +72,7 @@ def _one_process(options: Options, device: torch.device, left_out: dict[str, str
 def _why_not(model: Any) -> str:
     if not takes_encoded_media(model):
         return f"transformers {transformers.__version__} takes no encoded media. Fix: 5.19 or newer"
-    return "the model has linear attention, whose state is no KV per token"
+    return "the model has linear attention, whose state is not KV per token"
 
 
 def _device(name: str) -> torch.device:

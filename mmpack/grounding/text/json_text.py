@@ -141,7 +141,7 @@ def _finish(frame: _Frame, stop: int, places: list[Place], wrong: list[Malformed
             continue
         numbers = frame.fields[name]
         if not isinstance(numbers, list) or len(numbers) != size:
-            faults.append(f"{name} is no list of {size} numbers")
+            faults.append(f"{name} is not a list of {size} numbers")
             continue
         parts[name] = tuple(value for value, _ in numbers)
         spans += [span for _, span in numbers]
@@ -171,7 +171,9 @@ def _broken(text: str, at: int, stack: list[_Frame], wrong: list[Malformed]) -> 
             end = text.find("}", at, at + _REST)
             stop = end + 1 if end >= 0 else max(at, min(at + _REST, len(text)))
             why = (
-                "ends in the middle" if at == len(text) else f"is no JSON at {text[at : at + 12]!r}"
+                "ends in the middle"
+                if at == len(text)
+                else f"is not JSON at {text[at : at + 12]!r}"
             )
             wrong.append(Malformed(frame.start, stop, f"an object with coordinates {why}"))
             return stop

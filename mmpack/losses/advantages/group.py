@@ -158,7 +158,7 @@ def _check_options(rewards: Any, kind: str, weights: Any, k: Any) -> None:
             "an empty dict" if isinstance(rewards, Mapping) and not rewards else kind_of(rewards)
         )
         raise ArgumentError(
-            f"group_advantages: rewards is {shown} and kind is {kind!r}. Fix: a dict of name to [B] rewards for "
+            f"group_advantages: rewards is {shown} and kind is {kind!r}. Fix: pass a dict of name to [B] rewards for "
             "kind='gdpo', one tensor [B] for the others"
         )
     if weights is not None:
@@ -249,7 +249,7 @@ def check_finite(what: str, name: str, rewards: Tensor) -> None:
     """Raise ArgumentError for rewards that are not finite in float32. Waits for a GPU."""
     if rewards.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ArgumentError(
-            f"{what}: a CUDA graph is being captured, and the rewards can't be read. Fix: check=False"
+            f"{what}: a CUDA graph is being captured, and the rewards can't be read. Fix: pass check=False"
         )
     values = rewards.detach().cpu()
     bad = (~values.float().isfinite()).nonzero()[:, 0].tolist()

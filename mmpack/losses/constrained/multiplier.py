@@ -89,7 +89,7 @@ class LagrangeMultiplier:
         rule = DualAscent() if rule is None else rule
         if type(rule) not in (DualAscent, PID):
             raise ArgumentError(
-                f"{WHAT}: rule is {kind_of(rule)}, expected DualAscent or PID. Fix: rule=PID(0.05, 0.01, 0.01)"
+                f"{WHAT}: rule is {kind_of(rule)}, expected DualAscent or PID. Fix: pass rule=PID(0.05, 0.01, 0.01)"
             )
         _check_names("limits", limits, None)
         for name, limit in limits.items():
@@ -156,7 +156,7 @@ class LagrangeMultiplier:
         """
         what = f"{WHAT}.load_state_dict"
         if not isinstance(state, Mapping) or state.keys() != {"rule", "steps", "states"}:
-            raise ArgumentError(f"{what}: this is no state. Fix: pass what state_dict returned")
+            raise ArgumentError(f"{what}: this is not a state. Fix: pass what state_dict returned")
         if state["rule"] != type(self.rule).__name__:
             raise ArgumentError(
                 f"{what}: the state is of {state['rule']!r:.40}, this rule is {type(self.rule).__name__}. "
@@ -255,7 +255,7 @@ def _check_names(what: str, given: Any, wanted: set[str] | None, more: bool = Fa
     """A dict with at least one name, and those that are wanted (or `more`)."""
     if not isinstance(given, Mapping) or not given or not all(isinstance(n, str) for n in given):
         raise ArgumentError(
-            f"{WHAT}: {what} is {given!r:.60}, expected numbers by name. Fix: {{'harm': 0.1}}"
+            f"{WHAT}: {what} is {given!r:.60}, expected numbers by name. Fix: pass {{'harm': 0.1}}"
         )
     missing = sorted((wanted or set()) - given.keys())
     surplus = [] if more or wanted is None else sorted(given.keys() - wanted)

@@ -95,6 +95,6 @@ def _lists(costs: Sequence[Sequence[Cost]], num_samples: int) -> list[list[Cost]
         if odd is not None:
             raise ArgumentError(
                 f"scatter_costs: costs[{i}] holds {kind_of(odd)}, expected Cost. "
-                "Fix: mp.Cost(name, value, scope); what is paid goes through scatter_rewards"
+                "Fix: pass mp.Cost(name, value, scope); what is paid goes through scatter_rewards"
             )
     return [list(of_sample) for of_sample in costs]

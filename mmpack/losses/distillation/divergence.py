@@ -106,12 +106,12 @@ def check_options(
     if kind == "reverse_kl" and tail == "ignore":
         raise ArgumentError(
             f"{what}: kind is 'reverse_kl' and tail 'ignore', which a policy lowers by leaving the lists. "
-            "Fix: tail='bucket' or 'renormalize'"
+            "Fix: pass tail='bucket' or 'renormalize'"
         )
     check_number(what, "beta", beta, above=0, most=1)
     if beta == 1:
         raise ArgumentError(
-            f"{what}: beta is {beta!r}, expected a number between 0 and 1. Fix: kind='reverse_kl'"
+            f"{what}: beta is {beta!r}, expected a number between 0 and 1. Fix: pass kind='reverse_kl'"
         )
     if min_logprob is not None:
         check_number(what, "min_logprob", min_logprob, most=0, finite=True)

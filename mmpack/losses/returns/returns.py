@@ -47,5 +47,5 @@ def check_bootstrap(what: str, bootstrap: Tensor | None, cu: Tensor) -> None:
     ):
         raise ArgumentError(
             f"{what}: bootstrap has shape {list(bootstrap.shape)} and dtype {bootstrap.dtype} on {bootstrap.device}, "
-            f"expected [{len(cu) - 1}] floats on {cu.device}. Fix: one value per sample"
+            f"expected [{len(cu) - 1}] floats on {cu.device}. Fix: pass one value per sample"
         )

@@ -129,7 +129,7 @@ def soft_overlong_scores(
     check_number(what, "penalty", penalty, least=0)
     if buffer > max_length:
         raise ArgumentError(
-            f"{what}: buffer is {buffer}, max_length is {max_length}. Fix: a buffer within max_length"
+            f"{what}: buffer is {buffer}, max_length is {max_length}. Fix: pass a buffer within max_length"
         )
     begin = max_length - buffer
     return _scores(

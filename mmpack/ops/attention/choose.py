@@ -132,7 +132,7 @@ class Chooser:
         reason = self.why_not(name, device, dtype, head_dim, dropout, windowed)
         if reason is not None:
             raise BackendError(
-                f"{self.what}: {name} was asked for, and {reason}. Fix: {self.variable}=auto"
+                f"{self.what}: {name} was asked for, and {reason}. Fix: set {self.variable}=auto"
             )
 
     def why_not(
@@ -203,7 +203,8 @@ class Chooser:
     def _refuse_unknown(self, name: str) -> None:
         if name not in self.names:
             raise BackendError(
-                f"{self.what}: {name!r} is no backend. Fix: {self.variable}=auto, or one of {', '.join(self.names)}"
+                f"{self.what}: {name!r} is not a backend. "
+                f"Fix: set {self.variable}=auto, or one of {', '.join(self.names)}"
             )
 
     def _cheapest(

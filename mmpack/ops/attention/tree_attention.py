@@ -160,7 +160,7 @@ def _with_lse(
     if asked or TREE.wanted() != "auto" or plan is None:
         able = ", ".join(other for other in TREE.names if other not in without)
         raise BackendError(
-            f"attention: {name} was asked for, and gives no log-sum-exp. Fix: one of {able}, or return_lse=False"
+            f"attention: {name} was asked for, and gives no log-sum-exp. Fix: use one of {able}, or return_lse=False"
         )
     return TREE.choices(plan, query.device, query.shape[-1], dropout, without)[query.dtype]
 

@@ -40,7 +40,7 @@ def choose(
     named = asked if asked != "auto" else os.environ.get(VARIABLE) or "auto"
     if named not in ("auto", *NAMES):
         raise BackendError(
-            f"linear attention: {named!r} is no backend. Fix: {VARIABLE}=auto, or one of {', '.join(NAMES)}"
+            f"linear attention: {named!r} is not a backend. Fix: set {VARIABLE}=auto, or one of {', '.join(NAMES)}"
         )
     if named == "auto" and (device.type == "cpu" or dtype not in HALF):
         named = "torch"

@@ -30,7 +30,7 @@ def normal_segments(
     if padded.dtype != bool or len(padded) < total or not padded[total:].all():
         raise ArgumentError(
             f"plan_segments: padding is {padded.dtype} of {len(padded)} rows, segments end at row {total}. "
-            "Fix: a bool per row of the batch, True from the last segment's end on"
+            "Fix: pass ona bool per row of the batch, True from the last segment's end on"
         )
     starts, stops = _without_padding(offsets, padded)
     parents = _nearest(parents, stops > starts)

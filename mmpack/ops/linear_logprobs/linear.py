@@ -144,7 +144,8 @@ def check_head(
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(
-            f"{what}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: one per vocabulary entry"
+            f"{what}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. "
+            "Fix: pass one per vocabulary entry"
         )
     if softcap is not None:
         check_number(what, "softcap", softcap, above=0, fix="pass None for no softcap")

@@ -141,7 +141,7 @@ def _check_lists(what: str, offsets: Tensor, ids: Tensor, targets: Tensor, vocab
     if empty is not None:
         raise ArgumentError(
             f"{what}: the list of loss token {empty} in support is empty, and its softmax has no value. "
-            f"Fix: a list holds at least its target"
+            f"Fix: pass a list holds at least its target"
         )
     check_index(what, "support.ids", ids, vocab)
     tokens = torch.repeat_interleave(length)

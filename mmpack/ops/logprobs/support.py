@@ -42,14 +42,15 @@ class Support:
         """
         if not isinstance(which, slice | Tensor):
             raise ArgumentError(
-                f"Support: it is indexed by {kind_of(which)}. Fix: a slice, or a tensor of loss rows"
+                f"Support: it is indexed by {kind_of(which)}. Fix: index it by a slice, or a tensor of loss rows"
             )
         device = self.offsets.device
         try:
             rows = torch.arange(len(self), device=device)[which]
         except (IndexError, ValueError, TypeError) as error:
             raise ArgumentError(
-                f"Support: its {len(self)} lists have no such index ({error}). Fix: a slice, or loss rows int64 [k]"
+                f"Support: its {len(self)} lists have no such index ({error}). "
+                "Fix: index it by a slice, or loss rows int64 [k]"
             ) from None
         if rows.ndim != 1:
             raise ArgumentError(

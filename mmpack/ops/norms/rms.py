@@ -38,12 +38,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     if x.ndim == 0 or not x.shape[-1] or list(weight.shape) != [x.shape[-1]]:
         raise ArgumentError(
             f"rms_norm: x has shape {list(x.shape)}, weight {list(weight.shape)}, expected [..., N] and [N]. "
-            "Fix: the norm's own weight"
+            "Fix: pass the norm's own weight"
         )
     if x.dtype not in FLOATS or weight.dtype not in FLOATS or x.device != weight.device:
         raise ArgumentError(
             f"rms_norm: x is {x.dtype} on {x.device}, weight {weight.dtype} on {weight.device}. "
-            "Fix: floating tensors of 16 bits or more, on one device"
+            "Fix: pass floating tensors of 16 bits or more, on one device"
         )
     made: Tensor = _RmsNorm.apply(x, weight, float(eps))
     invariance.hold(made)

@@ -47,7 +47,7 @@ def normalize_bytes(rows: Tensor, values: Tensor, dtype: torch.dtype = torch.flo
         )
     if values.device != rows.device:
         raise ArgumentError(
-            f"normalize_bytes: rows are on {rows.device}, values on {values.device}. Fix: one device"
+            f"normalize_bytes: rows are on {rows.device}, values on {values.device}. Fix: pass one device"
         )
     if dtype not in ROW_DTYPES:
         raise ArgumentError(

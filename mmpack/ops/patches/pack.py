@@ -67,10 +67,10 @@ def pack_video(
     if rescale_factor is not None:
         rescale_factor = divisor("pack_video: rescale_factor", rescale_factor)
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"pack_video: dtype is {dtype!r:.60}. Fix: a torch.dtype")
+        raise ArgumentError(f"pack_video: dtype is {dtype!r:.60}. Fix: pass a torch.dtype")
     if not _single(frames) and not isinstance(frames, list | tuple):
         raise ArgumentError(
-            f"pack_video: frames are {type(frames).__name__}. Fix: a tensor, an array, or a list of them"
+            f"pack_video: frames are {type(frames).__name__}. Fix: pass a tensor, an array, or a list of them"
         )
     clips = [_tensor(c) for c in ([frames] if _single(frames) else frames)]
     tables = _tables_of(plan, clips)
@@ -208,7 +208,7 @@ def _row_dtype(found: torch.dtype, changed: bool, dtype: torch.dtype | None) -> 
     if found not in FRAME_DTYPES or (changed and found == torch.float64):
         expected = "normalised in float32" if changed else "uint8 or float"
         raise ArgumentError(
-            f"pack_video: frames are {found}, they are {expected}. Fix: uint8 or float32 frames"
+            f"pack_video: frames are {found}, they are {expected}. Fix: pass uint8 or float32 frames"
         )
     if dtype is None:
         return torch.float32 if changed else found
@@ -226,7 +226,7 @@ def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
         if len(clips[0]) != tables.num_values:
             raise ArgumentError(
                 f"pack_video: the buffer holds {len(clips[0])} values, the plan's clips "
-                f"{tables.num_values}. Fix: all clips of the plan, one after the other"
+                f"{tables.num_values}. Fix: pass all clips of the plan, one after the other"
             )
     else:
         found = tuple(tuple(c.shape) for c in clips)
@@ -239,7 +239,7 @@ def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
     kinds = {(c.dtype, c.device) for c in clips}
     if len(kinds) > 1:
         raise ArgumentError(
-            f"pack_video: clips of {len(kinds)} dtypes or devices. Fix: one dtype on one device"
+            f"pack_video: clips of {len(kinds)} dtypes or devices. Fix: pass one dtype on one device"
         )
     if clips and clips[0].device != tables.patches.device:
         raise ArgumentError(
@@ -258,7 +258,7 @@ def _tensor(values: Any) -> Tensor:
         return values
     if not isinstance(values, np.ndarray):
         raise ArgumentError(
-            f"pack_video: a clip is {type(values).__name__}. Fix: a tensor or an array [n, h, w, 3]"
+            f"pack_video: a clip is {type(values).__name__}. Fix: pass a tensor or an array [n, h, w, 3]"
         )
     array = np.ascontiguousarray(values)
     return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -62,7 +62,7 @@ def product(
         )
     if bias is not None and (batched or list(bias.shape) != [b.shape[-1]]):
         raise ArgumentError(
-            f"product: bias has shape {list(bias.shape)}, expected [{b.shape[-1]}]. Fix: one per column"
+            f"product: bias has shape {list(bias.shape)}, expected [{b.shape[-1]}]. Fix: pass one per column"
         )
     if out_dtype not in (None, a.dtype, torch.float32):
         raise ArgumentError(

@@ -73,7 +73,7 @@ def project_and_merge(
     """
     if not isinstance(levels, Sequence):
         raise ArgumentError(
-            f"project_and_merge: levels is {kind_of(levels)}, expected a list of Projection. Fix: [] for none"
+            f"project_and_merge: levels is {kind_of(levels)}, expected a list of Projection. Fix: pass [] for none"
         )
     given = {"projector": projector, **{f"levels[{i}]": p for i, p in enumerate(levels)}}
     _check(embeddings, given, vision)
@@ -94,7 +94,7 @@ def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows)
     for name, p in given.items():
         if not isinstance(p, Projection):
             raise ArgumentError(
-                f"{what}: {name} is {kind_of(p)}, expected a Projection. Fix: mp.Projection(inputs, weight, bias)"
+                f"{what}: {name} is {kind_of(p)}, expected a Projection. Fix: pass mp.Projection(inputs, weight, bias)"
             )
         parts |= {f"{name}.{field}": x for field, x in zip(p._fields, p, strict=True)}
     biases = [name for name in parts if name.endswith(".bias")]

@@ -150,7 +150,7 @@ def _stop_token(pair: Pair, left: TextCut, right: TextCut) -> Hit | None:
     )
     special = pair.sides[longer].special_ids
     if special and token not in special:
-        evidence += f"; it is no special token; {possible('truncated', 'stop_token')}"
+        evidence += f"; it is not a special token; {possible('truncated', 'stop_token')}"
         return text_hit(pair, UNKNOWN, left, right, evidence)
     if "stop" in reasons:
         return text_hit(pair, "stop_token", left, right, evidence)

@@ -89,7 +89,7 @@ class Kit:
         if not self.available:
             raise BackendError(
                 f"tiny_model: transformers {installed_version('transformers')} has no {self.model_class}. "
-                f"Fix: a newer transformers, for {self.family}"
+                f"Fix: install a newer transformers, for {self.family}"
             )
         config = self.classes()[1](**self.config)
         for part, values in self.narrow.items() if narrow else ():

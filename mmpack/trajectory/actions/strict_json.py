@@ -38,7 +38,7 @@ def read_json(text: str, where: str) -> Any:
     except TraceError:
         raise
     except json.JSONDecodeError as error:
-        why = f"is no JSON at character {error.pos}: {error.msg}"
+        why = f"is not JSON at character {error.pos}: {error.msg}"
     except ValueError:  # Python reads no integer of more than some thousand digits
         why = "holds a number of too many digits"
     raise trace_error(where, why, "MM211")

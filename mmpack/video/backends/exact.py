@@ -13,7 +13,7 @@ from mmpack.video.files.container import Opened
 from mmpack.video.files.interlaced import may_be_interlaced
 from mmpack.video.files.packets import Packets
 
-FIX = "Fix: backend='auto'"
+FIX = "Fix: pass backend='auto'"
 CONTAINERS = ("mp4", "matroska")  # others are sought in as each library can
 FULL_RANGE = 2  # FFmpeg's AVCOL_RANGE_JPEG
 CODECS = ("h264", "hevc", "vp8", "vp9", "av1")

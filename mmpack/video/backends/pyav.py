@@ -81,7 +81,9 @@ def _wanted(video: Opened, packets: Packets, frames: np.ndarray) -> Iterator[tup
                 return
     if places:
         lost = frames[min(places.values())]
-        raise VideoError(f"{video.where}: frame {lost} holds no picture. Fix: a whole video file")
+        raise VideoError(
+            f"{video.where}: frame {lost} holds no picture. Fix: pass a whole video file"
+        )
 
 
 def _decoded(video: Opened, packets: Packets, run: tuple[int, int]) -> Iterator[Any]:
@@ -95,14 +97,14 @@ def _decoded(video: Opened, packets: Packets, run: tuple[int, int]) -> Iterator[
                 when = (
                     "a picture" if picture.pts is None else f"the picture at {picture.time:.3f} s"
                 )
-                raise VideoError(f"{video.where}: {when} is broken. Fix: a whole video file")
+                raise VideoError(f"{video.where}: {when} is broken. Fix: pass a whole video file")
             yield picture
 
 
 def _demuxed(video: Opened, packets: Packets, start: int, stop: int) -> Iterator[Any]:
     """Packets [start, stop) of the file. With a coarse index a search lands before `start`, or behind it."""
     if start < 0:
-        raise VideoError(f"{video.where}: no keyframe before a frame. Fix: a whole video file")
+        raise VideoError(f"{video.where}: no keyframe before a frame. Fix: pass a whole video file")
     for key in np.flatnonzero(packets.keyframes[: start + 1])[::-1].tolist():
         video.container.seek(int(packets.times[key]), stream=video.stream)
         found = takewhile(lambda packet: packet.size, video.container.demux(video.stream))
@@ -112,5 +114,5 @@ def _demuxed(video: Opened, packets: Packets, start: int, stop: int) -> Iterator
             yield from islice(chain((head,), found), start - at, stop - at)
             return
     raise VideoError(
-        f"{video.where}: packet {start} of its video stream can't be found again. Fix: a whole video file"
+        f"{video.where}: packet {start} of its video stream can't be found again. Fix: pass a whole video file"
     )

@@ -49,7 +49,7 @@ def opened(source: Source, limits: Limits, threads: int = 1) -> Iterator[Opened]
     with open_file(source) as file:
         size = file.seek(0, os.SEEK_END)
         if not size:
-            raise VideoError(f"{where} is empty. Fix: a video file")
+            raise VideoError(f"{where} is empty. Fix: pass a video file")
         check_header(file, size, limits.max_frames, where)
         file.seek(0)
         head = file.read(256)
@@ -83,7 +83,7 @@ def open_file(source: Source) -> Iterator[BinaryIO]:
     try:
         if not stat.S_ISREG(os.stat(source).st_mode):  # reading a pipe would wait
             raise ArgumentError(
-                f"{where} is no file (a folder, a pipe or a device). Fix: a file, or its bytes"
+                f"{where} is not a file (a folder, a pipe or a device). Fix: pass a file, or its bytes"
             )
         file = Path(source).open("rb")  # noqa: SIM115  (closed below; errors of its reader are not of opening)
     except ArgumentError:
@@ -101,7 +101,7 @@ def name_of_source(source: Source) -> str:
         return f"video ({len(source)} bytes)"
     if not isinstance(source, (str, os.PathLike)):
         raise ArgumentError(
-            f"video: {type(source).__name__} is no video. Fix: pass the bytes of a file, or its path"
+            f"video: {type(source).__name__} is not a video. Fix: pass the bytes of a file, or its path"
         )
     return f"video {os.path.basename(os.fspath(source))[-80:]!a}"
 
@@ -138,7 +138,7 @@ def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> A
     if stream is None or stream.disposition & 0x400:  # the cover picture of an audio file
         kinds = sorted({s.type for s in container.streams})
         raise VideoError(
-            f"{where} holds no video, only: {', '.join(kinds) or 'nothing'}. Fix: a file with a video stream"
+            f"{where} holds no video, only: {', '.join(kinds) or 'nothing'}. Fix: pass a file with a video stream"
         )
     context = stream.codec_context
     if context is None:
@@ -148,7 +148,7 @@ def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> A
     if context.width * context.height > limits.max_pixels:
         raise VideoError(
             f"{where}: frames of {context.width}×{context.height}, more than {limits.max_pixels} pixels. "
-            "Fix: a smaller video, or Limits(max_pixels=…)"
+            "Fix: pass a smaller video, or Limits(max_pixels=…)"
         )
     context.options = {"max_pixels": str(limits.max_pixels)}
     if context.codec.canonical_name in UNCHECKED:

@@ -123,7 +123,7 @@ def _table(file: BinaryIO, box: _Box, where: str) -> np.ndarray:
     if count * width > box.end - box.body - 8:
         raise VideoError(
             f"{where}: its table {box.kind.decode()} counts {count} entries, which don't fit into it. "
-            "Fix: a file that is not broken"
+            "Fix: pass a file that is not broken"
         )
     entries = np.frombuffer(file.read(count * width), ">u4")
     return entries.reshape(count, width // 4).astype(np.int64)
@@ -158,12 +158,12 @@ def _check_count(count: int, limit: int, where: str) -> None:
     if count > limit:
         raise VideoError(
             f"{where}: its header counts {count} frames, more than {limit}. "
-            "Fix: a shorter clip, or Limits(max_frames=…)"
+            "Fix: pass a shorter clip, or Limits(max_frames=…)"
         )
 
 
 def _check_end(end: int, size: int, where: str) -> None:
     if end > size:
         raise VideoError(
-            f"{where}: {size} bytes of a file of {end}. Fix: the whole file; this one was cut"
+            f"{where}: {size} bytes of a file of {end}. Fix: pass the whole file; this one was cut"
         )

@@ -132,11 +132,11 @@ def _rows(video: Opened, limits: Limits) -> list[tuple[int | None, int | None, i
         if len(rows) > limits.max_frames:
             raise VideoError(
                 f"{video.where} has more than {limits.max_frames} frames. "
-                "Fix: a shorter clip, or Limits(max_frames=…)"
+                "Fix: pass a shorter clip, or Limits(max_frames=…)"
             )
     if not any(shown for *_, shown in rows):
         raise VideoError(
-            f"{video.where}: its video stream holds no frame. Fix: a file with at least one"
+            f"{video.where}: its video stream holds no frame. Fix: pass a file with at least one"
         )
     if "mp4" in video.container.format.name and len(rows) < len(video.stream.index_entries):
         raise _cut(video, len(rows))
@@ -155,5 +155,5 @@ def _demuxed(video: Opened) -> Iterator[Any]:
 
 def _cut(video: Opened, count: int) -> VideoError:
     return VideoError(
-        f"{video.where}: packet {count} of its video stream is cut or broken. Fix: the whole file"
+        f"{video.where}: packet {count} of its video stream is cut or broken. Fix: pass the whole file"
     )

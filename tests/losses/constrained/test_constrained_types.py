@@ -129,7 +129,7 @@ PAID, CHARGED = named(Rewards, r=[1.0, 2.0]), named(Costs, c=[1.0, 2.0])
     ],
 )
 def test_each_mixture_is_one_line(mix):
-    with pytest.raises(ArgumentError, match=r"^[^\n]+Fix: [^\n]+$"):
+    with pytest.raises(ArgumentError, match=r"^[^\n]+Fix: pass [^\n]+$"):
         mix()
 
 

@@ -123,8 +123,8 @@ def states(**fields):
 @pytest.mark.parametrize(
     ("state", "match"),
     [
-        (None, "no state"),
-        ({}, "no state"),
+        (None, "not a state"),
+        ({}, "not a state"),
         (changed(rule="PID"), "'PID'"),
         (changed(steps=-1), "steps is -1"),
         (changed(states={"d": GOOD["states"]["c"]}), "lacks 'c'"),

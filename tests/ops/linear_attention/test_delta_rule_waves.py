@@ -147,7 +147,7 @@ def test_what_can_not_run_is_one_line(machine, monkeypatch):
     assert choose.choose(CUDA, torch.bfloat16, asked="fla") == "fla"
     assert choose.report(CUDA)[1:] == ("torch", "MMPACK_LINEAR_ATTENTION=torch")
     monkeypatch.setenv(choose.VARIABLE, "quick")
-    with pytest.raises(BackendError, match="'quick' is no backend"):
+    with pytest.raises(BackendError, match="'quick' is not a backend"):
         choose.choose(CUDA, torch.bfloat16)
 
 

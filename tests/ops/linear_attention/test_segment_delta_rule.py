@@ -205,5 +205,5 @@ def test_refusals():
         segment_delta_rule(*(x[None] for x in tensors), plan)
     with pytest.raises(ArgumentError, match="scale"):
         segment_delta_rule(*tensors, plan, scale=float("nan"))
-    with pytest.raises(BackendError, match="'fast' is no backend"):
+    with pytest.raises(BackendError, match="'fast' is not a backend"):
         segment_delta_rule(*tensors, plan, backend="fast")

@@ -335,9 +335,9 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
     "args, said",
     [
-        (["--model", "gpt"], "model is 'gpt'. Fix: one of qwen2.5-vl, qwen3-vl, qwen3.5"),
-        (["--axis", "moon"], f"axis is 'moon'. Fix: one of {', '.join(AXES)}"),
-        (["--dtype", "int8"], "dtype is 'int8'. Fix: one of float32, bfloat16"),
+        (["--model", "gpt"], "model is 'gpt'. Fix: use one of qwen2.5-vl, qwen3-vl, qwen3.5"),
+        (["--axis", "moon"], f"axis is 'moon'. Fix: use one of {', '.join(AXES)}"),
+        (["--dtype", "int8"], "dtype is 'int8'. Fix: use one of float32, bfloat16"),
         (["--device", "abacus"], "device is 'abacus'. Fix: 'cpu' or 'cuda'"),
         (["--tp", "3"], "which 3 ranks don't divide"),
         (["--layers", "0"], "layers"),
@@ -360,5 +360,5 @@ def test_exit_1_beyond_the_contract(monkeypatch):
 
 def test_options():
     assert set(ONE_PROCESS) < set(AXES)
-    with pytest.raises(ArgumentError, match=r"size is 'huge'.*Fix: one of tiny, layer"):
+    with pytest.raises(ArgumentError, match=r"size is 'huge'.*Fix: use one of tiny, layer"):
         Options(size="huge")

@@ -19,7 +19,7 @@ def test_layouts_are_within_the_contract():
     stages = {(r.axis, r.stage) for r in report.rows if not r.not_run}
     for axis in ("padding", "packed", "shared"):
         assert {(axis, s) for s in ("qkv", "rotary", "attention", "o", "logprob")} <= stages
-    assert "whose state is no KV per token" in report.left_out["prefix_cache"]
+    assert "whose state is not KV per token" in report.left_out["prefix_cache"]
 
 
 def test_a_leak_of_state_is_named(monkeypatch):

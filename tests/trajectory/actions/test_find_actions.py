@@ -100,8 +100,8 @@ def test_spans_hold_the_call_and_its_numbers(size):
     [
         ("<tool_call>", "MM211", "not closed"),
         ("<tool_call>{}", "MM211", "not closed"),
-        ("<tool_call></tool_call>", "MM211", "no JSON"),
-        ("<tool_call>{'a': 1}</tool_call>", "MM211", "no JSON"),
+        ("<tool_call></tool_call>", "MM211", "not JSON"),
+        ("<tool_call>{'a': 1}</tool_call>", "MM211", "not JSON"),
         ("<tool_call>{}</tool_call>", "MM208", "name is missing"),
         ("<tool_call>[]</tool_call>", "MM208", "expected an object"),
         (BROKEN, "MM208", "'fly'"),

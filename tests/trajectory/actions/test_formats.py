@@ -286,8 +286,8 @@ def test_texts_that_are_no_one_call():
         ("Now: " + call, "beside the call"),
         (call[:-3], "not closed"),
         ("<tool_call>" + call, "not closed"),
-        ("", "no JSON"),
-        ("wait", "no JSON"),
+        ("", "not JSON"),
+        ("wait", "not JSON"),
     ]:
         with pytest.raises(TraceError, match=why) as caught:
             read_action(text, "computer_use")
@@ -302,7 +302,7 @@ RECORDS = [
     ({"function": []}, "function expected an object"),
     ({"function": {"arguments": "{}"}}, "function.name is missing"),
     ({"function": {"name": "f"}}, "function.arguments is missing"),
-    ({"function": {"name": "f", "arguments": "{"}}, "function.arguments is no JSON"),
+    ({"function": {"name": "f", "arguments": "{"}}, "function.arguments is not JSON"),
     ({"function": {"name": "f", "arguments": "[]"}}, "function.arguments expected an object"),
     ({"function": {"name": "f", "arguments": {}, "x": 1}}, "unknown field 'x'"),
     ({"function": {"name": "f", "arguments": '{"a": 1, "a": 2}'}}, "'a' twice"),

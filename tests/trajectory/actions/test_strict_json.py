@@ -47,8 +47,8 @@ def test_the_end_of_an_object(value, more):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no JSON at character 0"),
-        ("{'a': 1}", "no JSON at character 1"),
+        ("", "not JSON at character 0"),
+        ("{'a': 1}", "not JSON at character 1"),
         ('{"a": 1} x', "Extra data"),
         ('{"a": NaN}', "NaN"),
         ("[-Infinity]", "-Infinity"),

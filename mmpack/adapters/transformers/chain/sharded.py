@@ -149,7 +149,7 @@ def fsdp_run(model: Any, problem: Problem, mesh: DeviceMesh) -> Record:
     own = list(range(len(problem.samples)))[mesh.get_local_rank() :: mesh.size()]
     if not own:
         raise ArgumentError(
-            f"probe chain: {len(problem.samples)} samples for {mesh.size()} ranks of FSDP2. Fix: fewer ranks"
+            f"probe chain: {len(problem.samples)} samples for {mesh.size()} ranks of FSDP2. Fix: use fewer ranks"
         )
     device = problem.old.device
     with attach(sharded):
@@ -223,5 +223,5 @@ def _check(model: Any, ranks: int) -> None:
         if getattr(text, name) % ranks:
             raise ArgumentError(
                 f"probe chain: {name} is {getattr(text, name)}, which {ranks} ranks don't divide. "
-                "Fix: another number of ranks"
+                "Fix: use another number of ranks"
             )

@@ -74,7 +74,7 @@ def encode_together(
     whole = unwrap(model, "encode_together")
     if is_engine(model):
         raise ModelError(
-            "encode_together: a DeepSpeed engine reduces gradients where it sees its own backward only. "
+            "encode_together: a DeepSpeed engine reduces gradients in its own backward only. "
             "Fix: leave encode_together out, or train under DistributedDataParallel or FSDP2"
         )
     packs = checked(packs, whole, "encode_together", pixels=False)
@@ -251,24 +251,25 @@ def _refuse(
 ) -> None:
     if (plan is None) != (samples is None) or (plan is None and media is not None):
         raise ArgumentError(
-            "encode_together: plan, samples and media go together. Fix: plan=step.plan, samples=step.samples, and "
+            "encode_together: plan and samples (with media) must be passed together. "
+            "Fix: pass plan=step.plan, samples=step.samples, and "
             "media where samples hold no pixels; or none of them"
         )
     ranks = distributed.get_world_size(group)
     if plan is not None and len(plan.ranks) != ranks:
         raise ArgumentError(
             f"encode_together: the plan is of {len(plan.ranks)} ranks, the group has {ranks}. "
-            f"Fix: mp.plan(…, ranks={ranks})"
+            f"Fix: pass mp.plan(…, ranks={ranks})"
         )
     if not takes_encoded_media(whole):
         raise ModelError(
-            f"encode_together: the forward of transformers {installed_version('transformers')} takes no media that "
-            "were encoded before it. Fix: transformers 5.19 or newer"
+            f"encode_together: the forward of transformers {installed_version('transformers')} takes no media "
+            "encoded beforehand. Fix: install transformers 5.19 or newer"
         )
     if max_patches is not None:
         check_whole("encode_together", "max_patches", max_patches)
         if has_sharded_tower(whole):
             raise ModelError(
-                "encode_together: the tower is sharded (FSDP2), and ranks run it equally often. "
-                "Fix: leave max_patches out"
+                "encode_together: the tower is sharded (FSDP2), and all ranks must call it equally often. "
+                "Fix: leave out max_patches"
             )

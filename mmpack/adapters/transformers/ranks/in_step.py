@@ -67,17 +67,18 @@ def checked(packs: Any, whole: Any, what: str, pixels: bool = True) -> list[Pack
     """`packs`, a new list of them; `pixels`: they have some. Raises: ArgumentError, ModelError, SchemaError."""
     if isinstance(packs, Batch) or not isinstance(packs, Iterable):
         raise ArgumentError(
-            f"{what}: packs is {kind_of(packs)}. Fix: a list of batches that mp.pack made"
+            f"{what}: packs is {kind_of(packs)}. Fix: pass a list of batches that mp.pack made"
         )
     packs = list(packs)
     for pack in packs:
         if not isinstance(pack, PackedBatch):
             raise ArgumentError(
-                f"{what}: packs has a {type(pack).__name__}. Fix: batches that mp.pack made"
+                f"{what}: packs has a {type(pack).__name__}. Fix: pass batches that mp.pack made"
             )
         refuse_other_batch(pack, whole, what, pixels)
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ArgumentError(
-            f"{what}: torch.distributed has no process group. Fix: init_process_group, or leave it out on one rank"
+            f"{what}: torch.distributed has no process group. "
+            "Fix: call init_process_group, or leave this out on a single rank"
         )
     return packs

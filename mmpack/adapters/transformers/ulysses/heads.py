@@ -31,7 +31,8 @@ def attend_by_heads(
     own = split.counts[split.rank]
     if query.shape[0] != 1 or query.shape[2] != own or key.shape[2] != own:
         raise ModelError(
-            f"mmpack attention: {query.shape[0]} × {query.shape[2]} queries and {key.shape[2]} keys came, this rank "
+            f"mmpack attention: {query.shape[0]} × {query.shape[2]} queries and {key.shape[2]} keys arrived, "
+            "but this rank "
             f"of sequence_group has {own} rows. Fix: call model(**model_inputs(batch, model, sequence_group=group))"
         )
     heads, kv = query.shape[1], key.shape[1]
@@ -90,7 +91,7 @@ def repeats(shared: int, heads: int, ranks: int) -> int:
             return times
     raise ModelError(
         f"mmpack attention: a layer has {heads} heads, which {ranks} ranks of sequence_group don't divide. "
-        "Fix: a group of fewer ranks"
+        "Fix: use a group of fewer ranks"
     )
 
 

@@ -32,18 +32,18 @@ def row_split(batch: Batch, model: Any, group: ProcessGroup | None, what: str) -
 
     if not isinstance(group, ProcessGroup):
         raise ArgumentError(
-            f"{what}: sequence_group is {kind_of(group)}. Fix: a ProcessGroup, as mesh['sp'].get_group()"
+            f"{what}: sequence_group is {kind_of(group)}. Fix: pass a ProcessGroup, as mesh['sp'].get_group()"
         )
     ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
     if rank < 0:
         raise ArgumentError(
-            f"{what}: this process is not in sequence_group. Fix: the group that it is in"
+            f"{what}: this process is not in sequence_group. Fix: pass this process's own group"
         )
     if ranks == 1:
         return None
     if not isinstance(batch, PackedBatch):
         raise ModelError(
-            f"{what}: a padded batch can't be split by rows over sequence_group. Fix: mp.pack"
+            f"{what}: a padded batch can't be split by rows over sequence_group. Fix: use mp.pack"
         )
     _refuse_unsplit(unwrap(model, what), ranks, what)
     total = len(batch.input_ids)
@@ -52,7 +52,7 @@ def row_split(batch: Batch, model: Any, group: ProcessGroup | None, what: str) -
     if total < ranks:
         raise ModelError(
             f"{what}: the batch has {total} rows for {ranks} ranks of sequence_group. "
-            "Fix: pack more samples, or pad_to_multiple_of"
+            "Fix: pack more samples, or pass pad_to_multiple_of"
         )
     _refuse_unlike(batch, ranks, group, what)
     bounds = tuple(total * r // ranks for r in range(ranks + 1))
@@ -69,12 +69,12 @@ def _refuse_unsplit(whole: Any, ranks: int, what: str) -> None:
         if count % ranks:
             raise ModelError(
                 f"{what}: {name} is {count}, which {ranks} ranks of sequence_group don't divide. "
-                "Fix: a group of fewer ranks"
+                "Fix: use a group of fewer ranks"
             )
     if are_compiled(decoder_layers(whole)):
         raise ModelError(
             f"{what}: the model's layers are compiled, and heads are exchanged within them. "
-            "Fix: leave compile_layers or sequence_group out"
+            "Fix: leave out compile_layers or sequence_group"
         )
 
 
@@ -89,5 +89,5 @@ def _refuse_unlike(batch: PackedBatch, ranks: int, group: ProcessGroup, what: st
     if odd := [r for r, x in enumerate(found) if not torch.equal(x, found[0])]:
         raise ArgumentError(
             f"{what}: ranks 0 and {odd[0]} of sequence_group hold different batches. "
-            "Fix: shard data over the other dimension of the mesh, and pack the same samples in each group"
+            "Fix: shard the data over the mesh's other dimension, and pack the same samples on all ranks of a group"
         )

@@ -196,7 +196,9 @@ def write_call(action: Action, tool: str) -> dict[str, Any]:
     metadata = dict(action.metadata)  # type: ignore[attr-defined]
     more = metadata.pop(CALL, {})
     if not isinstance(more, dict) or more.keys() & {"name", "arguments"}:
-        raise _refused(action, tool, f"metadata[{CALL!r}] is no object of other names", "drop it")
+        raise _refused(
+            action, tool, f"metadata[{CALL!r}] is not an object of other names", "drop it"
+        )
     if isinstance(action, ToolCall):
         if action.name in TOOLS:
             raise _refused(action, tool, f"it calls {action.name}", "write that tool's actions")
